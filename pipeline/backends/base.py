@@ -25,8 +25,7 @@ from pipeline.training.step import TrainStep
 from pipeline.training.telemetry import Telemetry
 
 Mechanism = Literal["loop", "soft", "none"]
-"""How steps are dispatched: a sink as one looping program, a sink as one program for each step
-without waiting, or without sinks."""
+"""How steps are dispatched: a sink by a loop or by one call for each step, or without sinks."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,7 @@ class CompileInputs:
     state: TrainState | None = None
     """Shapes of the state; None: those of the state that the step initialises."""
     key: str | None = None
-    """Digest of everything that determines the programs, by which they are stored on disk; None:
-    they aren't stored."""
+    """Digest of everything that determines the programs; None: they aren't stored on disk."""
     when_evaluation_compiled: Callable[[ProgramReport], None] | None = None
     """Called after a thread has compiled the evaluation; None: it is compiled before training."""
 

@@ -35,8 +35,7 @@ from pipeline.core.host.jax_private import (
 )
 
 MAX_IN_MEMORY = 4
-"""Largest number of programs in memory: training and evaluation of the last two networks, some
-megabytes each."""
+"""Largest number of programs in memory: those of the last two networks, some megabytes each."""
 _SCOPES = re.compile(r'loc\("([^"]*/[^"]*)"\(')
 """Paths of layers and operations in a program's text; names of Python's functions have no slash."""
 _LOCK = threading.Lock()

@@ -36,8 +36,7 @@ class Rates(Protocol):
 
     @property
     def scatters_sums(self) -> bool:
-        """Whether a sum of which each device needs a piece is a reduce-scatter. XLA for CPUs uses
-        an all-reduce and a slice instead."""
+        """Whether a sum that is sharded is a reduce-scatter, not an all-reduce and a slice."""
 
     @property
     def memory_bytes(self) -> float:

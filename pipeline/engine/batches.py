@@ -91,8 +91,7 @@ def open_source(data: Any, batch_size: int | None, seed: int | None) -> BatchSou
 
 
 def _find_arrays(data: Any) -> Any:
-    """Return data as a pytree of arrays with examples along the first axis; None for an iterable.
-    Raises DataError for other data."""
+    """Return a pytree of arrays of examples; None for an iterable. Raises DataError for others."""
     if isinstance(data, np.ndarray) and data.dtype.names is not None:
         return {name: data[name] for name in data.dtype.names}
     leaves = jax.tree.leaves(data, is_leaf=_is_iterable)
@@ -270,8 +269,7 @@ class IteratorBatches(BatchSource):
             )
 
     def read(self, number: int) -> list[np.ndarray]:
-        """Return the leaves of the next batch, whose number is for messages. Raises StopIteration
-        at the end."""
+        """Return the leaves of the next batch; messages have `number`. Raises StopIteration."""
         if self._first_batch is not None:
             leaves = self._first_batch
             self._first_batch = None
@@ -329,8 +327,7 @@ class IteratorWindows:
         return self._steps if self._next is not None and self._next[1].done() else 0
 
     def take(self, step: int) -> tuple[Window, PrepareTime]:
-        """Return the window from `step`, and the time to read it. Raises DataError at the end, and
-        the iterator's errors."""
+        """Return the window from `step`. Raises DataError at the end, and the iterator's errors."""
         if self._next is None:
             self._next = step, self._thread.submit(self._read, step)
         start, future = self._next

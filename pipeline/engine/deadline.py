@@ -59,7 +59,6 @@ class MovableEnd:
     note_end: Callable[[int], None]
     """Records the new number of steps."""
     most_steps: int
-    """The largest number of steps."""
     _chosen_at: float | None = None
     """Time of the last choice, after `_chosen_step` steps."""
     _chosen_step: int = 0
@@ -67,8 +66,7 @@ class MovableEnd:
     """Time at which the number is chosen again."""
 
     def move_end(self, schedule: Schedule, step: int, dispatch_size: DispatchSize) -> Schedule:
-        """Return the schedule from boundary `step` on, with fewer or more steps, and limit the
-        time of the next dispatches."""
+        """Return the schedule with another number of steps; limit the time of next dispatches."""
         if dispatch_size.step_s is None:
             return schedule
         now = time.perf_counter()

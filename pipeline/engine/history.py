@@ -91,8 +91,7 @@ class Progress:
 
     @classmethod
     def restore(cls, state: TrainState, host: HostState, history: History) -> Progress:
-        """Return the progress that a checkpoint saved; set `history.loss` if its evaluation was
-        interrupted."""
+        """Return the progress that a checkpoint saved, with the loss before its evaluation."""
         progress = cls(state, history, host.callbacks.granted, saved_step=history.step or None)
         pending = host.unfinished_boundary
         if pending is not None:

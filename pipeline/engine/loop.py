@@ -153,10 +153,8 @@ def train(
             save(training)
             progress.num_answered_saves = hooks.signals.saves
         schedule = meet_deadline(training, schedule)
-        requested = {
-            Event.EVALUATE: progress.granted.evaluate_at,
-            Event.CHECKPOINT: progress.granted.save_at,
-        }
+        granted = progress.granted
+        requested = {Event.EVALUATE: granted.evaluate_at, Event.CHECKPOINT: granted.save_at}
         segment = schedule.next_segment(history.step, decision.max_steps, requested)
 
     return end_run(training, decision, started_at, is_last=is_last)

@@ -15,11 +15,9 @@ RECENT_STEPS = 20
 GROWTH = 100.0
 """Least factor by which an exploded loss or gradient norm has risen; batches differ by less."""
 LEAST_LOSS = 10.0
-"""Least exploded loss: smaller losses may vary by any factor."""
 LEAST_NORM = 1e3
-"""Least exploded gradient norm."""
 LEAST_WEIGHT = 1e3
-"""Least magnitude of an exploded weight."""
+"""Least magnitudes that have exploded, since smaller ones may vary by any factor."""
 
 
 class NonFiniteStepError(RunError):

@@ -215,7 +215,6 @@ class _EarlierRun:
     record: SinkRecord | None = None
     """None for a new run."""
     saved: SavedSink | None = None
-    """Newest checkpoint; None if there is none."""
     lock: Lock | None = None
     """None if the run has no directory."""
 
@@ -223,8 +222,7 @@ class _EarlierRun:
 def _open_folder(prepared: PreparedSink, stack: ExitStack) -> _EarlierRun:
     """Lock the directory and read the run in it. Raises DataError if it is another run."""
     folder = prepared.settings.save
-    source = prepared.source
-    identity = identify(prepared.step, prepared.state, source.describe())
+    identity = identify(prepared.step, prepared.state, prepared.source.describe())
     if folder is None:
         return _EarlierRun(identity)
     lock = stack.enter_context(hold_folder(folder))
@@ -300,7 +298,6 @@ class _Outputs:
     metrics: SinkMetrics
     monitors: tuple[Monitor, ...]
     checkpoints: Checkpoints | None = None
-    """None if the run has no directory."""
     marks: Callable[[int], Mapping[str, Any]] | None = None
     """As `Saves.log_marks`, with the position in the data."""
 

@@ -159,8 +159,7 @@ def _list_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def restore_sink(folder: Path, state: CustomState, warn: Warn) -> SavedSink | None:
-    """Return the newest intact checkpoint; None if none was saved. Raises DataError if all are
-    damaged."""
+    """Return the newest intact checkpoint; None before any. Raises DataError if all are bad."""
     if not list_saved_steps(folder / FOLDER):
         return None
     saved = read_saved(folder, warn)

@@ -50,8 +50,7 @@ def examine_step(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> str
 
 
 def _name_leaves(kind: str, tree: Any) -> list[ReplayValue]:
-    """Return the leaves of an argument, named by path. Leaves with non-finite values have an
-    origin."""
+    """Return the leaves of an argument by path; those that aren't finite have an origin."""
     values = []
     for path, leaf in zip(list_leaf_paths(tree), jax.tree.leaves(tree), strict=True):
         array = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
@@ -86,8 +85,7 @@ def _describe_origin(origin: Origin, batch_size: int) -> str:
 
 
 def _list_examples(origin: Origin, batch_size: int) -> str:
-    """Return a text about the examples whose rows of the result aren't finite; "" if all examples
-    have such rows, or none is known."""
+    """Return a text about examples with non-finite results; "" if these are all or unknown."""
     rows = find_non_finite(origin.array, batch_size) if batch_size > 1 else None
     if not rows or len(rows) == batch_size:
         return ""

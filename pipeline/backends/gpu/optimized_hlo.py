@@ -93,8 +93,7 @@ def _only_moves(lines: Iterable[HloLine]) -> bool:
 
 
 def _is_move(line: HloLine, moving_computations: set[str]) -> bool:
-    """Return whether an instruction only moves an array of two dimensions or more, or several
-    arrays of any rank by a fusion."""
+    """Return whether an instruction only moves an array of two dimensions or more, or several."""
     rank = len(line.arrays[0].sizes) if line.arrays else 0
     if rank < 2 and not (line.opcode == "fusion" and len(line.arrays) > 1):
         return False
@@ -113,8 +112,7 @@ def _is_output(line: HloLine, main: Mapping[str, HloLine]) -> bool:
 
 
 def _is_donated(name: str, main: Mapping[str, HloLine], donated: set[int]) -> bool:
-    """Return whether a value is a donated argument or a loop's result, or an item or bitcast of
-    one."""
+    """Return whether a value is, or views, a donated argument or a loop's result."""
     line = main.get(name)
     if line is None:
         return False

@@ -55,8 +55,7 @@ class Node:
 
     @property
     def op(self) -> Hashable:
-        """Identity of the op of a framework without graphs that the node is a part of: a layer, one
-        of its functions or a call in the user's code."""
+        """Key of the op of a framework without graphs: a layer, its function or the user's call."""
         return self.scope, self.calls, self.call
 
 

@@ -18,8 +18,7 @@ TRIALS_BEFORE_RETRY = 50
 
 
 class ReadingThreads:
-    """Limits the number of threads that read at once: for a trial each to all, half, a quarter, ...
-    and 1, then to the number that was fastest."""
+    """Limits the threads that read at once: in trials to all, half, ..., 1, then to the fastest."""
 
     def __init__(self, max_threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.limit = max_threads
@@ -39,12 +38,9 @@ class ReadingThreads:
     def _begin_trial(self) -> None:
         self._reads = 0
         self._samples = 0
-        self._read_s = 0.0
-        """Seconds of all reads that ended in the trial."""
-        self._busy_s = 0.0
-        """Seconds with at least one reader."""
-        self._thread_s = 0.0
-        """Seconds with a reader, summed over readers."""
+        self._read_s = 0.0  # Of all reads that ended in the trial.
+        self._busy_s = 0.0  # With at least one reader.
+        self._thread_s = 0.0  # With a reader, summed over readers.
 
     @contextmanager
     def limit_readers(self, samples: int) -> Iterator[None]:

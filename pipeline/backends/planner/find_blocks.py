@@ -91,7 +91,6 @@ class _Finder:
         self.uses = Counter(min(loss.made_of[weight]) for _, weight in loss.operators.values())
         """Number of operators by parameter."""
         self.weights = {leaf: number for number, leaf in enumerate(self.uses)}
-        """Number of the weight by parameter."""
 
     def find(self) -> StepBlocks:
         """Return all blocks, in the order of the computation."""

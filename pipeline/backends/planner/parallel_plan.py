@@ -76,8 +76,7 @@ class ParallelPlan:
 
     mesh: Mesh
     batch: tuple[str, ...]
-    """Axes that shard a batch. In a plan of a search, they are those that shard the samples of the
-    largest region."""
+    """Axes that shard a batch; after a search those of the samples of the largest region."""
     specs: tuple[ShardingRule, ...] = ()
     """Shardings of parameters. Other parameters are replicated."""
     constraints: tuple[ShardingRule, ...] = ()
@@ -271,8 +270,7 @@ def _format_rule(rule: ShardingRule) -> dict[str, Any]:
 
 
 def load_plan(path: Path, devices: int, parameters: Mapping[str, Sequence[int]]) -> ParallelPlan:
-    """Read a plan and check it for a number of devices and the shapes of parameters. Raises
-    RecipeError."""
+    """Read a plan and check it for devices and parameters' shapes. Raises RecipeError."""
     try:
         tree = read_yaml(path)
     except (OSError, ValueError) as error:

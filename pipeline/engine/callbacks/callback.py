@@ -40,14 +40,11 @@ class RunControl(Protocol):
         """End training at the next boundary, with the status "done"."""
 
     def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of all updates from the next boundary on.
-
-        Raises ValueError if the rate is negative, NaN or larger than the largest float32.
-        """
+        """Set the learning rate of all updates from the next boundary on. Raises ValueError if the
+        rate is negative, NaN or larger than the largest float32."""
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the learning rates by a factor from the next boundary on. Raises ValueError for
-        a factor that isn't allowed as a rate."""
+        """Multiply all later learning rates by a factor from 0 on. Raises ValueError for others."""
 
     def evaluate_at(self, step: int) -> None:
         """Also evaluate after `step`. Raises ValueError if it isn't a later step."""

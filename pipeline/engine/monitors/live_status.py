@@ -80,8 +80,7 @@ class StatusMonitor(Monitor):
             evaluation=self.evaluation,
             written=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        text = format_json(asdict(status))
-        write_whole(self.run_dir / STATUS, text + "\n")
+        write_whole(self.run_dir / STATUS, format_json(asdict(status)) + "\n")
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Note the evaluation for the next write."""

@@ -74,8 +74,7 @@ def _make_line_error(where: str) -> DataError:
 
 
 def read_lines(log: Path) -> Iterator[LogLine]:
-    """Yield the complete lines of a log. Raises DataError if the file can't be read, and for an
-    invalid line."""
+    """Yield the complete lines of a log. Raises DataError for an unreadable file or line."""
     with _open_log(log) as file:
         lines = iter(partial(file.readline, LONGEST_BYTES), b"")
         for number, text in enumerate(lines, start=1):

@@ -144,8 +144,7 @@ class ProgressMonitor(Monitor):
 
 @dataclass
 class LockMonitor(Monitor):
-    """Checks that no other process writes the run. It must be flushed before the logs are, so it
-    must be the first monitor."""
+    """Checks that no other process writes the run. It must be flushed first, before the logs."""
 
     run_dir: Path
     lock: Lock
