@@ -63,9 +63,12 @@ def read_hlo(text: str) -> HloFacts:
     donated = {int(number) for _, number in _ALIAS.findall(aliases)}
     state_moves: list[HloLine] = []
     for line in main.values():
+        if not _is_move(line, moving_computations):
+            continue
         # The state is read from a donated argument, or written to a result or a loop's input.
-        reads_state = any(_is_donated(name, main, donated) for name in line.operands)
-        if _is_move(line, moving_computations) and (reads_state or _is_output(line, main)):
+        if _is_output(line, main) or any(
+            _is_donated(name, main, donated) for name in line.operands
+        ):
             state_moves.append(line)
     trips = [trip for line in main.values() for trip in _TRIPS.findall(line.arguments)]
     calls = [
