@@ -25,12 +25,12 @@ from pipeline.training.step import TrainStep
 from pipeline.training.telemetry import Telemetry
 
 Mechanism = Literal["loop", "soft", "none"]
-"""How steps are dispatched: in sinks by a looping program or one by one, or without sinks."""
+"""How steps are dispatched: a sink by a loop or by one call for each step, or without sinks."""
 
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """Report on a compiled program: the time that it took to compile, and its size."""
+    """The time that a program took to compile, its size and its work."""
 
     name: str
     compile_s: float
@@ -39,9 +39,9 @@ class ProgramReport:
     reused: from an earlier run of this process."""
     temporary_bytes: int
     flops: float | None
-    """Operations of a call, with a loop's body counted once; None if unknown."""
+    """Floating-point operations of a call, with those of a loop's body once; None if unknown."""
     figures: Mapping[str, Any] | None = None
-    """Launches, copies and memory on an absent chip, as JSON; None on a present chip."""
+    """Launches, copies and memory on an absent chip, as JSON; None for a present chip."""
     lines: tuple[str, ...] = ()
     """The figures as text."""
     calls_onednn: bool = False
@@ -64,7 +64,7 @@ class CompileReport:
 
 @dataclass(frozen=True)
 class CompileInputs:
-    """Inputs of a backend: the step's pure functions, the loaders of batches, and the constants."""
+    """Everything that a backend needs to compile a run."""
 
     step: TrainStep
     train: Loader
@@ -74,7 +74,7 @@ class CompileInputs:
     seed: np.ndarray
     """The words of the seed, uint32 (2,)."""
     constants: tuple[np.ndarray, ...] = ()
-    """Last arguments of the step: the constants in which runs that share a program differ."""
+    """Last arguments of the step: numbers that differ between runs which share a program."""
     eager: bool = False
     """Whether operations run one by one instead of in compiled programs."""
     jit_layers: tuple[str, ...] = ()
@@ -88,17 +88,17 @@ class CompileInputs:
     recomputes: bool = False
     """Whether the backward pass of the step computes activations again."""
     train_sample: Loader | None = None
-    """Training samples to evaluate, as many as evaluation samples; None: they aren't evaluated."""
+    """Training samples to evaluate, as many as evaluation samples; None: no training samples."""
     keeps_arguments: bool = False
     """Whether programs don't donate their arguments, so that a failed call can be repeated."""
     dispatch_steps: int | None = None
-    """The most steps of a dispatch; None if the recipe leaves it open."""
+    """Largest number of steps of a dispatch; None if the recipe doesn't set it."""
     state: TrainState | None = None
-    """Shapes of the state; None: as the step initialises it."""
+    """Shapes of the state; None: those of the state that the step initialises."""
     key: str | None = None
-    """Digest of everything that decides the programs, their key on disk; None if unknown."""
+    """Digest of everything that determines the programs; None: they aren't stored on disk."""
     when_evaluation_compiled: Callable[[ProgramReport], None] | None = None
-    """Called when a thread has compiled the evaluation; None: it is compiled before training."""
+    """Called after a thread has compiled the evaluation; None: it is compiled before training."""
 
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]
@@ -127,14 +127,15 @@ class Executable(Protocol):
         """Copy the state of a checkpoint to the device."""
 
     def set_learning_rates(self, rates: np.ndarray) -> None:
-        """Replace the learning rates, float32, a row for each update, without a new shape."""
+        """Replace the learning rates: float32, a row for each update, in the same shape."""
 
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
-        """Run steps `start + 1 .. stop` and return every record. The state is consumed.
+        """Run steps `start + 1 .. stop`; return the state and the telemetry of the steps.
 
-        The run ends early at the first non-finite step, with the state of the step before.
+        Ends at the first non-finite step, with the state before it. The memory of the argument
+        `state` is used again.
         """
 
     def evaluate(
@@ -148,8 +149,8 @@ class Executable(Protocol):
     ) -> EvalSums:
         """Return sums over evaluation batches `start + 1 .. stop`, added to `before`.
 
-        `before` is consumed. With `on_train` the batches are training samples. The sums are on the
-        device, and complete when this returns.
+        The memory of `before` is used again. If `on_train`, the batches are training samples. The
+        sums are on the device, and are computed when this returns.
         """
 
 
@@ -158,13 +159,13 @@ T = TypeVar("T")
 
 
 class WrappedExecutable(Generic[E]):
-    """An executable that passes its calls on to another; subclasses change some of them."""
+    """An executable that passes its calls on to another. Subclasses change `_call`."""
 
     def __init__(self, executable: E) -> None:
         self._executable = executable
 
     def _call(self, name: str, method: Callable[[E], T]) -> T:
-        """Call a method of the executable; `name` names what is computed in messages."""
+        """Call a method of the executable; `name` is the name of its result in messages."""
         return method(self._executable)
 
     @property
@@ -210,50 +211,47 @@ class WrappedExecutable(Generic[E]):
 
 
 SinkPrice = Callable[[int | None], float]
-"""(sink length, None: without sinks) -> milliseconds per step."""
+"""Function from the length of a sink, None without sinks, to milliseconds per step."""
 
 
 @dataclass(frozen=True)
 class StepToPrice:
-    """A run for an emulated device to price: shapes alone, no data and no weights.
-
-    `step(state, batch) -> (state, loss)` is an update on a batch after its map ops. `batch(size)`
-    returns the shapes of a batch. `sink_steps` is the length of a sink, even if `sink` is off. If
-    the recipe leaves the length open, `choose_sink` chooses it by its price. `batch_size` counts
-    the samples of all `devices`, which have equal shares of every batch.
-    """
+    """A run whose step an emulated device estimates, by shapes without data or weights."""
 
     name: str
     step: Callable[[Any, Any], tuple[Any, Any]]
+    """`step(state, batch) -> (state, loss)`, an update on a batch after its map ops."""
     state: TrainState
     batch: Callable[[int], Any]
+    """Function from a batch size to the shapes of a batch."""
     batch_size: int
+    """Number of samples of a batch on all devices together."""
     sink: bool
     sink_steps: int
+    """Number of steps of a sink, even if `sink` is off."""
     steps_per_epoch: int
     total_steps: int
     devices: int = 1
+    """Number of devices. They have equal parts of every batch."""
     eager: bool = False
     keep_batchnorm_fp32: bool = False
     choose_sink: Callable[[SinkPrice], SinkChoice] | None = None
+    """Chooses the sink by its price; None if the recipe sets it."""
     is_batch_per_device: bool = False
     """Whether the recipe's batch size is for each device, not for all together."""
     exchange_bytes: tuple[int, ...] = ()
-    """Bytes of each all-reduce of the devices besides the gradients'."""
+    """Bytes of each all-reduce in a step, without those of gradients."""
     shares_state: bool = False
     """Whether each device stores a part of the parameters and of the optimizer's state."""
 
     @property
     def device_batch(self) -> int:
-        """Samples of a batch that one device has."""
+        """Number of samples of a batch on one device."""
         return self.batch_size // self.devices
 
 
 class Estimate(Protocol):
-    """Modelled time of a step on an emulated device. No figure in it is measured.
-
-    `str(estimate)` is the text that the user reads.
-    """
+    """Modelled time of a step on an emulated device. `str(estimate)` is a text for the user."""
 
     @property
     def device(self) -> str:
@@ -265,7 +263,7 @@ class Estimate(Protocol):
 
     @property
     def interval_ms(self) -> tuple[float, float]:
-        """Bounds of the true time of a step, in 80 % of all cases."""
+        """Lower and upper bound of the milliseconds of a step, which hold in 80 % of cases."""
 
     @property
     def samples_per_s(self) -> float:
@@ -277,7 +275,7 @@ class Estimate(Protocol):
 
     @property
     def choice(self) -> SinkChoice | None:
-        """The chosen sink, if `StepToPrice` left it open."""
+        """The sink that `StepToPrice.choose_sink` chose; None without that function."""
 
     def summary(self) -> Mapping[str, Any]:
         """Return the object `modelled` of summary.json."""
@@ -299,7 +297,7 @@ class Backend(Protocol):
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """Choose how the layers of a network are computed. Raises RunError for a bad bank."""
+        """Choose the lowerings of a network's layers. Raises RunError for a damaged bank."""
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
         """Compile a run. Raises RunError if the device can't run it."""
@@ -314,4 +312,4 @@ class Backend(Protocol):
     def choose_mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
-        """Return the mechanism by which steps run on this device, and why."""
+        """Return the mechanism by which steps run on this device, and the reason."""

@@ -1,4 +1,4 @@
-"""Compile a program ahead of time: at once, or in a thread while another program runs."""
+"""Compile a program before its first call: at once, or in a thread while another program runs."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """A program to compile; `donated` is the index of the argument whose memory it may reuse."""
+    """A program to compile."""
 
     name: str
     function: Callable[..., Any]
     args: tuple[Any, ...]
     donated: int | None = None
+    """Index of the argument whose memory the program may use again; None: it may use none."""
     out_shardings: Any = None
     """Shardings of the results; None if they follow from the arguments."""
     compiler_options: dict[str, str | bool] | None = None
     in_shardings: Any = None
-    """Shardings and layouts of the arguments; None if the arguments have them."""
+    """Shardings and layouts of the arguments; None: those of `args`."""
     platforms: tuple[str, ...] | None = None
-    """Platforms of an absent device, whose programs aren't cached; None: the arguments'."""
+    """Platforms of an absent device, whose programs aren't cached; None: that of `args`."""
     key: str | None = None
-    """Digest of everything that decides the program, its key on disk; None if unknown. The results
-    of a program with a key have the shapes of the donated argument."""
+    """Digest of everything that determines the program, by which it is stored on disk; None: it
+    isn't stored. The results of a program with a key have the shapes of the donated argument."""
 
     def with_options(self, options: dict[str, str | bool]) -> ProgramSpec:
-        """Add options of the compiler, except those that are already set."""
+        """Return the program with more options of the compiler; options that are set stay."""
         if not options:
             return self
         return replace(self, compiler_options={**options, **(self.compiler_options or {})})
@@ -57,18 +58,18 @@ class ProgramSpec:
 def compile_program(
     spec: ProgramSpec, watch: ProgressClock, devices: Sequence[jax.Device] = ()
 ) -> tuple[Any, ProgramReport]:
-    """Compile ahead of time. Raises RunError with the first line of XLA's error.
+    """Return a compiled program and its report. Raises RunError with the first line of XLA's error.
 
     A program that XLA's cache can't hold is compiled once in a process for the same `devices`.
     """
-    on_disk = find_compiled(spec, devices)
-    if on_disk is not None:
-        return on_disk
+    stored = find_compiled(spec, devices)
+    if stored is not None:
+        return stored
     started_at = time.perf_counter()
-    # Runs of a sweep may compile in threads: one after the other is faster.
+    # Runs of a sweep compile in threads. It is faster if they compile one after the other.
     with _LOCK, watch_compiler(spec.name, watch) as events:
         lowered = _lower_program(spec)
-        # XLA doesn't count the work of another library's calls, and can't write them to a file.
+        # XLA neither counts the operations of oneDNN's calls nor writes them to a file.
         calls_onednn = CALLS in lowered.as_text()
         is_cacheable = spec.platforms is None and not calls_onednn
         compile_ = partial(lowered.compile, compiler_options=spec.compiler_options)
@@ -122,7 +123,8 @@ def _lower_program(spec: ProgramSpec) -> Any:
 
 @contextmanager
 def watch_compiler(name: str, watch: ProgressClock) -> Iterator[list[str]]:
-    """Show progress, and collect JAX's events of this thread. Raises RunError for XLA's errors."""
+    """Show a clock during the body, and yield a list of JAX's events in this thread, which grows.
+    Raises RunError for XLA's errors."""
     events: list[str] = []
     thread = threading.get_ident()
 
@@ -141,14 +143,14 @@ def watch_compiler(name: str, watch: ProgressClock) -> Iterator[list[str]]:
 
 
 def find_cache_outcome(events: list[str]) -> Literal["hit", "miss", "off"]:
-    """Return whether the cache had all programs that JAX compiled; off: the cache wasn't used."""
+    """Return "miss" if the cache lacked a program that JAX compiled, "off" if it wasn't used."""
     if "/jax/compilation_cache/cache_misses" in events:
         return "miss"
     return "hit" if "/jax/compilation_cache/cache_hits" in events else "off"
 
 
 class LaterProgram:
-    """A program that `begin` compiles in a thread; a call waits for it, and raises its errors."""
+    """A program that a thread compiles. A call waits for the thread, and raises its errors."""
 
     def __init__(self, compile_: Callable[[], Callable[..., Any]]) -> None:
         self._compile = compile_
@@ -177,16 +179,16 @@ def compile_later(
 ) -> tuple[Any, ProgramReport | None]:
     """Return a program and its report, or a `LaterProgram` and None.
 
-    The program is compiled later if it isn't on disk, and `notify`, for the report, isn't None.
+    With `notify`, a program that isn't on disk is compiled later, and `notify` gets its report.
     """
     if notify is None:
         return compile_program(spec, watch, devices)
-    on_disk = find_compiled(spec, devices)
-    if on_disk is not None:
-        return on_disk
+    stored = find_compiled(spec, devices)
+    if stored is not None:
+        return stored
 
     def compile_() -> Any:
-        # No clock: training shows its own progress.
+        # Without a clock, since training shows its own progress.
         program, report = compile_program(spec, lambda _: nullcontext(), devices)
         notify(report)
         return program

@@ -20,15 +20,15 @@ class DeviceSpec(Spec):
     auto_precision: ClassVar[Level] = "O0"
     """The level that `train.precision: auto` stands for on this device."""
     is_emulated: ClassVar[bool] = False
-    """Whether step times come from a model of the device. Such a run has one process."""
+    """Whether step times are modelled, not measured. Such a run has one process."""
     uses_cuda: ClassVar[bool] = False
-    """Whether the devices are NVIDIA GPUs, of which a process uses all in a machine."""
+    """Whether the devices are NVIDIA GPUs. A process uses all GPUs of its machine."""
     runs_populations: ClassVar[bool] = False
     """Whether several runs of a sweep can be computed by one program."""
     name: str
 
     def find_dtype_problem(self, dtype: str) -> str | None:
-        """Return why the device can't compute in a dtype, and what to use; None if it can."""
+        """Return why the device can't compute in a dtype, and a remedy; None if it can."""
         return None
 
     def find_count_problem(self, count: int) -> str | None:
@@ -36,7 +36,7 @@ class DeviceSpec(Spec):
         return None
 
     def rates(self) -> Rates | None:
-        """Return the rates of devices and links; None if the rates of the host are measured."""
+        """Return the rates of devices and links; None for the measured rates of the host."""
         return None
 
     @abstractmethod

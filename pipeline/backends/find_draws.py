@@ -1,7 +1,7 @@
-"""Find the arrays of an initial state whose values are drawn one by one.
+"""Find the arrays of an initial state each of whose values is a function of its own random bits.
 
-Each initial weight of most networks is a function of 32 random bits, times a factor. Arrays with
-the same function share a program, whatever their shapes and factors are.
+In most networks, an initial weight is a function of 32 random bits, times a factor. Arrays with the
+same function can be drawn by one program, whatever their shapes and factors are.
 
 `interpret_jaxpr` evaluates the computation of the state with descriptions in place of arrays:
 `Seed`, `Key`, `Values`, or None for any other array.
@@ -24,12 +24,10 @@ from pipeline.core.host.jaxpr import find_called_jaxpr, interpret_jaxpr
 
 BITS = "bits"
 CONSTANT = "constant"
-"""Kinds of leaves of a `Formula`: the random bits, and a number."""
-
+"""First items of the formulas of the random bits and of a number."""
 Formula = tuple[Any, ...]
-"""A function of random bits as nested tuples, which are equal for equal functions: `(BITS,)`, a
-constant (CONSTANT, its dtype, its bytes), or (primitive, its `new_dtype` or None, operand, ...)."""
-
+"""A function of random bits as nested tuples, so that equal functions are equal: `(BITS,)`,
+`(CONSTANT, dtype, bytes)` or `(primitive, its new_dtype or None, operand, ...)`."""
 _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "add": lax.add, "sub": lax.sub, "mul": lax.mul, "div": lax.div, "max": lax.max, "min": lax.min,
     "neg": lax.neg, "abs": lax.abs, "sqrt": lax.sqrt, "log": lax.log, "log1p": lax.log1p,
@@ -39,14 +37,15 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "convert_element_type": lax.convert_element_type,
 }  # fmt: skip
 """Functions of the primitives that compute each value by itself."""
-# Primitives that return their operand, or its values in another shape.
 _UNCHANGED = frozenset(("copy", "copy_p", "stop_gradient"))
+"""Primitives that return their operand."""
 _RESHAPES = frozenset(("broadcast_in_dim", "reshape", "squeeze"))
+"""Primitives that return the values of their operand in another shape."""
 _EXACT: Mapping[str, Any] = {
     "mul": np.multiply, "add": np.add, "sub": np.subtract, "div": np.divide, "sqrt": np.sqrt,
     "neg": np.negative,
 }  # fmt: skip
-"""Operations that IEEE 754 rounds exactly, so that numpy computes the bits of XLA."""
+"""Operations whose result IEEE 754 defines to the bit, so that numpy's is XLA's."""
 
 
 @dataclass(frozen=True)
@@ -89,17 +88,17 @@ class Key:
 
 @dataclass(frozen=True)
 class Values:
-    """An array of a formula's values. A constant reads no bits: `folds` and `shape` are None."""
+    """An array of a formula's values."""
 
     formula: Formula
     folds: tuple[int, ...] | None = None
-    """Numbers folded into the key of the bits."""
+    """Numbers folded into the key of the bits; None for a constant."""
     shape: tuple[int, ...] | None = None
-    """The shape of the bits."""
+    """Shape of the bits; None for a constant."""
 
 
 def find_draws(computation: ClosedJaxpr) -> list[Draw | Fill | None]:
-    """Describe each result of a computation on the seed, uint32 (2,); None: not drawn or filled."""
+    """Describe each result of a computation on the seed, uint32 (2,); None if no class fits."""
     avals: Any = computation.in_avals
     inputs: list[Any] = [
         Seed() if (aval.shape, aval.dtype) == ((2,), np.uint32) else None for aval in avals
@@ -120,14 +119,19 @@ def _describe_array(values: Any, aval: Any) -> Draw | Fill | None:
         return Fill(shape, read_constant(values.formula))
     if values.shape != shape or aval.dtype != np.float32 or aval.size >= 2**32:
         return None
-    # Split off the last factors, multiplied as XLA does; its order for three factors is unknown.
+    # Split off the factors that are multiplied last.
     formula = values.formula
     factors = []
-    while formula[0] == "mul" and CONSTANT in (formula[2][0], formula[3][0]):
-        constant, formula = sorted(formula[2:4], key=lambda part: part[0] != CONSTANT)
+    while formula[0] == "mul":
+        left, right = formula[2:4]
+        if CONSTANT not in (left[0], right[0]):
+            break
+        constant, formula = (left, right) if left[0] == CONSTANT else (right, left)
         factors.append(read_constant(constant))
+    if len(factors) > 2:
+        return None  # The order in which XLA multiplies three factors is unknown.
     scale = float(np.prod(np.array(factors, np.float32), dtype=np.float32))
-    return Draw(shape, formula, scale, values.folds or ()) if len(factors) <= 2 else None
+    return Draw(shape, formula, scale, values.folds or ())
 
 
 def _describe_constant(atom: Any, value: Any) -> Values | None:
@@ -169,17 +173,16 @@ def _describe_result(equation: JaxprEqn, operands: list[Any]) -> Any:
     atoms: Any = equation.invars
     is_elementwise = all(_is_single(atom) or atom.aval.shape == aval.shape for atom in atoms)
     bits = {(values.folds, values.shape) for values in operands if values.folds is not None}
-    # A formula reads the bits of one draw.
     if name not in _ELEMENTWISE or not is_elementwise or len(bits) > 1:
-        return None
+        return None  # A formula can only read the bits of one draw.
     formulas = [values.formula for values in operands]
     formula = _fold_constants(name, formulas, aval.dtype)
     if formula is None:
-        # Other parameters, such as whether a type is weak, change no value.
+        # Other parameters, such as whether a type is weak, don't change values.
         dtype = params.get("new_dtype")
         formula = (name, None if dtype is None else np.dtype(dtype).name, *formulas)
-    random = next((values for values in operands if values.folds is not None), operands[0])
-    return replace(random, formula=formula)
+    drawn = next((values for values in operands if values.folds is not None), operands[0])
+    return replace(drawn, formula=formula)
 
 
 def _is_single(atom: Any) -> bool:
@@ -187,7 +190,7 @@ def _is_single(atom: Any) -> bool:
 
 
 def _fold_constants(name: str, formulas: Sequence[Formula], dtype: Any) -> Formula | None:
-    """Compute an operation on constants; None if numpy's bits may differ from XLA's."""
+    """Return the result of an operation on constants; None if numpy's may differ from XLA's."""
     if any(part[0] != CONSTANT for part in formulas):
         return None
     values = [read_constant(part) for part in formulas]

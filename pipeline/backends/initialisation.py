@@ -1,10 +1,10 @@
 """Initialisation on the CPU: a few small programs that draw all arrays of a state by rows.
 
-One program for all arrays takes longer to compile than a step of training, and three times the
-memory of the arrays. Here one program draws the random bits of all arrays, 1,024 values a row.
-Each distribution (`find_draws`) has one more program, whatever the number, shapes and scales of
-its arrays. A value depends on only 23 of its bits, so values of large states come from a table.
-The arrays are equal bit for bit to the results of one program.
+One program for all arrays would take longer to compile than a step of training, and three times the
+memory of the arrays. Here one program draws random bits for all arrays, in rows of 1,024 values.
+Each distribution (a formula of `find_draws`) has one more program, which computes values from bits,
+whatever the number, shapes and scales of its arrays. A value depends on only 23 of its bits, so
+values of large states come from a table. The arrays have the bits that one program would compute.
 """
 
 from __future__ import annotations
@@ -36,26 +36,21 @@ from pipeline.training.state import TrainState
 
 ROWS = 256
 COLUMNS = 1024
-"""Shape of the values that a call draws: 1 MB, so that calls are cheap also for small networks."""
-
+"""Shape of the values that a call draws: 1 MB, so that a call is cheap for small networks too."""
 UNOPTIMIZED: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-"""Options of programs with formulas. Optimised programs would contract products and sums, and so
-change the last bits of weights."""
-
+"""Options of programs with formulas. Optimised programs would join products and sums, and change
+the last bits of weights."""
 VALUE_BITS = 23
-"""Random bits that a value depends on: the mantissa of a float32 between 1 and 2, as jax draws."""
+"""Number of random bits that a value depends on: the mantissa of the float32 that jax draws."""
 TABLE_VALUES = 1 << VALUE_BITS
 TABLE_WORTH_VALUES = 3 * TABLE_VALUES
 """Number of drawn values above which a table of the distribution is faster."""
-
 PORTION_VALUES = 1 << 24
 """Number of values that are drawn before they are put on the devices."""
-
 THREADS = 2
-"""Threads that call the programs of a distribution."""
-
+"""Number of threads that call the programs of a distribution."""
 Compile = Callable[..., Any]
-"""(function, arguments, options) -> the compiled function."""
+"""Function from a function, its arguments and options to the compiled function."""
 Program = Callable[..., Any]
 
 
@@ -69,30 +64,29 @@ def compile_initialisation(
 ) -> Callable[[Array], TrainState]:
     """Compile `init(seed)` into a function with the same results, bit for bit.
 
-    `compile_` compiles a function for one device of this process. Results that are not drawn value
-    by value have a program for all devices, which `compile_on_devices` compiles. `shardings` are
-    those of the state's arrays; None if every device has all of them.
+    `compile_` compiles a function for one device of this process. `compile_on_devices` compiles a
+    program for all devices: that of the arrays that `find_draws` doesn't describe. `shardings` are
+    those of the state's arrays; None if every device has all arrays.
     """
     traced, state = jax.make_jaxpr(init, return_shape=True)(seed)
     arrays = find_draws(traced)
     undrawn = [position for position, array in enumerate(arrays) if array is None]
-    compute_undrawn = (
-        compile_on_devices(partial(_select_leaves, init, undrawn)) if undrawn else None
-    )
+    compute_undrawn = None
+    if undrawn:
+        compute_undrawn = compile_on_devices(partial(_select_leaves, init, undrawn))
     by_formula: dict[Formula, dict[int, Draw]] = {}
-    # Keys are texts, as 0.0 == -0.0 but their texts differ.
+    # The keys are texts, since those of 0.0 and -0.0 differ.
     fills: dict[str, tuple[Fill, list[int]]] = {}
     for position, array in enumerate(arrays):
         if isinstance(array, Draw):
             by_formula.setdefault(array.formula, {})[position] = array
         elif isinstance(array, Fill):
-            fills.setdefault(repr(array), (array, []))[1].append(position)
-    samplers = {
-        formula: _compile_sampler(
-            formula, sum(draw.size for draw in draws.values()), compile_, placement.device
-        )
-        for formula, draws in by_formula.items()
-    }
+            _, positions = fills.setdefault(repr(array), (array, []))
+            positions.append(position)
+    samplers = {}
+    for formula, draws in by_formula.items():
+        num_values = sum(draw.size for draw in draws.values())
+        samplers[formula] = _compile_sampler(formula, num_values, compile_, placement.device)
 
     def put(position: int, array: Any) -> Any:
         return placement.put(array, None if shardings is None else shardings[position])
@@ -109,7 +103,7 @@ def compile_initialisation(
                 values = _draw_arrays(list(portion.values()), sampler, host_words)
                 for position, draw in portion.items():
                     leaves[position] = put(position, values[draw])
-                # Without waiting, the host would hold the arrays of all portions at once.
+                # Wait, so that the host's memory never has the arrays of all portions.
                 jax.block_until_ready([leaves[position] for position in portion])
         for fill, positions in fills.values():
             constant = np.full(fill.shape, fill.value)
@@ -125,8 +119,9 @@ def _compile_sampler(
 ) -> Callable[[], Program]:
     """Compile the program that draws rows of a distribution.
 
-    Returns a function that makes the sampler: (keys uint32 (rows, 2), each row's first counter
-    uint32 (rows,)) -> float32 (rows, columns), not yet multiplied by `Draw.scale`.
+    Returns a function that makes a sampler: a function from keys, uint32 (rows, 2), and the first
+    counter of each row, uint32 (rows,), to values, float32 (rows, columns), that aren't multiplied
+    by `Draw.scale` yet.
     """
     keys = np.zeros((ROWS, 2), np.uint32), np.zeros(ROWS, np.uint32)
     bits = np.zeros((ROWS, COLUMNS), np.uint32)
@@ -136,15 +131,15 @@ def _compile_sampler(
         return lambda: lambda keys, first: apply(random(keys, first))
     table = np.zeros(TABLE_VALUES, np.float32)
     look_up = compile_(_look_up, (table, *keys), None)
-    # The table is put on the device once, instead of by every call.
+    # The sampler's table is put on the device once, not by every call.
     return lambda: partial(look_up, jax.device_put(_make_table(apply), device))
 
 
 def draw_bits(keys: Any, first: Any) -> Any:
     """Return random bits uint32 (rows, columns) of keys (rows, 2), counters from `first` (rows,).
 
-    They equal `jax.random.bits` of fewer than 2**32 values with `jax_threefry_partitionable`, but
-    without JAX's loop, which writes every round to memory.
+    They are those of `jax.random.bits` for fewer than 2**32 values with
+    `jax_threefry_partitionable`. JAX's loop is slower, since it writes every round to memory.
     """
     counters = first[:, None] + lax.iota(jnp.uint32, COLUMNS)
     high, low = encrypt_threefry((keys[:, :1], keys[:, 1:]), (jnp.zeros_like(counters), counters))
@@ -157,7 +152,7 @@ def _look_up(table: Any, keys: Any, first: Any) -> Any:
 
 
 def _make_table(apply: Program) -> np.ndarray:
-    """Return the values of a distribution, float32 (TABLE_VALUES,), by their highest bits."""
+    """Return the values of a distribution by the highest bits, float32 (TABLE_VALUES,)."""
     values = np.empty((TABLE_VALUES // (ROWS * COLUMNS), ROWS, COLUMNS), np.float32)
     bits = np.arange(TABLE_VALUES, dtype=np.uint32) << (32 - VALUE_BITS)
     for rows, chunk in zip(values, bits.reshape(values.shape), strict=True):
@@ -166,9 +161,11 @@ def _make_table(apply: Program) -> np.ndarray:
 
 
 def _reads_high_bits_only(formula: Formula) -> bool:
-    """Whether the formula reads only the highest `VALUE_BITS` bits."""
-    if formula[0] in (BITS, CONSTANT):
-        return bool(formula[0] == CONSTANT)
+    """Return whether the formula reads only the highest `VALUE_BITS` bits."""
+    if formula[0] == BITS:
+        return False
+    if formula[0] == CONSTANT:
+        return True
     if formula[0] == "shift_right_logical" and formula[2][0] == BITS:
         count = formula[3]
         return count[0] == CONSTANT and int(read_constant(count)) == 32 - VALUE_BITS
@@ -216,9 +213,9 @@ def _draw_arrays(
         for owner in range(owners[first], owners[last - 1] + 1):
             start = max(first, ends[owner] - counts[owner])
             stop = min(last, ends[owner])
-            out = flat[owner][
-                row_in_array[start] * COLUMNS : (row_in_array[stop - 1] + 1) * COLUMNS
-            ]
+            out_begin = row_in_array[start] * COLUMNS
+            out_end = (row_in_array[stop - 1] + 1) * COLUMNS
+            out = flat[owner][out_begin:out_end]
             begin = (start - first) * COLUMNS
             np.multiply(values[begin : begin + out.size], scales[owner], out=out)
 

@@ -1,15 +1,14 @@
 """Compiled programs that are reused: from disk by later processes, from memory by later runs.
 
-Programs are keyed by a SHA-256 of texts that decide them. On disk these texts are all that the step
-is made from (`pipeline.stages.compile`), so nothing is traced. JAX's own cache finds a program by
-its StableHLO, which every start has to trace and lower first. A file holds JAX's metadata of a
-compiled program, and the name of the file in JAX's cache with the machine code. Both are in one
-folder, with the same precautions, since loading a program runs its code.
+The key of a program is a SHA-256 of texts that determine it. For a program on disk, they describe
+everything that the step is made from (`pipeline.stages.compile`), so the step isn't traced. To find
+a program in JAX's own cache, every start has to trace and lower it first. A file has JAX's metadata
+of a compiled program, and the name of the file in JAX's cache with the machine code. Both files are
+in one folder, with the same precautions, since loading a program runs its code.
 
-Programs that call oneDNN are in memory, keyed by their StableHLO. No file can hold them: jaxlib
-0.10.2 writes such a call as another kind of call, and fails with `std::bad_alloc`
-(`CustomCallThunkToProto` gets a `OneDnnOpThunk`). Jobs of a sweep share one program if they differ
-only in learning rates, seeds and lengths.
+Programs that call oneDNN are in memory, by their StableHLO, since jaxlib 0.10.2 can't write them to
+a file: it fails with `std::bad_alloc` (`CustomCallThunkToProto` gets a `OneDnnOpThunk`). Jobs of a
+sweep share one program if they differ only in learning rates, seeds and lengths.
 """
 
 from __future__ import annotations
@@ -36,16 +35,15 @@ from pipeline.core.host.jax_private import (
 )
 
 MAX_IN_MEMORY = 4
-"""Programs in memory: training and evaluation of the last two networks, some megabytes each."""
+"""Largest number of programs in memory: those of the last two networks, some megabytes each."""
 _SCOPES = re.compile(r'loc\("([^"]*/[^"]*)"\(')
 """Paths of layers and operations in a program's text; names of Python's functions have no slash."""
-
 _LOCK = threading.Lock()
 _IN_MEMORY: OrderedDict[tuple[str, tuple[jax.Device, ...]], Any] = OrderedDict()
 
 
 def digest(texts: Sequence[str]) -> str:
-    """Return the key of a program: SHA-256 of the texts that decide it."""
+    """Return the key of a program: SHA-256 of the texts that determine it."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
@@ -58,19 +56,20 @@ def compile_once(
     """Return the compiled form of a lowered program, and whether it was in memory.
 
     Programs are equal if their StableHLO, names of layers, options and devices are. Devices of a
-    client that JAX has closed differ from those of a new client. Source locations don't count:
+    client that JAX has closed differ from those of a new client. Source locations may differ, since
     they depend on the place that a run is started from.
     """
     scopes = sorted(set(_SCOPES.findall(lowered.as_text(debug_info=True))))
     trees = str(lowered.in_tree), str(lowered.out_tree)
     key = digest([lowered.as_text(), *scopes, repr(sorted((options or {}).items())), *trees])
+    memory_key = key, tuple(devices)
     with _LOCK:
-        if (key, tuple(devices)) in _IN_MEMORY:
-            _IN_MEMORY.move_to_end((key, tuple(devices)))
-            return _IN_MEMORY[key, tuple(devices)], True
+        if memory_key in _IN_MEMORY:
+            _IN_MEMORY.move_to_end(memory_key)
+            return _IN_MEMORY[memory_key], True
     program = compile_()
     with _LOCK:
-        _IN_MEMORY[key, tuple(devices)] = program
+        _IN_MEMORY[memory_key] = program
         while len(_IN_MEMORY) > MAX_IN_MEMORY:
             _IN_MEMORY.popitem(last=False)
     return program, False
@@ -79,7 +78,8 @@ def compile_once(
 def find_program(
     key: str, args: tuple[Any, ...], result: Any, device: jax.Device
 ) -> tuple[Any, ProgramReport] | None:
-    """Return the program on disk and its report, or None; `args` and `result` have its shapes."""
+    """Return the program on disk and its report; None if there is none for this key and `args`.
+    `result` has the tree of its results."""
     started_at = time.perf_counter()
     cache = find_opened_cache(device)
     content = cache.get(_make_file_key(key, args)) if cache is not None else None
@@ -94,7 +94,7 @@ def find_program(
             jax.tree.structure(result),
             no_kwargs=no_kwargs,
         )
-    except Exception:  # of any type, if another version wrote it
+    except Exception:  # If another version wrote the file, any error is possible.
         return None
     return compiled, replace(report, compile_s=time.perf_counter() - started_at, cache="hit")
 
@@ -126,7 +126,7 @@ def keep_program(
     try:
         unloaded = compiled._executable._unloaded_executable
         _Writer(content, code).dump((unloaded, shapes, compiled._no_kwargs, report))
-    except Exception:  # of any type, as for a program with callbacks
+    except Exception:  # Programs with callbacks, for example, can't be pickled.
         return
     cache.put(_make_file_key(key, args), content.getvalue())
 
@@ -137,10 +137,9 @@ def _make_file_key(key: str, args: tuple[Any, ...]) -> str:
 
 
 class _Writer(ExecutablePickler):  # type: ignore[misc]
-    """Writes the key of JAX's cache in place of machine code.
+    """Writes the key of machine code in JAX's cache in place of the code.
 
-    XLA can't write machine code that it has read from a file: some functions are lost (jaxlib
-    0.10.2).
+    If XLA writes machine code that it has read from a file, functions are lost (jaxlib 0.10.2).
     """
 
     def __init__(self, file: io.BytesIO, code: str) -> None:
@@ -159,7 +158,7 @@ class _Reader(ExecutableUnpickler):  # type: ignore[misc]
         self._cache = cache
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return the object of a persistent id. Raises KeyError if the machine code is lost."""
+        """Return the object of a persistent id. Raises KeyError if JAX's cache lacks the code."""
         kind, *names = pid
         if kind == "exec":
             code = self._cache.get(names[0])

@@ -18,7 +18,7 @@ class GroupError(PipelineError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceGroup:
-    """Devices that communicate with one another: `size` of them, `stride` apart."""
+    """Devices that communicate: `size` devices, whose numbers are `stride` apart."""
 
     size: int
     stride: int = 1
@@ -36,17 +36,14 @@ class Rates(Protocol):
 
     @property
     def scatters_sums(self) -> bool:
-        """Whether a sum of which each device needs a piece is a reduce-scatter.
-
-        XLA for CPUs all-reduces and slices instead.
-        """
+        """Whether a sum that is sharded is a reduce-scatter, not an all-reduce and a slice."""
 
     @property
     def memory_bytes(self) -> float:
         """Bytes of memory of one device; infinite if unknown."""
 
     def slowdown(self, devices: int) -> float:
-        """Return the factor on times if `devices` compute at once; 1 if they share no cores."""
+        """Return the factor on times if `devices` compute at once; 1 if they don't share cores."""
 
     def compute_us(self, flops: float, nbytes: float) -> float:
         """Return the microseconds of one kernel that computes `flops` and moves `nbytes`."""
@@ -55,23 +52,23 @@ class Rates(Protocol):
         """Return the microseconds of a collective.
 
         `nbytes` is the size of a device's array after an all-gather, before any other collective.
-        Raises GroupError for a group that the servers of these devices can't hold.
+        Raises GroupError for a group that the servers of these devices don't support.
         """
 
 
 @dataclass(frozen=True)
 class Communication:
-    """Modelled all-reduces of the gradients in one step of several devices.
-
-    `count` all-reduces of `nbytes` in total take `all_reduce_ms`. The devices compute nothing for
-    `exposed_ms` of a step of `step_ms`, while they wait for an all-reduce or its launch.
-    """
+    """Modelled all-reduces of the gradients in one step of several devices."""
 
     devices: int
     count: int
+    """Number of all-reduces."""
     nbytes: int
+    """Bytes of all all-reduces together."""
     all_reduce_ms: float
+    """Time of all all-reduces together."""
     exposed_ms: float
+    """Time in which the devices don't compute: they wait for an all-reduce or its launch."""
     step_ms: float
 
     @property

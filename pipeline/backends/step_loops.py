@@ -1,4 +1,4 @@
-"""Loops over the steps of a window: pure functions that a backend compiles, and dispatches."""
+"""Loops over the steps of a window, as pure functions to compile, and the dispatches of a sink."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
 
 Repeat = Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
-"""(condition, body, first carried value) -> the carried value for which the condition is false.
-`jax.lax.while_loop`, or a function below."""
+"""Function from a condition, a body and the first carry to the last carry: `jax.lax.while_loop`, or
+`run_python_loop` or `run_once`."""
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class LoopCarry:
-    """The state, a row of telemetry for each step, and whether to run the next step."""
+    """Values that an iteration of the training loop passes to the next."""
 
     state: Any
     telemetry_buffer: Array
+    """Row of telemetry for each position of a window, float32 (positions, fields)."""
     should_continue: Array
+    """Whether to run the next step, bool ()."""
 
 
 def make_buffers(inputs: Inputs) -> tuple[Array, Array]:
@@ -53,8 +55,8 @@ def run_python_loop(
 def run_once(condition: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
     """Run at most one iteration of `jax.lax.while_loop`, without a loop.
 
-    In the body of a loop or a branch XLA:CPU doesn't use its library for a convolution whose
-    dimensions it would have to permute (jax issue 12868).
+    In the body of a loop or a branch, XLA:CPU computes some convolutions slowly: those whose
+    dimensions it would have to permute for its library (jax issue 12868).
     """
     proceed = condition(carry)
     return jax.tree.map(lambda new, old: jnp.where(proceed, new, old), body(carry), carry)
@@ -63,8 +65,8 @@ def run_once(condition: Callable[[Any], Array], body: Callable[[Any], Any], carr
 def make_train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., LoopCarry]:
     """Return a loop over positions first .. last - 1 of a window, while `should_continue` is true.
 
-    `step` computes (state, batch, learning rates, *constants) -> (state, `Record`). The fields of
-    the record are the columns of the telemetry buffer.
+    `step(state, batch, learning rates, *constants)` returns a state and a `Record`, whose fields
+    are the columns of the telemetry buffer.
     """
 
     def loop(
@@ -126,7 +128,7 @@ def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[In
 
 
 def split_positions(positions: range, *, one_by_one: bool) -> Iterator[tuple[np.int32, np.int32]]:
-    """Yield the first position of each dispatch, and the position after its last."""
+    """Yield the first position of each call, and the position after its last one."""
     stride = 1 if one_by_one else len(positions)
     for position in positions[::stride]:
         yield np.int32(position), np.int32(position + stride)
@@ -139,16 +141,16 @@ def run_windows(
     carry: LoopCarry,
     run_window: Callable[[LoopCarry, Inputs, range], LoopCarry],
 ) -> tuple[LoopCarry, np.ndarray]:
-    """Run steps `start + 1 .. stop`, or up to the end of a window with a non-finite step.
+    """Run steps `start + 1 .. stop`, but no window after one in which the loop has ended early.
 
-    Returns the carry and the steps' rows of telemetry.
+    Returns the carry, and the rows of telemetry of the windows that ran.
     """
     rows: list[np.ndarray] = []
     for inputs, positions in split_at_windows(loader, start, stop):
         carry = run_window(carry, inputs, positions)
-        # A copy: on the CPU the array is a view of a buffer that the next call consumes.
+        # Copied, since on the CPU the array is a view of memory that the next call overwrites.
         buffer = np.asarray(carry.telemetry_buffer)
         rows.append(buffer[positions.start : positions.stop].copy())
-        if not carry.should_continue:  # before the loader has the next window
+        if not carry.should_continue:
             break
     return carry, np.concatenate(rows)

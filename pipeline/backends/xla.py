@@ -1,8 +1,8 @@
 """The XLA backend: CPUs and GPUs.
 
-The training program is a loop over the batches of a window with a *dynamic* trip count. Sinks of
-any length, chunks of sinks and single steps run the same machine code. So losses are equal bit for
-bit for all sink sizes, and one compilation is enough.
+The training program is a loop over the batches of a window. Its trip count is an argument, so sinks
+of any length, parts of sinks and single steps run the same machine code. One compilation is enough,
+and losses are equal bit for bit for all sink sizes.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ from pipeline.training.step import TrainStep
 from pipeline.training.telemetry import Telemetry
 
 RATES_BLOCK = 1 << 14
-"""`pad_to_block` pads the rows of a table of learning rates to a multiple of this number."""
+"""The number of rows of a table of learning rates on the device is a multiple of this number."""
 KEEP_RECOMPUTED: dict[str, str | bool] = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-"""Options for a step that recomputes activations. Without them XLA:CPU drops the barriers around
-recomputed operations, merges them with the original operations, and stores their results."""
+"""Options for a step that recomputes activations. Without them, XLA:CPU merges the recomputed
+operations with the original ones, whose results it stores."""
 
 
 class XlaBackend:
@@ -148,12 +148,12 @@ class XlaBackend:
         return XlaExecutable(work, self.placement, report, programs, rates, buffers)
 
     def estimate(self, proposal: StepToPrice) -> Estimate | None:
-        """Return None: the cost of a step is measured here."""
+        """Return None: the time of a step is measured, not modelled."""
         return None
 
 
 class Programs(NamedTuple):
-    """The programs of a run, compiled, or as Python functions in eager mode."""
+    """The compiled programs of a run; in eager mode, Python functions."""
 
     init: Callable[..., TrainState]
     train: Callable[..., LoopCarry]
@@ -162,14 +162,14 @@ class Programs(NamedTuple):
 
 @dataclass(eq=False)
 class XlaExecutable:
-    """A run compiled for its devices. `XlaBackend.compile` builds it."""
+    """A run compiled for its devices."""
 
     work: CompileInputs
     placement: DevicePlacement
     report: CompileReport
     programs: Programs
     rates: Array
-    """Learning rates on the device, a row for each step, padded to blocks of `RATES_BLOCK`."""
+    """Learning rates on the device, a row for each update, padded to blocks of `RATES_BLOCK`."""
     buffers: tuple[Array, Array]
     """Telemetry buffer and `should_continue`, which each call of `programs.train` replaces."""
 
@@ -199,19 +199,18 @@ class XlaExecutable:
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
-        """Run steps `start + 1 .. stop`, window by window; `soft` dispatches them one by one."""
         begin = LoopCarry(self._put_once(state), *self.buffers)
         run_window = partial(self._run_window, mechanism)
         carry, rows = run_windows(self.work.train, start, stop, begin, run_window)
         is_on_host = get_platform(self.placement.device.platform).is_host
         if isinstance(self.programs.evaluate, LaterProgram) and not is_on_host:
-            # A thread of the host compiles the evaluation while the device trains. On the host's
-            # processor it would slow the steps.
+            # A thread of the host compiles the evaluation while the device trains. If the host
+            # trained, this would slow the steps.
             self.programs.evaluate.begin()
         return carry.state, self._read_telemetry(start, carry, rows)
 
     def _put_once(self, state: TrainState) -> TrainState:
-        """Return the state on the device: it is there already. A subclass copies it if it isn't."""
+        """Return the state, which is on the device. A subclass may have to copy it."""
         return state
 
     def _run_window(
@@ -230,7 +229,7 @@ class XlaExecutable:
         telemetry = Telemetry.from_rows(start, rows, Record._fields, FLAGS)
         if telemetry.non_finite_step is None:
             return telemetry
-        # Reset `should_continue`: a measurement of speed runs on after a non-finite step.
+        # Set `should_continue` again, since a measurement of speed goes on after such a step.
         self.buffers = self.placement.put(make_buffers(self.work.train.get_window(start).inputs))
         return telemetry.take_first(telemetry.non_finite_step - start)
 
@@ -243,7 +242,7 @@ class XlaExecutable:
         *,
         on_train: bool = False,
     ) -> EvalSums:
-        """Add the batches to `before` in their order by one program, however windows split them."""
+        """Add the batches to `before` one by one, so that windows don't change the bits."""
         sums = self.placement.put(self.work.step.zero_sums()) if before is None else before
         state = self._put_once(state)
         loader = self.work.train_sample if on_train else self.work.eval
@@ -282,7 +281,8 @@ def _make_specs(
     elif work.jit_layers:
         step = _intercept_step(step, compile_layers(work.jit_layers))
     repeat = run_python_loop if work.eager else jax.lax.while_loop
-    repeat = run_once if work.single_steps else repeat
+    if work.single_steps:
+        repeat = run_once
     init: Callable[..., Any] = step.init
     training: Callable[..., Any] = make_train_loop(step.step, repeat)
     evaluation: Callable[..., Any] = make_eval_loop(step, repeat)
@@ -314,15 +314,16 @@ def _make_specs(
     sums_index = None if work.keeps_arguments else 1
     train_args = (carry, train_inputs, rates, position, position, constants)
     eval_args = (state, sums, eval_inputs, position, position, constants)
+    init_sharding, train_sharding, eval_sharding = result_shardings
     return (
-        ProgramSpec("initialisation", init, (seed,), None, result_shardings[0], init_options),
-        ProgramSpec("training step", training, train_args, carry_index, result_shardings[1]),
-        ProgramSpec("evaluation", evaluation, eval_args, sums_index, result_shardings[2]),
+        ProgramSpec("initialisation", init, (seed,), None, init_sharding, init_options),
+        ProgramSpec("training step", training, train_args, carry_index, train_sharding),
+        ProgramSpec("evaluation", evaluation, eval_args, sums_index, eval_sharding),
     )
 
 
 def _intercept_step(step: TrainStep, interceptor: Callable[..., Any]) -> TrainStep:
-    """Return the step with calls of the network's modules intercepted."""
+    """Return the step with `interceptor` called in place of methods of the network's modules."""
     intercept = nn.intercept_methods(interceptor)
     return replace(step, step=intercept(step.step), evaluate=intercept(step.evaluate))
 
@@ -345,9 +346,11 @@ def _take_initial_parts(sharing: StateSharing, init: Callable[..., Any]) -> Call
 
 def _gather_weights(sharing: StateSharing, evaluate: Callable[..., EvalSums]) -> Callable[..., Any]:
     """Return an evaluation that gathers the weights of a shared state first."""
-    return lambda state, *arguments: evaluate(
-        sharing.gather_fields(state, "params", "average"), *arguments
-    )
+
+    def gather_and_evaluate(state: TrainState, *arguments: Any) -> EvalSums:
+        return evaluate(sharing.gather_fields(state, "params", "average"), *arguments)
+
+    return gather_and_evaluate
 
 
 def _map_over_mesh(
@@ -356,7 +359,7 @@ def _map_over_mesh(
     partition: tuple[Any, ...],
     results: Any,
 ) -> Callable[..., Any]:
-    """Return a function that every device of a mesh runs on its share of each argument."""
+    """Return a function that every device of a mesh runs on its part of each argument."""
     if placement.mesh is None:
         return function
     return jax.shard_map(
@@ -365,7 +368,7 @@ def _map_over_mesh(
 
 
 def _partition_window(inputs: Inputs) -> Any:
-    """Partition a window: a device has its rows of the batches, or all of a resident split."""
+    """Return the partition of a window: a device has its rows of batches, or a whole split."""
     replicated: Any = PartitionSpec()
     rows: Any = PartitionSpec(None, DATA)
     columns = dict.fromkeys(inputs.columns, replicated if inputs.resident else rows)
@@ -376,14 +379,14 @@ def _partition_window(inputs: Inputs) -> Any:
 
 def pad_to_block(rates: np.ndarray) -> np.ndarray:
     """Repeat the last row until the block is full, so that runs of most lengths share a program."""
-    rows = (0, -len(rates) % RATES_BLOCK)
-    return np.pad(rates, [rows, *[(0, 0)] * (rates.ndim - 1)], mode="edge")
+    num_missing = -len(rates) % RATES_BLOCK
+    return np.concatenate([rates, np.repeat(rates[-1:], num_missing, axis=0)])
 
 
 def _compile_initialisation(
     work: CompileInputs, spec: ProgramSpec, placement: DevicePlacement, watch: ProgressClock
 ) -> tuple[Any, ProgramReport]:
-    """Compile the initialisation: small programs if XLA optimizes slowly and no rules shard it."""
+    """Compile initialisation, as small programs if XLA optimizes slowly and no rules shard it."""
     optimizes_slowly = get_platform(placement.device.platform).optimizes_slowly
     if work.sharding_rules is not None or not optimizes_slowly:
         return compile_program(spec, watch, placement.devices)

@@ -26,38 +26,38 @@ from pipeline.engine.step_checks import describe
 from pipeline.training.parallel.placement import DevicePlacement
 
 ITERATOR_WINDOW_STEPS = 128
-"""Most batches of an iterator that are transferred together."""
+"""Largest number of an iterator's batches that are transferred together."""
 HASHED_EXAMPLES = 64
-"""Examples that are hashed to recognize arrays."""
+"""Number of examples whose hash identifies the arrays, at equal distances."""
 
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """The structure of a batch, whose leaves are columns named by their number."""
+    """The structure of a batch. Its leaves are columns, named by their number: "0", "1", ..."""
 
     structure: Any
     spec: Any
     """A batch with `jax.ShapeDtypeStruct` as leaves."""
 
     def arrange(self, columns: Mapping[str, Any]) -> Any:
-        """Return the batch that the columns make."""
+        """Return a batch with the columns as leaves."""
         leaves = [columns[str(number)] for number in range(len(columns))]
         return jax.tree.unflatten(self.structure, leaves)
 
 
 class BatchSource(ABC):
-    """The batches of a run by step."""
+    """Source of a run's batches: one for each step."""
 
     layout: BatchLayout
     steps_per_epoch: int | None = None
-    """Steps of an epoch; None if they aren't known."""
+    """None if it isn't known."""
 
     @abstractmethod
     def open_loader(self, placement: DevicePlacement, start: int, stop: int) -> Loader:
         """Return the loader of steps `start + 1 .. stop`."""
 
     def describe(self) -> dict[str, Any]:
-        """Return the identity of the data, as JSON; empty for an iterator."""
+        """Return facts that identify the data, as JSON; empty for an iterator."""
         return {}
 
     def position(self, step: int) -> dict[str, Any]:
@@ -66,7 +66,8 @@ class BatchSource(ABC):
 
     @abstractmethod
     def seek(self, step: int, position: Mapping[str, Any]) -> None:
-        """Continue with the batch after `step`, whose `position` was saved. Raises DataError."""
+        """Continue with the batch after `step`, from the saved result of `position(step)`. Raises
+        DataError if the data isn't that of the saved run."""
 
 
 def open_source(data: Any, batch_size: int | None, seed: int | None) -> BatchSource:
@@ -81,8 +82,8 @@ def open_source(data: Any, batch_size: int | None, seed: int | None) -> BatchSou
         return IteratorBatches(data)
     if batch_size is None:
         raise ValueError(
-            "batch_size: is missing; must be the examples of a batch, since data is arrays of "
-            "examples (pass iter(data) if the items of data are batches)"
+            "batch_size: is missing; must be the number of examples of a batch, since data is "
+            "arrays of examples (pass iter(data) if the items of data are batches)"
         )
     if type(batch_size) is not int or batch_size < 1:
         raise ValueError(f"batch_size = {batch_size!r}: must be a whole number, at least 1")
@@ -90,7 +91,7 @@ def open_source(data: Any, batch_size: int | None, seed: int | None) -> BatchSou
 
 
 def _find_arrays(data: Any) -> Any:
-    """Return a pytree of arrays with examples along the first axis; None for an iterable."""
+    """Return a pytree of arrays of examples; None for an iterable. Raises DataError for others."""
     if isinstance(data, np.ndarray) and data.dtype.names is not None:
         return {name: data[name] for name in data.dtype.names}
     leaves = jax.tree.leaves(data, is_leaf=_is_iterable)
@@ -106,7 +107,7 @@ def _find_arrays(data: Any) -> Any:
 
 
 def _is_iterable(node: Any) -> bool:
-    """Return whether a node can be iterated over and isn't a container of jax."""
+    """Return whether a node is iterable, but isn't a container that jax flattens."""
     return hasattr(node, "__iter__") and not isinstance(node, tuple | list | Mapping)
 
 
@@ -120,7 +121,7 @@ def _to_column(name: str, leaf: Any) -> np.ndarray:
 
 
 def _name_leaves(tree: Any, root: str) -> list[str]:
-    """Return the name of each leaf in messages, such as `data['x']`."""
+    """Return names of the leaves for messages, such as `data['x']`."""
     return [f"{root}{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(tree)]
 
 
@@ -178,15 +179,16 @@ class ArrayBatches(BatchSource):
 
 @dataclass(frozen=True)
 class _ReadWindow:
-    """Batches that were read together, and the iterator's state before them."""
+    """Batches that were read together."""
 
     start: int
-    """Steps before the window."""
+    """Number of steps before the window."""
     columns: list[np.ndarray]
     """Arrays (steps, ...), one per leaf of a batch."""
     state: Any = None
+    """The iterator's state before these batches; None if it has no state."""
     failure: Exception | None = None
-    """Error that ended the reading after these batches."""
+    """Error that the iterator raised after these batches; None if it raised none."""
     seconds: float = 0.0
     """Seconds that the iterator took for these batches."""
 
@@ -196,17 +198,17 @@ class _ReadWindow:
 
 
 class IteratorBatches(BatchSource):
-    """Batches of an iterable, in its order; all have the shapes of the first one.
+    """Batches of an iterable, in its order; all have the shapes of the first batch.
 
-    An iterator with `get_state` and `set_state`, such as grain's, continues from its state. A
-    resumed run reads any other iterator again from its start, and compares the last batch.
+    A resumed run sets the state of an iterator with `get_state` and `set_state`, such as grain's.
+    It reads any other iterator again from its start, and compares the last batch.
     """
 
     def __init__(self, data: Any) -> None:
         self._iterator: Iterator[Any] = iter(data)
         self._has_state = all(hasattr(self._iterator, name) for name in ("get_state", "set_state"))
         self._first_state = self._get_state()
-        self._origin: Mapping[str, Any] = {"state": self._first_state, "skip": 0}
+        self._start_position: Mapping[str, Any] = {"state": self._first_state, "skip": 0}
         """Position before the first step of this process."""
         try:
             first = next(self._iterator)
@@ -214,9 +216,9 @@ class IteratorBatches(BatchSource):
             raise DataError("data: the iterator has no batches") from None
         self._names = _name_leaves(first, "batch")
         self._structure = jax.tree.structure(first)
-        self._pending: list[np.ndarray] | None = self._to_columns(first, 1, None)
-        """The first batch, until `read` returns it."""
-        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._pending]
+        self._first_batch: list[np.ndarray] | None = self._to_columns(first, 1, None)
+        """None after `read` has returned the first batch, or if it isn't needed."""
+        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._first_batch]
         self.layout = BatchLayout(self._structure, jax.tree.unflatten(self._structure, shapes))
         self._windows: IteratorWindows | None = None
 
@@ -226,21 +228,19 @@ class IteratorBatches(BatchSource):
         return Loader(self._windows, None)
 
     def position(self, step: int) -> dict[str, Any]:
-        """Return the iterator's `state` and the number of batches to `skip` after it.
-
-        If it has no state: the batches to `skip` from the start, and the `sha256` of the last one.
-        """
+        """Return the iterator's `state` and the number of batches to `skip` after it; without a
+        state, the number to `skip` from the start and the `sha256` of the last of them."""
         assert self._windows is not None, "the loader is open"
         window = self._windows.find_window(step)
         if window is None:
-            return dict(self._origin)
+            return dict(self._start_position)
         if self._has_state:
             return {"state": window.state, "skip": step - window.start}
         return {"skip": step, "sha256": _hash_rows(window.columns, step - 1 - window.start)}
 
     def seek(self, step: int, position: Mapping[str, Any]) -> None:
-        """Set the iterator's state, and skip the batches after it."""
-        self._origin = position
+        """Set the iterator's state, and skip batches up to `step`."""
+        self._start_position = position
         skip = position.get("skip", step)
         state = position.get("state")
         if state is not None and not self._has_state:
@@ -251,11 +251,11 @@ class IteratorBatches(BatchSource):
         if state is not None:
             decoded = base64.b64decode(state["base64"]) if "base64" in state else state["json"]
             self._iterator.set_state(decoded)  # type: ignore[attr-defined]
-            self._pending = None
+            self._first_batch = None
         last: list[np.ndarray] | None = None
-        for number in range(skip):
+        for number in range(step - skip + 1, step + 1):
             try:
-                last = self.read(step - skip + number + 1)
+                last = self.read(number)
             except StopIteration:
                 raise DataError(
                     f"data: ends before step {step}, at which the saved run continues; must be the "
@@ -269,22 +269,23 @@ class IteratorBatches(BatchSource):
             )
 
     def read(self, number: int) -> list[np.ndarray]:
-        """Return the leaves of the next batch. Raises StopIteration at the end."""
-        if self._pending is not None:
-            leaves = self._pending
-            self._pending = None
+        """Return the leaves of the next batch; messages have `number`. Raises StopIteration."""
+        if self._first_batch is not None:
+            leaves = self._first_batch
+            self._first_batch = None
             return leaves
         return self._to_columns(next(self._iterator), number, self.layout)
 
     def read_state(self) -> Any:
         """Return the iterator's state before the next batch as JSON; None if it has no state."""
-        return self._first_state if self._pending is not None else self._get_state()
+        return self._get_state() if self._first_batch is None else self._first_state
 
     def _get_state(self) -> Any:
         return _encode_state(self._iterator.get_state()) if self._has_state else None  # type: ignore[attr-defined]
 
     def _to_columns(self, batch: Any, number: int, layout: BatchLayout | None) -> list[np.ndarray]:
-        """Return the leaves of a batch. Raises DataError if they don't match the first batch."""
+        """Return the leaves of a batch; `layout` is that of the first batch, None for itself.
+        Raises DataError for another structure, shape or dtype than the first batch has."""
         structure: Any = jax.tree.structure(batch)
         if structure != self._structure:
             raise DataError(f"data: batch {number} is {structure}, the first is {self._structure}")
@@ -317,12 +318,12 @@ class IteratorWindows:
         self.device_bytes = 2 * self._steps * batch_bytes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._next: tuple[int, Future[_ReadWindow]] | None = None
-        """Start of the next window, and the call that reads it."""
+        """Start of the next window, and the future of its batches."""
         self._previous: list[_ReadWindow] = []
         """The last two windows."""
 
     def count_ready_steps(self, step: int) -> int:
-        """Return the steps of the next window if it is read, else 0."""
+        """Return the number of steps of the next window if it has been read, else 0."""
         return self._steps if self._next is not None and self._next[1].done() else 0
 
     def take(self, step: int) -> tuple[Window, PrepareTime]:
@@ -336,7 +337,7 @@ class IteratorWindows:
             raise window.failure
         end = step + window.steps
         self._next = None
-        if window.failure is not None:  # Raised after the batches before it.
+        if window.failure is not None:  # The next call raises it.
             self._next = end, Future()
             self._next[1].set_result(_ReadWindow(end, [], None, window.failure))
         elif end < self._stop:
@@ -346,15 +347,16 @@ class IteratorWindows:
         return Window(step, end, self._transfer(window)), prepared
 
     def find_window(self, step: int) -> _ReadWindow | None:
-        """Return the window with the batch of `step`, counted from 1; None for step 0."""
-        windows = reversed(self._previous)
-        return next((w for w in windows if w.start < step <= w.start + w.steps), None)
+        """Return the window with the batch of `step`, counted from 1; None if it isn't kept."""
+        windows = [w for w in self._previous if w.start < step <= w.start + w.steps]
+        return windows[0] if windows else None
 
     def close(self) -> None:
         """Stop reading ahead."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, start: int) -> _ReadWindow:
+        """Return the batches after `start` steps, with the error that ended them early."""
         count = min(self._steps, self._stop - start)
         batches = list[list[np.ndarray]]()
         state: Any = None
@@ -366,7 +368,7 @@ class IteratorWindows:
                 batches.append(self._source.read(number))
         except StopIteration:
             failure = DataError(f"data: ended after {start + len(batches)} of {self._stop} batches")
-        except Exception as error:  # of the user's iterator, raised in the training thread
+        except Exception as error:  # of the user's iterator; `take` raises it
             failure = error
         seconds = time.perf_counter() - started_at
         num_leaves = len(batches[0]) if batches else 0
@@ -375,13 +377,13 @@ class IteratorWindows:
 
     def _transfer(self, window: _ReadWindow) -> Any:
         """Return the inputs of a window on the device, padded to the length of all windows."""
-        missing = self._steps - window.steps
         columns = {}
         for number, column in enumerate(window.columns):
-            if missing:
-                column = np.pad(column, [(0, missing), *[(0, 0)] * (column.ndim - 1)])
+            if window.steps < self._steps:
+                padding = np.zeros((self._steps - window.steps, *column.shape[1:]), column.dtype)
+                column = np.concatenate([column, padding])
             columns[str(number)] = self._placement.put_batches(column, column.shape[1])
-        # A custom step reads only the columns, no samples, epochs and counts.
+        # A custom step reads only columns. Numbers of samples, epochs and counts have any value.
         numbers = np.zeros(self._steps, np.int32)
         batches = Batches(numbers[:, None], numbers, numbers + 1)
         return put_inputs(columns, batches, 0, self._placement, resident=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -76,7 +77,8 @@ class RunView(RunControl):
         updates = 0 if self.state is None else int(count_updates(self.state))
         update = min(updates, len(self.rates) - 1)
         changes = combine_changes((*self.granted_rates, *self.requests.rates))
-        return float(np.ravel(change_rates(self.rates[update : update + 1], changes))[0])
+        row = self.rates[update : update + 1]
+        return float(change_rates(row, changes).flat[0])
 
     def stop(self, reason: str) -> None:
         reason = printable(str(reason))[:1000] or "it gave no reason"
@@ -95,7 +97,7 @@ class RunView(RunControl):
         self._request(evaluate_at=(*self.requests.evaluate_at, number))
 
     def save_at(self, step: int) -> None:
-        # The boundary of these events saves after them.
+        # At these events, the boundary hasn't saved its checkpoint yet.
         least = self.step if self.event in ("on_sink", "on_eval") else self.step + 1
         self._request(save_at=(*self.requests.save_at, self._require_step(step, least)))
 
@@ -108,7 +110,7 @@ class RunView(RunControl):
             raise ValueError("training has ended; nothing can be changed")
 
     def _require_step(self, step: int, least: int) -> int:
-        """Return a step as an int. Raises ValueError unless it is from `least` to the last one."""
+        """Return a step as an int. Raises ValueError unless it is from `least` to `total`."""
         self._require_training()
         try:
             number = operator.index(step)
@@ -176,7 +178,7 @@ def _require_rate(what: str, value: float) -> float:
 
 
 class NoCallbacks:
-    """The callbacks of a run without callbacks. Requests of earlier processes stay in effect."""
+    """The base of `Callbacks`, for a run without callbacks. Earlier requests stay in effect."""
 
     failure: CallbackError | None = None
     """First failure that ends the run."""
@@ -185,7 +187,7 @@ class NoCallbacks:
         """Do nothing."""
 
     def state(self, granted: Requests) -> CallbackState:
-        """Return the content of a checkpoint: the requests that were granted."""
+        """Return what a checkpoint stores: the requests that were granted."""
         return CallbackState(granted=granted)
 
     def notify(self, event: str, state: TrainState, step: int, *args: Any) -> None:
@@ -198,7 +200,7 @@ class NoCallbacks:
         """Do nothing."""
 
     def take_requests(self, agree: Agree) -> Requests | None:
-        """Return None, as nothing is requested."""
+        """Return None: nothing is requested."""
         return None
 
     def take_parameters(self) -> Any:
@@ -222,47 +224,47 @@ class Callbacks(NoCallbacks):
         self.view = view
         self._warn = warn
         self._add_scalars = add_scalars
-        counts: dict[str, int] = {}
+        counts = Counter[str]()
         self._active: list[tuple[str, Callback]] = []
-        """Callbacks that haven't failed, each with its key in checkpoints."""
+        """Key in checkpoints, and callback, of those that haven't failed with a warning."""
         for callback in callbacks:
-            number = counts[callback.label] = counts.get(callback.label, 0) + 1
-            self._active.append((f"{callback.label}-{number}", callback))
+            counts[callback.label] += 1
+            self._active.append((f"{callback.label}-{counts[callback.label]}", callback))
 
     def restore(self, state: CallbackState) -> None:
         """Restore callbacks from a checkpoint. Raises CallbackError."""
-        for key, callback in list(self._active):
-            value = state.states.get(key)
-            if value is not None:
-                self._attempt(callback, "restore", partial(callback.restore, value))
+        for key, callback in self._active:
+            saved = state.states.get(key)
+            if saved is not None:
+                self._attempt(callback, "restore", partial(callback.restore, saved))
         if self.failure is not None:
             raise self.failure
         self.view.requests = state.asked
         self.view.scalars = dict(state.scalars)
 
     def state(self, granted: Requests) -> CallbackState:
-        """Return the content of a checkpoint, but no state of a callback whose `state` fails."""
+        """Return what a checkpoint stores, without the states of callbacks that fail."""
         states: dict[str, Any] = {}
-        for key, callback in list(self._active):
+        for key, callback in self._active:
             state = self._attempt(callback, "state", partial(_read_state, callback))
             if state is not None:
                 states[key] = state
         return CallbackState(states, granted, self.view.requests, self.view.scalars)
 
     def notify(self, event: str, state: TrainState, step: int, *args: Any) -> None:
-        """Notify all callbacks of an event. `failure` is set if one fails that ends the run."""
+        """Call the method `event` of all callbacks. A failure that ends the run sets `failure`."""
         self.view.state = state
         self.view.step = step
         self.view.event = event
-        for _, callback in list(self._active):
+        for _, callback in self._active:
             self._attempt(callback, event, partial(getattr(callback, event), self.view, *args))
 
     def show_state(self, state: TrainState) -> None:
-        """Show callbacks the state with the parameters that a callback has set."""
+        """Replace the state that callbacks see, after a callback has set parameters."""
         self.view.state = state
 
     def show_rates(self, rates: np.ndarray, changes: tuple[RateChange, ...]) -> None:
-        """Show callbacks the learning rates and the changes that are in effect."""
+        """Set the recipe's learning rates that callbacks see, and the changes in effect."""
         self.view.rates = rates
         self.view.granted_rates = changes
 
@@ -290,7 +292,8 @@ class Callbacks(NoCallbacks):
             self._add_scalars(self.view.step, scalars)
 
     def _attempt(self, callback: Callback, what: str, call: Callable[[], Any]) -> Any:
-        """Call a callback; if it fails, end the run or warn, by its `on_failure`."""
+        """Return the result of a call; None if it fails. A failure drops the callback if its
+        `on_failure` is "warn", else sets `failure` if that isn't set."""
         try:
             return call()
         except (Exception, SystemExit) as error:
@@ -316,7 +319,7 @@ def _read_state(callback: Callback) -> Any:
 
 
 def _require_text_keys(state: Any) -> None:
-    """Raise ValueError for a key that isn't a text: JSON would convert it, and not convert back."""
+    """Raise ValueError for a key that isn't a text: JSON would convert it to a text."""
     if isinstance(state, dict):
         for key, value in state.items():
             if not isinstance(key, str):
@@ -328,7 +331,7 @@ def _require_text_keys(state: Any) -> None:
 
 
 def combine_changes(changes: Sequence[RateChange]) -> tuple[RateChange, ...]:
-    """Return equivalent changes: a rate, a factor, or a rate and then a factor."""
+    """Return equivalent changes: a rate, a factor, or first a rate and then a factor."""
     combined: list[RateChange] = []
     for change in changes:
         if change.factor is None:
@@ -343,11 +346,11 @@ def combine_changes(changes: Sequence[RateChange]) -> tuple[RateChange, ...]:
 def change_rates(
     rates: np.ndarray, changes: Sequence[RateChange], rules: Sequence[OptimizerRule | RateRule] = ()
 ) -> np.ndarray:
-    """Return a table of learning rates, a row for each update, after changes.
+    """Return a table of learning rates, a row for each update, with changes applied in order.
 
-    All rows are changed, also of past updates, which a rollback may repeat. A factor multiplies
-    all columns. A new rate replaces column 0, the main schedule. The columns after it are of
-    `rules`: one with a `main_factor` becomes the new rate times that factor, others stay.
+    All rows are changed, also those of past updates, since a rollback may repeat them. A factor
+    multiplies all columns. A new rate replaces column 0, the main schedule. Column `i` after it is
+    of `rules[i - 1]`: if the rule has a `main_factor`, it becomes the new rate times that factor.
     """
     for change in changes:
         if change.factor is None:
@@ -364,5 +367,5 @@ def change_rates(
 
 
 def with_parameters(state: TrainState, params: Any) -> TrainState:
-    """Return the state on the host with other parameters; a moving average is unchanged."""
+    """Return the state as numpy arrays with new parameters; a moving average is unchanged."""
     return replace(jax.tree.map(np.asarray, state), params=params)

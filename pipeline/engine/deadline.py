@@ -1,4 +1,4 @@
-"""The deadline of training: the steps that are done in time, and an early end if they slow down."""
+"""The deadline of training: how many steps end in time, and an earlier end if steps get slower."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ class Deadline:
     """The end of the time for training; by default there is none."""
 
     stop_at: float | None = None
-    """Time by `time.perf_counter` at which the last step has to be done; None: never."""
+    """Time by `time.perf_counter` by which the last step must be done; None: no deadline."""
     event_s: Mapping[Event, float] = field(default_factory=dict)
-    """Seconds of each event that is before the last step."""
+    """Seconds that each event takes."""
     note_end: Callable[[int], None] = lambda step: None
-    """Records that training ends after a step, before its schedule does."""
+    """Records the step after which training ends, if the schedule is cut."""
 
-    def shorten(self, schedule: Schedule, step: int, dispatch_size: DispatchSize) -> Schedule:
+    def move_end(self, schedule: Schedule, step: int, dispatch_size: DispatchSize) -> Schedule:
         """Return the schedule from boundary `step` on, with fewer steps if the last would be late.
 
-        Steps may get faster again. So the schedule is cut only if there isn't time for the next
-        dispatch, its events and one more dispatch. At least one step follows.
+        The schedule is cut only if there isn't time for the next dispatch, its events and one more
+        dispatch, since steps may get faster again. At least one step follows.
         """
         step_s = dispatch_size.step_s
         if self.stop_at is None or step_s is None:
             return schedule
         left_s = self.stop_at - time.perf_counter()
-        required = _end_at(schedule, step + dispatch_size.max_steps + 1)
+        next_dispatch = _end_at(schedule, step + dispatch_size.max_steps + 1)
         spare_s = left_s - dispatch_size.dispatch_s
-        if find_last_step(required, step, spare_s, step_s, self.event_s) >= required.run.total:
+        last_step = find_last_step(next_dispatch, step, spare_s, step_s, self.event_s)
+        if last_step >= next_dispatch.run.total:
             return schedule
         end = max(step + 1, find_last_step(schedule, step, left_s, step_s, self.event_s))
         if end >= schedule.run.total:
@@ -47,43 +48,44 @@ class Deadline:
 class MovableEnd:
     """The deadline of a run whose learning rates don't depend on its number of steps.
 
-    The number is chosen again whenever half of the remaining time is over, by the pace since the
-    last choice, and also before an end that another dispatch may reach.
+    The number of steps is chosen again, by the time of a step since the last choice, when half of
+    the time that remained then is over, or the next two dispatches may reach the end or be late.
     """
 
     stop_at: float
-    """As in `Deadline`, with `event_s`."""
+    """Time by `time.perf_counter` by which the last step must be done."""
     event_s: Mapping[Event, float]
+    """Seconds that each event takes."""
     note_end: Callable[[int], None]
     """Records the new number of steps."""
     most_steps: int
-    """The largest number of steps."""
     _chosen_at: float | None = None
     """Time of the last choice, after `_chosen_step` steps."""
     _chosen_step: int = 0
     _due_at: float = 0.0
+    """Time at which the number is chosen again."""
 
-    def shorten(self, schedule: Schedule, step: int, dispatch_size: DispatchSize) -> Schedule:
-        """Return the schedule from boundary `step` on, with fewer steps or more."""
+    def move_end(self, schedule: Schedule, step: int, dispatch_size: DispatchSize) -> Schedule:
+        """Return the schedule with another number of steps; limit the time of next dispatches."""
         if dispatch_size.step_s is None:
             return schedule
         now = time.perf_counter()
         left_s = self.stop_at - now
         if self._chosen_at is None:
-            # The pace of all steps is counted from here: the first step is slower.
+            # The first step is slower, so times of steps are measured from here on.
             self._note_choice(now, step)
-        # The next dispatches are a part of the time, so that a slow one can't use all of it.
+        # A dispatch is planned for at most a quarter of the time, so a slow one can't use it up.
         dispatch_size.dispatch_s = min(schedule.dispatch_seconds, max(left_s, 0.0) / 4)
         step_s = max(dispatch_size.step_s, LEAST_S)
         soon = step + 2 * dispatch_size.max_steps
         if now < self._due_at and soon < schedule.run.total:
-            # Only the next dispatches are looked at, as this is done after each.
-            required = _end_at(schedule, soon + 1)
-            if find_last_step(required, step, left_s, step_s, self.event_s) > soon:
+            # This runs after each dispatch, so only the steps of the next two are checked.
+            next_dispatches = _end_at(schedule, soon + 1)
+            if find_last_step(next_dispatches, step, left_s, step_s, self.event_s) > soon:
                 return schedule
         if step > self._chosen_step:
-            # The faster pace, as a choice of too many steps is mended, and one of too few isn't.
-            step_s = max(min(step_s, self._measure_pace(schedule, now, step)), LEAST_S)
+            # The shorter time of a step: too many steps are reduced later, too few may be the end.
+            step_s = max(min(step_s, self._measure_step_s(schedule, now, step)), LEAST_S)
         self._note_choice(now, step)
         longest = replace(schedule, run=replace(schedule.run, total=self.most_steps))
         end = max(step + 1, find_last_step(longest, step, left_s, step_s, self.event_s))
@@ -97,8 +99,11 @@ class MovableEnd:
         self._chosen_step = step
         self._due_at = (now + self.stop_at) / 2
 
-    def _measure_pace(self, schedule: Schedule, now: float, step: int) -> float:
-        """Return the seconds of a step since the last choice, at least half of the time of all."""
+    def _measure_step_s(self, schedule: Schedule, now: float, step: int) -> float:
+        """Return the mean seconds of a step since the last choice, without events.
+
+        At most half of the time is subtracted for events, since their seconds are estimates.
+        """
         assert self._chosen_at is not None
         first = self._chosen_step
         seconds = now - self._chosen_at
@@ -111,7 +116,7 @@ class MovableEnd:
 
 
 def _end_at(schedule: Schedule, step: int) -> Schedule:
-    """Return the schedule up to a step."""
+    """Return the schedule, ended after `step` or at its own end."""
     return replace(schedule, run=replace(schedule.run, total=min(step, schedule.run.total)))
 
 
@@ -124,11 +129,11 @@ def find_last_step(
 ) -> int:
     """Return the last step that ends within `left_s` seconds after boundary `first`.
 
-    A step takes `step_s`, and the events between two steps `event_s`. Events after the last step
-    don't count.
+    A step takes `step_s` seconds, an event before the last step `event_s[event]` seconds.
     """
     step = first
-    unsplit = replace(schedule.run, sink_steps=schedule.run.total)  # The end of a sink is free.
+    # One sink, since the end of a sink takes no time.
+    unsplit = replace(schedule.run, sink_steps=schedule.run.total)
     every = {event: due for event, due in schedule.every.items() if event_s.get(event)}
     for segment in unsplit.segments(first, every):
         steps = int(left_s / step_s)

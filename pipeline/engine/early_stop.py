@@ -20,9 +20,9 @@ class EarlyStop:
     metric: str | None = None
     better: Direction = "min"
     patience: int = 1
-    """Number of evaluations without an improvement that ends training."""
+    """Number of successive evaluations without an improvement after which training ends."""
     min_delta: float = 0.0
-    """Change that an improvement exceeds."""
+    """An improvement is a change by more than this."""
     progress: EarlyStopState = field(default_factory=EarlyStopState)
 
     def restore(self, progress: EarlyStopState) -> None:
@@ -44,7 +44,7 @@ class EarlyStop:
 
     @property
     def is_over(self) -> bool:
-        """Whether training should end, by evaluations of this or an earlier process."""
+        """Whether training should end."""
         return self.metric is not None and self.progress.waited >= self.patience
 
     @property

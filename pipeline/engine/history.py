@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline.training.state import TrainState
 
 MAX_TIMED_DISPATCHES = 4096
-"""Times of at most this many dispatches are kept for the median."""
+"""Number of newest dispatches over which the median time of a step is computed."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class History:
     status: Literal["done", "stopped", "pruned"] = "done"
     reason: str | None = None
     left_out: int = 0
-    """Non-finite steps whose update was skipped, and steps that a rollback has undone."""
+    """Number of non-finite steps whose update was skipped, and of steps that a rollback undid."""
     loss: float | None = None
     train_s: float = 0.0
     """Seconds from the first dispatch to the last save, evaluations included."""
@@ -37,11 +37,11 @@ class History:
     step_seconds: deque[float] = field(default_factory=partial(deque, maxlen=MAX_TIMED_DISPATCHES))
     """Seconds per step of the newest dispatches, without the first one."""
     timed_steps: int = 0
-    """Steps of all dispatches but the first one."""
+    """Number of steps of all dispatches but the first."""
     timed_s: float = 0.0
-    """Seconds of all dispatches but the first one, waiting for data included."""
+    """Seconds of all dispatches but the first, waiting for data included."""
     evaluated: dict[int, Evaluation] = field(default_factory=dict)
-    """Last evaluation, by its step."""
+    """Only the last evaluation, by its step."""
 
     @property
     def step_ms(self) -> float | None:
@@ -59,7 +59,7 @@ class History:
         return self.step_seconds[-1] if self.step_seconds else self.first_dispatch_s
 
     def add_dispatch(self, steps: int, seconds: float, ended_at: float) -> None:
-        """Record a dispatch of `steps` steps in `seconds`; `ended_at` is by `perf_counter`."""
+        """Record that a dispatch took `seconds`, and ended at `ended_at` by `perf_counter`."""
         if self.first_dispatch_s is None:
             self.first_dispatch_s = seconds
             self.first_step_at = ended_at
@@ -71,30 +71,31 @@ class History:
 
 @dataclass
 class Progress:
-    """The state of training between two dispatches."""
+    """The state of training at a boundary."""
 
     state: TrainState
     history: History
     granted: Requests = field(default_factory=Requests)
-    """Requests of callbacks that are in effect, or will be at a later step."""
+    """Requests of callbacks that are in effect, or are accepted for a later step."""
     pending: PendingBoundary | None = None
-    """Boundary of this step if its evaluation was interrupted."""
+    """The boundary at this step if its evaluation was interrupted."""
     verdict: str | None = None
-    """Reason of a pruner to end the run, from an earlier process that was interrupted."""
+    """Reason for which a pruner ended the run at `pending`, in an earlier process."""
     saved_step: int | None = None
     """Step of the newest checkpoint that callbacks were notified of."""
     saved_at: float = 0.0
     """Time of the newest checkpoint, or of the start, by `time.monotonic`."""
     num_answered_saves: int = 0
-    """Saves requested by signals that have been made."""
+    """Number of saves that signals requested and that are done."""
     recent: RecentSteps = field(default_factory=RecentSteps)
 
     @classmethod
     def restore(cls, state: TrainState, host: HostState, history: History) -> Progress:
-        """Return the progress of a checkpoint, and set the loss of `history`."""
+        """Return the progress that a checkpoint saved, with the loss before its evaluation."""
         progress = cls(state, history, host.callbacks.granted, saved_step=history.step or None)
-        if host.unfinished_boundary is not None:
-            progress.pending = host.unfinished_boundary
-            progress.verdict = host.unfinished_boundary.verdict
-            history.loss = host.unfinished_boundary.loss
+        pending = host.unfinished_boundary
+        if pending is not None:
+            progress.pending = pending
+            progress.verdict = pending.verdict
+            history.loss = pending.loss
         return progress

@@ -13,7 +13,7 @@ from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.deadline import Deadline, MovableEnd
 from pipeline.engine.early_stop import EarlyStop
 from pipeline.engine.history import Progress
-from pipeline.engine.non_finite_step import Examined
+from pipeline.engine.non_finite_step import Examination
 from pipeline.engine.rollback import NoRollbacks
 from pipeline.training.parallel.ranks import Agree, decide_alone
 
@@ -29,16 +29,16 @@ CALLBACKS = "callbacks"
 
 @dataclass(frozen=True)
 class Saves:
-    """The checkpoints of a run, each with everything that a resumed run needs."""
+    """The checkpoints of a run. Each has everything that a resumed run needs."""
 
     writer: Checkpoints | NoCheckpoints | None = None
     """Writer of the checkpoints; None if the run saves nothing."""
     every_seconds: float | None = None
     """Longest time without a checkpoint; None: no limit."""
     host: Mapping[str, Any] = field(default_factory=dict)
-    """JSON in every checkpoint for a resumed run, besides the state of the hooks."""
+    """JSON that every checkpoint has, besides the state of the hooks."""
     log_marks: Callable[[int], Mapping[str, Any]] | None = None
-    """Function from a step to marks of the logs, by which a resumed run checks the logs."""
+    """Function from a step to JSON for a checkpoint, by which a resumed run checks the logs."""
 
     def prepare(self) -> None:
         """Import the modules that the first save needs."""
@@ -54,14 +54,14 @@ class Saves:
         )
 
     def save(self, hooks: Hooks, run: Progress, metrics: Mapping[str, float] | None = None) -> None:
-        """Save the current state, after callbacks are notified and the logs are written."""
+        """Notify callbacks, write the logs, then save the current state and `metrics`."""
         if self.writer is None:
             return
         step = run.history.step
         if run.saved_step != step:
             run.saved_step = step
             hooks.callbacks.notify("on_checkpoint", run.state, step, step)
-        # Before the checkpoint, since a resumed run appends to the logs after its step.
+        # First, since a resumed run appends to logs that must reach the checkpoint's step.
         for monitor in hooks.monitors:
             monitor.flush()
         host_state = {**self.host, "early_stop": hooks.early_stop.state()}
@@ -87,9 +87,9 @@ def never_prune(verdict: str | None) -> str | None:
     return None
 
 
-def examine_nothing(state: TrainState, step: int) -> Examined:
+def examine_nothing(state: TrainState, step: int) -> Examination:
     """Return an examination without findings."""
-    return Examined()
+    return Examination()
 
 
 def do_nothing(state: TrainState, step: int) -> None:
@@ -112,16 +112,16 @@ class Hooks:
     deadline: Deadline | MovableEnd = field(default_factory=Deadline)
     rollbacks: NoRollbacks = field(default_factory=NoRollbacks)
     on_non_finite_step: str = "stop"
-    """Name of the policy for non-finite steps, on which the advice depends."""
-    examine: Callable[[TrainState, int], Examined] = examine_nothing
+    """The recipe's `train.on_nan`, on which the advice after a non-finite step depends."""
+    examine: Callable[[TrainState, int], Examination] = examine_nothing
     """Examines the step that ended the run, from the state before it."""
     dump: Callable[[TrainState, int], None] = do_nothing
-    """Dumps the step after a number of steps, without changing the state."""
+    """Dumps the step that follows a state, from the state and the number of steps done."""
     collect: Callable[[TrainState, int], None] = do_nothing
-    """Shows the weights and gradients of a state after a number of steps."""
+    """Shows the weights and gradients of a state, from the state and the number of steps done."""
     gather: Callable[[TrainState], TrainState] | None = None
     """Returns a state that this process can read; all processes call it. None: it reads any."""
     signals: Signals = field(default_factory=Signals)
-    """Requests from outside the process, which training checks after every dispatch."""
+    """Signals to stop or to save, which training checks after every dispatch."""
     agree: Agree = decide_alone
-    """Returns the first process's decision, if a decision depends on time."""
+    """Returns in all processes what a function returns in the first one."""

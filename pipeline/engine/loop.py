@@ -1,7 +1,7 @@
 """The training loop: it runs the schedule segment by segment, with each event at its exact step.
 
-A signal to stop takes effect between dispatches, also in an evaluation. The remaining events
-of the boundary are saved with the state, and a resumed run begins with them.
+A signal to stop takes effect between two dispatches of training or of an evaluation. After an
+interrupted evaluation, a resumed run begins with the remaining events of that boundary.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOG = logging.getLogger(__name__)
 RESUMED_EVENTS = frozenset({Event.EVALUATE, Event.CHECKPOINT})
 """Events that remain at a boundary whose evaluation was interrupted."""
 SHOWING_EVENTS = frozenset({Event.DUMP, Event.COLLECT})
-"""Events that change nothing, and at which requests don't take effect."""
+"""Events that only show the state: requests don't take effect at them, and nothing is saved."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Program:
     executable: Executable
     mechanism: Mechanism = "loop"
     learning_rates: np.ndarray | None = None
-    """Table, float32, with a row for each update; None if it can't be changed."""
+    """Table, float32, with a row for each update; None if the rates can't be changed."""
     rate_rules: Sequence[OptimizerRule | RateRule] = ()
-    """Rules of the columns after the first."""
+    """Rules of the table's columns after the first."""
 
 
 @dataclass
 class SinkClock:
-    """Steps and seconds of the current sink so far, with its newest telemetry."""
+    """Steps and seconds of the current sink so far."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -79,20 +79,20 @@ class Decision(NamedTuple):
     max_steps: int
     """The next dispatch has at most this many steps."""
     stop: str | None
-    """Signal to stop, as text."""
+    """Text about a signal to stop; None without a signal."""
     prune: str | None
-    """Reason to end a run that isn't worth continuing."""
+    """Reason to end a run that isn't worth continuing; None if it continues."""
     save: bool
     """Whether a checkpoint is requested, or due by time."""
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run between its start and its end: what it calls, and how far it is."""
+    """A run between its start and its end: everything that it calls, and its progress."""
 
     program: Program
     hooks: Hooks
-    run: Progress
+    progress: Progress
     dispatch_size: DispatchSize
     sink: SinkClock = field(default_factory=SinkClock)
 
@@ -108,18 +108,18 @@ def train(
     """Train from `history.step` to the end; `host` is the host's part of a checkpoint.
 
     Yields the report of each sink before its boundary is saved. Updates `history`, and returns the
-    state after saving it. Raises NonFiniteStepError if a loss or gradient isn't finite and the
-    policy doesn't continue, and CallbackError if a callback fails that ends the run. In both cases
-    the last finite state has been saved, and `history` ends at it.
+    state after saving it. Raises NonFiniteStepError if a loss or gradient isn't finite and
+    `train.on_nan` ends the run, and CallbackError if a callback fails that ends the run. In both
+    cases the last finite state has been saved, and `history` ends at it.
     """
     started_at = time.monotonic()
-    run = Progress.restore(state, host, history)
-    run.saved_at = started_at
+    progress = Progress.restore(state, host, history)
+    progress.saved_at = started_at
     dispatch_size = DispatchSize(schedule.dispatch_seconds, history.newest_step_s)
-    training = TrainingRun(program, hooks, run, dispatch_size)
+    training = TrainingRun(program, hooks, progress, dispatch_size)
     begin_run(training, host)
     # The first segment has the events that an earlier process left at this boundary.
-    segment_events = RESUMED_EVENTS if run.pending is not None else frozenset()
+    segment_events = RESUMED_EVENTS if progress.pending is not None else frozenset()
     segment = Segment(history.step, history.step, segment_events)
 
     while True:
@@ -132,28 +132,29 @@ def train(
         metrics = evaluate(training) if Event.EVALUATE in events else None
 
         # Save. Requests are granted first: a resumed run starts after this boundary's events.
-        if events - SHOWING_EVENTS and run.pending is None:
+        if events - SHOWING_EVENTS and progress.pending is None:
             if report is not None:
                 yield report
             grant_requests(training)
             hooks.callbacks.write_scalars()
-            if Event.CHECKPOINT in events or history.step in run.granted.save_at:
+            if Event.CHECKPOINT in events or history.step in progress.granted.save_at:
                 save(training, metrics)
             raise_failure(training)
         if schedule.dumps_at(history.step):
-            hooks.dump(run.state, history.step)
+            hooks.dump(progress.state, history.step)
 
         # Stop, or save and continue with the next dispatch.
         is_last = history.step == schedule.run.total
         decision = decide(training, is_last=is_last)
-        is_over = hooks.early_stop.is_over or run.granted.stop or decision.prune
+        is_over = hooks.early_stop.is_over or progress.granted.stop or decision.prune
         if is_last or decision.stop or (is_over and (events or not has_steps)):
             break
         if has_steps and decision.save:
             save(training)
-            run.num_answered_saves = hooks.signals.saves
+            progress.num_answered_saves = hooks.signals.saves
         schedule = meet_deadline(training, schedule)
-        requested = {Event.EVALUATE: run.granted.evaluate_at, Event.CHECKPOINT: run.granted.save_at}
+        granted = progress.granted
+        requested = {Event.EVALUATE: granted.evaluate_at, Event.CHECKPOINT: granted.save_at}
         segment = schedule.next_segment(history.step, decision.max_steps, requested)
 
     return end_run(training, decision, started_at, is_last=is_last)
@@ -162,17 +163,17 @@ def train(
 def begin_run(training: TrainingRun, host: HostState) -> None:
     """Restore the hooks and notify callbacks of the start; at step 0 also log, collect and save."""
     hooks = training.hooks
-    run = training.run
+    progress = training.progress
     hooks.early_stop.restore(host.early_stop)
     hooks.rollbacks.remember(host.rollbacks)
     hooks.callbacks.restore(host.callbacks)
     set_rates(training)
-    hooks.callbacks.notify("on_begin", run.state, run.history.step)
+    hooks.callbacks.notify("on_begin", progress.state, progress.history.step)
     raise_failure(training)
     grant_requests(training)
-    if run.history.step == 0:
+    if progress.history.step == 0:
         hooks.callbacks.write_scalars()
-        hooks.collect(run.state, 0)
+        hooks.collect(progress.state, 0)
         if hooks.rollbacks.needs_start:
             save(training)
 
@@ -182,40 +183,40 @@ def run_segment(
 ) -> frozenset[Event]:
     """Run the steps of a segment, log them and notify callbacks.
 
-    Returns the events of the boundary; none after a rollback.
+    Returns the events of the boundary; none if a rollback ended the segment before it.
     """
     hooks = training.hooks
-    run = training.run
-    history = run.history
-    telemetry, seconds = dispatch(training.program, segment, run)
+    progress = training.progress
+    history = progress.history
+    telemetry, seconds = dispatch(training.program, segment, progress)
     training.dispatch_size.record(len(telemetry), seconds)
     hooks.saves.prepare()  # not earlier: the first step would wait for it
     for monitor in hooks.monitors:
         monitor.on_steps(telemetry, seconds)
     training.sink.add(telemetry, seconds)
-    run.recent.add(telemetry)
+    progress.recent.add(telemetry)
     answer_non_finite_step(training, run_schedule, telemetry)
-    # A rollback ends before the boundary.
+    # After a rollback, the step may be before the boundary.
     events = segment.events if history.step == segment.stop else frozenset()
-    hooks.callbacks.notify("on_steps", run.state, history.step, telemetry)
+    hooks.callbacks.notify("on_steps", progress.state, history.step, telemetry)
     if Event.COLLECT in events:
-        hooks.collect(run.state, history.step)
-    if events <= SHOWING_EVENTS:  # Other events save first.
+        hooks.collect(progress.state, history.step)
+    if events <= SHOWING_EVENTS:  # At other events, `train` raises it after saving.
         raise_failure(training)
     return events
 
 
-def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemetry, float]:
+def dispatch(program: Program, segment: Segment, progress: Progress) -> tuple[Telemetry, float]:
     """Run the steps of a segment; return their telemetry and the seconds that they took."""
-    history = run.history
+    history = progress.history
     began_at = time.perf_counter()
-    run.state, telemetry = program.executable.run(
-        run.state, segment.start, segment.stop, program.mechanism
+    progress.state, telemetry = program.executable.run(
+        progress.state, segment.start, segment.stop, program.mechanism
     )
     ended_at = time.perf_counter()
     seconds = ended_at - began_at
-    stop = segment.start + len(telemetry)
-    LOG.debug("steps %d to %d in %.6f s", segment.start + 1, stop, seconds)
+    last_step = segment.start + len(telemetry)
+    LOG.debug("steps %d to %d in %.6f s", segment.start + 1, last_step, seconds)
     history.add_dispatch(len(telemetry), seconds, ended_at)
     history.step = segment.stop
     history.loss = float(telemetry.loss[-1])
@@ -224,61 +225,61 @@ def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemet
 
 def end_sink(training: TrainingRun) -> SinkReport:
     """Report the sink that ends at this boundary to monitors and callbacks."""
-    run = training.run
-    report = training.sink.report(run.history.step)
+    progress = training.progress
+    report = training.sink.report(progress.history.step)
     for monitor in training.hooks.monitors:
         monitor.on_sink(report)
-    training.hooks.callbacks.notify("on_sink", run.state, run.history.step, report)
+    training.hooks.callbacks.notify("on_sink", progress.state, progress.history.step, report)
     return report
 
 
 def evaluate(training: TrainingRun) -> Mapping[str, float] | None:
     """Evaluate the state and return the metrics; None if a signal to stop interrupted it."""
     hooks = training.hooks
-    run = training.run
-    step = run.history.step
-    # Before the evaluation: a signal that interrupts it would lose new parameters.
+    progress = training.progress
+    step = progress.history.step
+    # Requests are granted before, since an interrupted evaluation would lose new parameters.
     grant_requests(training)
-    evaluation = hooks.evaluate(run.state)
+    evaluation = hooks.evaluate(progress.state)
     if evaluation is None:
-        verdict = hooks.prune(run.verdict) or run.verdict
-        run.pending = PendingBoundary(run.history.loss, verdict)
+        verdict = hooks.prune(progress.verdict) or progress.verdict
+        progress.pending = PendingBoundary(progress.history.loss, verdict)
         return None
-    run.pending = None
-    run.history.evaluated = {step: evaluation}
+    progress.pending = None
+    progress.history.evaluated = {step: evaluation}
     hooks.early_stop.add(evaluation)
     for monitor in hooks.monitors:
         monitor.on_eval(step, evaluation)
-    hooks.callbacks.notify("on_eval", run.state, step, step, evaluation)
+    hooks.callbacks.notify("on_eval", progress.state, step, step, evaluation)
     return evaluation.scalars()
 
 
 def save(training: TrainingRun, metrics: Mapping[str, float] | None = None) -> None:
     """Save the current state with the metrics of its evaluation."""
-    training.hooks.saves.save(training.hooks, training.run, metrics)
-    training.run.saved_at = time.monotonic()
+    training.hooks.saves.save(training.hooks, training.progress, metrics)
+    training.progress.saved_at = time.monotonic()
 
 
 def decide(training: TrainingRun, *, is_last: bool) -> Decision:
-    """Return the first process's decision; a run at its end is never pruned."""
+    """Return the first process's decision, without pruning at the end and in an evaluation."""
     hooks = training.hooks
-    run = training.run
-    can_prune = not is_last and run.pending is None
-    is_requested = hooks.signals.saves > run.num_answered_saves
-    is_due = is_requested or hooks.saves.is_due(time.monotonic() - run.saved_at)
+    progress = training.progress
+    can_prune = not is_last and progress.pending is None
+    is_requested = hooks.signals.saves > progress.num_answered_saves
+    is_due = is_requested or hooks.saves.is_due(time.monotonic() - progress.saved_at)
 
     def make_decision() -> list[Any]:
-        prune = hooks.prune(run.verdict) if can_prune else None
+        prune = hooks.prune(progress.verdict) if can_prune else None
         return [training.dispatch_size.max_steps, hooks.signals.stop, prune, is_due]
 
     return Decision._make(hooks.agree(make_decision))
 
 
 def meet_deadline(training: TrainingRun, schedule: Schedule) -> Schedule:
-    """Return the schedule with the steps that the deadline allows; show monitors a new number."""
+    """Return the schedule with the steps that the deadline allows; notify monitors of a change."""
     hooks = training.hooks
-    step = training.run.history.step
-    changed = hooks.deadline.shorten(schedule, step, training.dispatch_size)
+    step = training.progress.history.step
+    changed = hooks.deadline.move_end(schedule, step, training.dispatch_size)
     if changed.run.total != schedule.run.total:
         for monitor in hooks.monitors:
             monitor.on_length(changed.run.total)
@@ -290,16 +291,16 @@ def end_run(
 ) -> TrainState:
     """Record the status and the reason of a run's end, save and notify. Returns the state."""
     hooks = training.hooks
-    run = training.run
-    history = run.history
-    history.left_out = count_skipped(run.state)
-    if run.pending is not None:
+    progress = training.progress
+    history = progress.history
+    history.left_out = count_skipped(progress.state)
+    if progress.pending is not None:
         history.status = "stopped"
         history.reason = decision.stop
     elif hooks.early_stop.is_over:
         history.reason = f"early stop: {hooks.early_stop.reason}"
-    elif run.granted.stop is not None:
-        history.reason = f"a callback stopped it: {run.granted.stop}"
+    elif progress.granted.stop is not None:
+        history.reason = f"a callback stopped it: {progress.granted.stop}"
     elif decision.prune:
         history.status = "pruned"
         history.reason = decision.prune
@@ -308,12 +309,12 @@ def end_run(
         history.reason = decision.stop
     save(training)
     history.train_s = time.monotonic() - started_at
-    hooks.callbacks.notify("on_end", run.state, history.step, history.status)
+    hooks.callbacks.notify("on_end", progress.state, history.step, history.status)
     if history.status == "done":
-        # A stopped run has its scalars in its checkpoint, and a resumed run writes them.
+        # The scalars of a stopped run are in its checkpoint; the resumed run writes them.
         hooks.callbacks.write_scalars()
     raise_failure(training)
-    return run.state
+    return progress.state
 
 
 def exhaust(steps: Generator[Any, None, T]) -> T:
@@ -327,23 +328,25 @@ def exhaust(steps: Generator[Any, None, T]) -> T:
 
 
 def grant_requests(training: TrainingRun) -> None:
-    """Grant the requests of callbacks, in all processes of the run."""
+    """Put the requests of callbacks into effect, in all processes of the run."""
     hooks = training.hooks
-    run = training.run
+    progress = training.progress
     requests = hooks.callbacks.take_requests(hooks.agree)
     if requests is not None:
-        run.granted = add_requests(run.granted, requests, run.history.step)
+        progress.granted = add_requests(progress.granted, requests, progress.history.step)
         if requests.rates:
             set_rates(training)
     parameters = hooks.callbacks.take_parameters()
     if parameters is not None:
-        run.state = training.program.executable.put(with_parameters(run.state, parameters))
-        hooks.callbacks.show_state(run.state)
-        run.history.evaluated = {}
+        progress.state = training.program.executable.put(
+            with_parameters(progress.state, parameters)
+        )
+        hooks.callbacks.show_state(progress.state)
+        progress.history.evaluated = {}
 
 
 def add_requests(granted: Requests, requests: Requests, step: int) -> Requests:
-    """Return the requests that are in effect at a boundary, without those for earlier steps."""
+    """Return all requests at boundary `step`, without evaluations and saves of earlier steps."""
     evaluations = {*granted.evaluate_at, *requests.evaluate_at}
     saves = {*granted.save_at, *requests.save_at}
     return Requests(
@@ -355,25 +358,25 @@ def add_requests(granted: Requests, requests: Requests, step: int) -> Requests:
 
 
 def set_rates(training: TrainingRun) -> None:
-    """Pass the current learning rates to the device and the callbacks."""
+    """Pass the learning rates to callbacks, and to the device if they were changed."""
     program = training.program
     rates = program.learning_rates
     if rates is None:
         return
-    changes = training.run.granted.rates
+    changes = training.progress.granted.rates
     training.hooks.callbacks.show_rates(rates, changes)
     if changes:
         program.executable.set_learning_rates(change_rates(rates, changes, program.rate_rules))
 
 
 def raise_failure(training: TrainingRun) -> None:
-    """Raise the error of a callback that ends the run, once the state is saved.
+    """Save the state and raise the error of a callback, if one has ended the run.
 
-    The state isn't saved if other processes have parts of it, as they don't know of the error.
+    The state isn't saved if other processes have parts of it: they don't save at this step.
     """
     hooks = training.hooks
     if hooks.callbacks.failure is not None:
-        if training.run.history.step > 0 and hooks.gather is None:
+        if training.progress.history.step > 0 and hooks.gather is None:
             save(training)
         raise hooks.callbacks.failure
 
@@ -381,34 +384,34 @@ def raise_failure(training: TrainingRun) -> None:
 def answer_non_finite_step(
     training: TrainingRun, run_schedule: RunSchedule, telemetry: Telemetry
 ) -> None:
-    """Roll back if the last step was non-finite. Raises NonFiniteStepError if the step ends the
-    run, after saving the state before it."""
+    """Roll back if `telemetry` has a step that isn't finite and wasn't skipped. If the run can't,
+    save the state before that step and raise NonFiniteStepError."""
     step = telemetry.non_finite_step
     if step is None:
         return
     hooks = training.hooks
-    run = training.run
-    history = run.history
+    progress = training.progress
+    history = progress.history
     history.step = step
     problem = ""
     try:
-        restored = hooks.rollbacks.go_back(step, run.state)
+        restored = hooks.rollbacks.go_back(step, progress.state)
         if restored is not None:
             for monitor in hooks.monitors:
                 monitor.on_rollback(step, hooks.rollbacks.done[-1].to)
-            run.state = training.program.executable.put(restored)
+            progress.state = training.program.executable.put(restored)
             return
     except RunError as error:
         problem = f"; {error}"
     history.step = step - 1
-    history.left_out = count_skipped(run.state)
-    # Without the non-finite step: a resumed run repeats it, and then notifies callbacks.
+    history.left_out = count_skipped(progress.state)
+    # Callbacks aren't notified of the non-finite step, since a resumed run repeats it.
     finite_steps = telemetry.take_first(len(telemetry) - 1)
     if len(finite_steps):
-        hooks.callbacks.notify("on_steps", run.state, history.step, finite_steps)
+        hooks.callbacks.notify("on_steps", progress.state, history.step, finite_steps)
     save(training)
-    examined = hooks.examine(run.state, step)
-    cause = run.recent.explain(examined)
+    examined = hooks.examine(progress.state, step)
+    cause = progress.recent.explain(examined)
     saved = f"; the state of step {step - 1} is saved" if hooks.saves.writer is not None else ""
     place = run_schedule.place(step)
     text = (  # MindSpore's words first

@@ -13,17 +13,17 @@ from pipeline.training.telemetry import Telemetry
 RECENT_STEPS = 20
 """Number of newest steps that are searched for an explosion."""
 GROWTH = 100.0
-"""Least factor of an explosion of the loss or the gradient norm; batches differ by less."""
+"""Least factor by which an exploded loss or gradient norm has risen; batches differ by less."""
 LEAST_LOSS = 10.0
 LEAST_NORM = 1e3
 LEAST_WEIGHT = 1e3
-"""Least magnitudes of exploded values: small losses vary by any factor."""
+"""Least magnitudes that have exploded, since smaller ones may vary by any factor."""
 
 
 class NonFiniteStepError(RunError):
     """A step whose loss or gradient isn't finite ends the run.
 
-    `advice` is the change that a new run needs; empty if resuming may help.
+    `advice` names the change that a new run needs; it is empty if resuming the run may help.
     """
 
     def __init__(self, message: str, advice: str) -> None:
@@ -32,13 +32,13 @@ class NonFiniteStepError(RunError):
 
 
 @dataclass(frozen=True)
-class Examined:
-    """The outcome of the examination of a non-finite step."""
+class Examination:
+    """The result of computing a non-finite step again."""
 
     repeats: bool = True
-    """Whether the step is non-finite a second time."""
+    """Whether the step is non-finite again."""
     is_in_data: bool = False
-    """Whether a value of the dataset is not finite."""
+    """Whether a value of the dataset isn't finite."""
     largest_weight: float = 0.0
     """Greatest magnitude in the parameters before the step."""
 
@@ -50,17 +50,18 @@ class RecentSteps:
         self._parts: deque[np.ndarray] = deque(maxlen=RECENT_STEPS)
 
     def add(self, telemetry: Telemetry) -> None:
-        """Add steps."""
+        """Add the steps of `telemetry`."""
         columns = (telemetry.loss, telemetry.grad_norm, telemetry.learning_rate)
         rows = np.stack([np.asarray(column[-RECENT_STEPS:], np.float64) for column in columns], 1)
         last = telemetry.start + len(telemetry)
         steps = np.arange(last - len(rows) + 1, last + 1, dtype=np.float64)[:, None]
         self._parts.append(np.concatenate([steps, rows], 1))
 
-    def explain(self, examined: Examined) -> str:
-        """Return a text on the learning rate if the newest steps have exploded, else ""."""
+    def explain(self, examined: Examination) -> str:
+        """Return a text that blames the learning rate if the newest steps exploded, else ""."""
         rows = np.concatenate([np.empty((0, 4)), *self._parts])
-        steps, losses, norms, rates = rows[np.isfinite(rows).all(1)][-RECENT_STEPS:].T
+        finite_rows = rows[np.isfinite(rows).all(1)]
+        steps, losses, norms, rates = finite_rows[-RECENT_STEPS:].T
         if examined.is_in_data or not len(steps) or rates[-1] == 0:
             return ""
         symptom = (
@@ -77,7 +78,7 @@ class RecentSteps:
 
 
 def _describe_rise(name: str, steps: np.ndarray, values: np.ndarray, least: float) -> str:
-    """Return a text about a rise by orders of magnitude; "" if values didn't rise."""
+    """Return a text about a rise to at least `least` by the factor `GROWTH`; "" without one."""
     end = len(values) - 1 - int(values[::-1].argmax())  # The last of equal maxima.
     start = int(values[: end + 1].argmin())
     if values[end] < max(least, GROWTH * values[start]):
@@ -90,7 +91,7 @@ def _describe_rise(name: str, steps: np.ndarray, values: np.ndarray, least: floa
 
 
 def _describe_large_weight(steps: np.ndarray, largest: float) -> str:
-    """Return a text about a weight that the first steps of a run have made large; "" if none."""
+    """Return a text if a weight is large after the first steps of a run, else ""."""
     num_steps = int(steps[-1])
     if int(steps[0]) > 1 or largest < LEAST_WEIGHT:
         return ""
@@ -98,8 +99,8 @@ def _describe_large_weight(steps: np.ndarray, largest: float) -> str:
     return f"after {num_steps} {unit} a weight has reached {largest:.4g}"
 
 
-def advise(examined: Examined, cause: str, step: int, policy: str) -> str:
-    """Return the change that a new run needs; "" if the step may not fail again."""
+def advise(examined: Examination, cause: str, step: int, policy: str) -> str:
+    """Return a text about the change that a new run needs; "" if the step may not fail again."""
     if not examined.repeats:
         return ""
     if cause:

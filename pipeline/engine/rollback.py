@@ -1,10 +1,10 @@
 """Rollback: after a non-finite step the state goes back to a checkpoint, and the data continues.
 
-The batches since the checkpoint are skipped: training continues with the batch after the non-finite
-one. Steps keep their numbers, and the learning rate follows the number of remaining updates. Only
-checkpoints at the recipe's steps are used (`checkpoint.every_steps`, `every_passes`, and the
-start), and none that a signal or a clock has caused, so that a resumed run goes back to the same
-step as an uninterrupted one. If training diverges again, an older checkpoint is used.
+Training continues with the batch after the non-finite step, and steps keep their numbers. The
+learning rate depends on the number of updates in the state, so it goes back too. Only checkpoints
+at the recipe's steps are used (`checkpoint.every_steps`, `every_passes`, and the start), not those
+that a signal or the time caused, so that a resumed run goes back to the same step as an
+uninterrupted one. If training diverges again, an older checkpoint is used.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ class NoRollbacks:
     needs_start = False
     """Whether the state before the first step must be saved."""
     done: Sequence[RollbackRecord] = ()
+    """Rollbacks so far, in order."""
 
     def remember(self, rollbacks: Iterable[tuple[int, int]]) -> None:
         """Do nothing."""
 
     def state(self) -> dict[str, Any]:
-        """Return the content of a checkpoint: nothing."""
+        """Return what a checkpoint stores: nothing."""
         return {}
 
     def go_back(self, step: int, state: TrainState) -> TrainState | None:
@@ -59,17 +60,18 @@ class NoRollbacks:
 class Rollbacks(NoRollbacks):
     """The rollbacks of a run, and the checkpoints that it can go back to.
 
-    `steps` lists the steps of the complete checkpoints; `read` returns the state of one of them in
-    the structure of a state. The first of several processes chooses the checkpoint; all read it.
+    The first of several processes chooses the checkpoint; all read it.
     """
 
     needs_start = True
     most: int
-    """A run rolls back at most this often."""
+    """Largest number of rollbacks of a run."""
     periods: Sequence[int]
-    """Periods of checkpoints, in steps."""
+    """Periods of the recipe's checkpoints, in steps."""
     steps: Callable[[], Sequence[int]]
+    """Lists the steps of the complete checkpoints."""
     read: Callable[[int, TrainState], TrainState]
+    """Reads the checkpoint of a step in the structure of a state. Raises DataError."""
     agree: Agree = decide_alone
     done: list[RollbackRecord] = field(default_factory=list)
 
@@ -78,7 +80,7 @@ class Rollbacks(NoRollbacks):
         self.done = [RollbackRecord(step, to) for step, to in rollbacks]
 
     def state(self) -> dict[str, Any]:
-        """Return the content of a checkpoint, as JSON."""
+        """Return what a checkpoint stores, as JSON."""
         return {ROLLBACKS: [[rollback.step, rollback.to] for rollback in self.done]}
 
     def go_back(self, step: int, state: TrainState) -> TrainState:
@@ -96,7 +98,7 @@ class Rollbacks(NoRollbacks):
         return _advance_to(self.read(boundary, state), step)
 
     def _find_boundary(self, step: int, state: TrainState) -> int | None:
-        """Return the newest unused boundary before `step` with finite weights; None without any."""
+        """Return the newest unused checkpoint's step before `step` with finite weights, or None."""
         used = {rollback.to for rollback in self.done}
         for boundary in sorted(self.steps(), reverse=True):
             if boundary >= step or boundary in used or not is_due(boundary, self.periods):
@@ -110,7 +112,7 @@ class Rollbacks(NoRollbacks):
 
 
 def _is_finite(state: TrainState) -> bool:
-    """Return whether weights are finite; in a checkpoint with a finite loss they may not be."""
+    """Return whether all weights of a state are finite. With a finite loss, some may not be."""
     trained = state.params, state.batch_stats, state.opt_state
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(trained)]
     return all(
@@ -119,12 +121,12 @@ def _is_finite(state: TrainState) -> bool:
 
 
 def _advance_to(state: TrainState, step: int) -> TrainState:
-    """Return the state with another `step`; the steps in between count as skipped."""
-    counts = state.bad_steps
-    assert counts is not None, "counted under this policy"
-    skipped = jnp.int32(counts.left_out + step - state.step)
+    """Return the state with `step` as its step; `left_out` grows by the steps in between."""
+    bad_steps = state.bad_steps
+    assert bad_steps is not None, "a run with rollbacks counts them"
+    left_out = jnp.int32(bad_steps.left_out + step - state.step)
     return replace(
         state,
         step=jnp.int32(step),
-        bad_steps=replace(counts, in_a_row=jnp.int32(0), left_out=skipped),
+        bad_steps=replace(bad_steps, in_a_row=jnp.int32(0), left_out=left_out),
     )

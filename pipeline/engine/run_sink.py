@@ -25,7 +25,7 @@ from pipeline.engine.batches import BatchSource, open_source
 from pipeline.engine.callbacks.events import Monitor, SinkReport
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks, Saves
-from pipeline.engine.loop import Program, exhaust, train
+from pipeline.engine.loop import Decision, Program, exhaust, train
 from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import LockMonitor
@@ -64,14 +64,13 @@ from pipeline.training.telemetry import Telemetry, concatenate_columns
 LEFT = "the loop was left"
 """Reason to stop if the caller leaves the loop."""
 DISPATCH_SECONDS = 1.0
-"""Longest time until a signal takes effect, and the length of a sink of "auto"."""
+"""Longest time of a dispatch, after which a signal takes effect; time of a sink of size "auto"."""
 SAVE_SECONDS = 60.0
-"""Time between checkpoints if no number of steps is set."""
-KEEP = 5
-"""Number of checkpoints that are kept."""
+"""Time between checkpoints if `save_every` isn't set."""
+MAX_CHECKPOINTS = 5
+"""Number of newest checkpoints that aren't deleted."""
 MEASURE_SECONDS = 0.2
-"""Least time of a dispatch by which the time of a step is measured."""
-
+"""Least time of the dispatch that measures the time of a step."""
 STEPS = SampleUnit("steps", "steps")
 """Unit of a custom loop's speed."""
 
@@ -87,11 +86,11 @@ class SinkMetrics(Monitor):
 
     @property
     def last(self) -> Telemetry:
-        """Newest steps. Raises IndexError before the first step."""
+        """Telemetry of the newest dispatch since the last report. Raises IndexError without one."""
         return self._parts[-1]
 
     def take(self) -> dict[str, np.ndarray]:
-        """Return the metrics by name, float32 (steps,), and clear them."""
+        """Return the metrics by name, float32 (steps,), and start the next report."""
         parts = self._parts
         self._parts = []
         return concatenate_columns(parts) if parts else {}
@@ -99,12 +98,13 @@ class SinkMetrics(Monitor):
 
 @dataclass(frozen=True)
 class PreparedSink:
-    """A checked custom loop; `state` is a copy on the host, at step 0."""
+    """A checked custom loop."""
 
     step: UserStep
     state: CustomState
+    """Copy of the caller's state on the host, at step 0."""
     spec: Any
-    """State with `jax.ShapeDtypeStruct` as leaves."""
+    """The caller's state with `jax.ShapeDtypeStruct` as leaves."""
     source: BatchSource
     settings: SinkSettings
 
@@ -128,15 +128,15 @@ def _copy_to_host(leaf: Any) -> np.ndarray:
 
 
 def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
-    """Run a custom loop from its newest checkpoint, and yield a report per sink. Raises DataError,
-    RunError and Interrupted as `sink` does."""
+    """Run a custom loop from its newest checkpoint, and yield a report per sink. Raises the errors
+    of `pipeline.sink`."""
     settings = prepared.settings
     source = prepared.source
     signals = Signals()
     placement = DevicePlacement((default_device(),))
     with handle_signals(signals), ExitStack() as stack:
-        before = _open_folder(prepared, stack)
-        saved = before.saved
+        earlier = _open_folder(prepared, stack)
+        saved = earlier.saved
         state = prepared.state if saved is None else saved.state
         start = int(state.step)
         if start > settings.steps:
@@ -149,16 +149,16 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
             source.seek(start, saved.position)
         loader = source.open_loader(placement, start, settings.steps)
         stack.callback(loader.close)
-        program, choice = compile_sink(prepared, state, loader, before.record)
-        size = choose_size(settings, before.record, program, state, loader)
+        program, choice = compile_sink(prepared, state, loader, earlier.record)
+        size = choose_size(settings, earlier.record, program, state, loader)
         run = RunSchedule(settings.steps, source.steps_per_epoch or settings.steps, size)
-        if settings.save is not None and before.record is None:
-            write_record(settings.save, SinkRecord(before.identity, choice, size))
-        outputs = _open_outputs(prepared, before, start, stack)
+        if settings.save is not None and earlier.record is None:
+            write_record(settings.save, SinkRecord(earlier.identity, choice, size))
+        outputs = _open_outputs(prepared, earlier, start, stack)
         history = History(start)
         limit = _WindowLimit(loader, history, settings.steps)
-        period_s = None if settings.save_every else SAVE_SECONDS
-        saves = Saves(outputs.checkpoints, period_s, log_marks=outputs.marks)
+        every_s = None if settings.save_every else SAVE_SECONDS
+        saves = Saves(outputs.checkpoints, every_s, log_marks=outputs.marks)
         hooks = Hooks(monitors=outputs.monitors, saves=saves, signals=signals, agree=limit.decide)
         periods = {Event.CHECKPOINT: (settings.save_every,)} if settings.save_every else {}
         schedule = Schedule(run, periods, dispatch_seconds=DISPATCH_SECONDS)
@@ -207,44 +207,46 @@ def _read_reports(
 
 
 @dataclass(frozen=True)
-class _Before:
-    """The content of a run's directory before the run; without a directory it has no lock."""
+class _EarlierRun:
+    """The content of a run's directory when the run starts or continues."""
 
     identity: SinkIdentity
+    """Identity of the run that starts."""
     record: SinkRecord | None = None
+    """None for a new run."""
     saved: SavedSink | None = None
     lock: Lock | None = None
+    """None if the run has no directory."""
 
 
-def _open_folder(prepared: PreparedSink, stack: ExitStack) -> _Before:
+def _open_folder(prepared: PreparedSink, stack: ExitStack) -> _EarlierRun:
     """Lock the directory and read the run in it. Raises DataError if it is another run."""
     folder = prepared.settings.save
-    source = prepared.source
-    identity = identify(prepared.step, prepared.state, source.describe())
+    identity = identify(prepared.step, prepared.state, prepared.source.describe())
     if folder is None:
-        return _Before(identity)
+        return _EarlierRun(identity)
     lock = stack.enter_context(hold_folder(folder))
     record = read_record(folder)
     if record is None:
-        return _Before(identity, lock=lock)
+        return _EarlierRun(identity, lock=lock)
     require_same(folder, record.identity, identity)
-    return _Before(identity, record, restore_sink(folder, prepared.state, warn_on_stderr), lock)
+    return _EarlierRun(identity, record, restore_sink(folder, prepared.state, warn_on_stderr), lock)
 
 
 def compile_sink(
     prepared: PreparedSink, state: CustomState, loader: Loader, record: SinkRecord | None
 ) -> tuple[SinkProgram, LoweringChoice]:
-    """Compile the step with the lowerings that `record` has, or else the fastest."""
+    """Compile the step with the lowerings of `record`, or without it the fastest; return both."""
     device = default_device()
-    single = has_slow_loop(prepared.step, prepared.spec, device)
-    before = None if record is None else record.choice
-    step, choice = lower_step(prepared.step, prepared.spec, device, before)
-    program = SinkProgram(step, state, loader, DevicePlacement((device,)), single_steps=single)
-    return program, choice
+    has_single_steps = has_slow_loop(prepared.step, prepared.spec, device)
+    recorded_choice = None if record is None else record.choice
+    step, choice = lower_step(prepared.step, prepared.spec, device, recorded_choice)
+    placement = DevicePlacement((device,))
+    return SinkProgram(step, state, loader, placement, single_steps=has_single_steps), choice
 
 
 def default_device() -> jax.Device:
-    """Return the device of new arrays, by `jax.default_device` if it is set."""
+    """Return the device on which jax makes new arrays."""
     return next(iter(jax.numpy.zeros(()).devices()))
 
 
@@ -255,8 +257,8 @@ def choose_size(
     state: CustomState,
     loader: Loader,
 ) -> int:
-    """Return the steps of a sink; for "auto" the steps of about a second, which are measured on a
-    copy of the state."""
+    """Return the number of steps of a sink; for "auto" that of `record`, or else of steps that take
+    about a second, measured on a copy of the state."""
     if settings.size == "all":
         return settings.steps
     if settings.size != "auto":
@@ -270,16 +272,15 @@ def choose_size(
     while True:
         trial, telemetry = program.run(trial, start, start + count, "loop")
         if len(telemetry) < count:
-            # A loss isn't finite, which the run will report.
-            return 1
-        # The first run of a length may be slower.
+            return 1  # A loss isn't finite. The run will report it.
+        # The dispatch above isn't timed, since the first one of a length may be slower.
         started_at = time.perf_counter()
         trial, _ = program.run(trial, start, start + count, "loop")
         seconds = time.perf_counter() - started_at
         if seconds >= MEASURE_SECONDS or start + 2 * count > window.stop:
             break
         count *= 2
-    program.latest = state  # Instead of the trial's.
+    program.latest = state
     steps = max(1, int(DISPATCH_SECONDS * count / max(seconds, 1e-9)))
     return min(_round_down(steps), settings.steps)
 
@@ -298,28 +299,29 @@ class _Outputs:
     monitors: tuple[Monitor, ...]
     checkpoints: Checkpoints | None = None
     marks: Callable[[int], Mapping[str, Any]] | None = None
+    """As `Saves.log_marks`, with the position in the data."""
 
 
 def _open_outputs(
-    prepared: PreparedSink, before: _Before, start: int, stack: ExitStack
+    prepared: PreparedSink, earlier: _EarlierRun, start: int, stack: ExitStack
 ) -> _Outputs:
-    """Open the logs and the checkpoints of a run, if it has a directory."""
+    """Open the logs and checkpoints of a run; without a directory it has only `SinkMetrics`."""
     folder = prepared.settings.save
     metrics = SinkMetrics()
     if folder is None:
         return _Outputs(metrics, (metrics,))
-    marks = None if before.saved is None else before.saved.host.logs
-    log = MetricsLog(folder, None, start, marks)
-    for findings in log.findings:
-        warn_on_stderr(str(findings))
+    saved_marks = None if earlier.saved is None else earlier.saved.host.logs
+    log = MetricsLog(folder, None, start, saved_marks)
+    for finding in log.findings:
+        warn_on_stderr(str(finding))
     board = BestEffortMonitor(
         TensorBoard(folder, start, batch_size=1, unit=STEPS), "TensorBoard", warn_on_stderr
     )
-    assert before.lock is not None, "the directory is held"
-    monitor = BackgroundMonitor([LockMonitor(folder, before.lock), log, board])
+    assert earlier.lock is not None, "the directory is held"
+    monitor = BackgroundMonitor([LockMonitor(folder, earlier.lock), log, board])
     stack.callback(monitor.close)
-    identity = {"step": before.identity.step}
-    checkpoints = stack.enter_context(Checkpoints(folder, Retention(KEEP), identity))
+    identity = {"step": earlier.identity.step}
+    checkpoints = stack.enter_context(Checkpoints(folder, Retention(MAX_CHECKPOINTS), identity))
 
     def mark(step: int) -> dict[str, Any]:
         logs = monitor.submit_and_wait(partial(log.marks, step))
@@ -336,23 +338,24 @@ class _WindowLimit:
     history: History
     total: int
     failure: Exception | None = None
-    """Error of the data before the end of the run."""
+    """Error of the data before the end of the run; raised once the state is saved."""
 
-    def decide(self, make_decision: Callable[[], Any]) -> Any:
-        """Return the fields of a `loop.Decision` whose next dispatch ends within the window."""
-        steps, stop, *others = make_decision()
+    def decide(self, make_decision: Callable[[], Any]) -> Decision:
+        """Return a decision of the training loop whose next dispatch ends within the window."""
+        decision = Decision._make(make_decision())
         step = self.history.step
-        if stop is None and step < self.total:
-            try:
-                steps = min(steps, self.loader.get_window(step).stop - step)
-            except Exception as error:  # of the user's iterator, raised once the state is saved
-                self.failure = error
-                stop = "the data ended"
-        return [steps, stop, *others]
+        if decision.stop is not None or step >= self.total:
+            return decision
+        try:
+            left_in_window = self.loader.get_window(step).stop - step
+        except Exception as error:  # of the user's iterator
+            self.failure = error
+            return decision._replace(stop="the data ended")
+        return decision._replace(max_steps=min(decision.max_steps, left_in_window))
 
 
 def _read_state(prepared: PreparedSink, program: SinkProgram, step: int) -> Any:
-    """Return a copy of the state after a step. Raises RunError after the next dispatch."""
+    """Return a copy of the state after a step. Raises RunError if another dispatch has run."""
     state = program.latest
     if state.step.is_deleted() or int(state.step) != step:
         raise RunError(
@@ -363,7 +366,7 @@ def _read_state(prepared: PreparedSink, program: SinkProgram, step: int) -> Any:
 
 
 def _arrange(prepared: PreparedSink, state: CustomState) -> Any:
-    """Return a state in the structure that the step function has."""
+    """Return a state in the structure of the step function's argument."""
     return prepared.step.state_layout.arrange(state.state)
 
 
@@ -377,19 +380,19 @@ def _describe_non_finite_step(metrics: SinkMetrics, settings: SinkSettings) -> s
 
 
 def _examine(prepared: PreparedSink, program: SinkProgram) -> str:
-    """Return a text on the first value that isn't finite; "" if the autopsy itself fails."""
+    """Return a text about the first value that isn't finite; "" if the autopsy itself fails."""
     state = program.latest
     try:
         batch = program.read_non_finite_batch()
         finding = examine_step(prepared.step.function, _arrange(prepared, state), batch)
-    except Exception as error:  # the step's failure matters more than any error here
+    except Exception as error:  # The caller must raise the step's error instead.
         warn_on_stderr(f"no autopsy of the step: {type(error).__name__}: {error}")
         return ""
     return f"; {finding}"
 
 
 def _make_early_end_error(failure: Exception, step: int, settings: SinkSettings) -> Exception:
-    """Return the error for data that end before the run."""
+    """Return the error for data that end before the run, with a note on the saved state."""
     if not isinstance(failure, PipelineError):
         return failure
     note = f"; the state of step {step} is saved in {settings.save}" if settings.save else ""

@@ -1,7 +1,7 @@
 """Schedule of a run: the position of every step, and the events that split a sink.
 
-Epochs, sinks and steps are counted from 1; a *boundary* is the number of steps done. The steps of
-events are known before the run starts, so an event happens at its exact step with any sink size.
+Epochs, sinks and steps are counted from 1. A *boundary* is a number of steps done. An event happens
+at its exact step with any sink size, since a sink is split there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 from types import MappingProxyType
 
 LEAST_S = 1e-9
-"""Least time of a step, in seconds: a clock may not advance during a short dispatch."""
+"""Least time of a step in seconds, since the clock may not advance during a short dispatch."""
 
 
 class Event(Enum):
@@ -30,7 +30,7 @@ NO_STEPS: Mapping[Event, Collection[int]] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps `start + 1 .. stop`, which run without the host, and the events after them."""
+    """Steps `start + 1 .. stop`, between which there is no event, and the events after them."""
 
     start: int
     stop: int
@@ -50,11 +50,12 @@ class StepPosition:
 
 @dataclass(frozen=True)
 class RunSchedule:
-    """The steps of a run; `sink_steps` is the length of a sink, None if the run doesn't sink."""
+    """The steps of a run."""
 
     total: int
     steps_per_epoch: int
     sink_steps: int | None
+    """Number of steps of a sink; None if the run doesn't sink."""
 
     def place(self, step: int) -> StepPosition:
         """Return the position of `step`, counted from 1; without sinks, a sink is an epoch."""
@@ -78,12 +79,14 @@ class RunSchedule:
         `every` has the periods, in steps, at which an event is due, and `at` further steps. Every
         step is a segment if the run doesn't sink.
         """
-        periods = {**every, Event.SINK_END: (self.sink_steps or 1,)}
+        event_periods = {**every, Event.SINK_END: (self.sink_steps or 1,)}
+        all_periods = {period for periods in event_periods.values() for period in periods}
+        all_steps = {step for steps in at.values() for step in steps}
         while first < self.total:
-            ends = [(first // period + 1) * period for due in periods.values() for period in due]
-            ends += [step for steps in at.values() for step in steps if step > first]
-            stop = min([self.total, *ends])
-            events = {event for event, due in periods.items() if is_due(stop, due)}
+            ends = [(first // period + 1) * period for period in all_periods]
+            ends += [step for step in all_steps if step > first]
+            stop = min(self.total, *ends)
+            events = {event for event, periods in event_periods.items() if is_due(stop, periods)}
             events |= {event for event, steps in at.items() if stop in steps}
             if stop == self.total:
                 events.add(Event.SINK_END)
@@ -101,7 +104,7 @@ class Schedule:
     at: Mapping[Event, Collection[int]] = field(default_factory=dict)
     """Further steps at which an event is due."""
     dispatch_seconds: float = 1.0
-    """Longest time of a dispatch, since a signal takes effect at its end."""
+    """Longest time of a dispatch in seconds: a signal takes effect at its end."""
 
     def dumps_at(self, step: int) -> bool:
         """Return whether a dump is due after `step` steps."""
@@ -112,8 +115,8 @@ class Schedule:
     ) -> Segment:
         """Return the steps after boundary `first` up to the next event, with its events.
 
-        `requested` has the steps of events that callbacks have requested. A segment of more than
-        `max_steps` is shortened to `max_steps`, without events.
+        `requested` has the steps at which callbacks have requested events. A segment of more than
+        `max_steps` is cut after `max_steps`, and has no events.
         """
         segment = next(self.run.segments(first, self.every, {**self.at, **requested}))
         if segment.stop - first > max_steps:
@@ -122,7 +125,7 @@ class Schedule:
 
 
 def is_due(step: int, periods: Iterable[int]) -> bool:
-    """Return whether an event with these periods, in steps, is due at a boundary."""
+    """Return whether an event with these periods, in steps, is due at boundary `step`."""
     return any(step % period == 0 for period in periods)
 
 
@@ -143,7 +146,7 @@ class DispatchSize:
 
     @property
     def max_steps(self) -> int:
-        """Steps that fit into a dispatch; 1 for the first dispatch, before any time is known."""
+        """Number of steps that fit into a dispatch, at least 1; 1 before the first is recorded."""
         if self.step_s is None:
             return 1
         return max(1, int(self.dispatch_s / max(self.step_s, LEAST_S)))

@@ -25,22 +25,21 @@ def sink(
 ) -> Iterator[SinkResult]:
     """Train with a custom `step(state, batch) -> (state, metrics)`; yield a report per sink.
 
-    `size` steps run as one program without the host: "auto" measures how many steps take about a
-    second, "all" is all steps. The size doesn't change results. `metrics` is a dictionary of
+    A sink has `size` steps, which run without the host: "auto" measures how many steps take about
+    a second, "all" is all steps. The size doesn't change results. `metrics` is a dictionary of
     scalars; a step whose "loss" isn't finite ends the run with the state before it.
 
     `data` are arrays of examples, a structured array, or an iterable of batches such as a grain
     dataset. `batch_size` examples make a batch, in an order that is a function of `seed` (None:
     their order in the arrays).
 
-    The directory `save` gets metrics.jsonl, TensorBoard's events and checkpoints: every
-    `save_every` steps or by default every minute, at the end, on SIGTERM, and if the caller leaves
-    the loop. The same call continues from the newest checkpoint.
+    The run writes metrics.jsonl, TensorBoard's events and checkpoints to the directory `save`.
+    Checkpoints are saved every `save_every` steps or by default every minute, at the end, on
+    SIGTERM, and if the caller leaves the loop. The same call continues from the newest checkpoint.
 
-    Raises ValueError for an invalid step, state or setting, DataError for invalid data and for a
-    directory of another run, RunError if a loss isn't finite, a file can't be written, or a
-    launcher has started several processes, and Interrupted, once the run is saved, after a signal
-    to stop.
+    Raises ValueError for an invalid step, state or setting; DataError for invalid data and for a
+    directory of another run; RunError if a loss isn't finite, a file can't be written, or a
+    launcher has started several processes. After a signal to stop, it saves and raises Interrupted.
     """
     from pipeline.engine.run_sink import prepare_sink, run_sink
 

@@ -26,7 +26,7 @@ from pipeline.engine.user_step import CustomState, UserStep
 from pipeline.models.lowerings.tune.tuner import LoweringChoice
 
 RECORD = "sink.json"
-"""Name of the file with the identity of the run and the choices at its start."""
+"""Name of the file with the identity of a run, and the lowerings and size chosen at its start."""
 LOG_FILES = ("metrics.jsonl", "evals.jsonl")
 DATA = "data"
 """Key in a checkpoint for the position in the data."""
@@ -50,20 +50,18 @@ class SinkIdentity:
 
 @dataclass(frozen=True)
 class SinkRecord:
-    """The content of the record in a directory."""
+    """The content of `RECORD`."""
 
     identity: SinkIdentity
     choice: LoweringChoice
-    """Choice of the lowerings of the step's convolutions and products."""
+    """Lowerings of the step's convolutions and matrix products."""
     size: int
-    """Steps of a sink."""
+    """Number of steps of a sink."""
 
     def to_json(self) -> str:
-        """Return the content of the file."""
-        choice = self.choice.to_document()
-        return json.dumps(
-            {**asdict(self.identity), "lowerings": choice, "size": self.size}, indent=1
-        )
+        """Return the record as a JSON text."""
+        choices = {"lowerings": self.choice.to_document(), "size": self.size}
+        return json.dumps(asdict(self.identity) | choices, indent=1)
 
 
 @dataclass(frozen=True)
@@ -73,10 +71,11 @@ class SavedSink:
     state: CustomState
     host: HostState
     position: Mapping[str, Any]
+    """Position in the data, as `BatchSource.position` returned it."""
 
 
 def identify(step: UserStep, state: CustomState, data: Mapping[str, Any]) -> SinkIdentity:
-    """Return the identity of a run, whose data `data` describes."""
+    """Return the identity of a run; `data` is that of its data."""
     batch = {
         jax.tree_util.keystr(path) or "batch": describe(leaf)
         for path, leaf in jax.tree.leaves_with_path(step.batch_layout.spec)
@@ -89,10 +88,10 @@ def identify(step: UserStep, state: CustomState, data: Mapping[str, Any]) -> Sin
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[Lock]:
-    """Hold the lock on a run's directory, which is created if it is missing.
+    """Create a run's directory if it is missing, and hold its lock.
 
     Raises RunError if it can't be created or another process holds the lock, DataError if it has
-    other content than a run of a custom step.
+    files but no run of a custom step.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -134,12 +133,12 @@ def write_record(folder: Path, record: SinkRecord) -> None:
 
 
 def require_same(folder: Path, before: SinkIdentity, now: SinkIdentity) -> None:
-    """Raise DataError with the differences if a directory has the run of another step."""
+    """Raise DataError with the differences if a directory has another run."""
     problems = [*_list_changes("state", before.state, now.state)]
     problems += _list_changes("batch", before.batch, now.batch)
     problems += _list_changes("data", before.data, now.data)
     if not problems and before.step != now.step and before.jax == now.jax:
-        # Another version of jax may trace the same step differently.
+        # With another version of jax, the digest of the same step may differ.
         problems = ["the step function computes something else, or with other constants"]
     if problems:
         raise DataError(
@@ -151,13 +150,16 @@ def require_same(folder: Path, before: SinkIdentity, now: SinkIdentity) -> None:
 def _list_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yield a text for each value that differs from the saved run's."""
     for key in sorted({*before, *now}):
-        if before.get(key) != now.get(key):
-            text = f"{name} {key} is {now.get(key, 'missing')}, was {before.get(key, 'missing')}"
-            yield text if key != "sha256" else "the examples have other values"
+        if before.get(key) == now.get(key):
+            continue
+        if key == "sha256":
+            yield "the examples have other values"
+        else:
+            yield f"{name} {key} is {now.get(key, 'missing')}, was {before.get(key, 'missing')}"
 
 
 def restore_sink(folder: Path, state: CustomState, warn: Warn) -> SavedSink | None:
-    """Read the newest sound checkpoint; None if none was saved. Raises DataError if all are bad."""
+    """Return the newest intact checkpoint; None before any. Raises DataError if all are bad."""
     if not list_saved_steps(folder / FOLDER):
         return None
     saved = read_saved(folder, warn)

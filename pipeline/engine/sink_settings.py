@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class SinkSettings:
-    """Settings of a custom loop, as the arguments of `pipeline.sink`."""
+    """Settings of a custom loop: arguments of `pipeline.sink`."""
 
     steps: int
     size: int | Literal["auto", "all"] = "auto"
@@ -46,10 +46,11 @@ class SinkResult:
     metrics: Mapping[str, np.ndarray]
     """Metrics by name, with a value for every step of the sink, float32 (steps,)."""
     seconds: float
+    """Seconds of the steps of the sink."""
     read_state: Callable[[], Any] = field(repr=False)
 
     @property
     def state(self) -> Any:
-        """Copy of the state after these steps, as the step function returns it. Raises RunError if
-        it is first read after the loop has continued."""
+        """Copy of the state after the sink, in the step function's structure. Raises RunError if
+        it is read for the first time after the loop has continued."""
         return self.read_state()

@@ -1,4 +1,4 @@
-"""Checks of a custom step: its state, its results, and calls of the host."""
+"""Checks of a custom step: its state, its results, and whether it calls the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOSS = "loss"
 CALLBACKS = ("debug_callback", "debug_print", "io_callback", "pure_callback")
 """Primitives that call the host."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""An object's address in a text, which differs between processes."""
+"""Address of an object in a text; it differs between processes."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,14 @@ def check_state(state: Any) -> None:
 def trace_step(step: Callable[..., Any], state: Any, batch: Any) -> StepSignature:
     """Trace a step on shapes and check its results.
 
-    Raises ValueError unless it returns a state like its argument and a dictionary of scalars, and
-    if it calls the host. Errors of the step itself are raised unchanged.
+    Raises ValueError if it calls the host, or doesn't return a state like its argument and a
+    dictionary of scalars. Errors of the step itself are raised unchanged.
     """
     closed, results = jax.make_jaxpr(step, return_shape=True)(state, batch)
-    if not isinstance(results, tuple) or len(results) != 2:
-        returned = f"a {type(results).__name__}"
-        if isinstance(results, tuple):
-            returned = f"a tuple of {len(results)}"
-        raise ValueError(f"step: returns {returned}; must return (state, metrics)")
+    if not isinstance(results, tuple):
+        raise ValueError(f"step: returns a {type(results).__name__}; must return (state, metrics)")
+    if len(results) != 2:
+        raise ValueError(f"step: returns a tuple of {len(results)}; must return (state, metrics)")
     _check_returned_state(state, results[0])
     metrics = _check_metrics(results[1])
     for equation, _ in iterate_equations(closed.jaxpr):
@@ -83,7 +82,7 @@ def describe(leaf: Any) -> str:
 
 
 def _check_returned_state(state: Any, returned: Any) -> None:
-    """Raise ValueError unless a step returns a state like its argument."""
+    """Raise ValueError unless a step's states have the same structure, shapes and dtypes."""
     before = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
     after = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(returned)}
     problems = [f"state{path} is missing" for path in before if path not in after]
@@ -93,19 +92,20 @@ def _check_returned_state(state: Any, returned: Any) -> None:
         for path, leaf in before.items()
         if path in after and describe(after[path]) != describe(leaf)
     ]
-    structures: Any = jax.tree.structure(state), jax.tree.structure(returned)
-    if not problems and structures[0] != structures[1]:
-        problems = [f"its structure is {structures[1]}, was {structures[0]}"]
+    old_structure: Any = jax.tree.structure(state)
+    new_structure: Any = jax.tree.structure(returned)
+    if not problems and old_structure != new_structure:
+        problems = [f"its structure is {new_structure}, was {old_structure}"]
     if problems:
-        first = join_first(problems, 3, "; ", "; and ")
+        first_problems = join_first(problems, 3, "; ", "; and ")
         raise ValueError(
-            f"step: returns another state than its argument: {first}; "
+            f"step: returns another state than its argument: {first_problems}; "
             "structure, shapes and dtypes must be the same"
         )
 
 
 def _check_metrics(metrics: Any) -> tuple[str, ...]:
-    """Return the names of metrics. Raises ValueError unless all are scalars."""
+    """Return the names of a step's metrics. Raises ValueError unless all are real scalars."""
     if not isinstance(metrics, Mapping):
         raise ValueError(
             f"step: returns a {type(metrics).__name__} as metrics; must be a dictionary of "
@@ -135,8 +135,8 @@ def _is_key(leaf: Any) -> bool:
 def _hash_jaxpr(closed: core.ClosedJaxpr) -> str:
     """Return the SHA-256 of a jaxpr's text and its constants."""
     digest = hashlib.sha256(ADDRESS.sub("", str(closed)).encode())
-    for value in closed.consts:
-        if isinstance(value, jax.Array) and _is_key(value):
-            value = jax.random.key_data(value)
-        digest.update(np.asarray(value).tobytes())
+    for constant in closed.consts:
+        is_key = isinstance(constant, jax.Array) and _is_key(constant)
+        data = jax.random.key_data(constant) if is_key else constant
+        digest.update(np.asarray(data).tobytes())
     return digest.hexdigest()

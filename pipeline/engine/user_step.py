@@ -44,8 +44,7 @@ from pipeline.training.telemetry import Telemetry
 from pipeline.training.update import apply_if_finite
 
 NO_RATES = np.zeros(1, np.float32)
-"""Learning rates of the loop, which a custom step doesn't read."""
-
+"""Argument of the loop in place of learning rates: a custom step doesn't read it."""
 Step = Callable[[Any, Any], tuple[Any, Mapping[str, Array]]]
 """Function from a state and a batch to the next state and metrics."""
 
@@ -53,34 +52,32 @@ Step = Callable[[Any, Any], tuple[Any, Mapping[str, Array]]]
 @register_dataclass
 @dataclass(frozen=True)
 class CustomState:
-    """The state of a custom loop: the number of steps done, and the leaves of its state by path.
-
-    Checkpoints use the names of the fields and the paths.
-    """
+    """The state of a custom loop. Checkpoints have the names of these fields, and the paths."""
 
     step: Any
+    """Number of steps done, int32 ()."""
     state: dict[str, Any]
-
-    # Fields of TrainState that the loop reads.
+    """Leaves of the caller's state by path."""
+    # The training loop reads these fields of a TrainState.
     bad_steps: ClassVar[None] = None
     overflows: ClassVar[None] = None
 
 
 @dataclass(frozen=True)
 class StateLayout:
-    """The structure of a custom state, with a path per leaf. Random keys are stored as numbers."""
+    """The structure of a custom state. It is stored as leaves by path, random keys as integers."""
 
     structure: Any
     paths: tuple[str, ...]
     key_types: tuple[str | None, ...]
-    """Implementation of each leaf that is a random key; None for arrays."""
+    """Name of the implementation of each leaf that is a random key; None for other leaves."""
 
     @staticmethod
     def from_state(state: Any) -> StateLayout:
         """Return the layout of a checked state."""
         flat, structure = jax.tree.flatten_with_path(state)
         paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in flat]
-        # Different paths may have the same text, and an array's name must not be empty.
+        # Paths may have equal texts, and the text of a state that is one array is empty.
         names = [
             path if path and paths.count(path) == 1 else f"{number}:{path}"
             for number, path in enumerate(paths)
@@ -96,7 +93,7 @@ class StateLayout:
         }
 
     def arrange(self, leaves: Mapping[str, Any]) -> Any:
-        """Return the state that leaves by path make."""
+        """Return the state with these leaves, given by path."""
         ordered = [
             leaves[path] if key is None else jax.random.wrap_key_data(leaves[path], impl=key)
             for path, key in zip(self.paths, self.key_types, strict=True)
@@ -105,6 +102,7 @@ class StateLayout:
 
 
 def _find_key_type(leaf: Any) -> str | None:
+    """Return the name of a random key's implementation; None for another leaf."""
     is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return str(jax.random.key_impl(leaf)) if is_key else None
 
@@ -129,9 +127,8 @@ class UserTelemetry(Telemetry):
 
     def take_first(self, steps: int) -> UserTelemetry:
         """Return the first `steps` steps."""
-        return UserTelemetry(
-            self.start, super().take_first(steps).columns, self.finite_loss[:steps]
-        )
+        columns = super().take_first(steps).columns
+        return UserTelemetry(self.start, columns, self.finite_loss[:steps])
 
     def join(self, later: Telemetry) -> UserTelemetry:
         """Return these steps, followed by `later`."""
@@ -141,20 +138,18 @@ class UserTelemetry(Telemetry):
 
     @property
     def loss(self) -> np.ndarray:
-        """The loss by step, NaN if the step doesn't return it."""
         return self._column(LOSS)
 
     @property
     def learning_rate(self) -> np.ndarray:
-        """The learning rate by step, NaN if the step doesn't return it."""
         return self._column("learning_rate")
 
     @property
     def grad_norm(self) -> np.ndarray:
-        """The gradient norm by step, NaN if the step doesn't return it."""
         return self._column("grad_norm")
 
     def _column(self, name: str) -> np.ndarray:
+        """Return a metric by step; NaN if the step doesn't return it."""
         return self.columns.get(name, np.full(len(self), np.nan, np.float32))
 
     @cached_property
@@ -177,7 +172,7 @@ class UserStep:
     def __call__(
         self, before: CustomState, batch: Batch, rates: Array
     ) -> tuple[CustomState, MetricsRow]:
-        """Compute a step of the loop; if its loss isn't finite, the state isn't changed."""
+        """Return the state after a step, or `before` if the loss isn't finite, and the metrics."""
         layout = self.state_layout
         columns = self.batch_layout.arrange(batch.columns)
         metrics, compute_state = begin_step(self.function, layout.arrange(before.state), columns)
@@ -195,15 +190,16 @@ class UserStep:
 def lower_step(
     step: UserStep, state: Any, device: jax.Device, earlier: LoweringChoice | None
 ) -> tuple[UserStep, LoweringChoice]:
-    """Return the step with the fastest lowerings of its convolutions and products, and the choice.
+    """Return the step with the fastest lowerings of its convolutions and matrix products, and the
+    choice of lowerings.
 
-    `earlier` is the choice of a resumed run, which stays. Only CPUs have a choice. Raises RunError
-    if the device can't compute the earlier choice.
+    A resumed run keeps its `earlier` choice. On devices other than CPUs, the step is unchanged.
+    Raises RunError if the device can't compute the earlier choice.
     """
     has_choice = get_platform(device.platform).chooses_lowerings
     layout = "nhwc" if earlier is None else earlier.layout
     if layout != "nhwc" and not has_choice:
-        raise RunError(f"can't compute images in {layout.upper()} on this device, as before")
+        raise RunError(f"the saved run has images in {layout.upper()}, which this device can't use")
     problems = _list_problems(step, state, layout)
     if earlier is None and choose_step_layout_by_rule(problems, device.platform) == "chwn":
         layout = "chwn"
@@ -219,7 +215,7 @@ def lower_step(
 
 
 def _list_problems(step: UserStep, state: Any, layout: Layout) -> tuple[Problem, ...]:
-    """Return the problems of the convolutions and products of a step, in a layout of images."""
+    """Return the problems of a step's convolutions and matrix products, with images in `layout`."""
     listing = RecordingPolicy()
     traced = with_lowerings(step.function, listing, differentiated=True, layout=layout)
     jax.eval_shape(traced, state, step.batch_layout.spec)
@@ -232,12 +228,12 @@ def _find_bank_folder() -> Path:
 
 
 def _no_clock(name: str) -> AbstractContextManager[object]:
-    """Return a context without effect, in place of a reporter's clock."""
+    """Return a context that does nothing, in place of a reporter's clock."""
     return nullcontext()
 
 
 def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
-    """Return whether a convolution without a lowering makes a loop of the step slow."""
+    """Return whether loops are slow here and a convolution of the step has no lowering."""
     if not get_platform(device.platform).has_slow_loops:
         return False
     traced = jax.make_jaxpr(step.function)(state, step.batch_layout.spec)
@@ -246,7 +242,7 @@ def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
 
 
 class SinkProgram:
-    """A compiled custom step. A dispatch runs many steps, by one call each if `single_steps`."""
+    """A compiled custom step, whose `run` does many steps, with one call each if `single_steps`."""
 
     def __init__(
         self,
@@ -282,13 +278,17 @@ class SinkProgram:
         """The newest state, until the next dispatch."""
 
     def _reset(self) -> None:
+        """Make new buffers of the loop: metrics of a window's steps, and whether it continues."""
         rows = np.zeros((self._window_steps, len(self._names) + 1), np.float32)
         self._buffers = self._placement.put(rows), self._placement.put(np.asarray(True))
 
     def run(
         self, state: CustomState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[CustomState, UserTelemetry]:
-        """Run steps `start + 1 .. stop`; ends after a step whose loss isn't finite."""
+        """Run steps `start + 1 .. stop`, at most up to a step whose loss isn't finite.
+
+        Returns the state, and the telemetry of the steps that ran.
+        """
         carry = LoopCarry(state, *self._buffers)
         carry, rows = run_windows(self.loader, start, stop, carry, self._run_window)
         self._buffers = carry.telemetry_buffer, carry.should_continue
@@ -302,6 +302,7 @@ class SinkProgram:
         return carry.state, telemetry
 
     def _run_window(self, carry: LoopCarry, inputs: Inputs, positions: range) -> LoopCarry:
+        """Run the steps at some positions of a window."""
         for begin, end in split_positions(positions, one_by_one=self.single_steps):
             carry = self.program(carry, inputs, self._rates, begin, end, ())
         return carry

@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict
 from pipeline.backends.loading.loader import Loader
 from pipeline.backends.loading.window import read_batch
 from pipeline.data.batch import Batch
-from pipeline.engine.monitors.tensorboard import Histogram, histogram_of
+from pipeline.engine.monitors.tensorboard import Histogram, make_histogram
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.freezing import select_phase
 from pipeline.training.state import StepConfig, TrainState
@@ -103,7 +103,7 @@ def _compute_gradients(step_config: StepConfig, state: TrainState, batch: Batch)
 def make_histograms(kind: str, tree: Any) -> dict[str, Histogram]:
     """Return the histogram of each array that has finite values, by the name `kind/path`."""
     histograms = {
-        f"{kind}/{path}": histogram_of(np.asarray(leaf))
+        f"{kind}/{path}": make_histogram(np.asarray(leaf))
         for path, leaf in flatten_dict(dict(tree), sep="/").items()
     }
     return {name: histogram for name, histogram in histograms.items() if histogram is not None}

@@ -65,15 +65,15 @@ def test_run_is_shortened_to_fit_the_deadline(
     monkeypatch.setattr(deadline_module, "time", SimpleNamespace(perf_counter=lambda: now))
     ends: list[int] = []
     deadline = Deadline(100.0, {Event.EVALUATE: 2.0}, ends.append)
-    shortened = deadline.shorten(schedule_of(100, evals), step, DispatchSize(2.0, step_s))
+    shortened = deadline.move_end(schedule_of(100, evals), step, DispatchSize(2.0, step_s))
     assert shortened.run.total == end
     assert ends == ([end] if end < 100 else [])
 
 
 def test_schedule_is_unchanged_without_a_deadline() -> None:
     schedule = schedule_of(100)
-    assert Deadline().shorten(schedule, 3, DispatchSize(1.0, 1.0)) is schedule
-    assert Deadline(0.0).shorten(schedule, 0, DispatchSize(1.0)) is schedule
+    assert Deadline().move_end(schedule, 3, DispatchSize(1.0, 1.0)) is schedule
+    assert Deadline(0.0).move_end(schedule, 0, DispatchSize(1.0)) is schedule
 
 
 def train_until(monkeypatch: Patch, paces: dict[float, float], planned: int) -> tuple[float, int]:
@@ -100,7 +100,7 @@ def train_until(monkeypatch: Patch, paces: dict[float, float], planned: int) -> 
         if step == schedule.run.total:
             break
         clock.now += 2.0 * (Event.EVALUATE in segment.events)
-        schedule = end.shorten(schedule, step, size)
+        schedule = end.move_end(schedule, step, size)
         assert schedule.run.total == ([planned, *totals])[-1] > step
     assert step == ([planned, *totals])[-1]
     assert len(totals) < 60
@@ -130,7 +130,7 @@ def test_movable_end_is_on_time_at_any_pace(
 def test_movable_end_has_at_most_its_most_steps(monkeypatch: Patch) -> None:
     monkeypatch.setattr(deadline_module, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     end = MovableEnd(100.0, {}, lambda steps: None, most_steps=64)
-    schedule = end.shorten(schedule_of(20), 10, DispatchSize(1.0, 0.1))
+    schedule = end.move_end(schedule_of(20), 10, DispatchSize(1.0, 0.1))
     assert schedule.run.total == 64
 
 
@@ -138,8 +138,8 @@ def test_movable_end_waits_for_the_first_step(monkeypatch: Patch) -> None:
     monkeypatch.setattr(deadline_module, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     totals: list[int] = []
     end = MovableEnd(35.0, {}, totals.append, most_steps=10**6)
-    assert end.shorten(schedule_of(2), 0, DispatchSize(1.0)).run.total == 2
-    assert end.shorten(schedule_of(2), 1, DispatchSize(1.0, 10.0)).run.total == 4
+    assert end.move_end(schedule_of(2), 0, DispatchSize(1.0)).run.total == 2
+    assert end.move_end(schedule_of(2), 1, DispatchSize(1.0, 10.0)).run.total == 4
     assert totals == [4]
 
 
@@ -160,9 +160,9 @@ def test_steps_that_do_not_move_the_end_look_at_few_events(monkeypatch: Patch) -
     end = MovableEnd(1e4, {Event.EVALUATE: 1.0}, lambda steps: None, most_steps=10**6)
     schedule = schedule_of(10**6, evals=100)
     size = DispatchSize(1.0, 0.01)
-    schedule = end.shorten(schedule, 10, size)
+    schedule = end.move_end(schedule, 10, size)
     counts.clear()
     clock.now = 1.0
-    assert end.shorten(schedule, 110, size) is schedule
+    assert end.move_end(schedule, 110, size) is schedule
     assert len(counts) == 1
     assert counts[0] < 5

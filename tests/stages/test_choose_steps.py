@@ -70,11 +70,11 @@ class SoonEnd(MovableEnd):
     soon_s = 1.0
     is_soon = False
 
-    def shorten(self, schedule: Schedule, step: int, dispatch_size: DispatchSize) -> Schedule:
+    def move_end(self, schedule: Schedule, step: int, dispatch_size: DispatchSize) -> Schedule:
         if step >= 20 and not self.is_soon:
             self.is_soon = True
             self.stop_at = time.perf_counter() + self.soon_s
-        return super().shorten(schedule, step, dispatch_size)
+        return super().move_end(schedule, step, dispatch_size)
 
 
 @pytest.mark.parametrize("sink", ["1", "7", "-1"])

@@ -1,4 +1,4 @@
-"""Figures of a GPU for XLA's compiler, from a YAML file. The GPU itself may be absent."""
+"""Figures of an absent GPU for XLA's compiler, from a YAML file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from pipeline.core.registry import Spec
 FOLDER = Path(__file__).parent / "targets"
 """Files of the shipped targets."""
 MAX_PROBLEMS = 3
-"""A message lists at most this many problems of a file."""
-
+"""Largest number of problems of a file in a message."""
 Count = Annotated[int, Field(gt=0)]
 Bytes = Annotated[int, Field(gt=0, le=2**63 - 1)]
 Version = Annotated[str, Field(pattern=r"^\d{1,4}\.\d{1,4}\.\d{1,4}$")]
@@ -27,7 +26,7 @@ ShortVersion = Annotated[str, Field(pattern=r"^\d{1,4}\.\d{1,4}$")]
 class ChipTarget(Spec):
     """Figures of a chip and versions of its software, for XLA's compiler.
 
-    `cores` are streaming multiprocessors. `optin` sizes are limits for kernels that opt in to more.
+    `cores` are streaming multiprocessors. Kernels may request up to the `optin` sizes.
     """
 
     chip: Annotated[str, Field(pattern=r"^[\w .()-]{1,80}$")]
@@ -99,11 +98,11 @@ def list_targets() -> tuple[str, ...]:
 def read_target(name_or_path: str) -> ChipTarget:
     """Return a shipped target by name, or the target of a YAML file. Raises ValueError."""
     shipped = list_targets()
-    if name_or_path not in shipped and not name_or_path.endswith((".yaml", ".yml")):
+    is_shipped = name_or_path in shipped
+    if not is_shipped and not name_or_path.endswith((".yaml", ".yml")):
         problem = explain_unknown_name("target", name_or_path, shipped)
         raise ValueError(f"{problem}; or name a YAML file like h200.yaml")
     try:
-        is_shipped = name_or_path in shipped
         file = FOLDER / f"{name_or_path}.yaml" if is_shipped else Path(name_or_path).expanduser()
     except RuntimeError as error:
         raise ValueError(f"{name_or_path}: names the home folder of an unknown user") from error

@@ -46,20 +46,19 @@ from pipeline.training.state import TrainState
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 """JAX's plug-ins for CUDA; the first that is installed is loaded."""
 _SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
-"""Environment variable with which JAX's plug-in for CUDA doesn't check cuDNN and the driver."""
-
+"""Environment variable that keeps JAX's plug-in for CUDA from checking cuDNN and the driver."""
 LOOP_REASONS: Mapping[Graphs, str] = {
     "loop": "one CUDA graph loops over the steps of a sink, and ends on the device",
     "step": "programs of a fixed number of steps, each step one CUDA graph",
 }
 LOOP_REASON = "programs of a fixed number of steps, so that the device never waits for the host"
-"""The reason for a loop if `graphs` isn't in LOOP_REASONS."""
+"""Reason for a loop with other values of `graphs`."""
 SOFT_REASON = "requested: one asynchronous dispatch per step, by a program without a loop"
 
 
 @dataclass(eq=False)
 class GpuExecutable(XlaExecutable):
-    """A run compiled for one GPU. `GpuBackend.compile` builds it."""
+    """A run compiled for one GPU."""
 
     programs: GpuPrograms  # type: ignore[assignment]
 
@@ -70,12 +69,12 @@ class GpuExecutable(XlaExecutable):
         return program.as_text()
 
     def init(self) -> TrainState:
-        """Return the state at step 0, which is drawn on the host. `run` copies it once."""
+        """Return the state at step 0, in the host's memory if JAX may use the host."""
         return self.programs.init(self.work.seed)
 
     def put(self, state: TrainState) -> TrainState:
         """Copy a state to the device, in the layouts of the programs."""
-        # Copy the state first: `placement.put` may share the caller's memory, which programs reuse.
+        # Copied first, since `placement.put` may share memory, and programs overwrite the state's.
         copied: TrainState = self.placement.put(jax.tree.map(np.array, state))
         return copied if self.programs.place is None else self.programs.place(copied)
 
@@ -86,7 +85,7 @@ class GpuExecutable(XlaExecutable):
     def _run_window(
         self, mechanism: Mechanism, carry: LoopCarry, inputs: Inputs, positions: range
     ) -> LoopCarry:
-        """Run the steps of a window. The host reads nothing before the last one is dispatched."""
+        """Dispatch the steps of a window without waiting for them."""
         step_carry = StepCarry(self.placement.put(np.int32(positions.start)), carry)
         last = self.placement.put(np.int32(positions.stop))
         for steps in self._split_steps(len(positions), mechanism):
@@ -98,14 +97,15 @@ class GpuExecutable(XlaExecutable):
         return step_carry.loop
 
     def _split_steps(self, count: int, mechanism: Mechanism) -> Iterator[int]:
-        """Yield keys of `GpuPrograms.train` whose programs run `count` steps together."""
+        """Yield keys of `GpuPrograms.train` whose programs together run `count` steps."""
         lengths = tuple(self.programs.train) if mechanism == "loop" else (1,)
-        if lengths[0] == 0 and count > 1:
-            yield 0
+        if 0 in lengths and count > 1:
+            yield 0  # A program of any number of steps.
             return
-        for steps in filter(None, lengths):
-            yield from [steps] * (count // steps)
-            count %= steps
+        for steps in lengths:
+            if steps > 0:
+                yield from [steps] * (count // steps)
+                count %= steps
 
     def _evaluate_window(
         self, state: TrainState, sums: EvalSums, inputs: Inputs, positions: range
@@ -118,7 +118,7 @@ class GpuExecutable(XlaExecutable):
 
 
 class GpuBackend(XlaBackend):
-    """One or several GPUs. Several run XlaBackend's programs, with compiler options for GPUs."""
+    """One or several GPUs. Several run the programs of XlaBackend, with options for GPUs."""
 
     def __init__(
         self, placement: DevicePlacement, graphs: Graphs = "auto", *, deterministic: bool = True
@@ -132,7 +132,7 @@ class GpuBackend(XlaBackend):
     def choose_mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
-        """Return how a sink runs, and why: on one GPU as programs of several steps by default."""
+        """Return the mechanism of steps, and a reason that depends on `graphs` on one GPU."""
         mechanism, reason = super().choose_mechanism(requested, sink=sink)
         if len(self.placement.devices) > 1 or mechanism == "none":
             return mechanism, reason
@@ -140,7 +140,7 @@ class GpuBackend(XlaBackend):
         return mechanism, SOFT_REASON if mechanism == "soft" else loop_reason
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
-        # `compile_for_gpu` neither shards nor runs eagerly, and its programs donate the state.
+        # `compile_for_gpu` doesn't shard or run eagerly, and its programs donate the state.
         if (
             len(self.placement.devices) > 1
             or work.eager
@@ -156,7 +156,7 @@ class GpuBackend(XlaBackend):
 
 
 class AbsentGpuBackend(XlaBackend):
-    """An absent chip: programs are compiled for it, and can't run. Data is on the host."""
+    """An absent chip, for which programs are compiled that can't run. Data is on the host."""
 
     def __init__(
         self, target: ChipTarget, host: DevicePlacement, graphs: Graphs, *, deterministic: bool
@@ -178,11 +178,11 @@ class AbsentGpuBackend(XlaBackend):
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """Return XLA's lowerings, as other lowerings are only for CPUs."""
+        """Return XLA's lowerings: other lowerings are only for CPUs."""
         return LoweringChoice()
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
-        """Compile as for a present chip, and count launches. Raises RunError if XLA refuses."""
+        """Compile as for a present chip, and report figures. Raises RunError if XLA refuses."""
         chip = Chip(self.device, self.placement.device, ("cuda",))
         compile_one = make_compiler(self.target)
         _, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch, compile_one)
@@ -190,7 +190,7 @@ class AbsentGpuBackend(XlaBackend):
 
 
 class CompiledOnly:
-    """An executable that can't run: the report on programs for an absent chip."""
+    """An executable that has a report on programs for an absent chip, and can't run."""
 
     def __init__(self, work: CompileInputs, report: CompileReport) -> None:
         self.report = report
@@ -212,7 +212,7 @@ def _find_host() -> jax.Device | None:
 
 
 def _open_absent_chip(target: ChipTarget) -> jax.Device:
-    """Return the device to compile for. Raises RunError if the compiler is missing or refuses."""
+    """Return the absent device. Raises RunError if JAX's compiler is missing or refuses."""
     if find_plugin() is None:
         raise RunError(
             "device.target: JAX's compiler for GPUs is missing; install the `gpu-compile` extra, "
@@ -222,7 +222,7 @@ def _open_absent_chip(target: ChipTarget) -> jax.Device:
         try:
             return _describe_topology(target)
         except NotImplementedError:
-            # The plug-in was loaded before without the variable, and has found no driver.
+            # The plug-in was loaded earlier, without the variable, and found no driver.
             for name in PLUGINS:
                 with suppress(ImportError):
                     importlib.import_module(name).initialize()
@@ -242,6 +242,7 @@ def _describe_topology(target: ChipTarget) -> jax.Device:
 
 @contextmanager
 def _skip_driver() -> Iterator[None]:
+    """Set the environment variable during the body."""
     before = os.environ.get(_SKIP_CHECK)
     os.environ[_SKIP_CHECK] = "1"
     try:

@@ -25,23 +25,24 @@ CALLBACK = "callback"
 
 @dataclass(frozen=True)
 class HloFacts:
-    """Facts of a program. `calls_by_library` has counts by "target dtype", `triton` by kind.
-
-    `donated` counts arguments whose memory a result reuses. `body_moves` counts copies and
-    transposes in a loop, `state_moves` the copies and transposes of the state into or out of a
-    dispatch; arrays of fewer than two dimensions don't count. `known_steps` is the trip count of
-    the loop, None if the compiler hasn't determined it. `callbacks` counts uses of the host.
-    """
+    """Facts of a program. Moves are copies and transposes of arrays of two or more dimensions."""
 
     donated: int
+    """Number of arguments whose memory a result uses again."""
     body_moves: int
+    """Number of moves in the bodies of loops."""
     body_moved_bytes: int
     state_moves: int
+    """Number of moves of the state into or out of a dispatch."""
     state_moved_bytes: int
     known_steps: int | None
+    """Trip count of the loop; None if the compiler hasn't determined it."""
     calls_by_library: Mapping[str, int]
+    """Number of custom calls by "target dtype"."""
     triton: Mapping[str, int]
+    """Number of Triton's kernels by kind."""
     callbacks: int
+    """Number of transfers and calls between device and host."""
 
 
 def read_hlo(text: str) -> HloFacts:
@@ -52,41 +53,36 @@ def read_hlo(text: str) -> HloFacts:
         name for name, body in program.computations.items() if _only_moves(body.values())
     }
     main = program.computations.get(program.entry, {})
-    bodies = {
-        body[1]
-        for line in lines
-        if line.opcode == "while" and (body := _BODY.search(line.arguments))
-    }
-    in_loops = [
-        line
-        for name, body in program.computations.items()
-        if name in bodies
-        for line in body.values()
-        if _is_move(line, moving_computations)
-    ]
+    loops = [line for line in lines if line.opcode == "while"]
+    body_names = {name for line in loops for name in _BODY.findall(line.arguments)}
+    bodies = [body for name, body in program.computations.items() if name in body_names]
+    body_lines = [line for body in bodies for line in body.values()]
+    body_moves = [line for line in body_lines if _is_move(line, moving_computations)]
     _, _, aliases = program.header.partition("input_output_alias={")
     aliases = aliases.partition("entry_computation_layout")[0]
-    donated = {int(alias[1]) for alias in _ALIAS.findall(aliases)}
-    moves = (line for line in main.values() if _is_move(line, moving_computations))
-    state_lines = [
-        line
-        for line in moves
+    donated = {int(number) for _, number in _ALIAS.findall(aliases)}
+    state_moves: list[HloLine] = []
+    for line in main.values():
+        if not _is_move(line, moving_computations):
+            continue
         # The state is read from a donated argument, or written to a result or a loop's input.
-        if _is_output(line, main) or any(_is_donated(name, main, donated) for name in line.operands)
-    ]
-    trips = [trip[1] for line in main.values() if (trip := _TRIPS.search(line.arguments))]
-    calls = (
+        if _is_output(line, main) or any(
+            _is_donated(name, main, donated) for name in line.operands
+        ):
+            state_moves.append(line)
+    trips = [trip for line in main.values() for trip in _TRIPS.findall(line.arguments)]
+    calls = [
         f"{line.target.lstrip('_')} {line.arrays[0].dtype}"
         for line in lines
         if line.opcode == "custom-call" and line.target is not None and line.arrays
-    )
-    triton = (match[1] for line in lines if (match := _TRITON.search(line.arguments)))
+    ]
+    triton = [kind for line in lines for kind in _TRITON.findall(line.arguments)]
     return HloFacts(
         donated=len(donated),
-        body_moves=len(in_loops),
-        body_moved_bytes=sum(line.nbytes for line in in_loops),
-        state_moves=len(state_lines),
-        state_moved_bytes=sum(line.nbytes for line in state_lines),
+        body_moves=len(body_moves),
+        body_moved_bytes=sum(line.nbytes for line in body_moves),
+        state_moves=len(state_moves),
+        state_moved_bytes=sum(line.nbytes for line in state_moves),
         known_steps=int(trips[0]) if trips else None,
         calls_by_library=dict(sorted(Counter(calls).items())),
         triton=dict(sorted(Counter(triton).items())),
@@ -100,8 +96,7 @@ def _only_moves(lines: Iterable[HloLine]) -> bool:
 
 
 def _is_move(line: HloLine, moving_computations: set[str]) -> bool:
-    """Return whether an instruction only moves an array of two dimensions or more."""
-    # The arrays of a fusion with several results may have different ranks.
+    """Return whether an instruction only moves an array of two dimensions or more, or several."""
     rank = len(line.arrays[0].sizes) if line.arrays else 0
     if rank < 2 and not (line.opcode == "fusion" and len(line.arrays) > 1):
         return False
@@ -109,7 +104,7 @@ def _is_move(line: HloLine, moving_computations: set[str]) -> bool:
 
 
 def _is_output(line: HloLine, main: Mapping[str, HloLine]) -> bool:
-    """Return whether a value is a result or a loop's input, through tuples and bitcasts."""
+    """Return whether a value, or a tuple or bitcast of it, is a result or a loop's input."""
     readers = [reader for reader in main.values() if line.name in reader.operands]
     return any(
         reader.opcode == "while"
@@ -120,7 +115,7 @@ def _is_output(line: HloLine, main: Mapping[str, HloLine]) -> bool:
 
 
 def _is_donated(name: str, main: Mapping[str, HloLine], donated: set[int]) -> bool:
-    """Return whether a value is a donated argument or a loop's result, through views."""
+    """Return whether a value is, or views, a donated argument or a loop's result."""
     line = main.get(name)
     if line is None:
         return False

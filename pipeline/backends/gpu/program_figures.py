@@ -26,7 +26,7 @@ from pipeline.core.errors import RunError
 MB = 1e6
 GB = 1e9
 THUNK_FILES = ("*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt")
-"""Files of thunks, with CUDA graphs (if the program has any) and without. The first one is read."""
+"""Files of thunks after and before CUDA graphs are made. The first that exists is read."""
 NO_TILE_MESSAGE = "output tile sizes"
 """Phrase of XLA's error for a product whose tile can only be chosen by timing on a GPU."""
 WITHOUT_TRITON: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
@@ -52,17 +52,18 @@ KINDS = {
 
 @dataclass
 class Thunk:
-    """A launch, graph or loop. `part` is "condition" or "body" of a loop around it, else empty."""
+    """A launch, CUDA graph or loop."""
 
     kind: str
     name: str
     part: str = ""
+    """The part of a loop that the thunk is directly in: "condition" or "body"; else empty."""
     inner_thunks: list[Thunk] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Launches:
-    """Launches by kind. `graphs` counts CUDA graphs, `alone` the launches outside of them."""
+    """Number of launches by kind, of CUDA graphs, of launches outside graphs, and of loops."""
 
     kernels: int = 0
     cudnn: int = 0
@@ -85,7 +86,7 @@ class Launches:
 def parse_thunks(text: str) -> tuple[Thunk, ...]:
     """Read a tree of thunks. Lines that aren't thunks are ignored."""
     root = Thunk("Root", "")
-    parents = [(-1, root)]
+    parents = [(-1, root)]  # The thunks around the next line, with their indents.
     part = ""
     for line in text.splitlines():
         if header := _PART.match(line):
@@ -103,7 +104,7 @@ def parse_thunks(text: str) -> tuple[Thunk, ...]:
 
 
 def count_launches(thunks: Sequence[Thunk], *, in_graph: bool = False) -> Launches:
-    """Count launches, a loop's once; `in_graph`: the thunks are in a CUDA graph."""
+    """Count launches, those of a loop once. `in_graph`: the thunks are in a CUDA graph."""
     counts: Counter[str] = Counter()
 
     def count(thunk: Thunk, in_graph: bool) -> None:
@@ -112,8 +113,8 @@ def count_launches(thunks: Sequence[Thunk], *, in_graph: bool = False) -> Launch
         elif thunk.kind == LOOP:
             counts["loops"] += 1
         elif not thunk.inner_thunks:
-            library = (name for name, kinds in KINDS.items() if thunk.kind in kinds)
-            counts[next(library, "kernels")] += 1
+            launch_kinds = [kind for kind, thunks in KINDS.items() if thunk.kind in thunks]
+            counts[launch_kinds[0] if launch_kinds else "kernels"] += 1
             counts["alone"] += not in_graph
         for inner in thunk.inner_thunks:
             count(inner, in_graph or thunk.kind == GRAPH)
@@ -138,11 +139,7 @@ def find_outer_loops(
 
 @dataclass(frozen=True)
 class ProgramFigures:
-    """Figures of a program.
-
-    `step` has the launches of one iteration of the loop, `around` the other launches of a dispatch.
-    `step` has all launches of a program without a loop.
-    """
+    """Figures of a program."""
 
     results: int
     """Number of returned arrays; each should reuse the memory of an argument."""
@@ -154,7 +151,9 @@ class ProgramFigures:
     loops: int
     loop_in_graph: bool
     step: Launches
+    """Launches of an iteration of the first loop; without a loop, of the program."""
     around: Launches
+    """Launches of a dispatch outside the first loop; none without a loop."""
     hlo: HloFacts
 
     @property
@@ -225,11 +224,12 @@ def _compile_and_list(
 
 
 def read_figures(program: Any, thunks: tuple[Thunk, ...], target: ChipTarget) -> ProgramFigures:
-    """Return the figures of a compiled program. Of several loops the first one has the steps."""
+    """Return the figures of a compiled program."""
     memory = program.memory_analysis()
     memory_bytes = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     memory_bytes += memory.output_size_in_bytes - memory.alias_size_in_bytes
-    step = launches = count_launches(thunks)
+    launches = count_launches(thunks)
+    step = launches
     around = Launches()
     loop, in_graph = next(iter(find_outer_loops(thunks)), (None, False))
     if loop is not None:

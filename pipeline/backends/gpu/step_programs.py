@@ -1,10 +1,10 @@
 """Programs of a run on one GPU, each for a number of steps that is fixed when it is compiled.
 
 XLA's runtime for GPUs copies the condition of a loop to the host before every iteration, unless the
-trip count is constant: the host would wait for the device before each step. So the steps that the
-host hands to the device at once (a sink) are split: the host dispatches a program of several steps
-while enough steps remain, then a program of a single step. If `graphs` is loop, it dispatches one
-program for the sink. Its loop is a CUDA graph, with the condition on the device.
+trip count is constant. The host would wait for the device before each step. So a sink is split: the
+host dispatches a program of several steps while enough steps remain, then a program of a single
+step. If `graphs` is loop, it dispatches one program for the sink. The loop of that program is a
+CUDA graph, with the condition on the device.
 
 The state stays on the device in the layouts that the compiler chooses, so that no dispatch
 transposes weights.
@@ -39,8 +39,7 @@ from pipeline.training.step import TrainStep
 Graphs = Literal["auto", "off", "step", "loop"]
 
 MAX_PROGRAM_STEPS = 64
-"""Most steps of a program whose number of steps is constant. The host dispatches such a program for
-64 steps, and at most 63 steps of a sink one by one."""
+"""Largest constant number of steps of a program."""
 CAPTURED = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,DYNAMIC_SLICE_FUSION,CONVOLUTION"
 """Operations that XLA may put into a CUDA graph: all but loops and collectives."""
 
@@ -114,7 +113,7 @@ class Chip:
 INIT = "initialisation"
 """Name of the program that initialises."""
 Compile = Callable[[ProgramSpec, ProgressClock], tuple[Any, ProgramReport]]
-"""(specification, clock) -> the compiled program and its report."""
+"""Function from a specification and a clock to the compiled program and its report."""
 
 
 def compile_for_gpu(

@@ -11,8 +11,7 @@ from typing import Any, Literal
 from pipeline.core.errors import RunError
 
 VIEWS_OF_SCAN = ("scan_slice", "scan_stack", "scan_carry")
-"""Primitives of nodes that stand for no equation: a scan's operands and results by iteration."""
-
+"""Primitives of nodes that aren't equations: operands and results of a scan's iterations."""
 Marked = Literal["forward", "backward", "unmarked"]
 
 
@@ -34,28 +33,29 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An application of a primitive; inputs and outputs are indices of values.
-
-    `mark` is the pass of differentiation, from jvp or transpose in JAX's name stack. `calls` are
-    the jitted functions around the node. `loop` is the number of the innermost loop around the
-    node, 0 for none. `repeat` is how often the node runs. `call` identifies the call in custom code
-    that makes the node, None in code of a library.
-    """
+    """An application of a primitive."""
 
     primitive: str
     params: Mapping[str, Any]
     inputs: tuple[int, ...]
+    """Indices of values in the graph."""
     outputs: tuple[int, ...]
+    """Indices of values in the graph."""
     scope: str
     mark: Marked
+    """Pass of differentiation, by jvp or transpose in JAX's name stack."""
     calls: tuple[str, ...]
+    """Names of the jitted functions around the node, the outermost first."""
     loop: int
+    """Number of the innermost loop around the node; 0 for none."""
     repeat: int
+    """How often the node runs."""
     call: Hashable = None
+    """Identity of the call in the user's code that makes the node; None without one."""
 
     @property
     def op(self) -> Hashable:
-        """The op of a framework without graphs: a layer, one of its functions or a custom call."""
+        """Key of the op of a framework without graphs: a layer, its function or the user's call."""
         return self.scope, self.calls, self.call
 
 
@@ -77,7 +77,7 @@ class Graph:
 
 
 def list_users(nodes: Iterable[Node]) -> dict[int, list[Node]]:
-    """Return the nodes that read each value, in their order; none for other values."""
+    """Return the nodes that read each value, in the order of `nodes`."""
     users: dict[int, list[Node]] = defaultdict(list)
     for node in nodes:
         for index in node.inputs:
@@ -101,18 +101,17 @@ def prune(graph: Graph) -> Graph:
 
 
 def _find_constants(graph: Graph) -> None:
-    """Add the values computed from constants alone, and the counters of loops."""
+    """Add to `graph.constants` the values computed from constants alone, and counters of loops."""
     next_values = dict(graph.carried)
     initial = set(graph.constants)
     varying: set[int] = set()
     while True:
-        # Assume that loops carry constants, except the values found to vary.
+        # Assume that the scalars that loops carry are constant, except those in `varying`.
         constants = set(initial)
         for node in graph.nodes:
             if not constants.issuperset(node.inputs) or "random" in node.primitive:
                 continue
             for out in node.outputs:
-                # A carried scalar may be a counter, a carried array is data.
                 may_vary = out in varying or graph.values[out].size > 1
                 if out not in next_values or not may_vary:
                     constants.add(out)

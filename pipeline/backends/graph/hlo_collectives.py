@@ -10,8 +10,8 @@ from pipeline.backends.graph.hlo_text import HloLine, read_hlo_text
 
 _START = "-start"
 """Suffix of the opcode of an asynchronous collective."""
-# Three notations of device groups: {{0,1},{2,3}}; [2,2]<=[4], numbers of groups and of devices in a
-# group; a mesh, and those of its axes that a group spans.
+# HLO has three notations of groups of devices. {{0,1},{2,3}} lists them; [2,2]<=[4] has the numbers
+# of groups and of devices in a group; mesh['x'=2,'y'=2] {'x'} has the axes that a group spans.
 _LIST = re.compile(r"replica_groups=\{\{([0-9,]*)\}")
 _IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
@@ -31,9 +31,9 @@ KINDS = {
 class CompiledCollective:
     """Collectives of one kind over groups of one size in a compiled program.
 
-    `nbytes` is the size on one device of all `count` arrays together. They are the arrays that
-    all-reduces read and write, all-gathers write, and reduce-scatters read. An instruction in a
-    loop is counted once.
+    `nbytes` is the size of all `count` arrays together on one device: of arrays that all-reduces
+    read and write, that all-gathers write, or that reduce-scatters read. Instructions in a loop are
+    counted once.
     """
 
     kind: str

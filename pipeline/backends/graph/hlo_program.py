@@ -16,9 +16,8 @@ _KERNEL_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 
 CONTAINERS = frozenset({"while", "conditional", "call"})
 """Opcodes of operations that only call computations."""
-
 PRODUCTS = frozenset({"dot", "convolution"})
-"""Opcodes of matrix products and convolutions, which sum products."""
+"""Opcodes of matrix products and convolutions."""
 MOVES = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "iota", "broadcast", "bitcast",
      "bitcast-convert", "convert", "copy", "transpose", "reverse", "reshape", "slice", "pad",
@@ -37,24 +36,23 @@ CUBLAS = "__cublas$"
 CONVERSION_KIND = "conversions of types"
 """Kind of the operations in a profile for which `HloInstruction.converts` is true."""
 MAX_DISTANCE = 4
-"""Most edges between an instruction without a scope and the instruction whose scope it inherits."""
+"""Largest distance, in edges, from an instruction to the instruction whose scope it inherits."""
 
 
 @dataclass(frozen=True)
 class HloInstruction:
-    """An operation.
-
-    `inner_opcodes` are the opcodes of the computation that it calls, such as of a fusion, else its
-    opcode alone. `moved_bytes` are the bytes that it reads and writes. `scope` is the name scope
-    that it was traced in, `target` the target of a custom call.
-    """
+    """An operation."""
 
     opcode: str
     inner_opcodes: frozenset[str]
+    """Opcodes of the computation that it calls, such as that of a fusion, else its own opcode."""
     moved_bytes: int
+    """Bytes that it reads and writes."""
     flops: float = 0.0
     scope: str = ""
+    """Name scope that it was traced in, or that it inherits."""
     target: str = ""
+    """Target of a custom call."""
 
     @property
     def is_callback(self) -> bool:
@@ -63,13 +61,13 @@ class HloInstruction:
 
     @property
     def converts(self) -> bool:
-        """Whether it only moves values and changes their type."""
+        """Whether it changes the type of values, and only moves them otherwise."""
         return "convert" in self.inner_opcodes and self.inner_opcodes <= MOVES
 
 
 @dataclass(frozen=True)
 class HloProgram:
-    """The operations of a program, by the names in a profiler's trace."""
+    """The operations of a program by name, which are also the names in a profiler's trace."""
 
     instructions: Mapping[str, HloInstruction]
     name: str = ""
@@ -129,18 +127,15 @@ def parse_program(text: str) -> HloProgram:
         read_bytes = [lines[operand].nbytes for operand in line.operands if operand in lines]
         scope = _SCOPE.search(line.arguments)
         instructions[name] = HloInstruction(
-            line.opcode,
-            inner_opcodes,
-            _count_moved_bytes(inner_opcodes, read_bytes, line.nbytes),
-            flops,
-            scope[1] if scope else "",
-            line.target or "",
+            opcode=line.opcode,
+            inner_opcodes=inner_opcodes,
+            moved_bytes=_count_moved_bytes(inner_opcodes, read_bytes, line.nbytes),
+            flops=flops,
+            scope=scope[1] if scope else "",
+            target=line.target or "",
         )
-    inherited_scopes = _inherit_scopes(instructions, lines)
-    instructions = {
-        name: replace(instruction, scope=instruction.scope or inherited_scopes.get(name, ""))
-        for name, instruction in instructions.items()
-    }
+    for name, scope_name in _inherit_scopes(instructions, lines).items():
+        instructions[name] = replace(instructions[name], scope=scope_name)
     header = program.header
     module = header.removeprefix("HloModule ").partition(",")[0] if "HloModule" in header else ""
     return HloProgram(instructions, module.strip())
@@ -149,10 +144,10 @@ def parse_program(text: str) -> HloProgram:
 def _inherit_scopes(
     instructions: Mapping[str, HloInstruction], lines: Mapping[str, HloLine]
 ) -> dict[str, str]:
-    """Return scopes by name for instructions without a scope, such as copies by the compiler.
+    """Return scopes for instructions without one, such as copies that the compiler inserted.
 
-    An instruction gets the scope of the nearest reader of its result. If no reader has a scope, it
-    gets the scope of the nearest operand, else "".
+    It is the scope of the nearest reader of the result, or else of the nearest operand; "" without
+    either.
     """
     readers: dict[str, list[str]] = {}
     for name, line in lines.items():
@@ -169,7 +164,7 @@ def _inherit_scopes(
             visited.update(frontier)
             for near in frontier:
                 scope = instructions[near].scope if near in instructions else ""
-                # Scopes without these words are of the training loop, and name no layer.
+                # Other scopes are those of the training loop, without a layer.
                 if "jvp(" in scope or "step." in scope:
                     return scope
         return ""
@@ -182,8 +177,8 @@ def _inherit_scopes(
 
 
 def _count_moved_bytes(opcodes: frozenset[str], read_bytes: list[int], result_bytes: int) -> int:
-    """Return the bytes that an instruction reads and writes. If it slices or updates an array, only
-    the bytes of the slice count."""
+    """Return the bytes that an instruction reads and writes: of an array that it slices or updates,
+    only those of the slice."""
     if opcodes & {"dynamic-slice", "gather"}:
         return 2 * result_bytes
     if "dynamic-update-slice" in opcodes:
@@ -192,11 +187,11 @@ def _count_moved_bytes(opcodes: frozenset[str], read_bytes: list[int], result_by
 
 
 def _count_flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
-    """Return the FLOP of an instruction.
+    """Return the number of floating-point operations of an instruction.
 
-    A sum of products counts as two per product, a reduction as one per element of its operand.
-    Moves, containers, fusions and unknown custom calls count as none. Any other instruction counts
-    as one per element of its result.
+    It is two for each product in a sum of products, one for each operand's element of a reduction,
+    none for moves, containers, fusions and unknown custom calls, and one for each element of the
+    result of other instructions.
     """
     operands = [shapes[name] for name in line.operands if name in shapes]
     if line.opcode == "dot" and operands:
@@ -212,7 +207,7 @@ def _count_flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
         left, right = operands[:2]
         if "convolution" in line.arguments:
             return 2.0 * line.elements * _count_products_per_output(right, -1)
-        # The operands have m k and k n elements, the result m n. So k is this root.
+        # Operands have m k and k n elements, the result has m n, so k is this root.
         depth = math.sqrt(left.elements * right.elements / max(1, line.elements))
         return 2.0 * line.elements * depth
     if line.opcode.startswith("reduce") and operands:

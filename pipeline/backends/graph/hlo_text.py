@@ -1,4 +1,4 @@
-"""Reader of HLO, the text that XLA writes of a program. Unknown lines are left out."""
+"""Reader of HLO, XLA's text of a program. Lines that aren't known are left out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.$-]+) \(.*\) -> .* \{")
 _INSTRUCTION = re.compile(r"\s*(ROOT )?%?([\w.$-]+) = (.*?[\])}]) ([\w-]+)\((.*)")
-# Such as f32[2,3]. The type of f8e4m3fn[2] is f8.
+# Arrays such as f32[2,3]. Of f8e4m3fn[2], the type is read as f8.
 _ARRAY = re.compile(r"([a-z]+\d*)(?:e\dm\d\w*)?\[([\d,]*)\]")
 _OPERAND = re.compile(r"%([\w.$-]+)")
 _CALLED = re.compile(r"calls=%?([\w.$-]+)")
@@ -30,7 +30,7 @@ class HloArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements; an element has at least one byte, also in `pred`."""
+        """Bytes of all elements. An element has at least one byte; it has one in `pred`."""
         bits = "".join(filter(str.isdigit, self.dtype))
         return self.elements * max(1, int(bits or 8) // 8)
 
@@ -86,16 +86,18 @@ class HloText:
 def read_hlo_text(text: str) -> HloText:
     """Read a program. Instructions outside of any computation are in the computation ""."""
     computations: dict[str, dict[str, HloLine]] = {}
-    current = entry = ""
+    current = ""
+    entry = ""
     for line in text.splitlines():
         if begin := _COMPUTATION.match(line):
-            current = begin[2]
-            entry = current if begin[1] else entry
+            is_entry, current = begin.groups()
+            if is_entry:
+                entry = current
             computations.setdefault(current, {})
         elif match := _INSTRUCTION.match(line):
             root, name, shape, opcode, arguments = match.groups()
             arrays = tuple(
-                HloArray(dtype, tuple(map(int, filter(None, sizes.split(",")))))
+                HloArray(dtype, tuple(int(size) for size in sizes.split(",") if size))
                 for dtype, sizes in _ARRAY.findall(shape)
             )
             instruction = HloLine(name, opcode, arrays, arguments, bool(root))

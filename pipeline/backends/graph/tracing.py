@@ -1,7 +1,8 @@
-"""Trace a JAX function to its graph, from shapes alone: no weight is allocated.
+"""Make the graph of a JAX function that was traced on shapes.
 
-Calls are inlined. A scan's body appears once; the `repeat` of its nodes includes the scan's length.
-A `cond` is its slowest branch, a platform-dependent `cond` its default branch.
+Calls are inlined. The body of a loop is in the graph once; the `repeat` of its nodes includes the
+number of iterations. Of a `cond` the slowest branch is in the graph, of a platform-dependent `cond`
+the default branch.
 """
 
 from __future__ import annotations
@@ -28,16 +29,12 @@ from pipeline.core.host.jaxpr import (
 )
 
 OPAQUE_CALLS = frozenset({"max_pool"})
-"""Jitted functions that are one node under their name, forward and backward."""
+"""Jitted functions that aren't inlined: a call is one node, with the function's name."""
 
 
 @dataclass(frozen=True)
 class _EquationContext:
-    """Scope of an equation, and the calls and the loop that contain it. Fields are as in `Node`.
-
-    `calls` are names of jitted functions, `call` is the call in the user's code. `in_library` is
-    whether one of JAX's functions, such as `jax.nn.silu`, contains the equation.
-    """
+    """The scope of an equation, and the calls and the loop around it: fields of its `Node`."""
 
     scope: str = ""
     calls: tuple[str, ...] = ()
@@ -45,10 +42,11 @@ class _EquationContext:
     repeat: int = 1
     call: Hashable = None
     in_library: bool = False
+    """Whether the equation is in a function of a library, such as `jax.nn.silu`."""
 
 
 def make_graph(traced: jax.stages.Traced) -> Graph:
-    """Return the graph of a traced function. Raises UnboundedLoopError as `add_while` does."""
+    """Return the graph of a traced function. Raises UnboundedLoopError, see `add_while`."""
     closed = traced.jaxpr
     tracer = _Tracer()
     graph = tracer.graph
@@ -64,7 +62,7 @@ class _Tracer:
         self.graph = Graph()
         self.loops = 0
         self._executions: dict[tuple[int, int], tuple[Any, int]] = {}
-        """By call in the user's code: the frames of its first equation, and how often it ran."""
+        """For each call in the user's code: frames of its first equation, number of executions."""
 
     def add_value(self, var: Any) -> int:
         """Add a value with a variable's shape and dtype; return its index."""
@@ -86,7 +84,7 @@ class _Tracer:
     def add_equation(
         self, context: _EquationContext, eqn: Any, inputs: list[int]
     ) -> tuple[int, ...]:
-        """Add one equation, inlined if it calls a jaxpr, else as a node; return its results."""
+        """Add an equation as a node, or inline the jaxpr that it calls; return the results."""
         name = eqn.primitive.name
         inner_context = replace(context, scope=join_scope(eqn, context.scope))
         control_flow = {"scan": self.add_scan, "while": self.add_while, "cond": self.add_cond}
@@ -112,10 +110,11 @@ class _Tracer:
         return self.inline(callee, inputs, inner_context)
 
     def _find_call(self, eqn: Any) -> tuple[tuple[int, int], int] | None:
-        """Return the call in the user's code that made an equation, and which execution it is of.
+        """Return the call in the user's code that made an equation, and its execution's number.
 
-        Executions are 1, 2, and so on: one begins each time that the call makes its first equation,
-        such as in a Python loop. Gradients have number 0: they can't be assigned to an execution.
+        A call that is executed several times, such as in a Python loop, has executions 1, 2, ...,
+        each of which begins with the call's first equation. Gradients have number 0, since their
+        execution isn't known.
         """
         frames = find_source_call(eqn)
         if not frames:
@@ -150,7 +149,7 @@ class _Tracer:
         self.graph.nodes.append(node)
 
     def add_scan(self, eqn: Any, inputs: list[int], context: _EquationContext) -> tuple[int, ...]:
-        """Add the body once. Each iteration reads slices of inputs, and adds to stacked outputs."""
+        """Add the body once, with views for the slices that an iteration reads and returns."""
         scan = read_scan(eqn)
         body = scan.body.jaxpr
         consts = scan.num_consts
@@ -179,12 +178,16 @@ class _Tracer:
     def _add_carries(
         self, body: Any, consts: int, inputs: list[int], body_context: _EquationContext
     ) -> list[int]:
-        """Return the values at an iteration's start: new ones for those that the body changes."""
+        """Return the carried values in an iteration: new ones for those that the body changes."""
         variables = body.invars[consts : len(inputs)]
-        return [
-            index if before is after else self._add_view("scan_carry", index, before, body_context)
-            for index, before, after in zip(inputs[consts:], variables, body.outvars, strict=False)
-        ]
+        carried = []
+        for index, before, after in zip(inputs[consts:], variables, body.outvars, strict=False):
+            is_changed = before is not after
+            view = (
+                self._add_view("scan_carry", index, before, body_context) if is_changed else index
+            )
+            carried.append(view)
+        return carried
 
     def _add_final_carries(
         self,
@@ -194,15 +197,14 @@ class _Tracer:
         context: _EquationContext,
     ) -> list[int]:
         """Record the pairs that a loop carries; return the values after its last iteration."""
-        self.graph.carried += [
-            (before, after)
-            for before, after in zip(carried, returned, strict=True)
-            if before != after
-        ]
-        return [
-            after if before == after else self._add_view("scan_carry", after, var, context)
-            for before, after, var in zip(carried, returned, variables, strict=False)
-        ]
+        final = []
+        for before, after, var in zip(carried, returned, variables, strict=False):
+            if before == after:
+                final.append(after)
+            else:
+                self.graph.carried.append((before, after))
+                final.append(self._add_view("scan_carry", after, var, context))
+        return final
 
     def _add_view(self, primitive: str, source: int, var: Any, context: _EquationContext) -> int:
         index = self.add_value(var)
@@ -234,13 +236,13 @@ class _Tracer:
 
 
 def _is_package_pooling(jaxpr: Any) -> bool:
-    """Whether a `max_pool` is this package's: it has no products and no window reductions."""
+    """Return whether a `max_pool` is this package's, without products and window reductions."""
     heavy = ("dot_general", "conv_general_dilated", "reduce_window", "select_and_scatter")
     return not any(eqn.primitive.name.startswith(heavy) for eqn in jaxpr.eqns)
 
 
 def _estimate_work(jaxpr: Any) -> int:
-    """Estimate the work of a jaxpr: elements written, or multiply-adds of matrix products."""
+    """Return about how many elements a jaxpr writes and how many multiply-adds it does."""
     return sum(map(_estimate_equation_work, jaxpr.eqns))
 
 
@@ -258,20 +260,20 @@ def _estimate_equation_work(eqn: Any) -> int:
             return (count_iterations(eqn) or 1) * _estimate_work(read_while(eqn).body.jaxpr)
     elements = sum(math.prod(var.aval.shape) for var in eqn.outvars)
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
-        # The square root of the weight's size approximates the length of each sum.
+        # The length of each sum is about the square root of the weight's size.
         elements *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))
     return elements
 
 
 def count_iterations(eqn: Any) -> int | None:
-    """Return the iterations of a `while` that counts by one up to a literal; None for others."""
+    """Return the iterations of a `while` that counts by one between literals, else None."""
     loop = read_while(eqn)
     condition = loop.condition.jaxpr
     if len(condition.eqns) != 1 or condition.eqns[0].primitive.name != "lt":
         return None
-    counter, limit = condition.eqns[0].invars
+    counter, limit_atom = condition.eqns[0].invars
     condition_consts, _, start = loop.split_operands(eqn.invars)
-    limit = _find_literal(limit, condition.invars, condition_consts)
+    limit = _find_literal(limit_atom, condition.invars, condition_consts)
     if isinstance(counter, core.Literal) or limit is None:
         return None
     position = condition.invars.index(counter) - len(condition_consts)

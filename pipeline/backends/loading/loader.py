@@ -1,7 +1,7 @@
 """Loaders, which bring batches to the device, window by window.
 
-A resident loader puts the split on the device once, and then transfers only orders of samples. A
-streaming loader transfers the samples of each window while the device works on the last one.
+A resident loader puts the split on the device once. Then it transfers only the order of samples. A
+streaming loader transfers the samples of each window while the device uses the previous one.
 """
 
 from __future__ import annotations
@@ -27,34 +27,30 @@ from pipeline.data.host_ops import HostMappedColumn
 
 RESIDENT_LIMIT_BYTES = 2 << 30
 """Largest split on the device, as in MindSpore; a GPU may have room for more."""
-
 RESIDENT_SHARE = 0.5
-"""Share of a GPU's free memory that a split may take; the step needs the other half."""
-
+"""Largest share of a GPU's free memory that a split may take. The step needs the other half."""
 WINDOW_LIMIT_BYTES = 256 << 20
-"""A window that is transferred to the device has at most this many bytes."""
-
+"""Largest size of the samples of a window."""
 WINDOW_STEPS = 1024
-"""Steps of the longest window, whatever the sink size, so that one program serves all sizes."""
-
+"""Largest number of steps of a window, for all sink sizes, so that they use the same program."""
 Prepared = tuple[Window, PrepareTime]
 """A window and the time that it took to prepare."""
 
 
 class WindowSource(Protocol):
-    """Prepares windows, the next one while the previous one is in use."""
+    """Prepares windows: the next one while the previous one is used."""
 
     kind: Literal["resident", "stream"]
     device_bytes: int
 
     def count_ready_steps(self, step: int) -> int:
-        """Return how many steps of the window that starts at `step` are ready."""
+        """Return how many steps of the window that starts at boundary `step` are ready."""
 
     def take(self, step: int) -> Prepared:
-        """Return the window that starts at `step`. Raises DataError if a sample can't be read."""
+        """Return the window that starts at boundary `step`. Raises DataError for a bad sample."""
 
     def close(self) -> None:
-        """Stop preparing ahead. The source stays usable: the next `take` starts again."""
+        """Stop preparing ahead, until the next `take`."""
 
 
 class ResidentWindows:
@@ -74,25 +70,23 @@ class ResidentWindows:
         }
         self.device_bytes = sum(column.nbytes for column in self._columns.values())
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="order")
-        self._ahead: tuple[int, Future[Prepared]] | None = None
+        self._ahead: dict[int, Future[Prepared]] = {}
+        """The window that is prepared ahead, by its start."""
 
     def count_ready_steps(self, step: int) -> int:
-        """Return the steps of the window if its order is computed, else 0."""
-        ahead = self._ahead
-        return self._steps if ahead and ahead[0] == step and ahead[1].done() else 0
+        future = self._ahead.get(step)
+        return self._steps if future is not None and future.done() else 0
 
     def take(self, step: int) -> Prepared:
-        if self._ahead is not None and self._ahead[0] == step:
-            prepared = self._ahead[1].result()
-        else:
-            prepared = self._prepare(step)
+        future = self._ahead.get(step)
+        prepared = self._prepare(step) if future is None else future.result()
         next_step = step + self._steps
         if self._source.stop is None or next_step < self._source.stop:
-            self._ahead = next_step, self._thread.submit(self._prepare, next_step)
+            self._ahead = {next_step: self._thread.submit(self._prepare, next_step)}
         return prepared
 
     def close(self) -> None:
-        self._ahead = None
+        self._ahead = {}
 
     def _prepare(self, step: int) -> Prepared:
         started_at = time.perf_counter()
@@ -105,7 +99,7 @@ class ResidentWindows:
 
 
 class Loader:
-    """Windows for a backend, and statistics of how long training waits for them."""
+    """Windows for a backend, and statistics of the time that training waits for them."""
 
     def __init__(
         self, source: WindowSource, notify: Notify | None, clock: Clock = time.perf_counter
@@ -119,7 +113,7 @@ class Loader:
         self._handed_over_at = 0.0
 
     def get_window(self, steps_done: int) -> Window:
-        """Return the window with the next step after `steps_done` steps. Raises DataError."""
+        """Return the window with the step after `steps_done`, as `WindowSource.take` does."""
         last = self._window
         if last is not None and last.start <= steps_done < last.stop:
             return last
@@ -128,12 +122,16 @@ class Loader:
         window, prepare_time = self._source.take(steps_done)
         wait_s = self._clock() - requested_at
         steps = window.stop - window.start
-        # Waiting for the short first windows isn't starvation.
+        # The short first windows couldn't be prepared in time.
         if last is not None and last.stop == steps_done and not window.is_early:
-            busy_s = requested_at - self._handed_over_at
-            trained_steps = last.stop - last.start
             handoff = WindowHandoff(
-                steps_done, trained_steps, busy_s, wait_s, ready, steps, prepare_time
+                start=steps_done,
+                steps=last.stop - last.start,
+                busy_s=requested_at - self._handed_over_at,
+                wait_s=wait_s,
+                ready_steps=ready,
+                window_steps=steps,
+                prepare_time=prepare_time,
             )
             self._stats.add(handoff)
         else:
@@ -143,7 +141,7 @@ class Loader:
         return window
 
     def close(self) -> None:
-        """Stop preparing ahead, and drop the window in use. The next request starts again."""
+        """Stop preparing ahead until the next request, and drop the window in use."""
         self._source.close()
         self._window = None
 
@@ -170,7 +168,7 @@ def make_loader(
     split = source.split
     if kind == "auto":
         free = source.placement.free_bytes
-        # Lazy columns are decoded into the host's memory first, so RESIDENT_LIMIT_BYTES holds.
+        # A lazy column is decoded into the host's memory first, which has the smaller limit.
         columns = split.columns.values()
         is_lazy = any(isinstance(column, LazyColumn) for column in columns)
         limit = RESIDENT_LIMIT_BYTES if free is None or is_lazy else RESIDENT_SHARE * free
@@ -185,7 +183,9 @@ def make_loader(
 
 def _pad_rows(values: np.ndarray, padding: int) -> np.ndarray:
     """Return values (n, ...) with rows of zeros after them: (n + padding, ...)."""
-    return np.pad(values, ((0, padding), *((0, 0),) * (values.ndim - 1))) if padding else values
+    if not padding:
+        return values
+    return np.concatenate([values, np.zeros((padding, *values.shape[1:]), values.dtype)])
 
 
 def count_split_bytes(split: Split) -> int:

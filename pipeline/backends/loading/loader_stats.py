@@ -8,16 +8,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 STARVED_SHARE = 0.05
-"""Training starves if it waits for a window for more than this share of its time."""
-
+"""Starvation begins if training waits for a window for more than this share of its time."""
 RECOVERED_SHARE = 0.01
 """Starvation ends if training waits for a window for less than this share of its time."""
-
 NOISE_S = 1e-3
-"""Shortest wait that counts: the operating system may take as long to wake a thread."""
-
+"""A wait of at most this time isn't starvation: waking a thread may take as long."""
 Notify = Callable[[bool, str], None]
-"""(starves, line for the user): called when starvation begins and when it ends."""
+"""Called with True and a line for the user when starvation begins, with False when it ends."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +32,10 @@ class SlowSample:
 
 @dataclass(frozen=True)
 class PrepareTime:
-    """Seconds of preparing steps by activity, summed over reader threads."""
+    """Time of preparing steps."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by activity, summed over reader threads."""
     slowest: SlowSample | None = None
 
     @classmethod
@@ -45,9 +43,9 @@ class PrepareTime:
         """Return the sums of times, and the slowest sample of all."""
         seconds: Counter[str] = Counter()
         slowest = None
-        for time in times:
-            seconds.update(time.seconds)
-            sample = time.slowest
+        for prepare_time in times:
+            seconds.update(prepare_time.seconds)
+            sample = prepare_time.slowest
             if slowest is None or (sample is not None and sample.read_s > slowest.read_s):
                 slowest = sample
         return cls(dict(seconds), slowest)
@@ -55,17 +53,17 @@ class PrepareTime:
 
 @dataclass(frozen=True)
 class WindowHandoff:
-    """Handoff of the window that starts at boundary `start` to the training thread.
-
-    The thread trained the `steps` steps of the window before it in `busy_s`. `ready_steps` of the
-    new window's `window_steps` were ready when it was requested, `wait_s` before the handoff.
-    """
+    """Handoff of the window that starts at boundary `start` to the training thread."""
 
     start: int
     steps: int
+    """Number of steps of the window before."""
     busy_s: float
+    """Time from the handoff of the window before to the request of this one."""
     wait_s: float
+    """Time from the request to the handoff."""
     ready_steps: int
+    """Number of steps that were ready at the request."""
     window_steps: int
     prepare_time: PrepareTime
 
@@ -83,13 +81,13 @@ class LoaderReport:
     """Whether training has starved at any time."""
     first_wait_ms: float
     """Wait for windows that couldn't be prepared ahead: the run's first window, windows that don't
-    follow the window before them, and the short windows after these."""
+    continue at the end of the window before, and the short windows after both."""
     first_window_ms: float
-    """Wait for the run's first window, before which nothing can be compiled."""
+    """Wait for the run's first window, which is needed to compile."""
     wait_ms_per_step: float | None
     wait_share: float | None
     queue_depth: float | None
-    """Mean share of a window that was ready when requested; at 1 training never waits."""
+    """Mean share of a window that was ready at its request; at 1 training never waits."""
     prepare_ms_per_step: Mapping[str, float]
     """Times by activity (reading a column, transfer, order), summed over reader threads."""
     slowest_sample: SlowSample | None
@@ -101,10 +99,16 @@ class LoaderStats:
     def __init__(self, notify: Notify | None) -> None:
         self._notify = notify or (lambda starves, text: None)
         self._first_window_s: float | None = None
-        self._first_wait_s = self._busy_s = self._wait_s = self._depths = 0.0
-        self._steps = self._windows = self._prepared_steps = 0
+        self._first_wait_s = 0.0
+        self._busy_s = 0.0
+        self._wait_s = 0.0
+        self._ready_shares = 0.0
+        self._steps = 0
+        self._windows = 0
+        self._prepared_steps = 0
         self._prepare_time = PrepareTime()
-        self._starves = self._starved = False
+        self._starves = False
+        self._has_starved = False
 
     def add_unprepared(self, wait_s: float, window_steps: int, prepare_time: PrepareTime) -> None:
         """Record a window that couldn't be prepared ahead."""
@@ -118,11 +122,12 @@ class LoaderStats:
         self._wait_s += handoff.wait_s
         self._steps += handoff.steps
         self._windows += 1
-        self._depths += handoff.ready_steps / handoff.window_steps
+        self._ready_shares += handoff.ready_steps / handoff.window_steps
         self._add_prepared(handoff.window_steps, handoff.prepare_time)
         waited = handoff.wait_s > NOISE_S
         if not self._starves and waited and handoff.wait_share > STARVED_SHARE:
-            self._starves = self._starved = True
+            self._starves = True
+            self._has_starved = True
             self._notify(True, format_starvation(handoff))
         elif self._starves and (not waited or handoff.wait_share < RECOVERED_SHARE):
             self._starves = False
@@ -134,7 +139,7 @@ class LoaderStats:
 
     @property
     def waited_s(self) -> float:
-        """Seconds of all waits, also for windows that couldn't be prepared ahead."""
+        """Seconds of all waits, including those for windows that couldn't be prepared ahead."""
         return self._first_wait_s + self._wait_s
 
     def report(self, kind: Literal["resident", "stream"]) -> LoaderReport:
@@ -144,24 +149,24 @@ class LoaderStats:
         seconds = self._prepare_time.seconds
         return LoaderReport(
             kind=kind,
-            starved=self._starved,
+            starved=self._has_starved,
             first_wait_ms=1000 * self._first_wait_s,
             first_window_ms=1000 * (self._first_window_s or 0.0),
             wait_ms_per_step=1000 * self._wait_s / self._steps if measured else None,
             wait_share=self._wait_s / time_s if measured else None,
-            queue_depth=self._depths / self._windows if measured else None,
+            queue_depth=self._ready_shares / self._windows if measured else None,
             prepare_ms_per_step={name: 1000 * time / prepared for name, time in seconds.items()},
             slowest_sample=self._prepare_time.slowest,
         )
 
 
 def format_starvation(handoff: WindowHandoff) -> str:
-    """Return the line for the user when training has to wait."""
-    time = handoff.prepare_time
+    """Return the line for the user when starvation begins."""
+    prepare_time = handoff.prepare_time
     step_ms = 1000 * (handoff.wait_s + handoff.busy_s) / handoff.steps
-    by_cost = sorted(time.seconds.items(), key=lambda item: -item[1])
+    by_cost = Counter(prepare_time.seconds).most_common()
     costs = ", ".join(f"{name} {1000 * cost / handoff.window_steps:.2f}" for name, cost in by_cost)
-    slowest = f"; slowest sample: {time.slowest}" if time.slowest else ""
+    slowest = f"; slowest sample: {prepare_time.slowest}" if prepare_time.slowest else ""
     return (
         f"training waits for data from step {handoff.start + 1}: "
         f"{handoff.wait_share * step_ms:.2f} of {step_ms:.2f} ms a step "

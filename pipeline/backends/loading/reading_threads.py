@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SHORTEST_TRIAL_S = 0.1
-"""Least seconds of reading in a trial. Each thread of a trial also reads at least once."""
-
+"""Least seconds of reading in a trial, which also has at least as many reads as threads."""
 TRIALS_BEFORE_RETRY = 50
-"""Trials of the fastest number of threads after which all numbers are tried again."""
+"""Number of trials of the fastest number of threads after which all numbers are tried again."""
 
 
 class ReadingThreads:
-    """Limits the threads that read at once: to all, half, a quarter ..., 1, then to the fastest."""
+    """Limits the threads that read at once: in trials to all, half, ..., 1, then to the fastest."""
 
     def __init__(self, max_threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.limit = max_threads
@@ -30,18 +29,22 @@ class ReadingThreads:
         while self._limits[-1] > 1:
             self._limits.append(self._limits[-1] // 2)
         self._rates: dict[int, float] = {}
-        self._trial = self._active = self._fastest_trials = 0
+        self._trial = 0
+        self._active = 0
+        self._fastest_trials = 0
         self._changed_at = 0.0
         self._begin_trial()
 
     def _begin_trial(self) -> None:
-        self._reads = self._samples = 0
-        # Sum over reads; time with at least one reader; sum over readers.
-        self._read_s = self._busy_s = self._thread_s = 0.0
+        self._reads = 0
+        self._samples = 0
+        self._read_s = 0.0  # Of all reads that ended in the trial.
+        self._busy_s = 0.0  # With at least one reader.
+        self._thread_s = 0.0  # With a reader, summed over readers.
 
     @contextmanager
     def limit_readers(self, samples: int) -> Iterator[None]:
-        """Wait until one more thread may read; the body of `with` reads `samples`."""
+        """Wait until one more thread may read. The body of `with` reads `samples` samples."""
         with self._free:
             self._free.wait_for(lambda: self._active < self.limit)
             self._change_readers(1)
@@ -52,7 +55,7 @@ class ReadingThreads:
         finally:
             with self._free:
                 self._change_readers(-1)
-                # A read that began in an earlier trial was done by another number of threads.
+                # A read that began in an earlier trial had another number of threads beside it.
                 if trial == self._trial:
                     self._reads += 1
                     self._samples += samples
@@ -73,16 +76,19 @@ class ReadingThreads:
         """End a trial that is long enough: begin the next one, or use the fastest number."""
         if len(self._limits) == 1 or self._reads < self.limit or self._busy_s < SHORTEST_TRIAL_S:
             return
-        # Samples per second, for the mean number of readers, since reads don't end together.
-        threads = self._thread_s / self._busy_s
-        self._rates[self.limit] = threads * self._samples / max(self._read_s, 1e-9)
+        # The rate of one reader times the mean number of readers, since reads don't end together.
+        mean_readers = self._thread_s / self._busy_s
+        self._rates[self.limit] = mean_readers * self._samples / max(self._read_s, 1e-9)
         untried = [number for number in self._limits if number not in self._rates]
-        limit = untried[0] if untried else max(self._rates, key=self._rates.__getitem__)
-        if not untried:
+        if untried:
+            limit = untried[0]
+        else:
+            limit = max(self._rates, key=self._rates.__getitem__)
             self._fastest_trials += 1
             if self._fastest_trials == TRIALS_BEFORE_RETRY:
                 self._fastest_trials = 0
                 self._rates.clear()
-        self._trial += self.limit != limit
+        if limit != self.limit:
+            self._trial += 1
         self.limit = limit
         self._begin_trial()

@@ -1,9 +1,8 @@
 """Windows of a split that doesn't fit on the device: samples are transferred with their window.
 
-Threads read one window ahead, several of them if samples are decoded one by one (`ReadingThreads`
+Threads read one window ahead: several threads if samples are decoded one by one (`ReadingThreads`
 chooses the number). They read parts of a window into its buffer, and the thread that completes the
-window transfers it. A window is a pure function of its number, so a reader can start at any step
-without reading the samples before it.
+window transfers it. A reader can start at any step without reading the samples before it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pipeline.backends.loading.window import Window
 from pipeline.backends.loading.window_buffer import LoaderSource, ReadPlan, WindowBuffer
 
 Part = tuple[PrepareTime, Window | None]
-"""The time of reading a part, and the window if this part has completed it."""
+"""The time of reading a part of a window, and the window if this part has completed it."""
 
 
 class StreamedWindows:
@@ -28,7 +27,7 @@ class StreamedWindows:
     def __init__(self, source: LoaderSource, window_steps: int) -> None:
         self._plan = ReadPlan(source, window_steps)
         self._threads = ReadingThreads(self._plan.threads)
-        # One window is in use while the next one is transferred.
+        # One window is used while the next one is transferred.
         self.device_bytes = 2 * window_steps * self._plan.batch_bytes
         self._reader: Reader | None = None
 
@@ -68,9 +67,8 @@ class Reader:
         """Begin to read window `number`, which `take` then returns."""
         self._number = number
         self._steps = self._plan.list_steps(self._first_step, number)
-        # A wait for an early window, of a reader that just started, isn't starvation.
-        early = self._plan.is_early(number)
-        buffer = self._pool.submit(WindowBuffer, self._plan, self._steps, is_early=early)
+        is_early = self._plan.is_early(number)
+        buffer = self._pool.submit(WindowBuffer, self._plan, self._steps, is_early=is_early)
         self._parts = [
             self._pool.submit(self._read_part, buffer, part) for part in range(self._plan.parts)
         ]
@@ -87,7 +85,7 @@ class Reader:
         return sum(part.done() for part in self._parts) * len(self._steps) // self._plan.parts
 
     def take(self) -> tuple[Window, PrepareTime]:
-        """Return the next window. Meanwhile threads read the window after it."""
+        """Return the next window, after threads have begun to read the window after it."""
         parts = self._parts
         stop = self._steps.stop
         self.step = stop if stop != self._plan.source.stop else None

@@ -17,18 +17,18 @@ from pipeline.training.parallel.placement import DevicePlacement
 @register_dataclass
 @dataclass(frozen=True)
 class Inputs:
-    """The arrays of a window, on the device.
-
-    `columns` are the whole split (samples, ...) if `resident`, else (window, batch, ...). `indices`
-    of samples are int32 (window, batch). `epochs` and `counts`, the valid samples of each batch,
-    are int32 (window,). `seed` is uint32 (2,).
-    """
+    """The arrays of a window, on the device."""
 
     columns: Mapping[str, Array]
+    """The whole split, (samples, ...), if `resident`, else (window, batch, ...)."""
     indices: Array
+    """Indices of samples, int32 (window, batch)."""
     epochs: Array
+    """Epoch of each batch, int32 (window,)."""
     counts: Array
+    """Number of valid samples of each batch, int32 (window,)."""
     seed: Array
+    """Words of the seed, uint32 (2,)."""
     resident: bool = field(metadata={"static": True})
     samples: int | None = field(default=None, metadata={"static": True})
     """Number of samples if an epoch may repeat them, as in `Batches`. An index is then the sample
@@ -38,8 +38,8 @@ class Inputs:
 def read_batch(inputs: Inputs, position: Array) -> Batch:
     """Return the batch at a position of a window, inside the compiled loop."""
     indices = inputs.indices[position]
-    rows = indices if inputs.samples is None else indices % inputs.samples
-    rows = rows if inputs.resident else position
+    samples = indices if inputs.samples is None else indices % inputs.samples
+    rows = samples if inputs.resident else position
     columns = {name: column[rows] for name, column in inputs.columns.items()}
     epochs = inputs.epochs[position]
     counts = inputs.counts[position]
@@ -48,18 +48,18 @@ def read_batch(inputs: Inputs, position: Array) -> Batch:
 
 @dataclass(frozen=True)
 class Window:
-    """Steps `start + 1 .. stop`, from position 0 of `inputs`, which can have more positions."""
+    """Steps `start + 1 .. stop`, at positions 0, 1, ... of `inputs`, which can have more."""
 
     start: int
     stop: int
     inputs: Inputs
     is_early: bool = False
-    """Whether it is one of the first windows after a start: it, or the window before it, has fewer
-    steps, so that training begins early. Waiting for it doesn't count as starvation."""
+    """Whether this window or the one before is a short first window of a reader, so that training
+    begins early. Waiting for it isn't starvation."""
 
     @property
     def max_steps(self) -> int:
-        """A window of this loader has at most this many steps."""
+        """Largest number of steps of the loader's windows."""
         return int(self.inputs.counts.shape[0])
 
 
@@ -71,7 +71,7 @@ def put_inputs(
     *,
     resident: bool,
 ) -> Inputs:
-    """Make the inputs of a window from columns on the devices and the order of its samples."""
+    """Return the inputs of a window from columns on the devices and the order of its samples."""
     batch_size = batches.indices.shape[1]
     rows = placement.list_rows(batch_size)
     indices = placement.put_batches(batches.indices[:, rows], batch_size)

@@ -20,12 +20,10 @@ from pipeline.data.order import Batches, SampleOrder
 from pipeline.training.parallel.placement import DevicePlacement
 
 PARTS = 16
-"""Parts of a window: enough for all threads, and too few to cost time."""
-
+"""Largest number of parts of a window: enough for all threads, and few enough to cost no time."""
 FIRST_WINDOW_DIVISOR = 16
-"""The first window of a reader has 1 / 16 of the steps of a full window, so that training begins
-early. Every next window has twice the steps of the last one, up to a full window."""
-
+"""A short first window has 1 / 16 of the steps of a full one, so that training begins early. Every
+next window has twice the steps of the window before, up to a full window."""
 Clock = Callable[[], float]
 
 
@@ -37,15 +35,15 @@ class LoaderSource:
     order: SampleOrder
     placement: DevicePlacement
     stop: int | None = None
-    """The last step of the run: no sample after it is read."""
+    """Last step of the run, after which no sample is read; None: it isn't known."""
     short_first: bool = False
-    """Whether a reader's first windows are short. Their arrays have the shape of full ones."""
+    """Whether a reader's first windows have fewer steps, in arrays of the same shapes."""
     clock: Clock = time.perf_counter
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """The source of a loader, read in windows of at most `window_steps` steps."""
+    """The division of a loader's source into windows of at most `window_steps` steps, and parts."""
 
     source: LoaderSource
     window_steps: int
@@ -67,7 +65,7 @@ class ReadPlan:
 
     @property
     def threads(self) -> int:
-        """At most this many threads read. One is fast enough for columns in memory."""
+        """Largest number of reading threads. One is fast enough for columns in memory."""
         columns = self.source.split.columns.values()
         is_lazy = any(isinstance(column, LazyColumn) for column in columns)
         return min(DECODING_THREADS if is_lazy else 1, self.parts)
@@ -77,24 +75,26 @@ class ReadPlan:
         return min(PARTS, self.window_steps * self.batch_rows)
 
     def list_steps(self, boundary: int, number: int) -> range:
-        """Return the steps of window `number` of a reader that starts at a boundary."""
+        """Return the boundaries before the steps of a window, numbered from 0 at `boundary`."""
         first = self._first_steps
-        # Windows double until one is full.
-        doublings = (-(-self.window_steps // first) - 1).bit_length()
-        early = min(number, doublings)
-        start = boundary + first * (2**early - 1) + (number - early) * self.window_steps
-        stop = start + min(self.window_steps, first * 2**early)
+        num_short = (-(-self.window_steps // first) - 1).bit_length()
+        num_short_before = min(number, num_short)
+        num_full_before = number - num_short_before
+        start = boundary + first * (2**num_short_before - 1) + num_full_before * self.window_steps
+        stop = start + min(self.window_steps, first * 2**num_short_before)
         last = self.source.stop
-        # A window that starts after the run isn't cut.
-        return range(start, stop if last is None or start >= last else min(stop, last))
+        if last is not None and start < last:  # A window after the end of the run isn't cut.
+            stop = min(stop, last)
+        return range(start, stop)
 
     def is_early(self, number: int) -> bool:
-        """Whether window `number` of a reader, or the window before it, is short."""
+        """Return whether window `number` of a reader, or the window before it, is short."""
         return self._first_steps * 2 ** max(0, number - 1) < self.window_steps
 
     @property
     def _first_steps(self) -> int:
-        return max(1, self.window_steps // (FIRST_WINDOW_DIVISOR if self.source.short_first else 1))
+        divisor = FIRST_WINDOW_DIVISOR if self.source.short_first else 1
+        return max(1, self.window_steps // divisor)
 
 
 class WindowBuffer:
@@ -118,7 +118,7 @@ class WindowBuffer:
         self._order_s = plan.source.clock() - started_at
 
     def read(self, part: int) -> tuple[PrepareTime, Window | None]:
-        """Read one part; the call that completes the window also returns it."""
+        """Read one part; return its times, and the window if this call has completed it."""
         rows = self._slice_rows(part)
         times = [self._read_column(name, rows) for name in self._columns]
         with self._lock:
@@ -137,8 +137,9 @@ class WindowBuffer:
 
     def _slice_rows(self, part: int) -> slice:
         """Return the rows of a part. Rows after the last step are in no part."""
-        count = len(self._span) * self._plan.batch_rows
-        return slice(part * count // self._plan.parts, (part + 1) * count // self._plan.parts)
+        num_rows = len(self._span) * self._plan.batch_rows
+        num_parts = self._plan.parts
+        return slice(part * num_rows // num_parts, (part + 1) * num_rows // num_parts)
 
     def _read_column(self, name: str, rows: slice) -> PrepareTime:
         source = self._plan.source
@@ -171,13 +172,13 @@ def read_into(
     clock: Clock,
     draws: np.ndarray | None = None,
 ) -> SlowSample | None:
-    """Read samples into `out`; return the slowest of a lazy column, None for other columns.
+    """Read samples into `out`; return the slowest sample of a lazy column, None for other columns.
 
-    `draws` are the key and epoch of the draws of host ops, int (n, 2), if the column has such ops.
+    `draws`, int (n, 2), are the keys and epochs by which host ops draw; None without host ops.
     Raises DataError, which names the sample of a lazy column.
     """
     if isinstance(column, np.ndarray):
-        # Without a mode, numpy would fill a copy of `out` first.
+        # With the default mode, numpy would fill a copy of `out` first.
         np.take(column, indices, axis=0, out=out, mode="clip")
         return None
     try:
@@ -205,7 +206,7 @@ def _decode_into(
     slowest = None
     for position, sample in enumerate(indices.tolist()):
         if position and sample == indices[position - 1] and draws is None:
-            # A short batch is filled up by repeating one sample.
+            # A short batch is filled up with copies of one sample.
             out[position] = out[position - 1]
             continue
         started_at = clock()

@@ -1,10 +1,10 @@
 """The blocks that a plan decides about: regions of activations, operators between them, weights.
 
-A group is a set of dimensions that are sharded together (dimension_groups.py). A region is all
-activations that share groups. A residual stream is one region, so a residual edge costs nothing. An
-operator is a product with a parameter, or a look-up of the parameter's rows. It reads one region
-and writes another. Blocks have no names, so that repeated blocks are equal and are priced once.
-`StepBlocks` has the names.
+A group is a set of dimensions that are sharded together (dimension_groups.py). A region is a set of
+activations that are linked by common groups, such as a residual stream. An operator is a product
+with a parameter, or a look-up of the parameter's rows. It reads one region and writes another.
+Blocks have no names, so that repeated blocks are equal and are priced once. `StepBlocks` has the
+names.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from operator import attrgetter
 from typing import Literal
 
 Role = Literal["batch", "contracted", "output", "both"]
-"""Role of a dimension of an operator: the arrays that are divided if the dimension is sharded.
+"""Role of a dimension of an operator, by the arrays that have it and are divided if it is sharded.
 
-* batch: operand and result; gradients of the weight are partial sums;
-* contracted: operand and weight; the result is a partial sum (in a look-up, each device has some
-  rows of the table);
+* batch: operand and result; then the weight's gradient is a partial sum;
+* contracted: operand and weight (of a look-up, the rows of the table); the result is a partial sum;
 * output: weight and result; the operand's gradient is a partial sum;
 * both: operand, weight and result, such as a batch of weights, one for each expert.
 """
@@ -35,28 +34,26 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class PartialSum:
-    """Reductions inside a region, whose results are partial sums if a summed group is sharded.
-
-    `groups` are the groups of the results, `summed` the groups that are summed over. `nbytes` is
-    the size of all `count` results together.
-    """
+    """Reductions inside a region, whose results are partial sums if a summed group is sharded."""
 
     groups: tuple[int, ...]
+    """Groups of the results."""
     summed: tuple[int, ...]
+    """Groups that are summed over."""
     nbytes: int
+    """Size of all results together."""
     count: int = 1
+    """Number of results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Activations that share groups of dimensions.
-
-    A group is an index of `sizes`. It can be sharded into a number of pieces that divides its size.
-    """
+    """Activations that are linked by common groups. A group is an index of `sizes`."""
 
     sizes: tuple[int, ...]
+    """Size of each group, of which the number of its pieces must be a divisor."""
     samples: int | None = None
-    """The group (index) of the batch dimension."""
+    """The group of the batch dimension; None if there is none."""
     work: tuple[Extent, ...] = ()
     """Traffic and operations of a step, forward and backward."""
     saved: tuple[Extent, ...] = ()
@@ -68,15 +65,16 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An operand or a result: its bytes, and each dimension's group in its region, if any."""
+    """An operand or a result of an operator."""
 
     nbytes: int
     groups: tuple[int | None, ...]
+    """Group of each dimension in the array's region; None if the dimension can't be sharded."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorDim:
-    """A dimension of an operator, and its positions in operand, weight and result."""
+    """A dimension of an operator, and its positions in operand, weight and result, if any."""
 
     size: int
     role: Role
@@ -97,14 +95,14 @@ class Operator:
     flops: int
     """Floating-point operations of the forward pass."""
     samples: int | None = None
-    """Index in `dims` of the batch dimension."""
+    """Index in `dims` of the batch dimension; None if it isn't there."""
     operand_gradient: bool = True
     """Whether the backward pass computes the operand's gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorUse:
-    """An operator at its place in the step: indices of its two regions and its weight."""
+    """An operator, with the indices of the regions that it reads and writes, and of its weight."""
 
     operator: Operator
     source: int
@@ -158,7 +156,7 @@ class StepBlocks:
 
     @property
     def largest(self) -> Weight | RegionParameter:
-        """The largest parameter, of equal sizes the last by path; an empty one if there is none."""
+        """The largest parameter, of equal ones the last by path; an empty one if there is none."""
         empty = Weight("", (), 0)
         return max(self._all_parameters, key=attrgetter("nbytes", "path"), default=empty)
 

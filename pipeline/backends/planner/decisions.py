@@ -1,13 +1,13 @@
 """The decisions of a plan on one mesh, as variables, and their prices, as tables that are added.
 
-An operator's sharding has, for each axis of the mesh, the dimension of the operator that the axis
-shards. A region's layout has, for each axis, the group. Transfers have a price for each pair of a
-layout and a sharding:
+The sharding of an operator has, for each axis of the mesh, the dimension of the operator that the
+axis shards. The layout of a region has, for each axis, the group that it shards. Transfers have a
+price for each pair of a layout and a sharding:
 
-* region to operator: collectives that bring the operand to the sharding, and its gradient back,
-  which is a partial sum along axes that shard the operator's output;
-* operator to region: collectives that bring the result, a partial sum along axes that shard
-  contracted dimensions, to the layout, and its gradient back.
+* region to operator: the operand is brought to the sharding, and its gradient back to the layout.
+  The gradient is a partial sum along axes that shard output dimensions.
+* operator to region: the result is brought to the layout, and its gradient back to the sharding.
+  The result is a partial sum along axes that shard contracted dimensions.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ from pipeline.backends.planner.layouts import (
 from pipeline.backends.rates import CollectiveKind, DeviceGroup, Rates
 
 COPIES = 2
-"""Arrays of a parameter's size without the optimizer's state: the parameter and its gradient."""
+"""Number of arrays of a parameter's size besides the optimizer's state: parameter and gradient."""
 KeepsSharding = Callable[[OperatorUse, Layout], bool]
-"""Filter of the shardings of an operator."""
+"""Returns whether an operator may have a sharding."""
 KeepsLayout = Callable[[int, Layout], bool]
-"""Filter of the layouts of a region, or of a weight, by its number."""
+"""Returns whether a region, or a weight, by its number, may have a layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Costs of a term of a plan. `gradients` are collectives that the backward pass can hide."""
+    """Costs of a part of a plan."""
 
     compute_us: float = 0.0
     collectives: tuple[Collective, ...] = ()
     gradients: tuple[Collective, ...] = ()
+    """All-reduces of gradients, which the backward pass can hide."""
     memory_bytes: float = 0.0
 
 
@@ -66,16 +67,18 @@ def locate_array(operator: Operator, sharding: Layout, which: str) -> Layout:
 
 @dataclass
 class ShardingPrices:
-    """Prices on one mesh. `state_ratio` is the optimizer's state per byte of parameters."""
+    """Prices on one mesh."""
 
     blocks: StepBlocks
     mesh: Mesh
     rates: Rates
     state_ratio: float
-    _us_per_byte: dict[Any, float] = field(default_factory=dict)
+    """Bytes of the optimizer's state for each byte of parameters."""
+    _us_per_byte: dict[tuple[int, ...], float] = field(default_factory=dict)
+    """Microseconds per byte of an all-reduce of all gradients, by axes."""
 
     def price_region(self, region: Region, layout: Layout) -> Price:
-        """Return the price of a region: computing, sums, parameters and activations."""
+        """Return the price of a region: its work, sums, parameters and activations."""
         work_us = sum(
             self.rates.compute_us(
                 self._divide_amount(extent.flops, extent, layout),
@@ -96,36 +99,39 @@ class ShardingPrices:
             nbytes = self._divide_amount(extent.nbytes, extent, layout)
             memory_bytes += self._count_stored_bytes(nbytes)
             work_us += self._compute_update_us(nbytes)
-            copied = (None, *extent.groups)
-            axes = tuple(axis for axis, group in enumerate(layout) if group not in copied)
+            # Along axes that shard only other groups, gradients are partial sums.
+            whole = (None, *extent.groups)
+            axes = tuple(axis for axis, group in enumerate(layout) if group not in whole)
             if axes:
                 gradients.append(Collective("all_reduce", nbytes, axes))
         return Price(work_us, tuple(sums), tuple(gradients), memory_bytes)
 
     def price_operator(self, operator: Operator, sharding: Layout, *, stored: bool) -> Price:
         """Return the price of an operator without transfers; `stored` adds its weight's storage."""
-        operand_pieces, weight_pieces, result_pieces = (
-            self.mesh.count_pieces(locate_array(operator, sharding, which))
-            for which in ("operand", "weight", "result")
-        )
-        nbytes = operator.weight_bytes / weight_pieces
-        moved = operator.result.nbytes / result_pieces
+
+        def count_array_pieces(which: str) -> int:
+            return self.mesh.count_pieces(locate_array(operator, sharding, which))
+
+        weight_bytes = operator.weight_bytes / count_array_pieces("weight")
+        moved_bytes = operator.result.nbytes / count_array_pieces("result")
         if operator.kind == "look_up":
             # Rows are read and written. The backward pass also sets the table's gradient to zero.
-            moved *= 2
-            work_us = self.rates.compute_us(0, moved) + self.rates.compute_us(0, moved + nbytes)
+            moved_bytes *= 2
+            forward_us = self.rates.compute_us(0, moved_bytes)
+            work_us = forward_us + self.rates.compute_us(0, moved_bytes + weight_bytes)
         else:
             # The result, the weight's gradient and the operand's gradient are a product each.
             passes = 3 if operator.operand_gradient else 2
-            moved += operator.operand.nbytes / operand_pieces
+            moved_bytes += operator.operand.nbytes / count_array_pieces("operand")
             flops = operator.flops / self.mesh.count_pieces(sharding)
-            work_us = passes * self.rates.compute_us(flops, moved + nbytes)
-        copies = self._find_free_axes(operator, sharding, "weight")
-        return Price(
-            work_us + (self._compute_update_us(nbytes) if stored else 0.0),
-            gradients=(Collective("all_reduce", nbytes, copies),) if copies else (),
-            memory_bytes=self._count_stored_bytes(nbytes) if stored else 0.0,
-        )
+            work_us = passes * self.rates.compute_us(flops, moved_bytes + weight_bytes)
+        memory_bytes = 0.0
+        if stored:
+            work_us += self._compute_update_us(weight_bytes)
+            memory_bytes = self._count_stored_bytes(weight_bytes)
+        axes = self._find_free_axes(operator, sharding, "weight")
+        gradients = (Collective("all_reduce", weight_bytes, axes),) if axes else ()
+        return Price(work_us, gradients=gradients, memory_bytes=memory_bytes)
 
     def price_operand(self, operator: Operator, layout: Layout, sharding: Layout) -> Price:
         """Return the price of moving an operand from its region, and its gradient back."""
@@ -161,7 +167,7 @@ class ShardingPrices:
         return Price(collectives=forward + find_transfer(target, (), layout, nbytes, self.mesh))
 
     def to_us(self, price: Price) -> float:
-        """Return the microseconds of a price, without the part of gradients that is hidden."""
+        """Return the microseconds of a price, without the hidden share of gradients."""
         alone_us = (
             price.compute_us
             + sum(map(self._compute_collective_us, price.collectives))
@@ -170,7 +176,7 @@ class ShardingPrices:
         return alone_us * self.rates.slowdown(self.mesh.devices)
 
     def sum_bytes_by_kind(self, prices: Iterable[Price]) -> dict[str, float]:
-        """Return the bytes of all collectives by the kind that the devices run."""
+        """Return the bytes of all collectives by the kind that the devices use."""
         total: defaultdict[str, float] = defaultdict(float)
         for price in prices:
             for collective in (*price.collectives, *price.gradients):
@@ -226,16 +232,16 @@ class PlanLayouts:
 
 
 Term = tuple[Scope, Any, Callable[..., Price]]
-"""Variables of a term of the price, a key that equal terms share, and (layouts) -> price."""
+"""Variables of a term, a key that equal terms share, and a function from layouts to a price."""
 
 
 def is_data_parallel_sharding(use: OperatorUse, sharding: Layout) -> bool:
-    """Return whether a sharding of an operator shards its batch dimension, and no other."""
+    """Return whether a sharding of an operator shards only its batch dimension."""
     return set(sharding) <= {use.operator.samples, None} and use.operator.samples in sharding
 
 
 class Decisions:
-    """Variables of a mesh: regions, operators, shared weights. States are layouts or shardings."""
+    """The variables of a mesh: regions, operators and weights with several uses, in this order."""
 
     def __init__(
         self,
@@ -244,12 +250,13 @@ class Decisions:
         keeps_region: KeepsLayout = lambda number, layout: True,
         keeps_weight: KeepsLayout = lambda number, layout: True,
     ) -> None:
-        """Make the variables from the layouts that the filters allow, possibly none."""
+        """Make the variables. Their states are those that the filters allow; there may be none."""
         self.prices = prices
         self.blocks = prices.blocks
         weights = enumerate(self.blocks.weights)
         self.shared = tuple(index for index, weight in weights if weight.uses > 1)
         self.states: list[tuple[Layout, ...]] = []
+        """Layouts or shardings of each variable."""
         for number, region in enumerate(self.blocks.regions):
             layouts = list_layouts(region.sizes, prices.mesh, region.samples)
             self.states.append(tuple(layout for layout in layouts if keeps_region(number, layout)))

@@ -1,8 +1,9 @@
 """Dimensions that are sharded together: union-find over the dimensions of a graph's values.
 
-Two dimensions are in one group if an operation reads and writes them element by element, so that
-sharding both needs no communication (named dimensions of TOAST, arXiv 2508.15010; CFP, arXiv
-2504.00598). Products with parameters are left out: a plan chooses their sharding.
+A dimension that an operation reads and one that it writes are in one group if equal positions
+depend on each other, so that sharding both needs no communication (named dimensions of TOAST, arXiv
+2508.15010; CFP, arXiv 2504.00598). Products with parameters join no groups, since a plan chooses
+their sharding.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 class DimensionGroups:
     """Groups of the dimensions of all values of a graph.
 
-    A node *ties* dimensions, that is, joins their groups; nodes with an index in `skipped` don't. A
-    dimension of size 1 has no group. An *indivisible* group is never sharded, as some operation
+    A node *ties* dimensions: it joins their groups. Nodes whose index is in `skipped` tie none. A
+    dimension of size 1 has no group. An *indivisible* group is never sharded, since an operation
     can't compute it in pieces, such as the height and width of a convolution.
     """
 
@@ -58,9 +59,9 @@ class DimensionGroups:
         """Join the groups of a dimension of `value` and one of `other`, unless one has size 1."""
         if self.shapes[value][dim] == 1 or self.shapes[other][other_dim] == 1:
             return
-        low, high = sorted(
-            (self._find(self._first[value] + dim), self._find(self._first[other] + other_dim))
-        )
+        group = self._find(self._first[value] + dim)
+        other_group = self._find(self._first[other] + other_dim)
+        low, high = sorted((group, other_group))
         self._parent[high] = low
         self._indivisible[low] = self._indivisible[low] or self._indivisible[high]
 
@@ -80,7 +81,7 @@ class DimensionGroups:
         return index
 
     def _mark_repeated_groups(self) -> None:
-        """Mark groups with several dimensions of a value, as an axis can shard only one of them."""
+        """Mark groups with several dimensions of one value: an axis can shard only one of them."""
         for value in range(len(self.shapes)):
             for group, count in Counter(self.get(value)).items():
                 if group is not None and count > 1:
@@ -91,20 +92,23 @@ def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
     """Tie equal positions of operands and result; mark all as indivisible if a shape differs."""
     target = groups.shapes[node.outputs[0]]
     values = [value for value in (*node.inputs, *node.outputs[1:]) if groups.shapes[value]]
-    for value in values:
-        shape = groups.shapes[value]
-        if len(shape) != len(target) or any(
-            size not in (1, target_size) for size, target_size in zip(shape, target, strict=True)
-        ):
-            groups.mark_all_indivisible((*node.inputs, *node.outputs))
-            return
+    if not all(_can_broadcast(groups.shapes[value], target) for value in values):
+        groups.mark_all_indivisible((*node.inputs, *node.outputs))
+        return
     for value in values:
         for dim in range(len(target)):
             groups.tie(value, dim, node.outputs[0], dim)
 
 
+def _can_broadcast(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Return whether shapes have the same rank, and sizes of `shape` are 1 or those of `target`."""
+    if len(shape) != len(target):
+        return False
+    return all(size in (1, other) for size, other in zip(shape, target, strict=True))
+
+
 def _tie_dims(groups: DimensionGroups, source: int, target: int, untied: Collection[int]) -> None:
-    """Tie dimensions, but mark those in `untied` or of different sizes as indivisible."""
+    """Tie equal dimensions, but mark those in `untied` or of different sizes as indivisible."""
     for dim in range(len(groups.shapes[target])):
         if dim in untied or groups.shapes[source][dim] != groups.shapes[target][dim]:
             groups.mark_indivisible(source, dim)
@@ -123,22 +127,22 @@ def _tie_rearranged(groups: DimensionGroups, node: Node) -> None:
     elif node.primitive == "transpose":
         dims = node.params["permutation"]
     else:
-        is_squeeze = node.primitive == "squeeze"
-        removed = node.params["dimensions"] if is_squeeze else get_reduced_axes(node)
+        removed = node.params["dimensions" if node.primitive == "squeeze" else "axes"]
         dims = [dim for dim in dims if dim not in {axis % rank for axis in removed}]
     for dim, place in zip(dims, places, strict=False):
         groups.tie(node.inputs[0], dim, node.outputs[0], place)
 
 
 def _tie_reshaped(groups: DimensionGroups, node: Node) -> None:
-    """Tie the outermost dimensions that are split or joined. Mark inner ones as indivisible."""
+    """Tie the outermost dimensions of each split or join. Mark its inner ones as indivisible."""
     source = node.inputs[0]
     target = node.outputs[0]
     for left, right in pair_reshaped_dims(groups.shapes[source], groups.shapes[target]):
         groups.tie(source, left[0], target, right[0])
-        for value, dims in ((source, left), (target, right)):
-            for dim in dims[1:]:
-                groups.mark_indivisible(value, dim)
+        for dim in left[1:]:
+            groups.mark_indivisible(source, dim)
+        for dim in right[1:]:
+            groups.mark_indivisible(target, dim)
 
 
 def pair_reshaped_dims(
@@ -150,25 +154,21 @@ def pair_reshaped_dims(
     """
     left = [dim for dim, size in enumerate(source) if size > 1]
     right = [dim for dim, size in enumerate(target) if size > 1]
-    factors: list[tuple[list[int], list[int]]] = []
+    pairs: list[tuple[list[int], list[int]]] = []
     while left and right:
-        factor = [left.pop(0)], [right.pop(0)]
+        source_run = [left.pop(0)]
+        target_run = [right.pop(0)]
         while True:
-            before = math.prod(source[dim] for dim in factor[0])
-            after = math.prod(target[dim] for dim in factor[1])
-            if before == after:
+            source_size = math.prod(source[dim] for dim in source_run)
+            target_size = math.prod(target[dim] for dim in target_run)
+            if source_size == target_size:
                 break
-            if before < after:
-                factor[0].append(left.pop(0))
+            if source_size < target_size:
+                source_run.append(left.pop(0))
             else:
-                factor[1].append(right.pop(0))
-        factors.append(factor)
-    return factors
-
-
-def get_reduced_axes(node: Node) -> tuple[int, ...]:
-    """Return the dimensions of the operand that a reduction removes."""
-    return tuple(node.params["axes"])
+                target_run.append(right.pop(0))
+        pairs.append((source_run, target_run))
+    return pairs
 
 
 def _tie_product(groups: DimensionGroups, node: Node) -> None:
@@ -189,7 +189,7 @@ def _tie_product(groups: DimensionGroups, node: Node) -> None:
 def list_free_dims(
     left: Sequence[int], right: Sequence[int], node: Node
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the dimensions of each operand that are neither summed over nor batch dimensions."""
+    """Return the dimensions of both operands that a product neither sums over nor pairs."""
     (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
     return (
         tuple(dim for dim in range(len(left)) if dim not in (*left_sum, *left_batch)),
@@ -211,7 +211,8 @@ def _tie_other_axes(groups: DimensionGroups, node: Node) -> None:
     keys = ("axis", "dimension", "dimensions", "operand")
     axes = next(node.params[key] for key in keys if key in node.params)
     rank = len(groups.shapes[node.inputs[0]])
-    untied = {dim % rank for dim in (axes if isinstance(axes, (tuple, list)) else (axes,))}
+    axes = axes if isinstance(axes, tuple | list) else (axes,)
+    untied = {axis % rank for axis in axes}
     for target in node.outputs:
         _tie_dims(groups, node.inputs[0], target, untied)
 
@@ -255,9 +256,10 @@ def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_scanned(groups: DimensionGroups, node: Node) -> None:
-    """Tie an iteration's slice or result to the scan's array, whose first dimension it lacks."""
-    values = (node.inputs[0], node.outputs[0])
-    array, part = values if node.primitive == "scan_slice" else reversed(values)
+    """Tie an iteration's slice or result to the scan's array, which also has a first dimension."""
+    is_slice = node.primitive == "scan_slice"
+    array = node.inputs[0] if is_slice else node.outputs[0]
+    part = node.outputs[0] if is_slice else node.inputs[0]
     groups.mark_indivisible(array, 0)
     for dim in range(len(groups.shapes[part])):
         groups.tie(array, dim + 1, part, dim)
@@ -274,7 +276,7 @@ _RULES: Mapping[str, Callable[[DimensionGroups, Node], Any]] = {
     **dict.fromkeys(
         ("slice", "pad", "dynamic_slice", "dynamic_update_slice", "concatenate"), _tie_slices
     ),
-    # The results of these depend on no dimension of an operand.
+    # No dimension of these results depends on a dimension of an operand.
     **dict.fromkeys(
         ("random_bits", "random_fold_in", "random_wrap", "random_seed", "random_unwrap",
          "random_split", "random_clone", "iota"),

@@ -1,10 +1,10 @@
 """The cheapest choice of a state for each variable of a sum of tables, under a bound on memory.
 
 Variables are eliminated one after the other, those with the smallest tables first (OptCNN's node
-and edge elimination; Viterbi on a chain). The tables of a variable are added, and the variable's
-best state is chosen for each state of its neighbours. Two branches between the same blocks become
-one table, as tables are added before elimination. If memory is bounded, a table has, for each
-state, several points of time and memory.
+and edge elimination; Viterbi on a chain). To eliminate a variable, its tables are added, and for
+each state of its neighbours its best state is chosen. Parallel branches between two blocks become
+one table by the addition. If memory is bounded, a table has, for each state, several points of time
+and memory.
 
 Sums of equal tables are computed once, so repeated blocks cost nothing.
 """
@@ -22,18 +22,17 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Scope = tuple[int, ...]
 MAX_SLOPES = 16
-"""`find_fastest` tries this many slopes: each four times the last until a choice fits, then
-bisection."""
+"""Number of slopes that `find_fastest` tries."""
 TIE = 1e-9
-"""Relative difference below which two times count as equal, and memory decides."""
+"""Costs with a smaller relative difference are equal; then the smaller memory is better."""
 
 
 @dataclass(eq=False)
 class Table:
     """Time and memory for each state of some variables: arrays of shape (states..., points).
 
-    The points of a state are sorted by memory, ascending, and time, descending. Missing points are
-    infinite. Tables are compared by identity: equal blocks share one table.
+    The points of a state are sorted by ascending memory and descending time. Missing points have
+    infinite time. Tables are compared by identity: equal blocks share one table.
     """
 
     time: Floats
@@ -42,16 +41,16 @@ class Table:
 
     @classmethod
     def from_arrays(cls, time: Any, memory: Any = None) -> Table:
-        """Return a table with one point for each state, of no memory by default."""
-        times = np.asarray(time, np.float64)[..., None]
-        memories = np.zeros_like(times) if memory is None else np.asarray(memory, float)[..., None]
-        return cls(times, memories)
+        """Return a table with one point for each state, whose memory is 0 by default."""
+        times = np.asarray(time, np.float64)
+        memories = np.zeros_like(times) if memory is None else np.asarray(memory, np.float64)
+        return cls(times[..., None], memories[..., None])
 
 
 @dataclass(frozen=True)
 class _Origin:
-    """Two indices for each point of a table: the points of both tables that were added, or the
-    state of the variable that was eliminated and the point of this state."""
+    """Where each point of a table comes from: the indices of the points that were added, or the
+    state of the variable that was eliminated and the index of that state's point."""
 
     first: NDArray[Any]
     second: NDArray[Any]
@@ -59,13 +58,14 @@ class _Origin:
 
 @dataclass(frozen=True)
 class Factor:
-    """A table over the variables of `scope`: the sum of two `parts`, `parts[0]` without the
-    variable `eliminated`, or a table of the caller if there are no parts."""
+    """A table over the variables of `scope`."""
 
     scope: Scope
     table: Table
     parts: tuple[Factor, ...] = ()
+    """The two factors that were added, or the one from which a variable was eliminated, or none."""
     eliminated: int | None = None
+    """The variable that was eliminated, if one was."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Eliminator:
 
     The cost of a point is time + `slope` x memory, or memory if the slope is infinite. A state has
     at most `points` points: the cheapest if 1, else also those with the least memory and the least
-    time. Dropped are points of more memory than `most_memory`, and points that cost more than `gap`
-    above the cheapest of their state, as no best choice has them (see `find_fastest`).
+    time. Points with more memory than `most_memory` are dropped, and so are points whose cost is
+    more than `gap` above the least cost of their state: no best choice has them (`find_fastest`).
     """
 
     points: int = 1
@@ -100,7 +100,7 @@ class Eliminator:
     def find_frontier(self, factors: Sequence[Factor], sizes: Sequence[int]) -> tuple[Choice, ...]:
         """Return the choices that no other beats in both time and memory, by ascending memory."""
         pending: dict[int, Factor] = dict(enumerate(factors))
-        # Zeros, so that every variable has a table, and is eliminated by one.
+        # Every variable gets a table of zeros, in case that no factor has it.
         for variable, size in enumerate(sizes):
             zeros = self._cache.setdefault(("zeros", size), Table.from_arrays(np.zeros(size)))
             pending[len(pending)] = Factor((variable,), zeros)
@@ -123,16 +123,15 @@ class Eliminator:
                 table_sizes[other] = prod(sizes[n] for n in adjacent[other])
         remaining = list(pending.values())
         total = self._add_all(remaining) if remaining else Factor((), Table.from_arrays(0.0))
-        return tuple(
-            Choice(_trace_states(total, point), float(time), float(memory))
-            for point, (time, memory) in enumerate(
-                zip(total.table.time, total.table.memory, strict=True)
-            )
-            if np.isfinite(time)
-        )
+        choices: list[Choice] = []
+        for point, time in enumerate(total.table.time.tolist()):
+            if np.isfinite(time):
+                memory = float(total.table.memory[point])
+                choices.append(Choice(_trace_states(total, point), time, memory))
+        return tuple(choices)
 
     def _add_all(self, factors: Sequence[Factor]) -> Factor:
-        """Add tables, small and equal scopes first, so that parallel branches become one."""
+        """Add tables, those with small scopes first and equal scopes one after the other."""
         ordered = sorted(factors, key=lambda factor: (len(factor.scope), factor.scope))
         total = ordered[0]
         for factor in ordered[1:]:
@@ -141,20 +140,23 @@ class Eliminator:
 
     def _add(self, left: Factor, right: Factor) -> Factor:
         scope = tuple(sorted({*left.scope, *right.scope}))
-        places = tuple(tuple(map(scope.index, factor.scope)) for factor in (left, right))
-        key = ("add", left.table, right.table, places, len(scope))
+        left_places = tuple(map(scope.index, left.scope))
+        right_places = tuple(map(scope.index, right.scope))
+        key = ("add", left.table, right.table, left_places, right_places, len(scope))
+
+        def add_points(left_values: Floats, right_values: Floats) -> Floats:
+            """Return the sums of all pairs of points, (states..., pairs)."""
+            left_points = _spread_axes(left_values, left_places, len(scope))[..., :, None]
+            right_points = _spread_axes(right_values, right_places, len(scope))[..., None, :]
+            sums = left_points + right_points
+            return sums.reshape(*sums.shape[:-2], -1)
+
         if key not in self._cache:
             points = right.table.time.shape[-1]
-            time, memory = (
-                _spread_axes(left_values, places[0], len(scope))[..., :, None]
-                + _spread_axes(right_values, places[1], len(scope))[..., None, :]
-                for left_values, right_values in (
-                    (left.table.time, right.table.time),
-                    (left.table.memory, right.table.memory),
-                )
+            time, memory, order = self._thin(
+                add_points(left.table.time, right.table.time),
+                add_points(left.table.memory, right.table.memory),
             )
-            shape = (*time.shape[:-2], -1)
-            time, memory, order = self._thin(time.reshape(shape), memory.reshape(shape))
             self._cache[key] = Table(time, memory, _Origin(order // points, order % points))
         return Factor(scope, self._cache[key], (left, right))
 
@@ -162,15 +164,17 @@ class Eliminator:
         axis = factor.scope.index(variable)
         scope = tuple(other for other in factor.scope if other != variable)
         key = ("eliminate", factor.table, axis)
+
+        def join_states(values: Floats) -> Floats:
+            """Return the points of all states of the variable along the last axis."""
+            moved = np.moveaxis(values, axis, -2)
+            return moved.reshape(*moved.shape[:-2], -1)
+
         if key not in self._cache:
             points = factor.table.time.shape[-1]
-            time, memory = (
-                np.moveaxis(array, axis, -2).reshape(
-                    *(size for i, size in enumerate(array.shape[:-1]) if i != axis), -1
-                )
-                for array in (factor.table.time, factor.table.memory)
+            time, memory, order = self._thin(
+                join_states(factor.table.time), join_states(factor.table.memory)
             )
-            time, memory, order = self._thin(time, memory)
             self._cache[key] = Table(time, memory, _Origin(order // points, order % points))
         return Factor(scope, self._cache[key], (factor,), variable)
 
@@ -190,7 +194,7 @@ class Eliminator:
             cheapest = cost.min(axis=-1, keepdims=True) * (1 + TIE)
             order = np.argmin(np.where(cost <= cheapest, memory, np.inf), axis=-1)[..., None]
             return np.take_along_axis(time, order, -1), np.take_along_axis(memory, order, -1), order
-        # By memory, then by time. A point is dominated unless it is faster than all before it.
+        # Sort by memory, then time. A point is dominated unless it is faster than all before it.
         order = np.lexsort((time, memory), axis=-1)
         time = np.take_along_axis(time, order, -1)
         memory = np.take_along_axis(memory, order, -1)
@@ -201,7 +205,7 @@ class Eliminator:
         if self.gap < np.inf:
             undominated &= cost <= cost.min(axis=-1, keepdims=True) + self.gap
         undominated = _thin_by_levels(undominated, memory, cost, self.points)
-        # Move these points to the front. The state with the most points sets the array's size.
+        # Move undominated points to the front. The largest number in a state is the new axis.
         front = np.argsort(~undominated, axis=-1, kind="stable")
         front = front[..., : max(1, int(undominated.sum(axis=-1).max(initial=1)))]
         exists = np.take_along_axis(undominated, front, -1)
@@ -247,15 +251,14 @@ def find_fastest(
 ) -> Choice | None:
     """Return the fastest choice of at most `most_memory`; None if there is none.
 
-    First the slope, a Lagrange multiplier, is varied: the least time + slope x (memory -
-    `most_memory`) is a lower bound on the time of choices that fit. For some slopes the choice
-    fits. The gap is the difference between the fastest of these choices and the best lower bound.
-    The search that follows drops points beyond the gap. The result is exact unless a state has more
-    than `points` points.
+    First several slopes (Lagrange multipliers) are tried. For each slope, the least value of time +
+    slope x (memory - `most_memory`) is a lower bound on the time of all choices that fit, and its
+    choice may fit itself. The gap is the difference between the fastest choice that fits and the
+    largest lower bound. Then a search with several points for each state drops points beyond the
+    gap. The result is exact unless a state has more than `points` points.
     """
-    if (unbounded := Eliminator().find_best(factors, sizes)) is None:
-        return None
-    if unbounded.memory <= most_memory:
+    unbounded = Eliminator().find_best(factors, sizes)
+    if unbounded is None or unbounded.memory <= most_memory:
         return unbounded
     best = Eliminator(slope=np.inf).find_best(factors, sizes)
     if best is None or best.memory > most_memory:
@@ -278,6 +281,7 @@ def find_fastest(
                 best = choice
         else:
             low = slope
+        # Larger until a choice fits, then by bisection.
         slope = slope * 4 if high == np.inf else (low + high) / 2
     gap = max(best.time - bound, 0.0) * (1 + TIE)
     exact = Eliminator(points, most_memory, slope_of_bound, gap).find_best(factors, sizes)
@@ -285,7 +289,7 @@ def find_fastest(
 
 
 def _spread_axes(array: Floats, places: tuple[int, ...], rank: int) -> Floats:
-    """Return an array with its axes at `places` of `rank` axes; the axis of points stays last."""
+    """Return an array with `rank` axes of states, its own at `places`, and the axis of points."""
     shape = [1] * rank
     for place, size in zip(places, array.shape[:-1], strict=True):
         shape[place] = size

@@ -1,8 +1,8 @@
 """Find the blocks of a step in its traced loss and gradients.
 
 A cotangent is sharded like its value, as with `with_sharding_constraint`, so the backward pass adds
-prices but no choices. The backward pass is traced for the values that it reads, which need memory,
-and for its sums, which are all-reduced.
+prices but no decisions. It is traced to find the values that it reads, which need memory, and its
+sums, which are all-reduced.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from pipeline.backends.planner.blocks import (
     StepBlocks,
     Weight,
 )
-from pipeline.backends.planner.dimension_groups import REDUCTIONS, get_reduced_axes
+from pipeline.backends.planner.dimension_groups import REDUCTIONS
 from pipeline.backends.planner.region_groups import RegionGroups, count_flops, list_dims
 from pipeline.backends.planner.traced_loss import LossToPlan, TracedLoss
 from pipeline.models.modules.name_stack import find_layer
 
 PASSES = 3
-"""Products of a training step for each product of the forward pass: itself and two gradients."""
-
+"""Number of products in a step for each product of the forward pass: itself and two gradients."""
 Groups = tuple[int, ...]
+"""Groups of dimensions in a region, ascending."""
 
 
 def find_blocks(step: LossToPlan) -> StepBlocks:
@@ -46,7 +46,7 @@ def find_blocks(step: LossToPlan) -> StepBlocks:
 
 @dataclass
 class _RegionItems:
-    """Bytes and operations of a region by the groups that shard them; sums as in `PartialSum`."""
+    """Amounts of a region by the groups that shard them: bytes, but for `flops`."""
 
     moved: Counter[Groups] = field(default_factory=Counter)
     flops: Counter[Groups] = field(default_factory=Counter)
@@ -55,6 +55,7 @@ class _RegionItems:
     sums: defaultdict[tuple[Groups, Groups], list[int]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    """Bytes of each result, by the groups of the result and the groups that are summed."""
 
     def to_region(self, sizes: Sequence[int], samples: int | None) -> Region:
         return Region(
@@ -86,8 +87,9 @@ class _Finder:
         self.sync_batch_norm = sync_batch_norm
         self.graph = loss.graph
         self.items = [_RegionItems() for _ in regions.sizes]
-        # A weight that is computed from several parameters counts as a view of the first.
+        # A weight that is computed from several parameters is treated as a view of the first.
         self.uses = Counter(min(loss.made_of[weight]) for _, weight in loss.operators.values())
+        """Number of operators by parameter."""
         self.weights = {leaf: number for number, leaf in enumerate(self.uses)}
 
     def find(self) -> StepBlocks:
@@ -152,7 +154,7 @@ class _Finder:
         )
 
     def _locate_on_leaf(self, dim: OperatorDim, weight: int, leaf: int) -> OperatorDim | None:
-        """Return a dimension at its position in `leaf`; None if it can't shard the parameter."""
+        """Return a dimension with its position in parameter `leaf`; None if it can't shard it."""
         if dim.weight is None:
             return dim
         groups = self.regions.groups
@@ -163,7 +165,7 @@ class _Finder:
         return replace(dim, weight=leaf_groups.index(group))
 
     def _list_parameters(self) -> Iterator[RegionParameter]:
-        """Yield the parameters that aren't weights of operators, with their regions."""
+        """Yield the parameters that aren't weights of operators, and add them to their regions."""
         for leaf, path in self.loss.params.items():
             if leaf in self.weights:
                 continue
@@ -208,14 +210,15 @@ class _Finder:
         """Add the activations that the backward pass reads: each is written and read once."""
         repeats = {out: node.repeat for node in self.graph.nodes for out in node.outputs}
         for value in self.loss.find_saved_values():
-            if (region := self.regions.find_region(value)) is not None:
+            region = self.regions.find_region(value)
+            if region is not None:
                 groups = _sort_groups(self.regions.to_local(value))
                 nbytes = self.loss.count_bytes(value) * repeats.get(value, 1)
                 self.items[region].saved[groups] += nbytes
                 self.items[region].moved[groups] += 2 * nbytes
 
     def _add_sums(self) -> None:
-        """Add reductions of both passes, except reductions to parameters' gradients."""
+        """Add reductions of both passes, except those to gradients of parameters."""
         gradients = self.loss.find_gradients()
         for index, node in enumerate(self.graph.nodes):
             if node.primitive not in REDUCTIONS:
@@ -227,7 +230,7 @@ class _Finder:
                 continue
             items = self.items[region]
             local = self.regions.to_local(value)
-            axes = get_reduced_axes(node)
+            axes = node.params["axes"]
             if index in self.loss.forward:
                 # A reduction reads its operand, and its gradient writes an array of the same size.
                 items.moved[_sort_groups(local)] += 2 * self.loss.count_bytes(value) * node.repeat
@@ -241,7 +244,7 @@ class _Finder:
                 items.sums[groups, summed].append(self.loss.count_bytes(result) * node.repeat)
 
     def _is_local_sum(self, value: int, dim: int, result: int) -> bool:
-        """Return whether each device sums over only its samples, as in batch norm."""
+        """Return whether a device sums only over its samples, as in unsynchronised batch norm."""
         if self.sync_batch_norm or self.graph.values[result].size == 1:
             return False
         return self.regions.groups.get(value)[dim] in self.regions.sample_groups

@@ -11,7 +11,7 @@ from math import prod
 from pipeline.backends.rates import CollectiveKind
 
 Layout = tuple[int | None, ...]
-"""The dimension (or group) that each axis of a mesh shards; None: copies along the axis."""
+"""The dimension or group that each axis of a mesh shards; None: the axis shards nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Mesh:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Devices along each axis, in the order of AXES."""
+        """Numbers of devices along the axes, in the order of AXES."""
         return self.data, self.model
 
     @property
@@ -49,10 +49,11 @@ def list_meshes(devices: int) -> tuple[Mesh, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective of a device's array: `nbytes` after an all-gather, before all other kinds."""
+    """A collective of the devices along some axes."""
 
     kind: CollectiveKind
     nbytes: float
+    """Size of a device's array, after an all-gather and before any other collective."""
     axes: tuple[int, ...]
 
 
@@ -60,8 +61,8 @@ class Collective:
 def list_layouts(sizes: tuple[int, ...], mesh: Mesh, samples: int | None) -> tuple[Layout, ...]:
     """Return all layouts of dimensions of some sizes; the first one shards nothing.
 
-    `data` shards only the dimension `samples`, `model` shards any dimension. Pieces are equal, as
-    compiled programs require. An axis of one device shards nothing.
+    `data` shards the dimension `samples` or nothing, `model` any dimension or nothing. An axis of
+    one device shards nothing. All pieces are equal, since compiled programs require it.
     """
     data = (None,) if mesh.data == 1 or samples is None else (None, samples)
     model = (None,) if mesh.model == 1 else (None, *range(len(sizes)))
@@ -78,10 +79,9 @@ def count_pieces(layout: Layout, mesh: Mesh, *dims: int) -> int:
 
 
 def convert_region_layout(layout: Layout, groups: Sequence[int | None]) -> Layout:
-    """Return the layout of an array with these groups, from the layout of its region."""
-    return tuple(
-        groups.index(group) if group is not None and group in groups else None for group in layout
-    )
+    """Return the layout of an array whose dimensions have these groups, in a region's layout."""
+    dims = {group: dim for dim, group in enumerate(groups) if group is not None}
+    return tuple(None if group is None else dims.get(group) for group in layout)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -90,9 +90,9 @@ def find_transfer(
 ) -> tuple[Collective, ...]:
     """Return the collectives that bring an array from one layout to another.
 
-    `nbytes` is the size of the complete array. Along the axes `partial`, devices hold terms of a
-    sum. Slices come first, as they need no communication, gathers last. Axes with the same kind of
-    collective share one collective.
+    `nbytes` is the size of the complete array. Along the axes `partial`, devices have terms of a
+    sum. Slices come first, since they need no communication and leave smaller arrays; gathers come
+    last. Axes that are scattered, summed or gathered together have one collective.
     """
     steps: list[Collective] = []
     axes = range(len(source))
@@ -137,6 +137,7 @@ def _is_copied_to_all(source: Layout, target: Layout) -> bool:
 
     def is_stacked_against(layout: Layout, other: Layout) -> bool:
         data, model = layout
-        return data is not None and data == model and other[0] not in (data, other[1])
+        other_data, other_model = other
+        return data is not None and data == model and other_data not in (data, other_model)
 
     return is_stacked_against(source, target) or is_stacked_against(target, source)

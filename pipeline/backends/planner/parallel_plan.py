@@ -38,7 +38,9 @@ HEAD = """\
 
 def _parse_axis_names(names: Any) -> tuple[str, ...]:
     """Return the axes that shard a dimension, from null, a name or a list of names."""
-    axes = [] if names is None else list(names) if isinstance(names, list | tuple) else [names]
+    if names is None:
+        return ()
+    axes = list(names) if isinstance(names, list | tuple) else [names]
     if axes != [axis for axis in AXES if axis in axes]:
         raise ValueError(f"{show(names)} must be null, data, model or [data, model]")
     return tuple(axes)
@@ -69,24 +71,25 @@ class ShardingRule:
 class ParallelPlan:
     """A way to compute a step on several devices, and its modelled price.
 
-    `specs` shard parameters. Other parameters are replicated. `constraints` shard the outputs of
-    the layers that they match, but not of layers inside these. `batch` has the axes that shard a
-    batch; a search takes those that shard the samples of the largest region. Prices are 0 in plans
-    from files.
+    Prices are 0 in plans from files.
     """
 
     mesh: Mesh
     batch: tuple[str, ...]
+    """Axes that shard a batch; after a search those of the samples of the largest region."""
     specs: tuple[ShardingRule, ...] = ()
+    """Shardings of parameters. Other parameters are replicated."""
     constraints: tuple[ShardingRule, ...] = ()
+    """Shardings of the outputs of layers that a pattern matches, not of layers inside these."""
     step_ms: float = 0.0
     memory_bytes: float = 0.0
+    """Memory of a device."""
     collective_bytes: Mapping[str, float] = field(default_factory=dict)
     """Bytes of a step's collectives by kind, counted as in `layouts.Collective`."""
 
     @property
     def is_data_parallel(self) -> bool:
-        """Whether every device holds all parameters and computes a part of the batch."""
+        """Whether every device has all parameters and computes a part of the batch."""
         return not self.specs and not self.constraints and bool(self.batch)
 
     @property
@@ -99,7 +102,7 @@ class ParallelPlan:
         words = [f"batch by {'+'.join(self.batch)}" if self.batch else "batch replicated"]
         if not self.specs:
             return f"{words[0]}, parameters replicated"
-        # Rules of weights come first, as the rules of biases and scales follow from them.
+        # Rules of weights come first, since those of biases and scales follow from them.
         by_rank = sorted(self.specs, key=lambda rule: -len(rule.axes))
         words += [f"{rule.pattern} {format_axes(rule.axes)}" for rule in by_rank]
         return join_first(words, 3)
@@ -155,7 +158,7 @@ def to_axes(layout: Layout, rank: int) -> Axes:
 def _list_parameter_axes(
     blocks: StepBlocks, plan_layouts: PlanLayouts
 ) -> Iterator[tuple[str, Axes]]:
-    """Yield the path and the axes of each parameter; a weight has them for each of its uses."""
+    """Yield the path and the axes of each parameter; of a weight, once for each of its uses."""
     for use, sharding in zip(blocks.operators, plan_layouts.shardings, strict=True):
         weight = blocks.weights[use.weight]
         layout = plan_layouts.shared.get(use.weight)
@@ -183,16 +186,15 @@ def find_sample_axes(region: Region, layout: Layout) -> tuple[str, ...]:
 def make_rules(
     axes_by_path: Mapping[str, Axes], *, only_sharded: bool = False
 ) -> Iterator[ShardingRule]:
-    """Yield rules for the axes of all paths, with few patterns for many paths of equal axes.
+    """Yield rules for the axes of all paths, with one pattern for several paths of equal axes.
 
-    A pattern covers a path and all paths below it. The last rule that covers a path applies, so
-    a rule of a path comes before rules of paths below it. With `only_sharded` replicated arrays
-    have no rule.
+    A pattern covers a path and all paths below it. The last rule that covers a path applies, so a
+    rule of a path comes before rules of paths below it. If `only_sharded`, replicated arrays have
+    no rule.
     """
     paths = {path: tuple(path.split("/")) for path in axes_by_path}
     seen: set[str] = set()
-    # Rules of paths below which other axes apply come first.
-    overridden: list[ShardingRule] = []
+    overridden: list[ShardingRule] = []  # Other rules apply to paths below these.
     rules: list[ShardingRule] = []
     for path, axes in axes_by_path.items():
         if path in seen or (only_sharded and not any(axes)):
@@ -211,7 +213,7 @@ def make_rules(
 
 
 def _list_patterns(path: str) -> Sequence[str]:
-    """Return patterns of a path with wildcards for all its numbers, then for fewer numbers."""
+    """Return patterns of a path with wildcards for all its numbers, then for fewer of the first."""
     numbers = list(re.finditer(r"\d+", path))
     patterns = []
     for count in range(len(numbers), 0, -1):
@@ -268,7 +270,7 @@ def _format_rule(rule: ShardingRule) -> dict[str, Any]:
 
 
 def load_plan(path: Path, devices: int, parameters: Mapping[str, Sequence[int]]) -> ParallelPlan:
-    """Read a plan and check it for these devices and parameters. Raises RecipeError."""
+    """Read a plan and check it for devices and parameters' shapes. Raises RecipeError."""
     try:
         tree = read_yaml(path)
     except (OSError, ValueError) as error:
@@ -280,7 +282,7 @@ def load_plan(path: Path, devices: int, parameters: Mapping[str, Sequence[int]])
 def check_plan(
     tree: Any, name: str, devices: int, parameters: Mapping[str, Sequence[int]]
 ) -> ParallelPlan:
-    """Make a plan of parsed YAML. Raises RecipeError with all problems."""
+    """Return the plan of parsed YAML. Raises RecipeError with all problems, in the file `name`."""
     place = f"parallel.plan {name}"
     if not isinstance(tree, dict):
         keys = ", ".join(PlanFile.model_fields)
@@ -302,7 +304,7 @@ def check_plan(
 
 
 def _read_valid_keys(tree: Mapping[str, Any]) -> PlanFile:
-    """Read the mesh and the rules for parameters of a file, but leave out what is invalid."""
+    """Return the mesh and the rules for parameters of a file, without invalid keys."""
     valid: dict[str, Any] = {"mesh": {}}
     for key in ("mesh", "specs"):
         with suppress(ValidationError):

@@ -22,8 +22,8 @@ HOST_RATES_FILE = Path(__file__).with_name("host_rates.yaml")
 class LinkRates:
     """Two rates of links between devices: the time of a message, and bytes per microsecond.
 
-    A ring of n carries (n - 1) / n of the bytes in an all-gather, a reduce-scatter or an
-    all-to-all. An all-reduce has twice the bytes and twice the messages.
+    In a ring of n devices, an all-gather, a reduce-scatter or an all-to-all sends (n - 1) / n of
+    the bytes over each link. An all-reduce sends twice the bytes and twice the messages.
     """
 
     message_us: float
@@ -41,20 +41,20 @@ class LinkRates:
 class LinkCurves:
     """Measured times of collectives, by kind, number of devices and bytes.
 
-    Between two measurements the logarithm of the time is interpolated in the logarithm of the
-    bytes, and likewise in the number of devices. Above the largest measured size the time is
-    proportional to the bytes. Below the smallest size and above the largest group the time is
-    constant. A single rate isn't enough: small arrays are copied from cache to cache, large arrays
-    through memory, and kinds differ.
+    Between two measurements, the logarithm of the time is interpolated linearly over the logarithm
+    of the bytes, and of the number of devices. Above the largest measured size the time is
+    proportional to the bytes. Below the smallest size and outside the measured numbers of devices
+    it is constant. A single rate isn't enough: small arrays are copied from cache to cache, large
+    arrays through memory.
     """
 
     nbytes: tuple[float, ...]
-    """Measured sizes, counted as in `layouts.Collective`; ascending."""
+    """Measured sizes as in `layouts.Collective`, ascending."""
     us_by_kind: Mapping[str, Mapping[int, tuple[float, ...]]]
     """Times of all `nbytes` by kind and number of devices; ascending numbers."""
 
     def collective_us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
-        """Return the microseconds of a collective; a reduce-scatter's are an all-reduce's."""
+        """Return the microseconds of a collective; a reduce-scatter is priced as an all-reduce."""
         if size == 1:
             return 0.0
         rows = self.us_by_kind["all_reduce" if kind == "reduce_scatter" else kind]
@@ -84,8 +84,8 @@ class MeasuredRates:
     """Two measured rates of a CPU or GPU, and rates of its links.
 
     A kernel takes the longer of the times of its operations and of its bytes (the roofline).
-    Groups within `per_server` adjacent devices use `links`, other groups `far_links`. If devices
-    share `cores`, the rates are for one core.
+    Groups within `per_server` adjacent devices use `links`, other groups `far_links`. The rates of
+    devices that share `cores` are those of one core.
     """
 
     flops_per_us: float
@@ -131,7 +131,10 @@ def load_host_rates(links: str = "in_process", path: Path = HOST_RATES_FILE) -> 
 
 def _parse_links(tree: Any) -> Links:
     if "message_us" in tree:
-        return LinkRates(**{k: float(tree[k]["value"]) for k in ("message_us", "bytes_per_us")})
+        return LinkRates(
+            message_us=float(tree["message_us"]["value"]),
+            bytes_per_us=float(tree["bytes_per_us"]["value"]),
+        )
     nbytes = tuple(float(size) for size in tree["nbytes"])
     curves = {
         kind: {int(size): tuple(map(float, us)) for size, us in sorted(rows.items())}

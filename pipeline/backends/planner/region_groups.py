@@ -18,9 +18,9 @@ SCATTERS = frozenset({"scatter-add", "scatter_add", "scatter"})
 class RegionGroups:
     """Regions of all values, and the groups that can be sharded, numbered in each region.
 
-    Groups that share a value are in one region. Neither `loss.operators` nor the backward pass's
-    products, look-ups and scatters join groups. Through other operations, results of the backward
-    pass are in the groups of the forward pass.
+    The groups of a value are in one region. Operators don't join groups, nor do products, look-ups
+    and scatters of the backward pass. By other operations, values of the backward pass are in the
+    groups of the forward pass.
     """
 
     def __init__(self, loss: TracedLoss) -> None:
@@ -37,7 +37,7 @@ class RegionGroups:
         self.sizes: list[dict[int, int]] = [
             {} for _ in range(max(self._region_of.values(), default=-1) + 1)
         ]
-        """Groups that can be sharded and the most pieces of each, by region."""
+        """Size of each group that can be sharded, by region; the number of pieces divides it."""
         for value in loss.list_forward_values():
             for size, group in zip(loss.get_shape(value), self.groups.get(value), strict=True):
                 if group is not None and not self.groups.is_indivisible(group):
@@ -68,10 +68,7 @@ class RegionGroups:
         return next((local[group] for group in local if group in self.sample_groups), None)
 
     def _mark_image_dims(self) -> None:
-        """Mark height, width and channels of convolutions' images as indivisible.
-
-        `list_dims` has the reason.
-        """
+        """Mark height, width and channels of images as indivisible; `list_dims` has the reason."""
         for index, (operand, _) in self._loss.operators.items():
             node = self._loss.graph.nodes[index]
             if node.primitive == "conv_general_dilated":
@@ -102,10 +99,11 @@ class RegionGroups:
         return {group: numbers[root] for group, root in roots.items() if root in numbers}
 
     def _find_sample_groups(self) -> set[int]:
-        """Return the groups of batch dimensions, from the batch's arrays through operators."""
+        """Return the groups of batch dimensions, of the batch's arrays and operators' results."""
         loss = self._loss
-        firsts = (self.groups.get(value)[:1] for value in loss.batch)
-        samples = {group for first in firsts for group in _drop_none(first)}
+        samples: set[int] = set()
+        for value in loss.batch:
+            samples.update(_drop_none(self.groups.get(value)[:1]))
         for index, (operand, weight) in loss.operators.items():
             node = loss.graph.nodes[index]
             before = self.groups.get(operand)
@@ -157,10 +155,10 @@ def list_dims(node: Node, graph: Graph, operand: int, weight: int) -> tuple[Oper
 
 
 def _list_dot_dims(node: Node, graph: Graph, *, weight_first: bool) -> list[OperatorDim]:
-    """Return a matrix product's dimensions.
+    """Return the dimensions of a matrix product.
 
-    Its result has the batch dimensions (role "both"), then the left operand's free ones, then the
-    right operand's.
+    Its result has the batch dimensions (role "both"), then the free dimensions of the left operand,
+    then those of the right operand.
     """
     sums, batches = node.params["dimension_numbers"]
     operand, weight = (1, 0) if weight_first else (0, 1)

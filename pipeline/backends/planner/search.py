@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 
 from pipeline.backends.planner.blocks import LayerOutput, OperatorUse, StepBlocks
 from pipeline.backends.planner.decisions import (
@@ -37,13 +36,13 @@ from pipeline.models.layers.path_patterns import covers
 from pipeline.training.parallel.parallel_spec import AXES
 
 POINTS = 64
-"""A table's state has at most this many points of time and memory, if memory is short."""
+"""Largest number of points of time and memory for a state of a table, if memory is short."""
 MAX_RUNNERS_UP = 4
 MIN_GAIN = 0.02
-"""Data parallelism is preferred, as the simpler plan, if other plans gain at most this share of a
-step. Errors of prices are larger."""
+"""Data parallelism, the simpler plan, is preferred if other plans gain at most this share of its
+time. Errors of prices are larger."""
 MAX_RULES = 12
-"""The table of plans lists at most this many rules."""
+"""Largest number of rules in the table of plans."""
 GIB = 2**30
 MIB = 2**20
 
@@ -60,9 +59,9 @@ class SearchedPlans:
     data_parallel: ParallelPlan | None
     """The best data-parallel plan, even if too large; None if devices don't divide the batch."""
     one_device: ParallelPlan
-    """The step on one device, also if it doesn't fit."""
+    """The step on one device, even if it doesn't fit."""
     memory_bytes: float
-    """Upper bound of a device's memory."""
+    """Memory of a device, which a plan must fit in."""
     blocks: int
     """Number of regions and operators."""
     seconds: float
@@ -73,11 +72,9 @@ def search(
 ) -> SearchedPlans:
     """Search for the fastest plan of a step on a number of devices.
 
-    `memory_bytes` bounds the memory of a device: parameters, their gradients, the optimizer's state
-    and the activations that the backward pass reads. Nothing is computed and no device is needed.
-    Equal arguments lead to equal plans.
-
-    Raises RecipeError if no plan fits, or no plan uses all devices.
+    Parameters, their gradients, the optimizer's state and the activations that the backward pass
+    reads must fit in `memory_bytes` on each device. No device is needed for the search. Equal
+    arguments lead to equal plans. Raises RecipeError if no plan fits or uses all devices.
     """
     return search_blocks(find_blocks(step), step, devices, rates, memory_bytes)
 
@@ -98,7 +95,7 @@ def search_blocks(
             continue
         if plan is not None:
             plans.append(plan)
-        elif not plans:  # The message that nothing fits names the least memory.
+        elif not plans:  # The error names the least memory that a plan needs.
             choice = Eliminator(slope=math.inf).find_best(decisions.list_factors(), decisions.sizes)
             least_bytes = min(least_bytes, math.inf if choice is None else choice.memory)
     one_device = find_data_parallel_plan(blocks, 1, rates, state_ratio)
@@ -127,7 +124,7 @@ def search_blocks(
 def _rank_plans(
     plans: list[ParallelPlan], data_parallel: ParallelPlan | None
 ) -> list[ParallelPlan]:
-    """Return distinct plans, the fastest first, but data parallelism before plans of small gain."""
+    """Return distinct plans, the fastest first; `data_parallel` before all if they gain little."""
     distinct: list[ParallelPlan] = []
     for plan in (*plans, data_parallel):
         if plan is not None and not any(_is_equal(plan, other) for other in distinct):
@@ -141,7 +138,7 @@ def _rank_plans(
 def find_best_plan(
     decisions: Decisions, memory_bytes: float = math.inf, points: int = POINTS
 ) -> ParallelPlan | None:
-    """Return the fastest plan that fits, on the mesh of some decisions; None if none fits."""
+    """Return the fastest plan of some decisions that fits; None if none fits."""
     if not all(decisions.states):
         return None
     choice = find_fastest(decisions.list_factors(), decisions.sizes, memory_bytes, points)
@@ -154,12 +151,14 @@ def find_best_plan(
 
 
 def _is_equal(plan: ParallelPlan, other: ParallelPlan) -> bool:
-    """Return whether two plans have equal time, memory and bytes, and differ at most in names."""
-    costs, other_costs = (
-        (priced.step_ms, priced.memory_bytes, sum(priced.collective_bytes.values()))
-        for priced in (plan, other)
+    """Return whether two plans have equal times, memory and bytes of collectives."""
+    moved_bytes = sum(plan.collective_bytes.values())
+    other_moved_bytes = sum(other.collective_bytes.values())
+    return (
+        math.isclose(plan.step_ms, other.step_ms, rel_tol=1e-6)
+        and math.isclose(plan.memory_bytes, other.memory_bytes, rel_tol=1e-6)
+        and math.isclose(moved_bytes, other_moved_bytes, rel_tol=1e-6)
     )
-    return all(map(partial(math.isclose, rel_tol=1e-6), costs, other_costs))
 
 
 def find_data_parallel_plan(
@@ -264,18 +263,19 @@ def price_shardings(
 ) -> PricedShardings | None:
     """Price a step with fixed shardings of the batch, the weights and layers' outputs.
 
-    The layouts of other activations are chosen for the least time. XLA may choose otherwise. Biases
-    and scales are sharded like the arrays that they are added to. Returns None if the planner finds
-    no computation with these shardings.
+    The layouts of other activations are chosen for the least time. XLA may choose other layouts.
+    Biases and scales are sharded like the arrays that they are added to. Returns None if no plan
+    has these shardings.
     """
     blocks = find_blocks(step)
     state_ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
     prices = ShardingPrices(blocks, mesh, rates, state_ratio)
-    # Constraints may make the network gather the batch at its start.
+    # Second, with the batch gathered at the network's start, which constraints may cause.
     for batch_axes in (batch, ()):
         fixed = _FixedShardings(blocks, mesh, batch_axes, specs, constraints)
         decisions = Decisions(prices, fixed.keeps_sharding, fixed.keeps_region, fixed.keeps_weight)
-        if (plan := find_best_plan(decisions)) is not None:
+        plan = find_best_plan(decisions)
+        if plan is not None:
             data_parallel = find_data_parallel_plan(blocks, mesh.devices, rates, state_ratio)
             return PricedShardings(plan, data_parallel)
     return None
@@ -302,15 +302,12 @@ class _FixedShardings:
         layout = locate_array(use.operator, sharding, "weight")
         layer = weight.path.rpartition("/")[0]
         is_constrained = any(fnmatchcase(layer, rule.pattern) for rule in self.constraints)
-        # An axis of the batch must shard the samples or, instead, the weight.
-        shards_batch = all(
-            name not in self.batch or size == 1 or dim == samples or weight_dim is not None
-            for name, size, dim, weight_dim in zip(
-                AXES, self.mesh.sizes, sharding, layout, strict=True
-            )
-        )
-        if not (samples is None or is_constrained or shards_batch):
-            return False
+        if samples is not None and not is_constrained:
+            (batch_axes,) = self._keep_used_axes((self.batch,))
+            for name, dim, weight_dim in zip(AXES, sharding, layout, strict=True):
+                # An axis of the batch must shard the samples or, instead, the weight.
+                if name in batch_axes and dim != samples and weight_dim is None:
+                    return False
         return weight.uses > 1 or self.keeps_weight(use.weight, layout)
 
     def keeps_weight(self, number: int, layout: Layout) -> bool:
@@ -334,11 +331,12 @@ class _FixedShardings:
             (used,) = self._keep_used_axes((self.batch,))
             if find_sample_axes(region, layout) != used:
                 return False
-        return all(
-            to_axes(convert_region_layout(layout, output.groups), len(output.groups)) == axes
-            for output in self.blocks.outputs
-            if output.region == number and (axes := self._find_constraint(output)) is not None
-        )
+        for output in self.blocks.outputs:
+            axes = self._find_constraint(output) if output.region == number else None
+            output_layout = convert_region_layout(layout, output.groups)
+            if axes is not None and to_axes(output_layout, len(output.groups)) != axes:
+                return False
+        return True
 
     def _find_constraint(self, output: LayerOutput) -> Axes | None:
         """Return the axes of the last constraint on a layer's output; None if there is none."""

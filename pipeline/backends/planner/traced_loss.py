@@ -1,4 +1,4 @@
-"""A loss and its gradients as a graph, with the values that parameters and the batch reach."""
+"""A loss and its gradients as a graph, with the values that depend on parameters and the batch."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from pipeline.training.state import StepConfig, TrainState
 VIEWS = frozenset(
     {"reshape", "squeeze", "stop_gradient", "broadcast_in_dim", "transpose", "copy", "expand_dims"}
 )
-"""Operations whose result shares the memory of the operand."""
+"""Operations whose result is treated as the operand in another shape, without its own memory."""
 MOVES = frozenset({*VIEWS, *REDUCTIONS, "convert_element_type"})
-"""Operations whose result is still a parameter's gradient, if it has the size of the operand."""
+"""Operations whose result, if it has the size of the operand, is the same gradient."""
 
 
 @dataclass(frozen=True)
 class LossToPlan:
-    """A loss to plan for: a pure function and the shapes of its arguments.
-
-    `loss(params, batch)` returns a scalar. `params` and `batch` are trees of
-    `jax.ShapeDtypeStruct`. `batch` is the global batch, of all devices. `state_bytes` is the size
-    of the optimizer's state, which is sharded like the parameters. With `sync_batch_norm` batch
-    normalisation sums over the global batch, as XLA does, else over each device's samples.
-    """
+    """A loss to plan for: a pure function and the shapes of its arguments."""
 
     name: str
     loss: Callable[[Any, Any], Any]
+    """`loss(params, batch)` returns a scalar."""
     params: Any
+    """Tree of `jax.ShapeDtypeStruct`."""
     batch: Any
+    """Tree of `jax.ShapeDtypeStruct`: the batch of all devices together."""
     state_bytes: int = 0
+    """Size of the optimizer's state, which is sharded like the parameters."""
     sync_batch_norm: bool = False
+    """Whether batch normalisation sums over the samples of all devices, as XLA does."""
 
 
 class TracedLoss:
     """The graph of a loss and its gradients. Values and nodes are indices.
 
-    `params` and `batch` have paths by value. `varying` has the values that depend on the batch or
-    random numbers, `made_of` the parameters that a value depends on, `forward` the nodes of the
-    forward pass, and `operators` the operand and the weight of each node that multiplies by a
-    parameter or looks up its rows.
+    * `params`, `batch`: paths of the arguments by value.
+    * `varying`: values that depend on the batch or on random numbers.
+    * `made_of`: by value, the parameters that it depends on.
+    * `forward`: nodes of the forward pass.
+    * `operators`: by node, operand and weight of a product with a parameter, or a look-up of rows.
     """
 
     def __init__(self, step: LossToPlan) -> None:
@@ -69,7 +69,7 @@ class TracedLoss:
         self.operators = dict(self._find_operators())
 
     def list_forward_values(self) -> Iterator[int]:
-        """Yield values of the forward pass that depend on the batch, in their order."""
+        """Yield the batch, and the values of the forward pass that depend on it, in their order."""
         yield from self.batch
         for index in sorted(self.forward):
             yield from (out for out in self.graph.nodes[index].outputs if out in self.varying)
@@ -83,7 +83,8 @@ class TracedLoss:
         return math.ceil(stored.size * get_stored_bytes(stored.dtype))
 
     def find_saved_values(self) -> list[int]:
-        """Return values of batch and forward pass that an operator or the backward pass reads."""
+        """Return the values of the batch and the forward pass that operators or the backward pass
+        read; for a view, the value that it is a view of."""
         nodes = self.graph.nodes
         maker = {out: node for node in nodes for out in node.outputs}
         produced = {out for index in self.forward for out in nodes[index].outputs}
@@ -171,8 +172,8 @@ def make_loss(
 ) -> LossToPlan:
     """Return the loss of a step, from its configuration and the shapes of state and global batch.
 
-    `batch` has images NHWC float32 and the labels from the map ops. Frozen parameters count as
-    trained, microbatches as one batch.
+    `batch` has images NHWC float32 and labels, as the map ops return them. Frozen parameters are
+    treated as trained, microbatches as one batch.
     """
 
     def loss(params: Any, batch: Any) -> jax.Array:

@@ -18,9 +18,9 @@ OnFailure = Literal["end", "warn"]
 class RunControl(Protocol):
     """A run, as its callbacks see it between two dispatches.
 
-    A request takes effect at the boundary of the event: at the end of a sink, before the
-    evaluation. A request inside a sink waits for the next boundary, since a running sink isn't
-    changed. A resumed run keeps a request, also without the callback.
+    A request of `on_sink` or `on_eval` takes effect at the same boundary, that of `on_sink` before
+    the boundary's evaluation. A request inside a sink waits for the next boundary, since a running
+    sink isn't changed. A resumed run keeps a request, even if the callback is gone.
     """
 
     run_dir: Path
@@ -41,10 +41,10 @@ class RunControl(Protocol):
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of all updates from the next boundary on. Raises ValueError if the
-        rate is negative or beyond float32."""
+        rate is negative, NaN or larger than the largest float32."""
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the schedule by a factor from the next boundary on. Raises ValueError."""
+        """Multiply all later learning rates by a factor from 0 on. Raises ValueError for others."""
 
     def evaluate_at(self, step: int) -> None:
         """Also evaluate after `step`. Raises ValueError if it isn't a later step."""
@@ -74,9 +74,9 @@ class RunControl(Protocol):
 class Callback:
     """Code that is notified of a run's events; a subclass overrides the events it needs.
 
-    It is notified of each step, sink, evaluation and checkpoint once, also if a run is killed and
+    Its state has seen each step, sink, evaluation and checkpoint once, even if a run is killed and
     resumed: a resumed run restores `state` from a checkpoint, and repeats the events after it.
-    `on_steps` is called with a part of a sink, whose length depends on time. The evaluation of the
+    `on_steps` gets a part of a sink, with as many steps as fit into a time. The evaluation of the
     eval stage, after training, isn't an event. Only the first of several processes calls callbacks.
     """
 
@@ -93,7 +93,7 @@ class Callback:
         """Training begins, or continues, in this process."""
 
     def on_steps(self, run: RunControl, telemetry: Telemetry) -> None:
-        """Steps `telemetry.start + 1 ..` were done."""
+        """The steps of `telemetry` were done, from `telemetry.start + 1` on."""
 
     def on_sink(self, run: RunControl, report: SinkReport) -> None:
         """A sink ended; without sinks, a step."""

@@ -26,13 +26,14 @@ def metric_tag(name: str) -> str:
 
 @dataclass(frozen=True)
 class SinkReport:
-    """A sink, or a step without sinks, that ended at `step`, with its last loss and rate."""
+    """A sink that ended at `step`, or a step without sinks; loss and rate are those of `step`."""
 
     step: int
     loss: float
     learning_rate: float
     seconds: float
     steps: int
+    """Number of steps of the sink."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,12 @@ class Evaluation:
     metrics: Mapping[str, Any]
     """Metrics by name, as `summarize` returns them."""
     confusion: np.ndarray | None
-    """Samples by true and predicted class, int (C, C); None for too many classes."""
+    """Number of samples by true and predicted class, int (C, C); None for too many classes."""
     unit: str = "samples"
-    """Plural of the units that `count` counts: samples, or tokens with a label each."""
+    """Plural noun for `metrics["count"]`: samples, or tokens if each token has a label."""
 
     def scalars(self) -> dict[str, float]:
-        """Return the metrics that a recipe can name; precision, recall and F1 as macro averages."""
+        """Return the metrics as numbers, without the count, with macro averages over classes."""
         return {
             name: value["macro"] if isinstance(value, Mapping) else value
             for name, value in self.metrics.items()
@@ -56,9 +57,10 @@ class Evaluation:
 
     def __str__(self) -> str:
         scalars = self.scalars()
-        hidden = [name for name in METRICS if name not in ("accuracy", "top5", "loss")]
-        hidden += [f"{TRAINED}{name}" for name in ("top5", *hidden)]
-        texts = [f"{name} {scalars[name]:.4f}" for name in scalars if name not in hidden]
+        hidden = {*METRICS} - {"accuracy", "top5", "loss"}
+        hidden_of_training = {f"{TRAINED}{name}" for name in hidden | {"top5"}}
+        shown = [name for name in scalars if name not in hidden | hidden_of_training]
+        texts = [f"{name} {scalars[name]:.4f}" for name in shown]
         return f"{', '.join(texts)} over {self.metrics['count']:,} {self.unit}"
 
 
@@ -69,7 +71,7 @@ class Monitor:
     """
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Steps, a sink or a part of one, were done in `seconds`."""
+        """A sink or a part of a sink was done in `seconds`."""
 
     def on_sink(self, report: SinkReport) -> None:
         """A sink ended."""
@@ -87,7 +89,7 @@ class Monitor:
         """A deadline has changed the run's number of steps to `total`."""
 
     def flush(self) -> None:
-        """Write all events so far to files or the system, so that they outlive the process."""
+        """Write all events so far, so that they aren't lost if the process is killed."""
 
     def close(self) -> None:
         """The run ended: write the rest and release everything."""

@@ -42,7 +42,7 @@ _MAX_METRICS = 1000
 _MAX_PARAMS = 100
 """MLflow accepts at most this many parameters in one call."""
 _REPEATED_STEPS = 1000
-"""Steps that a resumed run logs again if the tracker may have lost them."""
+"""Most steps that a resumed run logs again because the tracker may have lost them."""
 _FILES = ("recipe.yaml", "provenance.json", "metrics.jsonl", "evals.jsonl")
 
 Row = tuple[int, Mapping[str, float]]
@@ -114,7 +114,7 @@ class _WandbSession:
         if run_id is not None and self._run.step == 0:
             # Offline, a killed process loses what wandb buffers, up to 32 kB of rows.
             self.log(_read_rows(run.folder / "metrics.jsonl", run.step))
-        return new_id, max(self._run.step - 1, 0)  # wandb's step is of the next row.
+        return new_id, max(self._run.step - 1, 0)  # wandb's step is that of the next row.
 
     def log(self, rows: Sequence[Row]) -> None:
         for step, metrics in rows:
@@ -325,19 +325,20 @@ class TrackerCallback(Callback):
             for name, column in telemetry.columns.items()
             if column.dtype != bool
         }
-        rows = [
-            (telemetry.start + 1 + index, dict(zip(columns, values, strict=True)))
-            for index, values in enumerate(zip(*columns.values(), strict=True))
-        ]
-        if new_rows := [row for row in rows if row[0] > self._last_step]:
-            self._tracker.log(new_rows)
+        rows: list[Row] = []
+        for step, values in enumerate(zip(*columns.values(), strict=True), telemetry.start + 1):
+            if step > self._last_step:
+                rows.append((step, dict(zip(columns, values, strict=True))))
+        if rows:
+            self._tracker.log(rows)
 
     def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
         scalars = evaluation.scalars()
-        self._tracker.log([(step, {metric_tag(name): float(scalars[name]) for name in scalars})])
+        metrics = {metric_tag(name): float(value) for name, value in scalars.items()}
+        self._tracker.log([(step, metrics)])
 
     def on_checkpoint(self, run: RunControl, step: int) -> None:
-        """Flush: a run that is resumed from this checkpoint logs later steps only."""
+        """Flush, since a run that is resumed from this checkpoint logs only later steps."""
         self._tracker.flush()
 
     def on_end(self, run: RunControl, status: str) -> None:
@@ -350,11 +351,11 @@ class TrackerCallback(Callback):
 
 
 def _read_rows(log: Path, last_step: int) -> list[Row]:
-    """Return at most `_REPEATED_STEPS` of the last rows of a run's metrics log, up to a step."""
+    """Return the last `_REPEATED_STEPS` rows of a run's metrics log that aren't after a step."""
     with log.open() as lines:
-        entries = map(json.loads, deque(lines, maxlen=_REPEATED_STEPS))
         rows: list[Row] = []
-        for entry in entries:
+        for line in deque(lines, maxlen=_REPEATED_STEPS):
+            entry = json.loads(line)
             numbers = {
                 f"train/{name}": value
                 for name, value in entry.items()

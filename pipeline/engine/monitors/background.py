@@ -1,4 +1,4 @@
-"""Monitors that call other monitors: on another thread, and until their first failure."""
+"""Monitors that call other monitors: on another thread, or only until one fails."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from pipeline.core.errors import PipelineError
 from pipeline.engine.callbacks.events import Monitor, MonitorRelay
 
 PERIOD_S = 0.1
-"""Time between two batches of calls, long enough that many steps are written at once."""
+"""Time between two batches of calls, so that many steps are written at once."""
 LIMIT_BYTES = 64 << 20
 """Queued bytes above which training waits."""
 CALL_BYTES = 1 << 10
 """Upper bound of the bytes of a queued call, without its telemetry."""
-
 T = TypeVar("T")
 M = TypeVar("M", bound=Monitor)
 
@@ -26,8 +25,8 @@ M = TypeVar("M", bound=Monitor)
 class BackgroundMonitor(MonitorRelay):
     """Passes every event on to other monitors, in the same order, on another thread.
 
-    The monitors are flushed after each batch of queued calls. After an error of a monitor no call
-    is made any more, and the next method that is called raises the error, `close` at the latest.
+    The monitors are flushed after each batch of queued calls. After an error of a monitor no more
+    calls are made, and the next method that the caller uses raises the error.
     """
 
     def __init__(self, monitors: Iterable[Monitor]) -> None:
@@ -45,16 +44,23 @@ class BackgroundMonitor(MonitorRelay):
         self._thread.start()
 
     def relay(self, event: Callable[[Any], None], size_bytes: int = 0) -> None:
-        self._queue(partial(self._call_monitors, event), size_bytes)
+        self.submit(partial(self._call_monitors, event), size_bytes)
 
-    def submit(self, call: Callable[[], None]) -> None:
-        """Queue a call that isn't an event; the thread makes it after the calls before it."""
-        self._queue(call)
+    def submit(self, call: Callable[[], None], size_bytes: int = 0) -> None:
+        """Queue a call, with arrays of `size_bytes`; the thread makes it after the calls before."""
+        self._raise_failure()
+        with self._changed:
+            self._calls.append(call)
+            self._num_queued += 1
+            self._queued_bytes += CALL_BYTES + size_bytes
+            is_full = self._queued_bytes > LIMIT_BYTES
+        if is_full:
+            self.flush()
 
     def submit_and_wait(self, call: Callable[[], T]) -> T:
         """Queue a call, wait until the thread has made it, and return its result."""
         results: list[T] = []
-        self._queue(lambda: results.append(call()))
+        self.submit(lambda: results.append(call()))
         self.flush()
         return results[0]
 
@@ -75,16 +81,6 @@ class BackgroundMonitor(MonitorRelay):
         self._thread.join()
         if not self._has_raised:
             self._raise_failure()
-
-    def _queue(self, call: Callable[[], None], size_bytes: int = 0) -> None:
-        self._raise_failure()
-        with self._changed:
-            self._calls.append(call)
-            self._num_queued += 1
-            self._queued_bytes += CALL_BYTES + size_bytes
-            is_full = self._queued_bytes > LIMIT_BYTES
-        if is_full:
-            self.flush()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -155,7 +151,6 @@ class BestEffortMonitor(MonitorRelay, Generic[M]):
             self.monitor = None
             with suppress(Exception):
                 monitor.close()
-            reason = f"{type(error).__name__}: {error}"
-            if isinstance(error, PipelineError):
-                reason = str(error)
+            is_plain = isinstance(error, PipelineError)
+            reason = str(error) if is_plain else f"{type(error).__name__}: {error}"
             self.warn(f"{self.what} failed and has ended; training continues: {reason}")

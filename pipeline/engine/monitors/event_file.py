@@ -1,9 +1,9 @@
 """TensorBoard's event files, with the scalars of many steps encoded at once.
 
 A record (TFRecord, little-endian) is the length of its data (uint64), the masked CRC-32C of these 8
-bytes, the data, and the masked CRC-32C of the data. The data is an `Event` as a protocol buffer;
-tensorflow/core/util/event.proto and framework/summary.proto number its fields. Events of scalars
-differ in a few bytes at fixed offsets, so they are encoded column by column.
+bytes, the data, and the masked CRC-32C of the data. The data is an `Event` as a protocol buffer,
+with the field numbers of tensorflow/core/util/event.proto and framework/summary.proto. Events of
+scalars differ in a few bytes at fixed offsets, so they are encoded column by column.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ SIMPLE_VALUE = b"\x15"
 EVENTS_TO_PURGE = 3
 """Number of events at the start of a file that purges the events of earlier files: two with the
 version, and the start of a session."""
-MOST_BYTES = 1000
-"""Upper bound of the bytes of such an event."""
+MAX_PURGE_BYTES = 1000
+"""Upper bound of the length of each of these events."""
 POLYNOMIAL = 0x82F63B78
 """Polynomial of CRC-32C (Castagnoli), with reversed bits."""
 
 
 class EventFile:
-    """A file of events in `folder`, which must exist. Raises OSError if it can't be written."""
+    """A new file of events in `folder`, which must exist. Raises OSError if it can't be written."""
 
     def __init__(self, folder: Path, suffix: str) -> None:
         from tensorboardX.proto.event_pb2 import Event
@@ -62,7 +62,7 @@ class EventFile:
             self._file.write(text + struct.pack("<I", masked_crc32c(text)))
 
     def purge_after(self, step: int) -> None:
-        """Let readers drop all events of earlier files after a step."""
+        """Make readers drop all events of earlier files that are after `step`."""
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         now = time.time()
@@ -73,7 +73,7 @@ class EventFile:
     def add_scalars(
         self, tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
     ) -> None:
-        """Append events with `values` (n, tags) at `steps` (n,), `wall_times` (n,) in seconds."""
+        """Append events with `values` (n, tags) at `steps` (n,), `wall_times` (n,) since 1970."""
         self._file.write(encode_scalars(tags, steps, wall_times, values))
 
     def flush(self) -> None:
@@ -81,12 +81,11 @@ class EventFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Flush and close."""
         self._file.close()
 
 
 def find_purging(folder: Path, step: int, suffix: str) -> list[Path]:
-    """Return the event files, by the suffix of their names, that purge the events after a step."""
+    """Return the event files whose names end in `suffix` and that purge the events after `step`."""
     from google.protobuf.message import DecodeError
     from tensorboardX.proto.event_pb2 import Event, SessionLog
 
@@ -95,24 +94,26 @@ def find_purging(folder: Path, step: int, suffix: str) -> list[Path]:
         with path.open("rb") as file, suppress(struct.error, DecodeError):
             for _ in range(EVENTS_TO_PURGE):
                 (length,) = struct.unpack("<Q", file.read(8))
-                event = Event.FromString(file.read(min(length, MOST_BYTES) + 8)[4:-4])
+                record = file.read(min(length, MAX_PURGE_BYTES) + 8)
+                event = Event.FromString(record[4:-4])  # without its two checksums
             if event.session_log.status == SessionLog.START and event.step == step + 1:
                 files.append(path)
     return files
 
 
 def _choose_stamp(folder: Path) -> int:
-    """Return the seconds since 1970, or one more than the stamp of the latest file. TensorBoard
-    reads files in the order of their names, which must hold if the clock is set back."""
-    names = (file.name.removeprefix(PREFIX) for file in folder.glob(f"{PREFIX}*"))
-    stamps = (name.partition(".")[0] for name in names)
-    return max([int(time.time()), *(int(stamp) + 1 for stamp in stamps if stamp.isdecimal())])
+    """Return the seconds since 1970, but more than the stamps of all files in the folder: even if
+    the clock was set back, TensorBoard must read the new file last, and it sorts them by name."""
+    names = [file.name.removeprefix(PREFIX) for file in folder.glob(f"{PREFIX}*")]
+    stamps = [name.partition(".")[0] for name in names]
+    earlier = [int(stamp) for stamp in stamps if stamp.isdecimal()]
+    return max(int(time.time()), max(earlier, default=-1) + 1)
 
 
 def encode_scalars(
     tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
 ) -> bytes:
-    """Encode an event per step (n,), each with the value of every tag, from values (n, tags)."""
+    """Return the records of `EventFile.add_scalars`: an event for each step, with all tags."""
     step_bytes = _count_varint_bytes(steps)
     bounds = [0, *(np.flatnonzero(np.diff(step_bytes)) + 1).tolist(), len(steps)]
     return b"".join(
@@ -168,12 +169,12 @@ def _encode_varint(number: int) -> bytes:
 
 
 def _count_varint_bytes(numbers: np.ndarray) -> np.ndarray:
-    """Return the lengths of non-negative numbers as varints, in bytes of 7 bits, int (n,)."""
+    """Return the lengths in bytes of non-negative numbers as varints, int (n,)."""
     return 1 + ((numbers[:, None] >> np.arange(7, 63, 7)) > 0).sum(axis=1)
 
 
 def _encode_varints(numbers: np.ndarray, length: int) -> np.ndarray:
-    """Encode as varints, uint8 (n, length): 7 bits per byte, and the eighth set but in the last."""
+    """Return varints, uint8 (n, length), of 7 bits a byte; the eighth is set but in the last."""
     groups = (numbers[:, None] >> (7 * np.arange(length))) & 0x7F
     groups[:, :-1] |= 0x80
     return groups.astype(np.uint8)

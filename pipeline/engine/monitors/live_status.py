@@ -1,4 +1,4 @@
-"""Live status: what a run does now, in a file of one JSON object that `runs` reads."""
+"""Live status of a run: a file with one JSON object, which the command `runs` reads."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ STATUS = "status.json"
 INTERVAL_S = 1.0
 """Least seconds between two writes."""
 MOST_LEFT_S = 1e9
-"""Longest time that is printed, 32 years."""
+"""Longest remaining time that is printed, 32 years."""
 
 
 @dataclass(frozen=True)
 class LiveStatus:
-    """The content of the file, after `step` of the `steps` of a run."""
+    """The content of the file, after `step` of `steps` steps."""
 
     step: int
     steps: int
     loss: float | None
     """The last step's loss; None if it isn't finite."""
     step_ms: float
-    """Milliseconds a step, of the last dispatch."""
+    """Milliseconds of a step in the last dispatch."""
     left_s: float
-    """Seconds until the end at the speed since the start, with evaluations and checkpoints."""
+    """Seconds until the end, at the mean speed so far with evaluations and checkpoints."""
     evaluation: Mapping[str, float | None] | None
     """Metrics of the last evaluation, and its `step`."""
     written: str
@@ -43,7 +43,7 @@ class LiveStatus:
         parts = [f"step {self.step:,} of {self.steps:,}", f"{self.step_ms:.4g} ms a step"]
         if self.loss is not None:
             parts.append(f"loss {self.loss:.5g}")
-        metrics = {**(self.evaluation or {})}
+        metrics = dict(self.evaluation or {})
         step = metrics.pop("step", None)
         texts = [f"{name} {value:.4f}" for name, value in metrics.items() if value is not None]
         if texts and step is not None:
@@ -53,7 +53,7 @@ class LiveStatus:
 
 @dataclass
 class StatusMonitor(Monitor):
-    """Writes the step, its time and loss, the seconds left and the last evaluation."""
+    """Writes the live status, at most once in `INTERVAL_S`."""
 
     run_dir: Path
     total: int
@@ -65,7 +65,6 @@ class StatusMonitor(Monitor):
     evaluation: Mapping[str, float] | None = None
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Write the status if the last write was `INTERVAL_S` ago."""
         now = time.monotonic()
         if now - self.written_at < INTERVAL_S:
             return
@@ -81,8 +80,7 @@ class StatusMonitor(Monitor):
             evaluation=self.evaluation,
             written=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        text = format_json(asdict(status))
-        write_whole(self.run_dir / STATUS, text + "\n")
+        write_whole(self.run_dir / STATUS, format_json(asdict(status)) + "\n")
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Note the evaluation for the next write."""

@@ -1,7 +1,7 @@
 """Log levels: the messages that are shown besides a run's lines, and their destination.
 
-The levels are as in MindSpore's variable `GLOG_v`, which is read like `GLOG_logtostderr`.
-Messages are a run's warnings, and messages from this package and jax by Python's `logging`.
+MindSpore's environment variables `GLOG_v` and `GLOG_logtostderr` set both. Messages are a run's
+warnings, and messages from this package and jax by Python's `logging`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class LogSettings:
     level: str = "warning"
     """Least severe level that is shown."""
     to: LogPlace = "console"
-    """Destination besides run.log."""
+    """Destination besides run.log; file: none."""
     problem: str = ""
-    """Text on variables with invalid values; empty if all are valid."""
+    """Text about variables with invalid values; empty if all are valid."""
 
 
 def choose_log_settings(level: str | None, environment: Mapping[str, str]) -> LogSettings:
-    """Return the settings of a run, with its recipe's `level`, or else GLOG_v's.
+    """Return the settings of a run, with its recipe's `level`, or GLOG_v's if that is None.
 
-    GLOG_logtostderr=1 sends messages to stderr, 0 only to run.log. A variable with another value is
-    ignored, and named in `problem`.
+    GLOG_logtostderr=1 sends messages to stderr, 0 only to run.log. A variable with an invalid value
+    is ignored, and named in `problem`.
     """
     problems = []
     numbers = {**dict(zip("0123", LEVELS, strict=True)), "4": "error"}
@@ -56,7 +56,8 @@ def choose_log_settings(level: str | None, environment: Mapping[str, str]) -> Lo
     to_stderr = environment.get(STDERR_VARIABLE)
     if to_stderr not in (None, "0", "1"):
         problems.append(f"{STDERR_VARIABLE} = {show(to_stderr)}: must be 0 or 1")
-    place: LogPlace = "stderr" if to_stderr == "1" else "file" if to_stderr == "0" else "console"
+    places: Mapping[str | None, LogPlace] = {"1": "stderr", "0": "file"}
+    place = places.get(to_stderr, "console")
     return LogSettings(level or "warning", place, "; ".join(problems))
 
 
@@ -68,10 +69,10 @@ class ReporterHandler(logging.Handler):
         self._reporter = reporter
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a message, with its level in the margin."""
+        """Print a message with its level."""
         try:
             text = record.getMessage()
-        except Exception:  # arguments that don't match the message must not end a run
+        except Exception:  # The arguments don't match the message, which must not end a run.
             self.handleError(record)
             return
         self._reporter.log(record.levelno, record.levelname.lower(), text)
@@ -81,7 +82,7 @@ class ReporterHandler(logging.Handler):
 def log_by_level(reporter: Reporter, level: str | None) -> Iterator[None]:
     """Show messages by the recipe's level and the environment, during the body.
 
-    Below the level warning, messages of `LOGGERS` are shown too; otherwise `logging` isn't changed.
+    If the level is debug or info, messages of `LOGGERS` are shown too.
     """
     settings = choose_log_settings(level, os.environ)
     reporter.level = getattr(logging, settings.level.upper())

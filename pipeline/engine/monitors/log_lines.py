@@ -1,4 +1,4 @@
-"""Lines and flaws of metrics.jsonl, evals.jsonl and scalars.jsonl, which may be a stranger's."""
+"""Lines and flaws of metrics.jsonl, evals.jsonl and scalars.jsonl, which may have been edited."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ EVALS = "evals.jsonl"
 SCALARS = "scalars.jsonl"
 
 LONGEST_BYTES = 16 << 20
-"""A line has at most this many bytes: an evaluation has numbers for every class."""
+"""Largest length of a line; an evaluation has numbers for every class."""
 LONGEST_STEP_BYTES = 4096
-"""A line of metrics.jsonl has at most this many bytes."""
+"""Largest length of a line of metrics.jsonl."""
 MAX_STEP = 2**63 - 1
 MAX_NUMBER = float(np.finfo(np.float32).max)
 MAX_RANGES = 20
-"""At most this many ranges of missing steps are listed."""
+"""Largest number of ranges in a list of missing steps."""
 Ranges = tuple[tuple[int, int], ...]
 """First and last steps of ranges."""
 
 
 @dataclass(frozen=True)
 class LogLine:
-    """A whole line of a log."""
+    """A complete line of a log."""
 
     text: bytes
     where: str
@@ -45,11 +45,12 @@ class LogLine:
     fields: Mapping[str, Any]
 
     def numbers(self) -> dict[str, float | None]:
-        """Return the float32 numbers of a step by name; None if not finite, True for a flag. Raises
-        DataError for a value that isn't a number."""
+        """Return the numbers of a step by name; None for one that isn't finite, True for a flag.
+
+        Raises DataError for a value that isn't a number in the range of float32.
+        """
         numbers = {name: value for name, value in self.fields.items() if name not in PLACES}
         for value in numbers.values():
-            # NaN is neither null nor in the range of float32.
             is_number = isinstance(value, int | float) and abs(value) <= MAX_NUMBER
             if value is not None and not is_number:
                 raise _make_line_error(self.where)
@@ -57,7 +58,7 @@ class LogLine:
 
 
 def parse_line(text: bytes, where: str) -> LogLine:
-    """Parse a line, whose place in messages is `where`. Raises DataError if it isn't valid."""
+    """Parse a line; `where` is its place in messages. Raises DataError if it isn't valid."""
     try:
         fields = json.loads(text.decode("utf-8-sig"))
         step = fields["step"]
@@ -73,8 +74,7 @@ def _make_line_error(where: str) -> DataError:
 
 
 def read_lines(log: Path) -> Iterator[LogLine]:
-    """Yield the lines of a log, except an incomplete last line of a killed run. Raises DataError if
-    the file can't be read, and for an invalid line."""
+    """Yield the complete lines of a log. Raises DataError for an unreadable file or line."""
     with _open_log(log) as file:
         lines = iter(partial(file.readline, LONGEST_BYTES), b"")
         for number, text in enumerate(lines, start=1):
@@ -84,10 +84,8 @@ def read_lines(log: Path) -> Iterator[LogLine]:
 
 
 def finite_number(value: Any) -> float | None:
-    """Return a finite number of a log or a summary, or the macro average of a metric by class.
-
-    Returns None for other values, and for whole numbers that are too large for a float.
-    """
+    """Return a value of a log or a summary if it is a finite number that a float can hold, else
+    None; of a metric by class return the macro average."""
     number = value.get("macro") if isinstance(value, Mapping) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         return None
@@ -95,12 +93,13 @@ def finite_number(value: Any) -> float | None:
 
 
 def last_step(log: Path) -> int | None:
-    """Return the step of the last whole line of metrics.jsonl; None if it is missing or empty.
+    """Return the step of the last complete line of metrics.jsonl; None if there is no such line.
     Raises DataError if the file can't be read or the line isn't valid."""
     if not log.exists():
         return None
     with _open_log(log) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_STEP_BYTES))
+        size_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size_bytes - LONGEST_STEP_BYTES))
         lines = file.read(LONGEST_STEP_BYTES).split(b"\n")[:-1]
     return parse_line(lines[-1], f"{log}, last line").step if lines else None
 
@@ -118,13 +117,14 @@ def _open_log(log: Path) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True)
 class Flaws:
-    """Differences between a log and what was written into it; all later checkpoints record them."""
+    """Differences between a log and what its run wrote. All later checkpoints store them."""
 
     missing: Ranges = ()
-    """First ranges of missing steps."""
+    """The first `MAX_RANGES` ranges of missing steps."""
     missing_lines: int = 0
+    """Number of missing lines."""
     verified: bool = True
-    """Whether the other lines are as they were written."""
+    """Whether the remaining lines are as they were written."""
 
     def __bool__(self) -> bool:
         return not self.verified or self.missing_lines > 0
@@ -145,7 +145,9 @@ def read_flaws(tree: Any) -> Flaws:
     """Parse the flaws in a checkpoint. Raises ValueError if they are invalid."""
     if not isinstance(tree, Mapping):
         raise ValueError("flaws must be a section")
-    ranges, lines, verified = (tree.get(name) for name in ("missing", "missing_lines", "verified"))
+    ranges = tree.get("missing")
+    lines = tree.get("missing_lines")
+    verified = tree.get("verified")
     if not isinstance(ranges, Sequence) or isinstance(ranges, str) or len(ranges) > MAX_RANGES:
         raise ValueError("the missing steps must be a short list")
     if type(lines) is not int or lines < 0 or not isinstance(verified, bool):
@@ -161,7 +163,7 @@ def _is_range(tree: Any) -> bool:
 
 
 def find_ranges(steps: AbstractSet[int]) -> Ranges:
-    """Return the first `MAX_RANGES` ranges of steps."""
+    """Return the first `MAX_RANGES` ranges of successive steps."""
     starts = sorted(step for step in steps if step - 1 not in steps)
     ends = sorted(step for step in steps if step + 1 not in steps)
     return tuple(zip(starts, ends, strict=True))[:MAX_RANGES]

@@ -35,12 +35,12 @@ class MetricsLog(Monitor):
     """Appends to the files. Lines that a killed run wrote after boundary `first` are removed.
 
     `marks` are from the checkpoint at `first`, by file; None if the run begins there. The files are
-    repaired by the marks, with reports in `findings`. There is a scalars.jsonl if `has_scalars`. If
-    the evaluation of `first` `is_unfinished`, its scalars are logged again. If `run_schedule` is
-    None, lines have neither `pass` nor `sink`.
+    repaired by the marks, with reports in `findings`. `has_scalars` adds scalars.jsonl.
+    `is_unfinished`: the evaluation at `first` is repeated, and its scalars are logged again. If
+    `run_schedule` is None, lines have neither `pass` nor `sink`.
 
-    Raises DataError if an existing file can't be read, RunError if it can't be written, or another
-    process removes or changes it meanwhile.
+    Raises DataError if an existing file can't be read, RunError if it can't be written, or if
+    another process removes or changes it meanwhile.
     """
 
     def __init__(
@@ -58,19 +58,21 @@ class MetricsLog(Monitor):
         self._unwritten: list[Telemetry] = []
         self._logs: dict[str, VerifiedLog] = {}
         self.findings: list[LogFindings] = []
+        names = (METRICS, EVALS, SCALARS) if has_scalars else (METRICS, EVALS)
         with ExitStack() as on_failure:
-            for name in (METRICS, EVALS, *([SCALARS] if has_scalars else [])):
+            for name in names:
                 path = run_dir / name
                 mark = read_mark((marks or {}).get(name), first)
-                # The checkpoint of an unfinished boundary has its scalars, which a process that
-                # continued from it may have written before it was killed.
+                # The checkpoint of an unfinished boundary stores the boundary's scalars, so this
+                # process writes their line, even if an earlier one has written it.
                 last = first - 1 if name == SCALARS and is_unfinished else first
                 with convert_write_errors(path):
                     self._logs[name], findings = open_log(
                         path, last, mark, has_all_steps=name == METRICS, resumed=marks is not None
                     )
                 on_failure.callback(self._logs[name].release)
-                self.findings += [findings] if findings else []
+                if findings:
+                    self.findings.append(findings)
             on_failure.pop_all()
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
@@ -78,15 +80,12 @@ class MetricsLog(Monitor):
         self._unwritten.append(telemetry)
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """Append a line for an evaluation, or replace the line of its step before a resume."""
+        """Append a line for an evaluation; at boundary `first`, replace the line of that step."""
         is_again = step == self._first
         self._append(self._logs[EVALS], step, evaluation.metrics, replaces_line=is_again)
 
     def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        """Append a line of the scalars that callbacks have logged up to a boundary.
-
-        Only at step 0 may there be an earlier line of the same step, which is replaced.
-        """
+        """Append a line of the scalars that callbacks have logged; at step 0, replace its line."""
         is_again = step == self._first == 0
         self._append(self._logs[SCALARS], step, scalars, replaces_line=is_again)
 
@@ -99,7 +98,7 @@ class MetricsLog(Monitor):
             log.append((format_json({"step": step, **values}) + "\n").encode())
 
     def flush(self) -> None:
-        """Write all lines so far to the files, so that they outlive the process."""
+        """Write all lines so far to the files."""
         unwritten = self._unwritten
         self._unwritten = []
         if unwritten:
@@ -127,8 +126,8 @@ class MetricsLog(Monitor):
 def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule | None) -> str:
     """Return the lines of metrics.jsonl: for each step its position, numbers and flags.
 
-    The position is the step if the schedule is missing. A flag is a bool column; only steps at
-    which it is true have its key.
+    Without a schedule, the position is only the step. A flag is a bool column; only steps at which
+    it is true have its key.
     """
     steps = np.concatenate([part.steps for part in parts])
     places = {"step": steps}

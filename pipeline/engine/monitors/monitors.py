@@ -1,4 +1,4 @@
-"""Monitors that print the lines of a run or check its lock, and tables of its evaluations."""
+"""Monitors that print the lines of a run or check its lock, and texts about classes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
 
 SHOWN_FROM_S = 60
-"""Remaining time, in seconds, from which lines show it."""
+"""Lines show the remaining time if it is at least this long, in seconds."""
 MAX_NAMED_STEPS = 10
-"""A line names at most this many steps."""
+"""Largest number of steps that a line names."""
 MOST_ROWS = 20
-"""Evaluations of at most this many classes have a table in the log."""
+"""Largest number of classes that a table has."""
 MOST_NAMED = 5
-"""A warning names at most this many classes."""
+"""Largest number of classes that a warning names."""
 WIDEST_NAME = 30
-"""A class name in a table has at most this many characters."""
+"""Largest number of characters of a class name in a table."""
 BANNER = f"{14 * '='} Starting Training {14 * '='}"
 EVERY_BATCHES = 100
 """Batches between two lines of the functional loop, counted from 0 in every epoch."""
@@ -40,7 +40,7 @@ EVERY_BATCHES = 100
 class LossMonitor(Monitor):
     """Prints MindSpore's line at the end of a sink: `epoch: 1 step: 195, loss is 1.9601055`.
 
-    The epoch is the number of the sink. A line is printed at most once in `every_steps`; 0: never.
+    The epoch is the number of the sink. There is at most one line in `every_steps`; 0: none.
     """
 
     reporter: Reporter
@@ -84,13 +84,13 @@ class TimeMonitor(Monitor):
         schedule = self.run_schedule
         unit = self.unit
         estimate = self.estimate
-        # Without sinks, the line is at the end of an epoch.
+        # Without sinks, only ends of epochs have a line.
         is_inside_epoch = schedule.sink_steps is None and report.step % schedule.steps_per_epoch
         if is_inside_epoch and report.step != schedule.total:
             return
         position = schedule.place(report.step)
         sink = f"sink {position.sink}/{schedule.sinks}, " if schedule.sink_steps else ""
-        # The time of a step includes evaluations and checkpoints.
+        # Evaluations and checkpoints are included.
         step_s = (time.monotonic() - self.started_at) / self.steps_done
         remaining_s = round(step_s * (schedule.total - report.step))
         remaining = f", {timedelta(seconds=remaining_s)} left"
@@ -144,10 +144,7 @@ class ProgressMonitor(Monitor):
 
 @dataclass
 class LockMonitor(Monitor):
-    """Checks that no other process writes the run, before lines are written.
-
-    It must be the first monitor, so that it is flushed before the logs.
-    """
+    """Checks that no other process writes the run. It must be flushed first, before the logs."""
 
     run_dir: Path
     lock: Lock
@@ -155,8 +152,8 @@ class LockMonitor(Monitor):
     def flush(self) -> None:
         """Check the lock, and acquire it again if its file was removed. Raises RunError if another
         process holds it."""
-        # If the file can't be created again, no other process can create it either. The log
-        # reports a removed directory.
+        # If the file can't be created again, no other process can do so. A removed directory is
+        # an error of the log.
         with suppress(OSError):
             if not self.lock.keep():
                 raise RunError(
@@ -222,8 +219,11 @@ class FunctionalMonitor(Monitor):
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Print the accuracy and the loss, if the evaluation has them."""
         scalars = evaluation.scalars()
-        texts = [f"Accuracy: {100 * scalars['accuracy']:>0.1f}%"] if "accuracy" in scalars else []
-        texts += [f"Avg loss: {scalars['loss']:>8f}"] if "loss" in scalars else []
+        texts = []
+        if "accuracy" in scalars:
+            texts.append(f"Accuracy: {100 * scalars['accuracy']:>0.1f}%")
+        if "loss" in scalars:
+            texts.append(f"Avg loss: {scalars['loss']:>8f}")
         self.print_lines(f"Test:\n{', '.join(texts)}")
 
 
@@ -252,7 +252,7 @@ def format_class_table(evaluation: Evaluation) -> list[str]:
 
 
 def describe_never_predicted(evaluation: Evaluation) -> str | None:
-    """Return a warning of classes that have labels but no predictions; None if all have some."""
+    """Return a warning of classes that have samples but are never predicted; None without any."""
     names = _list_classes(evaluation)
     confusion = evaluation.confusion
     if confusion is None or not names:
@@ -270,6 +270,6 @@ def describe_never_predicted(evaluation: Evaluation) -> str | None:
 
 
 def _list_classes(evaluation: Evaluation) -> Sequence[str]:
-    """Return the names of the classes in the order of their labels; empty if it has none."""
+    """Return the names of the classes in the order of their labels; empty without classes."""
     recall = evaluation.metrics.get("recall")
     return list(recall.get("per_class", ())) if isinstance(recall, dict) else []

@@ -41,11 +41,11 @@ class ObserverSettings:
     lines: Literal["callbacks", "functional"]
     """Style of the lines: of MindSpore's callbacks, or of its functional loop."""
     loss_every: int
-    """Least steps between two loss lines; 0: no loss lines."""
+    """Least number of steps between two loss lines; 0: no loss lines."""
     skips_overflow: bool
-    """Whether the loss scale skips overflows, which are then not reported."""
+    """Whether the loss scale skips overflows. They aren't reported then."""
     board: Mapping[str, Any] | None
-    """Recipe that TensorBoard shows; None: nothing is written for TensorBoard."""
+    """Recipe for TensorBoard to show; None: nothing is written for TensorBoard."""
     has_scalars: bool = False
     """Whether callbacks may log scalars."""
     is_unfinished: bool = False
@@ -72,7 +72,7 @@ class Observers:
         self._tensorboard = tensorboard
 
     def log_flaws(self) -> dict[str, Any]:
-        """Return the flaws that the logs had when they were opened, by file, as JSON."""
+        """Return the findings about the logs when they were opened, by file, as JSON."""
         findings = self._log.findings if self._log is not None else []
         return {log.path.name: log.to_dict() for log in findings}
 
@@ -104,8 +104,9 @@ def open_observers(
 ) -> Observers:
     """Open the observers of a run that continues from boundary `first`.
 
-    `marks` of the logs are from the checkpoint at `first`; None if the run begins there. If a log
-    can't be written, the run ends; if TensorBoard or the progress bar fails, it continues.
+    `marks` of the logs are from the checkpoint at `first`; None if the run begins there. A log that
+    can't be written ends the run. If TensorBoard, the live status or the progress bar fails, the
+    run continues.
     """
     log = MetricsLog(
         run_dir,
@@ -115,8 +116,8 @@ def open_observers(
         has_scalars=settings.has_scalars,
         is_unfinished=settings.is_unfinished,
     )
-    for findings in log.findings:
-        reporter.warn(str(findings))
+    for finding in log.findings:
+        reporter.warn(str(finding))
     lines: list[Monitor] = [
         LossMonitor(reporter, run_schedule, settings.loss_every),
         TimeMonitor(reporter, run_schedule, settings.batch_size, settings.estimate, settings.unit),
@@ -125,18 +126,18 @@ def open_observers(
     if settings.lines == "functional":
         every_batches = EVERY_BATCHES if settings.loss_every else 0
         lines = [FunctionalMonitor(reporter.print_lines, run_schedule, every_batches)]
-    monitors: list[Monitor] = [
-        *([LockMonitor(run_dir, settings.lock)] if settings.lock is not None else []),
-        log,
-        *lines,
-        NonFiniteStepMonitor(reporter, skips_overflow=settings.skips_overflow),
-    ]
+    monitors: list[Monitor] = []
+    if settings.lock is not None:
+        monitors.append(LockMonitor(run_dir, settings.lock))
+    non_finite_steps = NonFiniteStepMonitor(reporter, skips_overflow=settings.skips_overflow)
+    monitors += [log, *lines, non_finite_steps]
     if settings.trains:
         status = StatusMonitor(run_dir, run_schedule.total, first)
         monitors.append(BestEffortMonitor(status, STATUS, reporter.warn))
-    bar = reporter.open_bar(run_schedule.total, first) if settings.trains else None
-    if bar is not None:
-        monitors.append(BestEffortMonitor(ProgressMonitor(bar), "the progress bar", reporter.warn))
+        bar = reporter.open_bar(run_schedule.total, first)
+        if bar is not None:
+            progress = ProgressMonitor(bar)
+            monitors.append(BestEffortMonitor(progress, "the progress bar", reporter.warn))
     tensorboard = None
     if settings.board is not None:
         board = TensorBoard(

@@ -19,15 +19,15 @@ from pipeline.core.files.atomic_write import write_whole
 CONFIG = "projector_config.pbtxt"
 FOLDER = "embeddings"
 SPRITE_PIXELS = 8192
-"""Longest side of a sheet of pictures that browsers show."""
+"""Longest side of a sheet of pictures, as browsers can show it."""
 PICTURE_PIXELS = 64
-"""Longest side of a picture on the sheet."""
+"""Longest side of a picture on a sheet."""
 CAPTION_PIXELS = 16
 """Height of a caption."""
 LEAST_WIDTH_PIXELS = 96
 """Least width of a picture with a caption."""
 MAX_CHARACTERS = 15
-"""A caption has at most this many characters."""
+"""Largest number of characters of a caption."""
 WRONG = (179, 38, 30)
 RIGHT = (29, 36, 41)
 """Colours of captions, as RGB."""
@@ -66,7 +66,7 @@ def write_embeddings(
 
 def _draw_sheet(images: np.ndarray) -> tuple[bytes, tuple[int, int]]:
     """Return a square sheet of images uint8 (n, H, W, C) as PNG, and a picture's height and width.
-    Pictures are shrunk to whole fractions if the sheet would be too large."""
+    If the sheet would be too large, only every second, third, ... pixel is drawn."""
     from PIL import Image
 
     side = math.ceil(math.sqrt(len(images)))
@@ -88,18 +88,17 @@ def _draw_sheet(images: np.ndarray) -> tuple[bytes, tuple[int, int]]:
 def stretch_range(images: np.ndarray) -> np.ndarray:
     """Return images (n, H, W, C) as uint8, with the range of each stretched to 0 to 255."""
     values = images.astype(np.float64)
-    low = values.min(axis=(1, 2, 3))
-    high = values.max(axis=(1, 2, 3))
-    span = np.maximum(high - low, 1e-12)
-    return ((values - low[:, None, None, None]) / span[:, None, None, None] * 255).astype(np.uint8)
+    low = values.min(axis=(1, 2, 3), keepdims=True)
+    high = values.max(axis=(1, 2, 3), keepdims=True)
+    return ((values - low) / np.maximum(high - low, 1e-12) * 255).astype(np.uint8)
 
 
 def add_captions(
     images: np.ndarray, captions: Sequence[str], wrong: Sequence[bool] | None = None
 ) -> np.ndarray:
-    """Return images uint8 (n, H, W, C), enlarged, over their captions: (n, H', W', 3).
+    """Return images uint8 (n, H, W, C), enlarged, with captions below: uint8 (n, H', W', 3).
 
-    The captions of `wrong` images are red. C is 1, 3 or 4.
+    A caption is red if `wrong` is true for its image. C is 1, 3 or 4.
     """
     from PIL import Image, ImageDraw
 

@@ -1,7 +1,5 @@
-"""TensorBoard: every step's scalars, evaluations, sample images, the recipe, a sweep's hparams.
-
-A recipe may also request histograms of weights and gradients, the network's graph and embeddings.
-"""
+"""The events of a run for TensorBoard: scalars of steps, evaluations, images, the recipe, a sweep's
+hparams, and on request histograms of weights and gradients, the network's graph and embeddings."""
 
 from __future__ import annotations
 
@@ -32,13 +30,13 @@ ROLLBACK_TAG = "train/updates_undone"
 CELL_PIXELS = 24
 """Side of a cell of a confusion matrix with at most 100 classes."""
 PICTURED_CHANNELS = (1, 3, 4)
-"""Numbers of channels that an image can be drawn with."""
+"""Numbers of channels of images that can be drawn."""
 MAX_PICTURED_CLASSES = 1000
-"""Confusion matrices of at most this many classes are drawn."""
+"""Largest number of classes of a confusion matrix that is drawn."""
 MAX_NAMES = 10_000
-"""The text has the names of at most this many classes."""
+"""Largest number of classes whose names are written."""
 BINS = 64
-"""Bins of a histogram, of equal width."""
+"""Number of bins of a histogram, all of equal width."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class BoardNode:
     """An operation or an input of the network."""
 
     name: str
-    """Path, unique in the graph; TensorBoard groups nodes by the beginnings of their paths."""
+    """Path, unique in the graph. TensorBoard groups nodes with the same first parts."""
     op: str
     inputs: tuple[str, ...]
     """Names of the nodes whose results the node reads."""
@@ -57,11 +55,12 @@ class BoardNode:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of finite values by bin, and the sums of the values and of their squares."""
+    """Number of finite values in each bin, their range and sums."""
 
     low: float
     high: float
     total: float
+    """Sum of the values."""
     squares: float
     """Sum of the squares."""
     limits: tuple[float, ...]
@@ -80,12 +79,11 @@ class TensorBoard(Monitor):
     """Writes the events of a run.
 
     A resumed run hides the events that earlier processes wrote for steps after `first`. If
-    `is_unfinished`, the evaluation of boundary `first` was interrupted. Files of processes that
-    resumed at this boundary, and were killed, are removed: this process writes their events again.
+    `is_unfinished`, the evaluation at `first` is repeated, and files of processes that continued
+    from `first` and were killed are removed, since their events are written again.
 
-    Steps and sinks are collected, and written together by `flush`. The libraries for pictures and
-    protocol buffers are imported when they are first needed, on the thread that writes. Methods
-    raise RunError if the folder can't be written.
+    Steps and sinks are collected, and written together by `flush`. Methods raise RunError if the
+    folder can't be written.
     """
 
     def __init__(
@@ -112,7 +110,6 @@ class TensorBoard(Monitor):
 
     @cached_property
     def _file(self) -> EventFile:
-        # The suffix makes the name new if a run is resumed within a second.
         suffix = f".{self._first}"
         with convert_write_errors(self._folder):
             repeated = []
@@ -195,7 +192,7 @@ class TensorBoard(Monitor):
         now = time.time()
         if not self._has_charts:
             self._add_charts(tuple(scalars))
-        # Its tag would be `train/loss`, which the loss of every step has already.
+        # It would have the tag of the loss of every step, `train/loss`.
         scalars.pop(f"{TRAINED}loss", None)
         with convert_write_errors(self._folder):
             values = {metric_tag(name): value for name, value in scalars.items()}
@@ -212,7 +209,7 @@ class TensorBoard(Monitor):
         self._add(text("recipe", "".join(f"    {line}\n" for line in lines)), 0)
 
     def _add_charts(self, names: Sequence[str]) -> None:
-        """Add a chart of each metric with its curves of training and of evaluation."""
+        """Add a chart for each metric, with its curves in training and in evaluation."""
         from tensorboardX.summary import custom_scalars
 
         self._has_charts = True
@@ -227,15 +224,15 @@ class TensorBoard(Monitor):
         """Add the names of the classes in the order of their labels, as text."""
         from tensorboardX.summary import text
 
-        # Indented as code: the text is Markdown, in which names may be markup.
+        # Indented as code, since the text is Markdown and names may look like markup.
         lines = [f"    {label}  {printable(name)}" for label, name in enumerate(names[:MAX_NAMES])]
         self._add(text("classes", "\n".join(lines)), 0)
 
     def add_images(self, images: np.ndarray, labels: Sequence[str] = ()) -> None:
-        """Add training images (n, H, W, C) after the ops, with labels as captions, if any.
+        """Add training images (n, H, W, C), as the map ops return them, with labels as captions.
 
         The range of each image's values is stretched to 0 to 255. Images with other than 1, 3 or 4
-        channels are skipped.
+        channels are left out.
         """
         if len(images) and images.shape[-1] in PICTURED_CHANNELS:
             pictures = stretch_range(images)
@@ -246,7 +243,7 @@ class TensorBoard(Monitor):
     def add_predictions(
         self, step: int, images: np.ndarray, captions: Sequence[str], wrong: Sequence[bool]
     ) -> None:
-        """Add evaluation images (n, H, W, C) with their predictions after `step` steps."""
+        """Add evaluation images (n, H, W, C) with captions, red for `wrong` predictions."""
         if images.shape[-1] in PICTURED_CHANNELS:
             pictures = add_captions(stretch_range(images), captions, wrong)
             self._add_picture("eval/predictions", pictures, step)
@@ -341,15 +338,15 @@ def _model_times(estimate: Estimate, steps: int) -> dict[str, float]:
 
 
 def draw_confusion(confusion: np.ndarray) -> np.ndarray:
-    """Draw counts (true, predicted) as RGB, uint8 (H, W, 3); each row is shaded by share.
+    """Draw counts (true, predicted) as RGB, uint8 (H, W, 3), each shaded by its share of the row.
 
-    Counts are written into the cells up to 20 classes; beyond 100 a cell is 4 pixels wide.
+    With at most 20 classes, cells have their counts. With more than 100, a cell has 4 pixels.
     """
     from PIL import Image, ImageDraw
 
     classes = confusion.shape[0]
     share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-    # From white for no sample to blue for all.
+    # From white for no sample of the row to blue for all of them.
     shade = (255 * (1 - share[..., None] * np.array([0.9, 0.6, 0.2]))).astype(np.uint8)
     cell = CELL_PIXELS if classes <= 100 else 4
     picture = Image.fromarray(shade).resize((classes * cell, classes * cell), Image.Resampling.BOX)
@@ -362,9 +359,9 @@ def draw_confusion(confusion: np.ndarray) -> np.ndarray:
     return np.asarray(picture)
 
 
-def histogram_of(values: np.ndarray) -> Histogram | None:
+def make_histogram(values: np.ndarray) -> Histogram | None:
     """Return the histogram of an array of floats of any shape; None if no value is finite."""
-    # Sums of 16-bit types are too coarse, and squares of float32 may overflow.
+    # In float64, since sums of 16-bit types are too coarse and squares of float32 may overflow.
     flat = np.asarray(values).reshape(-1).astype(np.float64)
     finite = flat[np.isfinite(flat)]
     if not finite.size:
@@ -376,18 +373,18 @@ def histogram_of(values: np.ndarray) -> Histogram | None:
         counts = np.array([finite.size])
         edges = np.array([finite.min(), finite.max()])
     return Histogram(
-        float(finite.min()),
-        float(finite.max()),
-        float(finite.sum()),
-        float(finite @ finite),
-        tuple(edges[1:].tolist()),
-        tuple(counts.tolist()),
-        int(flat.size - finite.size),
+        low=float(finite.min()),
+        high=float(finite.max()),
+        total=float(finite.sum()),
+        squares=float(finite @ finite),
+        limits=tuple(edges[1:].tolist()),
+        counts=tuple(counts.tolist()),
+        left_out=int(flat.size - finite.size),
     )
 
 
 def encode_graph(nodes: Sequence[BoardNode]) -> bytes:
-    """Encode nodes as a GraphDef; TensorBoard shows the shape of a node at its edges."""
+    """Return a GraphDef of nodes as bytes. TensorBoard shows a node's shape at its edges."""
     from tensorboardX.proto.attr_value_pb2 import AttrValue
     from tensorboardX.proto.graph_pb2 import GraphDef
     from tensorboardX.proto.node_def_pb2 import NodeDef

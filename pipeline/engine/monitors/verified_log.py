@@ -1,11 +1,11 @@
 """A log that is appended to, and its mark in a checkpoint, by which it is verified and repaired.
 
-A log can be damaged while a checkpoint isn't: a power cut lost lines, or the file was edited,
-truncated or removed. So a checkpoint has a mark of each log: its length, digest and last lines. The
-digest is updated with every line, so a mark doesn't need to read the file again.
+A power cut may lose lines of a log, and the file may be edited, truncated or removed. So a
+checkpoint has a mark of each log: its length, its digest and its last lines, the tail. The digest
+is updated with every line, so the file isn't read again for a mark.
 
-A damaged log is rebuilt from its complete lines before the mark's tail, and from the tail. If the
-digest is the same, the log is as it was written. Otherwise the missing lines are reported, and the
+A damaged log is rebuilt from its complete lines before the tail, and from the tail. If the digest
+is the same then, the log is as it was written. Otherwise the missing lines are reported, and the
 damaged file is kept.
 """
 
@@ -40,7 +40,7 @@ from pipeline.engine.monitors.log_lines import (
 )
 
 TAIL_BYTES = 128 << 10
-"""A checkpoint has at most this many bytes of a log's end, about a thousand steps."""
+"""Largest size of a mark's tail, about a thousand steps."""
 CHUNK_BYTES = 1 << 20
 
 
@@ -53,7 +53,7 @@ class Mark:
     """Number of lines."""
     sha256: str
     tail: bytes
-    """The last lines, up to `TAIL_BYTES`."""
+    """The last lines, at most `TAIL_BYTES`."""
     flaws: Flaws = NO_FLAWS
     """Flaws that the log had at the checkpoint."""
 
@@ -63,7 +63,7 @@ class Mark:
 
 
 def read_mark(tree: Any, step: int) -> Mark | None:
-    """Return the mark in a checkpoint of `step`, perhaps a stranger's; None if it is invalid."""
+    """Return the mark in a checkpoint of `step`; None if it is invalid."""
     if not isinstance(tree, Mapping):
         return None
     size_bytes, lines, sha256, tail = map(tree.get, ("size_bytes", "lines", "sha256", "tail"))
@@ -76,7 +76,7 @@ def read_mark(tree: Any, step: int) -> Mark | None:
         steps = [parse_line(line, "").step for line in mark.tail.splitlines(keepends=True)]
     except (ValueError, DataError):
         return None
-    if steps != sorted(set(steps)) or not tail.endswith("\n" if steps else ""):
+    if steps != sorted(set(steps)) or (steps and not tail.endswith("\n")):
         return None
     is_long_enough = mark.size_bytes >= len(mark.tail) and mark.lines >= len(steps)
     return mark if is_long_enough and max(steps, default=0) <= step else None
@@ -123,7 +123,7 @@ class VerifiedLog:
             sync(self.path)
 
     def release(self) -> None:
-        """Close without checking the file, which another process may have changed."""
+        """Close the file without checking it."""
         self._file.close()
 
     def reopen(self) -> None:
@@ -134,7 +134,7 @@ class VerifiedLog:
     def mark(self, step: int) -> Mark:
         """Return the mark of the lines up to `step`.
 
-        A later line is for a non-finite step that ends a run; the saved state is before it.
+        There is a later line if a non-finite step ends the run, since the state before is saved.
         """
         text = bytes(self._tail)
         end = len(text)
@@ -153,8 +153,8 @@ class VerifiedLog:
     def continue_from(self, mark: Mark, step: int) -> bool:
         """Continue from a mark; return False if the file doesn't begin with the marked lines.
 
-        Further lines are removed, except those in order up to `step`: the last evaluation is
-        written after the last checkpoint.
+        Later lines stay while their steps grow up to `step`, such as that of an evaluation after
+        the checkpoint. All others are removed.
         """
         self._file.seek(0)
         digest = _hash_bytes(self._file, mark.size_bytes - len(mark.tail))
@@ -174,7 +174,7 @@ class VerifiedLog:
         return True
 
     def _read_further_lines(self, tail: bytes, step: int) -> None:
-        """Keep the lines after the tail of a mark, in order up to `step`."""
+        """Add the lines after the tail of a mark while their steps grow up to `step`."""
         last = parse_line(tail[_find_last_line(tail, len(tail)) :], "").step if tail else 0
         if last == step:
             return
@@ -190,10 +190,10 @@ class VerifiedLog:
             self._add(text)
 
     def truncate(self, step: int) -> Flaws:
-        """Remove everything after the last whole line whose step is at most `step`.
+        """Remove everything after the last complete line whose step is at most `step`.
 
-        Returns the gaps, if the log has every step. Raises DataError for an invalid line, and then
-        removes nothing.
+        Returns the missing steps if the log must have all steps. Raises DataError for an invalid
+        line, before anything is removed.
         """
         self._file.flush()
         self._size_bytes = 0
@@ -212,7 +212,7 @@ class VerifiedLog:
         return self.add_gap(flaws, last, step + 1)
 
     def add_gap(self, flaws: Flaws, last: int, step: int) -> Flaws:
-        """Return flaws with the gap between the lines of steps `last` and `step`, if any."""
+        """Return flaws with the steps that are missing between lines of steps `last` and `step`."""
         if not self._has_all_steps or step <= last + 1:
             return flaws
         ranges = (*flaws.missing, (last + 1, step - 1))[:MAX_RANGES]
@@ -220,7 +220,7 @@ class VerifiedLog:
         return replace(flaws, missing=ranges, missing_lines=missing_lines)
 
     def _add(self, text: bytes) -> None:
-        """Update size, tail and digest for lines that the file has."""
+        """Update size, tail and digest for lines that were written or read."""
         self._size_bytes += len(text)
         self._lines += text.count(b"\n")
         self._tail += text
@@ -251,13 +251,13 @@ def _read_chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
 
 
 def _find_last_line(text: bytes, end: int) -> int:
-    """Return the start of the last line before `end`."""
+    """Return the start of the line that ends at `end`."""
     return text.rfind(b"\n", 0, end - 1) + 1
 
 
 @dataclass(frozen=True)
 class LogFindings:
-    """Findings about a log when its run was resumed."""
+    """Findings about a log when it was opened."""
 
     path: Path
     flaws: Flaws = NO_FLAWS
@@ -294,9 +294,9 @@ def open_log(
 ) -> tuple[VerifiedLog, LogFindings]:
     """Open a log to be continued after boundary `step`, and return the findings about it.
 
-    `mark` is from the checkpoint; if it is missing, the lines after `step` are removed. Gaps are
-    reported if the run has done the earlier steps (`resumed`). Raises OSError, and DataError for a
-    log that has no mark and can't be read.
+    `mark` is from the checkpoint; without it, the lines after `step` are removed, and missing steps
+    are reported if the run is `resumed`. Raises OSError, and DataError for a log that has no mark
+    and can't be read.
     """
     with ExitStack() as on_failure:
         log = VerifiedLog(path, has_all_steps=has_all_steps)
@@ -319,7 +319,8 @@ def _rebuild(path: Path, mark: Mark, step: int, *, has_all_steps: bool) -> tuple
     """Rebuild a log; return the mark of the result, and the findings."""
     tail = [parse_line(line, "") for line in mark.tail.splitlines(keepends=True)]
     text_by_step = {line.step: line.text for line in tail}
-    begin, end = (tail[0].step, tail[-1].step) if tail else (step + 1, step)
+    begin = tail[0].step if tail else step + 1
+    end = tail[-1].step if tail else step
     intact: set[int] = set()
     further_lines: list[bytes] = []
     flaws = NO_FLAWS
@@ -379,8 +380,8 @@ def _is_intact_before_tail(file: BinaryIO, mark: Mark) -> bool:
 
 
 def _read_whole_lines(file: BinaryIO) -> Iterator[LogLine]:
-    """Yield the valid lines of a damaged log. Blocks that weren't written have null bytes, and an
-    editor may have written CR LF."""
+    """Yield the valid lines of a damaged log, without the null bytes of blocks that weren't
+    written, and without the BOM and CRs of an editor."""
     for text in iter(partial(file.readline, LONGEST_BYTES), b""):
         text = text.lstrip(b"\0").removeprefix(BOM_UTF8)
         if text.endswith(b"\r\n"):

@@ -19,7 +19,7 @@ from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.signals import Interrupted
 from pipeline.core.plugins.loading import list_loaded_plugins, to_flags
 from pipeline.data.batch import Batch
-from pipeline.engine.non_finite_step import Examined
+from pipeline.engine.non_finite_step import Examination
 from pipeline.inspect.autopsy.examine import examine
 from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.inspect.autopsy.reproducer import write_reproducer
@@ -32,7 +32,7 @@ EXAMINATION_TIMEOUT_S = 3_600.0
 """Seconds that other processes wait while the first one examines a step."""
 
 
-def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> Examined:
+def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> Examination:
     """Examine `step`, which ended a run, and write the finding; `state` is the state before it.
 
     All processes repeat the step, and the first one examines it. If the autopsy fails or a signal
@@ -48,7 +48,7 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
     largest_weight = float(
         np.max([find_largest_magnitude(np.asarray(leaf)) for leaf in weights], initial=0.0)
     )
-    examined = Examined(largest_weight=largest_weight)
+    examined = Examination(largest_weight=largest_weight)
     try:
         # A signal may interrupt this: the state is saved already.
         with context.options.signals.allow_interrupts(), reporter.clock(f"examining step {step}"):
@@ -59,7 +59,7 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
             command = ["python", "-m", "pipeline", *flags, "autopsy", str(context.run_dir)]
             reporter.print_stage("autopsy", f"again: {shlex.join(command)}")
             finding = autopsy.finding
-            examined = Examined(
+            examined = Examination(
                 repeats=not autopsy.is_fault_of_machine,
                 is_in_data=finding is not None and finding.phase == "data",
                 largest_weight=largest_weight,
@@ -68,7 +68,7 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
         reporter.warn(f"no autopsy of step {step}: {signal}")
     except Exception as error:  # the non-finite step matters more than any error here
         reporter.warn(f"no autopsy of step {step}: {type(error).__name__}: {error}")
-    return Examined(**context.ranks.agree(lambda: asdict(examined), EXAMINATION_TIMEOUT_S))
+    return Examination(**context.ranks.agree(lambda: asdict(examined), EXAMINATION_TIMEOUT_S))
 
 
 def _repeat_or_examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.backends.base import Backend
 from pipeline.checkpoint.autopsy_archive import set_aside_autopsy
 from pipeline.engine.hooks import examine_nothing
-from pipeline.engine.non_finite_step import Examined
+from pipeline.engine.non_finite_step import Examination
 from pipeline.stages.build import Built
 from pipeline.stages.runner.context import (
     CompiledRun,
@@ -67,7 +67,7 @@ class RunInspection(Inspection):
         if run.built.privacy is not None:
             return examine_nothing
 
-        def examine(state: TrainState, step: int) -> Examined:
+        def examine(state: TrainState, step: int) -> Examination:
             from pipeline.inspect.autopsy.on_failure import examine_non_finite_step
 
             return examine_non_finite_step(run, state, step)

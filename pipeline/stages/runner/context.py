@@ -26,7 +26,7 @@ from pipeline.engine.callbacks.callback import Callback
 from pipeline.engine.callbacks.events import Monitor, Pruner
 from pipeline.engine.deadline import Deadline, MovableEnd
 from pipeline.engine.hooks import examine_nothing
-from pipeline.engine.non_finite_step import Examined
+from pipeline.engine.non_finite_step import Examination
 from pipeline.stages.build import Built
 from pipeline.stages.record.provenance import Provenance
 from pipeline.stages.record.run_directory import RunFolder
@@ -64,7 +64,7 @@ class Dumps(Monitor, ABC):
         """Dump the next step from the state after `step` steps, which doesn't change."""
 
 
-Examine = Callable[[TrainState, int], Examined]
+Examine = Callable[[TrainState, int], Examination]
 """(state before a non-finite step, number of steps done) -> findings about the step."""
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pipeline.engine.monitors.tensorboard import BINS, histogram_of
+from pipeline.engine.monitors.tensorboard import BINS, make_histogram
 
 
 @pytest.mark.slow
@@ -20,7 +20,7 @@ from pipeline.engine.monitors.tensorboard import BINS, histogram_of
 )
 def test_finite_values_are_counted_once(values: np.ndarray) -> None:
     finite = values[np.isfinite(values)].astype(np.float64)
-    found = histogram_of(values)
+    found = make_histogram(values)
     if not finite.size:
         assert found is None
         return
@@ -35,7 +35,7 @@ def test_finite_values_are_counted_once(values: np.ndarray) -> None:
 
 
 def test_histogram_counts_match_hand_computed_counts() -> None:
-    found = histogram_of(np.array([[0.0, 0.1], [6.35, 6.4]]))
+    found = make_histogram(np.array([[0.0, 0.1], [6.35, 6.4]]))
     assert found is not None
     assert found.counts[0] == 1
     assert found.counts[1] == 1
@@ -44,7 +44,7 @@ def test_histogram_counts_match_hand_computed_counts() -> None:
 
 
 def test_half_precision_does_not_overflow() -> None:
-    found = histogram_of(np.full(1000, 60000, np.float16))
+    found = make_histogram(np.full(1000, 60000, np.float16))
     assert found is not None
     assert found.total == 60000.0 * 1000
     assert found.squares == 60000.0**2 * 1000

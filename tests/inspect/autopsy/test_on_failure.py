@@ -16,7 +16,7 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError, UsageError
-from pipeline.engine.non_finite_step import Examined
+from pipeline.engine.non_finite_step import Examination
 from pipeline.inspect.autopsy import on_failure
 from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.stages.runner.context import CompiledRun
@@ -169,7 +169,7 @@ def test_signal_ends_an_autopsy_immediately(
         signal.raise_signal(signal.SIGTERM)
         examined.append("went on")
 
-    def noted(run: CompiledRun, state: TrainState, step: int) -> Examined:
+    def noted(run: CompiledRun, state: TrainState, step: int) -> Examination:
         signal.raise_signal(signal.SIGTERM)
         return examine(run, state, step)
 

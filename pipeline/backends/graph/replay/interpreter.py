@@ -1,7 +1,7 @@
 """Interpreter that runs a jaxpr equation by equation and inspects every result.
 
-Calls are inlined, loops iterate and branches depend on values, so that every equation belongs to
-the network, the loss or the map ops, with the scope that it was traced in.
+Calls, iterations of loops and the branches that values choose are run equation by equation too.
+Each equation has the scope that it was traced in, so that its layer is known.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ class ReplayValue:
 
     array: Any
     named: NamedTensor | None = None
+    """Its name, if it is an input or has a name in `Interpreter.names`."""
     layer: str = ""
+    """The layer that computed it."""
     primitive: str = ""
+    """The primitive that computed it."""
     constant: bool = False
     """Whether the tensor is computed only from constants."""
     origin: Origin | None = None
@@ -56,7 +59,7 @@ class ReplayValue:
 
 
 def is_finite(value: ReplayValue) -> bool:
-    """Whether a tensor has only finite values; true for types other than floats."""
+    """Return whether a tensor has only finite values; True for types other than floats."""
     return not is_float(value.array) or bool(np.isfinite(find_largest_magnitude(value.array)))
 
 
@@ -79,10 +82,10 @@ def stack_iterations(parts: list[ReplayValue], var: Any) -> ReplayValue:
 
 @dataclass(frozen=True)
 class Extreme:
-    """The finite value nearest to overflow, relative to the largest number of its type."""
+    """The finite value that is nearest to overflow."""
 
     share: float = 0.0
-    """The magnitude divided by the largest number of the type."""
+    """Its magnitude divided by the largest number of its type."""
     value: float = 0.0
     dtype: str = ""
     source: str = ""
@@ -96,21 +99,23 @@ class Interpreter:
     """Outputs of other layers that a layer reads in the forward pass, by layer."""
     extreme: Extreme = field(default_factory=Extreme)
     names: Names = field(default_factory=dict)
-    """Names by variable of the jaxprs."""
+    """Names of tensors by variable of a jaxpr."""
     _equations: int = 0
+    """Number of equations that were computed."""
     _iterations: list[int] = field(default_factory=list)
     """Current iteration of each loop around the equation, the outermost first."""
 
     def run(
         self, jaxpr: core.ClosedJaxpr, inputs: Sequence[ReplayValue], scope: str = ""
     ) -> list[ReplayValue]:
+        """Return the results of a jaxpr that was called in a scope."""
 
         def compute(eqn: Any, operands: list[ReplayValue]) -> list[ReplayValue]:
             outputs = self._run_equation(eqn, operands, join_scope(eqn, scope))
-            return [
-                replace(output, named=self.names[var]) if var in self.names else output
-                for var, output in zip(eqn.outvars, outputs, strict=True)
-            ]
+            for position, var in enumerate(eqn.outvars):
+                if var in self.names:
+                    outputs[position] = replace(outputs[position], named=self.names[var])
+            return outputs
 
         def read_constant(_: Any, value: Any) -> ReplayValue:
             array = value if hasattr(value, "dtype") else np.asarray(value)
@@ -172,14 +177,14 @@ class Interpreter:
         if "jvp(" in scope and "transpose(" not in scope:
             self._record_inputs(layer, operands)
         constant = all(operand.constant for operand in operands)
-        return [
-            ReplayValue(
-                array, None, layer, name, constant, self._find_origin(eqn, scope, operands, array)
-            )
-            for array in arrays
-        ]
+        results = []
+        for array in arrays:
+            origin = self._find_origin(eqn, scope, operands, array)
+            results.append(ReplayValue(array, None, layer, name, constant, origin))
+        return results
 
     def _record_inputs(self, layer: str, operands: list[ReplayValue]) -> None:
+        """Add the operands that other layers computed, and columns, to the inputs of a layer."""
         inputs = self.layer_inputs.setdefault(layer, [])
         for operand in operands:
             is_inner = operand.constant or operand.layer == layer
@@ -200,20 +205,19 @@ class Interpreter:
             self._record_extreme(magnitude, array, primitive, scope, operands)
             return None
         infinite = [value for value in operands if value.constant and not is_finite(value)]
-        # The padding of a maximum is minus infinity.
+        # Paddings and masks with minus infinity are intended.
         may_pad = bool(infinite) and primitive in MOVES
         intended = may_pad and not (np.isnan(array) | np.isposinf(array)).any()
         causes = [value.origin for value in operands if value.origin and not value.constant]
         if not intended:
-            # An infinite constant is a cause if its origin is known.
-            origins = (value.origin for value in infinite if value.origin)
-            causes += [replace(origin, intended=False) for origin in origins]
+            constant_origins = [value.origin for value in infinite if value.origin]
+            causes += [replace(origin, intended=False) for origin in constant_origins]
         origin = Origin(
-            self._equations,
-            primitive,
-            scope,
-            bool(np.isnan(magnitude)),
-            tuple(dict.fromkeys(causes)),
+            number=self._equations,
+            primitive=primitive,
+            scope=scope,
+            has_nan=bool(np.isnan(magnitude)),
+            causes=tuple(dict.fromkeys(causes)),
             iteration=self._iterations[0] if self._iterations else 0,
             intended=intended,
         )

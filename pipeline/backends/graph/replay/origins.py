@@ -8,8 +8,7 @@ from typing import Any
 from pipeline.backends.graph.replay.ranges import Range
 
 COLUMN = "input column"
-"""The kind of a tensor that is a column of the dataset."""
-
+"""Kind of the tensors that are columns of the dataset."""
 MOVES = frozenset(
     {"broadcast_in_dim", "concatenate", "copy", "dynamic_update_slice", "gather", "max", "pad",
      "reduce_max", "reduce_window_max", "reshape", "scatter", "select_n"}
@@ -20,7 +19,7 @@ of a softmax."""
 
 @dataclass(frozen=True)
 class NamedTensor:
-    """A tensor's name and kind, such as parameter."""
+    """The kind of a tensor, such as "parameter", and its name."""
 
     kind: str
     name: str
@@ -28,9 +27,10 @@ class NamedTensor:
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand of an equation; `source` is its name, or the primitive and layer that made it."""
+    """An operand of an equation."""
 
     source: str
+    """Its name, or the primitive and the layer that computed it."""
     range: Range
     named: NamedTensor | None = None
 
@@ -39,12 +39,12 @@ class Operand:
 class Origin:
     """The equation that produced a non-finite value, or an input that has one.
 
-    `causes` are the origins of the operands. If there are none, or the equation turns infinities
-    into NaN, `result`, `array` and `operands` are recorded too.
+    `causes` are the origins of the operands. `result`, `array` and `operands` are recorded only if
+    there are no causes, or the equation computes NaN from infinities.
     """
 
     number: int
-    """The position in the order of execution; -1 for an input."""
+    """Position in the order of execution; -1 for an input."""
     primitive: str
     scope: str
     has_nan: bool
@@ -56,9 +56,9 @@ class Origin:
     """Iteration of the outermost loop around the equation; 0 if there is none."""
     named: NamedTensor | None = None
     line: str = ""
-    """The line of custom code that made the equation, if its result is recorded."""
+    """The line of the user's code that made the equation, if its result is recorded."""
     intended: bool = False
-    """Whether the equation passes on an infinite constant, as padding and masks do."""
+    """Whether the equation passes on an infinite constant, such as a padding or a mask."""
 
     @property
     def makes_nan(self) -> bool:
@@ -68,22 +68,23 @@ class Origin:
 
 @dataclass(frozen=True)
 class Cause:
-    """The cause of a non-finite value; `reader` is the first equation that reads an input."""
+    """The cause of a non-finite value."""
 
     origin: Origin
     reader: Origin | None = None
+    """The first equation that reads `origin`, if that is an input."""
 
     @property
     def number(self) -> int:
-        """The position in the order of execution at which the cause took effect."""
+        """Position in the order of execution of the equation that computed or read the value."""
         return self.origin.number if self.reader is None else self.reader.number
 
 
 def find_cause(outcome: Origin) -> Cause:
     """Return the first cause of a non-finite value, among all values that it depends on.
 
-    Infinite constants are mostly intended (padding, masks). An intended constant is the cause only
-    if there is no other cause, nor an equation that turns infinities into NaN.
+    An equation that computes NaN from infinities is the cause only if there is no unintended cause,
+    and an intended infinite constant (padding, mask) only if there is neither.
     """
     first_readers = {outcome: outcome}
     unvisited = [outcome]
@@ -100,8 +101,10 @@ def find_cause(outcome: Origin) -> Cause:
     intended: list[Cause] = []
     for origin, reader in first_readers.items():
         cause = Cause(origin, reader if origin.number < 0 else None)
-        if not origin.causes:
-            (intended if origin.intended else unintended).append(cause)
-        elif origin.makes_nan:
+        if origin.causes and origin.makes_nan:
             nan_makers.append(cause)
+        elif not origin.causes and origin.intended:
+            intended.append(cause)
+        elif not origin.causes:
+            unintended.append(cause)
     return min(unintended or nan_makers or intended, key=lambda cause: cause.number)

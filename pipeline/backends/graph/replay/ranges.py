@@ -1,4 +1,4 @@
-"""Ranges of tensors, and their non-finite rows."""
+"""Ranges of tensors, and the samples with non-finite values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Range:
-    """Statistics of a tensor's finite values, None if it has none, and counts of NaN and Inf."""
+    """Statistics of a tensor's finite values (None without any), and numbers of NaN and Inf."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ def find_range(array: Any) -> Range:
 
 
 def is_float(array: Any) -> bool:
-    """Whether a tensor can hold NaN or infinity; random keys and integers can't."""
+    """Return whether a tensor can hold NaN or infinity, unlike random keys and integers."""
     return jnp.issubdtype(array.dtype, jnp.inexact)
 
 
@@ -61,7 +61,7 @@ def find_largest_magnitude(array: Any) -> float:
     values = np.asarray(array)
     if not values.size:
         return 0.0
-    # Two passes without a copy: most inspected tensors are large and finite.
+    # `min` and `max` make no copy of the array, unlike `abs` or `isfinite`.
     with np.errstate(all="ignore"):
         return float(np.maximum(abs(float(values.min())), abs(float(values.max()))))
 
@@ -69,8 +69,8 @@ def find_largest_magnitude(array: Any) -> float:
 def find_non_finite(array: Any, batch_size: int, *, last: bool = False) -> tuple[int, ...] | None:
     """Return the samples of a batch that have a non-finite value in an array.
 
-    The batch is the first axis or its outermost part; with `last`, the last axis or its innermost
-    part. Returns None if the size of the axis isn't a multiple of the batch size.
+    The first axis is the batch, or the batch times another size; with `last`, the last axis is
+    another size times the batch. Returns None if the axis isn't a multiple of the batch size.
     """
     values = np.asarray(array)
     if not values.ndim or not values.size or values.shape[-1 if last else 0] % batch_size:
