@@ -73,9 +73,8 @@ class Matching:
         parts = [
             f"{counts['matched']} of {num_arrays} arrays matched ({self.rules or 'own'} names)"
         ]
-        for status in (*PROBLEMS, *HARMLESS):
-            if counts[status]:
-                parts.append(f"{counts[status]} {status}")
+        statuses = [status for status in (*PROBLEMS, *HARMLESS) if counts[status]]
+        parts += [f"{counts[status]} {status}" for status in statuses]
         return ", ".join(parts)
 
 

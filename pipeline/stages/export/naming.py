@@ -194,7 +194,7 @@ class FileLayers:
         return "scale" if kind in ("batch_norm", "layer_norm") else target
 
     def _place_layers(self) -> dict[str, Place]:
-        """Return the place of every layer. A `#` in a rule becomes the number of a layer that fits."""
+        """Return the place of every layer; `#` in a rule becomes the number of a fitting layer."""
         places: dict[str, Place] = {}
         layers_by_path: dict[str, list[str]] = {}
         for layer, shapes in self._shapes.items():

@@ -50,8 +50,7 @@ class NetworkArrays:
     """Channels of the flattened images that a dense layer reads, by the name of the layer.
     Frameworks with channels first order the inputs of such a layer differently."""
     unconverted: str = ""
-    """Why `flattened` is unknown, so that only weights in this package's layout can be loaded; "" if
-    it is known."""
+    """Why `flattened` is unknown, so that only this package's layout can be loaded; "" if known."""
     channels_last: bool = False
     """Whether the weights to load are TensorFlow's: output features and channels are last."""
 
