@@ -102,7 +102,7 @@ def _rerun(original: RunRecord, run_dir: Path, overrides: Sequence[str], steps: 
         stdout = sys.stdout.fileno()
     except OSError:  # stdout isn't a file, as in a test
         stdout = None
-    folder = Path(str(original.made_by.get("folder", ".")))
+    folder = Path(str(original.first_process.get("folder", ".")))
     paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     cwd = folder if folder.is_dir() else Path.cwd()

@@ -80,7 +80,7 @@ class OnnxNetwork:
 
 def main(arguments: list[str]) -> int:
     """Print a line for each image of the files and folders; return the exit status."""
-    paths = []
+    paths: list[Path] = []
     int8 = False
     top = 1
     for argument in arguments:
