@@ -352,12 +352,9 @@ def fingerprint_rate_files(train: TrainSpec) -> Mapping[str, Any]:
             except ValueError as error:
                 problems.append(_format_rate_problem(key, error))
                 continue
-            fingerprints[key] = {
-                "shape": file.rates.shape,
-                "dtype": file.dtype,
-                "sha256": file.sha256,
-                "of": "all",
-            }
+            shape = file.rates.shape
+            entry = {"shape": shape, "dtype": file.dtype, "sha256": file.sha256, "of": "all"}
+            fingerprints[key] = entry
     if problems:
         raise RecipeError(problems)
     return fingerprints

@@ -107,10 +107,7 @@ def compile_programs(
 
 
 def _find_allowed_bytes(recipe: Recipe, device: jax.Device) -> int:
-    """Return the most bytes of temporaries.
-
-    Raises RecipeError if several processes would each measure their free memory.
-    """
+    """Return the most bytes of temporaries. Raises RecipeError if processes would measure them."""
     train = recipe.train
     if train.remat_bytes is not None:
         return train.remat_bytes

@@ -106,10 +106,7 @@ def read_selected(recipe: Recipe) -> RawData:
 
 
 def _map_on_host(recipe: Recipe, raw: RawData) -> RawData:
-    """Return data to which host ops are applied whenever a sample is read.
-
-    Raises RecipeError for ops that don't fit.
-    """
+    """Return data that applies host ops on reading. Raises RecipeError for ops that don't fit."""
     random_op = next((op for op in recipe.dataset.train.host_ops if op.draws), None)
     if random_op is not None and recipe.train.feed == "resident":
         raise RecipeError(
@@ -126,7 +123,7 @@ def _map_on_host(recipe: Recipe, raw: RawData) -> RawData:
 def declare_data(recipe: Recipe, reporter: Reporter) -> Dataset | None:
     """Return the dataset with zeros for samples, if no stage reads them and they aren't on disk.
 
-    Otherwise returns None. Raises RecipeError for data that doesn't fit the recipe.
+    Otherwise returns None. Raises RecipeError if the data doesn't fit the recipe.
     """
     spec = recipe.dataset
     # If the data stage runs alone, it reads the samples.
@@ -288,10 +285,7 @@ def _make_map_ops(
 
 
 def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
-    """Return the training order, not yet divided into buckets.
-
-    Raises RecipeError for settings that don't fit the data.
-    """
+    """Return the order before buckets. Raises RecipeError for settings that don't fit the data."""
     spec = recipe.dataset.train
     files = raw.train.files
     settings: dict[str, Any] = {

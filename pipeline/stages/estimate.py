@@ -124,10 +124,7 @@ def _count_exchange_bytes(built: Built, batch: tuple[Any, Any]) -> tuple[int, ..
 
 
 def _count_devices(recipe: Recipe) -> int:
-    """Return the number of devices that share a batch.
-
-    Raises RecipeError if they can't divide the batch and its microbatches.
-    """
+    """Return the number of devices that share a batch. Raises RecipeError if they can't."""
     if recipe.parallel.mode == "none":
         return 1
     devices = count_devices(recipe.parallel, jax.process_count())

@@ -145,14 +145,11 @@ def list_drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ..
     choices = count_choices(ops)
     if choices == 1:
         return ()
-    specs = []
-    for choice in range(choices):
-        try:
-            mapped = compute_column_specs(select_variants(ops, choice), split.specs())
-        except ValueError as error:
-            raise RecipeError(f"dataset.train.{error}") from error
-        specs.append(mapped["image"])
-    return tuple(specs)
+    sized = [select_variants(ops, choice) for choice in range(choices)]
+    try:
+        return tuple(compute_column_specs(sized_ops, split.specs())["image"] for sized_ops in sized)
+    except ValueError as error:
+        raise RecipeError(f"dataset.train.{error}") from error
 
 
 def fit_to_evaluation(

@@ -211,9 +211,8 @@ class _TracedLayers:
         phases = {name: _describe_training(tuple(name.split("/")), step_config) for name in leaves}
         trained = next(iter(phases.values()), "")
         if len(set(phases.values())) > 1:
-            trained = ", ".join(
-                f"{name.rpartition('/')[2]} {phase}" for name, phase in phases.items()
-            )
+            texts = [f"{name.rpartition('/')[2]} {phase}" for name, phase in phases.items()]
+            trained = ", ".join(texts)
         dtypes = ", ".join(dict.fromkeys(str(leaf.dtype) for leaf in leaves.values()))
         return LayerRow("/".join(path), kind, output, shapes, dtypes, trained, rate)
 

@@ -288,9 +288,7 @@ def list_problems(
     for image in step_config.train_images or (step_config.image,):
         train_problems = trace(replace(step_config, image=image), train_batch, True)
         shape = get_image_shape(image)
-        problems += [
-            problem for problem in train_problems if not _is_image_gradient(problem, shape)
-        ]
+        problems += [item for item in train_problems if not _is_image_gradient(item, shape)]
     eval_problems = trace(step_config, eval_batch, False)
     problems += [problem for problem in eval_problems if problem.role == "forward"]
     return tuple(dict.fromkeys(problems))

@@ -84,10 +84,7 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
 
 
 def choose_weight_file(names: Sequence[str]) -> str:
-    """Return `HUB_FILE` if it is in `names`, or else the only weight file.
-
-    Raises ValueError for no weight file or several.
-    """
+    """Return `HUB_FILE`, or else the only weight file. Raises ValueError if there is neither."""
     files = [name for name in names if is_weight_file(Path(name))]
     if HUB_FILE in files:
         return HUB_FILE

@@ -54,10 +54,7 @@ class Timing:
 
 
 class TimedRuns:
-    """Trials of a compiled run: short trainings that are timed, with the run's logs.
-
-    With `is_terminal`, log and progress bar are formatted for a terminal.
-    """
+    """Timed short trainings of a run; with `is_terminal`, its log is formatted for a terminal."""
 
     def __init__(
         self, recipe: Recipe, schedule: RunSchedule, executable: Executable, *, is_terminal: bool
@@ -81,11 +78,9 @@ class TimedRuns:
         observers = self._open_observers(variant.sink_steps)
         run_schedule = replace(self._run_schedule, total=steps, sink_steps=variant.sink_steps)
         periods = () if evaluate is refuse_evaluation else (variant.sink_steps or 1,)
-        schedule = Schedule(
-            run_schedule,
-            {Event.EVALUATE: periods},
-            dispatch_seconds=self._recipe.train.dispatch_seconds,
-        )
+        dispatch_s = self._recipe.train.dispatch_seconds
+        every = {Event.EVALUATE: periods}
+        schedule = Schedule(run_schedule, every, dispatch_seconds=dispatch_s)
         program = Program(self._executable, variant.mechanism)
         hooks = Hooks(monitors=[observers.monitor, clock], evaluate=evaluate)
         training = train(program, self.state, schedule, hooks, HostState(), History(0))
@@ -133,10 +128,7 @@ class DispatchClock(Monitor):
         self._steps.append(telemetry.start + len(telemetry))
 
     def make_timing(self, skipped_steps: int) -> Timing:
-        """Return the timing of the dispatches after the first `skipped_steps` steps.
-
-        If there are none, it is that of the last dispatch.
-        """
+        """Return the timing of dispatches after `skipped_steps` steps, at least of the last one."""
         steps = np.array(self._steps)
         ends_ms = 1000 * np.array(self._ends_s)
         begin = min(int(np.searchsorted(steps, skipped_steps)), len(steps) - 2)
@@ -235,10 +227,7 @@ def _choose_sink_steps(trial_ms: float, step_ms: float) -> int:
 def fit_costs(
     rounds: Sequence[Mapping[Variant, Timing]], mechanisms: Sequence[SinkMechanism], long_steps: int
 ) -> Costs:
-    """Fit costs to the lower quartiles of step times over rounds.
-
-    `Costs.error` is the largest error of the gain of a mechanism.
-    """
+    """Fit costs to lower quartiles of step times. Their error is the largest error of a gain."""
 
     def list_times(variant: Variant) -> list[float]:
         return [timings[variant].step_ms for timings in rounds]
@@ -268,8 +257,7 @@ def estimate_gain_error(slow: Sequence[float], fast: Sequence[float]) -> float:
 def estimate_median_error(values: Sequence[float]) -> float:
     """Return the standard error of the median of values, as a share of the median.
 
-    For normal errors it is 1.2533 sigma / sqrt(n), with sigma = 1.4826 times the median absolute
-    deviation.
+    For normal errors it is 1.2533 sigma / sqrt(n), with sigma = 1.4826 times the median deviation.
     """
     median = statistics.median(values)
     deviation = statistics.median(abs(value - median) for value in values)

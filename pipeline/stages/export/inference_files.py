@@ -79,10 +79,7 @@ def _decode_image(path: Path, samples: Samples) -> np.ndarray:
 
 
 def _read_array(path: Path, samples: Samples) -> np.ndarray:
-    """Return the array of a file as (n, height, width, channels).
-
-    The axes of batch and of one channel may be missing. Raises ValueError for other contents.
-    """
+    """Return a file's array, with axes of batch and channel. Raises ValueError for other shapes."""
     if path.suffix.lower() == ".npy":
         array = read_npy(path)
     else:

@@ -140,10 +140,7 @@ def format_table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
 def _rename_entries(
     file: str, arrays: Arrays, renames: Sequence[RenameSpec]
 ) -> dict[str, tuple[str | None, np.ndarray]]:
-    """Return the new name of each entry, None if skipped, and its array, by the name in the file.
-
-    Raises DataError for a rename without an entry.
-    """
+    """Return each entry's new name, None if skipped, and its array, by the name in the file."""
     used: set[int] = set()
     renamed: dict[str, tuple[str | None, np.ndarray]] = {}
     for name, array in arrays.items():

@@ -144,10 +144,7 @@ def _parse_targets(names: tuple[str, ...], document: Any) -> Targets:
 
 
 def _read_samples(summary: Path, recipe: Recipe) -> Samples:
-    """Return the sample format of a summary; without a summary, that of the recipe's dataset.
-
-    Raises DataError if the dataset doesn't state its sizes.
-    """
+    """Return the sample format of a summary, or else of the dataset. Raises DataError."""
     try:
         return parse_samples(read_json(summary)["data"], summary.parent)
     except (OSError, ValueError, TypeError, KeyError) as error:

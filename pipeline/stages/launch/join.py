@@ -107,10 +107,7 @@ def _require_parallel_mode(recipe: Recipe, reason: str) -> None:
 
 
 def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -> Ranks:
-    """Connect this process, with its local `gpus`, or all for None, to the others.
-
-    Raises RunError if that fails.
-    """
+    """Connect to the other processes, with `gpus` or all GPUs. Raises RunError if that fails."""
     meet(place, launch.start_seconds or place.start_s)
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
     flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"

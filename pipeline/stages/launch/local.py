@@ -143,10 +143,7 @@ def _kill(worker: subprocess.Popen[bytes]) -> None:
 
 
 def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec) -> Failure | None:
-    """Wait for the ends of all processes, and return the failure that caused the others.
-
-    After the first end, waits at most `launch.end_seconds`.
-    """
+    """Wait until all end, at most `launch.end_seconds` after the first; return the first cause."""
     failure = None
     is_stopped = False
     # Earlier requests to save weren't for these processes.
@@ -169,10 +166,9 @@ def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec)
             break
         time.sleep(POLL_S)
     failure = _find_first_failure(workers, folder)
-    if signals.stop and failure is not None and failure.is_peer_error:
-        # A scheduler signals every process, so the first may end while others wait for it.
-        return None
-    return failure
+    # A scheduler signals every process, so the first may end while others wait for it.
+    is_stop = signals.stop and failure is not None and failure.is_peer_error
+    return None if is_stop else failure
 
 
 def _find_first_failure(workers: Workers, folder: Path) -> Failure | None:

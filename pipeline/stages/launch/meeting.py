@@ -40,10 +40,7 @@ def meet(place: RankPlace, limit_s: float) -> None:
 
 
 def _gather(place: RankPlace, limit_s: float) -> str:
-    """Wait for the reports of the other processes, and send them the problem; return it.
-
-    The problem is empty if all have reported.
-    """
+    """Wait for the reports of all processes; send them the problem, "" for none, and return it."""
     with ExitStack() as stack:
         try:
             server = stack.enter_context(_listen(place))
@@ -145,10 +142,7 @@ class _Connections:
 
 
 def _report(place: RankPlace, limit_s: float) -> str:
-    """Report to the first process, and return the problem that it sends; "" if none.
-
-    Retries until `limit_s` is over: the name of the first process may not resolve yet.
-    """
+    """Report to the first process, and return its answer. Retries, as its name may not resolve."""
     deadline = time.monotonic() + limit_s
     while True:
         try:

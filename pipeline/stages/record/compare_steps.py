@@ -69,9 +69,7 @@ class Comparison:
     differing: int
     """Number of these steps whose numbers aren't equal bit for bit."""
     first: Discrepancy | None
-    """The first discrepancy of any number; None if there is none."""
     first_loss: Discrepancy | None
-    """The first discrepancy of a loss."""
     largest_loss: Discrepancy | None
     """The discrepancy of a loss with the largest distance."""
     only_one: int

@@ -201,8 +201,7 @@ def describe_changed_software(processes: Processes, current: Provenance) -> str 
     digest = current.code.get("sha256")
     old_digest = _find_newest(processes, "code").get("sha256", digest)
     if old_digest != digest:
-        old_text = _format_value(old_digest)[:DIGEST_LENGTH]
-        changes.append(f"code {old_text} -> {_format_value(digest)[:DIGEST_LENGTH]}")
+        changes.append(f"code {_format_digest(old_digest)} -> {_format_digest(digest)}")
     if not changes:
         return None
     omitted = f" and {len(changes) - MAX_VERSIONS} more" if len(changes) > MAX_VERSIONS else ""

@@ -65,13 +65,10 @@ class Summary:
 
     def __repr__(self) -> str:
         """Return status, first metrics and folder in one line; `vars` has all fields."""
-        metrics = [
-            f"{name} {value:.4g}"
-            for name, value in self.metrics.items()
-            if isinstance(value, float)
-        ][:MAX_METRICS]
+        items = self.metrics.items()
+        metrics = [f"{name} {value:.4g}" for name, value in items if isinstance(value, float)]
         status = f"{self.status} ({self.reason})" if self.reason else self.status
-        parts = (f"{self.recipe}: {status}", f"{self.steps:,} steps", *metrics)
+        parts = (f"{self.recipe}: {status}", f"{self.steps:,} steps", *metrics[:MAX_METRICS])
         return f"<{', '.join(parts)}; {self.run_dir}>"
 
     def write(self, run_dir: Path) -> None:

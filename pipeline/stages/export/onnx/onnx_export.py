@@ -49,8 +49,7 @@ EVALUATED_BATCH = 128
 LOG_ERRORS = 3
 """ONNX Runtime's severity of errors; warnings are below it."""
 TOLERANCE = 1e-3
-"""Largest difference of float32 logits, as a share of the largest logit, or of 1 if that is less.
-"""
+"""Largest difference of float32 logits, as a share of the larger of 1 and the largest logit."""
 INSTALL = "needs onnx and onnxruntime: pip install 'recipe-pipeline[onnx]'"
 MAX_BYTES = 2**31 - 1
 """Most bytes of a protocol buffer."""
@@ -221,11 +220,7 @@ def _open_session(content: bytes) -> Any:
 
 
 def _measure_difference(run: TrainedRun, session: Any, dataset: Dataset) -> float:
-    """Return the largest difference of a logit.
-
-    Raises RunError for another shape, and if the logits of a float32 run differ by more than
-    `TOLERANCE`.
-    """
+    """Return the largest difference of a logit. Raises RunError if float32 exceeds `TOLERANCE`."""
     images = _sample_images(dataset.eval, NUM_COMPARED)
     expected = np.asarray(jax.jit(make_predict(run))(run.arrays, images), np.float64)
     logits = session.run([OUTPUT], {INPUT: images})[0]
@@ -284,7 +279,7 @@ def _quantize(content: bytes, images: np.ndarray) -> bytes:
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(batches, None)
 
-    # onnxruntime advises to preprocess the model, although it is folded below.
+    # onnxruntime advises to preprocess the model. The folding below does that.
     logging.getLogger().addFilter(_isnt_advice)
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -80,28 +80,17 @@ class OnnxNetwork:
 
 def main(arguments: list[str]) -> int:
     """Print a line for each image of the files and folders; return the exit status."""
-    paths: list[Path] = []
-    int8 = False
-    top = 1
-    for argument in arguments:
-        if argument == "--int8":
-            int8 = True
-        elif argument.startswith("--top="):
-            top = int(argument.removeprefix("--top="))
-        elif argument.startswith("--"):
-            paths = []
-            break
-        else:
-            paths.append(Path(argument))
-    if not paths:
+    flags = [argument for argument in arguments if argument.startswith("--")]
+    paths = [Path(argument) for argument in arguments if argument not in flags]
+    top_flags = [flag for flag in flags if flag.startswith("--top=")]
+    if not paths or set(flags) - {"--int8", *top_flags}:
         print((__doc__ or "").strip())
         return 2
-    network = OnnxNetwork(Path(__file__).resolve().parent, int8)
+    top = int(top_flags[-1].removeprefix("--top=")) if top_flags else 1
+    network = OnnxNetwork(Path(__file__).resolve().parent, "--int8" in flags)
     for path in paths:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        for file in files:
-            if file.suffix.lower() not in SUFFIXES:
-                continue
+        for file in [file for file in files if file.suffix.lower() in SUFFIXES]:
             images = network.read(file)
             for index, logits in enumerate(network.predict(images)):
                 name = str(file) if len(images) == 1 else f"{file}[{index}]"
