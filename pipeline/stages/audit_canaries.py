@@ -1,4 +1,7 @@
-"""An audit of a private run: canaries among its training samples, and a bound from their losses."""
+"""Audit of a private run: a lower bound on its epsilon, from the losses of its canaries.
+
+A canary is a training sample that all steps leave out with probability 1/2.
+"""
 
 from __future__ import annotations
 
@@ -30,25 +33,26 @@ def audit(run: CompiledRun, state: TrainState) -> Mapping[str, Any]:
     assert privacy is not None, "an audited run is private"
     # A canary with a lower loss was more probably trained on.
     losses = compute_sample_losses(run, state, run.dataset.train, order.canaries)
-    bound = bound_epsilon(-losses, order.draw_members(), privacy.spec.delta)
-    upper = privacy.compute_epsilon(int(state.step))
+    lower_bound = bound_epsilon(-losses, order.draw_members(), privacy.spec.delta)
+    upper_bound = privacy.compute_epsilon(int(state.step))
+    num_canaries = len(order.canaries)
     line = (
-        f"audit: epsilon is at least {bound:.4f}, with {CONFIDENCE:.0%} confidence from "
-        f"{len(order.canaries):,} canaries, and at most {upper:.4f}"
+        f"audit: epsilon is at least {lower_bound:.4f}, with {CONFIDENCE:.0%} confidence from "
+        f"{num_canaries:,} canaries, and at most {upper_bound:.4f}"
     )
     run.context.reporter.print_stage("privacy", line)
-    if bound > upper:
+    if lower_bound > upper_bound:
         run.context.reporter.warn(
             "privacy: the audit refutes the epsilon of this run; something reads samples without "
             "noise"
         )
-    return {"epsilon_at_least": bound, "confidence": CONFIDENCE, "canaries": len(order.canaries)}
+    return {"epsilon_at_least": lower_bound, "confidence": CONFIDENCE, "canaries": num_canaries}
 
 
 def compute_sample_losses(
     run: CompiledRun, state: TrainState, split: Split, rows: np.ndarray
 ) -> np.ndarray:
-    """Return the losses of the samples at `rows`, float32 (n,), as an evaluation computes them."""
+    """Return the losses that an evaluation computes for the samples at `rows`, float32 (n,)."""
     config = replace(run.built.step_config, shards=None)
     variables = jax.tree.map(np.asarray, get_evaluated_weights(config, state))
 
@@ -57,4 +61,4 @@ def compute_sample_losses(
         return compute_losses(config, *predict(config, variables, batch))
 
     chunks = read_chunks(split, rows, run.context.recipe.seed, CHUNK_SAMPLES)
-    return np.concatenate([np.asarray(compute(variables, batch))[:n] for batch, n in chunks])
+    return np.concatenate([np.asarray(compute(variables, batch))[:num] for batch, num in chunks])

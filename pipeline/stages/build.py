@@ -62,7 +62,7 @@ class Built:
     step_config: StepConfig
     run_schedule: RunSchedule
     learning_rates: np.ndarray
-    """As `make_learning_rates` returns them."""
+    """The result of `make_learning_rates`."""
     seed: np.ndarray
     """uint32 (2,)."""
     state: TrainState
@@ -184,7 +184,7 @@ def make_pixel_scale(
 ) -> PixelScale:
     """Return the scale of pixels after the map ops of a split.
 
-    Raises RecipeError if attacks need other samples than images with one class each.
+    Raises RecipeError unless samples are images with one class each.
     """
     require_attackable(recipe, dataset)
     ops = dataset.train_ops if split == "train" else dataset.eval_ops
@@ -202,7 +202,8 @@ def make_step_config(
 ) -> StepConfig:
     """Return the configuration of a recipe's step.
 
-    `image` describes an image after the map ops, `train_images` each size that an op draws.
+    `image` describes an image after the map ops, `train_images` an image of each size that a map op
+    draws.
     """
     train = recipe.train
     ignore_index = recipe.dataset.ignore_index
@@ -213,9 +214,10 @@ def make_step_config(
     with blaming_key(f"train.gradients = {train.gradients.name}"):
         gradients = None if train.gradients.name == "plain" else train.gradients.build()
     network = build_network(recipe, len(targets), count_encoded_features(train_ops))
-    # Eager mode runs the network's code as it is, but for imported networks, which are traced.
+    # Eager mode runs the code of the network without a trace, but traces imported networks.
     is_traced = train.mode != "eager" or isinstance(network, ImportedNetwork)
     is_rewritten = is_traced and not lowers_itself(network)
+    metrics = () if has_constant_labels(eval_ops) else list_metrics(targets, ignore_index)
     return StepConfig(
         network=network,
         lowerings=DEFAULTS if is_rewritten else None,
@@ -240,7 +242,7 @@ def make_step_config(
         accumulate=train.accumulate_steps,
         gradients=gradients,
         metrics=(
-            *(() if has_constant_labels(eval_ops) else list_metrics(targets, ignore_index)),
+            *metrics,
             *(metric.ignoring(ignore_index) for metric in recipe.eval.metrics),
         ),
         average=None if train.ema.decay is None else train.ema,
@@ -281,7 +283,7 @@ def build_network(recipe: Recipe, classes: int, features: int | None = None) -> 
 
 
 def _format_line(recipe: Recipe, built: Built) -> str:
-    """Return parameters and length of a run as a line for the log."""
+    """Return the number of parameters and the length of a run as a line for the log."""
     run = built.run_schedule
     sink = f"sinks of {run.sink_steps:,}" if run.sink_steps else "no sinks"
     if recipe.train.sink and recipe.train.sink_size == "auto":
@@ -310,9 +312,9 @@ def count_trained(params: Any, step_config: StepConfig, step: int) -> int:
 def make_learning_rates(train: TrainSpec, run: RunSchedule) -> np.ndarray:
     """Return the rates of each update: float32 (total,), or (total, 1 + rules) with rules.
 
-    Column 0 has the main schedule, the next columns have the rules of `optimizers`, each with its
-    optimizer's rate, then of `lr_rules`, with the main rate times `factor`. A rule without a
-    schedule has the main one. Raises RecipeError if a schedule can't be tabulated.
+    Column 0 follows the main schedule. Then come the rules of `optimizers`, with the rates of their
+    optimizers, and those of `lr_rules`, with the main rate times `factor`. A rule without a
+    schedule follows the main schedule. Raises RecipeError if a schedule can't be tabulated.
     """
 
     def make_table(key: str, schedule: ScheduleSpec, lr: float) -> np.ndarray:
@@ -350,14 +352,15 @@ def fingerprint_rate_files(train: TrainSpec) -> Mapping[str, Any]:
             except ValueError as error:
                 problems.append(_format_rate_problem(key, error))
                 continue
-            sizes = {"shape": file.rates.shape, "dtype": file.dtype}
-            fingerprints[key] = {**sizes, "sha256": file.sha256, "of": "all"}
+            shape = file.rates.shape
+            entry = {"shape": shape, "dtype": file.dtype, "sha256": file.sha256, "of": "all"}
+            fingerprints[key] = entry
     if problems:
         raise RecipeError(problems)
     return fingerprints
 
 
 def _format_rate_problem(key: str, error: ValueError) -> str:
-    """Return the problem of a schedule, which begins with its key, or the key of its file."""
+    """Return the problem of a schedule, after the key of the schedule or that of its file."""
     text = str(error)
     return f"{key}.{text}" if text.startswith("file = ") else f"{key}: {text}"

@@ -44,33 +44,32 @@ UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionEr
 
 
 @contextmanager
-def blaming_key(key: str, untraceable: str | None = None) -> Iterator[None]:
-    """Turn errors in the body into a RecipeError about a key.
+def blaming_key(key: str, code_key: str | None = None) -> Iterator[None]:
+    """Turn errors in the body into a RecipeError that begins with `key`.
 
-    Code that can't be traced is a problem of the key `untraceable`, or else of `key`.
+    For code that can't be traced it begins with `code_key` if there is one.
     """
     try:
         yield
     except ValueError as error:
         raise RecipeError(f"{key}: {error}") from error
     except UNTRACEABLE as error:
-        code_key = untraceable or key
         reason = first_line(error)
         if isinstance(error, LookupError | ZeroDivisionError):
             # Custom components raise these, and a message such as 'x' doesn't show what is wrong.
             reason = f"{type(error).__name__}: {reason}"
-        raise RecipeError(f"{code_key}: can't be traced: {reason}") from error
+        raise RecipeError(f"{code_key or key}: can't be traced: {reason}") from error
 
 
 MAX_PARAMETERS = 10**13
-"""More parameters, 40 TB in float32, are a mistyped size."""
+"""Most parameters of a network, 40 TB in float32: a larger size is mistyped."""
 MAX_LABELS = 2**31 - 1
-"""An evaluation has at most this many labels: it counts them in int32."""
+"""Most labels of an evaluation, which sums their number in int32."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepDraft:
-    """A step in shapes, to be checked."""
+    """A step to check. Its arrays are shapes and dtypes."""
 
     recipe: Recipe
     dataset: Dataset
@@ -89,7 +88,7 @@ Check = Callable[[StepDraft], None]
 
 
 def require_all(checks: Sequence[Check], draft: StepDraft) -> None:
-    """Run all checks, and raise RecipeError with their problems."""
+    """Run all checks. Raises one RecipeError with the problems of all."""
     problems: list[str] = []
     for check in checks:
         try:
@@ -101,7 +100,7 @@ def require_all(checks: Sequence[Check], draft: StepDraft) -> None:
 
 
 def require_attackable(recipe: Recipe, dataset: Dataset) -> None:
-    """Raise RecipeError unless samples are images with one class each, as attacks need them."""
+    """Raise RecipeError unless samples are images with one class each. Attacks need these."""
     problem = None
     if dataset.text is not None or dataset.raw_image.dtype not in ("uint8", "float32"):
         problem = "has tokens, which have no pixels to change"
@@ -152,7 +151,7 @@ def check_labels(draft: StepDraft) -> None:
     logits = jax.ShapeDtypeStruct((batch, *draft.outputs), np.float32)
     loss_key = f"train.loss = {recipe.train.loss.name}"
     for key, label in (("train", dataset.train_label), ("eval", dataset.eval_label)):
-        with blaming_key(f"dataset.{key}.ops", untraceable=loss_key):
+        with blaming_key(f"dataset.{key}.ops", code_key=loss_key):
             dtype = np.dtype(label.dtype)
             if ignore_index is not None and not _can_hold(dtype, ignore_index):
                 raise ValueError(
@@ -164,9 +163,10 @@ def check_labels(draft: StepDraft) -> None:
 
 
 def _can_hold(dtype: np.dtype, label: int) -> bool:
-    """Return whether a dtype is of integers, and both it and int32 can hold a label."""
-    limits = (np.iinfo(name) for name in (dtype.name, "int32"))
-    return np.issubdtype(dtype, np.integer) and all(x.min <= label <= x.max for x in limits)
+    """Return whether a label fits a dtype of integers, and int32 too."""
+    if not np.issubdtype(dtype, np.integer):
+        return False
+    return all(info.min <= label <= info.max for info in (np.iinfo(dtype), np.iinfo(np.int32)))
 
 
 def check_vocabulary(draft: StepDraft) -> None:
@@ -274,7 +274,7 @@ def check_ledger(draft: StepDraft) -> None:
 
 
 def check_metrics(draft: StepDraft) -> None:
-    """Require that metrics accept the network's outputs, and add sums of constant shapes."""
+    """Require that metrics accept the network's outputs, and that their sums keep their shapes."""
     step_config = draft.step_config
     dataset = draft.dataset
     batch = dataset.eval_order.batch_size
@@ -282,12 +282,12 @@ def check_metrics(draft: StepDraft) -> None:
     logits = jax.ShapeDtypeStruct((batch, *draft.outputs), np.float32)
     labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
     mask = jax.ShapeDtypeStruct((batch,), np.bool_)
-    counted = jax.eval_shape(partial(make_label_mask, step_config), labels)
+    label_mask = jax.eval_shape(partial(make_label_mask, step_config), labels)
     for position, metric in enumerate(step_config.metrics):
         with blaming_key(f"eval.metrics.{position} ({metric.name})"):
             sums = jax.eval_shape(partial(zero_sums, step_config.classes, (metric,)))
             add = partial(add_metric_sums, metrics=(metric,))
-            jax.eval_shape(add, sums, logits=logits, labels=labels, mask=mask, where=counted)
+            jax.eval_shape(add, sums, logits=logits, labels=labels, mask=mask, where=label_mask)
 
 
 def check_gradients(draft: StepDraft) -> None:
@@ -324,12 +324,13 @@ def check_curvature(draft: StepDraft) -> None:
 def check_mixtures(draft: StepDraft) -> None:
     """Refuse a short batch with an op that would mix its padding with its samples."""
     short = draft.dataset.train_order.short_batch
-    batch = draft.recipe.train.batch_size
+    if not short:
+        return
     for position, op in enumerate(draft.dataset.train_ops):
-        if short and isinstance(op, BatchOp):
+        if isinstance(op, BatchOp):
             raise RecipeError(
                 f"dataset.train.drop_remainder = false: a last batch would hold {short} of "
-                f"{batch} samples, and dataset.train.ops.{position} "
+                f"{draft.recipe.train.batch_size} samples, and dataset.train.ops.{position} "
                 f"({op.name}) would mix its padding with them; must be true with this op"
             )
 
@@ -388,7 +389,7 @@ def check_drawn_sizes(draft: StepDraft) -> None:
     if choices == 1:
         return
     # Only one op of a list can draw sizes.
-    (position,) = (n for n, op in enumerate(step_config.train_ops) if op.choices > 1)
+    (position,) = (index for index, op in enumerate(step_config.train_ops) if op.choices > 1)
     key = f"dataset.train.ops.{position} ({step_config.train_ops[position].name})"
     if step_config.curvature is not None:
         problem = "can't be used with an optimizer that reads the inputs of layers; use another"
@@ -419,7 +420,11 @@ def _make_batch_shapes(split: Split, count: int) -> Any:
         for name, column in split.columns.items()
     }
     return Batch(
-        columns, make_shape(2, dtype=np.uint32), make_shape(), make_shape(count), make_shape()
+        columns=columns,
+        seed=make_shape(2, dtype=np.uint32),
+        epoch=make_shape(),
+        sample=make_shape(count),
+        count=make_shape(),
     )
 
 

@@ -1,7 +1,8 @@
 """The number of steps of a run with a deadline, chosen by its measured pace before it trains.
 
-It is written into the run's recipe: a run with that `train.steps` has the same numbers. If learning
-rates depend on it, it is frozen before the first step. Else it follows the pace of training.
+The number is written into the recipe of the run; a run with that `train.steps` computes the same.
+If learning rates depend on the number, it is fixed before the first step. Otherwise it follows the
+pace of training.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pipeline.stages.record.recorded_recipe import write_recipe
 from pipeline.stages.runner.context import CompiledRun, OpenPrograms, RunContext
 
 MARGIN_SHARE = 0.01
-"""Share of the time that is left free, for steps that are slower than the measured ones."""
+"""Share of the time that is left free, for steps that are slower than measured."""
 LATE_SHARE = 0.02
 """Share of the time by which a run may be late before its steps are cut."""
 TIMED_SHARE = 0.03
@@ -38,10 +39,11 @@ TIMED_SHARE = 0.03
 LEAST_TIMED_S = 1.5
 MOST_TIMED_S = 10.0
 SHORT_ROUNDS = 8
-"""The time for measuring holds this many short rounds. A long round is as long as half of them."""
-LONG_ROUND = SHORT_ROUNDS // 2
+"""Short rounds of steps that fit into the time for measuring."""
+ROUND_RATIO = SHORT_ROUNDS // 2
+"""Steps of a long round, as a multiple of those of a short round."""
 MOST_EVALUATIONS = 20
-"""At most this many evaluations are timed between steps."""
+"""Most evaluations that are timed between steps."""
 CLOSING_S = 0.15
 """Seconds for logs, pictures and the summary, from the last evaluation to the process's end, on an
 idle machine."""
@@ -69,7 +71,7 @@ class Pace:
 def freeze_steps(
     run: CompiledRun, sink: SinkPlan, end_at: float, open_programs: OpenPrograms
 ) -> CompiledRun:
-    """Choose the number of steps that end by `end_at`, and write it into the recipe of the run.
+    """Return the run with the number of steps that end by `end_at`, and write its recipe.
 
     `end_at` is a time by `time.perf_counter`. Programs are compiled again only for more than
     `UNPLANNED_STEPS` steps. Raises RecipeError if there is no time for a step.
@@ -82,8 +84,7 @@ def freeze_steps(
         pace = measure_pace(run, sink, budget_s)
     stop_at = end_at - pace.evaluation_s - pace.save_s - pace.closing_s
     events = {Event.EVALUATE: pace.evaluation_s, Event.CHECKPOINT: pace.save_s}
-    longest = replace(run.built.run_schedule, total=MAX_STEPS)
-    schedule = schedule_events(context.recipe, longest)
+    schedule = schedule_events(context.recipe, replace(run.built.run_schedule, total=MAX_STEPS))
     left_s = stop_at - MARGIN_SHARE * budget_s - time.perf_counter()
     every_seconds = context.recipe.checkpoint.every_seconds
     # Checkpoints by time take a share of the time of every step.
@@ -93,10 +94,10 @@ def freeze_steps(
         steps -= steps % train.iterations_per_loop
     if steps < 1:
         required_s = budget_s - left_s + pace.step_s * (train.iterations_per_loop or 1)
-        least = f"must leave time for a step; {required_s / 60:,.2g} minutes would do here"
-        raise RecipeError(f"train.{train.deadline}: {least}")
-    frozen = {"minutes": None, "until": None, "steps": steps, "planned_for": train.deadline}
-    recipe = context.recipe.model_copy(update={"train": train.model_copy(update=frozen)})
+        problem = f"must leave time for a step; {required_s / 60:,.2g} minutes would do here"
+        raise RecipeError(f"train.{train.deadline}: {problem}")
+    update = {"minutes": None, "until": None, "steps": steps, "planned_for": train.deadline}
+    recipe = context.recipe.model_copy(update={"train": train.model_copy(update=update)})
     write = partial(_write_recipe, context, recipe)
     write(None)
     measured_s = time.perf_counter() - started_at
@@ -128,7 +129,7 @@ def _is_movable(run: CompiledRun, recipe: Recipe, steps: int) -> bool:
     schedule = run.built.run_schedule
     make_learning_rates(train, replace(schedule, total=steps))
     try:
-        # Not with `steps`: in a warmup, rates of all schedules are equal.
+        # `steps` may end in a warmup, during which the rates of all lengths are equal.
         rates = make_learning_rates(train, replace(schedule, total=UNPLANNED_STEPS // 2))
     except RecipeError:  # a warmup of more steps
         return False
@@ -136,16 +137,16 @@ def _is_movable(run: CompiledRun, recipe: Recipe, steps: int) -> bool:
 
 
 def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
-    """Time steps, a part of an evaluation and a checkpoint of the initial state.
+    """Time steps, a part of an evaluation, and a checkpoint.
 
-    The learning rates are 0 meanwhile, so that no step diverges. Takes about `TIMED_SHARE` of
+    Learning rates are 0 meanwhile, so that no step diverges. Takes about `TIMED_SHARE` of
     `budget_s`. Raises RunError if a step isn't finite.
     """
     recipe = run.context.recipe
     executable = run.executable
     executable.set_learning_rates(np.zeros_like(run.built.learning_rates))
     started_at = time.perf_counter()
-    worked_s = time.process_time()
+    process_started_s = time.process_time()
     timed_s = float(np.clip(TIMED_SHARE * budget_s, LEAST_TIMED_S, MOST_TIMED_S))
     evaluation_s = compile_s = 0.0
     is_terminal = run.context.reporter.console.is_terminal
@@ -163,7 +164,7 @@ def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
     predicts = recipe.monitor.tensorboard and recipe.monitor.sample_predictions > 0
     # Other work on the machine slows down the end of the run as it slowed down this measurement.
     # Waiting for a GPU or for loaders isn't other work, so the factor has a limit.
-    slowdown = (time.perf_counter() - started_at) / (time.process_time() - worked_s)
+    slowdown = (time.perf_counter() - started_at) / (time.process_time() - process_started_s)
     closing_s = CLOSING_S * min(max(1.0, slowdown), MAX_SLOWDOWN)
     closing_s += compile_s if predicts else 0.0
     return Pace(step_s, evaluation_s, save_s, closing_s)
@@ -172,14 +173,14 @@ def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
 def time_steps(trials: TimedRuns, sink: SinkPlan, timed_s: float) -> float:
     """Time steps in the run's sinks for about `timed_s` seconds; return the seconds of a step.
 
-    The result is the difference of a long and a short round, divided by their difference in steps.
-    A round ends when its logs are written: if writing a log takes longer than a step, a long run
-    waits for it. Earlier rounds aren't counted, as a process that has just begun is slower.
+    The result is the difference in time of a long and a short round, divided by their difference in
+    steps. A round ends when its logs are written: if writing a log takes longer than a step, a long
+    run waits for it. Earlier rounds don't enter the result, since a new process is slower.
     """
 
-    def time_round(steps: int, size: int) -> float:
+    def time_round(steps: int, sink_steps: int) -> float:
         began_at = time.perf_counter()
-        trials.time(Variant(None if sink.size is None else size, sink.mechanism), steps)
+        trials.time(Variant(None if sink.size is None else sink_steps, sink.mechanism), steps)
         return time.perf_counter() - began_at
 
     started_at = time.perf_counter()
@@ -193,12 +194,12 @@ def time_steps(trials: TimedRuns, sink: SinkPlan, timed_s: float) -> float:
         if time.perf_counter() - started_at > timed_s / 2:
             break
         step_s = time_round(steps, 1) / steps
-    long_steps = LONG_ROUND * steps
-    # Both rounds are a part of a sink if sinks are long, so that no end of a sink is in between.
-    size = min(sink.size or 1, long_steps)
-    time_round(steps, size)
-    short_s = time_round(steps, size)
-    long_s = time_round(long_steps, size)
+    long_steps = ROUND_RATIO * steps
+    # With long sinks, each round is at most one sink, so that no sink ends within it.
+    sink_steps = min(sink.size or 1, long_steps)
+    time_round(steps, sink_steps)
+    short_s = time_round(steps, sink_steps)
+    long_s = time_round(long_steps, sink_steps)
     step_s = (long_s - short_s) / (long_steps - steps)
     # If other work slowed down the short round alone, the difference is too small. Half the mean
     # time of the long round is a lower bound.
@@ -208,9 +209,9 @@ def time_steps(trials: TimedRuns, sink: SinkPlan, timed_s: float) -> float:
 def _time_whole_evaluation(
     run: CompiledRun, sink: SinkPlan, trials: TimedRuns, step_s: float, timed_s: float
 ) -> float:
-    """Return the seconds of an evaluation, timed on a part of it or on several between steps.
+    """Return the seconds of an evaluation, timed on a part of it.
 
-    Between steps an evaluation is slower, as the thread that writes logs has work.
+    Short evaluations are timed between steps too: they are slower, since a thread writes logs.
     """
     recipe = run.context.recipe
     batches = run.dataset.eval_order.steps_per_epoch
@@ -221,12 +222,12 @@ def _time_whole_evaluation(
         return evaluation_s
     metrics = run.built.step_config.metrics
     options = EvalOptions(recipe.train.dispatch_seconds, metrics, on_train=recipe.eval.on_train)
-    # The steps of a short round, divided among the evaluations.
-    size = max(1, int(timed_s / SHORT_ROUNDS / step_s / count))
+    # All sinks together take a short round.
+    sink_steps = max(1, int(timed_s / SHORT_ROUNDS / step_s / count))
 
     def time_round(evaluate_state: Evaluate) -> float:
         began_at = time.perf_counter()
-        trials.time(Variant(size, sink.mechanism), size * count, evaluate_state)
+        trials.time(Variant(sink_steps, sink.mechanism), sink_steps * count, evaluate_state)
         return time.perf_counter() - began_at
 
     time_round(refuse_evaluation)  # opens the logs
@@ -236,7 +237,7 @@ def _time_whole_evaluation(
 
 
 def _time_save(run: CompiledRun, trials: TimedRuns) -> float:
-    """Return the seconds of a checkpoint in a temporary folder, after one that imports modules."""
+    """Return the seconds of a checkpoint, the second one written: the first imports modules."""
     tree = run.context.recipe.model_dump(mode="json")
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -250,9 +251,9 @@ def _time_save(run: CompiledRun, trials: TimedRuns) -> float:
 
 
 def _write_steps(context: RunContext, recipe: Recipe, steps: int) -> None:
-    """Write the run's recipe with a number of steps; fewer than before are an early end.
+    """Write the run's recipe with a new number of steps.
 
-    So a warmup stays shorter than the steps.
+    Fewer steps become `end_step`: `train.steps` stays, since it must be more than a warmup's steps.
     """
     assert recipe.train.steps is not None
     is_early = steps < recipe.train.steps
@@ -262,7 +263,7 @@ def _write_steps(context: RunContext, recipe: Recipe, steps: int) -> None:
 
 
 def _write_recipe(context: RunContext, recipe: Recipe, end: int | None) -> None:
-    """Write the run's recipe; `end` is the step after which training ends early, None if not."""
+    """Write the run's recipe; `end` is the step of an early end, or None."""
     if end is not None:
         train = recipe.train.model_copy(update={"end_step": end})
         recipe = recipe.model_copy(update={"train": train})
@@ -279,9 +280,10 @@ def _set_steps(run: CompiledRun, context: RunContext, open_programs: OpenProgram
     if not isinstance(context.deadline, Deadline):
         return replace(run, context=context, built=replace(built, run_schedule=schedule))
     rates = make_learning_rates(train, schedule)
-    # The program keeps its number of rates, and doesn't read those after the last step.
-    rows = [(0, max(0, UNPLANNED_STEPS - len(rates))), *[(0, 0)] * (rates.ndim - 1)]
-    rates = np.pad(rates, rows, mode="edge")
+    # The program was compiled for this number of rates. It doesn't read those after the last step.
+    padding = [(0, 0)] * rates.ndim
+    padding[0] = (0, max(0, UNPLANNED_STEPS - len(rates)))
+    rates = np.pad(rates, padding, mode="edge")
     built = replace(built, run_schedule=schedule, learning_rates=rates)
     if schedule.total > UNPLANNED_STEPS:
         return open_programs(context, context.recipe, run.dataset, built, run.backend)

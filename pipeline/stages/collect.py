@@ -36,13 +36,13 @@ Show = Callable[[int, Mapping[str, Histogram]], None]
 class Collector:
     """Shows the weights after a step, and the gradients of the next step.
 
-    An error ends the collection with a warning, and not the run.
+    An error ends the collection with a warning; the run goes on.
     """
 
     step_config: StepConfig
     loader: Loader
     total: int
-    """Steps of the run: no batch follows the last one."""
+    """Steps of the run. No batch follows the last step."""
     device: jax.Device
     show: Show
     warn: Callable[[str], None]
@@ -55,7 +55,7 @@ class Collector:
     """Functions that compute gradients, by the patterns of frozen parameters."""
 
     def __call__(self, state: TrainState, step: int) -> None:
-        """Collect from the state after `step` steps, which doesn't change."""
+        """Show histograms of the state after `step` steps, without changing the state."""
         if self._has_failed:
             return
         try:
@@ -76,16 +76,17 @@ class Collector:
         program = self._programs.get(step_config.frozen)
         if program is None:
             program = partial(_compute_gradients, step_config)
-            program = jax.jit(program) if self.compiles else program
+            if self.compiles:
+                program = jax.jit(program)
             self._programs[step_config.frozen] = program
         window = self.loader.get_window(step)
         batch = read_batch(window.inputs, jnp.int32(step - window.start))
         # Only the fields that gradients depend on are copied.
         slim_state = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
         # Copied through the host to one device, since state and batch may be on several.
-        host: tuple[TrainState, Batch] = jax.tree.map(np.asarray, (slim_state, batch))
+        host_arrays: tuple[TrainState, Batch] = jax.tree.map(np.asarray, (slim_state, batch))
         with jax.default_device(self.device):
-            return program(*jax.tree.map(jnp.asarray, host))
+            return program(*jax.tree.map(jnp.asarray, host_arrays))
 
 
 def _compute_gradients(step_config: StepConfig, state: TrainState, batch: Batch) -> Any:

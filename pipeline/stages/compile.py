@@ -38,8 +38,8 @@ from pipeline.training.parallel.shards import make_shards
 from pipeline.training.parallel.state_sharing import make_state_sharing
 
 LONG_S = 2.0
-"""Seconds of compiling after which `CALLS_ONEDNN` is printed."""
-CALLS_ONEDNN = (
+"""Seconds of compiling programs with oneDNN after which `ONEDNN_NOTE` is printed."""
+ONEDNN_NOTE = (
     "programs that call oneDNN are compiled anew by every process, since XLA can't write them; "
     "autotune=off leaves oneDNN out, for runs of few steps"
 )
@@ -53,10 +53,8 @@ MACHINE_KEYS = ("libc", "processor", "cores", "device", "instructions")
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """Options of compiling programs."""
-
     key: str | None = None
-    """Key of programs that an earlier process may have written; None reads none."""
+    """Key of programs that an earlier process may have written; None to read none."""
     evaluates_later: bool = False
     """Whether the evaluation may be compiled after training has begun."""
 
@@ -75,7 +73,7 @@ def compile_programs(
     take more than the allowed memory. Raises RunError if programs don't fit the device.
     """
     inputs = make_compile_inputs(recipe, dataset, built, backend, reporter)
-    # With a limit of memory, a call that runs out of it is repeated with the same state.
+    # With a limit of memory, a call that exceeds it is repeated with the same state.
     keeps_arguments = recipe.train.memory is not None
     inputs = replace(inputs, key=options.key, state=built.state, keeps_arguments=keeps_arguments)
     if options.evaluates_later:
@@ -109,21 +107,21 @@ def compile_programs(
 
 
 def _find_allowed_bytes(recipe: Recipe, device: jax.Device) -> int:
-    """Return the limit of temporaries. Raises RecipeError if several processes would measure it."""
+    """Return the most bytes of temporaries. Raises RecipeError if processes would measure them."""
     train = recipe.train
     if train.remat_bytes is not None:
         return train.remat_bytes
     if jax.process_count() > 1:
         problem = "must be set with several processes, so that all decide the same"
         raise RecipeError(f"train.remat_bytes = null: {problem}")
-    free_bytes = find_device_memory(device)
+    free_bytes = read_free_bytes(device)
     return free_bytes if train.memory_bytes is None else min(free_bytes, train.memory_bytes)
 
 
 def make_compile_inputs(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
 ) -> CompileInputs:
-    """Return the inputs of the compiler; report the loader of the data, or that it is too slow."""
+    """Return the inputs of the compiler; report the loader, or warn if it is too slow."""
     train = recipe.train
     order = dataset.eval_order
     placement = backend.placement
@@ -190,17 +188,18 @@ def compile_to_executable(
         executable = backend.compile(inputs, watch)
     report = executable.report
     if inputs.eager:
-        compiled = ", ".join(inputs.jit_layers)
         line = "no program: in eager mode every operation runs by itself"
-        line += f" but for those in {compiled}, compiled when they first run" if compiled else ""
+        if inputs.jit_layers:
+            patterns = ", ".join(inputs.jit_layers)
+            line += f" but for those in {patterns}, compiled when they first run"
         reporter.print_stage("compile", line)
     for program in report.programs:
         for line in (_format_program(program), *program.lines):
             reporter.print_stage("compile", line)
     if sum(program.compile_s for program in report.programs if program.calls_onednn) > LONG_S:
-        reporter.print_stage("compile", CALLS_ONEDNN)
+        reporter.print_stage("compile", ONEDNN_NOTE)
     if len(backend.placement.devices) > 1:
-        # The sizes are of the whole arrays.
+        # The sizes are those of whole arrays, not of one device's part.
         collectives = [
             f"{op.count} {op.kind.replace('_', '-')} of {op.nbytes / 1e6:,.3f} MB over "
             f"{op.group_size} devices"
@@ -241,7 +240,7 @@ def write_figures(run_dir: Path, report: CompileReport) -> None:
 
 
 def recompute_blocks(built: Built) -> Built:
-    """Return the step whose backward pass recomputes the activations inside blocks.
+    """Return the step with a backward pass that recomputes the activations inside blocks.
 
     Only the inputs of blocks are stored, for one more forward pass through them (Chen et al. 2016,
     "Training Deep Nets with Sublinear Memory Cost"). On the CPU losses are equal bit for bit if the
@@ -258,7 +257,7 @@ def recompute_blocks(built: Built) -> Built:
 
 
 def count_blocks(network: nn.Module) -> int:
-    """Count the outermost blocks of a network; 0 for one that isn't a list of layers."""
+    """Return the number of outermost blocks of a network; 0 if it isn't a list of layers."""
 
     def count(value: Any) -> int:
         if isinstance(value, BLOCKS):
@@ -278,7 +277,7 @@ def get_training_temporaries(executable: Executable) -> int:
     return sizes.get("training step", 0)
 
 
-def find_device_memory(device: jax.Device) -> int:
+def read_free_bytes(device: jax.Device) -> int:
     """Return the free bytes of the device's memory, or of the host's if the device reports none."""
     statistics = None if get_platform(device.platform).is_host else device.memory_stats()
     if not statistics or "bytes_limit" not in statistics:
@@ -297,15 +296,12 @@ def make_program_key(process: Mapping[str, Any], recipe: Recipe, built: Built) -
     columns = [column for split in splits for column in split.values()]
     if process["plugins"] or any(column.get("of") != "all" for column in columns):
         return None
-    if not all(
-        type(section).__module__.startswith("pipeline.") for section in _iterate_sections(recipe)
-    ):
-        return None
-    values = [
-        value for s in _iterate_sections((recipe.model, recipe.train)) for value in vars(s).values()
-    ]
-    if any(isinstance(value, Path) for value in values):
-        return None
+    for section in _iterate_sections(recipe):
+        if not type(section).__module__.startswith("pipeline."):
+            return None
+    for section in _iterate_sections((recipe.model, recipe.train)):
+        if any(isinstance(value, Path) for value in vars(section).values()):
+            return None
     network = built.step_config.network
     identity = {
         **{name: process[name] for name in ("versions", "settings", "data")},

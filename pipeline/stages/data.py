@@ -55,13 +55,13 @@ from pipeline.stages.image_sizes import (
 
 SPLITS: tuple[SplitKey, ...] = ("train", "eval")
 OVERFLOW_SHARE = 1e-12
-"""Probability that a step draws more samples than fit, as a share of delta: too small to count."""
+"""Largest probability, as a share of delta, that a step draws more samples than fit a batch."""
 COUNTED_SAMPLES = 1024
 """Samples whose labels are counted at once."""
 
 
 @contextmanager
-def _blaming(prefix: str) -> Iterator[None]:
+def _prefixing_problems(prefix: str) -> Iterator[None]:
     """Turn a ValueError in the body into a RecipeError whose text begins with `prefix`."""
     try:
         yield
@@ -81,32 +81,32 @@ def load_data(recipe: Recipe, reporter: Reporter | None = None) -> Dataset:
 
 
 def drop_folds(recipe: Recipe) -> Recipe:
-    """Return the recipe with its training and evaluation splits in place of folds."""
+    """Return the recipe with the dataset's two splits in place of folds."""
     dataset = recipe.dataset.model_copy(update={"folds": None})
     return recipe.model_copy(update={"dataset": dataset})
 
 
 def read_selected(recipe: Recipe) -> RawData:
-    """Read the dataset, and select its samples and the fold to evaluate.
+    """Return the samples of the dataset that the recipe selects, with the splits of its fold.
 
     Raises DataError for data that can't be read, RecipeError for selections that don't fit it.
     """
     raw = recipe.dataset.load(cache_root(recipe.cache))
-    # Excluded samples are numbered as read, before the selections.
+    # The numbers of excluded samples are those before the selections.
     samples_read = len(raw.train)
     for key in SPLITS:
-        with _blaming(f"dataset.{key}."):
+        with _prefixing_problems(f"dataset.{key}."):
             raw = apply_selections(getattr(recipe.dataset, key).select, raw, key)
     if recipe.dataset.exclude is not None:
-        with _blaming("dataset.exclude = "):
+        with _prefixing_problems("dataset.exclude = "):
             raw = exclude_samples(raw, recipe.dataset.exclude, samples_read)
     folds = recipe.dataset.folds
-    with _blaming("dataset.folds."):
+    with _prefixing_problems("dataset.folds."):
         return raw if folds is None else take_fold(raw, folds, recipe.dataset.ignore_index)
 
 
 def _map_on_host(recipe: Recipe, raw: RawData) -> RawData:
-    """Return data that host ops map when it is read. Raises RecipeError for ops that don't fit."""
+    """Return data that applies host ops on reading. Raises RecipeError for ops that don't fit."""
     random_op = next((op for op in recipe.dataset.train.host_ops if op.draws), None)
     if random_op is not None and recipe.train.feed == "resident":
         raise RecipeError(
@@ -115,15 +115,15 @@ def _map_on_host(recipe: Recipe, raw: RawData) -> RawData:
         )
     for key in SPLITS:
         ops = getattr(recipe.dataset, key).host_ops
-        with _blaming(f"dataset.{key}."):
+        with _prefixing_problems(f"dataset.{key}."):
             raw = raw.with_split(key, map_on_host(getattr(raw, key), ops, recipe.seed))
     return raw
 
 
 def declare_data(recipe: Recipe, reporter: Reporter) -> Dataset | None:
-    """Return the dataset without its samples, if no stage reads them and they aren't on disk.
+    """Return the dataset with zeros for samples, if no stage reads them and they aren't on disk.
 
-    Returns None otherwise. Raises RecipeError for data that doesn't fit the recipe.
+    Otherwise returns None. Raises RecipeError if the data doesn't fit the recipe.
     """
     spec = recipe.dataset
     # If the data stage runs alone, it reads the samples.
@@ -149,7 +149,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     spec = recipe.dataset
     buckets = sort_buckets(spec.buckets or ())
     raw = pad_images(raw, buckets, spec, recipe.train.batch_size)
-    # All buckets are checked. The loop ends with the specs of the last bucket, the largest.
+    # Every bucket is checked. The specs after the loop are those of the last, the largest bucket.
     for bucket in buckets or (None,):
         train_ops, train_specs = _make_map_ops(recipe, raw, "train", bucket)
         eval_ops, eval_specs = _make_map_ops(recipe, raw, "eval", bucket)
@@ -201,11 +201,11 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
 def _plant_canaries(
     recipe: Recipe, raw: RawData, order: SampleOrder
 ) -> tuple[RawData, SampleOrder]:
-    """Return the data with the canaries of an audit, and the order that leaves out half of them."""
+    """Return data and order with the canaries of an audit; unchanged without an audit."""
     if recipe.privacy is None or recipe.privacy.audit is None:
         return raw, order
     assert isinstance(order, PoissonOrder), "an audit needs Poisson sampling"
-    with _blaming("privacy.audit: "):
+    with _prefixing_problems("privacy.audit: "):
         canaries = choose_canaries(len(raw.train), recipe.privacy.audit.canaries, recipe.seed)
         return plant_canaries(raw, canaries, recipe.seed), replace(order, canaries=canaries)
 
@@ -247,21 +247,21 @@ def read_batch(
 ) -> dict[str, np.ndarray]:
     """Return the first batch of `batches` after the map ops of its split, by column.
 
-    Images are float32 (B, H, W, C), as the network reads them. `step` is the number of steps before
-    the batch. Only the first `max_samples` samples are read; None reads all.
+    Images are float32 (B, H, W, C). `step` is the number of steps before the batch. Only the first
+    `max_samples` samples are read; None reads all.
     """
     split = dataset.train if key == "train" else dataset.eval
     ops = dataset.train_ops if key == "train" else dataset.eval_ops
-    keys = batches.indices[0][:max_samples]
+    indices = batches.indices[0][:max_samples]
     rows = batches.rows[0][:max_samples]
     epoch = batches.epochs[0]
     columns = {
-        name: read_epoch_values(column, rows, keys, int(epoch))
+        name: read_epoch_values(column, rows, indices, int(epoch))
         for name, column in split.columns.items()
     }
     seed = seed_words(recipe.seed)
     ops = select_variants(ops, int(draw_choice(np, count_choices(ops), seed, step)))
-    mapped = apply_ops(np, ops, columns, seed, epoch, keys)
+    mapped = apply_ops(np, ops, columns, seed, epoch, indices)
     images = np.asarray(mapped["image"], np.float32)
     if dataset.image.layout != "hwc":
         images = images.transpose(0, 2, 3, 1)
@@ -271,7 +271,7 @@ def read_batch(
 def _make_map_ops(
     recipe: Recipe, raw: RawData, key: SplitKey, bucket: Bucket | None
 ) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
-    """Return the ops of a split, beginning with a table's encoding, and the specs after them."""
+    """Return the map ops of a split, after those that encode a table, and the mapped specs."""
     split = raw.train if key == "train" else raw.eval
     ops = recipe.dataset.train.ops if key == "train" else recipe.dataset.eval.ops
     encode = make_encoding_ops(raw.table, recipe.model.table_input)
@@ -279,13 +279,13 @@ def _make_map_ops(
     specs = compute_column_specs(encode, specs)
     if raw.targets.task == "classification":
         ops = fit_to_classes(ops, len(raw.targets))
-    with _blaming(f"dataset.{key}."):
+    with _prefixing_problems(f"dataset.{key}."):
         ops = make_joint_ops(ops, specs, recipe.dataset.ignore_index)
         return (*encode, *ops), compute_column_specs(ops, specs)
 
 
 def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
-    """Return the order without buckets. Raises RecipeError for settings that don't fit the data."""
+    """Return the order before buckets. Raises RecipeError for settings that don't fit the data."""
     spec = recipe.dataset.train
     files = raw.train.files
     settings: dict[str, Any] = {
@@ -307,10 +307,10 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
             f"{recipe.dataset.name} doesn't read samples from files one after the other; "
             "tfrecord and records do"
         )
-    groups = spec.file_shards or 1
-    if groups > max(len(files), 1) or recipe.train.batch_size % groups:
+    file_shards = spec.file_shards or 1
+    if file_shards > max(len(files), 1) or recipe.train.batch_size % file_shards:
         raise RecipeError(
-            f"dataset.train.file_shards = {groups}: must divide train.batch_size = "
+            f"dataset.train.file_shards = {file_shards}: must divide train.batch_size = "
             f"{recipe.train.batch_size}, and be at most the {len(files)} files"
         )
     if spec.interleave is not None and len(files) < settings["num_shards"]:
@@ -318,14 +318,14 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
             f"dataset.train.num_shards = {spec.num_shards}: must be at most {len(files)}, since "
             "with interleave each shard reads different files"
         )
-    with _blaming("train.batch_size: "):
+    with _prefixing_problems("train.batch_size: "):
         if spec.interleave is None:
             order = SampleOrder(**settings)
         else:
             settings |= {"cycle_length": spec.interleave, "files": files}
             order = InterleavedOrder(**settings)
             if spec.file_shards is not None:
-                order = FileShardedOrder(**settings, file_shards=groups)
+                order = FileShardedOrder(**settings, file_shards=file_shards)
     if not spec.balance:
         return order
     labels = raw.train.columns["label"]
@@ -355,7 +355,7 @@ def _make_poisson_order(recipe: Recipe, settings: Mapping[str, Any]) -> PoissonO
     assert privacy is not None, "the run is private"
     samples = settings["samples"]
     size = recipe.train.batch_size
-    with _blaming("train."):
+    with _prefixing_problems("train."):
         fitting = find_expected_batch_size(samples, size, OVERFLOW_SHARE * privacy.delta)
         expected = privacy.expected_batch_size or fitting
         if expected > fitting:
@@ -367,14 +367,14 @@ def _make_poisson_order(recipe: Recipe, settings: Mapping[str, Any]) -> PoissonO
 
 
 def _count_classes(raw: RawData, ignore_index: int | None) -> Targets:
-    """Return the targets with the number of labels of each class, if labels are integers."""
+    """Return the targets, with the number of training labels of each class for integer labels."""
     labels = raw.train.columns["label"]
     if not np.issubdtype(np.dtype(labels.dtype), np.integer):
         return raw.targets
     counts = np.zeros(len(raw.targets), np.int64)
     for start in range(0, len(raw.train), COUNTED_SAMPLES):
         chunk = np.asarray(labels[start : start + COUNTED_SAMPLES]).ravel()
-        valid = chunk[chunk != ignore_index]  # all, if it is None
+        valid = chunk[chunk != ignore_index]  # all for None
         counts += np.bincount(valid, minlength=len(counts))[: len(counts)]
     return replace(raw.targets, counts=tuple(counts.tolist()))
 

@@ -61,7 +61,7 @@ def estimate_cost(
 
 
 def report_shardings(recipe: Recipe, dataset: Dataset, built: Built, reporter: Reporter) -> None:
-    """Report what the estimate, which is for data parallelism, leaves out of other modes."""
+    """Report what the estimate leaves out of parallel modes other than data parallelism."""
     mode = recipe.parallel.mode
     if mode == "fsdp":
         reporter.print_stage("modelled", describe_gathering(recipe, built))
@@ -73,7 +73,7 @@ def report_shardings(recipe: Recipe, dataset: Dataset, built: Built, reporter: R
 
 
 def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:
-    """Describe the run for the device, in shapes."""
+    """Return the description of a run by which a device prices it, with shapes for arrays."""
     train = recipe.train
     run_schedule = built.run_schedule
     make_batch = partial(make_batch_shapes, dataset)
@@ -104,7 +104,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
 
 
 def _count_exchange_bytes(built: Built, batch: tuple[Any, Any]) -> tuple[int, ...]:
-    """Return the bytes of curvature that devices exchange for each group of layers; () for none."""
+    """Return the bytes that devices exchange of each layer group's curvature; () without it."""
     config = built.step_config
     if config.curvature is None:
         return ()
@@ -116,15 +116,15 @@ def _count_exchange_bytes(built: Built, batch: tuple[Any, Any]) -> tuple[int, ..
         return compute_gradients(config, state, mapped, count, 1.0).layers
 
     layers = jax.eval_shape(sum_layers, built.state, batch)
-    moments = [
-        jax.tree.leaves([layers[path].moments for path in group])
-        for group in group_layers(config.curvature, layers)
-    ]
-    return tuple(sum(leaf.size * leaf.dtype.itemsize for leaf in group) for group in moments)
+    group_bytes = []
+    for group in group_layers(config.curvature, layers):
+        leaves = jax.tree.leaves([layers[path].moments for path in group])
+        group_bytes.append(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
+    return tuple(group_bytes)
 
 
 def _count_devices(recipe: Recipe) -> int:
-    """Return the number of devices that share a batch."""
+    """Return the number of devices that share a batch. Raises RecipeError if they can't."""
     if recipe.parallel.mode == "none":
         return 1
     devices = count_devices(recipe.parallel, jax.process_count())

@@ -1,4 +1,4 @@
-"""Evaluate: compute metrics over the evaluation split, counting each sample once."""
+"""Evaluate: compute metrics over the evaluation split, with each sample once."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class EvalOptions:
     """Metrics of an evaluation, and the length of its chunks."""
 
     dispatch_s: float
-    """Approximate seconds of a chunk of batches; changes no bit of the metrics."""
+    """Approximate seconds of a chunk of batches. Metrics don't depend on it."""
     metrics: Sequence[MetricSpec] = ()
-    """Metrics besides the standard ones, as the compiled evaluation sums them."""
+    """The metrics of the compiled evaluation besides the standard metrics, in its order."""
     on_train: bool = False
     """Whether to compute the metrics of training samples too, such as `train_accuracy`."""
 
@@ -41,11 +41,11 @@ def evaluate(
     is_stopped: Callable[[], bool] = lambda: False,
     agree: Agree = decide_alone,
 ) -> Evaluation | None:
-    """Compute the metrics of a state; the last batch is padded and masked.
+    """Return the metrics of a state, or None if stopped.
 
-    `is_stopped` is called before each chunk; the result is None once it returns True. `agree`
-    returns the first process's result of a function in all processes. Raises RunError if not every
-    sample was evaluated once, or if all labels are masked.
+    `is_stopped` is called before each chunk of batches, and stops the evaluation if it is true.
+    `agree` calls a function in the first process and returns its result in all. Raises RunError if
+    not every sample was evaluated once, or if all labels are masked.
     """
     metrics = options.metrics
 
@@ -83,5 +83,5 @@ def evaluate(
         if train_sums is None:
             return None
         train_values = Evaluation(summarize(train_sums, dataset.classes, metrics), None).scalars()
-        values = {**values, **{f"{TRAINED}{name}": v for name, v in train_values.items()}}
+        values |= {f"{TRAINED}{name}": value for name, value in train_values.items()}
     return Evaluation(values, confusion, unit)

@@ -41,13 +41,13 @@ _NORMS = (standard.BatchNorm, standard.LayerNorm, standard.GroupNorm)
 
 
 def make_phases(train: TrainSpec, steps_per_epoch: int) -> tuple[FreezePhase, ...]:
-    """Return the phases after the first, each with the patterns of its frozen parameters."""
+    """Return the phases after the first, in order, with the patterns of their frozen parameters."""
     starts = [(rule.start(steps_per_epoch), rule.pattern) for rule in train.unfreeze]
     frozen = train.freeze
     phases: dict[int, FreezePhase] = {}
     for start, pattern in sorted(starts, key=itemgetter(0)):
         frozen = (*frozen, f"{EXCEPT}{pattern}")
-        # Of rules that start together, the last entry has the patterns of all.
+        # If several rules start together, the last one's entry has the patterns of all.
         phases[start] = FreezePhase(start, frozen)
     return tuple(phases.values())
 
@@ -86,21 +86,20 @@ def add_fine_tuning(
         step_config = replace(step_config, phases=phases, optimizer=optimizer)
     with blaming_key(f"train.freeze_statistics = {train.freeze_statistics}"):
         _require_fixed(train, step_config, variables, recipe.model.name)
-    with blaming_key(f"train.lr_decay_by_layer = {train.lr_decay_by_layer}"):
-        if train.lr_decay_by_layer != 1.0:
+    decay = train.lr_decay_by_layer
+    if decay != 1.0:
+        with blaming_key(f"train.lr_decay_by_layer = {decay}"):
             scopes = _group_scopes(recipe.model.name, step_config, params, seed)
-            step_config = replace(
-                step_config, layer_rates=compute_depth_rates(scopes, train.lr_decay_by_layer)
-            )
+        step_config = replace(step_config, layer_rates=compute_depth_rates(scopes, decay))
     return step_config
 
 
 def compute_depth_rates(
     scopes: Sequence[Sequence[str]], decay: float
 ) -> tuple[tuple[str, float], ...]:
-    """Return the factor on the learning rate of each scope, for scopes grouped by depth.
+    """Return (scope, factor on its learning rate) for each of `scopes`, which are grouped by depth.
 
-    The last and deepest group has 1, each group before it `decay` times the next group's factor.
+    The factor is 1 for the last group, and smaller by a factor of `decay` for each group before it.
     """
     last = len(scopes) - 1
     return tuple(
@@ -112,7 +111,7 @@ def _make_grouped_optimizer(train: TrainSpec) -> optax.GradientTransformation:
     """Return clipping, then for each parameter the optimizer of the last rule that covers it."""
     patterns = tuple(rule.pattern for rule in train.optimizers)
     optimizers = (train.optimizer, *(rule.optimizer for rule in train.optimizers))
-    # The base optimizer leaves out what any rule covers, and a rule what later rules cover.
+    # Each optimizer leaves out the parameters that later rules cover.
     groups = [(patterns[number:], spec.build()) for number, spec in enumerate(optimizers)]
     return optimize_by_phase(train.clip.build(), groups)
 
@@ -145,16 +144,18 @@ def _require_new_parameters(
     require_covered([rule.pattern for rule in train.unfreeze], paths, "parameters")
     earlier = train.freeze
     for phase in phases:
-        if not any(is_frozen(earlier, p) and not is_frozen(phase.frozen, p) for p in paths):
-            patterns = ", ".join(p.removeprefix(EXCEPT) for p in phase.frozen[len(earlier) :])
-            raise ValueError(f"{patterns}: is trained before step {phase.start} already")
+        frozen_before = [path for path in paths if is_frozen(earlier, path)]
+        if all(is_frozen(phase.frozen, path) for path in frozen_before):
+            new_patterns = phase.frozen[len(earlier) :]
+            text = ", ".join(pattern.removeprefix(EXCEPT) for pattern in new_patterns)
+            raise ValueError(f"{text}: is trained before step {phase.start} already")
         earlier = phase.frozen
 
 
 def _require_fixed(
     train: TrainSpec, step_config: StepConfig, variables: Mapping[str, Any], model: str
 ) -> None:
-    """Raise ValueError if the recipe fixes batch statistics that the network doesn't have."""
+    """Raise ValueError if the network has no batch statistics that the recipe would fix."""
     if train.freeze_statistics == "none":
         return
     if not isinstance(step_config.network, Network):
@@ -191,7 +192,7 @@ def _group_scopes(
         paths: dict[LayerPath, None] = {}
         with record_module_paths(paths):
             jax.eval_shape(lambda words: init_with_output(step_config, words), seed)
-        # Traced in the order of calls.
+        # Paths are in the order of calls.
         order = [(name, False) for name in dict.fromkeys(path[0] for path in paths)]
     depths: list[list[str]] = []
     for name, is_norm in order:

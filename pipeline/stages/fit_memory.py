@@ -1,7 +1,6 @@
-"""Memory: how many shards of a batch are computed at once, by `train.memory`.
+"""The number of shards of a batch that are computed at once, as many as fit into `train.memory`.
 
-Shards are added in a fixed tree, whichever are computed at the same time. So the memory decides the
-speed, and no bit of the results.
+The results of shards are added in a fixed order. So the memory changes the speed and no result.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from pipeline.training.telemetry import Telemetry
 T = TypeVar("T")
 
 RESERVED_BYTES = 64_000_000
-"""Memory to leave free; if less is left, half as many shards are computed at once."""
-LOOK_S = 1.0
-"""Least seconds between two looks at the memory at hand."""
+"""Memory to leave free. With less free memory, half as many shards are computed at once."""
+CHECK_PERIOD_S = 1.0
+"""Least seconds between two measurements of the usable memory."""
 
 
 def compile_to_fit(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
 ) -> Executable:
-    """Compile the programs of a recipe; with `train.memory`, as `compile_in_memory` does."""
+    """Compile the programs of a recipe, by `compile_in_memory` if it has `train.memory`."""
     if recipe.train.memory is None:
         return compile_programs(recipe, dataset, built, backend, reporter)
     return compile_in_memory(recipe, dataset, built, backend, reporter)
@@ -53,9 +52,9 @@ def compile_in_memory(
     reporter: Reporter,
     figures: dict[str, Any] | None = None,
 ) -> FittedExecutable:
-    """Compile the programs that compute as many shards at once as fit into the memory.
+    """Compile programs that compute as many shards at once as fit into the memory.
 
-    The samples at once and their bytes are written into `figures`, now and whenever memory runs
+    Adds the number of samples at once and its bytes to `figures`, and updates them when memory runs
     out. Raises RecipeError in several processes, and RunError if a single shard doesn't fit.
     """
     num_processes = jax.process_count()
@@ -69,7 +68,7 @@ def compile_in_memory(
     figures = {} if figures is None else figures
     fitted = FittedExecutable(recipe, built, backend, executable, reporter, figures)
     # Measured once: compiling takes memory of this process, which later compilations reuse.
-    at_hand_bytes = fitted.find_memory()
+    at_hand_bytes = fitted.read_usable_bytes()
     while (needed_bytes := fitted.needed_bytes) + RESERVED_BYTES > at_hand_bytes:
         fitted.halve(f"{_format(needed_bytes)} are needed, {_format(at_hand_bytes)} are at hand")
     figures |= {
@@ -87,16 +86,17 @@ def compile_in_memory(
 
 
 def begin_at_once(recipe: Recipe, built: Built, backend: Backend) -> Built:
-    """Return the step with the shards at once that a run begins with; 1 without `train.memory`."""
+    """Return the step with the largest number of shards at once, for a run with `train.memory`."""
     if recipe.train.memory is None:
         return built
     return replace(built, at_once=count_most_at_once(built, backend.device.platform))
 
 
 def count_most_at_once(built: Built, platform: str) -> int:
-    """Return how many shards are worth computing at once, a power of two.
+    """Return the largest number of shards to compute at once, a power of two.
 
-    On the host they are at most its cores. Other devices are busy with a single shard.
+    On the host it is at most the number of cores. On other devices it is 1, since a single shard
+    occupies the device.
     """
     shards = built.step_config.shards
     if shards is None or not get_platform(platform).is_host:
@@ -108,8 +108,7 @@ def count_most_at_once(built: Built, platform: str) -> int:
 class FittedExecutable(WrappedExecutable[XlaExecutable]):
     """An executable that computes half as many shards at once when memory runs out.
 
-    A call that has failed is repeated. Programs don't reuse the memory of their arguments, so the
-    state before the call is still there.
+    A failed call is repeated with the same state: programs don't overwrite their arguments.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class FittedExecutable(WrappedExecutable[XlaExecutable]):
         self._reporter = reporter
         self._figures = figures
         self._rates: np.ndarray | None = None
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
 
     @property
     def samples_at_once(self) -> int:
@@ -145,9 +144,9 @@ class FittedExecutable(WrappedExecutable[XlaExecutable]):
         """Bytes of the programs' temporaries, and of the state before and after a step."""
         leaves = jax.tree.leaves(self._built.state)
         state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        return 2 * state_bytes + max(p.temporary_bytes for p in self.report.programs)
+        return 2 * state_bytes + max(program.temporary_bytes for program in self.report.programs)
 
-    def find_memory(self) -> int:
+    def read_usable_bytes(self) -> int:
         """Return the bytes that the device, or this process on the host, can still use."""
         limit_bytes = self._recipe.train.memory_bytes
         placement = self._backend.placement
@@ -160,12 +159,12 @@ class FittedExecutable(WrappedExecutable[XlaExecutable]):
 
     def halve(self, reason: str) -> None:
         """Compile programs of half as many shards at once. Raises RunError for a single shard."""
-        before = self.samples_at_once
+        samples_before = self.samples_at_once
         if self._built.at_once == 1:
             raise RunError(
-                f"train.memory = {self._recipe.train.memory}: {reason}, for {before:,} samples at "
-                f"once, a shard of a batch; give more memory, or start a new run with more "
-                f"parallel.shards than {self._recipe.parallel.shards}"
+                f"train.memory = {self._recipe.train.memory}: {reason}, for "
+                f"{samples_before:,} samples at once, a shard of a batch; give more memory, or "
+                f"start a new run with more parallel.shards than {self._recipe.parallel.shards}"
             )
         self._built = replace(self._built, at_once=self._built.at_once // 2)
         work = self._executable.work
@@ -178,7 +177,7 @@ class FittedExecutable(WrappedExecutable[XlaExecutable]):
         self._executable = executable
         if self._rates is not None:
             executable.set_learning_rates(self._rates)
-        line = f"{before:,} -> {self.samples_at_once:,} samples at once: {reason}"
+        line = f"{samples_before:,} -> {self.samples_at_once:,} samples at once: {reason}"
         self._figures.setdefault("halved", []).append(line)
         self._figures["samples_at_once"] = self.samples_at_once
         self._reporter.print_stage("memory", line)
@@ -194,22 +193,26 @@ class FittedExecutable(WrappedExecutable[XlaExecutable]):
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
-        """Run steps as `Executable.run`, with fewer shards at once if memory is short."""
-        if self._built.at_once > 1 and time.monotonic() - self._looked_at > LOOK_S:
-            self._looked_at = time.monotonic()
-            at_hand_bytes = self.find_memory()
+        """Run steps as `Executable.run` does, with fewer shards at once if memory is short."""
+        if self._built.at_once > 1 and time.monotonic() - self._checked_at > CHECK_PERIOD_S:
+            self._checked_at = time.monotonic()
+            at_hand_bytes = self.read_usable_bytes()
             if at_hand_bytes < RESERVED_BYTES:
                 self.halve(f"step {start + 1}: {_format(at_hand_bytes)} are at hand")
         return super().run(state, start, stop, mechanism)
 
     def _call(self, name: str, method: Callable[[XlaExecutable], T]) -> T:
-        """Call until memory suffices. Raises RunError if it doesn't for a single shard."""
+        """Call `method`, with half as many shards at once after each call that lacks memory.
+
+        Raises RunError if memory doesn't suffice for a single shard.
+        """
         while True:
             try:
                 return method(self._executable)
-            except (MemoryError, jax.errors.JaxRuntimeError) as error:
-                has_status = str(error).startswith("RESOURCE_EXHAUSTED")
-                if not isinstance(error, MemoryError) and not has_status:
+            except MemoryError as error:
+                reason = first_line(error)
+            except jax.errors.JaxRuntimeError as error:
+                if not str(error).startswith("RESOURCE_EXHAUSTED"):
                     raise
                 reason = first_line(error)
             self.halve(f"{name}: {reason}")

@@ -27,7 +27,7 @@ from pipeline.data.transform import compute_column_specs, count_choices, select_
 def pad_images(
     raw: RawData, buckets: Sequence[Bucket], dataset: DatasetSpec, batch_size: int
 ) -> RawData:
-    """Pad the images of a dataset to its buckets; without buckets, return the same data.
+    """Return the data with images padded to buckets; unchanged without buckets.
 
     Raises RecipeError for several sizes without buckets, for an image that fits no bucket, and if a
     batch of padded samples doesn't fit into memory.
@@ -67,9 +67,10 @@ def _refuse_several_sizes(raw: RawData) -> None:
 def order_in_buckets(
     order: SampleOrder, split: Split, buckets: Sequence[Bucket], *, uses_all: bool = False
 ) -> SampleOrder:
-    """Return an order in which the images of a batch have one bucket; without buckets, `order`.
+    """Return an order in which all images of a batch have the same bucket.
 
-    Raises RecipeError for shards, if no bucket has a batch, and with `uses_all` if one has none.
+    Without buckets, returns `order`. Raises RecipeError for shards, and if a batch can't be filled
+    from any bucket, or with `uses_all` from some bucket.
     """
     if not buckets:
         return order
@@ -87,26 +88,25 @@ def format_buckets(split: Split, buckets: Sequence[Bucket], samples: str) -> str
     """Return the number of samples in each bucket of a padded split, as a line for the log."""
     numbers = assign_buckets(split.columns[SIZE][:], buckets)
     counts = np.bincount(numbers, minlength=len(buckets)).tolist()
-    shares = [
+    texts = [
         f"{'x'.join(map(str, bucket))} ({count:,} samples)"
         for bucket, count in zip(buckets, counts, strict=True)
     ]
-    return f"training {samples} padded to {', '.join(shares)}"
+    return f"training {samples} padded to {', '.join(texts)}"
 
 
 def fit_specs_to_bucket(bucket: Bucket, specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:
-    """Return the specs of a batch of one bucket: images, and labels of pixels, have its size."""
+    """Return the specs of samples that are padded to a bucket: images, and labels of pixels."""
     image = specs["image"]
     label = specs["label"]
-    shapes = {"image": (*bucket, *image.shape[len(bucket) :])}
+    image = replace(image, shape=(*bucket, *image.shape[len(bucket) :]))
     if label.shape:
-        shapes["label"] = bucket
-    changed = {name: replace(specs[name], shape=shape) for name, shape in shapes.items()}
-    return {**specs, **changed}
+        label = replace(label, shape=bucket)
+    return {**specs, "image": image, "label": label}
 
 
 def refuse_moved_padding(dataset: DatasetSpec) -> None:
-    """Raise RecipeError for a map op that shifts padding away from its mask."""
+    """Raise RecipeError for a map op that moves pixels of an image away from the padding mask."""
     for key, split in (("train", dataset.train), ("eval", dataset.eval)):
         for position, op in enumerate(split.ops):
             if isinstance(op, Op) and op.moves_pixels and op.column == "image":
@@ -118,20 +118,23 @@ def refuse_moved_padding(dataset: DatasetSpec) -> None:
 
 
 def with_mask_channel(image: ColumnSpec, bucket: Bucket) -> ColumnSpec:
-    """Add the channel of the padding mask to an image spec.
+    """Return the spec of images with one more channel, for the padding mask.
 
-    The mask has the size of the image before its ops. Raises RecipeError if ops change the size.
+    The mask has the size of the bucket. Raises RecipeError if map ops change the size of images.
     """
-    sizes = image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
-    if sizes[: len(bucket)] != bucket:
+    if image.layout == "hwc":
+        *size, channels = image.shape
+        shape = (*size, channels + 1)
+    else:
+        channels, *size = image.shape
+        shape = (channels + 1, *size)
+    mapped_size = size[: len(bucket)]
+    if tuple(mapped_size) != bucket:
         raise RecipeError(
             f"dataset.padding_mask = true: the map ops change the size {list(bucket)} to "
-            f"{list(sizes[: len(bucket)])}; they must keep it"
+            f"{mapped_size}; they must keep it"
         )
-    channels_last = (*sizes[:-1], sizes[-1] + 1)
-    if image.layout == "hwc":
-        return replace(image, shape=channels_last)
-    return replace(image, shape=(channels_last[-1], *channels_last[:-1]))
+    return replace(image, shape=shape)
 
 
 def list_drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ...]:
@@ -142,7 +145,7 @@ def list_drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ..
     choices = count_choices(ops)
     if choices == 1:
         return ()
-    sized = [select_variants(ops, number) for number in range(choices)]
+    sized = [select_variants(ops, choice) for choice in range(choices)]
     try:
         return tuple(compute_column_specs(sized_ops, split.specs())["image"] for sized_ops in sized)
     except ValueError as error:
@@ -154,14 +157,14 @@ def fit_to_evaluation(
 ) -> dict[str, ColumnSpec]:
     """Return the column specs of training with the sizes of evaluation.
 
-    Images of another layout or number of channels, and labels of another rank, stay as they are.
+    Images of another layout or number of channels, and labels of another rank, aren't changed.
     """
     image = train["image"]
     label = train["label"]
-    channel_axis = 2 if image.layout == "hwc" else 0
     eval_image = evaluated["image"]
-    channels = eval_image.shape[channel_axis]
-    if (image.layout, image.shape[channel_axis]) == (eval_image.layout, channels):
+    channel_axis = 2 if image.layout == "hwc" else 0
+    has_same_channels = image.shape[channel_axis] == eval_image.shape[channel_axis]
+    if image.layout == eval_image.layout and has_same_channels:
         image = replace(image, shape=eval_image.shape)
     if len(label.shape) == len(evaluated["label"].shape):
         label = replace(label, shape=evaluated["label"].shape)

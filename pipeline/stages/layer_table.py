@@ -41,19 +41,19 @@ class LayerRow:
     kind: str
     """The name of the layer in recipes, or the class of a module; empty if unknown."""
     output: tuple[int, ...] | None
-    """Shape of its result for one sample; None if unknown."""
+    """Shape of the layer's output for one sample; None if unknown."""
     parameters: Mapping[str, tuple[int, ...]]
     """Shapes by name."""
     dtype: str
-    """Of its parameters, several joined by commas; empty without parameters."""
+    """Dtypes of the parameters, joined by commas; empty without parameters."""
     trained: str
-    """`yes`, `no` or `from step N`, with names if parameters differ; empty without parameters."""
+    """`yes`, `no` or `from step N`, for each parameter if they differ; empty without parameters."""
     rate: float
     """Factor on the learning rate by `train.lr_decay_by_layer`."""
 
     @property
     def count(self) -> int:
-        """Number of values in its parameters."""
+        """Number of values in the parameters of the layer."""
         return sum(prod(shape) for shape in self.parameters.values())
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,13 +96,16 @@ class LayerTable:
             "parameters": self.parameters,
             "bytes": 4 * self.parameters,
             "batch_statistics": self.statistics,
-            "trained": [{"from_step": s + 1, "parameters": n} for s, n in self.trained.items()],
+            "trained": [
+                {"from_step": start + 1, "parameters": count}
+                for start, count in self.trained.items()
+            ],
         }
 
     def __str__(self) -> str:
         shows_rates = any(row.rate != 1 for row in self.layers)
         header = ["layer", "kind", "output", "parameters", "shapes", "dtype", "trained"]
-        lines = [[*header, "rate"] if shows_rates else header]
+        table = [[*header, "rate"] if shows_rates else header]
         for row in self.layers:
             shapes = " ".join(
                 f"{name} {_format_shape(shape)}" for name, shape in row.parameters.items()
@@ -111,7 +114,7 @@ class LayerTable:
             output = "" if row.output is None else _format_shape(row.output)
             cells = [row.path, row.kind, output, count, shapes, row.dtype, row.trained]
             rate = f"x{row.rate:.4g}" if row.parameters else ""
-            lines.append([*cells, rate] if shows_rates else cells)
+            table.append([*cells, rate] if shows_rates else cells)
         total = self.parameters
         totals = [f"parameters  {total:,}, {4 * total / 1e6:,.1f} MB in float32"]
         for start, trained in self.trained.items():
@@ -119,7 +122,7 @@ class LayerTable:
             totals.append(f"trained     {trained:,}{since}; {total - trained:,} frozen")
         if self.statistics:
             totals.append(f"statistics  {self.statistics:,} of batch norm, not trained")
-        return "\n".join([*align_columns(lines, right=(3,)), "", *totals])
+        return "\n".join([*align_columns(table, right=(3,)), "", *totals])
 
 
 def make_layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
@@ -149,7 +152,7 @@ def make_layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
 
 
 def _make_config(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
-    """Return the step's configuration without its map ops, and the number of steps an epoch."""
+    """Return the step's configuration without the recipe's map ops, and the steps of an epoch."""
     facts = find_known_facts(recipe)
     if facts is None:
         dataset = load_data(recipe, reporter)
@@ -158,7 +161,7 @@ def _make_config(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
         return step_config, dataset.train_order.steps_per_epoch
     columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
     image = compute_column_specs(recipe.dataset.eval.ops, columns)["image"]
-    # A loss that weighs classes needs counts; they change no layer.
+    # A loss that weighs classes needs counts. Layers don't depend on them.
     counts = (1,) * facts.classes
     targets = Targets(tuple(map(str, range(facts.classes))), counts=counts)
     targets = replace_targets(recipe.dataset.eval.ops, targets)
@@ -193,8 +196,8 @@ class _TracedLayers:
             scopes = [path[:depth] for depth in range(len(path) - 1, 0, -1)]
             layer = next((scope for scope in scopes if scope in self._layers), path[:-1])
             leaves.setdefault(layer, {})["/".join(path)] = leaf
-        outer = {path[:depth] for path in self._layers for depth in range(1, len(path))}
-        paths = [path for path in self._layers if path in leaves or path not in outer]
+        outer_paths = {path[:depth] for path in self._layers for depth in range(1, len(path))}
+        paths = [path for path in self._layers if path in leaves or path not in outer_paths]
         paths += [path for path in leaves if path not in self._layers]
         return tuple(self._make_row(path, leaves.get(path, {}), step_config) for path in paths)
 
@@ -206,9 +209,10 @@ class _TracedLayers:
         depth = len(path)
         shapes = {"/".join(name.split("/")[depth:]): leaf.shape for name, leaf in leaves.items()}
         phases = {name: _describe_training(tuple(name.split("/")), step_config) for name in leaves}
-        trained = ", ".join(dict.fromkeys(phases.values()))
+        trained = next(iter(phases.values()), "")
         if len(set(phases.values())) > 1:
-            trained = ", ".join(f"{n.rpartition('/')[2]} {phase}" for n, phase in phases.items())
+            texts = [f"{name.rpartition('/')[2]} {phase}" for name, phase in phases.items()]
+            trained = ", ".join(texts)
         dtypes = ", ".join(dict.fromkeys(str(leaf.dtype) for leaf in leaves.values()))
         return LayerRow("/".join(path), kind, output, shapes, dtypes, trained, rate)
 

@@ -57,10 +57,10 @@ from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import get_image_shape
 
 MAX_NAMED = 3
-"""A line of the log names at most this many unlowered operations."""
+"""Most unlowered operations that a line of the log names."""
 
 TUNING_S = 24 * 3600.0
-"""Seconds that processes wait at most while the first process times lowerings."""
+"""Most seconds that other processes wait while the first process times lowerings."""
 
 
 def lower(
@@ -73,27 +73,27 @@ def lower(
 ) -> Built:
     """Return the step with the fastest lowerings of its layers on the device.
 
-    A choice in the run's `folder` is used again. Otherwise the choice is made and written there,
-    with the result of tuning. The first process chooses for all. Eager mode changes nothing. Raises
-    RunError for a choice or a bank that can't be read.
+    An earlier choice in the run's `folder` is used again. Otherwise a choice is made and written
+    there, with the result of tuning. The first process chooses for all. In eager mode the step is
+    returned unchanged. Raises RunError for a choice or a bank that can't be read.
     """
     step_config = built.step_config
     if recipe.train.mode == "eager":
         return built
-    # Layers call their policy for lowerings, which replace the operations of other networks.
+    # Lowerings replace operations of a traced network. Layers get lowerings from their policy.
     if step_config.lowerings is not None:
         built = replace(built, single_steps=_needs_single_steps(recipe, built, backend, reporter))
     elif not hasattr(step_config.network, "policy"):
         return built
     if make_sharding_rules(recipe.parallel) is not None:
-        # XLA divides only its own operations among devices.
+        # XLA can't divide the operations of lowerings among devices.
         return built
 
     def choose() -> dict[str, Any]:
         file = folder.path / LOWERINGS if folder else None
         earlier = read_choice(file) if file is not None and file.exists() else None
         banks = cache_root(recipe.cache) / "autotune"
-        chosen = earlier.lowerings if earlier is not None else None
+        chosen = None if earlier is None else earlier.lowerings
         tuning = Tuning(recipe.autotune, recipe.autotune_search, banks, chosen)
         request = _LoweringRequest(recipe, dataset, built, backend, tuning, reporter)
         if earlier is not None:
@@ -131,13 +131,13 @@ def _needs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter
 
 
 def _with_layout(network: nn.Module, layout: Layout) -> nn.Module:
-    """Return the network with images in a layout; a network of one layout is returned as it is."""
+    """Return the network with images in a layout; unchanged if it has only one layout."""
     return network.clone(layout=layout) if isinstance(network, LaidOutNetwork) else network
 
 
 @dataclass(frozen=True, eq=False)
 class _LoweringRequest:
-    """Inputs of the choice of a run's lowerings."""
+    """Inputs of the choice of a run's lowerings, and the choices so far."""
 
     recipe: Recipe
     dataset: Dataset
@@ -181,7 +181,7 @@ class _LoweringRequest:
         return self.choices[layout]
 
     def time_us(self, layout: Layout) -> float:
-        """Time the gradients with the best lowerings in a layout, in microseconds."""
+        """Return the microseconds of the gradients with the best lowerings in a layout."""
         step_config = self.built.step_config
         policy = self.choose_in(layout).lowerings
         network = _with_layout(step_config.network, layout).clone(policy=policy)
@@ -192,7 +192,7 @@ class _LoweringRequest:
 
 
 def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
-    """Choose lowerings in the layout that is fastest by a bank or by timing, else by a rule."""
+    """Return lowerings in the layout that is fastest by a bank or by timing, or else by a rule."""
     step_config = request.built.step_config
     device = request.backend.device
     network = step_config.network
@@ -215,8 +215,8 @@ def _report(
     if choice.layout != "nhwc":
         reason = ", for few channels"
         if choice.timed_layout is not None:
-            times_us = choice.timed_layout.times_us
-            nhwc_ms, chwn_ms = (times_us[layout] / 1000 for layout in ("nhwc", "chwn"))
+            nhwc_ms = choice.timed_layout.times_us["nhwc"] / 1000
+            chwn_ms = choice.timed_layout.times_us["chwn"] / 1000
             reason = f"; gradients {nhwc_ms:,.2f} -> {chwn_ms:,.2f} ms"
         reporter.print_stage("lower", f"images as CHWN: vectors of samples{reason}")
     if any(lowering != DEFAULT for _, lowering in choice.lowerings.chosen):
@@ -236,16 +236,20 @@ def _report(
 def _format_line(choice: LoweringChoice) -> str:
     """Return a line for the log: the origins of the lowerings, and the time that they save."""
     lowerings = [lowering for _, lowering in choice.lowerings.chosen]
-    onednn = sum(lowering.engine == "onednn" for lowering in lowerings)
-    banked = sum(result.status == "bank_hit" for result in choice.results)
-    tuned = len(choice.results) - banked
-    clauses = [f"{len(lowerings)} computations: {banked} from the bank"]
-    clauses += [f"{tuned} tuned"] if tuned else []
-    clauses += [f"{choice.num_by_rule} by rule"] if choice.num_by_rule else []
-    line = ", ".join(clauses) + f"; {onednn} by oneDNN"
-    before_ms = sum(result.before_us for result in choice.results) / 1000
-    after_ms = sum(result.after.us for result in choice.results) / 1000
-    return line + (f"; {before_ms:,.1f} -> {after_ms:,.1f} ms" if choice.results else "")
+    num_onednn = sum(lowering.engine == "onednn" for lowering in lowerings)
+    num_banked = sum(result.status == "bank_hit" for result in choice.results)
+    num_tuned = len(choice.results) - num_banked
+    line = f"{len(lowerings)} computations: {num_banked} from the bank"
+    if num_tuned:
+        line += f", {num_tuned} tuned"
+    if choice.num_by_rule:
+        line += f", {choice.num_by_rule} by rule"
+    line += f"; {num_onednn} by oneDNN"
+    if choice.results:
+        before_ms = sum(result.before_us for result in choice.results) / 1000
+        after_ms = sum(result.after.us for result in choice.results) / 1000
+        line += f"; {before_ms:,.1f} -> {after_ms:,.1f} ms"
+    return line
 
 
 def write_choice(path: Path, choice: LoweringChoice) -> None:
@@ -267,9 +271,9 @@ def read_choice(path: Path) -> LoweringChoice:
 def list_problems(
     step_config: StepConfig, state: TrainState, train_batch: int, eval_batch: int
 ) -> tuple[Problem, ...]:
-    """List every computation of a step or an evaluation that can be lowered, by tracing.
+    """Trace a step and an evaluation, and return their computations that can be lowered.
 
-    Gradients are listed for training only, without the input images' gradient, which nothing needs.
+    Gradients are those of training, without the gradient of the input images: nothing needs it.
     """
 
     def trace(step_config: StepConfig, batch: int, train: bool) -> list[Problem]:
@@ -283,8 +287,10 @@ def list_problems(
     problems: list[Problem] = []
     for image in step_config.train_images or (step_config.image,):
         train_problems = trace(replace(step_config, image=image), train_batch, True)
-        problems += [p for p in train_problems if not _is_image_gradient(p, get_image_shape(image))]
-    problems += [p for p in trace(step_config, eval_batch, False) if p.role == "forward"]
+        shape = get_image_shape(image)
+        problems += [item for item in train_problems if not _is_image_gradient(item, shape)]
+    eval_problems = trace(step_config, eval_batch, False)
+    problems += [problem for problem in eval_problems if problem.role == "forward"]
     return tuple(dict.fromkeys(problems))
 
 
@@ -333,7 +339,7 @@ def _is_image_gradient(problem: Problem, image: tuple[int, ...]) -> bool:
 def time_gradients_us(
     network: nn.Module, step_config: StepConfig, state: TrainState, batch: int, device: jax.Device
 ) -> float:
-    """Time the gradients of all parameters, in a loop on random numbers; return microseconds."""
+    """Return the microseconds of the gradients of all parameters, timed on random numbers."""
     forward = _make_forward(network, True)
 
     def compute_loss(params: Any, images: Array, batch_stats: Any) -> Array:
@@ -353,7 +359,7 @@ def time_gradients_us(
 def make_layout_key(
     network: LaidOutNetwork, step_config: StepConfig, batch: int, device: jax.Device
 ) -> str:
-    """Return the key in a knowledge bank of a network, its images and the device."""
+    """Return the key of a network, its images and the device in a knowledge bank."""
     image = get_image_shape(step_config.image)
     digest = hashlib.sha256(network.structure(image).encode()).hexdigest()[:16]
     shape = "x".join(map(str, (batch, *image)))

@@ -1,7 +1,7 @@
 """Robustness of a run's weights: the accuracy on evaluation samples under attacks and corruptions.
 
-Each attack is one compiled program. Draws are a pure function of (seed, restart, sample), and never
-of the secret of a private run.
+Each attack is one compiled program. Random draws are a pure function of (seed, restart, sample).
+They don't depend on the secret of a private run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CHUNK_SAMPLES = 256
 
 @dataclass(frozen=True)
 class AttackPlan:
-    """The attacks of an evaluation, which fit the data, and the number of samples."""
+    """The attacks of an evaluation, and its number of samples."""
 
     attacks: tuple[AnyAttack, ...]
     """Each with its norm and radius."""
@@ -67,13 +67,14 @@ class AttackPlan:
 def plan_attacks(
     recipe: Recipe, dataset: Dataset, attacks: Sequence[AnyAttack], samples: int | None = None
 ) -> AttackPlan:
-    """Return the plan of attacks with norm and radius, on all evaluation samples or `samples`.
+    """Return a plan of attacks on `samples` evaluation samples, on all if None.
 
-    Raises RecipeError if the data can't be attacked.
+    The attacks must have a norm and a radius. Raises RecipeError if the data can't be attacked.
     """
     scale = make_pixel_scale(recipe, dataset, "eval")
     classes = len(dataset.targets)
-    if classes < 3 and any(isinstance(a, ApgdAttack) and "dlr" in a.losses for a in attacks):
+    uses_dlr = any(isinstance(attack, ApgdAttack) and "dlr" in attack.losses for attack in attacks)
+    if uses_dlr and classes < 3:
         raise RecipeError(f"losses of apgd: dlr needs 3 classes, not {classes}; must be [ce]")
     return AttackPlan(tuple(attacks), scale, min(samples or len(dataset.eval), len(dataset.eval)))
 
@@ -90,7 +91,7 @@ class _Chunk:
     sample: Array
     """Positions in the evaluation split, int32 (B,)."""
     count: int = field(metadata={"static": True})
-    """Number of samples; the rows after them repeat them."""
+    """Number of samples. Later rows repeat these samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,13 +109,13 @@ class RobustnessMeasure:
     """Called before each restart on a chunk and each corruption; raises to stop the evaluation."""
 
     def measure(self, step: int) -> RobustnessReport:
-        """Attack the weights, which are those after `step` steps; print and return the report."""
+        """Attack the weights; report and return the results. `step` is the step of the weights."""
         chunks = list(self._read_chunks())
         is_fooled = self._compile(lambda attacked, chunk: attacked.is_fooled(chunk.pixels))
         wrong = [np.asarray(is_fooled(self.variables, chunk)) for chunk in chunks]
-        clean = self._compute_accuracy(chunks, wrong)
+        accuracy = self._compute_accuracy(chunks, wrong)
         self.reporter.print_stage(
-            "attack", f"none: accuracy {clean:.4f} over {self.plan.samples:,}"
+            "attack", f"none: accuracy {accuracy:.4f} over {self.plan.samples:,}"
         )
         rows: list[AttackRow] = []
         corruptions: list[CorruptionRow] = []
@@ -124,15 +125,14 @@ class RobustnessMeasure:
                 continue
             rows.append(self._attack(attack, attack.attack, chunks, wrong))
             if isinstance(attack, PgdAttack):
-                # No network is robust within a radius that reaches every image, 1 or the diagonal.
+                # Within the largest distance of two images, no network is robust.
                 radius = 1.0 if attack.norm == "linf" else float(chunks[0].pixels[0].size) ** 0.5
                 changes = {"radius": radius, "restarts": 1, "step": None}
-                rows.append(
-                    self._attack(attack.model_copy(update=changes), UNBOUNDED, chunks, wrong)
-                )
+                unbounded = attack.model_copy(update=changes)
+                rows.append(self._attack(unbounded, UNBOUNDED, chunks, wrong))
         classes = len(self.dataset.targets)
         report = RobustnessReport(
-            step, self.plan.samples, classes, clean, tuple(rows), tuple(corruptions)
+            step, self.plan.samples, classes, accuracy, tuple(rows), tuple(corruptions)
         )
         for sign in report.masked_gradients:
             self.reporter.warn(f"masked gradients: {sign}")
@@ -151,7 +151,10 @@ class RobustnessMeasure:
             yield _Chunk(pixels, classes.astype(jnp.int32), batch.sample, num_new)
 
     def _compile(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile `compute`, (network, chunk, *arguments), as (variables, chunk, *arguments)."""
+        """Return the compiled function (variables, chunk, *arguments) -> result of `compute`.
+
+        `compute` takes (attacked network, chunk, *arguments).
+        """
         network = self.config.network
 
         def call(variables: Any, chunk: _Chunk, *arguments: Any) -> Any:
@@ -160,9 +163,8 @@ class RobustnessMeasure:
                 logits: Any = network.apply(variables, inputs, train=False)
                 return logits.astype(jnp.float32)
 
-            return compute(
-                AttackedNetwork(self.config.lower(apply), chunk.labels), chunk, *arguments
-            )
+            attacked = AttackedNetwork(self.config.lower(apply), chunk.labels)
+            return compute(attacked, chunk, *arguments)
 
         return jax.jit(call)
 
@@ -179,10 +181,10 @@ class RobustnessMeasure:
         chunks: Sequence[_Chunk],
         wrong: Sequence[np.ndarray],
     ) -> AttackRow:
-        """Return the row of an attack, which restarts while a prediction of the chunk is right.
+        """Return the row of an attack, which restarts on a chunk while some predictions are right.
 
-        `wrong` are the predictions of each chunk that are wrong without an attack, bool (B,). The
-        row has means over the images that fool the network only under the attack.
+        `wrong` has, for each chunk, which predictions are wrong without an attack, bool (B,). The
+        row's means are those of the images that fool the network only under the attack.
         """
         seed = jnp.asarray(seed_words(self.seed))
 
@@ -209,9 +211,8 @@ class RobustnessMeasure:
                     if fooled[: chunk.count].all():
                         break
                     self.check()
-                    is_wrong, image_figures = map(
-                        np.asarray, program(self.variables, chunk, jnp.int32(restart))
-                    )
+                    outputs = program(self.variables, chunk, jnp.int32(restart))
+                    is_wrong, image_figures = jax.tree.map(np.asarray, outputs)
                     is_new = (is_wrong & ~fooled)[: chunk.count]
                     figures.append(image_figures[: chunk.count][is_new])
                     fooled |= is_wrong
@@ -238,7 +239,10 @@ class RobustnessMeasure:
         """Return the row of each corruption, with its accuracy at each severity."""
         rows = []
         for name in CORRUPTIONS:
-            accuracies = {n: self._measure_corruption(name, n, chunks) for n in severities}
+            accuracies = {
+                severity: self._measure_corruption(name, severity, chunks)
+                for severity in severities
+            }
             rows.append(CorruptionRow(name, accuracies))
             self.reporter.print_stage("attack", str(rows[-1]))
         return rows
@@ -257,9 +261,9 @@ class RobustnessMeasure:
 
 
 def conclude_robustness(run: CompiledRun, state: TrainState) -> None:
-    """Measure the robustness of the final state, and record it.
+    """Measure the robustness of the final state, and record it in the summary and in a file.
 
-    All processes measure, so that none waits for another; the first one writes.
+    All processes measure, so that none waits for another. The first writes the file.
     """
     context = run.context
     recipe = context.recipe

@@ -1,4 +1,4 @@
-"""Graph of a network: its operations by layer, with their inputs, traced from shapes."""
+"""Graph of a network for TensorBoard: its operations by layer, with their inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from pipeline.training.step import get_image_shape
 def trace_network_graph(config: StepConfig, state: TrainState) -> list[BoardNode]:
     """Return the operations of a network's inference on one image, in the order of computation.
 
-    Names begin with the path of the layer: `conv_0/conv_general_dilated`. `state` may be shapes.
+    Names begin with the path of the layer: `conv_0/conv_general_dilated`. `state` may have shapes
+    in place of arrays.
     """
     image = jax.ShapeDtypeStruct((1, *get_image_shape(config.image)), np.float32)
     variables = {"params": state.params, "batch_stats": state.batch_stats}
@@ -32,7 +33,7 @@ def trace_network_graph(config: StepConfig, state: TrainState) -> list[BoardNode
 
     closed = jax.make_jaxpr(infer)(variables, image)
     trace = _Trace()
-    # Paths without the collection, such as `conv_0/kernel`, in the order of the jaxpr's inputs.
+    # Paths such as `conv_0/kernel`, without the collection, in the order of the jaxpr's inputs.
     paths = [path.partition("/")[2] for path in flatten_by_path(variables)]
     *weights, images = closed.jaxpr.invars
     pairs = zip(paths, weights, strict=True)
@@ -51,7 +52,7 @@ class _Trace:
         self._name_counts: Counter[str] = Counter()
 
     def add(self, name: str, op: str, inputs: Sequence[str], result: Any) -> str:
-        """Add a node that computes `result`; return its name, numbered if `name` is taken."""
+        """Add a node that computes `result`; return its name, with a number if `name` is taken."""
         number = self._name_counts[name]
         self._name_counts[name] += 1
         unique = f"{name}_{number}" if number else name
@@ -63,20 +64,21 @@ class _Trace:
     def add_equations(
         self, jaxpr: core.ClosedJaxpr, inputs: Sequence[str], scope: str
     ) -> list[str]:
-        """Add the operations of a jaxpr, below the layer `scope`.
+        """Add the operations of a jaxpr below the layer `scope`.
 
-        Returns the names of the nodes of its results, "" for constants. Called functions are
-        inlined; a loop or a conditional is one node.
+        Returns the names of the nodes that compute its results, "" for constants. Called functions
+        are inlined. A loop or a conditional is one node.
         """
         return interpret_jaxpr(jaxpr, inputs, partial(self._add_equation, scope), lambda *_: "")
 
     def _add_equation(self, outer: str, equation: Any, inputs: list[str]) -> list[str]:
-        """Add an equation below the layer `outer`; return the names of its results' nodes."""
+        """Add an equation below the layer `outer`; return the node of each of its results."""
         kind = equation.primitive.name
         scope = join_scope(equation, outer)
         called = find_called_jaxpr(equation)
         if called is not None:
             return self.add_equations(called, inputs, scope)
         name = "/".join(filter(None, (find_layer(scope), kind)))
-        node = self.add(name, kind, list(filter(None, inputs)), equation.outvars[0])
+        nodes = [node for node in inputs if node]  # without constants
+        node = self.add(name, kind, nodes, equation.outvars[0])
         return [node] * len(equation.outvars)

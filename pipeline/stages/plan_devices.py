@@ -38,12 +38,12 @@ from pipeline.training.step import get_image_shape
 def plan_devices(
     recipe: Recipe, dataset: Dataset, built: Built, folder: RunFolder, reporter: Reporter
 ) -> Recipe:
-    """Return the recipe with mode `semi_auto`, and the mesh and shardings of the fastest plan.
+    """Return the recipe with mode `semi_auto`, and with the mesh and shardings of a plan.
 
-    A plan in the run directory, or without one the recipe's plan file, is read instead of
-    searching. If the run directory's plan is for other devices, a new one is searched. The
-    first of several processes plans for all, since the rates of their machines differ. Raises
-    RecipeError if no plan fits, or if the file's plan doesn't fit.
+    The plan is that in the run directory, else that in the recipe's plan file, else the fastest one
+    of a search. It is searched again if the run directory's plan is for other devices. The first of
+    several processes plans for all, since the rates of their machines differ. Raises RecipeError if
+    no plan fits, or if a file's plan doesn't fit.
     """
     plans = TypeAdapter(ParallelPlan)
 
@@ -56,7 +56,7 @@ def plan_devices(
 def _plan_run(
     recipe: Recipe, dataset: Dataset, built: Built, folder: RunFolder, reporter: Reporter
 ) -> ParallelPlan:
-    """Return the plan of a run, and write it into the run directory unless it is from there."""
+    """Return the plan of a run, and write a new plan into the run directory."""
     run_file = folder.path / PLAN
     plan_file = recipe.parallel.plan
     if run_file.exists():
@@ -67,7 +67,7 @@ def _plan_run(
             plan_file = None
     plan = find_plan(recipe, dataset, built, plan_file, reporter)
     if plan_file != run_file:
-        # Written at once, or for a resumed run after its checks.
+        # `accepted` writes at once, or for a resumed run after its checks.
         folder.accepted.add(partial(save_plan, plan, run_file))
     return plan
 
@@ -123,22 +123,19 @@ def make_batch_shapes(dataset: Dataset, size: int) -> tuple[Any, Any]:
 
 
 def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:
-    """Compare a step with the recipe's shardings to a data parallel step, as a line for the log.
+    """Return a line for the log that compares the recipe's shardings with data parallelism.
 
-    Both are priced with the planner's rates of the recipe's devices.
+    Both steps are priced with the planner's rates of the recipe's devices.
     """
     parallel = recipe.parallel
     devices = count_devices(parallel)
     sizes = MeshSpec(data=devices) if parallel.mesh is None else parallel.mesh
     mesh = Mesh(sizes.data, sizes.model)
     rates = _find_rates(recipe)
-    specs, constraints = (
-        tuple(ShardingRule(rule.pattern, tuple(map(tuple, rule.entries))) for rule in rules)
-        for rules in (parallel.specs, parallel.constraints)
-    )
+    specs = tuple(map(_make_sharding_rule, parallel.specs))
+    constraints = tuple(map(_make_sharding_rule, parallel.constraints))
     step = trace_step(recipe, dataset, built)
-    batch = parallel.batch_axes
-    priced = price_shardings(step, mesh, batch, specs, constraints, rates)
+    priced = price_shardings(step, mesh, parallel.batch_axes, specs, constraints, rates)
     if priced is None:
         line = f"a step with these shardings on {mesh} devices has no price"
         return f"{line}: the planner doesn't support them"
@@ -163,7 +160,7 @@ def describe_gathering(recipe: Recipe, built: Built) -> str:
 
 
 def _find_rates(recipe: Recipe) -> Rates:
-    """Return the rates of the recipe's devices, by default those measured on this host."""
+    """Return the rates of the recipe's devices; those measured on this host if it states none."""
     return recipe.device.rates() or load_host_rates()
 
 
@@ -180,6 +177,10 @@ def with_plan(recipe: Recipe, plan: ParallelPlan) -> Recipe:
         "memory_gib": None,
     }
     return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update=planned)})
+
+
+def _make_sharding_rule(spec: ShardingSpec) -> ShardingRule:
+    return ShardingRule(spec.pattern, tuple(map(tuple, spec.entries)))
 
 
 def _make_sharding_spec(rule: ShardingRule) -> ShardingSpec:

@@ -1,4 +1,4 @@
-"""The secret of a private run, from which noise and batches are drawn; only checkpoints have it."""
+"""The secret of a private run, from which noise and batches are drawn. Only checkpoints hold it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SECRET_PATH = "privacy/key"
 
 
 def open_secret(context: RunContext) -> np.ndarray | None:
-    """Return the secret of a run, uint32 (4,), the same in all processes; None if it isn't private.
+    """Return the secret of a run, uint32 (4,), equal in all processes; None if it isn't private.
 
-    A resumed run has the secret of its checkpoint.
+    A new secret is drawn, unless the recipe has a seed or the run to resume has a checkpoint.
     """
     privacy = context.recipe.privacy
     if privacy is None:
@@ -48,7 +48,7 @@ def open_secret(context: RunContext) -> np.ndarray | None:
 
 
 def share_secret(dataset: Dataset, secret: np.ndarray | None) -> Dataset:
-    """Return the dataset with half of the secret as the key of a Poisson order."""
+    """Return the dataset with the last two words of the secret as the key of a Poisson order."""
     order = dataset.train_order
     if secret is None or not isinstance(order, PoissonOrder):
         return dataset
@@ -56,16 +56,16 @@ def share_secret(dataset: Dataset, secret: np.ndarray | None) -> Dataset:
 
 
 def set_secret(state: TrainState, secret: np.ndarray, budget: Budget) -> TrainState:
-    """Return the first state of a run with its secret and the noise of its budget."""
+    """Return the initial state of a run with its secret and the noise of its budget."""
     noise = jnp.float32(budget.noise)
     return replace(state, privacy=replace(get_privacy(state), key=jnp.asarray(secret), noise=noise))
 
 
 def require_same_noise(state: TrainState, budget: Budget) -> None:
     """Raise RecipeError if the noise of a resumed run differs from that in its checkpoint."""
-    before = float(get_privacy(state).noise)
-    if not np.isclose(before, budget.noise, rtol=1e-6, atol=0):
+    noise_before = float(get_privacy(state).noise)
+    if not np.isclose(noise_before, budget.noise, rtol=1e-6, atol=0):
         raise RecipeError(
             f"privacy.epsilon = {budget.spec.epsilon}: needs noise {budget.noise:.6f} for "
-            f"{budget.steps:,} steps, and the run to resume has {before:.6f}; keep its length"
+            f"{budget.steps:,} steps, and the run to resume has {noise_before:.6f}; keep its length"
         )

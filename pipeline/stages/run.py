@@ -65,8 +65,7 @@ def run(recipe: Recipe, options: RunOptions) -> Summary:
     Writes into the directory of the run to resume, else into `options.run_dir`, else into a new
     directory under `outputs/`. Raises PipelineError if the run fails; summary.json has the reason.
     """
-    steps = run_in_sinks(recipe, options)
-    return exhaust(steps)
+    return exhaust(run_in_sinks(recipe, options))
 
 
 def run_in_sinks(recipe: Recipe, options: RunOptions) -> Generator[SinkReport, None, Summary]:
@@ -89,7 +88,7 @@ def run_in_sinks(recipe: Recipe, options: RunOptions) -> Generator[SinkReport, N
             with conclude_run(context):
                 yield from run_stages(context)
     except Interrupted:
-        # If the run was open, its summary has the signal that stopped one of several processes.
+        # With several processes the signal is raised here. If the run is open, its summary has it.
         if summary is None:
             raise
     return summary
@@ -128,7 +127,7 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     if estimate is not None:
         summary.modelled = dict(estimate.summary())
         if not runs_steps:
-            # A run that is only priced needs no programs.
+            # The price needs no compiled programs.
             return
     total_steps = built.run_schedule.total
     # A profile may train fewer steps.
@@ -149,8 +148,9 @@ def train_and_evaluate(
 ) -> Generator[SinkReport, None, None]:
     """Train and evaluate with the run's programs, and yield the report of each sink.
 
-    `secret` is uint32 (4,), None unless the run is private. `end_at` is the deadline of the command
-    by `time.perf_counter`, `total_steps` the run's length before a profile shortens it.
+    `secret` is uint32 (4,); None unless the run is private. `end_at` is the deadline of the command
+    by `time.perf_counter`; None without one. `total_steps` is the run's length before a profile
+    shortens it.
     """
     context = run.context
     recipe = context.recipe
@@ -171,7 +171,7 @@ def train_and_evaluate(
     run = profile.run
     callbacks = make_callbacks(context) if trains else ()
     dumps = inspection.open_dumps(run) if trains else None
-    # Checks end here: a damaged log is the last reason to refuse a run.
+    # This is the last check, and the writes that wait for all checks follow.
     log_marks = host.logs if context.resuming else None
     require_logs(context.run_dir, int(state.step), log_marks)
     context.folder.accepted.release()
@@ -224,9 +224,9 @@ def lower_and_compile(
 ) -> CompiledRun:
     """Lower a step and compile its programs.
 
-    `recipe` is the context's, as a plan for devices has changed it. With `reuses_programs`, the
-    programs that an earlier process has written are used without tracing the step. Set it only if
-    the code of this process is equal to the files on disk.
+    `recipe` is that of the context, with a plan for devices. With `reuses_programs`, programs that
+    an earlier process has written are used without tracing the step. This requires that the code of
+    this process is equal to the files on disk.
     """
     folder = context.folder
     reporter = context.reporter
@@ -252,7 +252,7 @@ def lower_and_compile(
 
 
 def open_backend(context: RunContext) -> Backend:
-    """Open the recipe's devices, and report how they share a batch if they are several."""
+    """Open the recipe's devices, and report how several devices share a batch."""
     recipe = context.recipe
     backend = recipe.device.open(recipe.parallel)
     context.summary.versions = list_versions(backend.describe())
@@ -263,7 +263,7 @@ def open_backend(context: RunContext) -> Backend:
 
 
 def plan_sinks(run: CompiledRun, estimate: Estimate | None, host: HostState) -> SinkPlan:
-    """Choose the sinks of the run. Several processes don't measure: their sinks are epochs."""
+    """Return the sinks of the run. For `auto` with several processes, a sink is an epoch."""
     recipe = run.context.recipe
     reporter = run.context.reporter
     schedule = run.built.run_schedule

@@ -1,4 +1,4 @@
-"""Samples for TensorBoard, with their labels, predictions, masks and embeddings."""
+"""Samples for TensorBoard: their labels, predictions, masks and embeddings; generated images."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Draw = Callable[[TrainState], Show]
 
 
 def format_sample_labels(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
-    """Return the labels of the images of `sample_images`; () if an image has several labels."""
+    """Return the labels of the images of `sample_images`; () if images haven't one label each."""
     mixes = any(isinstance(op, BatchOp) for op in dataset.train_ops)
     if mixes or dataset.label_positions or has_constant_labels(dataset.eval_ops):
         return ()
@@ -66,11 +66,11 @@ def format_label(label: np.ndarray, targets: Targets) -> str:
 def predict_samples(
     recipe: Recipe, config: StepConfig, state: TrainState, dataset: Dataset, step: int
 ) -> Show | None:
-    """Predict `monitor.sample_predictions` samples, evenly spread over the evaluation split.
+    """Predict `monitor.sample_predictions` samples; return the function that shows them.
 
-    Returns None if samples aren't images, are padded, or have constant labels or a label for each
-    position. A caption is the prediction, followed by the true label if it differs. Predicted
-    numbers are never shown as wrong.
+    Samples are evenly spread over the evaluation split. A caption is the prediction, followed by
+    the true label if it differs. Predicted numbers are never shown as wrong. Returns None if
+    samples aren't images, are padded, or have constant labels or a label for each position.
     """
     count = min(recipe.monitor.sample_predictions, len(dataset.eval))
     cant_be_captioned = (
@@ -93,10 +93,12 @@ def predict_samples(
         outputs = (outputs > 0).astype(np.float32)
     truths = [format_label(label, targets) for label in columns["label"]]
     texts = [format_label(output, targets) for output in outputs]
-    pairs = list(zip(texts, truths, strict=True))
-    captions = [text if text == truth else f"{text}, is {truth}" for text, truth in pairs]
-    wrong = [text != truth and targets.task != "regression" for text, truth in pairs]
-    return lambda board: board.add_predictions(step, columns["image"], captions, wrong)
+    captions = []
+    are_wrong = []
+    for text, truth in zip(texts, truths, strict=True):
+        captions.append(text if text == truth else f"{text}, is {truth}")
+        are_wrong.append(text != truth and targets.task != "regression")
+    return lambda board: board.add_predictions(step, columns["image"], captions, are_wrong)
 
 
 def make_drawers(recipe: Recipe, dataset: Dataset, built: Built) -> list[Draw]:
@@ -160,7 +162,7 @@ def _make_generated_drawer(recipe: Recipe, dataset: Dataset, built: Built) -> Dr
     is_adversarial = any(isinstance(layer, Adversarial) for layer in layers)
     if not count or not is_adversarial or recipe.parallel.mode != "none":
         return None
-    # The generator draws its noise from the network's input images, so each has a different value.
+    # The noise of the generator depends on the input image, so each image has a different value.
     shape = (count, *get_image_shape(dataset.image))
     inputs = np.broadcast_to(np.arange(count, dtype=np.float32).reshape(-1, 1, 1, 1), shape)
 
@@ -195,11 +197,12 @@ def _stretch_to_rgb(images: np.ndarray) -> np.ndarray:
 def embed_samples(
     recipe: Recipe, config: StepConfig, state: TrainState, dataset: Dataset
 ) -> Show | None:
-    """Embed `monitor.embeddings` samples, evenly spread over the evaluation split.
+    """Embed `monitor.embeddings` samples; return the function that shows the embeddings.
 
-    An embedding is the input of the network's last layer, averaged over positions of tokens or
-    pixels. Returns None if the recipe requests no embeddings, samples have a label for each
-    position, images are padded to several sizes, or the network has no flax layer with parameters.
+    Samples are evenly spread over the evaluation split. An embedding is the input of the network's
+    last layer, averaged over positions of tokens or pixels. Returns None if the recipe requests no
+    embeddings, samples have a label for each position, images are padded to several sizes, or the
+    network has no flax layer with parameters.
     """
     count = min(recipe.monitor.embeddings, len(dataset.eval))
     if not count or dataset.label_positions or recipe.dataset.buckets:
@@ -212,7 +215,7 @@ def embed_samples(
     labels = []
     images = []
     for start in range(0, count, EMBEDDING_CHUNK):
-        # All chunks have one shape: the last one repeats its last sample.
+        # All chunks have the same shape. The last chunk is padded with its last sample.
         chunk = rows[start : start + EMBEDDING_CHUNK]
         padded = np.pad(chunk, (0, min(EMBEDDING_CHUNK, count) - len(chunk)), mode="edge")
         split = dataset.eval.columns

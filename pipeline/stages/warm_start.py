@@ -35,9 +35,9 @@ class Restored:
     """A state with restored weights, and their source."""
 
     state: TrainState
-    """State with shapes in place of arrays that the source doesn't have."""
+    """State with shapes in place of those arrays that the source lacks."""
     step: int | None
-    """Step at which a run saved the weights; None for a file."""
+    """Number of steps after which a run saved the weights; None for a file."""
     line: str
     """Line for the log that names the source."""
 
@@ -55,10 +55,10 @@ class Restored:
 def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn: Warn) -> Restored:
     """Return `like` with the parameters and batch statistics that `checkpoint.restore` names.
 
-    `like` may be shapes and dtypes, so that mismatches are found before compiling. Optimizer, step
-    and loss scale don't change. Warns of a damaged checkpoint, and of layers and inputs that differ
-    in the recipe that trained the weights. Raises DataError if the weights can't be read, or don't
-    match and `checkpoint.partial` is false, RunError if their address can't be reached.
+    `like` may have shapes and dtypes, so that mismatches are found before compiling. Its optimizer,
+    step and loss scale stay. Warns of a damaged checkpoint, and of layers and inputs that differ in
+    the recipe that trained the weights. Raises DataError if the weights can't be read, or if they
+    don't match and `checkpoint.partial` is false; RunError if their address can't be reached.
     """
     spec = recipe.checkpoint
     assert spec.restore is not None, "the caller checks that the recipe names weights"
@@ -84,7 +84,7 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
 
 
 def choose_weight_file(names: Sequence[str]) -> str:
-    """Return `HUB_FILE`, else the only weight file. Raises ValueError without either."""
+    """Return `HUB_FILE`, or else the only weight file. Raises ValueError if there is neither."""
     files = [name for name in names if is_weight_file(Path(name))]
     if HUB_FILE in files:
         return HUB_FILE
@@ -95,7 +95,7 @@ def choose_weight_file(names: Sequence[str]) -> str:
 
 
 def read_source(source: Path, warn: Warn = warn_on_stderr) -> tuple[Arrays, int | None]:
-    """Read the arrays of a weight file and None, or the weights and the step of a checkpoint.
+    """Return the arrays of a weight file or a checkpoint, and the step; it is None for a file.
 
     Raises DataError if they can't be read.
     """
@@ -108,9 +108,9 @@ def read_source(source: Path, warn: Warn = warn_on_stderr) -> tuple[Arrays, int 
 
 
 def replace_leaves(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
-    """Replace the leaves of `variables` that have an entry in `arrays`, in the leaves' dtypes.
+    """Return `variables` with `arrays` in place of the leaves of the same path, in their dtypes.
 
-    Names are paths, such as `params/conv_0/kernel`.
+    Names of arrays are paths, such as `params/conv_0/kernel`.
     """
     leaves = [
         arrays[name].astype(leaf.dtype) if name in arrays else leaf

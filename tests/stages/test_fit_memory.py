@@ -171,7 +171,7 @@ def test_scarce_memory_halves_before_a_step(
     at_once(monkeypatch, 2)
     sizes = iter([10**9])
     monkeypatch.setattr(fit_memory, "find_usable_bytes", lambda _: next(sizes, 1_000_000))
-    monkeypatch.setattr(fit_memory, "LOOK_S", -1.0)
+    monkeypatch.setattr(fit_memory, "CHECK_PERIOD_S", -1.0)
     run(tiny(*MEMORY), tmp_path)
     assert read_memory(tmp_path)["halved"] == ["4 -> 2 samples at once: step 1: 1 MB are at hand"]
 

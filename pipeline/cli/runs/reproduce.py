@@ -106,7 +106,7 @@ def _rerun(original: RunRecord, run_dir: Path, overrides: Sequence[str], last: i
         stdout = sys.stdout.fileno()
     except OSError:  # stdout isn't a file, as in a test
         stdout = None
-    folder = Path(str(original.made_by.get("folder", ".")))
+    folder = Path(str(original.first_process.get("folder", ".")))
     paths = [str(PACKAGE.parent)]
     if python_path := os.environ.get("PYTHONPATH"):
         paths.append(python_path)

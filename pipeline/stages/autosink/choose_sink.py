@@ -1,4 +1,4 @@
-"""Choice of the sinks of a run: the recipe's, or with auto the fastest, measured or modelled."""
+"""Choice of a run's sinks: those of the recipe, or for `auto` the fastest, measured or modelled."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ BUDGET_SHARE = 0.05
 """Share of a run's time for measuring, within `LEAST_BUDGET_S` and `MOST_BUDGET_S`."""
 LEAST_BUDGET_S = 0.6
 MOST_BUDGET_S = 3.0
-MOST_SHARE = 0.1
-"""Nothing is measured if the shortest measurement takes more than this share of a run's steps."""
+MOST_STEPS_SHARE = 0.1
+"""Nothing is measured if that takes at least more than this share of the run's number of steps."""
 
 SINGLE_STEPS_REASON = "one asynchronous dispatch per step: its convolutions are slow in a loop"
 
 SINK_KEY = "sink"
-"""Key in a checkpoint for sinks that were measured or modelled."""
+"""Key of a checkpoint's host state, for sinks that were measured or modelled."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class SinkPlan:
     reason: str
     choice: SinkChoice | None = None
     host_entry: Mapping[str, Any] = field(default_factory=dict)
-    """JSON for a checkpoint, so that a resumed run has these sinks; {} for the recipe's sinks."""
+    """Entry of a checkpoint from which a resumed run reads these sinks; {} for a recipe's sinks."""
 
     def __str__(self) -> str:
         return "off" if self.size is None else f"{self.size:,} steps, {self.mechanism}"
@@ -74,7 +74,7 @@ class SinkPlan:
 
 
 def chooses_sink(train: TrainSpec) -> bool:
-    """Return whether a recipe leaves the choice of its sinks to this module (auto)."""
+    """Return whether the size of the recipe's sinks is `auto`."""
     return train.sink and train.sink_size == "auto"
 
 
@@ -86,9 +86,10 @@ def choose_sink(
     estimate: Estimate | None,
     reporter: Reporter,
 ) -> SinkPlan:
-    """Choose the sinks of a run: the recipe's, or with auto the fastest.
+    """Return the sinks of the recipe, or for `auto` the fastest.
 
-    An emulated device has an `estimate`. Raises KeyboardInterrupt if a signal stops a measurement.
+    `estimate` is None unless the device is emulated. Raises KeyboardInterrupt if a signal stops a
+    measurement.
     """
     train = recipe.train
     if not chooses_sink(train):
@@ -103,7 +104,7 @@ def choose_sink(
         requested = mechanisms[0] if len(mechanisms) == 1 else "auto"
         mechanism, _ = backend.choose_mechanism(requested, sink=choice.size is not None)
         plan = SinkPlan(choice.size, mechanism, f"modelled for {estimate.device}: {choice.reason}")
-        return _report(plan, reporter)
+        return _report_plan(plan, reporter)
     bounds = make_bounds(recipe, run_schedule, executable)
     is_terminal = reporter.console.is_terminal
     with reporter.clock("measuring sinks"):
@@ -112,20 +113,20 @@ def choose_sink(
                 choice = _measure_choice(bounds, mechanisms, trials)
             plan = SinkPlan(choice.size, choice.mechanism, choice.reason, choice)
         except RunError as error:
-            # The run itself may still succeed: timed steps aren't its steps.
+            # The run itself may still succeed: timed steps aren't a part of it.
             reason = f"not measured: a step that was run only to time it failed: {error}"
             plan = SinkPlan(None, "none", reason)
-    return _report(plan, reporter)
+    return _report_plan(plan, reporter)
 
 
 def resume_sink(saved: SinkState, reporter: Reporter) -> SinkPlan:
-    """Return the sinks that were chosen when a resumed run began, as its checkpoint has them."""
+    """Return the sinks of a resumed run, which were chosen when it began."""
     plan = SinkPlan(saved.size, saved.mechanism, "as chosen when the run began")
-    return _report(plan, reporter)
+    return _report_plan(plan, reporter)
 
 
-def _report(plan: SinkPlan, reporter: Reporter) -> SinkPlan:
-    """Report chosen sinks; return them with `host_entry`."""
+def _report_plan(plan: SinkPlan, reporter: Reporter) -> SinkPlan:
+    """Report chosen sinks, and return them with a `host_entry`."""
     reporter.print_stage("sink", f"{plan}; {plan.reason}")
     return replace(plan, host_entry={SINK_KEY: {"size": plan.size, "mechanism": plan.mechanism}})
 
@@ -133,21 +134,21 @@ def _report(plan: SinkPlan, reporter: Reporter) -> SinkPlan:
 def _measure_choice(
     bounds: Bounds, mechanisms: tuple[SinkMechanism, ...], trials: TimedRuns
 ) -> SinkChoice:
-    """Measure which sinks are fastest, within a share of the run's time and steps."""
+    """Return the fastest sinks, measured within a share of the run's time and steps."""
     single_ms = time_single_step(trials)
-    total = bounds.total
     num_steps = count_least_steps(mechanisms)
     reason = explain_one_step_sinks(single_ms, bounds)
-    if reason is None and num_steps > MOST_SHARE * total:
-        reason = f"not measured: that takes {num_steps} steps, and the run has {total:,}"
+    if reason is None and num_steps > MOST_STEPS_SHARE * bounds.total:
+        reason = f"not measured: that takes {num_steps} steps, and the run has {bounds.total:,}"
     if reason is not None:
         return choose_no_sink(single_ms, reason)
-    budget_s = np.clip(BUDGET_SHARE * total * single_ms / 1e3, LEAST_BUDGET_S, MOST_BUDGET_S)
+    run_s = bounds.total * single_ms / 1e3
+    budget_s = np.clip(BUDGET_SHARE * run_s, LEAST_BUDGET_S, MOST_BUDGET_S)
     return choose(measure(trials, single_ms, mechanisms, float(budget_s)).costs, bounds)
 
 
 def explain_one_step_sinks(single_ms: float, bounds: Bounds) -> str | None:
-    """Return why a dispatch would hold only one step; None if it would hold more."""
+    """Return why no sink could have more than one step; None if it could."""
     longest, bound = bounds.find_longest(Cost("loop", 0.0, single_ms))
     return f"a sink would hold one step: {bound}" if longest == 1 else None
 
@@ -155,7 +156,7 @@ def explain_one_step_sinks(single_ms: float, bounds: Bounds) -> str | None:
 def list_mechanisms(
     mechanism: SinkMechanism | Literal["auto"], executable: Executable
 ) -> tuple[SinkMechanism, ...]:
-    """List the mechanisms that recipe and programs permit, the preferred mechanism first."""
+    """Return the mechanisms that recipe and programs permit, the preferred mechanism first."""
     if executable.report.single_steps:
         return ("soft",)
     return ("loop", "soft") if mechanism == "auto" else (mechanism,)
@@ -164,8 +165,7 @@ def list_mechanisms(
 def make_bounds(
     recipe: Recipe, run_schedule: RunSchedule, executable: Executable | None = None
 ) -> Bounds:
-    """Return the bounds of a dispatch. No window of batches limits it on an emulated device, which
-    has no executable."""
+    """Return the limits of a dispatch; without an executable, no window of batches limits it."""
     total = run_schedule.total
     window_steps = total if executable is None else executable.loader.get_window(0).max_steps
     events = list_event_periods(recipe, run_schedule.steps_per_epoch)
@@ -175,6 +175,6 @@ def make_bounds(
 
 
 def make_modelled_costs(price: SinkPrice) -> Costs:
-    """Fit costs, without an error, to the modelled times of a step in sinks of 1 and `LONGEST`."""
+    """Return the costs that fit the modelled times of a step in sinks of 1 and `LONGEST` steps."""
     loop = Cost.fit("loop", price(1), LONGEST * price(LONGEST), LONGEST)
     return Costs(price(None), (loop,), 0.0)

@@ -36,10 +36,10 @@ Evaluate = Callable[[TrainState], Evaluation | None]
 
 @dataclass(frozen=True)
 class Variant:
-    """The sinks of a trial: their size and mechanism."""
+    """The sinks of a trial."""
 
     sink_steps: int | None
-    """Steps of a sink; None: no sinks."""
+    """Steps of a sink; None without sinks."""
     mechanism: Mechanism
 
 
@@ -50,11 +50,11 @@ class Timing:
     step_ms: float
     """Mean over all steps, with the host's work."""
     dispatch_ms: np.ndarray
-    """float64 (dispatches,): times from the end of the previous dispatch."""
+    """float64 (dispatches,): the time from the end of the previous dispatch to the end of each."""
 
 
 class TimedRuns:
-    """Trials of a compiled run; with `is_terminal` log and bar are drawn as on a terminal."""
+    """Timed short trainings of a run; with `is_terminal`, its log is formatted for a terminal."""
 
     def __init__(
         self, recipe: Recipe, schedule: RunSchedule, executable: Executable, *, is_terminal: bool
@@ -69,26 +69,28 @@ class TimedRuns:
         self._observers: dict[int | None, Observers] = {}
 
     def time(self, variant: Variant, steps: int, evaluate: Evaluate = refuse_evaluation) -> Timing:
-        """Time a variant over `steps` steps, of several sinks or of a part of one.
+        """Train for `steps` steps in the sinks of a variant, and return the times.
 
-        With `evaluate`, each sink ends with an evaluation. Raises RunError if a step isn't finite.
+        `steps` may be fewer than those of a sink. With `evaluate`, each sink ends with an
+        evaluation. Raises RunError if a step isn't finite.
         """
-        watch = DispatchClock()
-        observers = self._open_observers(variant)
-        run = replace(self._run_schedule, total=steps, sink_steps=variant.sink_steps)
+        clock = DispatchClock()
+        observers = self._open_observers(variant.sink_steps)
+        run_schedule = replace(self._run_schedule, total=steps, sink_steps=variant.sink_steps)
         periods = () if evaluate is refuse_evaluation else (variant.sink_steps or 1,)
+        dispatch_s = self._recipe.train.dispatch_seconds
         every = {Event.EVALUATE: periods}
-        schedule = Schedule(run, every, dispatch_seconds=self._recipe.train.dispatch_seconds)
+        schedule = Schedule(run_schedule, every, dispatch_seconds=dispatch_s)
         program = Program(self._executable, variant.mechanism)
-        hooks = Hooks(monitors=[observers.monitor, watch], evaluate=evaluate)
+        hooks = Hooks(monitors=[observers.monitor, clock], evaluate=evaluate)
         training = train(program, self.state, schedule, hooks, HostState(), History(0))
         self.state = exhaust(training)
         observers.monitor.flush()
-        return watch.make_timing(variant.sink_steps or 1)
+        return clock.make_timing(variant.sink_steps or 1)
 
-    def _open_observers(self, variant: Variant) -> Observers:
-        """Return the observers of a variant's sink size; open them if it is new."""
-        if variant.sink_steps not in self._observers:
+    def _open_observers(self, sink_steps: int | None) -> Observers:
+        """Return the observers of sinks of a size, opened by the first call."""
+        if sink_steps not in self._observers:
             folder = Path(self._open_files.enter_context(tempfile.TemporaryDirectory()))
             # Writing to this console takes as long as to a visible one.
             devnull = self._open_files.enter_context(Path(os.devnull).open("w"))  # noqa: SIM115
@@ -100,11 +102,11 @@ class TimedRuns:
                 markup=False,
             )
             reporter = self._open_files.enter_context(Reporter(folder, console))
-            run_schedule = replace(self._run_schedule, sink_steps=variant.sink_steps)
+            run_schedule = replace(self._run_schedule, sink_steps=sink_steps)
             settings = make_observer_settings(self._recipe)
             observers = open_observers(settings, folder, run_schedule, 0, reporter)
-            self._observers[variant.sink_steps] = self._open_files.enter_context(observers)
-        return self._observers[variant.sink_steps]
+            self._observers[sink_steps] = self._open_files.enter_context(observers)
+        return self._observers[sink_steps]
 
     def __enter__(self) -> Self:
         return self
@@ -121,26 +123,26 @@ class DispatchClock(Monitor):
         self._steps: list[int] = []
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Note the time and the step at which a dispatch ended."""
+        """Record the time and the step at which a dispatch ended."""
         self._ends_s.append(time.perf_counter())
         self._steps.append(telemetry.start + len(telemetry))
 
-    def make_timing(self, skipped: int) -> Timing:
-        """Return the timing of the dispatches after the first `skipped` steps, or of the last."""
+    def make_timing(self, skipped_steps: int) -> Timing:
+        """Return the timing of dispatches after `skipped_steps` steps, at least of the last one."""
         steps = np.array(self._steps)
-        at_ms = 1000 * np.array(self._ends_s)
-        begin = min(int(np.searchsorted(steps, skipped)), len(steps) - 2)
-        step_ms = (at_ms[-1] - at_ms[begin]) / (steps[-1] - steps[begin])
-        return Timing(float(step_ms), np.diff(at_ms[begin:]))
+        ends_ms = 1000 * np.array(self._ends_s)
+        begin = min(int(np.searchsorted(steps, skipped_steps)), len(steps) - 2)
+        step_ms = (ends_ms[-1] - ends_ms[begin]) / (steps[-1] - steps[begin])
+        return Timing(float(step_ms), np.diff(ends_ms[begin:]))
 
 
 LEAST_ROUNDS = 5
 MOST_ROUNDS = 15
-"""Bounds of the number of rounds. Each times every variant, since the machine's speed varies."""
+"""Bounds of the number of rounds. A round times all variants, since the machine's speed varies."""
 TRIAL_MS = 50.0
-"""Time of a trial, long enough to include the threads that write logs."""
+"""Time of a trial, long enough to include the work of threads that write logs."""
 LONGEST = 1000
-"""Longest timed sink in steps."""
+"""Steps of the longest sink that is timed or modelled."""
 SINKS = 3
 """Least number of sinks in a trial; the first isn't timed."""
 SINGLES = 4
@@ -148,17 +150,17 @@ SINGLES = 4
 
 OFF = Variant(None, "none")
 """Training without sinks."""
-EVALUATED_S = 1.0
-"""Seconds after which the measurement of an evaluation ends, if it hasn't ended before."""
+MOST_EVALUATION_S = 1.0
+"""Seconds after which a timed evaluation begins no more batches."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Costs of dispatches, with their measurements."""
+    """Costs of dispatches, with the times of single steps."""
 
     costs: Costs
     single_ms: np.ndarray
-    """float64 (dispatches,): the time of each dispatch of one step without sinks."""
+    """float64 (dispatches,): the time of each step without sinks."""
     long_steps: int
     """Steps of the long dispatches."""
 
@@ -176,26 +178,27 @@ def time_single_step(trials: TimedRuns) -> float:
 def measure(
     trials: TimedRuns, single_ms: float, mechanisms: Sequence[SinkMechanism], budget_s: float
 ) -> Measurement:
-    """Time steps without sinks, in sinks of one, and in long sinks by each mechanism.
+    """Time steps without sinks, in sinks of one step, and in long sinks by each mechanism.
 
-    This takes about `budget_s` seconds, or as long as `count_least_steps` steps. `single_ms` is the
-    result of `time_single_step`. Raises RunError if a step isn't finite, KeyboardInterrupt if a
-    signal stops the measurement.
+    This takes about `budget_s` seconds, or longer if `count_least_steps` steps do. `single_ms` is
+    the result of `time_single_step`. Raises RunError if a step isn't finite, KeyboardInterrupt if
+    a signal stops the measurement.
     """
     num_variants = 2 + len(mechanisms)
     round_ms = max(TRIAL_MS, SINGLES * single_ms) * num_variants
     num_rounds = int(np.clip(1000 * budget_s / round_ms, LEAST_ROUNDS, MOST_ROUNDS))
-    # The time of a round is left for the first trial, which finds the size of long sinks.
+    # The first trial, which finds the size of long sinks, has the time of one more round.
     trial_ms = 1000 * budget_s / (num_rounds + 1) / num_variants
     first_steps = _choose_sink_steps(trial_ms, single_ms)
     step_ms = trials.time(Variant(first_steps, mechanisms[0]), SINKS * first_steps).step_ms
     long_steps = _choose_sink_steps(trial_ms, step_ms)
-    sinks = max(SINKS, round(trial_ms / (long_steps * step_ms)) + 1)
-    singles = max(SINGLES, int(trial_ms / single_ms))
-    variants = {OFF: singles, Variant(1, mechanisms[0]): singles}
-    variants |= {Variant(long_steps, mechanism): sinks * long_steps for mechanism in mechanisms}
+    num_sinks = max(SINKS, round(trial_ms / (long_steps * step_ms)) + 1)
+    num_singles = max(SINGLES, int(trial_ms / single_ms))
+    num_steps = {OFF: num_singles, Variant(1, mechanisms[0]): num_singles}
+    for mechanism in mechanisms:
+        num_steps[Variant(long_steps, mechanism)] = num_sinks * long_steps
     rounds = [
-        {variant: trials.time(variant, steps) for variant, steps in variants.items()}
+        {variant: trials.time(variant, steps) for variant, steps in num_steps.items()}
         for _ in range(num_rounds)
     ]
     single_dispatches = np.concatenate([timings[OFF].dispatch_ms for timings in rounds])
@@ -203,55 +206,56 @@ def measure(
 
 
 def time_evaluation(executable: Executable, state: TrainState, batches: int) -> float:
-    """Time a part of an evaluation; return the seconds of the whole, which has `batches` batches.
+    """Return the seconds of an evaluation of `batches` batches, estimated by the first of them.
 
     The program must have run before, so that its start isn't timed.
     """
     started_at = time.perf_counter()
-    done = 0
-    while done < batches and time.perf_counter() - started_at < EVALUATED_S:
-        stop = min(batches, max(1, 2 * done))
-        executable.evaluate(state, done, stop)
-        done = stop
-    return (time.perf_counter() - started_at) * batches / done
+    num_done = 0
+    while num_done < batches and time.perf_counter() - started_at < MOST_EVALUATION_S:
+        stop = min(batches, max(1, 2 * num_done))
+        executable.evaluate(state, num_done, stop)
+        num_done = stop
+    return (time.perf_counter() - started_at) * batches / num_done
 
 
 def _choose_sink_steps(trial_ms: float, step_ms: float) -> int:
-    """Return the steps of a sink such that `SINKS` sinks fit into a trial."""
+    """Return the most steps of a sink, 2 to `LONGEST`, so that `SINKS` sinks fit into a trial."""
     return min(max(2, int(trial_ms / (SINKS * step_ms))), LONGEST)
 
 
 def fit_costs(
     rounds: Sequence[Mapping[Variant, Timing]], mechanisms: Sequence[SinkMechanism], long_steps: int
 ) -> Costs:
-    """Fit costs to the lower quartiles of times; their error is the largest error of a gain."""
+    """Fit costs to lower quartiles of step times. Their error is the largest error of a gain."""
 
     def list_times(variant: Variant) -> list[float]:
         return [timings[variant].step_ms for timings in rounds]
 
     single_ms = compute_lower_quartile(list_times(Variant(1, mechanisms[0])))
-    longs = {mechanism: list_times(Variant(long_steps, mechanism)) for mechanism in mechanisms}
-    costs = [
-        Cost.fit(mechanism, single_ms, long_steps * compute_lower_quartile(long), long_steps)
-        for mechanism, long in longs.items()
-    ]
     off_ms = list_times(OFF)
-    error = max(estimate_gain_error(off_ms, long) for long in longs.values())
-    return Costs(compute_lower_quartile(off_ms), tuple(costs), error)
+    costs = []
+    errors = []
+    for mechanism in mechanisms:
+        step_ms = list_times(Variant(long_steps, mechanism))
+        long_ms = long_steps * compute_lower_quartile(step_ms)
+        costs.append(Cost.fit(mechanism, single_ms, long_ms, long_steps))
+        errors.append(estimate_gain_error(off_ms, step_ms))
+    return Costs(compute_lower_quartile(off_ms), tuple(costs), max(errors))
 
 
 def compute_lower_quartile(times: Sequence[float]) -> float:
-    """Return the lower quartile of times, since other work on the machine can only add to them."""
+    """Return the lower quartile of times. Other work on the machine can only lengthen times."""
     return float(np.quantile(times, 0.25))
 
 
 def estimate_gain_error(slow: Sequence[float], fast: Sequence[float]) -> float:
-    """Return the relative error of the median gain, slow time over fast time, over rounds."""
+    """Return the relative error of the median over rounds of the gain, `slow` over `fast`."""
     return estimate_median_error([a / b for a, b in zip(slow, fast, strict=True)])
 
 
 def estimate_median_error(values: Sequence[float]) -> float:
-    """Return the standard error of a median as a share of it.
+    """Return the standard error of the median of values, as a share of the median.
 
     For normal errors it is 1.2533 sigma / sqrt(n), with sigma = 1.4826 times the median deviation.
     """

@@ -17,7 +17,7 @@ TELEMETRY_BYTES = 4 * len(Record._fields)
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The host's time to dispatch one step without sinks."""
+    """Time that the host takes to dispatch one step without sinks."""
 
     median_us: float
     p90_us: float
@@ -28,18 +28,18 @@ class Memory:
     """Memory of batches on the device."""
 
     resident: bool
-    """Whether all samples are on the device, and a batch is a list of indices."""
+    """Whether all samples are on the device. A batch is then a list of indices."""
     data_bytes: int
     """Bytes of the samples on the device."""
     batch_bytes: int
     """Bytes of a batch, or of its list of indices."""
     window_steps: int
-    """Batches on the device at once, independent of the sink."""
+    """Batches on the device at once; doesn't depend on the sink."""
 
 
 @dataclass(frozen=True)
 class Calendar:
-    """Events of a run."""
+    """The events of a run, in summary."""
 
     counts: Mapping[str, int]
     """Number of events by name."""
@@ -79,12 +79,12 @@ class ExplainedRun:
     batch_size: int
     """Samples of a batch, on all devices together."""
     asked: int | None
-    """The recipe's sink in steps; None: off, or auto."""
+    """Steps of a sink in the recipe; None for off and auto."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The sinks of a run; unmeasured fields are None."""
+    """The sinks of a run, and why they are these; fields without a measurement are None."""
 
     run: ExplainedRun
     bounds: Bounds
@@ -97,19 +97,19 @@ class Explanation:
     modelled: bool = False
     """Whether the times come from the model of an emulated device."""
     communication: Communication | None = None
-    """All-reduces of several emulated devices."""
+    """All-reduces between emulated devices; None for a single device."""
 
     @property
     def cost(self) -> Cost | None:
-        """Cost of the chosen mechanism, else of the first; None if nothing was measured."""
+        """Cost of the chosen mechanism, or of the first without sinks; None without costs."""
         return None if self.costs is None else self.costs.find(self.choice.mechanism)
 
     def predictions(self) -> dict[int, float]:
-        """Predict milliseconds a step by sink size: `SHOWN`, the recipe's size, the chosen size."""
+        """Return milliseconds a step by sink size: `SHOWN`, the recipe's size, the chosen size."""
         cost = self.cost
         if cost is None:
             return {}
-        sizes = {*SHOWN, *filter(None, (self.run.asked, self.choice.size))}
+        sizes = {size for size in (*SHOWN, self.run.asked, self.choice.size) if size}
         return {size: predict_ms(cost, size, self.bounds) for size in sorted(sizes)}
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,15 +123,15 @@ class Explanation:
             f"{expected}_ms": self.predictions(),
             f"{expected}_gain": self.choice.gain,
             "achieved_gain": self.achieved.gain if self.achieved else None,
-            "dispatch_us": self.dispatch and vars(self.dispatch),
+            "dispatch_us": vars(self.dispatch) if self.dispatch else None,
             f"{expected}_costs": {
                 cost.mechanism: {"dispatch_ms": cost.dispatch_ms, "step_ms": cost.step_ms}
                 for cost in (self.costs.sinks if self.costs else ())
             },
-            "communication": self.communication and vars(self.communication),
-            "memory": self.memory and vars(self.memory),
+            "communication": vars(self.communication) if self.communication else None,
+            "memory": vars(self.memory) if self.memory else None,
             "events": {**vars(self.calendar), "first": dict(self.calendar.first)},
-            "achieved": self.achieved and vars(self.achieved),
+            "achieved": vars(self.achieved) if self.achieved else None,
         }
 
     def __str__(self) -> str:
@@ -141,9 +141,10 @@ class Explanation:
         if self.communication is not None:
             head += f" ({run.batch_size // self.communication.devices:,} a device)"
         lines = [f"  {name:<11} {text}" for name, text in self._list_facts()]
-        return "\n".join([head, *lines, "", *self._list_rows(), *self._list_conclusions()])
+        return "\n".join([head, *lines, "", *self._format_table(), *self._format_conclusions()])
 
     def _list_facts(self) -> Iterator[tuple[str, str]]:
+        """Yield a heading and a text for each known part."""
         if self.costs is not None:
             sinks = self.costs.sinks
             steps = ", ".join(f"{cost.mechanism} {cost.step_ms:.4g} ms" for cost in sinks)
@@ -167,7 +168,7 @@ class Explanation:
         if calendar.first:
             yield "", "; ".join(f"step {step:,}: {names}" for step, names in calendar.first)
 
-    def _list_rows(self) -> Iterator[str]:
+    def _format_table(self) -> Iterator[str]:
         predicted = self.predictions()
         if not predicted:
             return
@@ -183,7 +184,7 @@ class Explanation:
         marks += ["as asked"] if size is not None and size == self.run.asked else []
         return f"  <- {', '.join(marks)}" if marks else ""
 
-    def _list_conclusions(self) -> Iterator[str]:
+    def _format_conclusions(self) -> Iterator[str]:
         choice = self.choice
         achieved = self.achieved
         size = "no sinks" if choice.size is None else f"{choice.mechanism}, {choice.size:,} steps"
@@ -205,14 +206,15 @@ def _format_error(error: float) -> str:
     return f", give or take {100 * error:.1f} %" if error else ""
 
 
-def _format_memory(memory: Memory, size: int) -> str:
-    plural = "" if size == 1 else "es"
+def _format_memory(memory: Memory, sink_steps: int) -> str:
+    plural = "" if sink_steps == 1 else "es"
     content = "numbers of samples" if memory.resident else "samples"
     window_bytes = memory.window_steps * memory.batch_bytes
     samples = f" beside all samples, {format_bytes(memory.data_bytes)}" if memory.resident else ""
     return (
-        f"{size:,} batch{plural} of {content} {format_bytes(size * memory.batch_bytes)}; "
+        f"{sink_steps:,} batch{plural} of {content} "
+        f"{format_bytes(sink_steps * memory.batch_bytes)}; "
         f"the device has {memory.window_steps:,} at once whatever the sink, "
         f"{format_bytes(window_bytes)}{samples}; "
-        f"telemetry {format_bytes(size * TELEMETRY_BYTES)} a sink"
+        f"telemetry {format_bytes(sink_steps * TELEMETRY_BYTES)} a sink"
     )

@@ -18,9 +18,9 @@ from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained
 
 
 def read_network(folders: Sequence[Path]) -> TrainedRun:
-    """Read a run, or the ensemble of several runs, each as in `read_trained_run`.
+    """Return the trained run of a folder, or the ensemble of those of several folders.
 
-    Raises DataError for a run that is named twice, and as in `make_ensemble`.
+    Raises DataError as `read_trained_run` and `make_ensemble` do, and for a repeated folder.
     """
     if len(folders) == 1:
         return read_trained_run(folders[0])
@@ -31,11 +31,11 @@ def read_network(folders: Sequence[Path]) -> TrainedRun:
 
 
 def make_ensemble(runs: Mapping[Path, TrainedRun]) -> TrainedRun:
-    """Return the ensemble of runs, which messages name by their folders.
+    """Return the ensemble of runs by folder. Names of weights begin with the member's number.
 
-    Raises DataError if they read other samples or predict other targets.
+    Raises DataError if the runs' samples or targets differ.
     """
-    (first_folder, first), *_ = runs.items()
+    first_folder, first = next(iter(runs.items()))
     for folder, run in runs.items():
         differing = [
             field.name

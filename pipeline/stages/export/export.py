@@ -43,7 +43,7 @@ PLATFORMS = ("cpu", "cuda")
 FORMAT = 1
 """Version of model.json."""
 MAX_PROGRAM_BYTES = 2**30
-"""Longest program that is read; its weights are in another file."""
+"""Size of the largest program that is read. It doesn't include the weights."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class ExportedNetwork:
 def export_run(
     run: TrainedRun, folder: Path, onnx_entries: Mapping[str, Any] | None = None
 ) -> None:
-    """Write the prediction of a run, as a program for any batch size, on CPU and GPU.
+    """Write the prediction of a run as a program for any batch size, on CPU and GPU.
 
-    model.json has the `onnx_entries` too. It is removed first and written last, since only a folder
-    with it is an export. Without `onnx_entries`, the files of an earlier export to ONNX are
-    removed: they may have other weights. Raises RunError if a file can't be written, and
-    if an op can't be compiled for any batch size.
+    `onnx_entries` are added to model.json. This file is removed first and written last, so that an
+    incomplete folder has none. Without `onnx_entries`, the files of an earlier export to ONNX are
+    removed: they may have other weights. Raises RunError if a file can't be written, or if an op
+    can't be compiled for any batch size.
     """
     (batch,) = export.symbolic_shape("batch")
     images = jax.ShapeDtypeStruct((batch, *run.samples.shape), np.dtype(run.samples.dtype))
@@ -78,7 +78,8 @@ def export_run(
         raise RunError(f"{run.recipe.name}: can't be exported for any batch: {reason}") from error
     with convert_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (DESCRIPTION, *(() if onnx_entries else ONNX_FILES)):
+        outdated = (DESCRIPTION,) if onnx_entries else (DESCRIPTION, *ONNX_FILES)
+        for name in outdated:
             (folder / name).unlink(missing_ok=True)
         (folder / PROGRAM).write_bytes(program.serialize())
         (folder / STABLEHLO).write_text(program.mlir_module(), encoding="utf-8")
@@ -116,7 +117,7 @@ def read_export(folder: Path) -> ExportedNetwork:
         raise DataError(f"{folder / DESCRIPTION}: doesn't describe an export: {error}") from error
     arrays = read_weights(folder / WEIGHTS)
     program = _read_program(folder / PROGRAM)
-    (weights, _), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
+    (weights, _images), _keywords = jax.tree.unflatten(program.in_tree, program.in_avals)
     shapes = {name: tuple(aval.shape) for name, aval in weights.items()}
     if shapes != {name: array.shape for name, array in arrays.items()}:
         raise DataError(f"{folder}: {WEIGHTS} doesn't fit {PROGRAM}; export the run again")

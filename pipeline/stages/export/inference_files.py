@@ -28,7 +28,7 @@ from pipeline.stages.export.trained_run import Samples
 
 _MODES = {1: "L", 3: "RGB"}
 """Pillow's modes by number of channels."""
-_ARRAYS = (".npy", ".npz")
+_ARRAY_SUFFIXES = (".npy", ".npz")
 
 
 def list_images(path: Path) -> list[Path]:
@@ -55,8 +55,8 @@ def read_images(path: Path, samples: Samples) -> np.ndarray:
     if samples.table is not None:
         return read_encoded_rows(path, samples.table)
     suffix = path.suffix.lower()
-    if suffix not in (*SUFFIXES, *_ARRAYS):
-        kinds = ", ".join((*SUFFIXES, *_ARRAYS))
+    if suffix not in (*SUFFIXES, *_ARRAY_SUFFIXES):
+        kinds = ", ".join((*SUFFIXES, *_ARRAY_SUFFIXES))
         raise DataError(f"{path}: must end in one of {kinds}")
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
@@ -79,7 +79,7 @@ def _decode_image(path: Path, samples: Samples) -> np.ndarray:
 
 
 def _read_array(path: Path, samples: Samples) -> np.ndarray:
-    """Read the array of a file; add missing axes of batch and channel. Raises ValueError."""
+    """Return a file's array, with axes of batch and channel. Raises ValueError for other shapes."""
     if path.suffix.lower() == ".npy":
         array = read_npy(path)
     else:
@@ -107,9 +107,10 @@ def make_prediction_row(
 ) -> dict[str, Any]:
     """Return the columns of one sample, whose outputs are float64 (K,).
 
-    The first column is file. For classes, class and probability follow, and with `top` above 1
-    class_2, probability_2 and so on. For a regression, the numbers follow by name, in the units of
-    the data; for several labels, the probability of each. A target named file is predicted_file.
+    The first column is `file`. For classes, `class` and `probability` follow, and with `top` above
+    1 `class_2`, `probability_2` and so on. For a regression, the numbers follow by name, in the
+    units of the data; for several labels, the probability of each. The column of a target named
+    file is `predicted_file`.
     """
     if targets.task in ("regression", "multi_label"):
         values: list[Any] = targets.to_data_units(outputs).tolist()
@@ -129,16 +130,16 @@ def make_prediction_row(
 
 
 MAX_MASK_CLASSES = 256
-"""A mask has at most this many classes: its values have 8 bits."""
+"""Most classes of a mask, since its values have 8 bits."""
 
 
 def make_mask_path(folder: Path, file: Path, index: int, count: int) -> Path:
-    """Return the path of the mask of the image at `index` of a file that has `count` images."""
+    """Return the path of the mask for image `index` of a file with `count` images."""
     return folder / (f"{file.stem}.png" if count == 1 else f"{file.stem}_{index}.png")
 
 
 def require_new_names(folder: Path, files: Sequence[Path]) -> None:
-    """Raise DataError if two masks would have one path, or a mask would replace an input."""
+    """Raise DataError if two masks would have the same path, or a mask would replace an input."""
     files_by_mask: dict[Path, Path] = {}
     inputs = {file.resolve() for file in files}
     for file in files:

@@ -1,4 +1,4 @@
-"""Matching of a weight file's entries with a network's arrays, and the table of the result."""
+"""Matching of a weight file's entries to a network's arrays, and the table of the result."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from pipeline.stages.export.network import NetworkArrays, convert_layout
 Rules = Literal["auto", "none", "torch", "mindspore", "tensorflow"]
 Status = Literal["matched", "missing", "extra", "misshapen", "skipped", "added", "tied"]
 """missing: an array without an entry; extra: an entry without an array; misshapen: of another shape
-or type; skipped: by a rule; added: to an earlier entry's array; tied: equal to an earlier entry."""
+or type; skipped: by a rule; added: summed with an earlier entry; tied: equal to an earlier entry,
+and for the same array."""
 PROBLEMS: tuple[Status, ...] = ("missing", "extra", "misshapen")
 HARMLESS: tuple[Status, ...] = ("skipped", "added", "tied")
 MAX_ROWS = 60
-"""The table in a message has at most this many rows."""
+"""Most rows of the table in a message."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,15 @@ class Matching:
         raise DataError(f"{self.file}: {self.format_counts()}; {hint}\n{format_table(problems)}")
 
     def format_counts(self) -> str:
-        """Return the number of rows by status: `62 of 62 arrays matched, 1 skipped`."""
+        """Return the number of rows by status: `62 of 62 arrays matched (own names), 1 skipped`."""
         counts = Counter(row.status for row in self.rows)
-        arrays = counts["matched"] + counts["missing"] + counts["misshapen"]
-        matched = f"{counts['matched']} of {arrays} arrays matched ({self.rules or 'own'} names)"
-        statuses = (*PROBLEMS, *HARMLESS)
-        return ", ".join([matched, *(f"{counts[s]} {s}" for s in statuses if counts[s])])
+        num_arrays = counts["matched"] + counts["missing"] + counts["misshapen"]
+        parts = [
+            f"{counts['matched']} of {num_arrays} arrays matched ({self.rules or 'own'} names)"
+        ]
+        statuses = [status for status in (*PROBLEMS, *HARMLESS) if counts[status]]
+        parts += [f"{counts[status]} {status}" for status in statuses]
+        return ", ".join(parts)
 
 
 def match_weights(
@@ -81,7 +85,7 @@ def match_weights(
     renames: Sequence[RenameSpec] = (),
     rules: Rules = "auto",
 ) -> Matching:
-    """Match the entries of a file with the network's arrays, after the user's `renames`.
+    """Match the entries of a file to the network's arrays, after the user's `renames`.
 
     Raises DataError for a rename without an entry, and if a network's weights can't be converted.
     """
@@ -126,16 +130,17 @@ def format_table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
         )
         for row in rows
     ]
-    num_omitted = len(cells) - (limit or len(cells))
     head = ("", "in the file", "shape", "in the network", "shape", "")
-    lines = align_columns([head, *cells[:limit]])
-    return "\n".join([*lines, *([f"... and {num_omitted} more"] if num_omitted > 0 else [])])
+    lines = list(align_columns([head, *cells[:limit]]))
+    if limit is not None and len(cells) > limit:
+        lines.append(f"... and {len(cells) - limit} more")
+    return "\n".join(lines)
 
 
 def _rename_entries(
     file: str, arrays: Arrays, renames: Sequence[RenameSpec]
 ) -> dict[str, tuple[str | None, np.ndarray]]:
-    """Return the new name, None if skipped, and the array of each entry, by its old name."""
+    """Return each entry's new name, None if skipped, and its array, by the name in the file."""
     used: set[int] = set()
     renamed: dict[str, tuple[str | None, np.ndarray]] = {}
     for name, array in arrays.items():
@@ -163,7 +168,7 @@ def _match_entry(
 ) -> tuple[MatchRow, np.ndarray | None]:
     """Return the row of an entry, and its array in the network's layout if it matches.
 
-    `matched` has the arrays of earlier entries, `origins` their names, by the network's names.
+    `matched` has the arrays of earlier entries by the network's names, `origins` their file names.
     """
     array = entry.array
     target = entry.target
@@ -211,10 +216,11 @@ def convert_to_foreign_names(
 ) -> Arrays:
     """Return a network's `arrays` with the names, order, layout and dtypes of a foreign `file`.
 
-    `entries` are the file's entries by name. The rules that read a file are applied to the indices
-    of its values, which shows the index of each value of the network. Entries that aren't weights,
-    such as counters, keep the file's values. Entries that are added to another array become 0.
-    Raises DataError for a file of another network, and for an entry that `arrays` lacks.
+    `entries` are the file's entries by name. To invert the rules that read a file, they are applied
+    to arrays of indices: the result has, for each value of the network, its index in the file.
+    Entries that aren't weights, such as counters, keep the file's values. Entries that are added to
+    another array become 0. Raises DataError for a file of another network, and for an entry that
+    `arrays` lacks.
     """
     matching = match_weights(file, entries, network)
     matching.require(partial=False)

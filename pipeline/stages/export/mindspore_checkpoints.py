@@ -1,7 +1,7 @@
 """A run's checkpoints as MindSpore's `.ckpt` files, written during a run or by a command.
 
-Files are named `{prefix}-{epoch}_{step}.ckpt`, as by MindSpore's ModelCheckpoint. `epoch` counts
-sink epochs: sinks if the run has sinks, else epochs. `step` counts within it, from 1.
+MindSpore's ModelCheckpoint names files `{prefix}-{epoch}_{step}.ckpt`. `epoch` is the number of the
+sink epoch: a sink if the run has sinks, else an epoch. `step` is the step in it. Both begin at 1.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +38,7 @@ from pipeline.stages.record.run_directory import (
 SUFFIX = ".ckpt"
 OPT_STATE = "opt_state/"
 MOMENTS = {"trace": "moments", "mu": "moment1", "nu": "moment2"}
-"""MindSpore's names of optax's moments: of Momentum and SGD, Adam's first and second."""
+"""MindSpore's names for optax's moments: that of Momentum and SGD, and the two of Adam."""
 GLOBAL_STEP = "global_step"
 STEP = re.compile(r"[0-9]{1,18}")
 
@@ -55,13 +54,14 @@ def _compile_file_pattern(prefix: str) -> re.Pattern[str]:
 
 
 def find_free_prefix(folder: Path, prefix: str) -> str:
-    """Return the prefix, with `_1`, `_2` and so on if the folder has files with the prefix."""
+    """Return the prefix, or the first of `{prefix}_1`, `{prefix}_2` and so on without files."""
     names = [file.name for file in folder.iterdir()]
-    numbered = (f"{prefix}_{number}" for number in count(1))
-    candidates = chain([prefix], numbered)
-    return next(
-        name for name in candidates if not any(map(_compile_file_pattern(name).fullmatch, names))
-    )
+    candidate = prefix
+    number = 0
+    while any(map(_compile_file_pattern(candidate).fullmatch, names)):
+        number += 1
+        candidate = f"{prefix}_{number}"
+    return candidate
 
 
 def list_weight_arrays(saved: Checkpoint, *, optimizer: bool) -> Mapping[str, np.ndarray]:
@@ -118,7 +118,7 @@ def _read_checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
 
 
 def _count_sink_epoch_steps(recipe: Recipe, saved: Checkpoint) -> int:
-    """Return the steps of a sink epoch; if it is an epoch, read the dataset for its length."""
+    """Return the steps of a sink epoch. Reads the dataset if it is an epoch."""
     size = recipe.train.sink_size if recipe.train.sink else None
     if saved.host.sink is not None:
         size = saved.host.sink.size  # chosen by the run
@@ -131,11 +131,11 @@ class MindSporeCopies:
     """The files `{prefix}-{epoch}_{step}.ckpt` of one run, in the format of MindSpore.
 
     They are in `shared_folder`, or in `ckpt` of the run directory if it is None. `ckpt.json` in the
-    run directory lists them by step, so that a resumed run keeps its names, and never removes a
-    file of another run. If another run has files with the prefix, `_1`, `_2` and so on is appended;
-    in a shared folder a file `.PREFIX.claim` makes the prefix the run's. With `optimizer`, files
-    also have the optimizer's state and the step. Raises RunError if the folder can't be made, or if
-    the list can't be read.
+    run directory lists them by step, so that a resumed run uses the same names, and never removes a
+    file of another run. If another run has files with the prefix, `_1`, `_2` and so on is appended.
+    In a shared folder, a file `.PREFIX.claim` reserves the prefix for the run. With `optimizer`,
+    files also have the optimizer's state and the step. Raises RunError if the folder can't be made,
+    or if the list can't be read.
     """
 
     def __init__(
@@ -192,13 +192,14 @@ class MindSporeCopies:
         for step in [step for step in self._names if step not in checkpoints]:
             self.remove(step)
         for step, checkpoint in checkpoints.items():
-            if not (self._folder / self._names.get(step, ".")).is_file():
-                # A damaged checkpoint has no file; it is reported when it is read.
+            name = self._names.get(step)
+            if name is None or not (self._folder / name).is_file():
+                # A damaged checkpoint gets no file. It is reported when a run restores it.
                 with suppress(DamagedError):
                     self.add(checkpoint)
 
     def _claim_prefix(self, prefix: str) -> str:
-        """Return a free prefix, which other runs can't use from now on."""
+        """Return a free prefix. In a shared folder, reserve it for this run."""
         number = 0
         while True:
             free = find_free_prefix(self._folder, prefix if number == 0 else f"{prefix}_{number}")
@@ -217,10 +218,10 @@ class MindSporeCopies:
         write_whole(self._list_path, json.dumps(files, indent=1) + "\n")
 
     def _read_list(self, prefix: str) -> tuple[dict[int, str], str | None]:
-        """Return the names of this run's files by step, and its prefix; {} and None without a list.
+        """Return the names of this run's files by step, and its prefix.
 
-        A list of another prefix or folder doesn't count. The list may come from a stranger, so only
-        names that a run could write are used.
+        Without a list of this folder and prefix, returns {} and None. The list may come from a
+        stranger, so only names that a run could write are returned.
         """
         try:
             document = read_json(self._list_path)

@@ -29,7 +29,7 @@ from pipeline.models.weights.rules.syntax import (
 from pipeline.stages.export.network import NetworkArrays, convert_layout
 
 _PARTS = re.compile(r"\{([^}]*,[^}]*)\}")
-"""Names of the parts of a packed array, as in {query,key,value}."""
+"""Braces with the names of the parts of a packed array, such as {query,key,value}."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,16 @@ class NamedEntry:
     target: str | None
     """The network's name; None if a rule skips the entry."""
     array: np.ndarray
-    """The array, with output features first if a framework's rules named the entry."""
+    """The array. If a framework's rules named the entry, its output features are first."""
     added: bool = False
     """Whether the first row is added to every row of another entry's array."""
 
 
 def guess_framework(file: str, arrays: Arrays, network: NetworkArrays) -> Framework | None:
-    """Return the framework of a file by the names in it; None for this package's names.
+    """Return the framework whose names a file has; None if at least half are this package's.
 
     Without norm layers, PyTorch and MindSpore have the same names, so the file's suffix decides.
     """
-    # At least half of the names are this package's.
     if 2 * sum(network.resolve(name) is not None for name in arrays) >= len(arrays):
         return None
     if Path(file).suffix.lower() in TENSORFLOW_SUFFIXES:
@@ -70,13 +69,14 @@ def name_entries(
 ) -> Iterator[NamedEntry]:
     """Yield every entry with the network's name, or the file's name if no rule matches.
 
-    `arrays` has (name by the user's rules or None to skip, array) by name in the file. The suffix
-    of `file` decides whether the order of entries is meaningful. Raises DataError if neither the
-    order nor the names decide the order of layers of equal shapes.
+    `arrays` has, by the name in the file, (name after the user's renames, array). The name is None
+    to skip the entry. The suffix of `file` decides whether its entries are in the order of layers.
+    Raises DataError if neither the entries nor the names order layers of equal shapes.
     """
     if framework is None:
         for source, (name, array) in arrays.items():
-            yield NamedEntry(source, name and (network.resolve(name) or name), array)
+            target = None if name is None else network.resolve(name) or name
+            yield NamedEntry(source, target, array)
         return
     convention = CONVENTIONS[framework]
     prefix = _find_wrappers([name for name, _ in arrays.values() if name is not None])
@@ -101,7 +101,7 @@ def name_entries(
 
 
 def _find_wrappers(names: Sequence[str]) -> str:
-    """Return the prefix that the nested wrappers of a network add to all names; "" if none."""
+    """Return the prefix that wrappers of a network add to all names; "" without wrappers."""
     prefix = ""
     while names:
         longer = (prefix + wrapper for wrapper in WRAPPERS)
@@ -138,7 +138,7 @@ Shapes = dict[str, tuple[int, ...]]
 """Shapes of a layer's arrays, by their names in the file."""
 
 _PACKED = re.compile(r"in_proj_(weight|bias)$")
-"""Names of the packed projection of torch.nn.MultiheadAttention, which isn't a layer."""
+"""Names of a packed projection in torch.nn.MultiheadAttention: arrays without a layer."""
 
 
 class FileLayers:
@@ -194,7 +194,7 @@ class FileLayers:
         return "scale" if kind in ("batch_norm", "layer_norm") else target
 
     def _place_layers(self) -> dict[str, Place]:
-        """Return the place of every layer; for `#` in a rule, the number of a layer that fits."""
+        """Return the place of every layer; `#` in a rule becomes the number of a fitting layer."""
         places: dict[str, Place] = {}
         layers_by_path: dict[str, list[str]] = {}
         for layer, shapes in self._shapes.items():
@@ -256,7 +256,7 @@ class FileLayers:
         return num_fitting
 
     def _require_order(self, layers: Sequence[str], fits: np.ndarray) -> None:
-        """Raise DataError if the order of two layers with equal shapes isn't known from names."""
+        """Raise DataError if names don't order two layers of equal shapes."""
         groups: dict[str, list[str]] = {}
         for layer, row in zip(layers, fits, strict=True):
             if row.any():
@@ -276,7 +276,7 @@ class FileLayers:
 
 
 def _guess_kind(shapes: Shapes) -> str:
-    """Return the kind of layer that has these arrays: by statistics, or by the kernel's rank."""
+    """Return the kind of layer with these arrays, by its statistics or the rank of its kernel."""
     if {"running_mean", "moving_mean"} & set(shapes):
         return "batch_norm"
     axes = max((len(shape) for leaf, shape in shapes.items() if leaf in KERNELS), default=1)
@@ -284,7 +284,7 @@ def _guess_kind(shapes: Shapes) -> str:
 
 
 def align_layers(fits: np.ndarray) -> list[int]:
-    """Pair the n layers of a file with the m layers of a network; return the m-index of each.
+    """Return, for each of the n layers of a file, the index of its partner of m network layers.
 
     `fits`, int (n, m), is the number of arrays of a file's layer that fit a network's layer. Pairs
     keep the order of layers. The result maximises the number of fitting arrays, then the number of
@@ -292,15 +292,17 @@ def align_layers(fits: np.ndarray) -> list[int]:
     and a layer of another shape is paired by its position. Unpaired layers of the file get m,
     m + 1, ... This is the algorithm of Needleman and Wunsch, 1970, with free gaps.
     """
+    num_layers, num_network_layers = fits.shape
     # One more fitting array outweighs all pairs.
     scores = fits.astype(np.int64) * (min(fits.shape) + 1) + 1
-    row, column = fits.shape  # the cell from which the best pairing is traced back
-    # The score of the best pairing of the first i layers with the first j.
-    best = np.zeros((row + 1, column + 1), np.int64)
-    for index in range(row):
+    # best[i, j] is the score of the best pairing of the first i layers with the first j.
+    best = np.zeros((num_layers + 1, num_network_layers + 1), np.int64)
+    for index in range(num_layers):
         paired = best[index, :-1] + scores[index]
         best[index + 1, 1:] = np.maximum.accumulate(np.maximum(best[index, 1:], paired))
-    partners: list[int | None] = [None] * row
+    partners: list[int | None] = [None] * num_layers
+    row = num_layers
+    column = num_network_layers
     while row and column:
         if best[row, column] == best[row - 1, column]:
             row -= 1
@@ -310,5 +312,5 @@ def align_layers(fits: np.ndarray) -> list[int]:
             row -= 1
             column -= 1
             partners[row] = column
-    unpaired = count(fits.shape[1])
+    unpaired = count(num_network_layers)
     return [next(unpaired) if partner is None else partner for partner in partners]

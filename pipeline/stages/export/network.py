@@ -44,26 +44,25 @@ class NetworkArrays:
     """
 
     model: str
-    """The name of the model component, `resnet` for all ResNets."""
+    """The name of the model component, such as `resnet` for all ResNets."""
     shapes: Mapping[str, tuple[int, ...]]
     flattened: Mapping[str, int]
-    """Channels of the flattened images that a dense layer reads, by layer. Frameworks with channels
-    first have the inputs of such a layer in another order."""
+    """Channels of the flattened images that a dense layer reads, by the name of the layer.
+    Frameworks with channels first order the inputs of such a layer differently."""
     unconverted: str = ""
-    """Reason why `flattened` is unknown; "" if it is known. If it is unknown, only weights in this
-    package's layout can be loaded."""
+    """Why `flattened` is unknown, so that only this package's layout can be loaded; "" if known."""
     channels_last: bool = False
     """Whether the weights to load are TensorFlow's: output features and channels are last."""
 
     def resolve(self, name: str) -> str | None:
         """Return the full name of an array, for a name with or without its collection.
 
-        Returns None if the name is unknown, or without a collection ambiguous.
+        Returns None if the name is unknown, or if several collections have it.
         """
         if name in self.shapes:
             return name
         full_names = [f"{collection}/{name}" for collection in COLLECTIONS]
-        matches = [name for name in full_names if name in self.shapes]
+        matches = [full_name for full_name in full_names if full_name in self.shapes]
         return matches[0] if len(matches) == 1 else None
 
     @property
@@ -105,7 +104,7 @@ def _find_flattened_channels(
     for position, layer in enumerate(layers):
         if isinstance(layer, Flatten):
             channels, pixels = _measure_image(model, layers[:position], images)
-            # Otherwise the order is the same in all frameworks.
+            # With one channel or one pixel, all frameworks have the same order.
             if channels > 1 and pixels > 1:
                 channels_by_layer[_find_reader(layers, position)] = channels
         elif _holds_flatten(layer):
@@ -119,7 +118,7 @@ def _find_flattened_channels(
 def _measure_image(
     model: ModelSpec, layers: tuple[LayerSpec, ...], images: jax.ShapeDtypeStruct
 ) -> tuple[int, int]:
-    """Return (channels, pixels) of the output of layers; (1, 1) if it isn't an image."""
+    """Return the numbers of channels and pixels in the output of layers; (1, 1) if no image."""
 
     def count_features(layer: LayerSpec) -> int:
         network: Any = Network((*layers, layer), initializers=model.init, dtype="float32")
@@ -153,7 +152,7 @@ def _holds_flatten(value: Any) -> bool:
 
 
 def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
-    """Return the arrays of a recipe's network. Reads the dataset if its sizes are unknown.
+    """Return the arrays of a recipe's network. Reads the dataset unless its sizes are known.
 
     Raises RecipeError if model, ops and dataset don't fit, DataError for unreadable data.
     """
@@ -223,7 +222,8 @@ def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np
 def _to_output_first(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return a kernel of TensorFlow, whose output features are last, in PyTorch's layout.
 
-    A depthwise kernel, for a network's kernel of this shape, is (height, width, in, multiplier).
+    `shape` is that of the network's kernel. A depthwise kernel of TensorFlow is (height, width, in,
+    multiplier).
     """
     if array.ndim == 4 and len(shape) == 4 and array.shape[2] > shape[2] == 1:
         array = array.reshape((*array.shape[:2], 1, -1))
@@ -231,8 +231,10 @@ def _to_output_first(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _rotate_groups(array: np.ndarray, group_inputs: int) -> np.ndarray:
-    """Convert a transposed convolution (in, out of a group, height, width) whose groups have
-    `group_inputs` inputs: (height, width, group_inputs, out), rotated by 180 degrees."""
+    """Return a transposed convolution's kernel as (height, width, group_inputs, out), rotated.
+
+    `array` is (in, out of a group, height, width); the rotation is by 180 degrees.
+    """
     inputs, outputs, *window = array.shape
     if inputs % group_inputs:
         return array

@@ -1,4 +1,4 @@
-"""The prediction function, from raw images to logits as in evaluation, for export and `infer`."""
+"""The prediction of a trained run as a function, from raw images to the logits of evaluation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Predict = Callable[[Weights, Array], Array]
 
 
 def make_predict(run: TrainedRun) -> Predict:
-    """Return the function of a run's evaluation ops and network; an ensemble's averages outputs.
+    """Return the function of a run's evaluation ops and network, averaged over an ensemble.
 
     Raises RecipeError if the ops don't accept the run's images, and for host ops.
     """
@@ -54,7 +54,7 @@ def make_predict(run: TrainedRun) -> Predict:
     network = build_network(recipe, len(samples.classes), count_encoded_features(ops))
     text = samples.text
     classifies_texts = text is not None and text.predicts == "class"
-    # With special tokens 0 is padding; without them 0 is a token.
+    # 0 is padding with special tokens, and a token without them.
     padding = 0 if text is not None and text.adds_special else NO_TOKEN
 
     def predict(weights: Weights, images: Array) -> Array:
@@ -96,4 +96,4 @@ def _make_average(run: TrainedRun) -> Predict:
 
 def make_weight_shapes(weights: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes and dtypes of weights, for tracing."""
-    return {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in weights.items()}
+    return {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}

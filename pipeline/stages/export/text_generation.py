@@ -3,8 +3,8 @@
 Keys and values of earlier tokens are cached, so that each token needs one pass over the weights.
 Without a cache, the network reads its whole context for every token.
 
-A context is as long as a training window. When it is full, its second half becomes the beginning of
-the next context. So a token is sampled from at least half a context.
+A context has at most as many tokens as a training window. When it is full, its second half becomes
+the beginning of the next context. So later tokens are sampled from at least half a context.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ TOKEN_BY_TOKEN: tuple[type[LayerSpec], ...] = (
     tokens.PositionEmbedding,
     tokens.TiedEmbedding,
 )
-"""Layers that read each token separately, or hold such layers; causal attention has a cache."""
+"""Layers that compute each token separately, and layers of such layers. Causal attention, which
+isn't listed, has a cache."""
 
 Cache = Any
-"""A pytree of arrays about earlier tokens."""
+"""A pytree of arrays that hold earlier tokens, or their keys and values."""
 Step = Callable[[Weights, Cache, Array, Array], tuple[Array, Cache]]
 """(weights, cache, token int32 (), position int32 ()) -> (logits of the next token, float32
 (vocabulary,); cache with the token)."""
@@ -57,7 +58,7 @@ class Decoder:
     shapes: Cache
     """Shapes and dtypes of the cache."""
     context: int
-    """The next token depends on at most this many tokens."""
+    """Most tokens on which the next token depends."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,16 @@ class Sampling:
 
 
 class _LoopState(NamedTuple):
-    """State of the loop. Token n is sampled with the key (seed, n), whatever its dispatch."""
+    """State of the loop. Token n is sampled with the key (seed, n), in whichever dispatch."""
 
     tokens: Array
     """int32 (total,). The first `length` are the prompt and the tokens sampled so far."""
     length: Array
-    """int32 (), as the next two."""
+    """int32 ()."""
     cursor: Array
-    """Index of the token to be read next."""
+    """int32 (): the index of the token to be read next."""
     start: Array
-    """Index of the first token of the context."""
+    """int32 (): the index of the first token of the context."""
     cache: Cache
 
 
@@ -116,10 +117,10 @@ def _is_cached(layer: LayerSpec) -> bool:
     """Return whether a layer, and all layers inside it, can be computed token by token."""
     if isinstance(layer, tokens.SelfAttention):
         return layer.causal
+    if not isinstance(layer, TOKEN_BY_TOKEN):
+        return False
     items = [item for _, field in layer if isinstance(field, tuple) for item in field]
-    return isinstance(layer, TOKEN_BY_TOKEN) and all(
-        _is_cached(item) for item in items if isinstance(item, LayerSpec)
-    )
+    return all(_is_cached(item) for item in items if isinstance(item, LayerSpec))
 
 
 def make_uncached_decoder(predict: Predict, context: int, dtype: str) -> Decoder:
@@ -136,15 +137,17 @@ def make_uncached_decoder(predict: Predict, context: int, dtype: str) -> Decoder
 def make_decoder(run: TrainedRun) -> Decoder:
     """Return the decoder of a run, with a cache if its layers allow one."""
     samples = run.samples
-    return make_cached_decoder(run) or make_uncached_decoder(
-        make_predict(run), samples.shape[0], samples.dtype
-    )
+    cached = make_cached_decoder(run)
+    if cached is not None:
+        return cached
+    return make_uncached_decoder(make_predict(run), samples.shape[0], samples.dtype)
 
 
 def make_exported_decoder(next_token: export.Exported, context: int) -> Decoder:
     """Return the decoder of an export with a cache."""
-    (_, shapes, _, _), _ = jax.tree.unflatten(next_token.in_tree, next_token.in_avals)
-    return Decoder(next_token.call, shapes, context)
+    arguments, _ = jax.tree.unflatten(next_token.in_tree, next_token.in_avals)
+    _weights, cache, _token, _position = arguments
+    return Decoder(next_token.call, cache, context)
 
 
 def sample_tokens(

@@ -41,20 +41,21 @@ class Samples:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in label order, or of the predicted numbers or labels."""
+        """The names of the classes in label order, or of the predicted numbers or labels."""
         return self.targets.names
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run with a checkpoint: its recipe, newest weights and sample format.
+    """A run with a checkpoint: its recipe, weights and sample format.
 
-    An ensemble is one too: with the first member's recipe without folds, and the latest step.
+    An ensemble has the recipe of its first member without folds, and the largest step of all.
     """
 
     recipe: Recipe
     arrays: Arrays
-    """Of an ensemble, with the member's number before each name: `0/params/conv_0/kernel`."""
+    """Weights by name. Names in an ensemble begin with the member's number, as in
+    `0/params/conv_0/kernel`."""
     step: int
     samples: Samples
     members: tuple[TrainedRun, ...] = ()
@@ -75,7 +76,7 @@ def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def spare_gpus(folder: Path) -> None:
-    """Keep JAX from GPUs in the whole process, unless the run in a folder used a GPU.
+    """Hide GPUs from JAX in the whole process, unless the run in a folder used a GPU.
 
     JAX would reserve most of a GPU's memory, which another run may need.
     """
@@ -86,9 +87,10 @@ def spare_gpus(folder: Path) -> None:
 
 
 def read_trained_run(folder: Path) -> TrainedRun:
-    """Read a run, given its directory, its checkpoints folder or one checkpoint.
+    """Read a run from its directory, its folder of checkpoints or one checkpoint.
 
-    Raises DataError if `folder` has no run or checkpoint, RecipeError if its recipe isn't valid.
+    Raises DataError if `folder` has no run or checkpoint, or the checkpoint is of another recipe;
+    RecipeError if the recipe isn't valid.
     """
     run_dir = require_run_dir(folder)
     recipe = read_run_recipe(run_dir)
@@ -104,9 +106,9 @@ def read_trained_run(folder: Path) -> TrainedRun:
 
 
 def parse_samples(data: Any, folder: Path) -> Samples:
-    """Return the sample format in a JSON object; `folder` holds the tokenizer of texts.
+    """Return the sample format that a JSON object describes; `folder` has the tokenizer of texts.
 
-    Raises ValueError without a format, DataError if the tokenizer is missing or damaged.
+    Raises ValueError for other JSON, DataError if the tokenizer is missing or damaged.
     """
     match data:
         case {
@@ -123,7 +125,8 @@ def parse_samples(data: Any, folder: Path) -> Samples:
             columns = entries.get("table")
             table = None if columns is None else FittedTable.model_validate(columns)
             text = read_text_format(folder, entries)
-            if len(shape) == 3 if table is None else shape == [table.width]:
+            is_valid = len(shape) == 3 if table is None else shape == [table.width]
+            if is_valid:
                 return Samples(tuple(shape), dtype, targets, table, text)
     raise ValueError("image and classes are missing")
 
@@ -141,7 +144,7 @@ def _parse_targets(names: tuple[str, ...], document: Any) -> Targets:
 
 
 def _read_samples(summary: Path, recipe: Recipe) -> Samples:
-    """Read the sample format from the summary, or from a killed run's dataset. Raises DataError."""
+    """Return the sample format of a summary, or else of the dataset. Raises DataError."""
     try:
         return parse_samples(read_json(summary)["data"], summary.parent)
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -1,7 +1,8 @@
-"""Files by which a scheduler runs a recipe: a template and a row for each engine.
+"""Job files, by which a scheduler runs a recipe: a template and a row of `ENGINES` for each engine.
 
-Every file has a time limit, memory, a time to stop in, and a rule that runs the same command again
-after exit status 75 alone. The command continues the newest run of its recipe.
+Every file has a time limit, the memory, the time between a signal and the kill, and a rule that
+runs the same command again after exit status 75 only. The command continues the newest run of its
+recipe.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from pipeline.core.files.package_paths import CONF
 from pipeline.core.host.launchers import DEFAULT_PORT, LaunchName
 
 MAX_NAME_LENGTH = 40
-"""Length limit of a job's name: Kubernetes allows 63 characters in the names that it derives."""
+"""Longest name of a job. Kubernetes appends to it and allows 63 characters in all."""
 GIB = 1 << 30
 IMAGE = "recipe-pipeline"
-"""The image that the Containerfile's first line builds."""
+"""The image that is built by the command in the Containerfile's first line."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A scheduler, and what its jobs need."""
+    """A scheduler, and the features of its jobs."""
 
     template: str
     """A file in conf/job/."""
     launch: LaunchName
-    """Value of `launch` that reads the variables of its processes."""
+    """Value of the recipe's `launch` for the variables that the scheduler sets."""
     image: str | None = None
-    """The image if the user names none; None: the job runs in the environment of the machines."""
+    """The default image; None if jobs run in the environment of the machines."""
     shares_files: bool = False
-    """Whether jobs see the files of the machine that submits."""
+    """Whether jobs have the files of the machine that submits them."""
     names_gpus: bool = False
-    """Whether a job can ask for a kind of GPU."""
+    """Whether a job can request a kind of GPU."""
 
 
 ENGINES: Mapping[str, Engine] = {
@@ -62,12 +63,12 @@ class JobLimits:
     """Seconds from the signal to stop until a process is killed."""
     memory_gib: int
     notes: Sequence[str]
-    """Comments for the job file: where the figures come from."""
+    """Comments for the job file on the origin of the figures."""
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """The processes of a job, and what each of them gets."""
+    """The processes of a job, and their resources."""
 
     recipe: str
     """Name of the recipe."""
@@ -80,7 +81,7 @@ class JobRequest:
     gpus: int
     """GPUs of a process."""
     gpu_kind: str | None
-    """The engine's name of the kind of GPU; None: any kind."""
+    """The engine's name for the kind of GPU; None for any kind."""
     image: str | None
     limits: JobLimits
 
@@ -110,7 +111,7 @@ def _make_environment() -> Environment:
         ceil=math.ceil,
         join_words=shlex.join,
         quote_word=shlex.quote,
-        # YAML and Python read a printable text alike.
+        # JSON of a printable text is the same text in YAML and in Python.
         quote_text=partial(json.dumps, ensure_ascii=False),
     )
     return environment

@@ -24,22 +24,22 @@ from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_peer_error
 LOCAL = "PIPELINE_LOCAL"
 """Variable of a process that `launch=local` has started."""
 CONNECT_S = 60
-"""Seconds in which JAX connects processes that have met."""
+"""Seconds that JAX has to connect processes that have met."""
 AGREEMENTS = count()
-"""Numbers for the decisions on which processes agree, over all runs of this process."""
+"""Numbers of the decisions on which processes agree, in all runs of this process together."""
 PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy")
 """Variables that would send the messages between processes to a proxy."""
 
 
 @contextmanager
 def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Ranks]:
-    """Join the processes of a run, if a launcher has started several.
+    """Connect the processes of a run, if a launcher has started several; yield this one's ranks.
 
-    All processes must have the same recipe and versions. An error of one process ends all: that
-    process ends at once, and the others, which wait for it in a step, raise PeerGoneError. The
-    processes stay connected for further runs of the program. Ray Train has connected them already.
-    Raises RecipeError for invalid variables and for a recipe that trains in one process, RunError
-    if the processes don't meet in time.
+    All processes must have the same recipe and versions. If one process fails, it ends at once, and
+    the others raise PeerGoneError when they wait for it. The processes stay connected for further
+    runs of the program; processes of Ray Train are connected before. Raises RecipeError for invalid
+    variables and for a recipe that trains in one process, RunError if the processes don't meet in
+    time.
     """
     if recipe.launch.name == "none":
         yield Ranks()
@@ -84,7 +84,7 @@ def list_shared_facts(recipe: Recipe) -> dict[str, str]:
 
 
 def _find_connection(recipe: Recipe) -> Ranks | None:
-    """Return the connection of this process if an earlier run or the program has made it."""
+    """Return the connection that an earlier run or the program has made; None without one."""
     if "jax" not in sys.modules:
         return None
     from pipeline.core.host.jax_private import get_coordination_client, read_joined_process
@@ -98,7 +98,7 @@ def _find_connection(recipe: Recipe) -> Ranks | None:
 
 
 def _require_parallel_mode(recipe: Recipe, reason: str) -> None:
-    """Raise RecipeError without a parallel mode: each process would train a copy."""
+    """Raise RecipeError for a recipe without a parallel mode: each process would train a copy."""
     if recipe.parallel.mode == "none":
         raise RecipeError(
             f"parallel.mode = none: must be data, since {reason}; or set launch=none, and each "
@@ -107,7 +107,7 @@ def _require_parallel_mode(recipe: Recipe, reason: str) -> None:
 
 
 def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -> Ranks:
-    """Connect to the other processes, with all GPUs if `gpus` is None. Raises RunError."""
+    """Connect to the other processes, with `gpus` or all GPUs. Raises RunError if that fails."""
     meet(place, launch.start_seconds or place.start_s)
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
     flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"
@@ -120,7 +120,7 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
 
     if has_open_devices():
         clear_backends()
-    # It ends the process with a message, before JAX aborts it at `initialization_timeout`.
+    # JAX would abort the process at `initialization_timeout`, without a message.
     timer = Timer(CONNECT_S, _give_up, [place])
     timer.daemon = True
     timer.start()
@@ -144,7 +144,7 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
     finally:
         timer.cancel()
         os.environ.update(proxies)
-    # Only at the exit, since another run may follow: JAX waits there for processes that end later.
+    # Another run may follow, so JAX disconnects at the exit, after waiting for the others.
     atexit.register(jax.distributed.shutdown)
     return Ranks(
         place.rank, place.size, launch.stuck_seconds, get_coordination_client(), AGREEMENTS
@@ -163,7 +163,7 @@ def _give_up(place: RankPlace) -> None:
 
 
 def _leave_at_exit(error: BaseException) -> None:
-    """When Python exits, end this process without JAX's wait for the other processes."""
+    """Let this process end without waiting for the others, with the exit status of `error`."""
     status = get_exit_status(error)
 
     def leave() -> None:
@@ -171,5 +171,5 @@ def _leave_at_exit(error: BaseException) -> None:
         sys.stderr.flush()
         os._exit(status)
 
-    # It runs before functions that were registered earlier, such as JAX's.
+    # This function runs before those that were registered earlier, such as JAX's.
     atexit.register(leave)

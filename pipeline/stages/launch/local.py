@@ -1,4 +1,4 @@
-"""Several processes of a run on this machine, which are started, watched and ended together."""
+"""Several processes of a run on this machine: started, watched and ended together."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ WORKER = "pipeline.cli.worker"
 """Module that each process runs, with the folder of the request as its argument."""
 REQUEST = "request.json"
 POLL_S = 0.05
-"""Seconds between two looks at the processes."""
+"""Seconds between two checks of the processes."""
 GRACE_S = 3.0
-"""Seconds in which processes must end once another process has failed."""
+"""Seconds in which the other processes must end after one was killed."""
 
 Workers = Sequence[subprocess.Popen[bytes]]
 
@@ -46,9 +46,9 @@ class Failure:
     is_peer_error: bool = False
     """Whether the process failed because another process has ended."""
     message: str | None = None
-    """The process's own error; None if it has written none."""
+    """The error that the process has written; None without one."""
     is_interrupted: bool = False
-    """Whether a signal to stop has ended the process before it trained."""
+    """Whether a signal to stop has ended the process before it could save."""
 
 
 class ProcessError(PipelineError):
@@ -58,7 +58,7 @@ class ProcessError(PipelineError):
         super().__init__(message)
         self.exit_status = failure.status
         self.is_death = failure.message is None
-        """Whether the process died or hung, without an error that would occur again."""
+        """Whether the process died or hung without an error of its program."""
 
 
 def run_locally(
@@ -143,10 +143,10 @@ def _kill(worker: subprocess.Popen[bytes]) -> None:
 
 
 def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec) -> Failure | None:
-    """Wait until all end, at most `launch.end_seconds` after the first; return the failure."""
+    """Wait until all end, at most `launch.end_seconds` after the first; return the first cause."""
     failure = None
     is_stopped = False
-    # Requests so far were for processes that have died, or came before there were any.
+    # Earlier requests to save weren't for these processes.
     saves = signals.saves
     ended_at = None
     while any(worker.poll() is None for worker in workers):
@@ -159,15 +159,16 @@ def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec)
         failure = failure or _find_first_failure(workers, folder)
         if ended_at is None and any(worker.poll() is not None for worker in workers):
             ended_at = time.monotonic()
-        # A process that was killed can't save anything, so the other processes get less time.
+        # After a process was killed, the others can't save anything, so they get less time.
         is_killed = failure is not None and failure.message is None
         limit_s = GRACE_S if is_killed else launch.end_seconds
         if ended_at is not None and time.monotonic() > ended_at + limit_s:
             break
         time.sleep(POLL_S)
     failure = _find_first_failure(workers, folder)
-    # A scheduler signals every process, so the first may have ended while others waited for it.
-    return None if signals.stop and failure is not None and failure.is_peer_error else failure
+    # A scheduler signals every process, so the first may end while others wait for it.
+    is_stop = signals.stop and failure is not None and failure.is_peer_error
+    return None if is_stop else failure
 
 
 def _find_first_failure(workers: Workers, folder: Path) -> Failure | None:
@@ -178,14 +179,14 @@ def _find_first_failure(workers: Workers, folder: Path) -> Failure | None:
 
 
 def _read_failure(rank: int, worker: subprocess.Popen[bytes], folder: Path) -> Failure | None:
-    """Return the failure of a process; None if it still runs, is done or was stopped."""
+    """Return the failure of a process; None if it runs, or has ended without one."""
     status = worker.poll()
     if status is None:
         return None
     if status < 0:
-        # JAX aborts a process that gets no messages from other processes.
         reason = f"was ended by {signal.Signals(-status).name}"
         is_interrupted = -status in STOP
+        # JAX aborts a process that gets no messages from other processes.
         is_peer_error = status == -signal.SIGABRT
         return Failure(rank, reason, is_peer_error=is_peer_error, is_interrupted=is_interrupted)
     peer_error = folder / f"peer_error_{rank}"
@@ -202,7 +203,7 @@ def _read_failure(rank: int, worker: subprocess.Popen[bytes], folder: Path) -> F
 
 
 def note_end(folder: Path, rank: int) -> None:
-    """Note that a process is done or was stopped, and hasn't failed."""
+    """Write the file that shows that a process has ended without a failure."""
     (folder / f"end_{rank}").touch()
 
 

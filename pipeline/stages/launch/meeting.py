@@ -19,17 +19,17 @@ from pipeline.core.files.value_text import join_first
 from pipeline.core.host.launchers import RankPlace
 
 MAX_LINE_BYTES = 4_096
-"""A line is read up to this length, more than any process sends."""
+"""Longest line that is read; processes send shorter lines."""
 LINE_S = 2.0
 """Seconds in which a process that connects must send its line."""
 RETRY_S = 0.25
 """Seconds between two attempts to reach the first process."""
 MAX_NAMES = 20
-"""A message names at most this many missing ranks."""
+"""Most missing ranks that a message names."""
 
 
 def meet(place: RankPlace, limit_s: float) -> None:
-    """Wait until all processes are there.
+    """Wait until all processes have reported to the first.
 
     Raises RunError, in all processes that can be reached, if some are missing after `limit_s`, if
     two have the same rank, or if they have different numbers of processes.
@@ -40,12 +40,12 @@ def meet(place: RankPlace, limit_s: float) -> None:
 
 
 def _gather(place: RankPlace, limit_s: float) -> str:
-    """Wait for the other processes; send them the problem, empty if none, and return it."""
+    """Wait for the reports of all processes; send them the problem, "" for none, and return it."""
     with ExitStack() as stack:
         try:
             server = stack.enter_context(_listen(place))
         except OSError as error:
-            # The system's text, to which the library adds the address.
+            # The error's text repeats the address, unlike the system's text for its number.
             reason = os.strerror(error.errno) if error.errno else get_system_reason(error)
             return f"{place}: can't listen at {place.address}: {reason}"
         connections = _Connections(place, stack)
@@ -55,9 +55,10 @@ def _gather(place: RankPlace, limit_s: float) -> str:
 
 
 def _listen(place: RankPlace) -> socket.socket:
-    """Listen at this machine's address if all processes are on it, else at all addresses.
+    """Return a server at the address of the place, or at all addresses of the machine.
 
-    At all, since the name of the first process may resolve to an address that only others reach.
+    It listens at all if processes are on several machines: the name of the first process may
+    resolve to an address that only others can reach.
     """
     if place.is_on_one_machine:
         host = "127.0.0.1" if place.host == "localhost" else place.host
@@ -73,14 +74,14 @@ def _listen(place: RankPlace) -> socket.socket:
 
 @dataclass
 class _Connections:
-    """Connections of the processes that have reported, which stay open until they are answered."""
+    """Open connections of the processes that have reported and wait for an answer."""
 
     place: RankPlace
     stack: ExitStack
     by_rank: dict[int, socket.socket] = field(default_factory=dict)
 
     def wait(self, server: socket.socket, limit_s: float) -> str:
-        """Return the first problem; empty once all processes have reported."""
+        """Wait until all processes have reported, and return "", or the first problem."""
         deadline = time.monotonic() + limit_s
         while True:
             self._remove_closed()
@@ -98,32 +99,32 @@ class _Connections:
                     return problem
 
     def answer(self, problem: str) -> None:
-        """Send the problem, or an empty text, to all processes, which then end or connect."""
+        """Send the problem to all processes. They connect if it is empty, and end otherwise."""
         line = json.dumps({"problem": problem}).encode() + b"\n"
         for connection in self.by_rank.values():
             with suppress(OSError):
                 connection.sendall(line)
 
     def _receive(self, connection: socket.socket) -> str:
-        """Add the process of a connection; return a problem if its rank or size is wrong.
+        """Add the process of a connection; return a problem if its rank or size is wrong, else "".
 
-        The connection of a stranger is closed.
+        A connection without a report is closed: it is that of another program.
         """
         self.stack.callback(connection.close)
         report = read_line(connection, LINE_S)
         rank = report.get("rank")
         size = report.get("size")
         if type(rank) is not int or type(size) is not int:
-            connection.close()  # a stranger
+            connection.close()
             return ""
         connection.settimeout(None)
         self._remove_closed()
-        is_double = rank == 0 or rank in self.by_rank
-        # A double gets the answer too, under a rank that no process has.
-        self.by_rank[-1 if is_double else rank] = connection
+        is_repeated = rank == 0 or rank in self.by_rank
+        # The second process of a rank gets the answer too, so it has a rank of its own here.
+        self.by_rank[-1 if is_repeated else rank] = connection
         if size != self.place.size:
             return f"process {rank} of {size} can't meet {self.place}: the sizes differ"
-        if is_double:
+        if is_repeated:
             return f"two processes of {size} have rank {rank}: their ranks must differ"
         return ""
 
@@ -141,7 +142,7 @@ class _Connections:
 
 
 def _report(place: RankPlace, limit_s: float) -> str:
-    """Report to the first process, whose name may not resolve yet, and return its answer."""
+    """Report to the first process, and return its answer. Retries, as its name may not resolve."""
     deadline = time.monotonic() + limit_s
     while True:
         try:
@@ -165,10 +166,10 @@ def _report(place: RankPlace, limit_s: float) -> str:
 
 
 def read_line(connection: socket.socket, limit_s: float) -> Mapping[str, object]:
-    """Return the JSON object of a line; empty if there is none in time."""
+    """Return the JSON object of a line; empty if none arrives in time."""
     deadline = time.monotonic() + limit_s
     text = b""
-    # A stranger may send a byte at a time, or lists within lists.
+    # Another program may send a byte at a time, or deeply nested lists.
     with suppress(OSError, ValueError, RecursionError):
         while not text.endswith(b"\n") and len(text) < MAX_LINE_BYTES:
             connection.settimeout(max(deadline - time.monotonic(), 1e-3))

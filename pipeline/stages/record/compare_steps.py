@@ -1,4 +1,4 @@
-"""Logs of steps: comparison of two logs step by step, and a log as arrays."""
+"""Logs of steps, metrics.jsonl: the comparison of two logs, and a log as arrays."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from pipeline.core.errors import DataError
 from pipeline.engine.monitors.log_lines import LogLine, read_lines
 
 MAX_PLACES = 1000
-"""Largest distance in float32 numbers that is shown as a count: it may be rounding."""
+"""Largest distance that is also shown as a number of float32 numbers: it may be rounding."""
 MAX_NAMES = 1000
-"""A log has at most this many names: otherwise lines with ever new names could fill the memory."""
+"""Most names of numbers in a log, so that lines with ever new names don't fill the memory."""
 
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """A number of a step that differs between two runs; None if a log lacks it, infinite if it is
-    any number that isn't finite."""
+    """A number of a step that differs between two logs.
+
+    It is None if a log lacks it, and infinite for any number that isn't finite.
+    """
 
     step: int
     name: str
     one: float | None
-    """In the first log."""
+    """The number in the first log."""
     other: float | None
-    """In the second log."""
+    """The number in the second log."""
 
     @property
     def distance(self) -> float:
@@ -37,8 +39,8 @@ class Discrepancy:
         return math.inf if self.one is None or self.other is None else abs(self.other - self.one)
 
     def __str__(self) -> str:
-        values = (self.one, self.other)
-        text = f"step {self.step:,}: {self.name} {' and '.join(map(_format_number, values))}"
+        numbers = f"{_format_number(self.one)} and {_format_number(self.other)}"
+        text = f"step {self.step:,}: {self.name} {numbers}"
         if self.one is None or self.other is None or math.isinf(self.distance):
             return text
         places = abs(_find_float_position(self.other) - _find_float_position(self.one))
@@ -65,11 +67,11 @@ class Comparison:
     steps: int
     """Number of steps in both logs."""
     differing: int
-    """Number of these steps that aren't equal bit for bit."""
+    """Number of these steps whose numbers aren't equal bit for bit."""
     first: Discrepancy | None
     first_loss: Discrepancy | None
     largest_loss: Discrepancy | None
-    """The discrepancy of losses with the largest distance."""
+    """The discrepancy of a loss with the largest distance."""
     only_one: int
     """Number of steps that only the first log has."""
     only_other: int
@@ -77,23 +79,27 @@ class Comparison:
 
 
 def compare_steps(a: Path, b: Path) -> Comparison:
-    """Compare two metrics.jsonl. Their numbers are read as the float32 that were computed.
+    """Compare two metrics.jsonl. Numbers are read as the float32 that were computed.
 
     The bounds of sinks aren't compared. Raises DataError for a log that can't be read as steps.
     """
     steps = differing = only_one = only_other = 0
     first = first_loss = largest_loss = None
     for line_a, line_b in _pair_lines(a, b):
-        if line_a is None or line_b is None:
-            only_one += line_b is None
-            only_other += line_a is None
+        if line_b is None:
+            only_one += 1
+            continue
+        if line_a is None:
+            only_other += 1
             continue
         steps += 1
         if line_a.text == line_b.text:
             continue
         discrepancies = _find_discrepancies(line_a, line_b)
-        differing += bool(discrepancies)
-        first = first or next(iter(discrepancies), None)
+        if not discrepancies:
+            continue
+        differing += 1
+        first = first or discrepancies[0]
         loss = next((entry for entry in discrepancies if entry.name == "loss"), None)
         first_loss = first_loss or loss
         if loss and (largest_loss is None or loss.distance > largest_loss.distance):
@@ -121,16 +127,20 @@ def _find_discrepancies(line_a: LogLine, line_b: LogLine) -> list[Discrepancy]:
     numbers_b = line_b.numbers()
 
     def read(numbers: Mapping[str, float | None], name: str) -> float | None:
-        # A line has a flag only if it is set.
+        # A line without a flag means that the flag isn't set.
         is_flag = isinstance(numbers_a.get(name), bool) or isinstance(numbers_b.get(name), bool)
         if name not in numbers:
             return 0.0 if is_flag else None
         number = numbers[name]
         return math.inf if number is None else float(number)
 
-    names = dict.fromkeys((*numbers_a, *numbers_b))
-    pairs = {name: (read(numbers_a, name), read(numbers_b, name)) for name in names}
-    return [Discrepancy(line_a.step, name, a, b) for name, (a, b) in pairs.items() if a != b]
+    discrepancies = []
+    for name in dict.fromkeys((*numbers_a, *numbers_b)):
+        one = read(numbers_a, name)
+        other = read(numbers_b, name)
+        if one != other:
+            discrepancies.append(Discrepancy(line_a.step, name, one, other))
+    return discrepancies
 
 
 def read_arrays(log: Path) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
 """Continuity of a resumed run: whether its data, plug-ins, settings and code have changed.
 
-Each section is compared with the newest process in provenance.json that recorded it. The file may
-come from a stranger, so its content is only compared and shown.
+Each section is compared with that of the newest process in provenance.json that has the section.
+The file may come from a stranger, so its content is only compared and shown.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pipeline.core.files.value_text import limit_lines, show
 from pipeline.core.plugins.loading import FLAG
 from pipeline.stages.record.provenance import PROVENANCE, Provenance, read_provenance
 
-DIGEST = 12
+DIGEST_LENGTH = 12
 """Number of digits of a checksum that are shown."""
 MAX_VERSIONS = 4
 MAX_COLUMNS = 8
 MAX_SETTINGS = 8
-"""A message names at most this many versions, columns and settings."""
+"""Most versions, columns and settings that a message names."""
 ALLOW = "train.resume_changed=allow"
 XLA_FLAGS = "XLA_FLAGS"
 DECISIVE_VARIABLES = ("--", XLA_FLAGS, "ONEDNN_", "DNNL_", "NVIDIA_TF32")
@@ -64,7 +64,7 @@ def require_same_origin(
         if not processes:
             warn(f"{run_dir / PROVENANCE}: is missing; {unknown}")
     except DataError as error:
-        # Without the advice to delete the file.
+        # The advice to delete the file is left out.
         warn(f"{str(error).partition('; delete')[0]}; {unknown}")
     settings = compare_settings(processes, current)
     changes = {
@@ -93,7 +93,7 @@ def _find_newest(processes: Processes, section: str) -> Mapping[str, Any]:
 
 
 def require_same_data(run_dir: Path, current: Provenance) -> None:
-    """Raise RecipeError if the data have changed since the run, whose ledger is of those data."""
+    """Raise RecipeError if the data of a run with a ledger have changed."""
     if changes := find_changed_data(read_provenance(run_dir), current.data):
         raise RecipeError(
             f"train.ledger = true: the ledger is of other data than these, so {ALLOW} can't "
@@ -102,7 +102,7 @@ def require_same_data(run_dir: Path, current: Provenance) -> None:
 
 
 def find_changed_data(processes: Processes, current: Mapping[str, Any]) -> list[str]:
-    """Return a line for each column whose fingerprint in `current`, by split, differs."""
+    """Return a line for each column whose fingerprint differs; `current` has those by split."""
     recorded = _find_newest(processes, "data")
     if not recorded:
         return []
@@ -130,15 +130,17 @@ def _pair_columns(
 
 
 def _is_same_data(old: Any, new: Any) -> bool:
-    """Return whether two fingerprints of a column agree; the recorded fingerprint is from JSON."""
+    """Return whether two fingerprints of a column agree; `old` is from JSON."""
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return False
 
     def to_json(value: Any) -> Any:
         return list(value) if isinstance(value, tuple) else value
 
-    # If other samples were hashed, only shape and type can be compared.
-    names = ("shape", "dtype", *(["sha256"] if old.get("of") == new.get("of") else []))
+    names = ["shape", "dtype"]
+    # Checksums of different samples can't be compared.
+    if old.get("of") == new.get("of"):
+        names.append("sha256")
     return all(to_json(old.get(name)) == to_json(new.get(name)) for name in names)
 
 
@@ -148,14 +150,14 @@ def _format_fingerprint(entry: Any) -> str:
     match entry:
         case {"shape": [*sizes], "dtype": str(dtype), "sha256": str(digest), "of": of}:
             shape = "x".join(map(str, sizes))
-            return show_name(f"{dtype} {shape} (SHA-256 {digest[:DIGEST]} of {of})")
+            return show_name(f"{dtype} {shape} (SHA-256 {digest[:DIGEST_LENGTH]} of {of})")
     return show(entry)
 
 
 def find_changed_plugins(processes: Processes, current: Provenance) -> list[str]:
     """Return a line for each file of a plug-in that differs, and for each missing plug-in.
 
-    New plug-ins aren't listed, since the run so far didn't depend on them.
+    New plug-ins aren't listed: the run hasn't depended on them.
     """
     lines: list[str] = []
     for name, old in _find_newest(processes, "plugins").items():
@@ -163,14 +165,14 @@ def find_changed_plugins(processes: Processes, current: Provenance) -> list[str]
         if new is None:
             lines.append(f"{FLAG} {show_name(name)}: is missing")
             continue
-        for file, old_value, new_value in _pair_plugin_versions(old, new):
+        for file, old_value, new_value in _pair_plugin_entries(old, new):
             if old_value != new_value:
                 change = f"{_format_digest(old_value)} -> {_format_digest(new_value)}"
                 lines.append(f"{show_name(f'{name}: {file}')} {change}")
     return limit_lines(lines, MAX_COLUMNS)
 
 
-def _pair_plugin_versions(old: Any, new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _pair_plugin_entries(old: Any, new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield (name, recorded, current) for the version and each file of a plug-in."""
     if not isinstance(old, Mapping):
         yield "record", old, dict(new)
@@ -183,14 +185,15 @@ def _pair_plugin_versions(old: Any, new: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def _format_digest(value: Any) -> str:
-    return show_name(value)[:DIGEST] if isinstance(value, str) else show(value)
+    return show_name(value)[:DIGEST_LENGTH] if isinstance(value, str) else show(value)
 
 
 def describe_changed_software(processes: Processes, current: Provenance) -> str | None:
     """Return the versions and code that differ, at most `MAX_VERSIONS`, as text; None if equal."""
     recorded = _find_newest(processes, "versions")
     changes = []
-    for name in dict.fromkeys((*recorded, *current.versions)) if recorded else ():
+    names = dict.fromkeys((*recorded, *current.versions)) if recorded else ()
+    for name in names:
         old = recorded.get(name, "none")
         new = current.versions.get(name, "none")
         if old != new:
@@ -198,9 +201,7 @@ def describe_changed_software(processes: Processes, current: Provenance) -> str 
     digest = current.code.get("sha256")
     old_digest = _find_newest(processes, "code").get("sha256", digest)
     if old_digest != digest:
-        changes.append(
-            f"code {_format_value(old_digest)[:DIGEST]} -> {_format_value(digest)[:DIGEST]}"
-        )
+        changes.append(f"code {_format_digest(old_digest)} -> {_format_digest(digest)}")
     if not changes:
         return None
     omitted = f" and {len(changes) - MAX_VERSIONS} more" if len(changes) > MAX_VERSIONS else ""
@@ -216,13 +217,13 @@ class ChangedSettings:
     """Lines about changed settings of jax, flags of XLA and environment variables."""
 
     decisive: Sequence[str] = ()
-    """Of settings that decide numbers."""
+    """Lines about settings that change numbers."""
     harmless: Sequence[str] = ()
-    """Of other settings."""
+    """Lines about other settings."""
 
 
 def compare_settings(processes: Processes, current: Provenance) -> ChangedSettings:
-    """Compare the settings of a process with the newest process that has recorded `numerics`."""
+    """Compare settings with those of the newest process that has recorded `numerics`."""
     recorded = [process for process in processes if isinstance(process.get("numerics"), Mapping)]
     if not recorded or not recorded[-1]["numerics"]:
         return ChangedSettings()
@@ -230,7 +231,7 @@ def compare_settings(processes: Processes, current: Provenance) -> ChangedSettin
     variables = recorded[-1].get("settings")
     decisive: list[str] = []
     harmless: list[str] = []
-    # A name that only one process has belongs to another version of jax.
+    # Names that only one process has are those of another version of jax.
     for name in current.numerics:
         if name in numerics and numerics[name] != current.numerics[name]:
             change = _format_change(f"jax_{name}", numerics[name], current.numerics[name])
@@ -244,7 +245,8 @@ def compare_settings(processes: Processes, current: Provenance) -> ChangedSettin
             is_harmless = name.startswith(HARMLESS_VARIABLES)
             is_decisive = name.startswith(DECISIVE_VARIABLES) and not is_harmless
             change = _format_change(name, old.get(name), new.get(name))
-            (decisive if is_decisive else harmless).append(change)
+            changes = decisive if is_decisive else harmless
+            changes.append(change)
     return ChangedSettings(limit_lines(decisive, MAX_SETTINGS), limit_lines(harmless, MAX_SETTINGS))
 
 
@@ -266,5 +268,6 @@ def _split_flags(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _format_change(name: str, old: Any, new: Any) -> str:
-    old_text, new_text = (show_name("not set" if v is None else str(v)) for v in (old, new))
+    old_text = show_name("not set" if old is None else str(old))
+    new_text = show_name("not set" if new is None else str(new))
     return f"{show_name(name)}: was {old_text}, is {new_text}"

@@ -1,4 +1,4 @@
-"""descendants.jsonl: exports, converted weights and reproductions of a run."""
+"""descendants.jsonl: the list of exports, converted weights and reproductions of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DESCENDANTS = "descendants.jsonl"
 Made = Literal["exported", "converted", "reproduced"]
 """How a descendant was made."""
 MAX_BYTES = 1 << 20
-"""At most this many bytes of the file are read, enough for ten thousand entries."""
+"""Most bytes of the file that are read, enough for ten thousand entries."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Descendant:
 
 
 def note_descendant(run_dir: Path, made: Made, to: Path) -> None:
-    """Append a descendant at the path `to`; do nothing if the run directory can't be written."""
+    """Append a descendant at the path `to`. Errors of the file system are ignored."""
     entry = Descendant(made, os.path.abspath(to), time.strftime("%Y-%m-%dT%H:%M:%S%z"))
     with (
         suppress(OSError),
@@ -43,7 +43,7 @@ def note_descendant(run_dir: Path, made: Made, to: Path) -> None:
 
 
 def read_descendants(run_dir: Path) -> Sequence[Descendant]:
-    """Read the descendants of a run, each path once, oldest first.
+    """Read the descendants of a run; for each kind and path the newest entry.
 
     Invalid lines are skipped, since the file may come from a stranger.
     """
@@ -59,7 +59,9 @@ def read_descendants(run_dir: Path) -> Sequence[Descendant]:
     for line in lines:
         try:
             entry = json.loads(line)
-            made, to, at = (entry.get(name) for name in ("made", "to", "at"))
+            made = entry.get("made")
+            to = entry.get("to")
+            at = entry.get("at")
         except (ValueError, AttributeError, RecursionError):
             continue
         if made in get_args(Made) and isinstance(to, str):

@@ -1,4 +1,4 @@
-"""Environment of this process: its code, machine, settings and data."""
+"""Description of this process for provenance.json: its code, machine, settings and data."""
 
 from __future__ import annotations
 
@@ -80,12 +80,14 @@ def describe_machine(device: jax.Device) -> dict[str, Any]:
 
 def describe_numerics() -> dict[str, Any]:
     """Return the values of jax's settings that decide numbers, as JSON."""
-    values = {name: jax.config.values.get(f"jax_{name}", ...) for name in NUMERICS}
-    return {
-        name: value.name.lower() if isinstance(value, Enum) else value
-        for name, value in values.items()
-        if isinstance(value, Enum | bool | int | float | str | None)
-    }
+    numerics: dict[str, Any] = {}
+    for name in NUMERICS:
+        value = jax.config.values.get(f"jax_{name}", ...)
+        if isinstance(value, Enum):
+            numerics[name] = value.name.lower()
+        elif isinstance(value, bool | int | float | str | None):
+            numerics[name] = value
+    return numerics
 
 
 def _read_processor() -> str:
@@ -98,8 +100,8 @@ def _read_processor() -> str:
 
 
 def _read_libc() -> str:
-    """Return the version of libc, which may compute exponentials."""
-    # `platform.libc_ver` would take 20 ms.
+    """Return the version of libc. Its exponentials may decide numbers."""
+    # `platform.libc_ver` takes 20 ms.
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
     except ValueError:
@@ -113,12 +115,12 @@ def describe_settings() -> dict[str, str]:
 
 
 NOT_CODE = frozenset({"__pycache__", "conf", "examples", "pylock.toml", "recipes"})
-"""Folders and files of the package that aren't part of the code."""
+"""Names of folders and files in the package that aren't code."""
 GIT = ("git", "--no-optional-locks", "status", "--porcelain=v2", "--branch")
 GIT_S = 5.0
 """Time limit of git in seconds, since the file system may hang."""
 MAX_CHANGES = 50
-"""At most this many changed files are recorded."""
+"""Most changed files that are recorded."""
 FIELDS = {"1": 8, "2": 9, "u": 10, "?": 1}
 """Number of fields before the path in a line of `git status`, by the kind of line."""
 
@@ -127,7 +129,7 @@ FIELDS = {"1": 8, "2": 9, "u": 10, "?": 1}
 def describe_imported_code() -> dict[str, Any]:
     """Return `describe_code` of this package, computed once in a process.
 
-    Imported code can't change, so later runs in the process read no files and start no git.
+    Imported code doesn't change, so later runs of the process need not read files and start git.
     """
     return describe_code()
 
@@ -148,13 +150,16 @@ def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
             name = os.path.relpath(path, package)
             digest.update(f"{name}\0{len(content)}\0".encode())
             digest.update(content)
+    description: dict[str, Any] = {"sha256": digest.hexdigest()}
     git = _read_git_state(package.parent)
-    return {"sha256": digest.hexdigest()} | ({"git": git} if git else {})
+    if git is not None:
+        description["git"] = git
+    return description
 
 
 def _read_git_state(root: Path) -> dict[str, Any] | None:
     """Return the commit and the changed files of a checkout; None if `root` isn't a checkout."""
-    # Without this check git would find a user's checkout around an installed package.
+    # git would also find a user's checkout that an installed package is in.
     if not (root / ".git").exists():
         return None
     try:
@@ -173,8 +178,8 @@ def _read_git_state(root: Path) -> dict[str, Any] | None:
     return {"commit": commit, "dirty": bool(changed), "changed": changed[:MAX_CHANGES]}
 
 
-SAMPLED = 32
-"""Number of hashed samples of a column that isn't in memory: decoding all would take minutes."""
+MAX_HASHED_SAMPLES = 32
+"""Most hashed samples of a column that isn't in memory: decoding all would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +202,7 @@ def fingerprint_columns(split: Split) -> Mapping[str, Fingerprint]:
     """Return the fingerprint of every column.
 
     A column in memory is hashed as a whole, without padding, in about 1 ms a megabyte. Of any other
-    column, `SAMPLED` samples are hashed. Raises DataError if a sample can't be read.
+    column, up to `MAX_HASHED_SAMPLES` samples are hashed. Raises DataError if one can't be read.
     """
     return {name: _fingerprint_column(column) for name, column in split.columns.items()}
 
@@ -210,7 +215,7 @@ def _fingerprint_column(column: Column) -> Fingerprint:
     arrays = _list_arrays(column)
     of = "all"
     if arrays is None:
-        rows = np.unique(np.linspace(0, shape[0] - 1, SAMPLED).astype(np.int64))
+        rows = np.unique(np.linspace(0, shape[0] - 1, MAX_HASHED_SAMPLES).astype(np.int64))
         arrays = (column[rows],)
         of = f"{len(rows)} of {shape[0]:,}"
     digest = hashlib.sha256()

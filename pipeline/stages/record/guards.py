@@ -16,7 +16,7 @@ from pipeline.stages.record.summary import Summary, read_metrics
 
 @contextmanager
 def convert_os_errors(run_dir: Path) -> Iterator[None]:
-    """Turn an OSError, such as a full disk, into a RunError that names the path."""
+    """Turn an OSError, such as that of a full disk, into a RunError that names the path."""
     try:
         yield
     except OSError as error:
@@ -36,19 +36,19 @@ def convert_out_of_memory() -> Iterator[None]:
 
 @contextmanager
 def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
-    """Write the summary of a run at its end.
+    """Write the summary of a run at its end, with the status of the error in the body if any.
 
     The summary of a resumed run is replaced only after the run has advanced. If the run is refused,
     stopped or killed before its first new step, its directory doesn't change.
     """
-    earlier = read_metrics(folder.path)
+    earlier_metrics = read_metrics(folder.path)
     started_at = time.perf_counter()
     try:
         yield
         if folder.advanced.is_held and not folder.accepted.is_held and summary.status != "stopped":
             # The run was accepted and trained no step, so the earlier metrics are still valid.
-            new = {name: value for name, value in summary.metrics.items() if value is not None}
-            summary.metrics = {**earlier, **new}
+            metrics = {name: value for name, value in summary.metrics.items() if value is not None}
+            summary.metrics = {**earlier_metrics, **metrics}
             folder.advanced.release()
     except BaseException as error:
         summary.status = get_status_after(error)
@@ -65,7 +65,7 @@ def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def record_time(summary: Summary, name: str) -> Iterator[None]:
-    """Record the seconds of a stage in the summary, under `name`."""
+    """Record the seconds of the body in `summary.time`, unless it raises."""
     started_at = time.perf_counter()
     yield
     summary.time[name] = time.perf_counter() - started_at

@@ -21,15 +21,15 @@ PROVENANCE = "provenance.json"
 
 @dataclass(frozen=True)
 class Provenance:
-    """Origin of the part of a run that one process has computed."""
+    """The origin of that part of a run that one process has computed."""
 
     begun: str
     """Start of the process, ISO 8601 with the offset of its time zone."""
     command: str
     folder: str
-    """Working directory, which relative paths of the recipe refer to."""
+    """Working directory, in which relative paths of the recipe begin."""
     seed: int
-    """The seed. Every random draw is a function of the seed and of the draw's position."""
+    """The recipe's seed."""
     code: Mapping[str, Any]
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
@@ -48,7 +48,7 @@ def add_provenance(run_dir: Path, process: Provenance) -> None:
     try:
         earlier = read_provenance(run_dir)
     except DataError:
-        # A damaged file is replaced, and doesn't stop the run.
+        # A damaged file doesn't stop the run. It is replaced.
         earlier = []
     processes = [*earlier, asdict(process)]
     write_whole(run_dir / PROVENANCE, format_json({"processes": processes}, indent=2) + "\n")

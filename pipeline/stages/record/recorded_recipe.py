@@ -1,4 +1,4 @@
-"""Recipe in a run directory: writing, reading, and comparison with the recipe that resumes it."""
+"""Recipe in a run directory: written, read, and compared with a recipe that resumes the run."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ FREE_TO_CHANGE = (
     ("parallel", "mesh"),
     ("launch",),
 )
-"""Keys that a resumed run may change if `train.resume` names its directory. Only the length decides
-losses: the learning-rate schedule stretches with it."""
+"""Keys that a resumed run may change if `train.resume` names its directory. Of these, only the
+length decides losses, since the learning-rate schedule is as long as the run."""
 MODE = ("parallel", "mode")
 EQUAL_MODES = ("data", "fsdp")
 """Values of `parallel.mode` with the same numbers."""
@@ -64,13 +64,13 @@ FREE_AT_SAME_LENGTH = tuple(key for key in FREE_TO_CHANGE if key not in LENGTH)
 """Keys that a run may change if `train.resume=auto` finds it."""
 
 
-def decides_numbers(where: TreePath, free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE) -> bool:
-    """Return whether a key decides the numbers of a run: whether it isn't `free` to change."""
-    return not any(where[: len(prefix)] == prefix for prefix in free)
+def decides_numbers(path: TreePath, free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE) -> bool:
+    """Return whether a key decides the numbers of a run: no prefix of its path is in `free`."""
+    return not any(path[: len(prefix)] == prefix for prefix in free)
 
 
 def write_recipe(run_dir: Path, recipe: Recipe) -> None:
-    """Write the resolved recipe into its run directory, safe from a power cut."""
+    """Write the resolved recipe into its run directory, and sync it to the disk."""
     text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
     write_whole(run_dir / RECIPE, text)
     sync_ancestors(run_dir)
@@ -118,8 +118,8 @@ def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
 def keep_shards(recipe: Recipe) -> Recipe:
     """Return the recipe with the shards of the run that `train.resume` names, on one device.
 
-    So a run of several devices keeps its numbers with `parallel.mode=none`. Other recipes aren't
-    changed. Raises RecipeError if the run's recipe can't be read.
+    So a run of several devices computes the same numbers with `parallel.mode=none`. Other recipes
+    are returned unchanged. Raises RecipeError if the run's recipe can't be read.
     """
     resume = recipe.train.resume
     if recipe.parallel.mode != "none" or resume in (None, "auto"):
@@ -135,8 +135,8 @@ def keep_shards(recipe: Recipe) -> Recipe:
 def keep_length(recipe: Recipe, recorded: Mapping[str, Any], run_dir: Path | str) -> Recipe:
     """Return the recipe with the steps that the run to resume chose for the recipe's deadline.
 
-    A recipe without a deadline, or whose run hasn't chosen yet, isn't changed. Raises RecipeError
-    if the run has a length for another deadline, or for none.
+    A recipe without a deadline, or whose run hasn't chosen yet, is returned unchanged. Raises
+    RecipeError if the run's length was chosen for another deadline, or without one.
     """
     train = recipe.train
     lengths = {key: recorded.get("train", {}).get(key) for _, key in LENGTH}
@@ -146,8 +146,8 @@ def keep_length(recipe: Recipe, recorded: Mapping[str, Any], run_dir: Path | str
     if train.deadline != planned_for:
         length = f"{planned_for or 'no deadline'}; leave it out to keep that length"
         raise RecipeError(f"train.{train.deadline}: {run_dir} has its length for {length}")
-    frozen = {**lengths, "planned_for": planned_for}
-    return recipe.model_copy(update={"train": train.model_copy(update=frozen)})
+    update = {**lengths, "planned_for": planned_for}
+    return recipe.model_copy(update={"train": train.model_copy(update=update)})
 
 
 def list_changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
@@ -156,7 +156,7 @@ def list_changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
     Raises RecipeError if the recipe can't be read.
     """
     try:
-        # A recipe of this version needs no defaults for newer keys, which take longer.
+        # A recipe of this version has all keys. Adding defaults for newer keys would take longer.
         recorded = parse_written_yaml(read_text(run_dir / RECIPE, MAX_BYTES))
     except (OSError, ValueError):
         recorded = None
@@ -201,9 +201,9 @@ def find_changes(
     free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE,
 ) -> list[Difference]:
     """Return the differences of two resolved recipes, except in `free` keys and `EQUAL_MODES`."""
-    return [
-        change
-        for change in list_differences(recipe, recorded)
-        if decides_numbers(change.path, free)
-        and (change.path != MODE or {change.value, change.other_value} != set(EQUAL_MODES))
-    ]
+    changes = []
+    for change in list_differences(recipe, recorded):
+        modes = {change.value, change.other_value} if change.path == MODE else None
+        if decides_numbers(change.path, free) and modes != set(EQUAL_MODES):
+            changes.append(change)
+    return changes

@@ -29,7 +29,7 @@ FOLDER = "references"
 
 
 class Reference(Spec):
-    """Figures of the original training; only those that it has are compared."""
+    """Figures of the original training. Those that are missing aren't compared."""
 
     source: str
     """Framework, versions and machine of the original."""
@@ -41,9 +41,9 @@ class Reference(Spec):
     """Losses of the first steps."""
 
     def compare(self, summary: Summary, run_dir: Path) -> dict[str, Any]:
-        """Return the figures of the reference beside a run's, for summary.json.
+        """Return the figures of the reference beside those of a run, for summary.json.
 
-        A figure that the run lacks is None. Raises DataError if the log can't be read.
+        A figure that the run lacks is None. Raises DataError if the log of steps can't be read.
         """
         step_ms = {} if self.step_ms is None else {"step_ms": self.step_ms}
         run = {**summary.metrics, "step_ms": summary.time.get("step_ms")}
@@ -53,9 +53,12 @@ class Reference(Spec):
         }
         log = run_dir / METRICS
         lines = islice(read_lines(log), len(self.losses)) if log.exists() else ()
-        logged = {line.step: line.numbers().get("loss") for line in lines}
-        pairs = [(logged.get(step), loss) for step, loss in enumerate(self.losses, 1)]
-        differences = [abs(loss - expected) for loss, expected in pairs if loss is not None]
+        losses = {line.step: line.numbers().get("loss") for line in lines}
+        differences = []
+        for step, expected in enumerate(self.losses, 1):
+            loss = losses.get(step)
+            if loss is not None:
+                differences.append(abs(loss - expected))
         largest = max(differences, default=0.0)
         return {
             "source": self.source,
@@ -67,8 +70,8 @@ class Reference(Spec):
 def find_reference(name: str, recipe_folder: Path | None = None) -> Reference | None:
     """Read the reference of a recipe; None without one.
 
-    It is in `recipe_folder`, the folder of a recipe file. If this is None, it is in `recipes/` of
-    the working folder, or among the shipped recipes. Raises RecipeError with every problem.
+    `recipe_folder` is the folder of a recipe file; None for `recipes/` in the working folder, or
+    else the folder of the shipped recipes. Raises RecipeError with every problem.
     """
     folders = [recipe_folder] if recipe_folder is not None else [Path("recipes"), RECIPES]
     files = [folder / FOLDER / f"{name}.yaml" for folder in folders]
@@ -90,12 +93,13 @@ def find_reference(name: str, recipe_folder: Path | None = None) -> Reference | 
 
 def describe_comparison(comparison: Mapping[str, Any]) -> str:
     """Return the result of `Reference.compare` as a line for the log."""
-    parts = [
-        f"no {name}"
-        if figure["run"] is None
-        else f"{name} {figure['run']:.4g} ({figure['run'] - figure['reference']:+.2g})"
-        for name, figure in comparison["figures"].items()
-    ]
+    parts = []
+    for name, figure in comparison["figures"].items():
+        if figure["run"] is None:
+            parts.append(f"no {name}")
+        else:
+            difference = figure["run"] - figure["reference"]
+            parts.append(f"{name} {figure['run']:.4g} ({difference:+.2g})")
     losses = comparison["losses"]
     if losses["steps"]:
         difference = losses["largest_difference"]

@@ -55,10 +55,10 @@ LEAKAGE = "leakage.json"
 OVERRIDES = "overrides.yaml"
 """Overrides of a job of a sweep."""
 CLAIM = ".claim"
-"""File that the process of a job of a sweep locks."""
+"""File that a process locks while it runs a job of a sweep."""
 
 APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl", DESCENDANTS)
-"""Files that are changed in place."""
+"""Files to which lines are appended."""
 CHECKPOINT_FILES = "ckpt"
 CHECKPOINT_NAMES = "ckpt.json"
 """Folder of checkpoints as MindSpore's files, and the list of these by step."""
@@ -84,7 +84,7 @@ DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
 HYDRA_FILES = {"config.yaml", "hydra.yaml", "overrides.yaml"}
 """Files that Hydra writes before a run begins, in the folder `hydra.output_subdir`."""
 MAX_ENTRIES = 3
-"""A message names at most this many entries of a directory."""
+"""Most entries of a directory that a message names."""
 
 
 def create_run_dir(name: str, outputs: Path = OUTPUTS) -> Path:
@@ -93,9 +93,10 @@ def create_run_dir(name: str, outputs: Path = OUTPUTS) -> Path:
 
 
 def make_unique(run_dir: Path) -> Path:
-    """Make a new directory: `run_dir`, or else the first free one of `run_dir_1`, `run_dir_2`, ...
+    """Make `run_dir`, or the first of `run_dir_1`, `run_dir_2`, ... that is free; return its path.
 
-    `mkdir` either makes the directory or fails, so two processes never get the same one.
+    `mkdir` fails for an existing directory, so two processes can't make the same one. Raises
+    RunError if the directory can't be made.
     """
     try:
         run_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +128,7 @@ def make_run_dir(run_dir: Path) -> Path:
 def require_unused(run_dir: Path) -> None:
     """Raise RunError if a directory holds a run, DataError if it holds other files.
 
-    Files that prepare a run are allowed, and files of a run that was killed before it began.
+    Allowed are files that prepare a run, and those of a run that was killed before it began.
     """
     if (run_dir / RECIPE).exists():
         raise RunError(
@@ -150,13 +151,14 @@ def _is_preparation(path: Path) -> bool:
         return True
     if path.is_symlink() or not path.is_dir():
         return False
-    return HYDRA_FILES >= {file.name for file in path.iterdir()} > set()
+    names = {file.name for file in path.iterdir()}
+    return bool(names) and names <= HYDRA_FILES
 
 
 def require_own(run_dir: Path) -> None:
-    """Raise DataError if an entry that a run writes or deletes is a link or not a regular file.
+    """Raise DataError if a file that a run writes or deletes is a link or not a regular file.
 
-    The directory may belong to another user. A run never changes other entries.
+    The directory may belong to another user. A run doesn't change other files.
     """
     require_real(run_dir, (*APPENDED, *REPLACED, *PRICES, LOCK, CLAIM), APPENDED)
     require_real_trees(run_dir, FOLDERS)
@@ -164,9 +166,9 @@ def require_own(run_dir: Path) -> None:
 
 @contextmanager
 def lock_run(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
-    """Lock a run directory against other processes, as far as its file system has locks.
+    """Lock a run directory against other processes, if its file system supports locks.
 
-    Raises RunError if another process writes to it, or if a `new` run would overwrite a run, and
+    Raises RunError if another process writes to it, or if it holds a run and this is a `new` run;
     DataError if a link in it would redirect writes.
     """
     require_real(run_dir, (LOCK,), ())
@@ -201,7 +203,7 @@ def read_written_at_ns(file: Path) -> int:
 
 
 def find_run_dir(folder: Path) -> Path | None:
-    """Return the run directory that `folder` is, or is in by at most two levels; else None."""
+    """Return the first run directory of `folder`, its parent and the parent of that; else None."""
     for candidate in (folder, folder.parent, folder.parent.parent):
         if (candidate / RECIPE).is_file():
             return candidate
@@ -209,7 +211,7 @@ def find_run_dir(folder: Path) -> Path | None:
 
 
 def require_run_dir(folder: Path) -> Path:
-    """Return the run directory as in `find_run_dir`. Raises DataError without one."""
+    """Return the result of `find_run_dir`. Raises DataError if it is None."""
     run_dir = find_run_dir(folder)
     if run_dir is None:
         raise DataError(f"{folder}: isn't a run directory; it holds no {RECIPE}")
@@ -255,7 +257,7 @@ class HeldWrites:
 class RunFolder:
     """A run directory. A resumed run changes it only after all checks.
 
-    So if the run is refused or killed before, the files of the earlier run are unchanged.
+    If the run is refused or killed before that, the files of the earlier run are unchanged.
     """
 
     path: Path
@@ -270,7 +272,7 @@ class RunFolder:
 
 
 def open_folder(run_dir: Path, ranks: Ranks, *, resuming: bool) -> RunFolder:
-    """Return the folder of a run, which holds back the writes of a resumed run."""
+    """Return the folder of a run. Writes of a resumed run wait."""
     accepted = HeldWrites(held=resuming)
     advanced = HeldWrites(held=resuming)
     return RunFolder(run_dir, accepted, advanced, resuming, ranks)

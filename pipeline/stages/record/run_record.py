@@ -1,4 +1,4 @@
-"""Record of a run in its directory, and the differences of two records."""
+"""Record of a run: its recipe, summary and processes; and the differences of two records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.stages.record.run_directory import SUMMARY, require_run_dir
 
 ENVIRONMENT = ("versions", "machine", "settings", "numerics")
 TIMES = ("step_ms", "median_step_ms", "train_s", "first_step_s")
-"""Times of a summary that are compared, besides all speeds, such as images_per_s."""
+"""Times of a summary that are compared, besides all speeds (names that end in `_per_s`)."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """The status in the summary; killed without a summary."""
+        """The status in the summary; `killed` without a summary."""
         return str(self.summary.get("status", "killed"))
 
     @property
-    def made_by(self) -> Mapping[str, Any]:
+    def first_process(self) -> Mapping[str, Any]:
         """The process that began the run; {} if unknown."""
         return self.processes[0] if self.processes else {}
 
@@ -76,8 +76,8 @@ def compare_origins(a: RunRecord, b: RunRecord) -> dict[str, list[Difference] | 
 
 
 def _make_origin(record: RunRecord) -> dict[str, Any]:
-    """Return the sections of provenance to compare, with the changed files as one text."""
-    process = record.made_by
+    """Return the sections of provenance to compare; the list of changed files becomes a text."""
+    process = record.first_process
     code = process.get("code")
     if isinstance(code, Mapping):
         git = code.get("git")
@@ -99,10 +99,14 @@ def _make_outcome(record: RunRecord) -> dict[str, Any]:
     metrics = metrics if isinstance(metrics, Mapping) else {}
     times = times if isinstance(times, Mapping) else {}
     # Precision, recall and F1 are macro averages; metrics of each class are left out.
-    numbers = {k: v.get("macro") if isinstance(v, Mapping) else v for k, v in metrics.items()}
+    numbers = {
+        name: value.get("macro") if isinstance(value, Mapping) else value
+        for name, value in metrics.items()
+        if not isinstance(value, list)
+    }
     return {
         "status": record.status,
         **{name: summary.get(name) for name in ("reason", "steps", "passes", "parameters")},
-        "metrics": {name: v for name, v in numbers.items() if not isinstance(v, list)},
-        "time": {n: s for n, s in times.items() if n in TIMES or n.endswith("_per_s")},
+        "metrics": numbers,
+        "time": {name: times[name] for name in times if name in TIMES or name.endswith("_per_s")},
     }

@@ -27,12 +27,12 @@ from pipeline.training.state import TrainState
 
 def hash_recipe(recipe: Mapping[str, Any]) -> str:
     """Return a SHA-256 of the keys of a resolved recipe that decide the numbers of a run."""
-    deciding = {
-        json.dumps(where): EQUAL_MODES[0] if where == MODE and leaf in EQUAL_MODES else leaf
-        for where, leaf in iterate_leaves(recipe)
-        if decides_numbers(where)
-    }
-    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+    leaves = {}
+    for path, leaf in iterate_leaves(recipe):
+        if decides_numbers(path):
+            has_equal_mode = path == MODE and leaf in EQUAL_MODES
+            leaves[json.dumps(path)] = EQUAL_MODES[0] if has_equal_mode else leaf
+    return hashlib.sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()
 
 
 def list_changes(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:
@@ -43,8 +43,8 @@ def list_changes(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:
 def list_changes_of_meaning(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:
     """Return a line for each key that decides the network's function and differs in `recipe`.
 
-    These keys are the layers, and the map ops of evaluation if the dataset is the same: another
-    dataset has other map ops. Keys of training may differ.
+    These keys are those of the layers, and if the dataset is the same, those of the map ops of
+    evaluation. Other datasets need other map ops.
     """
     changes = _find_differences(saved, recipe)
     sections: list[tuple[str, ...]] = [("model",)]
@@ -61,7 +61,7 @@ def list_changes_of_meaning(saved: Checkpoint, recipe: Mapping[str, Any]) -> lis
 def restore_state(
     run_dir: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
 ) -> tuple[TrainState, HostState] | None:
-    """Read state and host state from the newest sound checkpoint of a run; None without any.
+    """Read state and host state from the newest undamaged checkpoint of a run; None without one.
 
     Warns of newer damaged checkpoints. Raises DataError if no checkpoint can be read or if it has
     another network, RecipeError if its recipe trains to other losses than `recipe`.
@@ -93,7 +93,7 @@ def restore_weights(
 
 
 def _find_differences(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[Difference]:
-    # Nearly always equal, and faster than finding differences.
+    # Recipes are nearly always equal, and comparing hashes is faster than finding differences.
     if hash_recipe(saved.recipe) == hash_recipe(recipe):
         return []
     return find_changes(recipe, normalise_recipe(saved.recipe))

@@ -18,9 +18,9 @@ from pipeline.stages.record.run_record import RunRecord, compare_origins
 
 SECTION_WIDTH = 12
 """Width of the column of section names, in characters."""
-DIGEST = 12
+DIGEST_LENGTH = 12
 """Number of digits of a checksum that are shown."""
-NOT_KEPT = "not kept by both runs"
+NOT_RECORDED = "not kept by both runs"
 
 
 class SideBySide:
@@ -44,7 +44,7 @@ class SideBySide:
     def show_differences(self, section: str, differences: Sequence[Difference] | None) -> None:
         """Print a table of differences; a line if there are none, or if they are unknown (None)."""
         if not differences:
-            self.show_text(section, "the same" if differences is not None else NOT_KEPT)
+            self.show_text(section, NOT_RECORDED if differences is None else "the same")
             return
         table = Table(section, "A", "B", "B against A", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for difference in differences:
@@ -62,14 +62,17 @@ class SideBySide:
 
     def show_steps(self, comparison: Comparison | None) -> None:
         """Print the comparison of two logs of steps; None if a log is missing."""
-        self.show_text("steps", NOT_KEPT if comparison is None else _format_steps(comparison))
+        self.show_text("steps", NOT_RECORDED if comparison is None else _format_steps(comparison))
 
 
 def differences_to_dicts(differences: Sequence[Difference] | None) -> list[dict[str, Any]] | None:
     """Return the differences for JSON; None if they are unknown."""
     if differences is None:
         return None
-    return [{"key": line.key, "a": line.value, "b": line.other_value} for line in differences]
+    return [
+        {"key": difference.key, "a": difference.value, "b": difference.other_value}
+        for difference in differences
+    ]
 
 
 def _format_steps(comparison: Comparison) -> str:
@@ -89,14 +92,16 @@ def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
-        return value[:DIGEST]  # of a commit or a SHA-256
+        return value[:DIGEST_LENGTH]  # of a commit or a SHA-256
     return f"{value:,.6g}" if isinstance(value, float) else show(value)
 
 
 def _format_change(a: Any, b: Any) -> str:
-    """Return the relative change from `a` to `b`; "" unless both are numbers, and `a` isn't 0."""
-    are_numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (a, b))
+    """Return the relative change from `a` to `b`; "" if either isn't a number, or `a` is 0."""
+    for value in (a, b):
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return ""
     try:
-        return f"{b / a - 1:+.2%}" if are_numbers and a else ""
+        return f"{b / a - 1:+.2%}" if a else ""
     except OverflowError:  # whole numbers beyond any float
         return ""

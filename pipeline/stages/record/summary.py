@@ -17,7 +17,7 @@ from pipeline.core.registry import ENTRY_POINT_GROUP
 
 Status = Literal["done", "pruned", "stopped", "failed"]
 MAX_METRICS = 3
-"""A line has at most this many metrics."""
+"""Most metrics in the line of a summary."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Summary:
     sink: dict[str, Any] = field(default_factory=dict)
     feed: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
-    """With `train.memory`: samples computed at once, their bytes, and the steps that halved it."""
+    """With `train.memory`: samples at once, needed and usable bytes, a line for each halving."""
     data: dict[str, Any] = field(default_factory=dict)
     """`image`: shape and dtype of an image before map ops; `classes`: names in label order;
     `samples`: sizes of splits; `targets`: task, means, deviations; `table`: columns; `text`."""
@@ -52,7 +52,7 @@ class Summary:
     """The policy `on_nan`, the number of steps that it left out, and the rollbacks."""
     metrics: dict[str, Any] = field(default_factory=dict)
     privacy: dict[str, Any] = field(default_factory=dict)
-    """`epsilon` at `delta`, the noise, and how samples were drawn; empty if it isn't private."""
+    """`epsilon` at `delta`, the noise, and how samples were drawn; {} if the run isn't private."""
     time: dict[str, float | None] = field(default_factory=dict)
     modelled: dict[str, Any] = field(default_factory=dict)
     reference: dict[str, Any] = field(default_factory=dict)
@@ -60,19 +60,19 @@ class Summary:
     versions: dict[str, str] = field(default_factory=dict)
     resumed_from: dict[str, Any] | None = None
     logs: dict[str, Any] = field(default_factory=dict)
-    """By damaged log: the first `missing` ranges of steps, the number of `missing_lines`, whether
-    the other lines are `verified`, and the `restored` ranges."""
+    """For each damaged log, by name: the first `missing` ranges of steps, the number of
+    `missing_lines`, whether the other lines are `verified`, and the `restored` ranges."""
 
     def __repr__(self) -> str:
         """Return status, first metrics and folder in one line; `vars` has all fields."""
-        numbers = [(name, v) for name, v in self.metrics.items() if isinstance(v, float)]
-        metrics = [f"{name} {value:.4g}" for name, value in numbers[:MAX_METRICS]]
+        items = self.metrics.items()
+        metrics = [f"{name} {value:.4g}" for name, value in items if isinstance(value, float)]
         status = f"{self.status} ({self.reason})" if self.reason else self.status
-        parts = (f"{self.recipe}: {status}", f"{self.steps:,} steps", *metrics)
+        parts = (f"{self.recipe}: {status}", f"{self.steps:,} steps", *metrics[:MAX_METRICS])
         return f"<{', '.join(parts)}; {self.run_dir}>"
 
     def write(self, run_dir: Path) -> None:
-        """Replace the file as a whole, so that a reader never sees half of it."""
+        """Write summary.json; a reader sees the earlier file or the new one, both complete."""
         write_whole(run_dir / "summary.json", format_json(asdict(self), indent=2) + "\n")
 
 

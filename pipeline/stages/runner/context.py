@@ -61,7 +61,7 @@ class Dumps(Monitor, ABC):
 
     @abstractmethod
     def __call__(self, state: TrainState, step: int) -> None:
-        """Dump the next step from the state after `step` steps, which doesn't change."""
+        """Dump the next step from the state after `step` steps, without changing the state."""
 
 
 Examine = Callable[[TrainState, int], Examination]
@@ -69,10 +69,10 @@ Examine = Callable[[TrainState, int], Examination]
 
 
 class Inspection:
-    """Profile, dumps and autopsy of a run. This class has none, and refuses recipes with them."""
+    """Profile, dumps and autopsy of a run. This class has none, and refuses profiles and dumps."""
 
     def shorten(self, context: RunContext, built: Built, backend: Backend) -> Built:
-        """Return the step, with a shorter schedule if the run ends after its profile.
+        """Return `built`, with a shorter schedule if the run ends after its profile.
 
         Raises RecipeError if the run can't be profiled.
         """
@@ -96,7 +96,7 @@ class Inspection:
         return None
 
     def open_autopsy(self, run: CompiledRun) -> Examine:
-        """Return the function that examines a non-finite step that ends the run."""
+        """Return the function that examines a non-finite step, if that ends the run."""
         return examine_nothing
 
     def archive(self, run_dir: Path) -> Path | None:
@@ -111,7 +111,7 @@ class RunOptions:
     run_dir: Path | None = None
     """Directory of a new run; None makes one under `outputs/`."""
     recipe_folder: Path | None = None
-    """Folder of the recipe file, in which the recorded reference may lie; None without a file."""
+    """Folder of the recipe file, which may hold the recorded reference; None without a file."""
     changed: Mapping[str, Any] = field(default_factory=dict)
     """Values of the keys that differ between the runs of a sweep, by key."""
     started_at: float = field(default_factory=time.perf_counter)
@@ -119,7 +119,7 @@ class RunOptions:
     pruner: Pruner | None = None
     """Pruner that may end training at a boundary."""
     signals: Signals = field(default_factory=Signals)
-    """Signals of the run. The caller handles signals that came too late to stop the run."""
+    """Signals of the run. Those that come too late to stop the run are left to the caller."""
     how_to_resume: HowToResume = make_resume_overrides
     """Function that returns the command to print if the run ends early."""
     callbacks: Sequence[Callback] = ()
@@ -128,7 +128,7 @@ class RunOptions:
     """Function in place of `lower_and_compile`, if several runs share a program."""
     inspection: Inspection = field(default_factory=Inspection)
     console: Console | None = None
-    """Console of the run's lines."""
+    """Console for the lines of the run; None for standard output."""
 
 
 @dataclass(frozen=True)
@@ -176,4 +176,4 @@ class CompiledRun:
 
 
 OpenPrograms = Callable[[RunContext, Recipe, Dataset, Built, Backend], CompiledRun]
-"""(context, recipe as changed by a plan for devices, dataset, step, backend) -> compiled run."""
+"""(context, recipe with a plan for devices, dataset, step, backend) -> compiled run."""

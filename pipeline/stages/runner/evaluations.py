@@ -71,13 +71,13 @@ class Evaluations:
             self._show_pictures(state)
             observers.monitor.on_eval(history.step, evaluation)
         self._show_classes(evaluation)
-        # `train_loss` is already the loss of the last step.
+        # Metrics that the summary has already, such as `train_loss`, stay.
         context.summary.metrics = {**evaluation.metrics, **context.summary.metrics}
         parameters = context.options.changed or _list_main_parameters(recipe)
         observers.show(lambda board: board.add_hparams(parameters, evaluation.scalars()))
         if not recipe.monitor.tensorboard:
             return
-        # All processes must call it; the first one goes on.
+        # Every process must take part in the gathering. Only the first continues after it.
         state = gather_arrays(state)
         if not context.shows_pictures:
             return
@@ -89,7 +89,7 @@ class Evaluations:
             self._show_embeddings(state)
 
     def _show_classes(self, evaluation: Evaluation) -> None:
-        """Print the figures of few classes, and warn of classes that are never predicted."""
+        """Print the figures of each class if there are few; warn of never predicted classes."""
         context = self.run.context
         monitor = self.observers.monitor
         if not context.ranks.is_first or self.run.dataset.targets.task != "classification":
@@ -132,7 +132,7 @@ class Evaluations:
             self.observers.show(lambda board: board.add_graph(nodes))
 
     def trace_graph(self, key: str) -> list[BoardNode] | None:
-        """Trace the graph of the network for a key; None, after a warning, if it has none."""
+        """Return the graph of the network; None, with a warning about `key`, if that fails."""
         # Imported here, since few runs need it.
         from pipeline.stages.network_graph import trace_network_graph
 
@@ -166,7 +166,7 @@ class Evaluations:
 
 
 def _list_main_parameters(recipe: Recipe) -> dict[str, Any]:
-    """Return the hparams of a run that isn't a job of a sweep."""
+    """Return the hparams for TensorBoard of a run that isn't a job of a sweep."""
     train = recipe.train
     return {
         "model": recipe.model.name,

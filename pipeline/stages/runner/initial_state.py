@@ -1,4 +1,4 @@
-"""Initial state of a run: fresh weights, restored weights, or its last checkpoint."""
+"""Initial state of a run: with fresh or restored weights, or from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_restored(context: RunContext, dataset: Dataset, built: Built) -> Restor
 def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], None]) -> None:
     """Warn if a run's weights were trained with another tokenizer or other table statistics.
 
-    Their shapes fit, so no check would find the difference.
+    Such weights have the right shapes, so no check refuses them.
     """
     from pipeline.stages.export.trained_run import parse_samples
 
@@ -78,9 +78,9 @@ def make_initial_state(
 ) -> tuple[TrainState, HostState]:
     """Return the initial state on the device, and the state of the host.
 
-    Weights are fresh, restored, or come from the last checkpoint of a run to resume. A new private
-    run has the `secret`, uint32 (4,). Raises RecipeError if the run to resume has more steps than
-    the recipe, RunError if weights and optimizer don't fit into memory.
+    Weights are fresh, restored, or from the last checkpoint of a run to resume. The state of a new
+    private run has the `secret`, uint32 (4,). Raises RecipeError if the run to resume has more
+    steps than the recipe, RunError if weights and optimizer don't fit into memory.
     """
     context = run.context
     built = run.built
@@ -92,9 +92,10 @@ def make_initial_state(
         saved = _read_last_checkpoint(context, built)
         # No fresh weights are made, since they would double the memory.
         if saved is not None:
+            state, host = saved
             if built.privacy is not None:
-                require_same_noise(saved[0], built.privacy)
-            return executable.put(saved[0]), saved[1]
+                require_same_noise(state, built.privacy)
+            return executable.put(state), host
     state = executable.init()
     if restored is not None:
         state = restored.replace_weights(state)
@@ -111,7 +112,7 @@ def make_initial_state(
 def _require_room(
     model: str, built: Built, free_bytes: int | None, sharing: StateSharing | None
 ) -> None:
-    """Raise RunError if the state doesn't fit into memory; `free_bytes` is None unless on a GPU."""
+    """Raise RunError if the state doesn't fit into memory; `free_bytes` is a GPU's, or None."""
     leaves = jax.tree.leaves(built.state)
     size_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     content = f"the weights and the optimizer of {model}"
@@ -137,7 +138,7 @@ def _read_last_checkpoint(context: RunContext, built: Built) -> tuple[TrainState
     saved = restore_state(context.run_dir, built.state, tree, warn) if ranks.is_first else None
     step = ranks.agree(lambda: int(saved[0].step) if saved else 0)
     if not ranks.is_first and step:
-        # The other processes read the same files: the first process hasn't written anything yet.
+        # The first process hasn't written anything yet, so the others read the same files.
         saved = restore_state(context.run_dir, built.state, tree, warn)
     read_step = int(saved[0].step) if saved else 0
     if read_step != step:

@@ -105,25 +105,25 @@ def _run_with_restarts(
 
 
 def _leave_out_process(recipe: Recipe) -> Recipe:
-    """Return the recipe with the most processes that it fits after one has died.
+    """Return the recipe with the largest smaller number of processes that it allows.
 
     Each process has as many devices as before. Returns `recipe` if fewer aren't allowed.
     """
-    processes = recipe.launch.num_processes
-    least = recipe.launch.min_processes or processes
-    per_process = recipe.parallel.num_devices // processes
-    for fewer in range(processes - 1, least - 1, -1):
-        launch = recipe.launch.model_copy(update={"processes": fewer})
-        layout = {"devices": fewer * per_process, "mesh": None}
+    num_before = recipe.launch.num_processes
+    least = recipe.launch.min_processes or num_before
+    devices_per_process = recipe.parallel.num_devices // num_before
+    for processes in range(num_before - 1, least - 1, -1):
+        launch = recipe.launch.model_copy(update={"processes": processes})
+        layout = {"devices": processes * devices_per_process, "mesh": None}
         parallel = recipe.parallel.model_copy(update=layout)
         with suppress(RecipeError):
             changed = recipe.model_copy(update={"launch": launch, "parallel": parallel})
-            return fit_to_processes(changed, fewer)
+            return fit_to_processes(changed, processes)
     return recipe
 
 
 def _make_worker_tree(recipe: Recipe, resumed: Path | None) -> dict[str, Any]:
-    """Return the recipe of the processes, which resume the run in a directory, or begin one."""
+    """Return the processes' recipe as JSON: it resumes the run in `resumed`, or begins a run."""
     tree = recipe.whole_tree()
     tree["train"]["resume"] = None if resumed is None else str(resumed)
     if resumed is not None:
@@ -158,7 +158,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
         folder.accepted.add(reporter.start_log)
         stack.enter_context(log_by_level(reporter, recipe.monitor.log_level))
         stack.enter_context(write_summary(summary, folder))
-        # Again, so that the summary has the converted error.
+        # Errors are converted here too, so that the summary has the converted error.
         stack.enter_context(convert_os_errors(run_dir))
         stack.enter_context(convert_out_of_memory())
         reporter.print_stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
@@ -172,7 +172,10 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
 def _place_run(
     recipe: Recipe, options: RunOptions, ranks: Ranks, processes: int
 ) -> tuple[Recipe, RunFolder]:
-    """Return the recipe for `processes`, and its new or resumed directory. Raises RecipeError."""
+    """Return the recipe for a number of processes, and its directory, a new or a resumed one.
+
+    Raises RecipeError if the recipe fits neither the processes nor the run to resume.
+    """
     recipe = fit_to_processes(recorded_recipe.keep_shards(recipe), processes)
 
     def choose() -> tuple[str, bool]:
@@ -197,7 +200,7 @@ def _place_run(
 
 
 def _restore_run(mirrored: MirroredRun, run_dir: Path) -> None:
-    """Restore a run from its mirror into a new directory, which is removed if that fails."""
+    """Restore a run from its mirror into a new directory. Remove the directory if that fails."""
     reporter = Reporter()
     url = mirrored.storage.url
     try:
@@ -215,20 +218,20 @@ def _restore_run(mirrored: MirroredRun, run_dir: Path) -> None:
 
 @contextmanager
 def conclude_run(context: RunContext) -> Iterator[None]:
-    """Report how the stages in the body have ended, and the command to resume them."""
+    """Report how the stages in the body end, and the command that resumes the run."""
     summary = context.summary
     reporter = context.reporter
     run_dir = context.run_dir
     reference = find_reference(context.recipe.name, context.options.recipe_folder)
 
     def has_saved() -> bool:
-        # An error before training would occur again.
+        # A run that fails before training would fail again, so it isn't resumed.
         return summary.steps > 0 and bool(list_saved_steps(run_dir / FOLDER))
 
     try:
         yield
     except BaseException as error:
-        # With several processes the error must reach the others, which wait for this process.
+        # With several processes a signal is raised too, so that the others don't wait for this one.
         if not isinstance(error, Interrupted) or context.ranks.size > 1:
             if isinstance(error, NonFiniteStepError) and error.advice:
                 reporter.print_stage("resume", error.advice)
@@ -261,10 +264,10 @@ def _advise_to_resume(
 def record_data(
     context: RunContext, dataset: Dataset, device: jax.Device, rate_files: Mapping[str, Any]
 ) -> RunContext:
-    """Write the provenance of the run, after comparing it with the run to resume.
+    """Record the provenance and the data of the run; return the context with the provenance.
 
-    `rate_files` has the fingerprints of files of learning rates, by key. Returns the context with
-    the provenance. Raises DataError if a run to resume had other data.
+    `rate_files` has the fingerprints of files of learning rates, by key. Raises DataError if a run
+    to resume had other data.
     """
     recipe = context.recipe
     text = dataset.text

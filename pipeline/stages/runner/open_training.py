@@ -68,9 +68,10 @@ def open_training(
     callbacks: Sequence[Callback],
     dumps: Dumps | None,
 ) -> Iterator[Training]:
-    """Open everything that `train` needs, and write the results into the summary at the end.
+    """Yield the arguments of `train`, and record the results in the summary at the end.
 
-    In the body, the first signal to stop is noted. The caller raises it once all files are on disk.
+    In the body, the first signal to stop raises nothing. The caller raises it once all files are on
+    disk.
     """
     context = run.context
     built = run.built
@@ -124,8 +125,8 @@ def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
     """Return the early stop of a recipe."""
     if spec.metric is None:
         return EarlyStop()
-    better = list_metric_directions([spec.metric])[spec.metric]
-    return EarlyStop(spec.metric, better, spec.patience, spec.min_delta)
+    direction = list_metric_directions([spec.metric])[spec.metric]
+    return EarlyStop(spec.metric, direction, spec.patience, spec.min_delta)
 
 
 def _make_collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None]:
@@ -175,9 +176,9 @@ def make_callbacks(context: RunContext) -> Sequence[Callback]:
 
 def require_ready_callbacks(recipe: Recipe) -> None:
     """Raise RecipeError if a callback of the training stage can't work in this process."""
-    problems = []
     if "train" not in recipe.stages:
         return
+    problems = []
     for position, spec in enumerate(recipe.train.callbacks):
         try:
             spec.require_ready()
@@ -188,11 +189,11 @@ def require_ready_callbacks(recipe: Recipe) -> None:
 
 
 def _open_callbacks(evaluations: Evaluations, callbacks: Sequence[Callback]) -> NoCallbacks:
-    """Open the callbacks. Other processes follow the requests of the first process's callbacks."""
+    """Open the callbacks of the first process. Other processes have none, and get its requests."""
     context = evaluations.run.context
     if not context.recipe.train.callbacks and not context.options.callbacks:
         return NoCallbacks()
-    # A run without a checkpoint starts again from the beginning.
+    # A run without a checkpoint begins again, so it isn't resumed.
     resumed = context.resuming and bool(list_saved_steps(context.run_dir / FOLDER))
     view = RunView(
         context.run_dir,
@@ -240,7 +241,7 @@ def _open_checkpoints(
 
 
 def _open_copies(evaluations: Evaluations) -> Copies | None:
-    """Open the copies as MindSpore's files; None without `checkpoint.prefix` and `.directory`."""
+    """Open copies in MindSpore's format; None if neither `prefix` nor `directory` is set."""
     run = evaluations.run
     context = run.context
     schedule = run.built.run_schedule
@@ -260,7 +261,7 @@ def _open_copies(evaluations: Evaluations) -> Copies | None:
     )
     nodes = evaluations.trace_graph("checkpoint.prefix")
     if nodes is not None:
-        # On the thread that writes for TensorBoard: its package can't be imported by two at once.
+        # Encoded on the thread that writes for TensorBoard: two threads can't import its package.
         monitor = evaluations.observers.monitor
         copies.write_graph(monitor.submit_and_wait(partial(encode_graph, nodes)))
     return copies
@@ -319,13 +320,13 @@ def _record_results(run: CompiledRun, history: History, training: Training) -> N
     started_at = context.options.started_at
     step_ms = history.step_ms
     first_step_at = history.first_step_at
-    per_step = context.recipe.train.batch_size * unit.per_sample
+    units_per_step = context.recipe.train.batch_size * unit.per_sample
     summary.time |= {
         "first_dispatch_s": history.first_dispatch_s,
         "first_step_s": None if first_step_at is None else first_step_at - started_at,
         "train_s": history.train_s,
         "step_ms": step_ms,
         "median_step_ms": history.median_step_ms,
-        f"{unit.speed_unit}_per_s": 1000 * per_step / step_ms if step_ms else None,
+        f"{unit.speed_unit}_per_s": 1000 * units_per_step / step_ms if step_ms else None,
         "first_window_s": summary.feed["first_window_ms"] / 1000,
     }

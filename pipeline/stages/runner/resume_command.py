@@ -1,6 +1,6 @@
 """The command that resumes a run or a sweep that ended early, for a shell or for Python.
 
-It has `***` in place of passwords, which the user must type again.
+Passwords are replaced by `***`: the user must type them again.
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ def make_resume_sweep_command(args: Sequence[str], sweep_dir: Path) -> str:
 
 
 def _make_overrides(run_dir: Path, weights: Path | None) -> list[str]:
-    # A resumed run can't restore other weights.
-    cold_start = [] if weights is None else [f"{RESTORE}=null"]
-    return [f"{RESUME}={_quote_path(run_dir)}", *cold_start]
+    overrides = [f"{RESUME}={_quote_path(run_dir)}"]
+    if weights is not None:
+        # A resumed run can't restore other weights.
+        overrides.append(f"{RESTORE}=null")
+    return overrides
 
 
 def _quote_path(path: Path) -> str:
-    """Return a path as the value of an override, with ./ so that 1 isn't read as a number."""
+    """Return a path as the value of an override; `./` keeps Hydra from reading 1 as a number."""
     text = str(path) if "/" in str(path) else f"./{path}"
     return text if _PLAIN.fullmatch(text) else quote_value(text)
 

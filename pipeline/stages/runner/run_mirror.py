@@ -1,4 +1,4 @@
-"""Mirror of a run: which run it holds, whether to restore it here, and the end of its copies."""
+"""Mirror of a run: copies of its checkpoints at an address, from which it can be restored."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ FILES = (*LOGS, LOG, TOKENIZER, PROVENANCE, LOWERINGS, PLAN, RECIPE)
 """Files of a run that are copied with each checkpoint."""
 KEY = "checkpoint.mirror"
 RESTORE_S = 6 * 3600.0
-"""Seconds that other processes wait until the first one has restored a run."""
+"""Most seconds that other processes wait while the first restores a run."""
 
 
 def find_mirrored_run(recipe: Recipe, run_dir: Path | None) -> MirroredRun | None:
     """Return the run of `checkpoint.mirror` if `train.resume=auto` has to restore it, else None.
 
-    `run_dir` is the local run to resume, if there is one. If it is the mirror's run and has a
-    checkpoint as new, nothing is restored. Raises RecipeError if the mirror is of another run,
-    DataError or RunError if it can't be read.
+    `run_dir` is the local run to resume; None without one. If it is the mirror's run, and its last
+    checkpoint isn't older than the mirror's, nothing is restored. Raises RecipeError if the mirror
+    is of another run, DataError or RunError if it can't be read.
     """
     url = recipe.checkpoint.mirror
     if url is None or "checkpoint" not in recipe.stages:
@@ -64,7 +64,7 @@ def find_mirrored_run(recipe: Recipe, run_dir: Path | None) -> MirroredRun | Non
 
 
 def identify_run(run_dir: Path) -> str:
-    """Return a digest of the process that began a run; "" without its provenance."""
+    """Return a digest of the first process in a run's provenance; "" without one."""
     with suppress(DataError):
         for process in read_provenance(run_dir):
             return hashlib.sha256(format_json(process).encode()).hexdigest()
@@ -75,9 +75,9 @@ def identify_run(run_dir: Path) -> str:
 def open_mirror(context: RunContext) -> Iterator[Mirror | None]:
     """Open the mirror of a run, and wait for its copies at the end; None without an address.
 
-    If a copy has failed, a run that is done counts as failed, with the reason in the summary; for a
-    stopped run it is a warning. Raises RecipeError if the mirror is of another run, DataError or
-    RunError if it can't be written.
+    If a copy has failed, the status of a run becomes `failed`, with the reason in the summary. A
+    stopped run only gets a warning. Raises RecipeError if the mirror is of another run, DataError
+    or RunError if it can't be written.
     """
     url = context.recipe.checkpoint.mirror
     if url is None:

@@ -159,7 +159,7 @@ EVENTS = ["eval.every_steps=10", "checkpoint.every_steps=12", "checkpoint.keep=2
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure short runs too, though it takes longer than they do."""
-    monkeypatch.setattr(choose_sink_module, "MOST_SHARE", 1e6)
+    monkeypatch.setattr(choose_sink_module, "MOST_STEPS_SHARE", 1e6)
     monkeypatch.setattr(choose_sink_module, "LEAST_BUDGET_S", 0.1)
     monkeypatch.setattr(choose_sink_module, "MOST_BUDGET_S", 0.1)
 

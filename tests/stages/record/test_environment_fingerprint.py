@@ -9,7 +9,7 @@ import pytest
 from pipeline.data.columns import Column, Facts, Split, make_blank_data
 from pipeline.data.padding.buckets import make_ragged_array
 from pipeline.data.padding.pad_images import pad_split
-from pipeline.stages.record.environment import SAMPLED, Fingerprint, fingerprint_columns
+from pipeline.stages.record.environment import MAX_HASHED_SAMPLES, Fingerprint, fingerprint_columns
 from tests.backends.loading.small_loader import CountedColumn, make_split
 
 IMAGES = np.arange(300 * 4, dtype=np.float32).reshape(300, 2, 2, 1)
@@ -57,7 +57,7 @@ def test_lazy_column_is_hashed_at_evenly_spread_samples() -> None:
     found = fingerprint_columns(Split({"image": column}))["image"]
     assert column.reads[0] == 0
     assert column.reads[-1] == 299
-    assert len(column.reads) == SAMPLED
+    assert len(column.reads) == MAX_HASHED_SAMPLES
     assert set(np.diff(column.reads)) <= {9, 10}
     assert found.of == "32 of 300"
     assert found.sha256 == hashlib.sha256(IMAGES[column.reads].tobytes()).hexdigest()

@@ -24,9 +24,10 @@ class NodeOutput:
 
     name: str
     shape: tuple[int, ...]
-    """(height, width, channels) or (tokens, features), without the batch, whatever `order` is."""
+    """Sizes without the batch, with channels last in any `order`: (height, width, channels) or
+    (tokens, features)."""
     order: Order = "nhwc"
-    """Actual order of the axes: channels last or first, also of tokens and volumes."""
+    """Order of the tensor's axes: channels last or first, also for tokens and volumes."""
 
     @property
     def has_positions(self) -> bool:
@@ -36,7 +37,7 @@ class NodeOutput:
 
 @dataclass(frozen=True)
 class GraphBuilder:
-    """Nodes and constants of a graph; methods add to it for the layer at `path`."""
+    """Nodes and constants of a graph. Methods read the weights of the layer at `path`."""
 
     weights: Mapping[str, np.ndarray]
     """The arrays of the network by full name, such as `params/conv_0/kernel`."""
@@ -82,21 +83,21 @@ class GraphBuilder:
 
     def add_weight(self, name: str, array: np.ndarray | None = None) -> str:
         """Add a parameter of the layer, or `array` in its place, as a constant; return its name."""
-        return self.add_constant(
-            "/".join((*self.path, name)), self.read_weight(name) if array is None else array
-        )
+        array = self.read_weight(name) if array is None else array
+        return self.add_constant("/".join((*self.path, name)), array)
 
     def to_order(self, value: NodeOutput, order: Order) -> NodeOutput:
-        """Transpose a value to an order of axes, unless it has that order or no positions."""
+        """Return a value with its axes in an order; add a transpose if it needs one."""
         if not value.has_positions or value.order == order:
             return value
         last = len(value.shape)
         perm = (0, last, *range(1, last)) if order == "nchw" else (0, *range(2, last + 1), 1)
-        return replace(value, name=self.add_node("Transpose", [value.name], perm=perm), order=order)
+        name = self.add_node("Transpose", [value.name], perm=perm)
+        return replace(value, name=name, order=order)
 
     def reshape(
         self, value: NodeOutput, sizes: Sequence[int], shape: tuple[int, ...]
     ) -> NodeOutput:
-        """Reshape a value to `sizes`, with -1 for the batch; `shape` is as in `NodeOutput`."""
+        """Reshape a value to `sizes`, with -1 for the batch; `shape` is that of the output."""
         target = self.add_constant("shape", np.array(sizes, np.int64))
         return NodeOutput(self.add_node("Reshape", [value.name, target]), shape, value.order)

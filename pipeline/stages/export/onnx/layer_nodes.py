@@ -1,4 +1,4 @@
-"""ONNX nodes of each layer. Images are (batch, channels, height, width), as runtimes prefer."""
+"""ONNX nodes of each layer. Layers of images use NCHW, which runtimes prefer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Translation = Callable[[Any, NodeOutput, GraphBuilder], NodeOutput]
 _TRANSLATIONS: dict[type[LayerSpec], tuple[Translation, Order | None]] = {}
 """Translations with the order of axes of their input; None for any order."""
 GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
-"""Index in this package's gates of each gate of ONNX: input, output, forget and cell of an LSTM;
-update, reset and new of a GRU."""
+"""Gates in ONNX's order, each as its index among this package's gates. ONNX has input, output,
+forget and cell for an LSTM, and update, reset and new for a GRU."""
 
 
 def add_layers(layers: Sequence[LayerSpec], x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
@@ -42,14 +42,16 @@ def add_layers(layers: Sequence[LayerSpec], x: NodeOutput, graph: GraphBuilder) 
                 f"ONNX; must be one of {names}. Or export without --to onnx: StableHLO has all"
             )
         translation, order = _TRANSLATIONS[type(layer)]
-        x = translation(layer, x if order is None else graph.to_order(x, order), layer_graph)
+        if order is not None:
+            x = graph.to_order(x, order)
+        x = translation(layer, x, layer_graph)
     return x
 
 
 def register_translation(
     *kinds: type[LayerSpec], order: Order | None = None
 ) -> Callable[[Translation], Translation]:
-    """Register a translation of layers, whose input has its axes in this order."""
+    """Register a translation of layers. Its input has its axes in `order`, or in any if None."""
 
     def register(translation: Translation) -> Translation:
         _TRANSLATIONS.update(dict.fromkeys(kinds, (translation, order)))
@@ -64,18 +66,14 @@ def _add_conv(
 ) -> NodeOutput:
     kernel = graph.read_weight("kernel")
     axes = kernel.ndim - 2
-    strides, dilation = (
-        (n,) * axes if isinstance(n, int) else n for n in (layer.stride, layer.dilation)
-    )
+    strides = (layer.stride,) * axes if isinstance(layer.stride, int) else layer.stride
+    dilation = (layer.dilation,) * axes if isinstance(layer.dilation, int) else layer.dilation
     size = kernel.shape[:axes]
     pads, sizes = _compute_windows(x, compute_reach(size, dilation), strides, layer.padding)
+    weight = graph.add_weight("kernel", kernel.transpose(axes + 1, axes, *range(axes)))
     name = graph.add_node(
         "Conv",
-        [
-            x.name,
-            graph.add_weight("kernel", kernel.transpose(axes + 1, axes, *range(axes))),
-            *_add_bias(graph),
-        ],
+        [x.name, weight, *_add_bias(graph)],
         kernel_shape=size,
         strides=strides,
         dilations=dilation,
@@ -144,8 +142,9 @@ def _add_dense(layer: standard.Dense, x: NodeOutput, graph: GraphBuilder) -> Nod
 @register_translation(standard.BatchNorm, order="nchw")
 def _add_batch_norm(layer: standard.BatchNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     arrays = [graph.add_weight(name) for name in ("scale", "bias")]
-    statistics = {name: graph.read_weight(name, "batch_stats") for name in ("mean", "var")}
-    arrays += [graph.add_weight(name, array) for name, array in statistics.items()]
+    arrays += [
+        graph.add_weight(name, graph.read_weight(name, "batch_stats")) for name in ("mean", "var")
+    ]
     norm = graph.add_node("BatchNormalization", [x.name, *arrays], epsilon=layer.epsilon)
     return replace(x, name=norm)
 
@@ -234,12 +233,12 @@ def _add_global_avg_pool(
 def _add_adaptive_pool(
     layer: standard.AdaptivePool, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
-    """Multiply height and width by matrices of means, or take maxima of their windows."""
+    """Add products with matrices of means along height and width, or maxima of windows."""
     size = pair(layer.size)
     name = x.name
     if isinstance(layer, standard.AdaptiveMaxPool):
-        for axis, (n, count) in enumerate(zip(x.shape[:2], size, strict=True), start=2):
-            indices = graph.add_constant("windows", index_windows(n, count))
+        for axis, length, count in zip((2, 3), x.shape[:2], size, strict=True):
+            indices = graph.add_constant("windows", index_windows(length, count))
             windows = graph.add_node("Gather", [name, indices], axis=axis)
             name = graph.add_node("ReduceMax", [windows], axes=[axis + 1], keepdims=0)
     else:
@@ -307,7 +306,11 @@ def _add_residual(layer: standard.Residual, x: NodeOutput, graph: GraphBuilder) 
 
 @register_translation(standard.Branches)
 def _add_branches(layer: standard.Branches, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    """Add branches of the same input, of its parts by `shapes`, or of its channels by `split`."""
+    """Add branches, and concatenate their outputs.
+
+    All branches read the input, or each reads one of its parts: by `shapes` of the flattened input,
+    by `split` of its channels.
+    """
     if layer.shapes:
         x = graph.to_order(x, "nhwc")
         rows = graph.reshape(x, [-1, prod(x.shape)], (prod(x.shape),))
@@ -347,16 +350,15 @@ def _add_gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeO
 
 @register_translation(standard.DualPath)
 def _add_dual_path(layer: standard.DualPath, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    """Add the first `added` channels of body and shortcut, and append their other channels."""
+    """Sum the first `added` channels of body and shortcut, and append their other channels."""
     body = graph.to_order(add_layers(layer.body, x, graph), "nchw")
     shortcut = add_layers(layer.shortcut, x, graph.enter("shortcut"))
     shortcut = graph.to_order(shortcut, "nchw")
     added = layer.added
-    added_body, new_body, added_shortcut, new_shortcut = (
-        _slice_channels(path, start, stop, graph)
-        for path in (body, shortcut)
-        for start, stop in ((0, added), (added, path.shape[-1]))
-    )
+    added_body = _slice_channels(body, 0, added, graph)
+    new_body = _slice_channels(body, added, body.shape[-1], graph)
+    added_shortcut = _slice_channels(shortcut, 0, added, graph)
+    new_shortcut = _slice_channels(shortcut, added, shortcut.shape[-1], graph)
     total = replace(added_body, name=graph.add_node("Add", [added_body.name, added_shortcut.name]))
     parts = (total, new_shortcut, new_body)
     return _concatenate_channels([part for part in parts if part.shape[-1]], graph)
@@ -371,13 +373,15 @@ def _add_recurrent(layer: tokens.Recurrent, x: NodeOutput, graph: GraphBuilder) 
         """Return the weights of both directions, (directions, gates * features, inputs)."""
         arrays = [graph.read_weight(prefix + name) for prefix in prefixes]
         parts = [np.split(array, len(gates), -1) for array in arrays]
-        return np.stack([np.concatenate([part[g] for g in gates], -1).T for part in parts])
+        ordered = [np.concatenate([part[gate] for gate in gates], -1) for part in parts]
+        return np.stack([array.T for array in ordered])
 
     weights = [read_weights(name) for name in ("kernel", "recurrent_kernel")]
     if layer.bias:
         weights.append(np.hstack([read_weights(name) for name in ("bias", "recurrent_bias")]))
     names = ("kernel", "recurrent_kernel", "bias")
-    inputs = [graph.add_weight(name, w) for name, w in zip(names, weights, strict=False)]
+    # Without a bias there is no third array.
+    inputs = [graph.add_weight(name, array) for name, array in zip(names, weights, strict=False)]
     features = weights[1].shape[-1]
     attributes = {"linear_before_reset": 1} if layer.name == "gru" else {}
     steps = graph.add_node("Transpose", [x.name], perm=(1, 0, 2))
@@ -409,9 +413,8 @@ def _slice_channels(x: NodeOutput, start: int, stop: int, graph: GraphBuilder) -
         graph.add_constant("bound", np.array([number], np.int64))
         for number in (start, stop, _get_channel_axis(x))
     ]
-    return NodeOutput(
-        graph.add_node("Slice", [x.name, *bounds]), (*x.shape[:-1], stop - start), x.order
-    )
+    name = graph.add_node("Slice", [x.name, *bounds])
+    return NodeOutput(name, (*x.shape[:-1], stop - start), x.order)
 
 
 def _concatenate_channels(parts: Sequence[NodeOutput], graph: GraphBuilder) -> NodeOutput:
@@ -428,11 +431,13 @@ def _add_bias(graph: GraphBuilder) -> list[str]:
 def _compute_windows(
     x: NodeOutput, window: tuple[int, ...], strides: tuple[int, ...], padding: standard.Padding
 ) -> tuple[list[int], list[int]]:
-    """Return ONNX's pads, all before the axes and all after them, and the sizes of the result."""
+    """Return the pads, those before each axis and then those after, and the sizes of the result."""
     positions = x.shape[:-1]
     pads = compute_pads(positions, window, strides, padding)
     sizes = [
-        (size + sum(pad) - span) // stride + 1
-        for size, pad, span, stride in zip(positions, pads, window, strides, strict=True)
+        (size + before + after - span) // stride + 1
+        for size, (before, after), span, stride in zip(
+            positions, pads, window, strides, strict=True
+        )
     ]
-    return [pad[side] for side in (0, 1) for pad in pads], sizes
+    return [before for before, _ in pads] + [after for _, after in pads], sizes

@@ -1,4 +1,4 @@
-"""Export of a trained network to ONNX, from its list of layers, checked in ONNX Runtime.
+"""Export of a trained network of layers to ONNX, compared with the run in ONNX Runtime.
 
 model.onnx        raw images (batch, height, width, channels) -> logits float32
 model_int8.onnx   the same with convolutions and dense layers in int8, for --int8
@@ -44,15 +44,15 @@ MODEL, INT8, SCRIPT = ONNX_FILES
 INPUT = "images"
 OUTPUT = "logits"
 NUM_COMPARED = 64
-"""Samples that are computed by both programs, to compare their logits."""
+"""Samples whose logits are compared."""
 EVALUATED_BATCH = 128
 LOG_ERRORS = 3
 """ONNX Runtime's severity of errors; warnings are below it."""
 TOLERANCE = 1e-3
-"""Largest difference of float32 logits by rounding, relative to the largest logit or to 1."""
+"""Largest difference of float32 logits, as a share of the larger of 1 and the largest logit."""
 INSTALL = "needs onnx and onnxruntime: pip install 'recipe-pipeline[onnx]'"
 MAX_BYTES = 2**31 - 1
-"""A protocol buffer has at most this many bytes."""
+"""Most bytes of a protocol buffer."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class OnnxExport:
     def describe(self) -> Mapping[str, Any]:
         """Return the entries of model.json."""
         files = {"program": MODEL, "script": SCRIPT, "input": INPUT, "output": OUTPUT}
-        return {**files, "opset": OPSET, **({"int8": INT8} if self.calibration_samples else {})}
+        int8_file = {"int8": INT8} if self.calibration_samples else {}
+        return {**files, "opset": OPSET, **int8_file}
 
 
 def require_onnx() -> None:
@@ -117,7 +118,8 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int = 0) -
 def make_onnx_model(run: TrainedRun) -> Any:
     """Return a run's evaluation ops and network as an `onnx.ModelProto` for any batch size.
 
-    Raises RecipeError without a list of layers, and for a layer or op without a translation.
+    Raises RecipeError without a list of layers, and for a layer or op without a translation;
+    RunError for weights of more than `MAX_BYTES`.
     """
     from onnx import TensorProto, checker, helper, numpy_helper
 
@@ -184,15 +186,18 @@ def _add_average(outputs: Sequence[NodeOutput], task: Task, graph: GraphBuilder)
     if task == "multi_label":
         negated = [graph.add_node("Neg", [name]) for name in names]
         # log sigmoid(x) = -softplus(-x)
-        positive = [graph.add_node("Neg", [graph.add_node("Softplus", [name])]) for name in negated]
-        negative = [graph.add_node("Neg", [graph.add_node("Softplus", [name])]) for name in names]
+        positive = [_add_negative_softplus(name, graph) for name in negated]
+        negative = [_add_negative_softplus(name, graph) for name in names]
         terms = [_add_log_of_sum(logs, graph) for logs in (positive, negative)]
         return NodeOutput(graph.add_node("Sub", terms), outputs[0].shape)
     logs = [graph.add_node("LogSoftmax", [name], axis=-1) for name in names]
-    count = graph.add_scalar(math.log(len(logs)))
-    return NodeOutput(
-        graph.add_node("Sub", [_add_log_of_sum(logs, graph), count]), outputs[0].shape
-    )
+    log_count = graph.add_scalar(math.log(len(logs)))
+    name = graph.add_node("Sub", [_add_log_of_sum(logs, graph), log_count])
+    return NodeOutput(name, outputs[0].shape)
+
+
+def _add_negative_softplus(name: str, graph: GraphBuilder) -> str:
+    return graph.add_node("Neg", [graph.add_node("Softplus", [name])])
 
 
 def _add_log_of_sum(logs: Sequence[str], graph: GraphBuilder) -> str:
@@ -224,7 +229,7 @@ def _measure_difference(run: TrainedRun, session: Any, dataset: Dataset) -> floa
     difference = float(np.abs(logits - expected).max())
     limit = TOLERANCE * max(1.0, float(np.abs(expected).max()))
     levels = {resolve_level(member.recipe) for member in run.members or (run,)}
-    if levels == {"O0"} and not difference <= limit:  # refuses NaN too
+    if levels == {"O0"} and (math.isnan(difference) or difference > limit):
         raise RunError(
             f"ONNX Runtime's logits differ from the run's by {difference:.3g}, more than "
             f"{limit:.3g}; nothing was written"
@@ -251,7 +256,7 @@ def _measure_accuracy(session: Any, dataset: Dataset, ignore_index: int | None) 
 
 
 def _sample_images(split: Split, count: int) -> np.ndarray:
-    """Return images of `count` samples, spread evenly over a split, which may be sorted."""
+    """Return the images of at most `count` samples, spread evenly over a split."""
     rows = np.linspace(0, len(split) - 1, min(count, len(split))).astype(np.int64)
     return np.asarray(split.columns["image"][rows])
 
@@ -259,8 +264,8 @@ def _sample_images(split: Split, count: int) -> np.ndarray:
 def _quantize(content: bytes, images: np.ndarray) -> bytes:
     """Return the model with int8 products, calibrated on `images` (n, H, W, C).
 
-    Batch norm is folded into convolutions first. Weights have a scale for each channel (QDQ format,
-    symmetric int8), activations a scale for each tensor, from its minimum to its maximum.
+    Batch norm is folded into convolutions first. The format is QDQ. Weights are symmetric, with a
+    scale for each channel. Activations have a scale for each tensor, by its minimum and maximum.
     """
     import onnxruntime
     from onnxruntime import quantization
@@ -274,13 +279,13 @@ def _quantize(content: bytes, images: np.ndarray) -> bytes:
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(batches, None)
 
-    # onnxruntime advises to preprocess the model, which the folding below does.
+    # onnxruntime advises to preprocess the model. The folding below does that.
     logging.getLogger().addFilter(_isnt_advice)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            source, folded, target = (
-                Path(folder) / file for file in ("source.onnx", "folded.onnx", "int8.onnx")
-            )
+            source = Path(folder, "source.onnx")
+            folded = Path(folder, "folded.onnx")
+            target = Path(folder, "int8.onnx")
             source.write_bytes(content)
             options = onnxruntime.SessionOptions()
             options.log_severity_level = LOG_ERRORS

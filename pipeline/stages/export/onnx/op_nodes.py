@@ -22,14 +22,14 @@ TRANSLATED = "rescale, normalize, hwc2chw, type_cast, center_crop, and resize by
 
 @dataclass(frozen=True)
 class Images:
-    """Images between two ops: (batch, height, width, channels) before `hwc2chw`."""
+    """Images between two ops: NHWC up to an op `hwc2chw`, NCHW after it."""
 
     value: NodeOutput
     dtype: str
 
 
 def add_ops(ops: Sequence[MapOp], images: Images, graph: GraphBuilder) -> NodeOutput:
-    """Add the nodes of the ops on images, and a cast to float32.
+    """Add the nodes of those ops that change images, and a cast to float32.
 
     Raises RecipeError for an op without a translation.
     """
@@ -63,9 +63,12 @@ def _add_op(op: MapOp, images: Images, graph: GraphBuilder) -> Images | None:
             height, width, channels = images.value.shape
             top = (height - op.size[0]) // 2
             left = (width - op.size[1]) // 2
-            # ONNX's starts, ends and axes of a slice.
-            slices = [top, left], [top + op.size[0], left + op.size[1]], [1, 2]
-            bounds = [graph.add_constant("bound", np.array(c, np.int64)) for c in slices]
+            starts = [top, left]
+            ends = [top + op.size[0], left + op.size[1]]
+            bounds = [
+                graph.add_constant("bound", np.array(numbers, np.int64))
+                for numbers in (starts, ends, [1, 2])
+            ]
             name = graph.add_node("Slice", [images.value.name, *bounds])
             return Images(NodeOutput(name, (*op.size, channels)), images.dtype)
         case Resize(interpolation="linear" | "nearest"):
@@ -76,7 +79,7 @@ def _add_op(op: MapOp, images: Images, graph: GraphBuilder) -> Images | None:
 def _add_arithmetic(
     images: Images, terms: Sequence[tuple[str, Any]], graph: GraphBuilder
 ) -> Images:
-    """Add float32 operations (kind, operand); an operand is a number, or one for each channel."""
+    """Add float32 operations (kind, operand); an operand is a number or an array (channels,)."""
     images = _add_cast(images, "float32", graph)
     value = images.value
     name = value.name
@@ -99,7 +102,7 @@ def _add_cast(images: Images, dtype: str, graph: GraphBuilder) -> Images:
 
 
 def _add_resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
-    """Add a resize with the pixels and weights of the map op; uint8 images in fixed point."""
+    """Add a resize with the pixels and weights of the map op, in fixed point for uint8 images."""
     height, width, channels = images.value.shape
     rows, columns = compute_target_size(op.size, height, width)
     shape = rows, columns, channels
@@ -121,7 +124,7 @@ def _add_resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
             "Div", [name, graph.add_constant("whole", np.array(number, np.int32))]
         )
 
-    # As in `mix`: each product keeps 16 bits, and the sum is rounded from quarters.
+    # The arithmetic of `mix`: products without their last 16 bits, and a sum rounded from quarters.
     products = _weigh_taps(divide(mixed, 16), vertical, 1, graph)
     upper, lower = (divide(product, 1 << 16) for product in products)
     total = graph.add_node("Add", [upper, lower])

@@ -64,7 +64,8 @@ class OnnxNetwork:
         targets = self.description["targets"]
         if targets["task"] == "regression":
             numbers = logits * np.array(targets["std"]) + np.array(targets["mean"])
-            return ", ".join(f"{n} {v:.6g}" for n, v in zip(names, numbers))  # noqa: B905
+            pairs = zip(names, numbers)  # noqa: B905
+            return ", ".join(f"{name} {number:.6g}" for name, number in pairs)
         if logits.ndim != 1:
             return f"outputs of shape {logits.shape}"
         if targets["task"] == "multi_label":
@@ -79,21 +80,21 @@ class OnnxNetwork:
 
 def main(arguments: list[str]) -> int:
     """Print a line for each image of the files and folders; return the exit status."""
-    words = [word for word in arguments if not word.startswith("--")]
-    flags = [word for word in arguments if word.startswith("--")]
-    tops = [flag.removeprefix("--top=") for flag in flags if flag.startswith("--top=")]
-    if not words or any(flag != "--int8" and not flag.startswith("--top=") for flag in flags):
+    flags = [argument for argument in arguments if argument.startswith("--")]
+    paths = [Path(argument) for argument in arguments if argument not in flags]
+    top_flags = [flag for flag in flags if flag.startswith("--top=")]
+    if not paths or set(flags) - {"--int8", *top_flags}:
         print((__doc__ or "").strip())
         return 2
+    top = int(top_flags[-1].removeprefix("--top=")) if top_flags else 1
     network = OnnxNetwork(Path(__file__).resolve().parent, "--int8" in flags)
-    for word in words:
-        path = Path(word)
-        paths = sorted(path.rglob("*")) if path.is_dir() else [path]
-        for file in (path for path in paths if path.suffix.lower() in SUFFIXES):
+    for path in paths:
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in [file for file in files if file.suffix.lower() in SUFFIXES]:
             images = network.read(file)
             for index, logits in enumerate(network.predict(images)):
                 name = str(file) if len(images) == 1 else f"{file}[{index}]"
-                line = f"{name}: {network.format_line(logits, int(tops[-1]) if tops else 1)}"
+                line = f"{name}: {network.format_line(logits, top)}"
                 # Names of files and classes may hold control characters.
                 print(line if line.isprintable() else repr(line)[1:-1])
     return 0
