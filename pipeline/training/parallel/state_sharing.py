@@ -31,15 +31,15 @@ SHARDED_FIELDS = ("params", "opt_state", "average")
 def find_sharded_dimension(shape: Sequence[int], devices: int) -> int | None:
     """Return the dimension along which an array is sharded; None if every device has all of it.
 
-    It is the largest dimension whose size is a multiple of the number of devices, and the first of
-    several with that size.
+    It is the largest dimension whose size is a multiple of the number of devices, and of equal ones
+    the first.
     """
     divisible = [dimension for dimension, size in enumerate(shape) if size and size % devices == 0]
     return max(divisible, key=shape.__getitem__, default=None)
 
 
 class _Value(NamedTuple):
-    """An array of an update, computed when an equation or the result reads it."""
+    """An array of an update. It is computed when an equation, or the result, reads it."""
 
     shape: tuple[int, ...]
     """Shape of the whole array."""
