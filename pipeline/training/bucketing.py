@@ -44,9 +44,8 @@ def apply_in_bucket(
 
 
 def add_padding_mask(images: Array, sizes: Array) -> Array:
-    """Add a channel to images (B, H, W, C): 1 within the image's size, 0 on padding.
-
-    `sizes` are the images' heights, (B, 1), or heights and widths, (B, 2), if both vary."""
+    """Add a channel to images (B, H, W, C): 1 within the image's size, 0 on padding. `sizes` are
+    the images' heights, (B, 1), or heights and widths, (B, 2), if both vary."""
     inside = jnp.ones((*images.shape[:3], 1), images.dtype)
     for axis in range(sizes.shape[1]):
         positions = jax.lax.broadcasted_iota(jnp.int32, inside.shape, 1 + axis)

@@ -28,18 +28,14 @@ def make_length_mask(lengths: Array, size: int) -> Array:
 
 
 def masked_sum(values: Array, where: Array, axis: Axis = None) -> Array:
-    """Return the sum of the valid entries. Invalid entries get no gradient.
-
-    `where`, bool, has the shape of the values or broadcasts to it.
-    """
+    """Return the sum of the valid entries. Invalid entries get no gradient. `where`, bool, has the
+    shape of the values or broadcasts to it."""
     return jnp.sum(jnp.where(where, values, jnp.zeros((), values.dtype)), axis=axis)
 
 
 def masked_mean(values: Array, where: Array, axis: Axis = None) -> Array:
     """Return the mean of the valid entries; 0 if none is valid. Invalid entries get no gradient.
-
-    `where`, bool, has the shape of the values or broadcasts to it.
-    """
+    `where`, bool, has the shape of the values or broadcasts to it."""
     count = jnp.sum(jnp.broadcast_to(where, values.shape), axis=axis, dtype=jnp.int32)
     return masked_sum(values, where, axis) / jnp.maximum(count, 1)
 
@@ -83,10 +79,8 @@ def _list_share_counts(share: float, max_count: int) -> np.ndarray:
 @register_dataclass
 @dataclass(frozen=True)
 class Masked:
-    """An array with the mask of its valid entries.
-
-    `masked.select(values > 0)` replaces `values[values > 0]`, whose length depends on the values.
-    """
+    """An array with the mask of its valid entries. `masked.select(values > 0)` replaces
+    `values[values > 0]`, whose length depends on the values."""
 
     values: Array
     where: Array

@@ -24,10 +24,8 @@ ALL_IN_TOP5 = 5
 @register_dataclass
 @dataclass(frozen=True)
 class ClassSums:
-    """Numbers of labels of C classes.
-
-    Up to MAX_CONFUSION_CLASSES classes `by_class` is None, with more classes `confusion` is None.
-    """
+    """Numbers of labels of C classes. Up to MAX_CONFUSION_CLASSES classes `by_class` is None, with
+    more classes `confusion` is None."""
 
     top5: jax.Array
     """int32 (): labels whose class has one of the five highest logits."""
@@ -40,10 +38,8 @@ class ClassSums:
 @register_dataclass
 @dataclass(frozen=True)
 class EvalSums:
-    """Sums of an evaluation over batches.
-
-    A sample has one label, or one at each position; sums are over the valid labels.
-    """
+    """Sums of an evaluation over batches. A sample has one label, or one at each position; sums are
+    over the valid labels."""
 
     loss_sum: jax.Array
     """float32 ()."""

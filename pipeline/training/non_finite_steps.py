@@ -31,10 +31,8 @@ class Stop(NonFinitePolicy):
 
 @component("on_nan")
 class Skip(NonFinitePolicy):
-    """The update is skipped, on the device, and training continues with the next batch.
-
-    At most `most_in_a_row` consecutive non-finite steps are skipped; the next one ends the run.
-    """
+    """The update is skipped, on the device, and training continues with the next batch. At most
+    `most_in_a_row` consecutive non-finite steps are skipped; the next one ends the run."""
 
     counts_steps: ClassVar[bool] = True
     name: Literal["skip"] = "skip"

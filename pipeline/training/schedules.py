@@ -96,10 +96,8 @@ class ConstantSchedule(WarmupDecay):
 
 @component("schedule")
 class Piecewise(WarmupDecay):
-    """lr * factors[k] from step milestones[k] on. Steps are counted from the end of warmup.
-
-    Each factor multiplies the full learning rate, not the rate before the milestone.
-    """
+    """lr * factors[k] from step milestones[k] on. Steps are counted from the end of warmup. Each
+    factor multiplies the full learning rate, not the rate before the milestone."""
 
     name: Literal["piecewise"] = "piecewise"
     milestones: Seq[PositiveInt]
@@ -124,9 +122,7 @@ class Piecewise(WarmupDecay):
 @component("schedule")
 class Exponential(WarmupDecay):
     """lr * decay_rate^(t / n), where n is `decay_steps`, or the steps of `decay_passes` epochs.
-
-    Epochs are rounded to whole steps, at least one. `staircase` rounds t / n down.
-    """
+    Epochs are rounded to whole steps, at least one. `staircase` rounds t / n down."""
 
     name: Literal["exponential"] = "exponential"
     decay_rate: Annotated[float, Field(gt=0, le=1)] = 0.97

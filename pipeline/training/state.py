@@ -244,11 +244,8 @@ def record_step(
     grad_norm: Array,
     outcome: StepOutcome,
 ) -> Record:
-    """Return the record of a step.
-
-    `state` is the state before the step, `gradients` are of the scaled loss, and `grad_norm` is the
-    norm of the unscaled gradients.
-    """
+    """Return the record of a step. `state` is the state before the step, `gradients` are of the
+    scaled loss, and `grad_norm` is the norm of the unscaled gradients."""
     return Record(
         loss=gradients.loss,
         learning_rate=learning_rate,

@@ -320,10 +320,8 @@ def map_training_batch(
 
 
 def mask_batch(images: Array, labels: Array, count: Array | int, dropout_key: Array) -> MappedBatch:
-    """Return a mapped batch whose first `count` samples are valid.
-
-    Takes images (B, H, W, C) float32, labels (B, ...) int or (B, ..., C) float, and a dropout key.
-    """
+    """Return a mapped batch whose first `count` samples are valid. Takes images (B, H, W, C)
+    float32, labels (B, ...) int or (B, ..., C) float, and a dropout key."""
     return MappedBatch(images, labels, jnp.arange(images.shape[0]) < count, dropout_key)
 
 

@@ -255,10 +255,8 @@ def list_metrics(targets: Targets, ignore_index: int | None = None) -> Sequence[
 
 
 class ClassCountMetric(MetricSpec):
-    """Base of the metrics of class labels, one per sample or one per position.
-
-    Labels outside the classes, and labels equal to `ignore_index`, are left out.
-    """
+    """Base of the metrics of class labels, one per sample or one per position. Labels outside the
+    classes, and labels equal to `ignore_index`, are left out."""
 
     ignore_index: int | None = None
     """The label that is left out; null: dataset.ignore_index."""
@@ -380,8 +378,7 @@ class CalibrationError(MetricSpec):
 @component("metric")
 class BrierScore(MetricSpec):
     """Brier score (Brier 1950): the mean squared distance between the vectors of predicted
-    probabilities and of labels, which are one-hot or probabilities. 0 is best, 2 is worst.
-    """
+    probabilities and of labels, which are one-hot or probabilities. 0 is best, 2 is worst."""
 
     better: ClassVar[Direction] = "min"
     name: Literal["brier"] = "brier"

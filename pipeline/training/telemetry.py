@@ -106,10 +106,8 @@ def concatenate_columns(parts: Sequence[Telemetry]) -> dict[str, np.ndarray]:
 
 
 class StepOutcome(NamedTuple):
-    """Outcome of steps as bool masks, () or (steps,), of numpy or jax.
-
-    At most one is true for a step. If none is, the step is non-finite and ends the run.
-    """
+    """Outcome of steps as bool masks, () or (steps,), of numpy or jax. At most one is true for a
+    step. If none is, the step is non-finite and ends the run."""
 
     applied: Any
     """The update was applied: loss and gradient are finite."""
@@ -133,9 +131,7 @@ class StepOutcome(NamedTuple):
         xp: Any, loss: Any, grad_norm: Any, skipped: Any, *, skips_overflow: bool = True
     ) -> StepOutcome:
         """Return the outcome of steps from columns of their records; `xp` is numpy or jax.numpy.
-
-        `skips_overflow` is whether the loss scale skips overflows.
-        """
+        `skips_overflow` is whether the loss scale skips overflows."""
         applied = xp.isfinite(loss) & xp.isfinite(grad_norm)
         was_skipped = xp.asarray(skipped) > 0
         overflow = was_skipped & xp.isfinite(loss) & skips_overflow

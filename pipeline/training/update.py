@@ -162,10 +162,8 @@ def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> 
 
 
 def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutcome) -> TrainState:
-    """Return the state with the loss scale of the next step, and with an overflow counted.
-
-    After a step that was neither applied nor an overflow, the state is the same.
-    """
+    """Return the state with the loss scale of the next step, and with an overflow counted. After a
+    step that was neither applied nor an overflow, the state is the same."""
     before = state.overflows
     if before is None:
         return state

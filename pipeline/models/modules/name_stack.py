@@ -9,8 +9,8 @@ MARKS = re.compile(r"^(?:(?:transpose|jvp|vmap)\()+")
 """Prefixes that JAX's transformations add to a name stack's parts."""
 DATA = "step.data"
 UPDATE = "step.update"
-"""Scopes of a training step outside of the network, phases of a profile: DATA makes the batch,
-UPDATE computes the update after the gradients."""
+"""Scopes of a training step outside of the network, which are phases of a profile. DATA: the map
+ops of a batch; UPDATE: the update, after the gradients."""
 NOT_NAMED = frozenset({"", "checkpoint", "rematted_computation", DATA, UPDATE})
 """Parts of name stacks that aren't modules or scopes of the user."""
 

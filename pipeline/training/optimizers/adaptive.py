@@ -46,9 +46,7 @@ class RAdam(AdamBase):
 @component("optimizer")
 class AdaMax(AdamBase):
     """Adam with the largest gradient in place of the mean square (Kingma & Ba 2015, algorithm 2).
-
-    m_hat / u, u <- max(b2 * u, |g| + eps), as in PyTorch and MindSpore; weight decay is L2.
-    """
+    m_hat / u, u <- max(b2 * u, |g| + eps), as in PyTorch and MindSpore; weight decay is L2."""
 
     transformation: ClassVar[str] = "scale_by_adamax"
     name: Literal["adamax"] = "adamax"
@@ -106,10 +104,7 @@ class Lion(DecayedOptimizer):
 @component("optimizer")
 class Adagrad(DecayedOptimizer):
     """Gradients divided by the root of the sum of all squares so far (Duchi et al. 2011); weight
-    decay is L2.
-
-    g / sqrt(initial_accumulator + sum of g^2 + eps).
-    """
+    decay is L2. g / sqrt(initial_accumulator + sum of g^2 + eps)."""
 
     name: Literal["adagrad"] = "adagrad"
     initial_accumulator: NonNegativeFloat

@@ -71,10 +71,8 @@ class Sgd(OptimizerSpec):
 
 @component("optimizer")
 class Momentum(DecayedOptimizer):
-    """MindSpore's Momentum: v <- momentum * v + (g + weight_decay * p); p <- p - lr * v.
-
-    With `nesterov` the direction is (g + weight_decay * p) + momentum * v.
-    """
+    """MindSpore's Momentum: v <- momentum * v + (g + weight_decay * p); p <- p - lr * v. With
+    `nesterov` the direction is (g + weight_decay * p) + momentum * v."""
 
     name: Literal["momentum"] = "momentum"
     momentum: MovingAverageRate

@@ -46,8 +46,7 @@ class Lars(DecayedOptimizer):
 @component("optimizer")
 class Lamb(AdamBase):
     """AdamW with a separate rate for each array (You et al. 2020): |p| / |d|, for AdamW's direction
-    d. The rate is 1 if |p| or |d| is 0.
-    """
+    d. The rate is 1 if |p| or |d| is 0."""
 
     name: Literal["lamb"] = "lamb"
 

@@ -117,9 +117,7 @@ class DevicePlacement:
 
     def put_batches(self, rows: np.ndarray, batch: int) -> jax.Array:
         """Copy this process's rows of batches of size `batch`, (steps, rows, ...), to the devices.
-
-        Devices along the axis `model` have the same rows, also if they belong to two processes.
-        """
+        Devices along the axis `model` have the same rows, also if they belong to two processes."""
         if self.mesh is None:
             return jax.device_put(rows, self.devices[0])
         first = self.list_rows(batch).start
@@ -144,10 +142,7 @@ class DevicePlacement:
 
 def gather_arrays(tree: Any) -> Any:
     """Return a tree that every process can read. Arrays of several processes are copied to the
-    host.
-
-    All processes must call it. The devices hold one whole array at a time.
-    """
+    host. All processes must call it. The devices hold one whole array at a time."""
     return jax.tree.map(
         lambda array: array if is_readable(array) else process_allgather(array, tiled=True), tree
     )

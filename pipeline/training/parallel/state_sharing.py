@@ -193,9 +193,7 @@ class StateSharing:
 
     def _gather(self, parts: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> list[Array]:
         """Return arrays of these whole shapes from their parts, by one all-gather for each dtype.
-
-        An array that isn't sharded is returned unchanged.
-        """
+        An array that isn't sharded is returned unchanged."""
         arrays = list(parts)
         dimensions = [find_sharded_dimension(shape, self.devices) for shape in shapes]
         for dtype in dict.fromkeys(part.dtype for part in parts):

@@ -71,10 +71,8 @@ def list_windows(steps: int) -> np.ndarray:
 def search(
     attacked: AttackedNetwork, loss: AttackLoss, ball: Ball, start: Array, steps: int
 ) -> tuple[Array, Array]:
-    """Return images of the ball, and whether their predictions are wrong, bool (B,).
-
-    If the search finds no wrong prediction, the image is the one with the largest loss.
-    """
+    """Return images of the ball, and whether their predictions are wrong, bool (B,). If the search
+    finds no wrong prediction, the image is the one with the largest loss."""
     losses, fooled, gradients = attacked.differentiate(loss, start)
     size = jnp.full(losses.shape, 2.0 * ball.radius, jnp.float32)
     first = _Search(

@@ -47,10 +47,8 @@ def slide(window: ConvWindow, flipped: Array, cotangent: Array) -> Array:
 
 
 def phases(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
-    """Compute one convolution for each phase of the stride, so that no zeros are multiplied.
-
-    Image rows that are a stride apart, a phase, meet the same kernel rows.
-    """
+    """Compute one convolution for each phase of the stride, so that no zeros are multiplied. A
+    phase is the image rows (columns) that are a stride apart. The same kernel rows reach them."""
     down, across = window.strides
     grads = [
         _compute_phase(window, lowering, kernel, cotangent, (row, column))

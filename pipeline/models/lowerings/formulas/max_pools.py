@@ -48,13 +48,16 @@ def reduce_window(problem: PoolingProblem, lowering: Lowering, images: Array) ->
 def axes_gradient(
     problem: PoolingProblem, lowering: Lowering, images: Array, cotangent: Array
 ) -> Array:
-    """Compute jax's gradient of `pool_axes` in chunks of images; tied values share it."""
+    """Compute the gradient that jax derives for `pool_axes`, in chunks of images. Tied values share
+    it."""
 
-    def pull(chunk: tuple[Array, Array]) -> Array:
+    def differentiate(chunk: tuple[Array, Array]) -> Array:
         images, cotangent = chunk
-        return jax.vjp(functools.partial(_pool_chunk, problem), images)[1](cotangent)[0]
+        _, backward = jax.vjp(functools.partial(_pool_chunk, problem), images)
+        (gradient,) = backward(cotangent)
+        return gradient
 
-    return map_chunks(pull, lowering.images, (images, cotangent))
+    return map_chunks(differentiate, lowering.images, (images, cotangent))
 
 
 def _pool_chunk(problem: PoolingProblem, images: Array) -> Array:

@@ -14,7 +14,7 @@ Sizes = TypeVar("Sizes", bound=tuple[int, ...])
 
 
 def compute_reach(kernel: Sizes, dilation: Sizes) -> Sizes:
-    """Return how many positions a dilated kernel covers on each axis."""
+    """Return the number of positions that a dilated kernel covers along each axis."""
     spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilation, strict=True)]
     return cast(Sizes, tuple(spans))
 
@@ -31,10 +31,8 @@ class Slide:
 
 @dataclass(frozen=True)
 class Axis:
-    """Sizes, stride, dilation and pads along the height or the width of the images.
-
-    The gradients read the dilated cotangent, which has stride - 1 zeros between its values.
-    """
+    """Sizes, stride, dilation and pads along the height or the width of the images. The gradients
+    read the dilated cotangent, which has stride - 1 zeros between its values."""
 
     size: int
     kernel: int

@@ -69,9 +69,7 @@ def sum_moments(capture: LayerCapture, mask: Array, split_dim: int) -> Factors:
 
 def compute_factors(sums: Factors, num_positions: Array, scale: Array | float) -> Factors:
     """Return the blocks of A and G from sums over `num_positions` positions of all samples.
-
-    Cotangents times `scale` are the gradients of each sample's loss.
-    """
+    Cotangents times `scale` are the gradients of each sample's loss."""
     return Factors(sums.inputs / num_positions, sums.outputs * (scale**2 / num_positions))
 
 
