@@ -114,11 +114,9 @@ class LossSpec(Spec):
 
     @abstractmethod
     def build(self) -> Callable[..., Any]:
-        """Return a function (logits, labels) -> losses (B,).
-
-        Logits are (B, ..., C), labels (B, ...) int or (B, ..., C) float: one label for each sample,
-        or for each position of a sample.
-        """
+        """Return a function (logits, labels) -> losses (B,). Logits are (B, ..., C), labels (B,
+        ...) int or (B, ..., C) float: one label for each sample, or for each position of a
+        sample."""
 
 
 def list_losses(task: Task) -> list[str]:

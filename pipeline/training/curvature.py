@@ -123,11 +123,9 @@ def exchange_moments(
     due: Array,
     add: Callable[[list[Moments]], list[Moments]],
 ) -> dict[str, LayerSums]:
-    """Return the sums over all devices.
-
-    `add` sums the moments of a group of layers over devices. `num_positions` are sums over devices
-    already. At an update that doesn't refresh the curvature, nothing is exchanged.
-    """
+    """Return the sums over all devices. `add` sums the moments of a group of layers over devices.
+    `num_positions` are sums over devices already. At an update that doesn't refresh the curvature,
+    nothing is exchanged."""
 
     def exchange() -> dict[str, Moments]:
         total: dict[str, Moments] = {}

@@ -23,12 +23,9 @@ T = TypeVar("T")
 
 
 def apply_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig], T]) -> T:
-    """Apply `compute` to the configuration of a step's phase.
-
-    `step`, int32 (), is the number of steps so far. The results of all phases must have the same
-    shapes. Outside of jit Python selects the phase, since jax would compile all branches again in
-    every step.
-    """
+    """Apply `compute` to the configuration of a step's phase. `step`, int32 (), is the number of
+    steps so far. The results of all phases must have the same shapes. Outside of jit Python selects
+    the phase, since jax would compile all branches again in every step."""
     starts = [phase.start for phase in config.phases]
     if not isinstance(step, jax.core.Tracer):
         return compute(select_phase(config, int(step)))

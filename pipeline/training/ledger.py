@@ -110,11 +110,9 @@ def read_samples(logits: Array, labels: Array, mask: Array) -> Readings:
 def add_readings(
     ledger: SampleLedger, rows: Array, readings: Readings, applied: Array, *, repeats: bool
 ) -> SampleLedger:
-    """Return the ledger after a step with the samples `rows`, int32 (B,).
-
-    `applied`, bool (), is whether the step's update was applied. `repeats` is whether a batch may
-    contain a sample twice; then only its first reading is added.
-    """
+    """Return the ledger after a step with the samples `rows`, int32 (B,). `applied`, bool (), is
+    whether the step's update was applied. `repeats` is whether a batch may contain a sample twice;
+    then only its first reading is added."""
     num_samples = ledger.loss.shape[0]
     positions = jnp.arange(rows.shape[0])
     is_counted = (readings.valid > 0) & applied

@@ -50,10 +50,8 @@ class LossScaling(LossScaleSpec):
 
     def next(self, scale: Array, good_steps: Array, overflow: Array) -> tuple[Array, Array]:
         """Return the scale of the next step, float32 (), and the new `good_steps`, int32 ().
-
         `good_steps` is the number of steps since the last overflow or change of the scale, and
-        `overflow`, bool (), is whether this step overflowed.
-        """
+        `overflow`, bool (), is whether this step overflowed."""
         return scale, good_steps
 
 

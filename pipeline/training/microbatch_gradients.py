@@ -136,11 +136,9 @@ def _differentiate_microbatch(
 def _attack_images(
     config: StepConfig, state: TrainState, batch_stats: Any, batch: MappedBatch
 ) -> Array:
-    """Return the images of a microbatch; in adversarial training, attacked images.
-
-    The attack applies the network as an evaluation does: without dropout, and with the running
-    statistics of batch norm. So the attack on a sample doesn't depend on other samples.
-    """
+    """Return the images of a microbatch; in adversarial training, attacked images. The attack
+    applies the network as an evaluation does: without dropout, and with the running statistics of
+    batch norm. So the attack on a sample doesn't depend on other samples."""
     if config.adversarial is None:
         return batch.images
     variables = {"params": state.params, "batch_stats": batch_stats}

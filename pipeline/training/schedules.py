@@ -71,11 +71,9 @@ class WarmupDecay(ScheduleSpec):
         """Return the factor on the learning rate at each update of the span, float64."""
 
     def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
-        """Return the learning rate of each of `steps` updates, float32.
-
-        If training ends within warmup, the table is the first part of the ramp. Raises ValueError
-        if warmup is set in both units.
-        """
+        """Return the learning rate of each of `steps` updates, float32. If training ends within
+        warmup, the table is the first part of the ramp. Raises ValueError if warmup is set in both
+        units."""
         warmup = self.warmup(steps_per_epoch)
         factors = np.arange(1, warmup + 1) / max(warmup, 1)
         if warmup < steps:

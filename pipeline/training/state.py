@@ -256,11 +256,9 @@ def record_step(
 
 
 def split_params(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:
-    """Return the trained parameters, and the parameters that the patterns `frozen` cover.
-
-    With gradients of the trained parameters alone, the backward pass ends at the first trained
-    layer. With `stop_gradient` it would go on to the first layer.
-    """
+    """Return the trained parameters, and the parameters that the patterns `frozen` cover. With
+    gradients of the trained parameters alone, the backward pass ends at the first trained layer.
+    With `stop_gradient` it would go on to the first layer."""
     if not frozen:
         return params, {}
     flat = flatten_dict(dict(params))
@@ -295,10 +293,8 @@ def require_trainable(params: Any, frozen: Sequence[str]) -> None:
 
 def reinitialize(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
     """Return parameters in which each one that a rule covers is drawn again, by the last such rule.
-
     The key of a parameter is derived from `key` and the parameter's path. Raises ValueError if an
-    initializer doesn't suit the shape, and for a rule that covers nothing.
-    """
+    initializer doesn't suit the shape, and for a rule that covers nothing."""
     if not rules:
         return params
     flat = flatten_dict(dict(params))

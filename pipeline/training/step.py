@@ -218,11 +218,9 @@ def make_dropout_key(batch: Batch, step: Array | int) -> Array:
 def _call_with_step_ops(
     config: StepConfig, batch: Batch, step: Array, compute: Callable[[Ops], T]
 ) -> T:
-    """Return `compute(ops)` for the map ops of a training step.
-
-    If an op is drawn for each step, `compute` is traced once for each choice. The program has a
-    branch for each choice, so the host needn't draw between the steps of a program.
-    """
+    """Return `compute(ops)` for the map ops of a training step. If an op is drawn for each step,
+    `compute` is traced once for each choice. The program has a branch for each choice, so the host
+    needn't draw between the steps of a program."""
     num_choices = count_choices(config.train_ops)
     if num_choices == 1:
         return compute(config.train_ops)
@@ -234,11 +232,9 @@ def _call_with_step_ops(
 def _sum_shard_gradients(
     config: StepConfig, shards: Shards, state: TrainState, batch: Batch, dropout_key: Array
 ) -> Gradients:
-    """Return the gradients of a batch, summed over its shards.
-
-    Batch norm normalizes each shard by itself; the running statistics are the mean over shards. The
-    dropout key of a shard is derived from its number.
-    """
+    """Return the gradients of a batch, summed over its shards. Batch norm normalizes each shard by
+    itself; the running statistics are the mean over shards. The dropout key of a shard is derived
+    from its number."""
 
     def apply_to_shard(
         compute: Callable[[Batch, Ops, Array], T], shard: Batch, shard_number: Array
@@ -296,11 +292,9 @@ def map_batch(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]
 
 
 def make_network_inputs(images: Array, layout: str, sizes: Array | None) -> Array:
-    """Convert images to a network's input, NHWC float32. `layout` is hwc or chw.
-
-    `sizes` (B, 1 or 2) are the sizes of the images without padding. With sizes, the input has an
-    additional channel, 1 on the image and 0 on padding.
-    """
+    """Convert images to a network's input, NHWC float32. `layout` is hwc or chw. `sizes` (B, 1 or
+    2) are the sizes of the images without padding. With sizes, the input has an additional channel,
+    1 on the image and 0 on padding."""
     images = images.astype(jnp.float32)
     if layout != "hwc":
         images = images.transpose(0, 2, 3, 1)

@@ -362,7 +362,9 @@ class CalibrationError(MetricSpec):
         import jax
         import jax.numpy as jnp
 
-        true = find_true_classes(logits, labels)
+        _require_one_label(logits)
+        is_class = jnp.issubdtype(labels.dtype, jnp.integer)
+        true = labels if is_class else labels.argmax(axis=-1)
         probability = jax.nn.softmax(logits).max(axis=-1)
         # Bins include their upper end: 1 belongs to the last bin.
         bin_numbers = (jnp.ceil(probability * self.bins) - 1).clip(0, self.bins - 1)
@@ -400,15 +402,6 @@ class BrierScore(MetricSpec):
 
     def value(self, sums: Any) -> float:
         return float(sums[0] / sums[1])
-
-
-def find_true_classes(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return the true class of every sample, int (B,), from labels (B,) int or (B, C) float. Raises
-    ValueError if logits aren't (B, C)."""
-    import jax.numpy as jnp
-
-    _require_one_label(logits)
-    return labels if jnp.issubdtype(labels.dtype, jnp.integer) else labels.argmax(axis=-1)
 
 
 def _require_one_label(logits: jax.Array) -> None:

@@ -127,11 +127,9 @@ def apply_directions(
     groups: Sequence[str],
     layer_factors: Mapping[str, float],
 ) -> Any:
-    """Return p - rate * direction for each parameter p.
-
-    The rate is that of the last group that covers p, else `rates[0]`. It is multiplied by the
-    factor of p's outermost scope, if `layer_factors` has one.
-    """
+    """Return p - rate * direction for each parameter p. The rate is that of the last group that
+    covers p, else `rates[0]`. It is multiplied by the factor of p's outermost scope, if
+    `layer_factors` has one."""
     if not groups and not layer_factors:
         return jax.tree.map(lambda p, d: p - rates * d, params, directions)
     group_rates = jnp.asarray(rates)

@@ -100,11 +100,9 @@ def plan_blocks(
     expansion: int = 1,
     halve_first: bool = True,
 ) -> Iterator[StageBlock]:
-    """Yield the blocks of all stages; the first block reads `channels`.
-
-    The output of a block has `expansion` times the width of its stage as features. The first block
-    of a stage halves the image; in the first stage only if `halve_first` is set.
-    """
+    """Yield the blocks of all stages; the first block reads `channels`. The output of a block has
+    `expansion` times the width of its stage as features. The first block of a stage halves the
+    image; in the first stage only if `halve_first` is set."""
     for stage, (count, width) in enumerate(zip(counts, widths, strict=True), start=1):
         for index in range(count):
             halves = index == 0 and (halve_first or stage > 1)

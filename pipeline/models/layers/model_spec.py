@@ -39,11 +39,9 @@ class LayerSpec(Spec):
     ...)."""
 
     def compute(self, x: Any, context: Any) -> Any:
-        """Return the output of a custom layer for input x.
-
-        It is called while the network is traced, inside a flax module, so it may apply a flax
-        module with `name=context.name`. `context` is a `LayerContext`: path, dtype and `train`.
-        """
+        """Return the output of a custom layer for input x. It is called while the network is
+        traced, inside a flax module, so it may apply a flax module with `name=context.name`.
+        `context` is a `LayerContext`: path, dtype and `train`."""
         raise TypeError(
             f"{context}: layer {self.name} has no computation; its class must have a method "
             "`compute(self, x, context)`"

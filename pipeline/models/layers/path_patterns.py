@@ -24,11 +24,9 @@ def covers(pattern: str, path: LayerPath) -> bool:
 
 
 def is_frozen(patterns: Sequence[str], path: LayerPath) -> bool:
-    """Return whether a parameter is frozen, by the last pattern that covers it.
-
-    A pattern that begins with ! trains the parameters that it covers, other patterns freeze them.
-    Parameters that no pattern covers are frozen if the first pattern begins with !, else trained.
-    """
+    """Return whether a parameter is frozen, by the last pattern that covers it. A pattern that
+    begins with ! trains the parameters that it covers, other patterns freeze them. Parameters that
+    no pattern covers are frozen if the first pattern begins with !, else trained."""
     frozen = bool(patterns) and patterns[0].startswith(EXCEPT)
     for pattern in patterns:
         if covers(pattern.removeprefix(EXCEPT), path):

@@ -54,11 +54,9 @@ def conv2d_transpose(
 def transpose_window(
     window: ConvWindow, x: Array, kernel: Array, policy: LoweringPolicy = DEFAULTS
 ) -> Array:
-    """Transpose the convolution that slides by `window` over images of the result's size.
-
-    The kernel is HWIO, of the same dtype as x (batch, height, width, channels), and not rotated:
-    (height, width, channels // groups, features). Forward-mode differentiation isn't supported.
-    """
+    """Transpose the convolution that slides by `window` over images of the result's size. The
+    kernel is HWIO, of the same dtype as x (batch, height, width, channels), and not rotated:
+    (height, width, channels // groups, features). Forward-mode differentiation isn't supported."""
 
     def make_problem(role: Role) -> ConvolutionProblem:
         batch, *_, channels = x.shape

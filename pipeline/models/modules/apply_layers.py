@@ -78,11 +78,9 @@ class LayerContext:
 
 @singledispatch
 def apply_layer(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
-    """Apply one layer, inside its parent flax module.
-
-    A custom layer has a method `compute`. The computations of the package's layers are registered
-    with `computes`. Raises TypeError for a layer without a computation.
-    """
+    """Apply one layer, inside its parent flax module. A custom layer has a method `compute`. The
+    computations of the package's layers are registered with `computes`. Raises TypeError for a
+    layer without a computation."""
     # A layer without a flax module would have no name in a profile or an autopsy.
     with jax.named_scope(context.name):
         result: Array = layer.compute(x, context)
@@ -122,11 +120,9 @@ _interceptor: ContextVar[LayerInterceptor | None] = ContextVar("_interceptor", d
 
 @contextmanager
 def intercept_layers(interceptor: LayerInterceptor) -> Iterator[None]:
-    """Let `interceptor` compute each layer that `apply_layers` applies or traces in the body.
-
-    If bodies are nested, the outer interceptor is called first. The computation that is passed to
-    it calls the inner interceptor.
-    """
+    """Let `interceptor` compute each layer that `apply_layers` applies or traces in the body. If
+    bodies are nested, the outer interceptor is called first. The computation that is passed to it
+    calls the inner interceptor."""
     outer = _interceptor.get()
 
     def intercept(

@@ -45,7 +45,9 @@ class _Conv(_Convolution):
     def __call__(self, x: Array) -> Array:
         layer = self.layer
         require_images(x, self.context)
-        size, strides, dilation = map(pair, (layer.kernel, layer.stride, layer.dilation))
+        size = pair(layer.kernel)
+        strides = pair(layer.stride)
+        dilation = pair(layer.dilation)
         pads = find_pads(x, compute_reach(size, dilation), strides, layer.padding, self.context)
         kernel = _make_kernel(self, x, size)
         if self.context.layout == "chwn":

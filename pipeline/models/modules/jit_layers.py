@@ -104,11 +104,9 @@ limit a function that binds itself would have no end."""
 
 
 def _reuse_functions(module: nn.Module) -> None:
-    """Replace a module's fields that are functions by the first equal functions.
-
-    flax makes modules and initialisers in every step, and compares functions by identity. So it
-    would compile the module in every step.
-    """
+    """Replace a module's fields that are functions by the first equal functions. flax makes modules
+    and initialisers in every step, and compares functions by identity. So it would compile the
+    module in every step."""
     for field in dataclasses.fields(module):
         value = getattr(module, field.name, None)
         if isinstance(value, FunctionType | partial):

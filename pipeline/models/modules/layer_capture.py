@@ -70,10 +70,8 @@ def observe_layer(
     path: str, inputs: Array, outputs: Array, window: ConvWindow | None, layout: Layout = "nhwc"
 ) -> Array:
     """Return the outputs of a layer. The observer, if there is one, captures inputs and outputs.
-
     `path` is the kernel's path without its last name. Other arguments are those of `LayerCapture`.
-    Raises ValueError if the layer is applied twice.
-    """
+    Raises ValueError if the layer is applied twice."""
     observer = _observer.get()
     return outputs if observer is None else observer.tap(path, inputs, outputs, window, layout)
 
@@ -170,7 +168,9 @@ class _Taps:
         layer = getattr(module, "layer", None)
         is_conv = isinstance(layer, standard.Conv) and layer.groups == 1
         path = "/".join(module.path)
-        if self._all_modules and list_module_parameters(module):
+        params = module.variables.get("params", {}) if self._all_modules else {}
+        has_params = any(not isinstance(value, Mapping) for value in params.values())
+        if has_params:
             self.modules[path] = module.clone(parent=None, name=None)
         elif not is_conv and not isinstance(module, nn.Dense):
             return outputs
@@ -191,12 +191,6 @@ class _Taps:
         self.outputs[path] = outputs
         self.windows[path] = (window, layout)
         return outputs if self._slots is None else tap(outputs, self._slots[path])
-
-
-def list_module_parameters(module: nn.Module) -> list[str]:
-    """Return the names of a bound module's parameters, without those of inner modules."""
-    params = module.variables.get("params", {})
-    return [name for name, value in params.items() if not isinstance(value, Mapping)]
 
 
 def _read_window(module: Any, inputs: Array) -> tuple[ConvWindow | None, Layout]:

@@ -17,11 +17,9 @@ NOT_NAMED = frozenset({"", "checkpoint", "rematted_computation", DATA, UPDATE})
 
 @lru_cache(maxsize=4096)
 def find_layer(scope: str) -> str:
-    """Return the module path of a name stack: `conv_0` for `jvp(Net)/conv_0`, "" outside modules.
-
-    A root with a capital letter, flax's class of the whole network, is dropped. Another root is a
-    named scope and stays: `jvp(encoder)/attention` is `encoder/attention`.
-    """
+    """Return the module path of a name stack: `conv_0` for `jvp(Net)/conv_0`, "" outside modules. A
+    root with a capital letter, flax's class of the whole network, is dropped. Another root is a
+    named scope and stays: `jvp(encoder)/attention` is `encoder/attention`."""
     names: list[str] = []
     for part in scope.split("/"):
         name = MARKS.sub("", part).rstrip(")")

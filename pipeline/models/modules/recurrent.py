@@ -34,11 +34,9 @@ class _Recurrent(nn.Module):
     context: LayerContext
 
     def update_state(self, state: State, inputs: Array, products: Array) -> State:
-        """Return the next state; each kind of cell overrides this.
-
-        `inputs` is token @ kernel + bias, `products` is state[0] @ recurrent_kernel +
-        recurrent_bias; both are (batch, gates * features).
-        """
+        """Return the next state; each kind of cell overrides this. `inputs` is token @ kernel +
+        bias, `products` is state[0] @ recurrent_kernel + recurrent_bias; both are (batch, gates *
+        features)."""
         raise NotImplementedError
 
     @nn.compact

@@ -68,11 +68,9 @@ def make_placement(platform: str, index: int, parallel: ParallelSpec) -> DeviceP
 
 
 def make_host_placement(parallel: ParallelSpec) -> DevicePlacement:
-    """Return one device of the host's processor.
-
-    With a parallel mode the processor is split into as many devices as for training. Otherwise
-    results would differ in their last bits. Raises RunError for unsupported settings of JAX.
-    """
+    """Return one device of the host's processor. With a parallel mode the processor is split into
+    as many devices as for training. Otherwise results would differ in their last bits. Raises
+    RunError for unsupported settings of JAX."""
     _require_settings()
     if parallel.mode != "none":
         provide_cpu_devices(1)
@@ -81,10 +79,8 @@ def make_host_placement(parallel: ParallelSpec) -> DevicePlacement:
 
 def count_devices(parallel: ParallelSpec, processes: int | None = None) -> int:
     """Return the number of devices of all processes: one for each process if the recipe doesn't set
-    it. By default `processes` is the number of processes that have joined.
-
-    No device is opened, since after that JAX can't split the processor into more devices.
-    """
+    it. By default `processes` is the number of processes that have joined. No device is opened,
+    since after that JAX can't split the processor into more devices."""
     if parallel.devices is None and parallel.mesh is None:
         return count_joined_processes() if processes is None else processes
     return parallel.num_devices

@@ -35,12 +35,9 @@ def list_batch_positions(
 
 
 def stack_microbatches(samples: Any, key: Array, num_microbatches: int) -> tuple[Any, Array]:
-    """Split a batch into microbatches.
-
-    Takes a tree of arrays (batch, ...) and a dropout key. Returns the tree with arrays
-    (microbatches, samples, ...), and a key for each microbatch. The key of a single microbatch is
-    `key`.
-    """
+    """Split a batch into microbatches. Takes a tree of arrays (batch, ...) and a dropout key.
+    Returns the tree with arrays (microbatches, samples, ...), and a key for each microbatch. The
+    key of a single microbatch is `key`."""
     import jax
     import jax.numpy as jnp
 

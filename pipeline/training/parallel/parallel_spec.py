@@ -116,10 +116,6 @@ class ParallelSpec(Spec):
         return prod(self.mesh_sizes.values())
 
 
-DEFAULT_PROCESSES = 2
-"""Processes that `local` starts if the recipe doesn't set them."""
-
-
 class LaunchSpec(Spec):
     """Processes of one run: how they are started, and how long they wait for each other.
 
@@ -148,4 +144,4 @@ class LaunchSpec(Spec):
     @property
     def num_processes(self) -> int:
         """Processes that `local` starts."""
-        return self.processes or DEFAULT_PROCESSES
+        return self.processes or 2

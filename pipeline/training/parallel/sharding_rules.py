@@ -34,11 +34,9 @@ class ShardingRules:
     """Shardings of results of layers."""
 
     def make_state_shardings(self, state: Any, placement: DevicePlacement) -> Any:
-        """Return the sharding of every leaf of a state.
-
-        A leaf of the optimizer's state or of the average has the sharding of its parameter: the one
-        whose path is the end of the leaf's path.
-        """
+        """Return the sharding of every leaf of a state. A leaf of the optimizer's state or of the
+        average has the sharding of its parameter: the one whose path is the end of the leaf's
+        path."""
         shapes = flatten_dict(dict(state.params))
         param_specs = {path: self.find_param_spec(path) for path in shapes}
         leaves, structure = jax.tree_util.tree_flatten_with_path(state)
@@ -77,10 +75,8 @@ class ShardingRules:
         self, params: Mapping[str, Any], sizes: Mapping[str, int], batch_axes: Sequence[str]
     ) -> None:
         """Raise ValueError if the rules don't fit the parameters and the sizes of the mesh's axes.
-
         Errors are: a pattern that covers nothing, a wrong number of dimensions, a size that can't
-        be divided among devices, and an axis of the mesh along which nothing is sharded.
-        """
+        be divided among devices, and an axis of the mesh along which nothing is sharded."""
         flat = flatten_dict(dict(params))
         require_covered([rule.pattern for rule in self.specs], list(flat), "parameters")
         for path, leaf in flat.items():
@@ -95,10 +91,8 @@ class ShardingRules:
 
     def require_layers(self, ranks: Mapping[str, AbstractSet[int]]) -> None:
         """Raise ValueError if the constraints don't fit `ranks`, the result of `list_layer_ranks`.
-
         Errors are: a pattern that matches no layer, and a number of entries that is the number of
-        dimensions of none of the matching layers.
-        """
+        dimensions of none of the matching layers."""
         for rule in self.constraints:
             paths = [path for path in ranks if fnmatchcase(path, rule.pattern)]
             if not paths:

@@ -29,11 +29,9 @@ SHARDED_FIELDS = ("params", "opt_state", "average")
 
 
 def find_sharded_dimension(shape: Sequence[int], devices: int) -> int | None:
-    """Return the dimension along which an array is sharded; None if every device has all of it.
-
-    It is the largest dimension whose size is a multiple of the number of devices, and of equal ones
-    the first.
-    """
+    """Return the dimension along which an array is sharded; None if every device has all of it. It
+    is the largest dimension whose size is a multiple of the number of devices, and of equal ones
+    the first."""
     divisible = [dimension for dimension, size in enumerate(shape) if size and size % devices == 0]
     return max(divisible, key=shape.__getitem__, default=None)
 

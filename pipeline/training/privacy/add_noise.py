@@ -99,11 +99,8 @@ def adapt_clip(
     rule: PrivacyRule, privacy: PrivacyState, step: Array, within: Array, count: Array | int
 ) -> PrivacyState:
     """Return the state with the clip of the next step, which is nearer to the quantile of the
-    norms.
-
-    `within` of `count` samples had gradients with a norm of at most the clip. Noise is added to
-    their share.
-    """
+    norms. `within` of `count` samples had gradients with a norm of at most the clip. Noise is added
+    to their share."""
     if rule.adaptive is None:
         return privacy
     deviation = COUNTED_SHARE * rule.expected_batch_size

@@ -17,11 +17,9 @@ _MAX_EPSILON = 50.0
 
 
 def bound_epsilon(scores: np.ndarray, are_members: np.ndarray, delta: float) -> float:
-    """Return a lower bound on a run's epsilon, which holds with probability `CONFIDENCE`.
-
-    The higher the score (n,), the more probably a canary was trained on. `are_members`, bool (n,),
-    is whether it was. A score of NaN is the lowest.
-    """
+    """Return a lower bound on a run's epsilon, which holds with probability `CONFIDENCE`. The
+    higher the score (n,), the more probably a canary was trained on. `are_members`, bool (n,), is
+    whether it was. A score of NaN is the lowest."""
     order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), kind="stable")
     are_members = are_members[order]
     num_canaries = len(scores)

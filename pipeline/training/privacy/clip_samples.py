@@ -24,7 +24,7 @@ from jax import Array
 
 from pipeline.core.errors import RecipeError
 from pipeline.models.layers.tokens import Embedding
-from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow
+from pipeline.models.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.modules.layer_capture import LayerCapture, Observations
 from pipeline.models.modules.layout import to_nhwc
@@ -57,12 +57,9 @@ class _LayerGradients:
 
 @jax.named_scope(UPDATE)
 def sum_clipped(captures: Observations, trained: Any, mask: Array, clip: Array) -> ClippedSum:
-    """Return the sum of the gradients of the samples that `mask`, bool (B,), marks.
-
-    Gradients with a norm above `clip`, float32 (), are scaled down to it. Gradients that aren't
-    finite are left out. Raises RecipeError if the gradients of a parameter can't be separated by
-    sample.
-    """
+    """Return the sum of the gradients of the samples that `mask`, bool (B,), marks. Gradients with
+    a norm above `clip`, float32 (), are scaled down to it. Gradients that aren't finite are left
+    out. Raises RecipeError if the gradients of a parameter can't be separated by sample."""
     params = flatten_dict(dict(trained), sep="/")
     layers = {
         path: _separate_samples(captures[path], layer_params)
@@ -231,14 +228,9 @@ def _make_sample_patches(window: ConvWindow, images: Array) -> Array:
     Images are shifted along the width, then along the height, so that whole rows are copied."""
     batch, _, _, channels = images.shape
     padded = jnp.pad(images.transpose(0, 3, 1, 2), ((0, 0), (0, 0), *window.pads))
-
-    def slice_tap(axis: Axis, position: int) -> slice:
-        first = position * axis.dilation
-        return slice(first, first + axis.last_offset + 1, axis.stride)
-
-    columns = [padded[..., slice_tap(window.columns, j)] for j in range(window.columns.kernel)]
+    columns = [padded[..., window.columns.slice_tap(j)] for j in range(window.columns.kernel)]
     shifted = jnp.stack(columns, 1)
-    rows = [shifted[..., slice_tap(window.rows, i), :] for i in range(window.rows.kernel)]
+    rows = [shifted[..., window.rows.slice_tap(i), :] for i in range(window.rows.kernel)]
     patches = jnp.stack(rows, 1)
     size = window.rows.kernel * window.columns.kernel * channels
     return patches.reshape(batch, size, prod(window.output_size))

@@ -43,10 +43,8 @@ class AdversarialRule:
         self, objective: Objective, images: Array, draws: Array | None, step: Array
     ) -> Array:
         """Return attacked images. Images are inputs of the network, (B, H, W, C) float32.
-
         `objective` takes inputs of the network. Without `draws` the attack starts at the images,
-        and attacks all of them. `step` is the number of steps before this one, for the warmup.
-        """
+        and attacks all of them. `step` is the number of steps before this one, for the warmup."""
         spec = self.spec
         growth = jnp.float32(1.0)
         if spec.warmup_steps:
@@ -70,11 +68,9 @@ class AdversarialRule:
 
 
 def compute_divergence(plain_logits: Array, attacked_logits: Array) -> Array:
-    """Return the Kullback-Leibler divergence of attacked from plain predictions, float32 (B,).
-
-    It is the sum over classes of p log(p / q), with the probabilities p of the plain image and q of
-    the attacked one. Takes logits (B, C).
-    """
+    """Return the Kullback-Leibler divergence of attacked from plain predictions, float32 (B,). It
+    is the sum over classes of p log(p / q), with the probabilities p of the plain image and q of
+    the attacked one. Takes logits (B, C)."""
     log_p = jax.nn.log_softmax(plain_logits.astype(jnp.float32))
     log_q = jax.nn.log_softmax(attacked_logits.astype(jnp.float32))
     return (jnp.exp(log_p) * (log_p - log_q)).sum(axis=-1)

@@ -51,11 +51,8 @@ class _Search(NamedTuple):
 
 def list_windows(steps: int) -> np.ndarray:
     """Return for each step the length of the window that ends with it, int32 (steps,); 0 if none
-    does.
-
-    A window ends at a checkpoint of the paper. The first window has 22 % of the steps. Each later
-    one is shorter by 3 % of the steps, but has at least 6 %.
-    """
+    does. A window ends at a checkpoint of the paper. The first window has 22 % of the steps. Each
+    later one is shorter by 3 % of the steps, but has at least 6 %."""
     lengths = np.zeros(steps, np.int32)
     decrease = max(int(0.03 * steps), 1)
     least_length = max(int(0.06 * steps), 1)

@@ -57,10 +57,8 @@ def compute_margin(logits: Array, labels: Array) -> Array:
 
 def compute_logits_ratio(logits: Array, labels: Array) -> Array:
     """Return `compute_margin` divided by the difference between the largest and the third largest
-    logit (Croce and Hein 2020, eq. 6).
-
-    The ratio doesn't change if logits are scaled. It needs at least three classes.
-    """
+    logit (Croce and Hein 2020, eq. 6). The ratio doesn't change if logits are scaled. It needs at
+    least three classes."""
     ordered = jnp.sort(logits, axis=-1)
     return compute_margin(logits, labels) / (ordered[:, -1] - ordered[:, -3] + TINY)
 

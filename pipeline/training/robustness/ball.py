@@ -49,11 +49,9 @@ class Ball:
         return self.project(points + size * direction)
 
     def draw(self, draws: Array) -> Array:
-        """Return random images in the ball from uniform numbers (B, H, W, C).
-
-        With linf, changes are uniform before pixels are clipped. With l2, the direction is uniform,
-        and the length is the radius: in many dimensions almost all of a ball is near its surface.
-        """
+        """Return random images in the ball from uniform numbers (B, H, W, C). With linf, changes
+        are uniform before pixels are clipped. With l2, the direction is uniform, and the length is
+        the radius: in many dimensions almost all of a ball is near its surface."""
         centred = 2 * draws - 1
         if self.norm == "linf":
             return self.project(self.images + self.radius * centred)

@@ -47,10 +47,8 @@ def find_white(image: ColumnSpec, brightest: int) -> float:
 
 def find_pixel_scale(ops: Sequence[MapOp], white: float) -> PixelScale:
     """Return the scale after map ops on raw images, whose white pixels have the value `white`.
-
     Raises ValueError for an op that changes values in another way than rescale and normalize, and
-    for a factor of 0. Its text begins with the op's position and name.
-    """
+    for a factor of 0. Its text begins with the op's position and name."""
     factor = np.array([white])
     shift = np.zeros(1)
     for position, entry in enumerate(ops):

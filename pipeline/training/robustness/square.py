@@ -35,12 +35,9 @@ def list_sides(steps: int, height: int, width: int) -> np.ndarray:
 def search_squares(
     attacked: AttackedNetwork, ball: Ball, seed: Array, sample: Array, steps: int
 ) -> tuple[Array, Array]:
-    """Return images of the linf ball, and whether their predictions are wrong, bool (B,).
-
-    Random numbers are a pure function of `seed`, uint32 (2,), and `sample`, int32 (B,). The search
-    starts from vertical stripes: the radius is added to or subtracted from a whole column of a
-    channel.
-    """
+    """Return images of the linf ball, and whether their predictions are wrong, bool (B,). Random
+    numbers are a pure function of `seed`, uint32 (2,), and `sample`, int32 (B,). The search starts
+    from vertical stripes: the radius is added to or subtracted from a whole column of a channel."""
     shape = ball.images.shape[1:]
     height, width, channels = shape
     sides = jnp.asarray(list_sides(steps, height, width))

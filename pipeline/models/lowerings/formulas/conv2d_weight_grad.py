@@ -86,11 +86,9 @@ def im2col(window: ConvWindow, lowering: Lowering, images: Array, cotangent: Arr
 def grouped_as_dense(
     window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
 ) -> Array:
-    """Multiply all channels by all features of a block of groups, for each kernel position.
-
-    Only the products within a group, on the diagonal, are used. These are more multiplications than
-    in the convolution, but in large products.
-    """
+    """Multiply all channels by all features of a block of groups, for each kernel position. Only
+    the products within a group, on the diagonal, are used. These are more multiplications than in
+    the convolution, but in large products."""
     groups = window.groups
     # `count` groups form a block: the largest divisor of `groups` with at most BLOCK_CHANNELS
     # channels.

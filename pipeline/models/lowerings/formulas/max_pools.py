@@ -16,11 +16,9 @@ from pipeline.models.lowerings.problem.problems import PoolingProblem
 
 
 def pool_axes(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]) -> Array:
-    """Reduce one axis after the other, by maxima of strided slices.
-
-    16-bit values are compared, and their gradients summed, in float32. Otherwise XLA:CPU would
-    convert them back and forth at every slice.
-    """
+    """Reduce one axis after the other, by maxima of strided slices. 16-bit values are compared, and
+    their gradients summed, in float32. Otherwise XLA:CPU would convert them back and forth at every
+    slice."""
     wide = jnp.promote_types(images.dtype, jnp.float32)
     values = jnp.pad(images.astype(wide), ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
     for axis, size, stride in zip((1, 2), window, strides, strict=True):

@@ -55,6 +55,11 @@ class Axis:
         """Number of results along the axis."""
         return self.last_offset // self.stride + 1
 
+    def slice_tap(self, position: int) -> slice:
+        """Return the slice of the padded axis under a kernel position."""
+        first = position * self.dilation
+        return slice(first, first + self.last_offset + 1, self.stride)
+
     @property
     def input_grad_pads(self) -> Pair:
         """Pads of the dilated cotangent for which the flipped kernel has `size` results."""

@@ -45,11 +45,9 @@ class Timer:
         self._round_s = round_s
 
     def time_us(self, function: Callable[..., Any], give_up_us: float = float("inf")) -> float:
-        """Return microseconds per call; a call longer than `give_up_us` is timed only once.
-
-        The result is the minimum of several rounds, since other load only adds to a time. The time
-        around the loop, such as copies of the operands, is subtracted.
-        """
+        """Return microseconds per call; a call longer than `give_up_us` is timed only once. The
+        result is the minimum of several rounds, since other load only adds to a time. The time
+        around the loop, such as copies of the operands, is subtracted."""
         lowered = jit_repeated(function).lower(self._operands, np.int32(1))
         with disable_compile_cache():
             run = lowered.compile()

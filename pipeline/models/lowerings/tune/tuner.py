@@ -260,10 +260,8 @@ def _find_entries(
     bank: Mapping[str, Entry], problems: Sequence[Problem], scopes: Sequence[str], mode: Mode
 ) -> dict[Problem, Entry | None]:
     """Return the entry of each problem. Without tuning, entries of slower instruction sets do too.
-
     An entry without a time is returned only if no entry has a time. On a processor whose AMX can't
-    be used, entries of AVX-512 are 5 to 10 % faster in ResNet-18 than the rule's choices.
-    """
+    be used, entries of AVX-512 are 5 to 10 % faster in ResNet-18 than the rule's choices."""
     scopes = scopes if mode == "bank" else scopes[:1]
     entries: dict[Problem, Entry | None] = {}
     for problem in problems:

@@ -77,11 +77,8 @@ def invert_damped(
     factors: Mapping[str, Factors], damping: Array, positions: Mapping[str, Array]
 ) -> dict[str, Factors]:
     """Return (A + r I)^-1 and (G + r I)^-1 of every layer, with r = sqrt(damping / T) and T =
-    `positions`.
-
-    Their Kronecker product, divided by T, approximates the inverse of T * A (x) G + damping * I. As
-    in MindSpore, A and G have the same r, whatever their sizes.
-    """
+    `positions`. Their Kronecker product, divided by T, approximates the inverse of T * A (x) G +
+    damping * I. As in MindSpore, A and G have the same r, whatever their sizes."""
 
     def add_damping(blocks: Array, root: Array) -> Array:
         return blocks + root * jnp.eye(blocks.shape[-1], dtype=blocks.dtype)

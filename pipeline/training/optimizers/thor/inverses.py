@@ -16,11 +16,8 @@ each row, so they should fit into the cache of a core."""
 
 def invert_stacks(stacks: Sequence[Array]) -> list[Array]:
     """Return the inverses of stacks of symmetric positive definite matrices, float32 (number, n,
-    n).
-
-    Matrices of one size are inverted together, so the length of the program depends on the number
-    of sizes, not of stacks. The inverse is NaN if a matrix isn't positive definite.
-    """
+    n). Matrices of one size are inverted together, so the length of the program depends on the
+    number of sizes, not of stacks. The inverse is NaN if a matrix isn't positive definite."""
     indices_by_size: dict[int, list[int]] = defaultdict(list)
     for index, stack in enumerate(stacks):
         indices_by_size[stack.shape[-1]].append(index)
@@ -48,11 +45,9 @@ def invert_by_elimination(matrices: Array) -> Array:
 
 
 def _eliminate(matrix: Array) -> Array:
-    """Return the inverse of a matrix M (n, n), from its factors M = L D L'.
-
-    Elimination below the diagonal transforms M into D L', and the identity into the inverse of L.
-    The first is upper and the second lower triangular, so one matrix holds both.
-    """
+    """Return the inverse of a matrix M (n, n), from its factors M = L D L'. Elimination below the
+    diagonal transforms M into D L', and the identity into the inverse of L. The first is upper and
+    the second lower triangular, so one matrix holds both."""
     rows = jnp.arange(matrix.shape[0])
 
     def eliminate(k: Array, matrix: Array) -> Array:
@@ -75,10 +70,8 @@ def invert_by_cholesky(matrices: Array) -> Array:
 
 def _invert_lower(lower: Array) -> Array:
     """Return the inverses of lower triangular matrices (batch, n, n), by blocks of doubling sizes.
-
     [[P, 0], [Q, R]]^-1 = [[P^-1, 0], [-R^-1 Q P^-1, R^-1]], for all blocks of one size at once.
-    This takes a few products for each power of two below n.
-    """
+    This takes a few products for each power of two below n."""
     n = lower.shape[-1]
     padded_size = 1 << (n - 1).bit_length()
     # Rows and columns of the identity matrix pad n to a power of two.
