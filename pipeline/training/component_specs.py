@@ -32,8 +32,8 @@ class MetricSpec(Spec):
     name: str
 
     def ignore_label(self, label: int | None) -> Self:
-        """Return the metric that leaves out labels equal to `label`; None: all labels count. A
-        metric without this method returns itself."""
+        """Return the metric that leaves out labels equal to `label`, if it isn't None. This base
+        class returns the metric unchanged."""
         return self
 
     @abstractmethod

@@ -165,8 +165,8 @@ class Mse(OutputLoss):
 
 @component("loss")
 class Huber(OutputLoss):
-    """Huber's loss (1964): for errors |e| up to `delta` e^2 / 2, for larger ones delta |e| -
-    delta^2 / 2. The mean over the outputs of a sample."""
+    """Huber's loss (1964): e^2 / 2 for errors |e| up to `delta`, and delta |e| - delta^2 / 2 for
+    larger errors. The mean over the outputs of a sample."""
 
     name: Literal["huber"] = "huber"
     delta: PositiveFloat = 1.0

@@ -163,7 +163,7 @@ class TrainState:
     """Everything that training changes, the content of a checkpoint.
 
     `step` (int32 scalar) is the number of steps so far, including steps without an update. Random
-    numbers are drawn from (seed, step), so the state of no generator is needed. `loss_scale` is a
+    numbers are a function of (seed, step), so there is no generator's state. `loss_scale` is a
     float32 scalar. Fields that a recipe doesn't need are None.
     """
 

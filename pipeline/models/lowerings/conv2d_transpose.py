@@ -43,10 +43,11 @@ def conv2d_transpose(
     computed. Forward-mode differentiation isn't supported.
     """
     rows, columns, _, _ = kernel.shape
-    height, width = (
-        size * stride + (max(taps - stride, 0) if padding == "VALID" else 0)
-        for size, stride, taps in zip(x.shape[1:3], strides, (rows, columns), strict=True)
-    )
+    height = x.shape[1] * strides[0]
+    width = x.shape[2] * strides[1]
+    if padding == "VALID":
+        height += max(rows - strides[0], 0)
+        width += max(columns - strides[1], 0)
     window = make_window((height, width), (rows, columns), strides, padding, (1, 1), groups)
     return transpose_window(window, x, kernel, policy)
 

@@ -56,7 +56,7 @@ class _Adversarial(nn.Module):
         return Scope(layers, self.context.inside(name), name=name)
 
     def _judge_unchanged(self, judge: Scope, images: Array) -> Array:
-        """Return the scores of images, without a gradient for the discriminator's weights and
+        """Return the scores of images, without a gradient for the discriminator's weights, and
         without an update of its running statistics."""
         module, variables = judge.unbind()
         draws = {"dropout": self.make_rng("dropout")} if self.context.train else {}

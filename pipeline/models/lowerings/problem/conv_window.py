@@ -42,12 +42,12 @@ class Axis:
 
     @property
     def dilated_extent(self) -> int:
-        """Distance from the first to the last row under the kernel."""
+        """Distance from the first to the last position of the image under the kernel."""
         return (self.kernel - 1) * self.dilation
 
     @property
     def last_offset(self) -> int:
-        """Distance from the first to the last position of the kernel."""
+        """Distance between the first and the last place of the sliding kernel."""
         return (self.size + sum(self.pads) - 1 - self.dilated_extent) // self.stride * self.stride
 
     @property

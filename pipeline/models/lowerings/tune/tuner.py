@@ -259,7 +259,7 @@ def choose_lowerings(
 def _find_entries(
     bank: Mapping[str, Entry], problems: Sequence[Problem], scopes: Sequence[str], mode: Mode
 ) -> dict[Problem, Entry | None]:
-    """Return the entry of each problem. Without tuning, entries of slower instruction sets do too.
+    """Return the entry of each problem; without tuning, perhaps of a slower instruction set.
     An entry without a time is returned only if no entry has a time. On a processor whose AMX can't
     be used, entries of AVX-512 are 5 to 10 % faster in ResNet-18 than the rule's choices."""
     scopes = scopes if mode == "bank" else scopes[:1]
@@ -326,6 +326,7 @@ def _tune_problem(
 def _search(
     problem: Problem, lowerings: tuple[Lowering, ...], device: jax.Device, strategy: Strategy
 ) -> TunedProblem:
+    """Time a problem's lowerings, the default first, and return the result of the search."""
     seed = zlib.crc32(str(problem).encode())
     result = search(lowerings, Stopwatch(problem, device), strategy, seed)
     best = result.best()
