@@ -81,7 +81,7 @@ def _check_outputs(recipe: Recipe) -> Iterator[Refusal]:
     loss = recipe.train.loss
     stop_metric = monitor.early_stop.metric
     metric_rule = "must be a metric of evaluation samples"
-    if loss.counts_classes:
+    if loss.needs_class_counts:
         rule = "counts training labels; must be a loss without weights of classes"
         yield "train.loss", loss.name, rule
     if recipe.train.ledger:

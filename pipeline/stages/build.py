@@ -243,7 +243,7 @@ def make_step_config(
         gradients=gradients,
         metrics=(
             *metrics,
-            *(metric.ignoring(ignore_index) for metric in recipe.eval.metrics),
+            *(metric.ignore_label(ignore_index) for metric in recipe.eval.metrics),
         ),
         average=None if train.ema.decay is None else train.ema,
         on_nan=train.on_nan,

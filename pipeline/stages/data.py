@@ -130,7 +130,7 @@ def declare_data(recipe: Recipe, reporter: Reporter) -> Dataset | None:
     if (
         {"train", "eval"} & set(recipe.stages)
         or "build" not in recipe.stages
-        or recipe.train.loss.counts_classes
+        or recipe.train.loss.needs_class_counts
         or spec.train.balance
         or spec.buckets
         or spec.is_changed_on_host
@@ -167,7 +167,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     train_order = order_in_buckets(plain_order, raw.train, buckets, uses_all=True)
     eval_split = _sample_evaluation(recipe, raw.eval, train_order)
     raw = replace(raw, targets=replace_targets(spec.eval.ops, raw.targets))
-    counts_classes = recipe.train.loss.counts_classes
+    counts_classes = recipe.train.loss.needs_class_counts
     raw_specs = raw.eval.specs()
     if buckets:
         raw_specs = fit_specs_to_bucket(compute_canvas(buckets), raw_specs)

@@ -1,7 +1,8 @@
 """The loss and the metrics of a generator and a discriminator (Goodfellow et al. 2014).
 
-The layer `adversarial` returns scores (B, 3): of real images, of generated images to train the
-discriminator, and of the same generated images to train the generator. Labels (B, 3) are 1, 0, 1.
+The layer `adversarial` returns three scores for each sample, (B, 3). The first is of the real
+image. The second and third are of the same generated image, to train the discriminator and the
+generator. Labels (B, 3) are 1, 0, 1.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import jax
+    from numpy.typing import ArrayLike
 
-WEIGHTS = {"discriminator_loss": (0.5, 0.5, 0.0), "generator_loss": (0.0, 0.0, 1.0)}
-"""Weight of the cross-entropy of each score in a loss."""
+SCORE_WEIGHTS = {"discriminator_loss": (0.5, 0.5, 0.0), "generator_loss": (0.0, 0.0, 1.0)}
+"""The weights of the three scores' cross-entropies, by loss."""
 
 
-def _weigh_entropies(scores: jax.Array, labels: jax.Array, weights: tuple[float, ...]) -> jax.Array:
+def _weigh_entropies(scores: jax.Array, labels: jax.Array, weights: ArrayLike) -> jax.Array:
     """Return the weighted sum of the cross-entropies of scores (B, 3), float32 (B,)."""
     import optax
 
@@ -34,16 +36,17 @@ def _weigh_entropies(scores: jax.Array, labels: jax.Array, weights: tuple[float,
 
 @component("loss")
 class AdversarialLoss(LabelLoss):
-    """The sum of the discriminator's loss and the generator's.
+    """The sum of the discriminator's loss and the generator's loss.
 
-    Each loss trains only its part of the network, so the sum needn't fall during training.
+    The discriminator's loss trains the discriminator alone, and the generator's loss the generator
+    alone. Each part can get better at the cost of the other, so the sum needn't fall.
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ("multi_label",)
     name: Literal["adversarial"] = "adversarial"
 
     def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        weights = tuple(map(sum, zip(*WEIGHTS.values(), strict=True)))
+        weights = np.sum(list(SCORE_WEIGHTS.values()), axis=0)
         return lambda scores, labels: _weigh_entropies(scores, labels, weights)
 
 
@@ -53,13 +56,13 @@ class AdversarialMetric(MetricSpec):
     better: ClassVar[Direction] = "min"
 
     def zero(self, classes: int) -> Any:
-        """Return the sum of losses and the number of samples, float32 () each."""
+        """Return a sum of losses and a number of samples, both 0, float32 ()."""
         return {"losses": np.zeros((), np.float32), "samples": np.zeros((), np.float32)}
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax.numpy as jnp
 
-        losses = jnp.where(mask, _weigh_entropies(logits, labels, WEIGHTS[self.name]), 0)
+        losses = jnp.where(mask, _weigh_entropies(logits, labels, SCORE_WEIGHTS[self.name]), 0)
         return {"losses": losses.sum(), "samples": mask.sum().astype(jnp.float32)}
 
     def value(self, sums: Any) -> float:

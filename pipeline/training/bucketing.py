@@ -26,26 +26,26 @@ def apply_in_bucket(
 ) -> T:
     """Apply `compute` to a batch whose images are cropped to the first bucket that covers them all.
 
-    Of an image that is larger than every bucket, a part at a random place remains, or the middle if
-    not `is_random`. `compute` is traced once for each bucket. The program has a branch for each, so
-    that a sink needs no decision of the host.
+    An image that is larger than every bucket is cropped at a random place, or in the middle if not
+    `is_random`. Without buckets the batch isn't cropped. `compute` is traced once for each bucket:
+    the program has a branch for each, and the device selects it without waiting for the host.
     """
     if not buckets:
         return compute(batch)
 
-    def compute_in(bucket: Bucket, batch: Batch) -> T:
+    def compute_cropped(bucket: Bucket, batch: Batch) -> T:
         return compute(crop_to(jnp, bucket, batch, is_random=is_random))
 
-    largest = batch.columns[SIZE].max(axis=0)
-    covers = (largest <= jnp.array(buckets, jnp.int32)).all(axis=-1)
-    branches = [partial(compute_in, bucket) for bucket in buckets]
-    return jax.lax.switch(jnp.argmax(covers), branches, batch)
+    largest_size = batch.columns[SIZE].max(axis=0)
+    covers = (largest_size <= jnp.array(buckets, jnp.int32)).all(axis=-1)
+    first = jnp.argmax(covers)
+    branches = [partial(compute_cropped, bucket) for bucket in buckets]
+    return jax.lax.switch(first, branches, batch)
 
 
 def add_padding_mask(images: Array, sizes: Array) -> Array:
-    """Add a channel to images (B, H, W, C): 1 within the image's size, 0 on padding.
-
-    `sizes` (B, 1 or 2) are the heights, and the widths if images vary in both."""
+    """Add a channel to images (B, H, W, C): 1 within the image's size, 0 on padding. `sizes` are
+    the images' heights, (B, 1), or heights and widths, (B, 2), if both vary."""
     inside = jnp.ones((*images.shape[:3], 1), images.dtype)
     for axis in range(sizes.shape[1]):
         positions = jax.lax.broadcasted_iota(jnp.int32, inside.shape, 1 + axis)

@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 class MetricSpec(Spec):
     """A metric of evaluations, besides the standard ones: the component of kind "metric".
 
-    It is computed from sums over all valid samples, and so doesn't depend on batches, shards and
-    processes.
+    Its value is computed from sums over all valid samples, so it is the same for any division of
+    the samples into batches, shards and processes.
     """
 
     better: ClassVar[Direction] = "max"
     """Whether larger or smaller values are better, for checkpoint.best and early stop."""
     name: str
 
-    def ignoring(self, label: int | None) -> Self:
-        """Return the metric that leaves out labels equal to `label`, if any; by default, itself."""
+    def ignore_label(self, label: int | None) -> Self:
+        """Return the metric that leaves out labels equal to `label`, if it isn't None. This base
+        class returns the metric unchanged."""
         return self
 
     @abstractmethod
@@ -45,7 +46,8 @@ class MetricSpec(Spec):
 
         Takes logits (B, ..., C) float32, labels (B, ...) int or (B, ..., C) float, and `mask`, bool
         (B,), of the valid samples. Samples that pad the batch must add 0. With
-        `dataset.ignore_index` each label is a sample, and ignored labels aren't valid.
+        `dataset.ignore_index` the entries of B are labels, not samples, and `mask` is False for
+        ignored labels.
         """
 
     @abstractmethod
@@ -68,24 +70,24 @@ Backward = Callable[[Any], tuple[Any, Any]]
 
 
 class GradientSpec(Spec):
-    """The gradients of a step: the component of kind "gradients", a custom training step."""
+    """A way to compute the gradients of a step: the component of kind "gradients"."""
 
     name: str
 
     @abstractmethod
     def build(self) -> Callable[[Backward, Any, jax.Array], tuple[Any, Any]]:
-        """Return a function (backward, parameters, key) -> what `backward` returns.
+        """Return a function (backward, parameters, key) -> (gradients, auxiliary outputs).
 
         The function can call `backward` several times, with other parameters, and change the
-        gradients. Gradients are of the loss times the loss scale. With `train.accumulate_steps` or
-        shards, the function is called for each part of the batch, and the results are added. `key`
-        is a JAX key that differs for each step and part.
+        gradients that it returns. These are gradients of the loss times the loss scale. With
+        `train.accumulate_steps` or shards, the function is called for each part of the batch, and
+        the results are added. `key` is a JAX key that differs for each step and part.
         """
 
 
 Reduction = Literal["mean", "sum", "none"]
-"""The loss of a batch: the mean or the sum over its samples. none, as in MindSpore: gradients are
-of the sum, and the reported loss is the mean."""
+"""How the losses of samples are reduced to the loss of a batch. With none, as in MindSpore,
+gradients are those of the sum, and the reported loss is the mean."""
 
 
 class LossSpec(Spec):
@@ -101,18 +103,20 @@ class LossSpec(Spec):
     """Share of each batch that the loss is reduced over: the samples with the largest losses."""
 
     @property
-    def counts_classes(self) -> bool:
+    def needs_class_counts(self) -> bool:
         """Whether `fit_to_targets` needs the number of training labels of each class."""
         return False
 
     def fit_to_targets(self, targets: Targets) -> Self:
-        """Return the loss for these targets. Raises ValueError if it doesn't fit them."""
+        """Return the loss with its settings for these targets. Raises ValueError if the loss
+        doesn't fit them."""
         return self
 
     @abstractmethod
     def build(self) -> Callable[..., Any]:
-        """Return a function (logits (B, ..., C), labels (B, ...) int or (B, ..., C) float) ->
-        losses (B,). A sample has one label, or one at each position."""
+        """Return a function (logits, labels) -> losses (B,). Logits are (B, ..., C), labels (B,
+        ...) int or (B, ..., C) float: one label for each sample, or for each position of a
+        sample."""
 
 
 def list_losses(task: Task) -> list[str]:
@@ -132,9 +136,9 @@ class AverageSpec(Spec):
     """An exponential moving average of the weights, which evaluations use."""
 
     decay: Annotated[float, Field(gt=0, lt=1)] | None
-    """Share of the average that each update keeps; null: no average."""
+    """Weight of the old average in each new one; null: no average."""
     warmup: bool
-    """Whether the share after n updates is at most (1 + n) / (10 + n), as in TensorFlow's
+    """Whether `decay` is limited to (1 + n) / (10 + n) after n updates, as in TensorFlow's
     ExponentialMovingAverage with `num_updates`."""
 
 
@@ -146,8 +150,9 @@ class OptimizerSpec(Spec):
     name: str
     lr: PositiveFloat
     lr_for_batch: PositiveInt | None = Field(default=None, exclude=True)
-    """The batch size that `lr` is for: the rate is lr * batch_size / lr_for_batch (Goyal et al.
-    2017, "Accurate, Large Minibatch SGD", sec. 2.1). null: `lr` is for any batch."""
+    """The batch size that `lr` is for. The learning rate is lr * batch_size / lr_for_batch (Goyal
+    et al. 2017, "Accurate, Large Minibatch SGD", sec. 2.1); null: it is `lr` for every batch
+    size."""
     weight_decay: NonNegativeFloat
     decay_rules: Seq[DecayRule]
     """Exceptions to `weight_decay`; the last rule that covers a parameter applies."""
@@ -161,11 +166,11 @@ class OptimizerSpec(Spec):
 
     @abstractmethod
     def build(self) -> optax.GradientTransformation:
-        """Return a transformation: gradients -> direction, for p <- p - lr * direction. The
-        learning rate isn't part of it, so that one compiled program serves every value."""
+        """Return a transformation: gradients -> direction, for p <- p - lr * direction. It doesn't
+        include the learning rate, so one compiled program can be used with every rate."""
 
     def curvature(self) -> CurvatureRule | None:
-        """Return the rule of the sums that `update` needs; None if `observes_layers` is false."""
+        """Return which sums over layers `update` needs; None if `observes_layers` is false."""
         return None
 
 
@@ -181,7 +186,7 @@ class ScheduleSpec(Spec):
     @abstractmethod
     def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
         """Return the learning rate of each of `steps` updates, float32 (steps,). Raises ValueError
-        if the settings are invalid for so long a run."""
+        if the settings are invalid for a run of this length."""
 
 
 class UnfreezeRule(Spec):
@@ -203,7 +208,7 @@ class UnfreezeRule(Spec):
         return self
 
     def start(self, steps_per_epoch: int) -> int:
-        """Return the number of steps before the parameters are trained."""
+        """Return the number of steps after which the parameters are trained."""
         if self.after_passes is not None:
             return self.after_passes * steps_per_epoch
         assert self.after_steps is not None, "_require_one_time checked it"
@@ -216,19 +221,20 @@ class OptimizerRule(Spec):
     pattern: Annotated[str, Field(min_length=1)]
     optimizer: Annotated[OptimizerSpec, ComponentOf("optimizer")]
     schedule: Annotated[ScheduleSpec, ComponentOf("schedule")] | None = None
-    """A schedule of this optimizer's rate; null: the main one."""
+    """A schedule of this optimizer's rate; null: the main schedule."""
 
     main_factor: ClassVar[None] = None
-    """The rate isn't a multiple of the main one."""
+    """None, as in a `RateRule` with a schedule: the rate isn't a multiple of the main rate."""
 
 
 class RateRule(Spec):
-    """The learning rate of the parameters that a pattern covers: `factor` times a schedule's."""
+    """The learning rate of the parameters that a pattern covers: `factor` times a schedule's
+    rate."""
 
     pattern: str
     factor: NonNegativeFloat = 1.0
     schedule: Annotated[ScheduleSpec, ComponentOf("schedule")] | None = None
-    """A schedule for these parameters, of the same `train.optimizer.lr`; null: the main one."""
+    """A separate schedule, with the same `train.optimizer.lr`; null: the main schedule."""
 
     @model_validator(mode="after")
     def _require_one_setting(self) -> Self:

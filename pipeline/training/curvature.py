@@ -1,7 +1,7 @@
 """Sums over a batch from which a second-order optimizer computes the curvature of each layer.
 
-Microbatches, shards and devices add their sums. Only the updates that refresh the curvature compute
-them; at other updates the optimizer reuses its state.
+The sums of microbatches, shards and devices are added. They are computed only at updates that
+refresh the curvature. At other updates the optimizer reuses its state.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ Moments = Any
 class LayerSums:
     """Sums over the valid samples of a batch, for one layer.
 
-    `moments` is 0 at updates that don't refresh. `rows` (int32 scalar) is the number of positions
-    of all samples. `number` is the layer's place in the network, from 0.
+    `moments` is 0 at updates that don't refresh the curvature. `num_positions` (int32 scalar) is
+    the number of positions in all samples together. `number` is the layer's place in the network,
+    from 0.
     """
 
     moments: Moments
-    rows: Array
+    num_positions: Array
     number: int = field(metadata={"static": True})
 
 
@@ -46,7 +47,8 @@ class Curvature:
 
     `count` (int32 scalar) is the number of samples. Captured cotangents times `scale` (float32
     scalar) are the gradients of each sample's loss. `scale` is the inverse of the loss scale, times
-    the number of samples if the loss is a mean. `due` (bool scalar): whether this update refreshes.
+    the number of samples if the loss is a mean. `due` (bool scalar) is whether this update
+    refreshes the curvature.
     """
 
     layers: Mapping[str, LayerSums]
@@ -59,19 +61,20 @@ class Curvature:
 class CurvatureRule:
     """The sums of each layer that an optimizer needs, and the updates that need them.
 
-    `moments(capture, mask)` returns sums over the samples that mask, bool (B,), marks. They are
-    needed at updates 1, 1 + period, 1 + 2 * period, ... `positions(capture)` counts the positions
-    of a sample. Devices exchange the sums of a group of layers together. Each entry of `groups` is
-    the number of a layer that ends a group; layers after the last entry are one more group.
+    `sum_moments(capture, mask)` returns sums over the samples that the mask, bool (B,), marks. The
+    optimizer needs them at updates 1, 1 + period, 1 + 2 * period, ... `count_positions(capture)`
+    returns the number of positions in a sample. Devices exchange the sums of a group of layers
+    together. `group_ends` are the numbers of the layers that end a group; layers after the last one
+    are another group.
     """
 
-    moments: Callable[[LayerCapture, Array], Moments]
-    positions: Callable[[LayerCapture], int]
+    sum_moments: Callable[[LayerCapture, Array], Moments]
+    count_positions: Callable[[LayerCapture], int]
     period: int
-    groups: tuple[int, ...] = ()
+    group_ends: tuple[int, ...] = ()
 
     def is_due(self, updates: Array) -> Array:
-        """Return whether the update after this number of updates refreshes, bool ()."""
+        """Return whether the update after `updates` updates refreshes the curvature, bool ()."""
         return updates % self.period == 0
 
 
@@ -81,34 +84,34 @@ def sum_layers(
 ) -> dict[str, LayerSums]:
     """Return the sums of each layer in one backward pass, by path. Raises RecipeError if `rule`
     has a group that ends after the last layer."""
-    if rule.groups and rule.groups[-1] >= len(captures):
+    if rule.group_ends and rule.group_ends[-1] >= len(captures):
         raise RecipeError(
             [
-                f"train.optimizer.split_indices = {list(rule.groups)}: must be below "
+                f"train.optimizer.split_indices = {list(rule.group_ends)}: must be below "
                 f"{len(captures)}, the number of dense and convolutional layers"
             ]
         )
 
     def sum_moments() -> dict[str, Moments]:
-        return {path: rule.moments(capture, mask) for path, capture in captures.items()}
+        return {path: rule.sum_moments(capture, mask) for path, capture in captures.items()}
 
-    def zeros() -> dict[str, Moments]:
+    def make_zeros() -> dict[str, Moments]:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sum_moments))
 
-    moments = compute_if_due(due, sum_moments, zeros)
-    count = jnp.sum(mask, dtype=jnp.int32)
+    moments = compute_if_due(due, sum_moments, make_zeros)
+    num_samples = jnp.sum(mask, dtype=jnp.int32)
     return {
-        path: LayerSums(moments[path], count * rule.positions(capture), capture.number)
+        path: LayerSums(moments[path], num_samples * rule.count_positions(capture), capture.number)
         for path, capture in captures.items()
     }
 
 
 def group_layers(rule: CurvatureRule, layers: Mapping[str, LayerSums]) -> list[list[str]]:
     """Return the paths of the layers that devices exchange together, in the network's order."""
-    groups: list[list[str]] = [[] for _ in range(len(rule.groups) + 1)]
+    groups: list[list[str]] = [[] for _ in range(len(rule.group_ends) + 1)]
     for path in sorted(layers, key=lambda path: layers[path].number):
-        num_ended = sum(end < layers[path].number for end in rule.groups)
-        groups[num_ended].append(path)
+        num_earlier_groups = sum(end < layers[path].number for end in rule.group_ends)
+        groups[num_earlier_groups].append(path)
     return [group for group in groups if group]
 
 
@@ -116,12 +119,13 @@ def group_layers(rule: CurvatureRule, layers: Mapping[str, LayerSums]) -> list[l
 def exchange_moments(
     rule: CurvatureRule,
     layers: Mapping[str, LayerSums],
-    rows: Mapping[str, Array],
+    num_positions: Mapping[str, Array],
     due: Array,
     add: Callable[[list[Moments]], list[Moments]],
 ) -> dict[str, LayerSums]:
-    """Return the sums over all devices. `add` sums the moments of a group over devices; `rows` are
-    summed already. Nothing is exchanged at an update that doesn't refresh."""
+    """Return the sums over all devices. `add` sums the moments of a group of layers over devices.
+    `num_positions` are sums over devices already. At an update that doesn't refresh the curvature,
+    nothing is exchanged."""
 
     def exchange() -> dict[str, Moments]:
         total: dict[str, Moments] = {}
@@ -133,14 +137,14 @@ def exchange_moments(
     local = {path: layer.moments for path, layer in layers.items()}
     moments = compute_if_due(due, exchange, lambda: local)
     return {
-        path: replace(layer, moments=moments[path], rows=rows[path])
+        path: replace(layer, moments=moments[path], num_positions=num_positions[path])
         for path, layer in layers.items()
     }
 
 
 def compute_if_due(due: Array, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
-    """Return `compute()` if `due` is true, else `otherwise()`. In eager mode Python branches, since
-    jax would compile a branch again in every step."""
+    """Return `compute()` if `due`, bool (), is true, else `otherwise()`. Outside of jit this is a
+    Python `if`, since jax would compile both branches again in every step."""
     if not isinstance(due, jax.core.Tracer):
         return compute() if due else otherwise()
     result: T = jax.lax.cond(due, compute, otherwise)

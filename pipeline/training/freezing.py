@@ -1,7 +1,7 @@
 """Training in phases within one program; each phase trains more parameters.
 
-The program has a branch for each phase, chosen by the number of steps so far. So a sink may begin
-in one phase and end in another, and a resumed run needs no further state.
+The program has a branch for each phase. The number of steps so far selects the branch, so a sink
+may begin in one phase and end in another, and checkpoints needn't record the phase.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ T = TypeVar("T")
 
 
 def apply_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig], T]) -> T:
-    """Apply `compute` to the configuration of a step's phase.
-
-    `step`, int32 (), is the number of steps so far. The results of all phases must have the same
-    shapes. In eager mode Python branches, since jax would compile the branches again in every step.
-    """
+    """Apply `compute` to the configuration of a step's phase. `step`, int32 (), is the number of
+    steps so far. The results of all phases must have the same shapes. Outside of jit Python selects
+    the phase, since jax would compile all branches again in every step."""
     starts = [phase.start for phase in config.phases]
     if not isinstance(step, jax.core.Tracer):
         return compute(select_phase(config, int(step)))
-    number = jnp.sum(step >= jnp.array(starts, jnp.int32), dtype=jnp.int32)
+    phase_number = jnp.sum(step >= jnp.array(starts, jnp.int32), dtype=jnp.int32)
     branches = [partial(compute, select_phase(config, start)) for start in (0, *starts)]
-    return jax.lax.switch(number, branches)
+    return jax.lax.switch(phase_number, branches)
 
 
 def select_phase(config: StepConfig, step: int) -> StepConfig:
-    """Return the configuration of a step's phase, without other phases."""
+    """Return the configuration of the phase that `step`, the number of steps so far, is in. Its
+    `phases` are empty."""
     started = [phase for phase in config.phases if phase.start <= step]
     if not started:
         return replace(config, phases=())
@@ -54,10 +53,10 @@ def optimize_by_phase(
 ) -> optax.GradientTransformation:
     """Use a separate optimizer for the new parameters of each phase, or for groups of parameters.
 
-    `phases` are the frozen patterns of each phase, and the optimizer for its new parameters. Until
-    a phase begins, the state of its optimizer, including the count of updates, stays as `init` made
-    it. So its parameters start as in a new run. Groups are phases that begin together: each updates
-    the parameters that earlier groups left and its patterns don't cover. All gradients are clipped
+    Each entry of `phases` has the patterns of frozen parameters, and an optimizer. The optimizer
+    updates the parameters that its patterns don't cover, except those of earlier entries. Until a
+    phase begins, its optimizer keeps the state of `init`, so its parameters start as in a new run.
+    For groups of parameters, all entries begin with the first step. `clip` clips all gradients
     together.
     """
 
@@ -73,15 +72,15 @@ def optimize_by_phase(
     def update(gradients: Any, state: tuple[Any, ...], params: Any = None) -> tuple[Any, Any]:
         clipped, _ = clip.update(gradients, clip.init(params), params)
         directions: dict[Any, Any] = {}
-        after = []
-        pairs = zip(phases, split_groups(clipped), state, split_groups(params), strict=True)
-        for (_, optimizer), group, before, trained in pairs:
-            if not group:  # The phase hasn't begun: its parameters have no gradients.
-                after.append(before)
+        new_states = []
+        groups = zip(phases, split_groups(clipped), state, split_groups(params), strict=True)
+        for (_, optimizer), group_gradients, group_state, group_params in groups:
+            if not group_gradients:  # The phase hasn't begun: its parameters have no gradients.
+                new_states.append(group_state)
                 continue
-            direction, new = optimizer.update(group, before, trained)
+            direction, new_state = optimizer.update(group_gradients, group_state, group_params)
             directions |= flatten_dict(dict(direction))
-            after.append(new)
-        return unflatten_dict(directions), tuple(after)
+            new_states.append(new_state)
+        return unflatten_dict(directions), tuple(new_states)
 
     return optax.GradientTransformation(init, update)

@@ -28,8 +28,8 @@ class PlainGradients(GradientSpec):
 class SharpnessAware(GradientSpec):
     """Gradients at the highest loss within distance `rho` (SAM, arXiv 2010.01412, eq. 2).
 
-    The point of the highest loss is estimated by one step of length `rho` along the gradients. The
-    recorded loss and the running statistics are from the first pass, at the parameters themselves.
+    The parameters with the highest loss are estimated by one step of length `rho` along the
+    gradients. The recorded loss and the running statistics are those of the unchanged parameters.
     """
 
     name: Literal["sam"] = "sam"
@@ -42,9 +42,10 @@ class SharpnessAware(GradientSpec):
 
         def sharpness_aware(backward: Backward, parameters: Any, key: jax.Array) -> tuple[Any, Any]:
             gradients, auxiliary = backward(parameters)
-            # The bound avoids a division by 0.
+            # The maximum avoids a division by 0.
             factor = self.rho / jnp.maximum(optax.tree.norm(gradients), 1e-12)
-            highest = jax.tree.map(lambda p, g: p + factor * g, parameters, gradients)
-            return backward(highest)[0], auxiliary
+            shifted = jax.tree.map(lambda p, g: p + factor * g, parameters, gradients)
+            gradients, _ = backward(shifted)
+            return gradients, auxiliary
 
         return sharpness_aware

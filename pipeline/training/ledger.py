@@ -15,15 +15,15 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 EARLY_READINGS = 5
-"""The gradient norms of this number of first readings of a sample are added: EL2N is measured
-early in training."""
+"""Number of readings of a sample whose gradient norms are added, from the first one on: EL2N is
+measured early in training."""
 
 
 class Readings(NamedTuple):
-    """Facts about the labels of a step's samples, from its outputs; arrays are (B,)."""
+    """Figures of a step's samples, computed from the network's outputs; arrays are (B,)."""
 
     loss: Array
-    """-log p of the label, float32, whatever the loss that is minimised."""
+    """Cross-entropy, -log p of the label, float32, also if training minimises another loss."""
     margin: Array
     """Logit of the label minus the largest other logit, float32."""
     gradient_norm: Array
@@ -58,23 +58,31 @@ class SampleLedger:
     study of example forgetting, 2019). If it is below `learnt`, the last prediction was right."""
     rival: Array
     """`Readings.rival` of the last reading whose margin was at most the mean of the earlier
-    margins, int32. Other readings are left out: in these the network may have memorised a wrong
-    label."""
+    margins, int32. Readings with larger margins are left out, since the network may have memorised
+    a wrong label by then."""
 
 
 def make_ledger(samples: int) -> SampleLedger:
     """Return the ledger of a number of samples before the first step."""
-    number = jnp.zeros(samples, jnp.float32)
-    count = jnp.zeros(samples, jnp.int32)
-    return SampleLedger(number, number, number, count, count, count, count)
+    floats = jnp.zeros(samples, jnp.float32)
+    integers = jnp.zeros(samples, jnp.int32)
+    return SampleLedger(
+        loss=floats,
+        margin_sum=floats,
+        early_gradient_sum=floats,
+        readings=integers,
+        learnt=integers,
+        forgotten=integers,
+        rival=integers,
+    )
 
 
 def read_samples(logits: Array, labels: Array, mask: Array) -> Readings:
     """Return the readings of a batch after the map ops.
 
     Takes logits (B, C), labels, int (B,) or one-hot (B, C), and a mask of samples with a label,
-    bool (B,). The formulas differ from the loss's on purpose: XLA would share an equal expression,
-    and so change the fusion and the rounding of the loss.
+    bool (B,). The formulas differ from those of the loss on purpose. XLA would compute a common
+    expression once, and that would change the fusion and the rounding of the loss.
     """
     logits = jax.lax.stop_gradient(logits).astype(jnp.float32)
     classes = labels if labels.ndim == 1 else labels.argmax(axis=-1)
@@ -102,26 +110,24 @@ def read_samples(logits: Array, labels: Array, mask: Array) -> Readings:
 def add_readings(
     ledger: SampleLedger, rows: Array, readings: Readings, applied: Array, *, repeats: bool
 ) -> SampleLedger:
-    """Return the ledger after a step with the samples `rows`, int32 (B,).
-
-    `applied`, bool (), is whether the step's update was applied. `repeats` is whether a step may
-    read a sample twice; then its first reading counts.
-    """
-    samples = ledger.loss.shape[0]
-    batch = jnp.arange(rows.shape[0])
+    """Return the ledger after a step with the samples `rows`, int32 (B,). `applied`, bool (), is
+    whether the step's update was applied. `repeats` is whether a batch may contain a sample twice;
+    then only its first reading is added."""
+    num_samples = ledger.loss.shape[0]
+    positions = jnp.arange(rows.shape[0])
     is_counted = (readings.valid > 0) & applied
     if repeats:
-        same = (rows[:, None] == rows) & is_counted
-        is_counted &= ~jnp.tril(same, -1).any(axis=1)
+        is_same_sample = (rows[:, None] == rows) & is_counted
+        is_counted &= ~jnp.tril(is_same_sample, -1).any(axis=1)
     # Uncounted samples get row numbers past the end, which mode="drop" ignores. All numbers are
     # distinct, as `unique_indices` requires.
-    rows = jnp.where(is_counted, rows, samples + batch)
+    rows = jnp.where(is_counted, rows, num_samples + positions)
     was_right = (ledger.learnt - ledger.forgotten).at[rows].get(mode="clip") > 0
     is_right = readings.margin > 0
-    before = ledger.readings.at[rows].get(mode="clip")
-    is_early = before < EARLY_READINGS
-    is_below_mean = readings.margin * before <= ledger.margin_sum.at[rows].get(mode="clip")
-    rival = ledger.rival.at[rows].get(mode="clip")
+    num_earlier = ledger.readings.at[rows].get(mode="clip")
+    is_early = num_earlier < EARLY_READINGS
+    is_below_mean = readings.margin * num_earlier <= ledger.margin_sum.at[rows].get(mode="clip")
+    last_rival = ledger.rival.at[rows].get(mode="clip")
 
     def add(total: Array, values: Array) -> Array:
         return total.at[rows].add(values.astype(total.dtype), mode="drop", unique_indices=True)
@@ -138,5 +144,5 @@ def add_readings(
         readings=add(ledger.readings, jnp.ones_like(rows)),
         learnt=add(ledger.learnt, is_right & ~was_right),
         forgotten=add(ledger.forgotten, ~is_right & was_right),
-        rival=put(ledger.rival, jnp.where(is_below_mean, readings.rival, rival)),
+        rival=put(ledger.rival, jnp.where(is_below_mean, readings.rival, last_rival)),
     )

@@ -1,7 +1,8 @@
 """Loss scales: factors on the loss, so that small gradients don't become 0 in float16.
 
-An *overflow* is a step with a finite loss and non-finite gradients. The criterion is the norm of
-all scaled gradients, float32. It is also infinite above 1.8e19, since the sum of squares overflows.
+An *overflow* is a step with a finite loss and non-finite gradients. Gradients are non-finite if the
+norm of all scaled gradients, computed in float32, isn't finite. A norm above 1.8e19 is computed as
+infinite, since its square overflows.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class LossScaleSpec(Spec):
 
 
 class LossScaling(LossScaleSpec):
-    """Base of the loss scales that don't depend on the level of precision."""
+    """Base of the loss scales that are the same for every level of precision."""
 
     def resolve(self, level: Level) -> LossScaling:
         return self
@@ -49,15 +50,15 @@ class LossScaling(LossScaleSpec):
 
     def next(self, scale: Array, good_steps: Array, overflow: Array) -> tuple[Array, Array]:
         """Return the scale of the next step, float32 (), and the new `good_steps`, int32 ().
-
-        `good_steps` counts the steps since the last overflow or the last change of the scale.
-        """
+        `good_steps` is the number of steps since the last overflow or change of the scale, and
+        `overflow`, bool (), is whether this step overflowed."""
         return scale, good_steps
 
 
 @component("loss_scale")
 class Auto(LossScaleSpec):
-    """The loss scale of MindSpore's level (`_config_level`): dynamic in O2, else none."""
+    """MindSpore's loss scale for the level of precision (`_config_level`): dynamic in O2, else
+    1."""
 
     name: Literal["auto"] = "auto"
 
@@ -69,9 +70,9 @@ class Auto(LossScaleSpec):
 class Fixed(LossScaling):
     """MindSpore's FixedLossScaleManager, with its defaults.
 
-    With `drop_overflow_update` an overflow skips the update and training continues. Without it,
-    MindSpore writes the overflow into the weights, and the next loss is NaN. Here the run ends at
-    once, and saves the state before that step.
+    With `drop_overflow_update` an overflow skips the update and training continues. Without it, the
+    run ends at once and the state before that step is saved. MindSpore instead applies the
+    non-finite update, and the next loss is NaN.
     """
 
     name: Literal["fixed"] = "fixed"

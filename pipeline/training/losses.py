@@ -1,8 +1,8 @@
 """Losses: one number per sample, and their reduction to the loss of a batch.
 
-A network may predict one of C classes at every position of a sample, such as tokens or pixels. Then
-logits are (B, ..., C), and labels (B, ...) int or (B, ..., C) float. The loss of a sample is the
-mean over its valid positions.
+A network may predict one of C classes at every position of a sample, such as its tokens or pixels.
+Then logits are (B, ..., C), and labels (B, ...) int or (B, ..., C) float. The loss of a sample is
+the mean over its valid labels.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class LabelLoss(LossSpec):
     def build(self) -> Callable[..., jax.Array]:
         """Return the loss function (logits, labels, where=None) -> (B,) float32.
 
-        `where`, bool (B, ...), marks the valid labels. A sample without a valid label has loss 0,
-        and logits of invalid labels get no gradient. The function raises ValueError for labels
-        whose shape doesn't fit the logits.
+        `where`, bool (B, ...), marks the valid labels; None: all are valid. A sample without a
+        valid label has loss 0, and logits of invalid labels get no gradient. The function raises
+        ValueError for labels whose shape or dtype doesn't fit the logits.
         """
         import jax.numpy as jnp
 
@@ -62,10 +62,10 @@ class LabelLoss(LossSpec):
 class CrossEntropy(LabelLoss):
     """Softmax cross-entropy with label smoothing s over C classes.
 
-    Smoothing replaces the 1 and the 0s of a one-hot target. Convention `mindspore` has 1 - s and s
-    / (C - 1); `uniform`, as in PyTorch, Keras and optax, has 1 - s + s / C and s / C. Class weights
-    multiply the loss of each label by the weight of its class. The mean divides by the number of
-    labels, as in Keras; PyTorch divides by the sum of the weights.
+    Smoothing replaces the 1 and the 0s of a one-hot target: by 1 - s and s / (C - 1) with the
+    convention `mindspore`; by 1 - s + s / C and s / C with `uniform`, as in PyTorch, Keras and
+    optax. Class weights multiply the loss of each label by the weight of its class. The mean
+    divides by the number of labels, as in Keras; PyTorch divides by the sum of the weights.
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ("classification", "next_token")
@@ -76,25 +76,28 @@ class CrossEntropy(LabelLoss):
         Annotated[Seq[PositiveFloat], Field(min_length=1)] | Literal["balanced"] | None,
         Expected("balanced, one number above 0 for each class, or null"),
     ] = None
-    """The weight of each class. balanced: n / (C n_c), for n training labels and n_c of class c.
-    Then all classes weigh the same, and labels have weight 1 on average."""
+    """The weight of each class. balanced: n / (C n_c) for class c, with n_c of the n training
+    labels. Then all classes have the same total weight, and labels have weight 1 on average."""
 
     @property
-    def counts_classes(self) -> bool:
+    def needs_class_counts(self) -> bool:
         return self.class_weights == "balanced"
 
     def fit_to_targets(self, targets: Targets) -> Self:
-        """Return the loss with a weight for each class. Raises ValueError for a wrong number of
-        weights, and if `balanced` meets a class without labels."""
+        """Return the loss with a number for each class in place of `balanced`. Raises ValueError
+        for a wrong number of weights, and for `balanced` with a class without training labels."""
         weights = self.class_weights
         if weights is None:
             return self
         if weights == "balanced":
-            counts = zip(targets.names, targets.counts, strict=False)
-            missing = [name for name, count in counts if count == 0]
-            if missing or not targets.counts:
-                subject = show_name(missing[0]) if missing else "what is predicted"
-                raise ValueError(f"class_weights = balanced: {subject} has no training label")
+            class_counts = zip(targets.names, targets.counts, strict=False)
+            empty_classes = [show_name(name) for name, count in class_counts if count == 0]
+            if not targets.counts:
+                empty_classes = ["what is predicted"]
+            if empty_classes:
+                raise ValueError(
+                    f"class_weights = balanced: {empty_classes[0]} has no training label"
+                )
             total = sum(targets.counts)
             weights = tuple(total / (len(targets) * count) for count in targets.counts)
         if len(weights) != len(targets):
@@ -112,7 +115,7 @@ class CrossEntropy(LabelLoss):
                     raise ValueError(
                         f"smoothing = {smoothing}: needs at least 2 classes, not {classes}"
                     )
-                # The uniform smoothing that makes the same targets.
+                # Uniform smoothing by this number makes the same targets.
                 smoothing = smoothing * classes / (classes - 1)
             smoothed = optax.smooth_labels(targets, smoothing)
             return optax.softmax_cross_entropy(logits, smoothed)
@@ -128,11 +131,11 @@ class CrossEntropy(LabelLoss):
 
 
 class OutputLoss(LabelLoss):
-    """Base of the losses that are a mean over the C outputs of a sample."""
+    """Base of the losses that are a mean over the C outputs of a sample or position."""
 
     @abstractmethod
     def compare(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
-        """Return the loss of each output, (B, ..., C) float32 like both arguments."""
+        """Return the loss of each output; it and both arguments are (B, ..., C) float32."""
 
     def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
         return lambda outputs, targets: self.compare(outputs, targets).mean(axis=-1)
@@ -162,8 +165,8 @@ class Mse(OutputLoss):
 
 @component("loss")
 class Huber(OutputLoss):
-    """e^2 / 2 for errors |e| up to `delta`, delta |e| - delta^2 / 2 beyond (Huber 1964). The mean
-    over the outputs of a sample."""
+    """Huber's loss (1964): e^2 / 2 for errors |e| up to `delta`, and delta |e| - delta^2 / 2 for
+    larger errors. The mean over the outputs of a sample."""
 
     name: Literal["huber"] = "huber"
     delta: PositiveFloat = 1.0
@@ -176,7 +179,8 @@ class Huber(OutputLoss):
 
 @component("loss")
 class Quantile(OutputLoss):
-    """The loss whose minimum is a quantile of the targets (Koenker and Bassett 1978).
+    """The loss that is least if outputs are the q-quantiles of the targets (Koenker and Bassett
+    1978).
 
     With e = target - output it is q e if e is positive, else (q - 1) e. The mean over the outputs
     of a sample.
@@ -208,25 +212,27 @@ class BinaryCrossEntropy(OutputLoss):
 
 
 def _cast_to_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return logits and one-hot targets, (B, ..., C) float32; zeros for classes outside 0..C-1."""
+    """Return logits and targets, (B, ..., C) float32. Integer labels become one-hot targets, or
+    zeros outside 0..C-1. Raises ValueError for labels whose shape or dtype doesn't fit the
+    logits."""
     import jax
     import jax.numpy as jnp
 
-    *positions, classes = logits.shape
-    if labels.shape == (*positions,) and jnp.issubdtype(labels.dtype, jnp.integer):
-        targets = jax.nn.one_hot(labels.astype(jnp.int32), classes, dtype=jnp.float32)
+    if labels.shape == logits.shape[:-1] and jnp.issubdtype(labels.dtype, jnp.integer):
+        targets = jax.nn.one_hot(labels.astype(jnp.int32), logits.shape[-1], dtype=jnp.float32)
     elif labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
         targets = labels.astype(jnp.float32)
     else:
         raise ValueError(
             f"labels of shape {labels.shape} and dtype {labels.dtype} do not fit logits of shape "
-            f"{logits.shape}; must be integers of shape {(*positions,)} or floats of {logits.shape}"
+            f"{logits.shape}; must be integers of shape {logits.shape[:-1]} or floats of "
+            f"{logits.shape}"
         )
     return logits.astype(jnp.float32), targets
 
 
 def make_label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
-    """Return a mask of the valid labels, bool (B, ...); None if all are valid."""
+    """Return a mask of the valid labels, bool (B, ...); None without an `ignore_index`."""
     import jax.numpy as jnp
 
     if config.ignore_index is None:
@@ -243,33 +249,37 @@ def compute_losses(config: StepConfig, logits: jax.Array, labels: jax.Array) -> 
 def compute_divisor(
     config: StepConfig, labels: jax.Array, mask: jax.Array, count: jax.Array | int
 ) -> jax.Array | int:
-    """Return the divisor of the mean over a batch: `count` valid samples, or their valid labels.
+    """Return the divisor of the mean over a batch: `count`, the number of valid samples, or the
+    number of their valid labels.
 
-    With an `ignore_index` every valid label of the batch weighs the same, as in PyTorch's
-    `cross_entropy`. If no label is valid, the divisor is 1 and the loss 0; PyTorch's is NaN.
+    With an `ignore_index` every valid label of the batch has the same weight, as in PyTorch's
+    `cross_entropy`. If no label is valid, the divisor is 1 and the loss 0; PyTorch's loss is NaN.
     """
     import jax.numpy as jnp
 
-    label_count = count_valid_labels(config, labels, mask) if divides_by_labels(config) else None
-    return count if label_count is None else jnp.maximum(label_count, 1.0)
+    if not divides_by_labels(config):
+        return count
+    return jnp.maximum(count_valid_labels(config, labels, mask), 1.0)
 
 
 def divides_by_labels(config: StepConfig) -> bool:
-    """Return whether the mean is over valid labels instead of samples. With reduction `none` it is
-    over samples, as MindSpore's array of losses has 0 for each sample with an ignored label."""
+    """Return whether the mean over a batch is over valid labels. Otherwise it is over samples. With
+    reduction `none` it is always over samples: MindSpore's array of losses also has an entry, 0,
+    for each sample with an ignored label."""
     return config.ignore_index is not None and config.reduction != "none"
 
 
-def count_valid_labels(config: StepConfig, labels: jax.Array, mask: jax.Array) -> jax.Array | None:
-    """Return the number of valid labels of valid samples, float32 (); None if all are valid."""
+def count_valid_labels(config: StepConfig, labels: jax.Array, mask: jax.Array) -> jax.Array:
+    """Return the number of valid labels of valid samples, float32 (). Needs an `ignore_index`."""
     import jax.numpy as jnp
 
     counts = _count_sample_labels(config, labels)
-    return None if counts is None else jnp.sum(jnp.where(mask, counts, 0.0))
+    assert counts is not None, "callers check divides_by_labels"
+    return jnp.sum(jnp.where(mask, counts, 0.0))
 
 
 class BatchLoss(NamedTuple):
-    """The loss of a batch, or the share of a microbatch or shard in it; float32 scalars."""
+    """The loss of a batch, or a microbatch's or shard's share of it; float32 scalars."""
 
     minimised: jax.Array
     """The value that is differentiated."""
@@ -286,9 +296,10 @@ def reduce_losses(
 ) -> BatchLoss:
     """Reduce the losses (B,) of the samples that `mask`, bool (B,), marks as valid.
 
-    With a `hardest_share` below 1, the number of selected samples or labels replaces `divisor`.
-    Losses of padding, and of samples without a valid label, may have any value. Padding repeats a
-    valid sample, since a non-finite value in the network reaches the weights even times 0.
+    A mean divides by `divisor`, or with a `hardest_share` below 1 by the number of selected samples
+    or labels. The losses of padding, and of samples without a valid label, may have any value. The
+    images of padding may not: a non-finite value in the network reaches the gradients even times 0.
+    So padding repeats a valid sample.
     """
     import jax.numpy as jnp
 
@@ -298,12 +309,13 @@ def reduce_losses(
         from pipeline.training.masks import top_share_mask
 
         valid = top_share_mask(losses, config.hardest_share, valid)
-        counted = valid
+        weights = valid
         if label_counts is not None and divides_by_labels(config):
-            counted = jnp.where(valid, label_counts, 0.0)
-        divisor = jnp.maximum(jnp.sum(counted, dtype=jnp.float32), 1.0)
+            weights = jnp.where(valid, label_counts, 0.0)
+        divisor = jnp.maximum(jnp.sum(weights, dtype=jnp.float32), 1.0)
     if label_counts is not None and config.reduction == "mean":
-        losses = losses * label_counts  # Sums over labels, which the divisor counts.
+        # The divisor is a number of labels, so a sample's loss must be the sum over its labels.
+        losses = losses * label_counts
     losses = jnp.where(valid, losses, 0.0)
     total = losses.sum()
     match config.reduction:
@@ -317,7 +329,8 @@ def reduce_losses(
 
 
 def _count_sample_labels(config: StepConfig, labels: jax.Array) -> jax.Array | None:
-    """Return the number of valid labels of each sample, float32 (B,); None if all are valid."""
+    """Return the number of valid labels of each sample, float32 (B,); None without an
+    `ignore_index`."""
     import jax.numpy as jnp
 
     where = make_label_mask(config, labels)

@@ -1,4 +1,4 @@
-"""Names of the standard metrics of an evaluation, and whether their larger values are better."""
+"""Names of the standard metrics of an evaluation, and whether larger values are better."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ METRICS: Mapping[str, Direction] = MappingProxyType(
         "f1": "max",
     }
 )
-"""The directions by name. Precision, recall and f1 are macro averages."""
+"""The better direction of each standard metric. Precision, recall and f1 are macro averages."""

@@ -18,32 +18,28 @@ from pipeline.training.component_specs import MetricSpec
 MAX_CONFUSION_CLASSES = 10_000
 """The largest number of classes with a confusion matrix: 400 MB of int32."""
 ALL_IN_TOP5 = 5
-"""Number of classes up to which top5 is always 1, so that it isn't reported."""
+"""Up to this number of classes top5 is always 1, and isn't reported."""
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class ClassSums:
-    """Sums over labels of C classes.
-
-    `by_class` is None up to MAX_CONFUSION_CLASSES classes, and `confusion` beyond.
-    """
+    """Numbers of labels of C classes. Up to MAX_CONFUSION_CLASSES classes `by_class` is None, with
+    more classes `confusion` is None."""
 
     top5: jax.Array
     """int32 (): labels whose class has one of the five highest logits."""
     confusion: jax.Array | None
     """int32 (C, C): labels by true class (row) and predicted class (column)."""
     by_class: jax.Array | None
-    """int32 (3, C): labels predicted right, labels, and predictions, by class."""
+    """int32 (3, C): by class, the labels predicted right, all labels, and the predictions."""
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class EvalSums:
-    """Sums of an evaluation over batches.
-
-    A sample has one label, or one at each position; sums are over the valid labels.
-    """
+    """Sums of an evaluation over batches. A sample has one label, or one at each position; sums are
+    over the valid labels."""
 
     loss_sum: jax.Array
     """float32 ()."""
@@ -64,18 +60,20 @@ def zero_sums(
 ) -> EvalSums:
     """Return sums of zero samples, for a network with this number of outputs. `has_classes` is
     whether labels are classes."""
-    has_matrix = outputs <= MAX_CONFUSION_CLASSES
-    classes = ClassSums(
-        top5=jnp.zeros((), jnp.int32),
-        confusion=jnp.zeros((outputs, outputs), jnp.int32) if has_matrix and has_classes else None,
-        by_class=None if has_matrix else jnp.zeros((3, outputs), jnp.int32),
-    )
+    classes = None
+    if has_classes:
+        has_matrix = outputs <= MAX_CONFUSION_CLASSES
+        classes = ClassSums(
+            top5=jnp.zeros((), jnp.int32),
+            confusion=jnp.zeros((outputs, outputs), jnp.int32) if has_matrix else None,
+            by_class=None if has_matrix else jnp.zeros((3, outputs), jnp.int32),
+        )
     return EvalSums(
         loss_sum=jnp.zeros((), jnp.float32),
         loss_carry=jnp.zeros((), jnp.float32),
         samples=jnp.zeros((), jnp.int32),
         count=jnp.zeros((), jnp.int32),
-        classes=classes if has_classes else None,
+        classes=classes,
         component_sums=tuple(jax.tree.map(jnp.asarray, metric.zero(outputs)) for metric in metrics),
     )
 
@@ -88,15 +86,17 @@ def add_batch(
     mask: jax.Array,
     where: jax.Array | None = None,
 ) -> EvalSums:
-    """Add the valid samples of a batch, which `mask`, bool (B,), marks.
+    """Return the sums with a batch added, except those of metric components (`add_metric_sums`).
 
     Takes logits (B, ..., C), and labels (B, ...) int or (B, ..., C) float, whose class is the
-    argmax. `where`, bool (B, ...), marks the valid labels. Losses (B,) are means over them. Of
-    equal logits the lower class ranks first.
+    argmax. `mask`, bool (B,), marks the valid samples, and `where`, bool (B, ...), the valid
+    labels. Losses (B,) are means over a sample's valid labels. Of equal logits the lower class
+    ranks first.
     """
     samples = sums.samples + jnp.sum(mask, dtype=jnp.int32)
     if logits.ndim > 2:
-        logits, labels, losses, mask = _flatten_labels(logits, labels, losses, mask)
+        losses = jnp.repeat(losses, math.prod(logits.shape[1:-1]))
+        logits, labels, mask = _flatten_labels(logits, labels, mask)
     if where is not None:
         mask = mask & where.reshape(-1)
     loss_sum, loss_carry = _add_compensated(
@@ -115,21 +115,22 @@ def add_batch(
 def _add_classes(
     sums: ClassSums, logits: jax.Array, labels: jax.Array, mask: jax.Array
 ) -> ClassSums:
-    """Add labels (N,) int or (N, C) float; `mask`, bool (N,), marks the valid labels."""
+    """Return the sums with labels added, (N,) int or (N, C) float; `mask`, bool (N,), marks the
+    valid labels."""
     true = labels if jnp.issubdtype(labels.dtype, jnp.integer) else jnp.argmax(labels, axis=-1)
-    true = jnp.where(mask, true, 0)
+    true = jnp.where(mask, true, 0)  # Invalid labels may be outside the classes.
     predicted = jnp.argmax(logits, axis=-1)
-    counted = mask.astype(jnp.int32)
+    weights = mask.astype(jnp.int32)
     confusion = by_class = None
     if sums.confusion is not None:
-        confusion = sums.confusion.at[true, predicted].add(counted)
+        confusion = sums.confusion.at[true, predicted].add(weights)
     if sums.by_class is not None:
-        hits, actual, guessed = sums.by_class
-        hits = hits.at[true].add(counted * (true == predicted))
-        by_class = jnp.stack(
-            [hits, actual.at[true].add(counted), guessed.at[predicted].add(counted)]
-        )
-    top5 = sums.top5 + jnp.sum(mask & _is_in_top(5, logits, true), dtype=jnp.int32)
+        hits, label_counts, prediction_counts = sums.by_class
+        hits = hits.at[true].add(weights * (true == predicted))
+        label_counts = label_counts.at[true].add(weights)
+        prediction_counts = prediction_counts.at[predicted].add(weights)
+        by_class = jnp.stack([hits, label_counts, prediction_counts])
+    top5 = sums.top5 + jnp.sum(mask & _is_in_top5(logits, true), dtype=jnp.int32)
     return ClassSums(top5, confusion, by_class)
 
 
@@ -141,16 +142,17 @@ def add_metric_sums(
     mask: jax.Array,
     where: jax.Array | None = None,
 ) -> EvalSums:
-    """Add a batch to the sums of the metric components.
+    """Return the sums with a batch added to those of the metric components.
 
-    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float and mask, bool (B,). With
-    `where`, bool (B, ...), the mask of labels that aren't ignored, metrics get each label as a
-    sample. Raises ValueError if a metric's `sums` and `zero` have different shapes.
+    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float and the mask of the valid
+    samples, bool (B,). With `where`, bool (B, ...), the mask of the labels that aren't ignored,
+    metrics get each label as a sample. Raises ValueError if a metric's `sums` and `zero` return
+    different shapes.
     """
     logits = logits.astype(jnp.float32)
     if where is not None:
         if logits.ndim > 2:
-            logits, labels, _, mask = _flatten_labels(logits, labels, mask, mask)
+            logits, labels, mask = _flatten_labels(logits, labels, mask)
         mask = mask & where.reshape(-1)
     component_sums = []
     for metric, before in zip(metrics, sums.component_sums, strict=True):
@@ -167,76 +169,87 @@ def add_metric_sums(
 
 
 def add_sums(sums: EvalSums, added: EvalSums) -> EvalSums:
-    """Return the sums of both. The `loss_carry` of `added`, such as a batch's, is left out."""
+    """Return the sums of both. `loss_carry`, a rounding error, is that of `sums`; that of `added`
+    is dropped."""
     loss_sum, loss_carry = _add_compensated(sums.loss_sum, sums.loss_carry, added.loss_sum)
     total = jax.tree.map(jnp.add, sums, added)
     return replace(total, loss_sum=loss_sum, loss_carry=loss_carry)
 
 
 def _flatten_labels(
-    logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Return logits (N, C), labels (N,) or (N, C), losses and mask (N,) of all positions. The loss
-    of a sample, the mean over its positions, is repeated for each position."""
-    positions = math.prod(logits.shape[1:-1])
-    flat_labels = labels.reshape(-1, *labels.shape[logits.ndim - 1 :])
-    logits = logits.reshape(-1, logits.shape[-1])
-    return logits, flat_labels, jnp.repeat(losses, positions), jnp.repeat(mask, positions)
+    logits: jax.Array, labels: jax.Array, mask: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return logits (N, C), labels (N,) or (N, C) and the mask (N,) of all positions."""
+    mask = jnp.repeat(mask, math.prod(logits.shape[1:-1]))
+    labels = labels.reshape(-1, *labels.shape[logits.ndim - 1 :])
+    return logits.reshape(-1, logits.shape[-1]), labels, mask
 
 
 def _add_compensated(
     total: jax.Array, carry: jax.Array, value: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return Kahan's sum and the new carry. A plain float32 sum drifts by 1e-5 in 1875 batches."""
+    """Return Kahan's sum and its new rounding error. A plain float32 sum is off by a share of 1e-5
+    after 1875 batches."""
     addend = value + carry
     new_total = total + addend
     return new_total, addend - (new_total - total)
 
 
-def _is_in_top(k: int, logits: jax.Array, true: jax.Array) -> jax.Array:
-    """Return whether fewer than k logits rank before the true class's, (B,) bool."""
+def _is_in_top5(logits: jax.Array, true: jax.Array) -> jax.Array:
+    """Return whether fewer than five logits rank before the true class's logit, bool (B,)."""
     classes = jnp.arange(logits.shape[-1])
     true_logit = jnp.take_along_axis(logits, true[:, None], axis=-1)
-    # NaN is never lower, so that a network that diverged has no hits.
-    lower = (logits < true_logit) | ((logits == true_logit) & (classes > true[:, None]))
-    return logits.shape[-1] - 1 - jnp.sum(lower, axis=-1) < k
+    # NaN never ranks after, so a network that diverged has no hits.
+    ranks_after = (logits < true_logit) | ((logits == true_logit) & (classes > true[:, None]))
+    return logits.shape[-1] - 1 - jnp.sum(ranks_after, axis=-1) < 5
 
 
 def summarize(
     sums: EvalSums, class_names: Sequence[str], metrics: Sequence[MetricSpec] = ()
 ) -> dict[str, Any]:
-    """Return mean loss, count and metric components, and for classes the standard metrics.
+    """Return the metrics by name: for classes the standard metrics, then the mean loss, the number
+    of valid labels as "count", and the metric components.
 
     The standard metrics are accuracy, top5 for more than ALL_IN_TOP5 classes, precision, recall and
     f1. The last three are {"macro", "micro", "per_class": {name: value}}, without "per_class" for
-    more than MAX_CONFUSION_CLASSES classes. A ratio is 0 if its denominator is 0, as for a
-    class that is never predicted. The macro mean is over all classes. Raises ValueError if there
-    are no samples or the names don't fit the classes, RunError if a metric component fails.
+    more than MAX_CONFUSION_CLASSES classes. A ratio with denominator 0 is 0, such as the precision
+    of a class that is never predicted. The macro mean is over all classes. Raises ValueError if
+    there are no samples or the names don't fit the classes, RunError if a metric component fails.
     """
     count = int(sums.count)
     if count == 0:
         raise ValueError("no samples were evaluated; the evaluation split must have at least one")
-    classes = {} if sums.classes is None else _summarize_classes(sums.classes, count, class_names)
-    shares = {name: classes.pop(name) for name in ("accuracy", "top5") if name in classes}
-    components = zip(metrics, sums.component_sums, strict=True)
-    values = {metric.name: _compute_component(metric, added) for metric, added in components}
-    return {**shares, "loss": float(sums.loss_sum) / count, "count": count, **classes, **values}
+    shares: dict[str, Any] = {}
+    averages: dict[str, Any] = {}
+    if sums.classes is not None:
+        shares, averages = _summarize_classes(sums.classes, count, class_names)
+    components = {
+        metric.name: _compute_component(metric, component_sums)
+        for metric, component_sums in zip(metrics, sums.component_sums, strict=True)
+    }
+    mean_loss = float(sums.loss_sum) / count
+    return {**shares, "loss": mean_loss, "count": count, **averages, **components}
 
 
-def _summarize_classes(sums: ClassSums, count: int, class_names: Sequence[str]) -> dict[str, Any]:
-    """Return the metrics of classes. Raises ValueError if the names don't fit them."""
+def _summarize_classes(
+    sums: ClassSums, count: int, class_names: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the shares of labels, accuracy and perhaps top5, and the averages over classes,
+    precision, recall and f1. Raises ValueError if the names don't fit the classes."""
     hits, actual, predicted = _count_by_class(sums)
     if len(set(class_names)) != len(hits) or len(class_names) != len(hits):
         raise ValueError(
             f"{len(hits)} classes need {len(hits)} different names, not {list(class_names)}"
         )
-    return {
-        "accuracy": int(hits.sum()) / count,
-        **({"top5": int(sums.top5) / count} if len(hits) > ALL_IN_TOP5 else {}),
+    shares = {"accuracy": int(hits.sum()) / count}
+    if len(hits) > ALL_IN_TOP5:
+        shares["top5"] = int(sums.top5) / count
+    averages = {
         "precision": _average_ratios(hits, predicted, class_names),
         "recall": _average_ratios(hits, actual, class_names),
         "f1": _average_ratios(2 * hits, actual + predicted, class_names),
     }
+    return shares, averages
 
 
 def _compute_component(metric: MetricSpec, sums: Any) -> float:
@@ -249,7 +262,8 @@ def _compute_component(metric: MetricSpec, sums: Any) -> float:
 
 
 def _count_by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return counts by class, int64 (C,) each: labels predicted right, labels, predictions."""
+    """Return by class the numbers of labels predicted right, of labels and of predictions, int64
+    (C,) each."""
     if sums.confusion is None:
         hits, actual, predicted = np.asarray(sums.by_class, np.int64)
         return hits, actual, predicted
@@ -260,7 +274,8 @@ def _count_by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def _average_ratios(
     parts: np.ndarray, wholes: np.ndarray, class_names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the mean of all ratios part / whole, the totals' ratio, and each ratio. 0 / 0 is 0."""
+    """Return the mean of the ratios part / whole as "macro", the ratio of the totals as "micro",
+    and the ratio of each class as "per_class". 0 / 0 is 0."""
     ratios = np.divide(parts, wholes, out=np.zeros(len(parts)), where=wholes > 0)
     averages = {"macro": float(ratios.mean()), "micro": int(parts.sum()) / int(wholes.sum())}
     if len(ratios) > MAX_CONFUSION_CLASSES:

@@ -1,4 +1,4 @@
-"""Gradients of a mapped batch: microbatch by microbatch, with what the optimizer observes."""
+"""Gradients of a batch after its map ops, computed microbatch by microbatch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.models.modules.layer_capture import grad_observing_layers
-from pipeline.training.curvature import sum_layers
+from pipeline.training.curvature import LayerSums, sum_layers
 from pipeline.training.ledger import Readings, read_samples
 from pipeline.training.losses import compute_losses, make_label_mask, reduce_losses
 from pipeline.training.parallel.microbatches import stack_microbatches
@@ -26,7 +26,8 @@ from pipeline.training.state import (
 from pipeline.training.telemetry import count_updates
 
 GRADIENTS_DRAW = 2**31 - 1
-"""Number that derives the key of custom gradients; no microbatch and no shard has it."""
+"""Number that derives the key of custom gradients from the dropout key. The numbers of microbatches
+and shards, which derive keys too, are smaller."""
 
 
 def compute_gradients(
@@ -38,9 +39,9 @@ def compute_gradients(
 ) -> Gradients:
     """Return the gradients of `scale` times the loss of the valid samples of a mapped batch.
 
-    A mean divides by `divisor`. Gradients of `accumulate` microbatches are summed one after the
-    other. The sum differs from the whole batch's only by batch norm, which normalizes each
-    microbatch by itself, and by the draws of dropout.
+    A mean divides by `divisor`. The batch is split into `accumulate` microbatches, whose gradients
+    are added one after the other. Except for rounding, the sum differs from the gradients of the
+    whole batch only by batch norm, which normalizes each microbatch by itself, and by dropout.
     """
     if config.accumulate == 1:
         return _differentiate_microbatch(config, state, state.batch_stats, batch, divisor, scale)
@@ -61,9 +62,11 @@ def compute_gradients(
         )
         return sums._replace(batch_stats=added.batch_stats), added.readings
 
-    shapes = jax.eval_shape(
-        lambda: compute(state.batch_stats, jax.tree.map(lambda x: x[0], (microbatches, keys)))
-    )
+    def compute_first() -> Gradients:
+        first = jax.tree.map(lambda x: x[0], (microbatches, keys))
+        return compute(state.batch_stats, first)
+
+    shapes = jax.eval_shape(compute_first)
     zero: Gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     zero = zero._replace(batch_stats=state.batch_stats, readings=None)
     total, readings = jax.lax.scan(add, zero, (microbatches, keys))
@@ -78,32 +81,33 @@ def _differentiate_microbatch(
     divisor: Array | int,
     scale: Array | float,
 ) -> Gradients:
-    """Return a microbatch's share of the loss, and the share's gradients. A mean divides by
-    `divisor`, the number of samples or labels of the whole batch."""
+    """Return a microbatch's share of the loss, and the gradients of `scale` times that share. A
+    mean divides by `divisor`, the number of samples or labels of the whole batch."""
     if config.privacy is not None:
         return clip_microbatch(config, state, batch, divisor)
     trained, frozen = split_params(state.params, config.frozen)
-    # With beta, the loss is of the images, and attacked images add a divergence (TRADES).
+    # The loss is that of the attacked images. With beta (TRADES) it is that of the plain images,
+    # plus beta times the divergence between the outputs for plain and attacked images.
     beta = None if config.adversarial is None else config.adversarial.beta
     attacked = _attack_images(config, state, batch_stats, batch)
     if beta is None:
         batch = batch._replace(images=attacked)
 
     def apply(trained: Any, batch_stats: Any, images: Array) -> tuple[Array, Any]:
-        logits, changed = config.network.apply(
+        logits, variables = config.network.apply(
             {"params": merge_params(trained, frozen), "batch_stats": batch_stats},
             images,
             train=True,
             mutable=["batch_stats"],
             rngs={"dropout": batch.dropout_key},
         )
-        return logits, changed.get("batch_stats", {})
+        return logits, variables.get("batch_stats", {})
 
     def scaled_loss(trained: Any) -> tuple[Array, tuple[Array, Any, Readings | None]]:
-        logits, changed = apply(trained, batch_stats, batch.images)
+        logits, new_stats = apply(trained, batch_stats, batch.images)
         losses = compute_losses(config, logits, batch.labels)
         if beta is not None:
-            attacked_logits, changed = apply(trained, changed, attacked)
+            attacked_logits, new_stats = apply(trained, new_stats, attacked)
             losses = losses + beta * compute_divergence(logits, attacked_logits)
         loss = reduce_losses(config, losses, batch.labels, batch.mask, divisor)
         readings = None
@@ -111,31 +115,30 @@ def _differentiate_microbatch(
             where = make_label_mask(config, batch.labels)
             valid = batch.mask if where is None else batch.mask & where
             readings = read_samples(logits, batch.labels, valid)
-        return loss.minimised * scale, (loss.reported, changed, readings)
+        return loss.minimised * scale, (loss.reported, new_stats, readings)
 
+    layers: dict[str, LayerSums] = {}
+    backward = jax.grad(config.lower(scaled_loss), has_aux=True)
     if config.curvature is not None:
         observed = grad_observing_layers(scaled_loss, config.lower)
-        values, (loss, batch_stats, readings), captures = observed(trained)
+        values, auxiliary, captures = observed(trained)
         due = config.curvature.is_due(count_updates(state))
         layers = sum_layers(config.curvature, captures, batch.mask, due)
-        return Gradients(values, loss, batch_stats, layers, readings=readings)
-    backward = jax.grad(config.lower(scaled_loss), has_aux=True)
-    if config.gradients is None:
-        values, (loss, batch_stats, readings) = backward(trained)
-    else:
+    elif config.gradients is not None:
         key = jax.random.fold_in(batch.dropout_key, GRADIENTS_DRAW)
-        values, (loss, batch_stats, readings) = config.gradients(backward, trained, key)
-    return Gradients(values, loss, batch_stats, {}, readings=readings)
+        values, auxiliary = config.gradients(backward, trained, key)
+    else:
+        values, auxiliary = backward(trained)
+    loss, new_stats, readings = auxiliary
+    return Gradients(values, loss, new_stats, layers, readings=readings)
 
 
 def _attack_images(
     config: StepConfig, state: TrainState, batch_stats: Any, batch: MappedBatch
 ) -> Array:
-    """Return the images of a microbatch, attacked in adversarial training.
-
-    The attack applies the network as an evaluation does: without dropout, and with the running
-    statistics of batch norm. So samples don't depend on each other.
-    """
+    """Return the images of a microbatch; in adversarial training, attacked images. The attack
+    applies the network as an evaluation does: without dropout, and with the running statistics of
+    batch norm. So the attack on a sample doesn't depend on other samples."""
     if config.adversarial is None:
         return batch.images
     variables = {"params": state.params, "batch_stats": batch_stats}
@@ -145,12 +148,12 @@ def _attack_images(
         return logits
 
     apply = config.lower(apply)
-    clean = apply(batch.images) if config.adversarial.beta is not None else None
+    plain_logits = apply(batch.images) if config.adversarial.beta is not None else None
 
-    def compute(images: Array) -> Array:
+    def compute_objective(images: Array) -> Array:
         logits = apply(images)
-        if clean is not None:
-            return compute_divergence(clean, logits)
+        if plain_logits is not None:
+            return compute_divergence(plain_logits, logits)
         return compute_losses(config, logits, batch.labels)
 
-    return config.adversarial.attack(compute, batch.images, batch.draws, state.step)
+    return config.adversarial.attack(compute_objective, batch.images, batch.draws, state.step)

@@ -13,7 +13,7 @@ class NonFinitePolicy(Spec):
     """The policy for non-finite steps: the component of kind "on_nan"."""
 
     counts_steps: ClassVar[bool] = False
-    """Whether a run may have steps without an update, which must be counted."""
+    """Whether the training state counts non-finite steps, whose updates are left out."""
     name: str
 
     @property
@@ -24,17 +24,15 @@ class NonFinitePolicy(Spec):
 
 @component("on_nan")
 class Stop(NonFinitePolicy):
-    """The run ends, with the state before the step saved and the step examined."""
+    """The run ends. The state before the step is saved, and the step is examined (autopsy)."""
 
     name: Literal["stop"] = "stop"
 
 
 @component("on_nan")
 class Skip(NonFinitePolicy):
-    """The update is skipped, on the device, and training continues with the next batch.
-
-    At most `most_in_a_row` consecutive non-finite steps are skipped; the next one ends the run.
-    """
+    """The update is skipped, on the device, and training continues with the next batch. At most
+    `most_in_a_row` consecutive non-finite steps are skipped; the next one ends the run."""
 
     counts_steps: ClassVar[bool] = True
     name: Literal["skip"] = "skip"
@@ -49,8 +47,8 @@ class Skip(NonFinitePolicy):
 class Rollback(NonFinitePolicy):
     """The state goes back to a checkpoint, and training continues with the next batch.
 
-    The updates since the checkpoint are dropped, as in Chowdhery et al. (2022), sec. 5.1. A run
-    rolls back at most `most` times; the next non-finite step ends it.
+    The updates since the checkpoint are lost, as in Chowdhery et al. (2022), sec. 5.1. A run rolls
+    back at most `most` times; the next non-finite step ends the run.
     """
 
     counts_steps: ClassVar[bool] = True

@@ -22,11 +22,12 @@ from pipeline.training.component_specs import ScheduleSpec
 MAX_BYTES = 64 * 2**20
 """Size limit of a file: 16 million rates in float32."""
 FLOATS = ("float16", "float32", "float64")
+"""Dtypes that a .npy file may have."""
 
 
 @dataclass(frozen=True)
 class RateFile:
-    """The rates of a file, its type and its checksum."""
+    """The rates of a file, their dtype and the file's checksum."""
 
     rates: np.ndarray
     """Rate of each update, float64 (updates,), finite and not negative."""
@@ -40,15 +41,15 @@ class RateFile:
 class TableSchedule(ScheduleSpec):
     """The learning rates in a file: row i is the rate of update i, as in MindSpore.
 
-    `train.optimizer.lr` doesn't multiply them. A file may have more rows than training needs. A
-    file with fewer rows is refused before compilation; MindSpore 2.10 stops in the middle of
-    training.
+    The rates aren't multiplied by `train.optimizer.lr`. A file may have more rows than training has
+    updates. With fewer rows, the run ends before compilation; in MindSpore 2.10 it ends in the
+    middle of training.
     """
 
     name: Literal["table"] = "table"
     file: FilePath | None = None
     """A `.npy` file, floats (updates,), or a text, `.csv` or `.txt`, with one number per line.
-    Empty lines and lines that begin with # don't count."""
+    Empty lines and lines that begin with # are ignored."""
 
     @model_validator(mode="after")
     def _require_file(self) -> Self:
@@ -58,12 +59,12 @@ class TableSchedule(ScheduleSpec):
 
     def read(self) -> RateFile:
         """Read the file. Raises ValueError with its name and the problem."""
-        assert self.file is not None, "it was checked"
+        assert self.file is not None, "_require_file checked it"
         return read_rates(self.file)
 
     def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
-        """Return the first `steps` rates of the file, float32. Raises ValueError if it has fewer or
-        can't be read."""
+        """Return the first `steps` rates of the file, float32 (steps,). Raises ValueError if the
+        file has fewer or can't be read."""
         rates = self.read().rates
         if len(rates) < steps:
             raise ValueError(
@@ -90,7 +91,8 @@ def read_rates(file: Path) -> RateFile:
 
 
 def _parse_array(content: bytes) -> tuple[np.ndarray, str]:
-    """Parse a .npy file: rates, float64, and their dtype. Raises ValueError."""
+    """Return the rates in a .npy file, float64, and the array's dtype. Raises ValueError if the
+    file doesn't hold an array (updates,) of floats."""
     if not content.startswith(MAGIC_PREFIX):
         raise ValueError("isn't a file that numpy.save writes")
     array = parse_npy("its array", content)
@@ -102,7 +104,8 @@ def _parse_array(content: bytes) -> tuple[np.ndarray, str]:
 
 
 def _parse_text(content: bytes) -> tuple[np.ndarray, str]:
-    """Parse numbers, one per line: rates, float64, and "text". Raises ValueError."""
+    """Return the numbers of a text with one number per line, float64, and "text". Raises ValueError
+    for text that isn't UTF-8 and for a line that isn't a number."""
     try:
         lines = content.decode("utf-8").splitlines()
     except UnicodeDecodeError:
@@ -122,12 +125,14 @@ def _require_rates(rates: np.ndarray) -> None:
     if not len(rates):
         raise ValueError("has no rates; must have one for each update")
     # Comparisons with NaN are false, so NaN is wrong too.
-    (wrong,) = np.nonzero(~((rates >= 0) & (rates <= MAX_FLOAT)))
-    if len(wrong):
-        more_text = f", and {len(wrong) - 1:,} more are wrong" if len(wrong) > 1 else ""
+    is_wrong = ~((rates >= 0) & (rates <= MAX_FLOAT))
+    num_wrong = int(is_wrong.sum())
+    if num_wrong:
+        first = int(is_wrong.argmax())
+        more_text = f", and {num_wrong - 1:,} more are wrong" if num_wrong > 1 else ""
         raise ValueError(
-            f"the rate of update {wrong[0]:,} is {rates[wrong[0]]:g}{more_text}; must be finite "
-            "and not negative"
+            f"the rate of update {first:,} is {rates[first]:g}{more_text}; must be finite and not "
+            "negative"
         )
 
 

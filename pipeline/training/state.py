@@ -1,4 +1,5 @@
-"""The types of a training step: configuration, state, gradients, record; parameters by path."""
+"""The types of a training step (configuration, state, gradients, record), and functions that select
+parameters by path."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ SampleLoss = Callable[..., Array]
 
 @dataclass(frozen=True)
 class FreezePhase:
-    """A phase of a run: it begins after `start` steps and doesn't train what `frozen` matches."""
+    """A phase of a run. It begins after `start` steps and doesn't train the parameters that the
+    patterns `frozen` cover."""
 
     start: int
     frozen: tuple[str, ...]
@@ -68,7 +70,7 @@ class StepConfig:
     optimizer: optax.GradientTransformation
     loss_scale: LossScaling
     ignore_index: int | None = None
-    """Label of entries that neither losses nor metrics count. If set, the loss takes `where`."""
+    """Label of entries that losses and metrics leave out. If it is set, the loss takes `where`."""
     hardest_share: float = 1.0
     """Share of a batch that the loss is reduced over: the samples with the largest losses."""
     curvature: CurvatureRule | None = None
@@ -79,17 +81,18 @@ class StepConfig:
     """Whether images get one more channel, 1 inside of the image and 0 on padding."""
     init_rules: tuple[InitRule, ...] = ()
     frozen: tuple[str, ...] = ()
-    """Patterns over parameters that are not trained, or not before the first of `phases`."""
+    """Patterns over parameters that aren't trained until the first of `phases`."""
     phases: tuple[FreezePhase, ...] = ()
     """Later phases, each with more trained parameters. The optimizer has a separate state for the
     new parameters of a phase (`freezing.optimize_by_phase`)."""
     fix_statistics: bool = False
     """Whether batch norm with frozen parameters uses its running statistics and doesn't update
-    them. In the first phase the network itself has that setting."""
+    them. It applies to `phases`; before them, `network.fixed_statistics` applies."""
     layer_rates: tuple[tuple[str, float], ...] = ()
     """Factors on learning rates by outermost scope."""
     rate_groups: tuple[str, ...] = ()
-    """Patterns over parameters with separate learning rates; the last one that covers applies."""
+    """Patterns over parameters with separate learning rates. The last pattern that covers a
+    parameter applies."""
     accumulate: int = 1
     """Number of microbatches, one after the other, whose gradients are summed."""
     average: AverageSpec | None = None
@@ -102,22 +105,24 @@ class StepConfig:
     class_counts: tuple[int, ...] = ()
     """Training labels of each class, if the loss depends on them."""
     train_images: tuple[ColumnSpec, ...] = ()
-    """Mapped training images of each size, if an op draws it; empty if all are like `image`."""
+    """Training images after the map ops, for each size that an op draws; empty if all have the size
+    of `image`."""
     shards: Shards | None = None
     """Shards of a batch, also across devices; None if a batch isn't split."""
     sharing: StateSharing | None = None
     """Sharing of the state between devices; None if each has all of it."""
     privacy: PrivacyRule | None = None
-    """Privacy of the gradients; None: they are plain."""
+    """Clipping and noise of a private run's gradients; None: the run isn't private."""
     adversarial: AdversarialRule | None = None
-    """Attack on training images; None: they are clean."""
+    """Attack on training images; None: they aren't attacked."""
     ledger_samples: int | None = None
     """Number of training samples of the ledger; None: the run has no ledger."""
     lowerings: LoweringPolicy | None = None
-    """Policy for a network whose layers don't choose lowerings; None: no lowering is replaced."""
+    """Policy by which the layers of a traced flax network get lowerings; None: the network's layers
+    choose their lowerings themselves, or none is replaced."""
 
     def lower(self, function: Lowered) -> Lowered:
-        """Return `function`, which applies the network, with the policy's lowerings."""
+        """Return `function`, which applies the network, with the lowerings of `lowerings`."""
         if self.lowerings is None:
             return function
         return with_lowerings(function, self.lowerings, scope_root(self.network))
@@ -149,7 +154,7 @@ class NonFiniteStepCounts:
     in_a_row: Array
     """Consecutive non-finite steps up to now."""
     left_out: Array
-    """Steps since the run began whose updates were skipped, or undone by a rollback."""
+    """Steps of the run whose updates were skipped, or undone by a rollback."""
 
 
 @register_dataclass
@@ -157,9 +162,9 @@ class NonFiniteStepCounts:
 class TrainState:
     """Everything that training changes, the content of a checkpoint.
 
-    `step` (int32 scalar) counts steps, including steps without an update. Random draws are keyed by
-    (seed, step), so no generator has a state. `loss_scale` is a float32 scalar. Fields that a
-    recipe doesn't need are None.
+    `step` (int32 scalar) is the number of steps so far, including steps without an update. Random
+    numbers are a function of (seed, step), so there is no generator's state. `loss_scale` is a
+    float32 scalar. Fields that a recipe doesn't need are None.
     """
 
     step: Array
@@ -196,13 +201,13 @@ class Gradients(NamedTuple):
     values: Any
     """Gradients by trained parameter, float32; of the scaled loss until they are unscaled."""
     loss: Array
-    """Unscaled loss of the batch, or a microbatch's share of it: a float32 scalar."""
+    """Loss of the batch without the loss scale, or a microbatch's share of it: a float32 scalar."""
     batch_stats: Any
     """Running statistics of batch norm after the pass."""
     layers: Mapping[str, LayerSums]
     """Sums of each layer, if the optimizer needs them, else empty."""
     within: Array | None = None
-    """Number of samples whose gradients aren't longer than the clip, in a private run."""
+    """In a private run, the number of samples whose gradients' norm is at most the clip."""
     readings: Readings | None = None
     """Readings of the samples for the ledger; with shards, of the whole batch."""
 
@@ -239,11 +244,8 @@ def record_step(
     grad_norm: Array,
     outcome: StepOutcome,
 ) -> Record:
-    """Return the record of a step.
-
-    `state` is the state before the step, `gradients` are of the scaled loss, and `grad_norm` is the
-    norm of the unscaled gradients.
-    """
+    """Return the record of a step. `state` is the state before the step, `gradients` are of the
+    scaled loss, and `grad_norm` is the norm of the unscaled gradients."""
     return Record(
         loss=gradients.loss,
         learning_rate=learning_rate,
@@ -254,19 +256,16 @@ def record_step(
 
 
 def split_params(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:
-    """Split parameters into the trained ones and those that a pattern freezes.
-
-    Gradients of the trained parameters alone need no backward pass below the first trained layer;
-    `stop_gradient` wouldn't remove that pass. Frozen layers above are still differentiated.
-    """
+    """Return the trained parameters, and the parameters that the patterns `frozen` cover. With
+    gradients of the trained parameters alone, the backward pass ends at the first trained layer.
+    With `stop_gradient` it would go on to the first layer."""
     if not frozen:
         return params, {}
     flat = flatten_dict(dict(params))
     frozen_paths = {path for path in flat if is_frozen(frozen, path)}
-    return (
-        unflatten_dict({path: leaf for path, leaf in flat.items() if path not in frozen_paths}),
-        unflatten_dict({path: flat[path] for path in frozen_paths}),
-    )
+    trained_params = {path: leaf for path, leaf in flat.items() if path not in frozen_paths}
+    frozen_params = {path: flat[path] for path in frozen_paths}
+    return unflatten_dict(trained_params), unflatten_dict(frozen_params)
 
 
 def merge_params(trained: Any, frozen: Any) -> Any:
@@ -282,21 +281,20 @@ def list_paths(params: Mapping[str, Any]) -> list[LayerPath]:
 
 
 def require_trainable(params: Any, frozen: Sequence[str]) -> None:
-    """Raise ValueError for a pattern that freezes nothing, and if all is frozen."""
+    """Raise ValueError for a pattern that covers no parameter, and if all parameters are frozen."""
     paths = list_paths(params)
     require_covered([pattern.removeprefix(EXCEPT) for pattern in frozen], paths, "parameters")
-    if not jax.tree.leaves(split_params(params, frozen)[0]):
+    trained, _ = split_params(params, frozen)
+    if not jax.tree.leaves(trained):
         raise ValueError(
             f"{', '.join(frozen)} freezes all {len(paths)} parameters; nothing is left to train"
         )
 
 
 def reinitialize(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
-    """Draw each parameter again by the last rule that covers it; parameters without a rule stay.
-
-    The key of a parameter is derived from its path. Raises ValueError if an initializer doesn't
-    suit the shape, and for a rule that covers nothing.
-    """
+    """Return parameters in which each one that a rule covers is drawn again, by the last such rule.
+    The key of a parameter is derived from `key` and the parameter's path. Raises ValueError if an
+    initializer doesn't suit the shape, and for a rule that covers nothing."""
     if not rules:
         return params
     flat = flatten_dict(dict(params))
@@ -311,7 +309,7 @@ def reinitialize(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
 
 
 def select_averaged(average: Any, params: Any) -> Any:
-    """Return those of the parameters that the average covers; None without an average."""
+    """Return the parameters that have a moving average; None without an average."""
     if average is None:
         return None
     flat = flatten_dict(dict(params))

@@ -1,8 +1,8 @@
 """One training step, its initial state and its evaluation, as pure functions.
 
 `_step` maps the batch, computes the loss (losses.py) and its gradients, decides the outcome and
-updates the state (update.py). The types are in state.py. The training loop (engine/loop.py) decides
-when the functions are called, the backend on which device.
+updates the state (update.py). The types are in state.py. The training loop (engine/loop.py) calls
+the functions, and the backend runs them on a device.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class TrainStep:
     groups) with rate groups. A step whose loss or gradient isn't finite leaves the parameters and
     the optimizer's state as they are. `evaluate(state, batch, sums)` adds a batch to the sums.
 
-    If several runs share a step (study/population), `step` and `evaluate` have additional arguments
-    at the end: the constants in which the runs differ.
+    If several runs share a compiled step (study/population), `step` and `evaluate` have additional
+    arguments at the end: the constants that differ between the runs.
     """
 
     init: Callable[[Array], TrainState]
@@ -145,10 +145,12 @@ def make_train_step(config: StepConfig) -> TrainStep:
 def _step(
     config: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
 ) -> tuple[TrainState, Record, Readings | None]:
-    """Return the state after a step, the step's record, and readings for the ledger, if there is a
-    ledger."""
-    whole = state if config.sharing is None else config.sharing.gather_fields(state, "params")
-    gradients = compute_step_gradients(config, whole, batch)
+    """Return the state after a step, the step's record, and the readings of its samples; None
+    without a ledger."""
+    whole_state = state
+    if config.sharing is not None:
+        whole_state = config.sharing.gather_fields(state, "params")
+    gradients = compute_step_gradients(config, whole_state, batch)
     if config.privacy is not None:
         values = add_noise(config.privacy, get_privacy(state), state.step, gradients.values)
         gradients = gradients._replace(values=values)
@@ -165,9 +167,9 @@ def _update_state(
     learning_rates: Array,
 ) -> tuple[TrainState, Record]:
     """Return the state after a step with gradients over `count` samples, and the step's record."""
-    # XLA fuses a product with each use of a gradient, but stores a quotient, which is one more pass
-    # over all parameters. For the same reason `compute_norm` computes the norm of scaled gradients,
-    # and then multiplies the norm.
+    # Gradients are multiplied by the inverse: XLA fuses a product with each use of a gradient, but
+    # would store quotients, in one more pass over all parameters. For the same reason
+    # `compute_norm` multiplies the norm, not the gradients.
     unscale = 1 / state.loss_scale
     # A scalar, or with rate groups (1 + groups,): the rate without a group, then each group's rate.
     rates = learning_rates[jnp.minimum(count_updates(state), learning_rates.shape[0] - 1)]
@@ -183,7 +185,8 @@ def _update_state(
 
     update: Callable[[TrainState, Any], TrainState] = update_whole
     if config.sharing is not None:
-        # `state` has no ledger here, so the shapes of the whole state must have none either.
+        # `state` has no ledger here (`make_train_step`), so the shared shapes must have none
+        # either.
         whole_shapes = replace(config.sharing.state, ledger=None)
         sharing = replace(config.sharing, state=whole_shapes)
         update = partial(sharing.update, update_whole)
@@ -215,11 +218,9 @@ def make_dropout_key(batch: Batch, step: Array | int) -> Array:
 def _call_with_step_ops(
     config: StepConfig, batch: Batch, step: Array, compute: Callable[[Ops], T]
 ) -> T:
-    """Return `compute(ops)` for the map ops of a training step.
-
-    If an op is drawn for each step, `compute` is traced once for each choice. The program has a
-    branch for each choice, so the host needn't draw between the steps of a program.
-    """
+    """Return `compute(ops)` for the map ops of a training step. If an op is drawn for each step,
+    `compute` is traced once for each choice. The program has a branch for each choice, so the host
+    needn't draw between the steps of a program."""
     num_choices = count_choices(config.train_ops)
     if num_choices == 1:
         return compute(config.train_ops)
@@ -231,17 +232,14 @@ def _call_with_step_ops(
 def _sum_shard_gradients(
     config: StepConfig, shards: Shards, state: TrainState, batch: Batch, dropout_key: Array
 ) -> Gradients:
-    """Return the gradients of a batch, summed over its shards.
-
-    Batch norm normalizes each shard by itself; the running statistics are the mean over shards. The
-    dropout key of a shard is derived from its number.
-    """
+    """Return the gradients of a batch, summed over its shards. Batch norm normalizes each shard by
+    itself; the running statistics are the mean over shards. The dropout key of a shard is derived
+    from its number."""
 
     def apply_to_shard(
         compute: Callable[[Batch, Ops, Array], T], shard: Batch, shard_number: Array
     ) -> T:
-        """Apply `compute` to a shard cropped to its bucket, to the map ops of the step and to the
-        shard's number."""
+        """Return `compute(shard cropped to its bucket, map ops of the step, shard number)`."""
 
         def compute_cropped(cropped: Batch) -> T:
             return _call_with_step_ops(
@@ -252,9 +250,7 @@ def _sum_shard_gradients(
 
     def count_labels(cropped: Batch, ops: Ops, shard_number: Array) -> Array:
         _, labels = map_batch(config, ops, cropped)
-        count = count_valid_labels(config, labels, jnp.arange(labels.shape[0]) < cropped.count)
-        assert count is not None, "divides_by_labels is true only with an ignore_index"
-        return count
+        return count_valid_labels(config, labels, jnp.arange(labels.shape[0]) < cropped.count)
 
     divisor = batch.count
     if divides_by_labels(config):
@@ -271,9 +267,9 @@ def _sum_shard_gradients(
         return gradients._replace(readings=readings)
 
     local = sum_local_shards(shards, batch, partial(apply_to_shard, compute))
-    # Every update adds the gradients and the numbers of positions over devices. The moments of
-    # layers are large, so `exchange_moments` adds them only at updates that are due.
-    num_positions = {path: layer.rows for path, layer in local.layers.items()}
+    # Gradients and numbers of positions are added over devices at every update. The moments of
+    # layers are large, so `exchange_moments` adds them only at updates that refresh the curvature.
+    num_positions = {path: layer.num_positions for path, layer in local.layers.items()}
     total, num_positions = sum_devices(shards, (local._replace(layers={}), num_positions))
     layers: Mapping[str, LayerSums] = {}
     if config.curvature is not None:
@@ -296,20 +292,20 @@ def map_batch(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]
 
 
 def make_network_inputs(images: Array, layout: str, sizes: Array | None) -> Array:
-    """Convert images to a network's input, NHWC float32. `layout` is that of the map ops.
-
-    `sizes` (B, 1 or 2) are the sizes of the images without padding; None: the input marks no
-    padding. With sizes, the input has an additional channel, 1 on the image and 0 on padding.
-    """
+    """Convert images to a network's input, NHWC float32. `layout` is hwc or chw. `sizes` (B, 1 or
+    2) are the sizes of the images without padding. With sizes, the input has an additional channel,
+    1 on the image and 0 on padding."""
     images = images.astype(jnp.float32)
-    images = images if layout == "hwc" else images.transpose(0, 2, 3, 1)
+    if layout != "hwc":
+        images = images.transpose(0, 2, 3, 1)
     return images if sizes is None else add_padding_mask(images, sizes)
 
 
 def map_training_batch(
     config: StepConfig, ops: Ops, batch: Batch, dropout_key: Array
 ) -> MappedBatch:
-    """Return a batch after its map ops, with the random numbers of the attack on it."""
+    """Return a batch after the map ops; in adversarial training, with the attack's random
+    numbers."""
     images, labels = map_batch(config, ops, batch)
     mapped = mask_batch(images, labels, batch.count, dropout_key)
     if config.adversarial is None:
@@ -318,10 +314,8 @@ def map_training_batch(
 
 
 def mask_batch(images: Array, labels: Array, count: Array | int, dropout_key: Array) -> MappedBatch:
-    """Return a mapped batch whose first `count` samples are valid.
-
-    Takes images (B, H, W, C) float32, labels (B, ...) int or (B, ..., C) float, and a dropout key.
-    """
+    """Return a mapped batch whose first `count` samples are valid. Takes images (B, H, W, C)
+    float32, labels (B, ...) int or (B, ..., C) float, and a dropout key."""
     return MappedBatch(images, labels, jnp.arange(images.shape[0]) < count, dropout_key)
 
 
@@ -333,11 +327,11 @@ def compute_norm(gradients: Any, unscale: Array) -> Array:
 def make_estimated_step(
     config: StepConfig, learning_rate: float
 ) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
-    """Make a step for cost estimates: loss, gradients and update, from mapped images and labels.
+    """Make a step for cost estimates: (state, (images, labels)) -> (new state, loss).
 
-    Images are (B, H, W, C) float32. The step returns the new state and the loss. It is of the last
-    phase, which trains the most parameters. It has no map ops, loss scale, gradient norm, ledger or
-    check for non-finite values.
+    Images are (B, H, W, C) float32, after the map ops. The step trains the parameters of the last
+    phase, which are the most. It has no map ops, loss scale, gradient norm, ledger or check for
+    non-finite values.
     """
     config = select_phase(config, config.phases[-1].start if config.phases else 0)
     config = replace(config, ledger_samples=None)
@@ -363,8 +357,8 @@ def make_zero_sums(config: StepConfig) -> EvalSums:
 
 
 def get_evaluated_weights(config: StepConfig, state: TrainState) -> dict[str, Any]:
-    """Return the variables for an evaluation. If the state has a moving average of the trained
-    parameters, it replaces them."""
+    """Return the variables for an evaluation. The moving average of the trained parameters, if the
+    state has one, replaces these parameters."""
     params = state.params
     if config.average is not None:
         params = merge_params(params, state.average)
@@ -379,7 +373,8 @@ def predict(config: StepConfig, variables: Any, batch: Batch) -> tuple[Array, Ar
 
 
 def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
-    """Return the sums of an evaluation with a batch added; the batch is cropped to its bucket."""
+    """Return the sums of an evaluation with a batch added. The batch must be cropped to its
+    bucket."""
     logits, labels = predict(config, get_evaluated_weights(config, state), batch)
     mask = jnp.arange(labels.shape[0]) < batch.count
     losses = compute_losses(config, logits, labels)

@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 NUMBER_METRICS = ("mae", "rmse", "r2")
 LABEL_METRICS = ("exact_match", "micro_f1", "macro_f1")
 TOKEN_METRICS = ("token_accuracy", "perplexity")
-"""Names of the metrics of numbers, of several labels and of tokens."""
+"""The metrics in `list_metrics` for numbers, for several labels per sample, and for tokens."""
 
 
 class NumberMetric(MetricSpec):
-    """Base of the metrics of K standardised numbers."""
+    """Base of the metrics of networks that predict K numbers, which may be standardised."""
 
     better: ClassVar[Direction] = "min"
     std: Seq[float] = ()
     """Standard deviation of each number, in the units of the data; empty: not standardised."""
 
     def zero(self, classes: int) -> Any:
-        """Return sums of absolute or squared errors, float32 (K,), and the number of samples."""
+        """Return zeros for the sums of absolute or squared errors, float32 (K,), and for the number
+        of samples."""
         return {"errors": np.zeros(classes, np.float32), "samples": np.zeros((), np.float32)}
 
     def _sum_errors(self, errors: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
@@ -41,13 +42,14 @@ class NumberMetric(MetricSpec):
         return {"errors": valid.sum(axis=0), "samples": mask.sum().astype(jnp.float32)}
 
     def _average_in_data_units(self, errors: np.ndarray) -> float:
-        """Return the mean of standardised errors, float64 (K,), in the units of the data."""
+        """Return the mean of the K errors, float64 (K,), after their conversion to the units of the
+        data."""
         units = np.asarray(self.std, np.float64) if self.std else np.ones(len(errors))
         return float((errors * units).mean())
 
 
 def _subtract(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return the errors (n, K). Raises ValueError if there aren't as many numbers as labels."""
+    """Return the errors (B, K). Raises ValueError if logits and labels have different shapes."""
     if logits.shape != labels.shape:
         raise ValueError(
             f"needs a number for each output; outputs have shape {logits.shape}, labels "
@@ -58,7 +60,7 @@ def _subtract(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 @component("metric")
 class MeanAbsoluteError(NumberMetric):
-    """Mean absolute error, in the units of the data; the mean over several numbers."""
+    """Mean absolute error in the units of the data, averaged over the K numbers."""
 
     name: Literal["mae"] = "mae"
 
@@ -72,7 +74,7 @@ class MeanAbsoluteError(NumberMetric):
 
 @component("metric")
 class RootMeanSquareError(NumberMetric):
-    """Root of the mean squared error, in the units of the data; the mean over several numbers."""
+    """Root of the mean squared error in the units of the data, averaged over the K numbers."""
 
     name: Literal["rmse"] = "rmse"
 
@@ -88,14 +90,15 @@ class RootMeanSquareError(NumberMetric):
 
 @component("metric")
 class ExplainedShare(NumberMetric):
-    """R squared: 1 - squared error / squared deviation from the mean of the evaluated samples. The
-    mean over several numbers; a constant number counts as 0."""
+    """R squared: 1 - squared error / squared deviation from the mean of the evaluated samples,
+    averaged over the K numbers. It is 0 for a number that is the same in all samples."""
 
     better: ClassVar[Direction] = "max"
     name: Literal["r2"] = "r2"
 
     def zero(self, classes: int) -> Any:
-        """Return sums of squared errors, of numbers and of their squares, float32 (K,) each."""
+        """Return zeros for the sums of squared errors, of numbers and of their squares, float32
+        (K,) each, and for the number of samples."""
         zeros = np.zeros(classes, np.float32)
         return {**super().zero(classes), "total": zeros, "squares": zeros}
 
@@ -110,33 +113,38 @@ class ExplainedShare(NumberMetric):
         }
 
     def value(self, sums: Any) -> float:
-        errors, total, squares = (
-            np.asarray(sums[key], np.float64) for key in ("errors", "total", "squares")
-        )
-        spread = squares - total**2 / float(sums["samples"])
-        shares = 1 - np.divide(errors, spread, out=np.ones_like(errors), where=spread > 0)
-        return float(shares.mean())
+        errors = np.asarray(sums["errors"], np.float64)
+        total = np.asarray(sums["total"], np.float64)
+        squares = np.asarray(sums["squares"], np.float64)
+        deviations = squares - total**2 / float(sums["samples"])
+        ratios = np.divide(errors, deviations, out=np.ones_like(errors), where=deviations > 0)
+        return float((1 - ratios).mean())
 
 
 class MultiLabelMetric(MetricSpec):
-    """Base of the metrics of K labels, any number of which a sample may have."""
+    """Base of the metrics of K labels, if a sample may have any number of them."""
 
     def zero(self, classes: int) -> Any:
-        """Return counts by label, int32 (K,): of hits, labels and predictions. Also the number of
-        samples whose labels are all right, and of all samples."""
+        """Return zeros for the numbers of hits, labels and predictions of each label, int32 (K,),
+        of samples whose labels are all predicted right, and of samples, int32 ()."""
+        zero = np.zeros((), np.int32)
         zeros = np.zeros(classes, np.int32)
         counts = {"hits": zeros, "actual": zeros, "predicted": zeros}
-        return {**counts, "exact": np.zeros((), np.int32), "samples": np.zeros((), np.int32)}
+        return {**counts, "exact": zero, "samples": zero}
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax.numpy as jnp
 
         predicted = (logits > 0) & mask[:, None]
         actual = (labels > 0.5) & mask[:, None]
-        exact = (predicted == actual).all(axis=-1) & mask
-        counted = {"hits": predicted & actual, "actual": actual, "predicted": predicted}
-        counted |= {"exact": exact, "samples": mask}
-        return {key: value.sum(axis=0, dtype=jnp.int32) for key, value in counted.items()}
+        masks = {
+            "hits": predicted & actual,
+            "actual": actual,
+            "predicted": predicted,
+            "exact": (predicted == actual).all(axis=-1) & mask,
+            "samples": mask,
+        }
+        return {key: value.sum(axis=0, dtype=jnp.int32) for key, value in masks.items()}
 
 
 @component("metric")
@@ -151,7 +159,7 @@ class ExactMatch(MultiLabelMetric):
 
 @component("metric")
 class MicroF1(MultiLabelMetric):
-    """F1 of the labels of all samples together."""
+    """F1 from the hits, labels and predictions of all K labels together."""
 
     name: Literal["micro_f1"] = "micro_f1"
 
@@ -162,7 +170,8 @@ class MicroF1(MultiLabelMetric):
 
 @component("metric")
 class MacroF1(MultiLabelMetric):
-    """The mean of the F1 of each label; 0 for a label without samples and predictions."""
+    """The mean of the F1s of the K labels. A label without samples and predictions has an F1 of
+    0."""
 
     name: Literal["macro_f1"] = "macro_f1"
 
@@ -176,17 +185,19 @@ class TokenMetric(MetricSpec):
     """Base of the metrics for networks that predict a token at each position."""
 
     ignore_index: int | None = None
-    """The label of positions that don't count; null: all count."""
+    """The label of positions that are left out; null: none is."""
 
     def zero(self, classes: int) -> Any:
-        """Return the sum of the tokens' values, float32 (), and the number of tokens, int32 ()."""
+        """Return zeros for the sum of the tokens' values, float32 (), and for the number of tokens,
+        int32 ()."""
         return {"total": np.zeros((), np.float32), "tokens": np.zeros((), np.int32)}
 
     def _sum_values(self, values: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        """Return the sum of values (B, ...) over the valid tokens, and their number."""
+        """Return the sum of values (B, ...) over the valid tokens, and the number of these
+        tokens."""
         import jax.numpy as jnp
 
-        valid = mask.reshape(-1, *(1,) * (labels.ndim - 1))
+        valid = jnp.expand_dims(mask, range(1, labels.ndim))
         if self.ignore_index is not None:
             valid = valid & (labels.astype(jnp.int32) != self.ignore_index)
         valid = jnp.broadcast_to(valid, labels.shape)
@@ -196,7 +207,7 @@ class TokenMetric(MetricSpec):
 
 @component("metric")
 class TokenAccuracy(TokenMetric):
-    """The share of tokens that the network predicts as the most probable."""
+    """The share of positions whose token has the highest logit."""
 
     name: Literal["token_accuracy"] = "token_accuracy"
 
@@ -209,8 +220,8 @@ class TokenAccuracy(TokenMetric):
 
 @component("metric")
 class Perplexity(TokenMetric):
-    """Exponential of the mean cross-entropy of tokens, for any loss; infinite for a mean above 700,
-    as float64 overflows above 709."""
+    """Exponential of the mean cross-entropy of tokens, also if another loss is minimised. It is
+    infinite for a mean above 700, since float64 overflows above 709."""
 
     better: ClassVar[Direction] = "min"
     name: Literal["perplexity"] = "perplexity"
@@ -219,9 +230,10 @@ class Perplexity(TokenMetric):
         import jax
         import jax.numpy as jnp
 
-        places = labels.astype(jnp.int32).clip(0, logits.shape[-1] - 1)[..., None]
-        true_logits = jnp.take_along_axis(logits, places, axis=-1)[..., 0]
-        return self._sum_values(jax.nn.logsumexp(logits, axis=-1) - true_logits, labels, mask)
+        tokens = labels.astype(jnp.int32).clip(0, logits.shape[-1] - 1)
+        true_logits = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+        entropies = jax.nn.logsumexp(logits, axis=-1) - true_logits
+        return self._sum_values(entropies, labels, mask)
 
     def value(self, sums: Any) -> float:
         mean = float(sums["total"]) / int(sums["tokens"])
@@ -229,10 +241,8 @@ class Perplexity(TokenMetric):
 
 
 def list_metrics(targets: Targets, ignore_index: int | None = None) -> Sequence[MetricSpec]:
-    """Return the metrics of every evaluation of these targets, except the metrics of classes.
-
-    Labels equal to `ignore_index` don't count.
-    """
+    """Return the metrics of every evaluation with these targets, except the metrics of classes.
+    They leave out labels equal to `ignore_index`."""
     match targets.task:
         case "regression":
             std = targets.std
@@ -245,21 +255,20 @@ def list_metrics(targets: Targets, ignore_index: int | None = None) -> Sequence[
 
 
 class ClassCountMetric(MetricSpec):
-    """Base of the metrics of class labels, one per sample or one per position.
-
-    Labels outside the classes, and labels equal to `ignore_index`, don't count.
-    """
+    """Base of the metrics of class labels, one per sample or one per position. Labels outside the
+    classes, and labels equal to `ignore_index`, are left out."""
 
     ignore_index: int | None = None
-    """The label that doesn't count; null: dataset.ignore_index."""
+    """The label that is left out; null: dataset.ignore_index."""
 
-    def ignoring(self, label: int | None) -> Self:
+    def ignore_label(self, label: int | None) -> Self:
         if self.ignore_index is not None:
             return self
         return self.model_copy(update={"ignore_index": label})
 
     def zero(self, classes: int) -> Any:
-        """Return counts by class, int32 (C,): labels predicted right, labels, predictions."""
+        """Return zeros for the numbers of labels predicted right, labels and predictions by class,
+        int32 (C,) each."""
         zeros = np.zeros(classes, np.int32)
         return {"hits": zeros, "actual": zeros, "predicted": zeros}
 
@@ -272,14 +281,14 @@ class ClassCountMetric(MetricSpec):
         labels = labels.astype(jnp.int32)
         predicted = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         valid = (labels >= 0) & (labels < classes)
-        valid &= mask.reshape(-1, *(1,) * (labels.ndim - 1))
+        valid &= jnp.expand_dims(mask, range(1, labels.ndim))
         if self.ignore_index is not None:
             valid &= labels != self.ignore_index
 
         def count(indices: jax.Array, where: jax.Array) -> jax.Array:
-            # The last entry collects what doesn't count.
-            place = jnp.where(where, indices, classes).ravel()
-            return jnp.zeros(classes + 1, jnp.int32).at[place].add(1)[:classes]
+            # Invalid labels are counted in one more entry, which is dropped.
+            indices = jnp.where(where, indices, classes).ravel()
+            return jnp.zeros(classes + 1, jnp.int32).at[indices].add(1)[:classes]
 
         return {
             "hits": count(labels, valid & (labels == predicted)),
@@ -295,12 +304,9 @@ class MeanIou(ClassCountMetric):
     name: Literal["mean_iou"] = "mean_iou"
 
     def value(self, sums: Any) -> float:
-        hits, actual, predicted = (
-            np.asarray(sums[key], np.float64) for key in ("hits", "actual", "predicted")
-        )
-        union = actual + predicted - hits
-        is_present = union > 0
-        return float((hits[is_present] / union[is_present]).mean()) if is_present.any() else 0.0
+        hits = np.asarray(sums["hits"], np.float64)
+        union = np.asarray(sums["actual"], np.float64) + np.asarray(sums["predicted"], np.float64)
+        return _average_present(hits, union - hits)
 
 
 @component("metric")
@@ -316,22 +322,31 @@ class PixelAccuracy(ClassCountMetric):
 
 @component("metric")
 class BalancedAccuracy(ClassCountMetric):
-    """Mean recall of the classes that have labels: the accuracy if all were equally frequent."""
+    """Mean recall of the classes that have labels."""
 
     name: Literal["balanced_accuracy"] = "balanced_accuracy"
 
     def value(self, sums: Any) -> float:
-        hits, actual = (np.asarray(sums[key], np.float64) for key in ("hits", "actual"))
-        is_present = actual > 0
-        return float((hits[is_present] / actual[is_present]).mean()) if is_present.any() else 0.0
+        hits = np.asarray(sums["hits"], np.float64)
+        return _average_present(hits, np.asarray(sums["actual"], np.float64))
+
+
+def _average_present(parts: np.ndarray, wholes: np.ndarray) -> float:
+    """Return the mean of part / whole over the classes whose whole is above 0; 0 if there is
+    none."""
+    is_present = wholes > 0
+    if not is_present.any():
+        return 0.0
+    return float((parts[is_present] / wholes[is_present]).mean())
 
 
 @component("metric")
 class CalibrationError(MetricSpec):
-    """Expected calibration error (Guo et al. 2017, arXiv 1706.04599, eq. 3), in `bins` equal bins.
+    """Expected calibration error (Guo et al. 2017, arXiv 1706.04599, eq. 3).
 
-    The mean distance between the probability of the predicted class and the share of right
-    predictions, over bins of that probability. Samples have one label each.
+    Samples are put into `bins` bins of equal width by the probability of their predicted class. The
+    error is the distance between the mean probability and the share of right predictions in a bin,
+    averaged over samples. Each sample has one label.
     """
 
     better: ClassVar[Direction] = "min"
@@ -339,20 +354,23 @@ class CalibrationError(MetricSpec):
     bins: PositiveInt = 15
 
     def zero(self, classes: int) -> Any:
-        """Return sums by bin, float32 (3, bins): of samples, right predictions, probabilities."""
+        """Return zeros for each bin's number of samples, number of right predictions, and sum of
+        probabilities, float32 (3, bins)."""
         return np.zeros((3, self.bins), np.float32)
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax
         import jax.numpy as jnp
 
-        true = find_true_classes(logits, labels)
+        _require_one_label(logits)
+        is_class = jnp.issubdtype(labels.dtype, jnp.integer)
+        true = labels if is_class else labels.argmax(axis=-1)
         probability = jax.nn.softmax(logits).max(axis=-1)
         # Bins include their upper end: 1 belongs to the last bin.
-        places = (jnp.ceil(probability * self.bins) - 1).clip(0, self.bins - 1).astype(jnp.int32)
-        right = logits.argmax(axis=-1) == true
-        values = jnp.stack([jnp.ones_like(probability), right, probability])
-        return jnp.zeros((3, self.bins)).at[:, places].add(jnp.where(mask, values, 0))
+        bin_numbers = (jnp.ceil(probability * self.bins) - 1).clip(0, self.bins - 1)
+        is_right = logits.argmax(axis=-1) == true
+        values = jnp.where(mask, jnp.stack([jnp.ones_like(probability), is_right, probability]), 0)
+        return jnp.zeros((3, self.bins)).at[:, bin_numbers.astype(jnp.int32)].add(values)
 
     def value(self, sums: Any) -> float:
         samples, right, probability = np.asarray(sums, np.float64)
@@ -361,16 +379,14 @@ class CalibrationError(MetricSpec):
 
 @component("metric")
 class BrierScore(MetricSpec):
-    """Brier score (Brier 1950): the squared distance of all probabilities from the true class.
-
-    Samples have one label each, or probabilities as labels. 0 is best, 2 is worst.
-    """
+    """Brier score (Brier 1950): the mean squared distance between the vectors of predicted
+    probabilities and of labels, which are one-hot or probabilities. 0 is best, 2 is worst."""
 
     better: ClassVar[Direction] = "min"
     name: Literal["brier"] = "brier"
 
     def zero(self, classes: int) -> Any:
-        """Return the sum of squared distances, and the number of samples, float32 (2,)."""
+        """Return zeros for the sum of squared distances and the number of samples, float32 (2,)."""
         return np.zeros(2, np.float32)
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
@@ -386,15 +402,6 @@ class BrierScore(MetricSpec):
 
     def value(self, sums: Any) -> float:
         return float(sums[0] / sums[1])
-
-
-def find_true_classes(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return the true class of every sample, int (B,), from integer labels or a value per class.
-    Raises ValueError if samples have several labels."""
-    import jax.numpy as jnp
-
-    _require_one_label(logits)
-    return labels if jnp.issubdtype(labels.dtype, jnp.integer) else labels.argmax(axis=-1)
 
 
 def _require_one_label(logits: jax.Array) -> None:

@@ -20,10 +20,10 @@ PLACES = ("step", "pass", "sink")
 
 @dataclass(frozen=True)
 class Telemetry:
-    """Records of the steps `start + 1 .. start + len`.
+    """Records of the steps start + 1, ..., start + n, counted from 1.
 
-    `columns` has arrays (steps,) by name, float32, or bool for flags. Monitors write every column;
-    flags only where they are true.
+    `columns` are arrays (n,) by name, float32, or bool for flags. Monitors write a flag only for
+    the steps for which it is True.
     """
 
     start: int
@@ -33,10 +33,11 @@ class Telemetry:
     def from_rows(
         start: int, rows: np.ndarray, names: Sequence[str], flags: Collection[str] = ()
     ) -> Telemetry:
-        """Make telemetry from rows of the device's buffer, (steps, columns); `flags` become bool.
-        Raises ValueError if the number of names differs from the number of columns."""
-        numbers = zip(names, np.asarray(rows, np.float32).T, strict=True)
-        columns = {name: column > 0 if name in flags else column for name, column in numbers}
+        """Make telemetry from rows of the device's buffer, (steps, columns). The columns in `flags`
+        become bool. Raises ValueError if there aren't as many names as columns."""
+        columns = dict(zip(names, np.asarray(rows, np.float32).T, strict=True))
+        for name in columns.keys() & flags:
+            columns[name] = columns[name] > 0
         return Telemetry(start, columns)
 
     def __len__(self) -> int:
@@ -81,8 +82,8 @@ class Telemetry:
         return sum(column.nbytes for column in self.columns.values())
 
     def classify_steps(self, *, skips_overflow: bool = True) -> StepOutcome:
-        """Return the outcome of each step, masks (steps,). `skips_overflow`, whether the loss scale
-        skips overflows, separates the two kinds of skipped steps."""
+        """Return the outcome of each step, masks (steps,). `skips_overflow` is whether the loss
+        scale skips overflows; if not, all skipped steps are `skipped_non_finite`."""
         zeros = np.zeros(len(self), np.float32)
         names = ("loss", "grad_norm", "skipped")
         loss, grad_norm, skipped = (self.columns.get(name, zeros) for name in names)
@@ -90,30 +91,30 @@ class Telemetry:
 
     @cached_property
     def non_finite_step(self) -> int | None:
-        """The step, counted from 1, that ended training: neither finite nor skipped. Else None."""
-        continues = self.classify_steps().should_continue
-        first = int(continues.argmin())
-        return None if continues[first] else self.start + first + 1
+        """The step that ended training, counted from 1; None if every step was applied or
+        skipped."""
+        should_continue = self.classify_steps().should_continue
+        if should_continue.all():
+            return None
+        return self.start + int(should_continue.argmin()) + 1
 
 
 def concatenate_columns(parts: Sequence[Telemetry]) -> dict[str, np.ndarray]:
-    """Join the columns of several parts, which have the same names."""
+    """Return the columns of all parts, joined by name. All parts must have the same names."""
     names = parts[0].columns
     return {name: np.concatenate([part.columns[name] for part in parts]) for name in names}
 
 
 class StepOutcome(NamedTuple):
-    """Outcome of steps as bool masks, () or (steps,), of numpy or jax.
-
-    At most one is true for a step. If none is, the step is non-finite and ends the run.
-    """
+    """Outcome of steps as bool masks, () or (steps,), of numpy or jax. At most one is true for a
+    step. If none is, the step is non-finite and ends the run."""
 
     applied: Any
     """The update was applied: loss and gradient are finite."""
     overflow: Any
     """The loss scale skipped the update: the loss is finite, the gradient isn't."""
     skipped_non_finite: Any
-    """`on_nan: skip` skipped the update: the step is non-finite, but no overflow."""
+    """`on_nan: skip` skipped the update: the step is non-finite, and not an overflow."""
 
     @property
     def skipped(self) -> Any:
@@ -129,13 +130,11 @@ class StepOutcome(NamedTuple):
     def from_columns(
         xp: Any, loss: Any, grad_norm: Any, skipped: Any, *, skips_overflow: bool = True
     ) -> StepOutcome:
-        """Read the outcome back from columns of `Record`; `xp` is numpy or jax.numpy.
-
-        `skips_overflow` is whether the loss scale skips overflows.
-        """
+        """Return the outcome of steps from columns of their records; `xp` is numpy or jax.numpy.
+        `skips_overflow` is whether the loss scale skips overflows."""
         applied = xp.isfinite(loss) & xp.isfinite(grad_norm)
         was_skipped = xp.asarray(skipped) > 0
-        overflow = was_skipped & (xp.isfinite(loss) if skips_overflow else False)
+        overflow = was_skipped & xp.isfinite(loss) & skips_overflow
         return StepOutcome(applied, overflow, was_skipped & ~overflow)
 
 
@@ -150,5 +149,6 @@ def count_updates(state: TrainState) -> Array:
 
 
 def count_skipped(state: TrainState) -> int:
-    """Return the number of steps whose updates `on_nan` skipped, or a rollback undid."""
+    """Return the number of steps whose updates were skipped by `on_nan`, or undone by a
+    rollback."""
     return 0 if state.bad_steps is None else int(state.bad_steps.left_out)

@@ -39,26 +39,25 @@ MAX_CONSECUTIVE_OVERFLOWS = 1000
 def decide_outcome(
     policy: NonFinitePolicy, state: TrainState, loss: Array, grad_norm: Array
 ) -> StepOutcome:
-    """Decide whether a step is applied, is skipped or ends the run; masks are bool (). A non-finite
-    loss isn't an overflow, since no loss scale would mend it."""
+    """Decide whether a step is applied, is skipped or ends the run. The masks are bool (). A
+    non-finite loss isn't an overflow, since a smaller loss scale wouldn't make it finite."""
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     overflow = skipped_non_finite = jnp.zeros((), bool)
     if state.overflows is not None:
         overflow = jnp.isfinite(loss) & ~jnp.isfinite(grad_norm)
         overflow &= state.overflows.bad_steps < MAX_CONSECUTIVE_OVERFLOWS
     if state.bad_steps is not None and policy.skips_in_a_row:
-        skipped_non_finite = ~(finite | overflow) & (
-            state.bad_steps.in_a_row < policy.skips_in_a_row
-        )
+        can_skip = state.bad_steps.in_a_row < policy.skips_in_a_row
+        skipped_non_finite = ~(finite | overflow) & can_skip
     return StepOutcome(finite, overflow, skipped_non_finite)
 
 
 def apply_if_finite(finite: Array, update: Callable[[State], State], state: State) -> State:
     """Return `update(state)` if `finite`, bool (), is true, else the same state.
 
-    The CPU has a branch, which needs no copies. Other devices select between both states: a branch
-    would wait for the host to read the condition. In eager mode Python branches, since jax would
-    compile a branch again in every step.
+    On the CPU this is a branch, which needs no copies. Other devices compute both states and select
+    one, since they would wait at a branch until the host has read the condition. Outside of jit
+    this is a Python `if`, since jax would compile a branch again in every step.
     """
     if not isinstance(finite, jax.core.Tracer):
         return update(state) if finite else state
@@ -66,13 +65,13 @@ def apply_if_finite(finite: Array, update: Callable[[State], State], state: Stat
     def branch(finite: Array, state: State) -> State:
         return jax.lax.cond(finite, update, lambda state: state, state)
 
-    def choose(finite: Array, state: State) -> State:
+    def select(finite: Array, state: State) -> State:
         result: State = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old), update(state), state
         )
         return result
 
-    result: State = jax.lax.platform_dependent(finite, state, cpu=branch, default=choose)
+    result: State = jax.lax.platform_dependent(finite, state, cpu=branch, default=select)
     return result
 
 
@@ -86,9 +85,10 @@ def apply_update(
 ) -> TrainState:
     """Return the state after an update: p <- p - rate * direction, for trained parameters p.
 
-    `rates` is one rate, (), or the rate without a group and the rate of each group, (1 + groups,).
-    `gradients.values` are unscaled, over `count` samples. `gradients.layers` are sums of the scaled
-    loss; `unscale` is the inverse of the loss scale.
+    `rates` is one rate, (), or with rate groups (1 + groups,): the rate without a group, then each
+    group's rate. `gradients.values` are unscaled gradients over `count` samples.
+    `gradients.layers` are computed from gradients of the scaled loss, and `unscale` is the inverse
+    of the loss scale.
     """
     extra_arguments = {}
     if config.curvature is not None:
@@ -127,8 +127,9 @@ def apply_directions(
     groups: Sequence[str],
     layer_factors: Mapping[str, float],
 ) -> Any:
-    """Return p - rate * direction. The rate is of the last group that covers p, else `rates[0]`,
-    times the factor of p's outermost scope in `layer_factors`, if it has one."""
+    """Return p - rate * direction for each parameter p. The rate is that of the last group that
+    covers p, else `rates[0]`. It is multiplied by the factor of p's outermost scope, if
+    `layer_factors` has one."""
     if not groups and not layer_factors:
         return jax.tree.map(lambda p, d: p - rates * d, params, directions)
     group_rates = jnp.asarray(rates)
@@ -136,9 +137,12 @@ def apply_directions(
     directions = flatten_dict(dict(directions))
 
     def find_rate(path: LayerPath) -> Array:
-        covering = [column for column, pattern in enumerate(groups, 1) if covers(pattern, path)]
-        rate = group_rates[covering[-1] if covering else 0] if groups else group_rates
-        return rate * layer_factors[path[0]] if layer_factors.get(path[0], 1.0) != 1.0 else rate
+        rate = group_rates
+        if groups:
+            covering = [column for column, pattern in enumerate(groups, 1) if covers(pattern, path)]
+            rate = group_rates[covering[-1] if covering else 0]
+        factor = layer_factors.get(path[0], 1.0)
+        return rate if factor == 1.0 else rate * factor
 
     return unflatten_dict(
         {path: p - find_rate(path) * directions[path] for path, p in flat.items()}
@@ -146,8 +150,9 @@ def apply_directions(
 
 
 def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:
-    """Return the moving average after an update; `updates`, int32 (), counts earlier ones."""
-    assert spec.decay is not None, "there is an average if there is a decay"
+    """Return the moving average after an update. `updates`, int32 (), is the number of updates
+    before it."""
+    assert spec.decay is not None, "callers have an average, so its decay is set"
     count = updates.astype(jnp.float32)
     ramp = (1 + count) / (10 + count)
     decay = jnp.minimum(spec.decay, ramp) if spec.warmup else jnp.float32(spec.decay)
@@ -155,10 +160,8 @@ def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> 
 
 
 def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutcome) -> TrainState:
-    """Set the loss scale of the next step, and count an overflow.
-
-    Nothing changes for a step that was neither applied nor an overflow.
-    """
+    """Return the state with the loss scale of the next step, and with an overflow counted. After a
+    step that was neither applied nor an overflow, the state is the same."""
     before = state.overflows
     if before is None:
         return state
@@ -178,8 +181,9 @@ def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutc
 def count_non_finite_step(
     policy: NonFinitePolicy, state: TrainState, outcome: StepOutcome
 ) -> TrainState:
-    """Count a non-finite step that the policy skips: only the step and the counts change. An
-    applied step resets the count of consecutive non-finite steps, an overflow doesn't."""
+    """Return the state with a skipped non-finite step counted, in `step` and `bad_steps`. An
+    applied step sets the number of consecutive non-finite steps to 0; an overflow doesn't change
+    it."""
     before = state.bad_steps
     if before is None or not policy.skips_in_a_row:
         return state

@@ -51,7 +51,7 @@ def test_mean_iou_matches_sets(ignored: int | None) -> None:
         own, found = set(np.flatnonzero(true == kind)), set(np.flatnonzero(guessed == kind))
         if own | found:
             shares.append(len(own & found) / len(own | found))
-    metric = MeanIou().ignoring(ignored)
+    metric = MeanIou().ignore_label(ignored)
     assert value(metric, LOGITS, LABELS, MASK) == pytest.approx(np.mean(shares), abs=1e-12)
 
 
@@ -79,8 +79,8 @@ def test_pixel_accuracy_accepts_class_and_soft_labels() -> None:
 
 
 def test_custom_label_is_not_replaced() -> None:
-    assert MeanIou(ignore_index=3).ignoring(255).ignore_index == 3
-    assert MeanIou().ignoring(255).ignore_index == 255
+    assert MeanIou(ignore_index=3).ignore_label(255).ignore_index == 3
+    assert MeanIou().ignore_label(255).ignore_index == 255
 
 
 def test_metrics_without_samples_are_zero() -> None:

@@ -84,11 +84,9 @@ def inverted_bottleneck(
     *,
     epsilon: float = 1e-5,
 ) -> Stack:
-    """Return the body of an inverted residual (Sandler et al. 2018, fig. 3).
-
-    Its convolutions are a 1x1 from `channels` to `depthwise.hidden`, left out if these are equal,
-    the depthwise, and a 1x1 to `features`. `act` follows the first two, then comes `gate`.
-    """
+    """Return the body of an inverted residual (Sandler et al. 2018, fig. 3). Its convolutions are:
+    a 1x1 from `channels` to `depthwise.hidden`, left out if these are equal; the depthwise one; a
+    1x1 to `features`. `act` follows the first and the second, and `gate` comes before the third."""
     hidden = depthwise.hidden
     expand = (*conv_norm(hidden, 1, epsilon=epsilon), act) if hidden != channels else ()
     middle = conv_norm(hidden, depthwise.kernel, depthwise.stride, groups=hidden, epsilon=epsilon)
@@ -99,10 +97,8 @@ def squeeze_excite(
     channels: int, hidden: int, act: LayerSpec | None = None, last_act: LayerSpec | None = None
 ) -> Gate:
     """Return a gate of channels: two dense layers on the means of all channels (Hu et al. 2018).
-
-    `act`, by default ReLU, follows the first dense layer, and `last_act`, by default
-    sigmoid, the last.
-    """
+    `act`, by default ReLU, follows the first dense layer, `last_act`, by default sigmoid, the
+    last."""
     reduce = (GlobalAvgPool(), Dense(features=hidden), act or Relu())
     expand = (Dense(features=channels), last_act or Sigmoid())
     return Gate(scope="squeeze_excite", body=(*reduce, *expand))
@@ -128,9 +124,7 @@ def map_layers(change: Callable[[LayerSpec], LayerSpec], stack: Stack) -> Stack:
 
 
 def round_features(width: float, divisor: int = 8) -> int:
-    """Return the multiple of `divisor` nearest to `width`, but at least 90 % of `width`.
-
-    The rule is from the reference implementation of the MobileNets (tensorflow/models, slim).
-    """
+    """Return the multiple of `divisor` nearest to `width`, but at least 90 % of `width`. The rule
+    is from the reference implementation of the MobileNets (tensorflow/models, slim)."""
     nearest = max(divisor, int(width + divisor / 2) // divisor * divisor)
     return nearest if nearest >= 0.9 * width else nearest + divisor

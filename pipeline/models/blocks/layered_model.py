@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LayeredModelSpec(ModelSpec):
-    """Base of the networks that are a list of layers; backends other than XLA read the list."""
+    """Base of the networks that are a list of layers, which backends other than XLA read."""
 
     stage_fields: ClassVar[tuple[str, ...]] = ()
     """Names of fields that are lists with one entry per stage."""
@@ -48,8 +48,8 @@ class LayeredModelSpec(ModelSpec):
 class StridedModelSpec(LayeredModelSpec):
     """Base of the networks in which convolutions or pools with a stride are padded.
 
-    At odd sizes all conventions are equal. At even sizes a window of 3 with a stride of 2 needs one
-    row of zeros, either after the image or before it.
+    At odd sizes all values of `padding` are equal. At even sizes a window of 3 with a stride of 2
+    needs one row of zeros, which is either after the image or before it.
     """
 
     padding: Literal["same", "symmetric", "symmetric_convs"] = "same"
@@ -100,11 +100,9 @@ def plan_blocks(
     expansion: int = 1,
     halve_first: bool = True,
 ) -> Iterator[StageBlock]:
-    """Yield the blocks of all stages; the first block reads `channels`.
-
-    A block has `expansion` times the width of its stage as features. The first block of every stage
-    halves the image, except in the first stage without `halve_first`.
-    """
+    """Yield the blocks of all stages; the first block reads `channels`. The output of a block has
+    `expansion` times the width of its stage as features. The first block of a stage halves the
+    image; in the first stage only if `halve_first` is set."""
     for stage, (count, width) in enumerate(zip(counts, widths, strict=True), start=1):
         for index in range(count):
             halves = index == 0 and (halve_first or stage > 1)

@@ -38,7 +38,7 @@ class BlockUse(Spec):
 
 
 MAX_USES = 1000
-"""All blocks together are used at most this often, since nested blocks can grow exponentially."""
+"""Most uses of all blocks together. Nested uses can grow exponentially."""
 
 
 def expand_uses(
@@ -141,7 +141,8 @@ def _find_parameters(node: Any) -> Iterator[str]:
 
 
 def _fill_parameters(node: Any, values: Mapping[str, Any]) -> Any:
-    """Return a block's layers with values for the parameters; others, as `$classes`, stay."""
+    """Return a block's layers with the values of parameters. Other strings, such as `$classes`,
+    don't change."""
     if isinstance(node, str) and node.startswith("$"):
         return values.get(node[1:], node)
     if isinstance(node, Mapping):

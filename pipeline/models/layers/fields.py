@@ -62,6 +62,6 @@ Padding = Annotated[
     | Annotated[tuple[Edges, Edges], Strict(False)],
     Expected("same, valid, symmetric, a whole number or [[top, bottom], [left, right]]"),
 ]
-"""same: ceil(size / stride) positions; valid: no padding; a number: that many zeros on each side;
-symmetric: (window - 1) // 2 on each side, which differs from `same` for even windows, and for
-strides at even sizes."""
+"""same: ceil(size / stride) results; valid: no padding; a number: that many zeros on each side;
+symmetric: (window - 1) // 2 zeros on each side. symmetric differs from same for even windows, and
+for a stride above 1 at even sizes."""

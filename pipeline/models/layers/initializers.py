@@ -18,7 +18,8 @@ Distribution = Literal["normal", "uniform"]
 
 @component("initializer")
 class TruncatedNormal(InitializerSpec):
-    """Normal of deviation `sigma`, truncated at two sigma, so that its deviation is 0.88 sigma."""
+    """Normal of deviation `sigma`, truncated at two sigma; the deviation of the result is 0.88
+    sigma."""
 
     name: Literal["truncated_normal"] = "truncated_normal"
     sigma: PositiveFloat = 0.01
@@ -54,7 +55,8 @@ class Uniform(InitializerSpec):
 
 
 class _He(InitializerSpec):
-    """Variance `gain**2 / fan`, gain**2 = 2 / (1 + negative_slope**2) (He et al. 2015, eq. 14)."""
+    """Base of distributions of variance gain^2 / fan, with gain^2 = 2 / (1 + negative_slope^2) (He
+    et al. 2015, eq. 14). `fan` is the number of inputs or, with fan_out, of outputs of a result."""
 
     distribution: ClassVar[Distribution]
     mode: Literal["fan_in", "fan_out"] = "fan_in"
@@ -76,7 +78,8 @@ class HeNormal(_He):
 
 @component("initializer")
 class HeUniform(_He):
-    """Uniform within gain * sqrt(3 / fan), which is 1 / sqrt(fan) for slope sqrt(5)."""
+    """Uniform within gain * sqrt(3 / fan). With a negative slope of sqrt(5) this is 1 /
+    sqrt(fan)."""
 
     distribution: ClassVar[Distribution] = "uniform"
     name: Literal["he_uniform"] = "he_uniform"

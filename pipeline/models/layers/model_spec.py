@@ -35,14 +35,13 @@ class LayerSpec(Spec):
 
     name: str
     scope: Annotated[str, Field(pattern=r"^\w+$")] | None = None
-    """The layer's name in parameter paths; null numbers it by kind (`conv_0`, `conv_1`, ...)."""
+    """The layer's name in parameter paths; null: its kind and a number (`conv_0`, `conv_1`,
+    ...)."""
 
     def compute(self, x: Any, context: Any) -> Any:
-        """Return the output of a custom layer for input x.
-
-        It is called while the network is traced, inside a flax module, so it may apply a flax
-        module with `name=context.name`. `context` is a `LayerContext`: path, dtype and `train`.
-        """
+        """Return the output of a custom layer for input x. It is called while the network is
+        traced, inside a flax module, so it may apply a flax module with `name=context.name`.
+        `context` is a `LayerContext`: path, dtype and `train`."""
         raise TypeError(
             f"{context}: layer {self.name} has no computation; its class must have a method "
             "`compute(self, x, context)`"
@@ -64,11 +63,11 @@ class InitRules(Spec):
     """Initialisers of single parameters."""
 
     rules: Seq[InitRule] = ()
-    """The last rule that covers a parameter decides, and precedes all other settings."""
+    """The last rule that covers a parameter applies, instead of all other settings."""
 
 
 class InitSpec(InitRules):
-    """Initialiser of each kind of weight, for layers that name none."""
+    """Initialiser of each kind of weight, for layers without a setting of their own."""
 
     conv: Initializer
     dense: Initializer
@@ -87,25 +86,19 @@ class ModelSpec(Spec):
     init: InitSpec
 
     def fit_to_table(self, features: int | None) -> ModelSpec:
-        """Return the model for a table with this number of features; None for other data.
-
-        Raises ValueError if the model has another number of features.
-        """
+        """Return the model for a table with this number of features; None for other data. Raises
+        ValueError if the model has another number of features."""
         return self
 
     @abstractmethod
     def build(self, classes: int, dtype: str) -> nn.Module:
         """Return the flax module, `module(images NHWC, train=bool) -> logits (batch, classes)`.
-
-        `dtype` is the type of activations; parameters are float32.
-        """
+        `dtype` is the type of activations; parameters are float32."""
 
 
 def count_layers(layers: Any, counted: int = 0) -> int:
-    """Return `counted` plus the number of layers, with inner layers and repetitions.
-
-    Raises ValueError above `MAX_LAYERS`, which would take many minutes to trace.
-    """
+    """Return `counted` plus the number of layers, with inner layers and repetitions. Raises
+    ValueError above `MAX_LAYERS`, which would take many minutes to trace."""
     for layer in _find_layers(layers):
         counted += 1
         if counted > MAX_LAYERS:

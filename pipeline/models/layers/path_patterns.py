@@ -18,17 +18,15 @@ EXCEPT = "!"
 
 
 def covers(pattern: str, path: LayerPath) -> bool:
-    """Return whether a glob matches a path or an enclosing scope; a * also matches slashes."""
+    """Return whether a glob matches a path or an enclosing scope. A * also matches slashes."""
     scopes = ("/".join(path[:depth]) for depth in range(1, len(path) + 1))
     return any(fnmatchcase(scope, pattern) for scope in scopes)
 
 
 def is_frozen(patterns: Sequence[str], path: LayerPath) -> bool:
-    """Return whether patterns freeze a parameter: the last pattern that covers it decides.
-
-    A pattern that begins with ! trains the parameters that it covers. Parameters that no pattern
-    covers are frozen if the first pattern begins with !, and trained otherwise.
-    """
+    """Return whether a parameter is frozen, by the last pattern that covers it. A pattern that
+    begins with ! trains the parameters that it covers, other patterns freeze them. Parameters that
+    no pattern covers are frozen if the first pattern begins with !, else trained."""
     frozen = bool(patterns) and patterns[0].startswith(EXCEPT)
     for pattern in patterns:
         if covers(pattern.removeprefix(EXCEPT), path):
@@ -39,10 +37,9 @@ def is_frozen(patterns: Sequence[str], path: LayerPath) -> bool:
 def require_covered(
     patterns: Sequence[str], paths: Sequence[LayerPath], noun: str, prefix: str = ""
 ) -> None:
-    """Raise ValueError for the first pattern that covers no path; patterns have no `!`.
-
-    The message begins with `prefix`, such as `init.rules: `, and counts paths by outermost scope.
-    """
+    """Raise ValueError for the first pattern, without a `!`, that covers no path. The message
+    begins with `prefix`, such as `init.rules: `, and has the number of paths in each outermost
+    scope."""
     for pattern in patterns:
         if any(covers(pattern, path) for path in paths):
             continue
@@ -53,10 +50,10 @@ def require_covered(
         if len(scopes) > MAX_SCOPES:
             scopes[MAX_SCOPES:] = ["..."]
         guess = find_nearest(pattern, counts)
+        hint = f"; did you mean {guess}?" if guess else ""
         raise ValueError(
             f"{prefix}pattern {show_name(repr(pattern))} matches none of the {len(paths)} {noun} "
-            f"in {', '.join(scopes)}, such as {'/'.join(paths[0])}"
-            f"{f'; did you mean {guess}?' if guess else ''}"
+            f"in {', '.join(scopes)}, such as {'/'.join(paths[0])}{hint}"
         )
 
 

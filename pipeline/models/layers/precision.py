@@ -31,15 +31,15 @@ BLACK_LIST = frozenset({"batch_norm", "layer_norm"})
 
 @dataclass(frozen=True)
 class KindRule:
-    """Layers of these kinds compute in `dtype`; other layers in the network's type."""
+    """A rule that layers of these kinds compute in `dtype`."""
 
     kinds: frozenset[str]
     dtype: FloatType
     casts_back: bool = True
-    """Whether their output is cast to the network's type."""
+    """Whether the layers' output is cast to the network's type."""
 
     def covers(self, kind: str, path: LayerPath) -> bool:
-        """Whether the rule has the kind."""
+        """Whether the kind is in `kinds`."""
         return kind in self.kinds
 
     def __str__(self) -> str:
@@ -87,10 +87,8 @@ TypeRule = KindRule | ToFloat | PathListing
 
 @dataclass(frozen=True)
 class Precision:
-    """Type of a network's activations, and rules for layers that compute in another type.
-
-    The last rule that covers a layer decides.
-    """
+    """Type of a network's activations, and rules for layers that compute in another type. The last
+    rule that covers a layer applies."""
 
     dtype: FloatType
     rules: tuple[KindRule | ToFloat, ...] = ()
@@ -101,7 +99,8 @@ class Precision:
         return tuple(dict.fromkeys((self.dtype, *(rule.dtype for rule in self.rules))))
 
     def with_batch_norm(self, *, in_float32: bool) -> Precision:
-        """Return a level, whose rules are by kind, with batch norm in float32 or in `dtype`."""
+        """Return the precision with batch norm in float32 or in `dtype`. All rules must be
+        `KindRule`, as in a level."""
         batch_norm = frozenset({"batch_norm"})
         kind_rules = [rule for rule in self.rules if isinstance(rule, KindRule)]
         rules = [replace(rule, kinds=rule.kinds - batch_norm) for rule in kind_rules]

@@ -1,4 +1,4 @@
-"""Specs of the standard layers, which `modules` computes, with MindSpore's defaults."""
+"""Specs of the standard layers, with MindSpore's defaults. `modules` has their computations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pipeline.models.layers.model_spec import Initializer, Layers, LayerSpec
 
 
 def require_even_groups(layer: Any) -> Any:
-    """Return the layer, a convolution. Raises ValueError if groups don't divide its features."""
+    """Return a convolution. Raises ValueError if `groups` doesn't divide its `features`."""
     if layer.features != CLASSES and layer.features % layer.groups:
         raise ValueError(
             f"features {layer.features} is not a multiple of groups {layer.groups}; "
@@ -77,9 +77,7 @@ class Conv3d(LayerSpec):
 @component("layer")
 class ConvTranspose(LayerSpec):
     """The transpose of a convolution, which adds each pixel times the kernel to an output window.
-
-    With `same` the output has size * stride positions, with `valid` all positions of windows.
-    """
+    With `same` the output has size * stride positions; with `valid`, all that a window reaches."""
 
     name: Literal["conv_transpose"] = "conv_transpose"
     features: Features
@@ -213,14 +211,14 @@ class Pool(LayerSpec):
 
 @component("layer")
 class MaxPool(Pool):
-    """Largest value of every window; padding doesn't count."""
+    """Largest value of every window, without padding."""
 
     name: Literal["max_pool"] = "max_pool"
 
 
 @component("layer")
 class AvgPool(Pool):
-    """Mean of every window; padding doesn't count."""
+    """Mean of every window, without padding."""
 
     name: Literal["avg_pool"] = "avg_pool"
 
@@ -233,10 +231,8 @@ class GlobalAvgPool(LayerSpec):
 
 
 class AdaptivePool(LayerSpec):
-    """Base of layers that reduce an image to `size` windows.
-
-    Of n pixels, window i of k has those from floor(i n / k) to ceil((i + 1) n / k), as in PyTorch.
-    """
+    """Base of layers that reduce an image to `size` windows. Of n pixels, window i of k has those
+    from floor(i n / k) up to, not including, ceil((i + 1) n / k), as in PyTorch."""
 
     size: AdaptiveSize
     """Height and width of the result."""
@@ -318,15 +314,16 @@ class Residual(LayerSpec):
 class Branches(LayerSpec):
     """Concatenate the channels of several branches of x; an empty branch is the identity.
 
-    With `split` each branch reads an equal share of the channels instead of all channels. With
-    `shapes` each branch reads the next values of a sample, an input that the map op `join` joined.
+    By default each branch reads all of x, with `split` an equal share of the channels. With
+    `shapes` it reads its own input: x has the values of several inputs, which the map op `join`
+    joined.
     """
 
     name: Literal["branches"] = "branches"
     branches: Annotated[Seq[Layers], Field(min_length=1)]
     split: bool = False
     shapes: Seq[Seq[PositiveInt]] = ()
-    """Shape of the values of each branch, such as [28, 28, 1]."""
+    """Shape of the input of each branch, such as [28, 28, 1]."""
 
     @model_validator(mode="after")
     def _check_shapes(self) -> Self:
@@ -340,7 +337,7 @@ class Branches(LayerSpec):
 
 @component("layer")
 class Gate(LayerSpec):
-    """x * body(x); the body has one factor per channel, or x's shape."""
+    """x * body(x). The body returns a factor for each channel, or for each value of x."""
 
     name: Literal["gate"] = "gate"
     body: Layers
@@ -348,10 +345,8 @@ class Gate(LayerSpec):
 
 @component("layer")
 class DualPath(LayerSpec):
-    """Add the first `added` channels of body(x) and shortcut(x), and concatenate the others.
-
-    Chen et al. 2017, sec. 4. An empty shortcut is the identity.
-    """
+    """Add the first `added` channels of body(x) and shortcut(x), and concatenate the others. Chen
+    et al. 2017, sec. 4. An empty shortcut is the identity."""
 
     name: Literal["dual_path"] = "dual_path"
     body: Layers
@@ -363,10 +358,10 @@ class DualPath(LayerSpec):
 class Adversarial(LayerSpec):
     """A generator and the discriminator of its images (Goodfellow et al. 2014).
 
-    Images like x are generated from `latent` normal numbers. The result is three scores of the
-    discriminator, (batch, 3): of x; of the generated images as constants; of the generated images
-    by a constant discriminator. The second trains only the discriminator, the third only the
-    generator. In evaluation the numbers of a sample are drawn by a hash of x.
+    Images like x are generated from `latent` normal numbers. The result is three scores, (batch,
+    3): of x; of the generated images, without a gradient for the generator; of the generated
+    images, without a gradient for the discriminator. In evaluation the normal numbers of a sample
+    are drawn from a hash of x.
     """
 
     name: Literal["adversarial"] = "adversarial"
@@ -381,14 +376,14 @@ class Adversarial(LayerSpec):
 
 def name_scopes(layers: Iterable[LayerSpec]) -> list[str]:
     """Return the names of sibling layers in parameter paths: the scope, or the kind with a number.
-
-    Raises ValueError if two layers would share a name.
-    """
+    Raises ValueError if two layers would share a name."""
     counts: Counter[str] = Counter()
     names: list[str] = []
     for layer in layers:
-        name = layer.scope or f"{layer.name}_{counts[layer.name]}"
-        counts[layer.name] += layer.scope is None
+        name = layer.scope
+        if name is None:
+            name = f"{layer.name}_{counts[layer.name]}"
+            counts[layer.name] += 1
         if name in names:
             raise ValueError(f"two layers share the scope {name!r}; scopes must differ")
         names.append(name)

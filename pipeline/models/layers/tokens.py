@@ -13,10 +13,10 @@ from pipeline.models.layers.standard import require_even_groups
 
 
 class Lookup(LayerSpec):
-    """Base of layers that look up a learned row for each whole number.
+    """Base of layers that look up a learned row of a table for each whole number.
 
-    Numbers below 0 count from the end. Rows of numbers from `vocabulary` on are NaN. The layer must
-    be the first: bfloat16 activations can't hold whole numbers above 256.
+    A number n below 0 looks up row `vocabulary` + n, and a number from `vocabulary` on results in
+    NaN. The layer must be the first: bfloat16 activations can't hold all whole numbers above 256.
     """
 
     vocabulary: Features
@@ -34,10 +34,8 @@ class Embedding(Lookup):
 
 @component("layer")
 class TiedEmbedding(Lookup):
-    """Embed whole numbers, apply the body, and multiply each token by the same rows.
-
-    (batch, ...) -> (batch, tokens, vocabulary) (Press and Wolf 2017).
-    """
+    """Embed whole numbers, apply the body, and multiply each token by the same rows. (batch, ...)
+    -> (batch, tokens, vocabulary) (Press and Wolf 2017)."""
 
     name: Literal["tied_embedding"] = "tied_embedding"
     body: Layers
@@ -61,8 +59,8 @@ class ClassToken(LayerSpec):
 class PositionEmbedding(LayerSpec):
     """Add a learned vector to each token, by its position.
 
-    There are as many vectors as tokens when the network is initialised. With `shorter` there may be
-    fewer tokens later, for which the first vectors are used.
+    The network is initialised with as many vectors as there are tokens. With `shorter` later inputs
+    may have fewer tokens, to which the first vectors are added.
     """
 
     name: Literal["position_embedding"] = "position_embedding"
@@ -105,14 +103,15 @@ class Conv1d(LayerSpec):
 class Recurrent(LayerSpec):
     """Base of layers that read tokens one after the other and keep a state of `features` values.
 
-    Gates, their order and biases are PyTorch's. Weights start uniform within 1 / sqrt(features), as
-    in PyTorch and MindSpore. Tokens that a mask marks as padding don't change the state.
+    Gates, their order and biases are those of PyTorch. Initial weights are uniform within 1 /
+    sqrt(features), as in PyTorch and MindSpore. Tokens that a mask marks as padding don't change
+    the state.
     """
 
     features: Features
     bidirectional: bool = False
-    """Whether a second layer reads the tokens from the last to the first. The features of both are
-    concatenated, so there are twice as many."""
+    """Whether a second layer reads the tokens from the last to the first. The features of both
+    layers are concatenated, so the result has 2 * `features`."""
     output: Literal["tokens", "last"] = "tokens"
     """tokens: the state after each token, (batch, tokens, features); last: the state after all
     tokens, (batch, features)."""
@@ -128,7 +127,7 @@ class Lstm(Recurrent):
 
 @component("layer")
 class Gru(Recurrent):
-    """Gated recurrent unit (Cho et al. 2014); the reset gate multiplies state @ weights + bias."""
+    """Gated recurrent unit (Cho et al. 2014). The reset gate multiplies state @ weights + bias."""
 
     name: Literal["gru"] = "gru"
 

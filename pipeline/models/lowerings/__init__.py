@@ -1,1 +1,2 @@
-"""Convolutions, dense products and max pooling by several exact formulas, and the choice of one."""
+"""Several formulas for convolutions, dense products and max pooling, and the choice of the
+fastest."""

@@ -1,4 +1,4 @@
-"""The lowerings of a problem, their computation, and the choice for a layer."""
+"""The lowerings that can compute a problem, their computation, and their choice for a layer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ FORMULAS: Mapping[str, Mapping[Role, Mapping[str, Formula]]] = {
 
 
 def list_candidates(problem: Problem, engines: frozenset[Engine]) -> tuple[Lowering, ...]:
-    """List a problem's lowerings by these engines; the role's first formula, by XLA, is first."""
+    """Return a problem's lowerings with these engines. The first is the role's first formula by
+    XLA."""
     lowerings = (
         Lowering(name, engine, images)
         for name, formula in FORMULAS[problem.kind][problem.role].items()
@@ -78,10 +79,8 @@ def can_compute(problem: Problem, lowering: Lowering, engines: frozenset[Engine]
 
 
 def compute(problem: Problem, lowering: Lowering, operands: Sequence[Array]) -> Array:
-    """Compute a problem by a lowering, on the operands of its role.
-
-    The result has the operands' dtype. Raises ValueError if the lowering can't compute it.
-    """
+    """Compute a problem by a lowering, on the operands of its role. The result has the operands'
+    dtype. Raises ValueError if the lowering can't compute it."""
     if not can_compute(problem, lowering, frozenset((lowering.engine,))):
         raise ValueError(f"{lowering} can't compute {problem}")
     formula = FORMULAS[problem.kind][problem.role][lowering.family]
@@ -120,7 +119,8 @@ class LayerPlan(Generic[P]):
     @property
     def is_default(self) -> bool:
         """Whether all three lowerings are the default."""
-        return all(c.is_default for c in (self.forward, self.input_grad, self.weight_grad))
+        choices = (self.forward, self.input_grad, self.weight_grad)
+        return all(choice.is_default for choice in choices)
 
 
 def plan_layer(policy: LoweringPolicy, make_problem: Callable[[Role], P]) -> LayerPlan[P]:

@@ -2,10 +2,10 @@
 
 XLA:CPU has a fast library for convolutions in the layouts NHWC, HWIO and NHWC. The gradients that
 jax derives permute those dimensions. Outside of loops the compiler permutes them back. In the body
-of a `fori_loop` or a `scan` it emits a scalar loop that is 10 to 100 times slower (jax issue
-12868). Here both gradients are convolutions in those layouts, with explicit transposes, unless the
-policy chooses a faster lowering. Compilers for other platforms recognise the gradients that jax
-derives.
+of a `fori_loop` or a `scan` it makes a scalar loop that is 10 to 100 times slower (jax issue
+12868). So on the CPU both gradients are computed here as convolutions in those layouts, with
+explicit transposes, or by the lowerings that the policy chooses. Compilers for other platforms are
+fast with the gradients that jax derives.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _Operands = tuple[Array, Array]
 
 
 def convolve(plan: Plan, images: Array, kernel: Array) -> Array:
-    """Convolve by the plan's forward lowering, whose default is XLA's convolution."""
+    """Convolve by the plan's forward lowering. The default is XLA's convolution."""
     if plan.forward.is_default:
         window = plan.forward.problem.window
         return conv2d_forward.convolution(window, XLA_CONVOLUTION, images, kernel)
@@ -85,8 +85,8 @@ _conv2d.defvjp(
 
 def _compute_gradients(plan: Plan, operands: _Operands, cotangent: Array) -> _Operands:
     images, kernel = operands
-    # Without a separate call, XLA would fuse the operations that compute the images, up to a stage
-    # of residual blocks, into their transpose, and repeat them for every strided element.
+    # Without a separate call, XLA would fuse the operations that compute the images, sometimes a
+    # stage of residual blocks, into their transpose, and repeat them for every strided element.
     with set_xla_metadata(inlineable="false"):
         kernel_grad = jax.jit(_compute_weight_grad, static_argnums=0)(plan, images, cotangent)
     return _compute_input_grad(plan, kernel, cotangent), kernel_grad

@@ -1,8 +1,8 @@
 """Convolution of images whose batch is the innermost axis, as a few products of matrices.
 
-With few channels, the batch fills vectors and the channels don't. In the layout CHWN a row of an
-image is one contiguous block of all samples. So the patches of the images (im2col) are copies of
-long blocks, and each of the three computations is one product of matrices:
+A few channels don't fill the processor's vectors, but the batch does. In the layout CHWN a row of
+an image is one contiguous block with all samples. So the patches of the images (im2col) are copies
+of long blocks, and each of the three computations is one product of matrices:
 
     forward           kernel (features, window) x patches (window, positions)
     weight gradient   patches (window, positions) x cotangent (positions, features)
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair, make_window
+from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, make_window
 
 
 def conv2d_chwn(
@@ -82,11 +82,9 @@ _conv2d.defvjp(_forward, _backward)
 
 
 def _forbid_inlining() -> AbstractContextManager[None]:
-    """Return a context in which XLA fuses nothing into or out of a jitted function.
-
-    XLA:CPU would otherwise recompute cheap values for every reader, and compute a result that ends
-    in a reshape one element at a time.
-    """
+    """Return a context in which XLA fuses nothing into or out of a jitted function. XLA:CPU would
+    otherwise recompute cheap values for every reader, and compute a result that ends in a reshape
+    one element at a time."""
     return set_xla_metadata(inlineable="false")
 
 
@@ -99,7 +97,7 @@ def _sum_shifted(window: ConvWindow, images: Array, kernel: Array) -> Array:
     padded = _pad(window, images)
     terms = (
         kernel[i, j, channel][:, None, None, None]
-        * padded[channel, _slice_tap(window.rows, i), _slice_tap(window.columns, j)]
+        * padded[channel, window.rows.slice_tap(i), window.columns.slice_tap(j)]
         for i in range(window.rows.kernel)
         for j in range(window.columns.kernel)
         for channel in range(kernel.shape[2])
@@ -112,18 +110,10 @@ def _pad(window: ConvWindow, images: Array) -> Array:
     return lax.pad(images, jnp.zeros((), images.dtype), config)
 
 
-def _slice_tap(axis: Axis, position: int) -> slice:
-    """Return the slice of the padded axis under a kernel position."""
-    first = position * axis.dilation
-    return slice(first, first + axis.last_offset + 1, axis.stride)
-
-
 def _make_patches(window: ConvWindow, images: Array) -> Array:
-    """Return the patches: (kernel rows * kernel columns * channels, height * width * batch).
-
-    Images are shifted along the width, then whole rows along the height. This takes half the time
-    of one shift for every kernel position.
-    """
+    """Return the patches: (kernel rows * kernel columns * channels, height * width * batch). Images
+    are shifted along the width, then whole rows along the height. This takes half the time of one
+    shift for every kernel position."""
     with _forbid_inlining():
         return _shift_rows(window, _shift_columns(window, images))
 
@@ -132,14 +122,14 @@ def _make_patches(window: ConvWindow, images: Array) -> Array:
 def _shift_columns(window: ConvWindow, images: Array) -> Array:
     """Stack shifted images: (kernel columns * channels, padded height, width * batch)."""
     padded = _pad(window, images)
-    taps = [padded[:, :, _slice_tap(window.columns, j)] for j in range(window.columns.kernel)]
+    taps = [padded[:, :, window.columns.slice_tap(j)] for j in range(window.columns.kernel)]
     shifted = jnp.concatenate(taps)
     return shifted.reshape(*shifted.shape[:2], -1)
 
 
 @_jit
 def _shift_rows(window: ConvWindow, shifted: Array) -> Array:
-    rows = [shifted[:, _slice_tap(window.rows, i)] for i in range(window.rows.kernel)]
+    rows = [shifted[:, window.rows.slice_tap(i)] for i in range(window.rows.kernel)]
     return jnp.concatenate([row.reshape(row.shape[0], -1) for row in rows])
 
 
@@ -166,10 +156,8 @@ def _compute_input_grad(window: ConvWindow, kernel: Array, cotangent: Array) -> 
 
 @_jit
 def _spread_columns(window: ConvWindow, cotangent: Array) -> Array:
-    """Return the pixels of the cotangent under every column of the flipped kernel.
-
-    The result is (kernel columns * features, cotangent height * image width * batch).
-    """
+    """Return the pixels of the cotangent under every column of the flipped kernel. The result is
+    (kernel columns * features, cotangent height * image width * batch)."""
     axis = window.columns
     config = ((0, 0, 0), (0, 0, 0), (*axis.input_grad_pads, axis.stride - 1), (0, 0, 0))
     padded = lax.pad(cotangent, jnp.zeros((), cotangent.dtype), config)

@@ -18,10 +18,11 @@ from pipeline.models.lowerings.problem.lowering import WIDENED, Engine, Formula,
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 
 MAX_PATCH_CHANNELS = 32
-"""Patches of images with more channels are too large."""
+"""Most channels for which im2col is tried: its patches have a copy of each for every kernel
+position."""
 MAX_SUM_CHANNELS = 4
 MAX_SUM_TERMS = 150
-"""Limits of a sum of shifted images; more terms take long to compile."""
+"""Most channels and most terms of a sum of shifted images. More terms take long to compile."""
 
 Fits = Callable[[ConvolutionProblem], bool]
 
@@ -48,7 +49,7 @@ def _has_few_terms(problem: ConvolutionProblem) -> bool:
 
 
 def _has_phases(problem: ConvolutionProblem) -> bool:
-    """Whether a stride splits the images into phases; dilation and negative pads aren't handled."""
+    """Whether `phases` can compute the problem: there is a stride, no dilation, no negative pad."""
     window = problem.window
     is_uncropped = min(*window.pads[0], *window.pads[1]) >= 0
     return window.dilation == (1, 1) and window.strides != (1, 1) and is_uncropped
@@ -61,7 +62,7 @@ def _fits_winograd(problem: ConvolutionProblem) -> bool:
 
 
 def _fits_exact_winograd(problem: ConvolutionProblem) -> bool:
-    """Whether Winograd's sums before the products are exact enough; bfloat16 loses digits."""
+    """Whether Winograd's tiles fit, and the sums before the products are exact: not in bfloat16."""
     return _fits_winograd(problem) and problem.dtype in ("float32", *WIDENED)
 
 

@@ -1,9 +1,9 @@
 """The transpose of a two-dimensional convolution: the fastest lowering for each computation.
 
 The result is the input gradient of a convolution, and the gradients are that convolution and its
-weight gradient. So its problems are a convolution's, whose images are the result. For the weight
-gradient that jax derives, XLA:CPU has a scalar loop, 1 GFLOP/s in a training loop (jax issue
-12868). On other platforms the gradients are jax's.
+weight gradient. So the problems are those of the convolution, with the result in place of its
+images. For the weight gradient that jax derives, XLA:CPU makes a scalar loop, with 1 GFLOP/s in a
+training loop (jax issue 12868). On other platforms the gradients are those that jax derives.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ def conv2d_transpose(
     """Spread images (batch, height, width, channels) by the strides and slide a kernel over them.
 
     The kernel is (height, width, channels // groups, features), of the same dtype, and not rotated,
-    as for `jax.lax.conv_transpose`. The result has size * stride positions with "SAME", and all
-    that the kernel reaches with "VALID". `policy` chooses how the result and the gradients are
+    as in `jax.lax.conv_transpose`. With "SAME" the result has size * stride positions, with "VALID"
+    all positions that the kernel reaches. `policy` chooses how the result and the gradients are
     computed. Forward-mode differentiation isn't supported.
     """
     rows, columns, _, _ = kernel.shape
-    height, width = (
-        size * stride + (max(taps - stride, 0) if padding == "VALID" else 0)
-        for size, stride, taps in zip(x.shape[1:3], strides, (rows, columns), strict=True)
-    )
+    height = x.shape[1] * strides[0]
+    width = x.shape[2] * strides[1]
+    if padding == "VALID":
+        height += max(rows - strides[0], 0)
+        width += max(columns - strides[1], 0)
     window = make_window((height, width), (rows, columns), strides, padding, (1, 1), groups)
     return transpose_window(window, x, kernel, policy)
 
@@ -54,11 +55,9 @@ def conv2d_transpose(
 def transpose_window(
     window: ConvWindow, x: Array, kernel: Array, policy: LoweringPolicy = DEFAULTS
 ) -> Array:
-    """Transpose the convolution that slides by `window` over images of the result's size.
-
-    The kernel is HWIO, of the same dtype as x (batch, height, width, channels), and not rotated:
-    (height, width, channels // groups, features). Forward-mode differentiation isn't supported.
-    """
+    """Transpose the convolution that slides by `window` over images of the result's size. The
+    kernel is HWIO, of the same dtype as x (batch, height, width, channels), and not rotated:
+    (height, width, channels // groups, features). Forward-mode differentiation isn't supported."""
 
     def make_problem(role: Role) -> ConvolutionProblem:
         batch, *_, channels = x.shape

@@ -22,7 +22,8 @@ microseconds (batch, inputs, features): 64, 512, 10: 96 -> 10; 128, 512, 32: 113
 
 
 def dense_product(policy: LoweringPolicy = DEFAULTS) -> Callable[..., Array]:
-    """Return a `lax.dot_general` for flax's layers, computed as `policy` chooses.
+    """Return a function in place of `lax.dot_general` for flax's layers, computed as `policy`
+    chooses.
 
     Inputs are (..., channels), the kernel is (channels, features). Forward-mode differentiation
     isn't supported if the policy chooses a lowering for the product or for a gradient, or if the

@@ -23,8 +23,8 @@ def pool_max(
 ) -> Array:
     """Return the largest value of every window of images (batch, height, width, channels).
 
-    `pads` are (before, after) height and width, and never the maximum. Tied values share the
-    gradient, which preserves its sum. `policy` chooses how the maxima and their gradient are
+    `pads` are (before, after) of height and width; padding is never the maximum. Tied values share
+    the gradient, so its sum stays the same. `policy` chooses how the maxima and their gradient are
     computed. With a chosen lowering, forward-mode differentiation isn't supported.
     """
     roles: tuple[Role, Role] = ("forward", "input_grad")
@@ -34,7 +34,8 @@ def pool_max(
         choices.append(ChosenLowering(problem, policy.choose(problem)))
     if all(choice.is_default for choice in choices):
         return max_pool(images, window, strides, pads)
-    # Beside a chosen lowering, the default needs a formula: `axes` is the same computation.
+    # If only one has a chosen lowering, the other gets a formula in place of the default: `axes`,
+    # which is the same computation.
     forward, gradient = (
         ChosenLowering(choice.problem, Lowering("axes")) if choice.is_default else choice
         for choice in choices

@@ -1,4 +1,4 @@
-"""Activations by name, which round a 16-bit result only once."""
+"""Activations by name. A 16-bit result is rounded only once."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ EXACT = ("relu", "relu6")
 def activate(name: str, x: Array) -> Array:
     """Apply an activation to each value; the result has the type of x.
 
-    In bfloat16 and float16 the activation and its derivative are computed in float32 and rounded
-    once. On a CPU, rounding each operation would take longer than the operation. The derivative is
-    stored for the backward pass, so in these types forward mode isn't supported.
+    For bfloat16 and float16 the activation and its derivative are computed in float32 and rounded
+    once, since on a CPU the rounding of an operation takes longer than the operation. The
+    derivative is stored for the backward pass, so forward mode isn't supported in these types.
     """
     if name in EXACT or x.dtype.itemsize >= 4:
         return ACTIVATIONS[name](x)

@@ -15,7 +15,7 @@ from pipeline.models.modules.apply_layers import LayerContext, computes
 from pipeline.models.modules.composite import Scope
 
 SCORES = 3
-"""Number of scores of a sample, which `standard.Adversarial` describes."""
+"""Number of scores of a sample, see `standard.Adversarial`."""
 GENERATOR = "generator"
 
 
@@ -56,7 +56,8 @@ class _Adversarial(nn.Module):
         return Scope(layers, self.context.inside(name), name=name)
 
     def _judge_unchanged(self, judge: Scope, images: Array) -> Array:
-        """Judge without a gradient for the discriminator's weights, or an update of statistics."""
+        """Return the scores of images, without a gradient for the discriminator's weights, and
+        without an update of its running statistics."""
         module, variables = judge.unbind()
         draws = {"dropout": self.make_rng("dropout")} if self.context.train else {}
         scores, _ = module.apply(
@@ -65,10 +66,8 @@ class _Adversarial(nn.Module):
         return jnp.asarray(scores)
 
     def _draw_noise(self, x: Array) -> Array:
-        """Draw the generator's inputs (batch, latent), in training by the step's key.
-
-        Evaluation hashes each sample, so that the results of a sample don't depend on its batch.
-        """
+        """Draw the generator's inputs (batch, latent): in training from the step's key, in
+        evaluation from a hash of each sample, so that its results don't depend on the batch."""
         shape = (x.shape[0], self.layer.latent)
         if self.context.train:
             return jax.random.normal(self.make_rng("dropout"), shape).astype(x.dtype)

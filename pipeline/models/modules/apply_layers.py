@@ -1,4 +1,4 @@
-"""Apply a list of layers: the computation of a layer, and the context of the computation."""
+"""Application of a list of layers: each layer's computation, and the context of the computation."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class LayerContext:
     batch_axis: str | None = None
     """Axis of a mesh whose devices share the batch that batch norm normalises over."""
     position: Array | None = None
-    """Position of the only token of the input, int32 (), after tokens whose keys and values are
-    cached; None: the input has all tokens."""
+    """Position of the input's only token, int32 (), if the keys and values of earlier tokens are in
+    a cache; None: the input has all tokens."""
     cached_tokens: int = 0
-    """Number of tokens whose keys and values fit into a cache."""
+    """Number of tokens for whose keys and values a cache has room."""
     fixed_statistics: tuple[str, ...] = ()
-    """Patterns, as in `train.freeze`. Batch norm whose scale and bias they cover normalises by its
+    """Patterns, as in `train.freeze`. Batch norm whose scale and bias are frozen by them uses its
     running statistics in training too, and doesn't update them."""
     recomputes: bool = False
     """Whether the backward pass recomputes the inner layers of blocks."""
@@ -78,11 +78,9 @@ class LayerContext:
 
 @singledispatch
 def apply_layer(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
-    """Apply one layer, inside its parent flax module.
-
-    A custom layer has a method `compute`; the package's layers are registered with `computes`.
-    Raises TypeError for a layer without a computation.
-    """
+    """Apply one layer, inside its parent flax module. A custom layer has a method `compute`. The
+    computations of the package's layers are registered with `computes`. Raises TypeError for a
+    layer without a computation."""
     # A layer without a flax module would have no name in a profile or an autopsy.
     with jax.named_scope(context.name):
         result: Array = layer.compute(x, context)
@@ -90,11 +88,11 @@ def apply_layer(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
 
 
 def computes(description: type[LayerSpec]) -> Callable[[Computation], Computation]:
-    """Decorator: register the computation of a layer and its subclasses.
+    """Decorator that registers the computation of a layer and its subclasses.
 
-    The computation is a flax module with the fields `layer` and `context`, which is called with x
-    in the scope `context.name`. `is_block = True` on its class lets `recomputes` recompute it. For
-    a layer without parameters, the computation may be a function of (layer, x, context).
+    The computation is a flax module with the fields `layer` and `context`. It is called with x in
+    the scope `context.name`. With the class variable `is_block = True` it is recomputed if
+    `LayerContext.recomputes` is set. The computation may also be a function (layer, x, context).
     """
 
     def register(computation: Computation) -> Computation:
@@ -108,7 +106,7 @@ def computes(description: type[LayerSpec]) -> Callable[[Computation], Computatio
 
 def _apply_module(module: Any, layer: LayerSpec, x: Array, context: LayerContext) -> Array:
     if context.recomputes and context.train and getattr(module, "is_block", False):
-        # Blocks inside it are recomputed with it.
+        # Inner blocks are recomputed with the outer block.
         module = nn.remat(module)
         context = dataclasses.replace(context, recomputes=False)
     y: Array = module(layer=layer, context=context, name=context.name)(x)
@@ -122,11 +120,9 @@ _interceptor: ContextVar[LayerInterceptor | None] = ContextVar("_interceptor", d
 
 @contextmanager
 def intercept_layers(interceptor: LayerInterceptor) -> Iterator[None]:
-    """Let `interceptor` compute each layer of a list that is applied or traced in the body.
-
-    If bodies are nested, the outer interceptor is called first, and the computation that it gets
-    calls the inner interceptor.
-    """
+    """Let `interceptor` compute each layer that `apply_layers` applies or traces in the body. If
+    bodies are nested, the outer interceptor is called first. The computation that is passed to it
+    calls the inner interceptor."""
     outer = _interceptor.get()
 
     def intercept(
@@ -146,7 +142,8 @@ def intercept_layers(interceptor: LayerInterceptor) -> Iterator[None]:
 def record_layers(
     record: Callable[[tuple[str, ...], str, Any], None],
 ) -> AbstractContextManager[None]:
-    """Call `record` with path, kind and result of each layer of a list that the body applies."""
+    """Call `record` with path, kind and result of each layer that `apply_layers` applies in the
+    body."""
 
     def compute_and_record(
         layer: LayerSpec, compute: Callable[[Array], Array], x: Array, context: LayerContext
@@ -171,10 +168,8 @@ def apply_layers(stack: tuple[LayerSpec, ...], x: Array, context: LayerContext) 
 
 
 def _apply_by_rules(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
-    """Cast x to the type of the layer's rule, and apply the layer in that type.
-
-    Inner layers that no rule covers compute in that type too. Without any rules x isn't cast.
-    """
+    """Cast x to the type of the layer's rule, and apply the layer in that type. Inner layers that
+    no rule covers compute in that type too. Without any rules x isn't cast."""
     if not context.rules:
         return apply_layer(layer, x, context)
     rule = find_type_rule(context.rules, layer.name, context.path)
@@ -195,7 +190,8 @@ def require_images(x: Array, context: LayerContext) -> None:
 
 
 def require_number(features: int | str, context: LayerContext) -> int:
-    """Return `features`. Raises ValueError for `$classes`, which only model `layers` replaces."""
+    """Return `features`. Raises ValueError for `$classes`, which only the model `layers`
+    replaces."""
     if isinstance(features, str):
         raise ValueError(
             f"{context}: features {features} is a number only in the model `layers`; "
@@ -224,7 +220,8 @@ def require_tokens(x: Array, context: LayerContext) -> None:
 
 
 def require_mask(shape: tuple[int, ...], context: LayerContext) -> Array | None:
-    """Return the mask of padding; None without padding. Raises ValueError for another shape."""
+    """Return the mask of padding; None without padding. Raises ValueError if the mask doesn't have
+    this shape."""
     mask = context.token_mask
     if mask is not None and mask.shape != shape:
         raise ValueError(

@@ -17,8 +17,8 @@ class BatchNormModule(nn.Module):
     """Normalise each channel over the batch and its positions (Ioffe and Szegedy 2015).
 
     Training normalises by the mean and the biased variance of the n values of a channel in the
-    batch, evaluation by the running statistics. The running variance follows the unbiased variance,
-    n / (n - 1) times the biased variance; in flax it follows the biased variance.
+    batch, evaluation by the running statistics. The running variance is an average of unbiased
+    variances, n / (n - 1) times the biased ones; in flax, of biased variances.
 
     Parameters `scale` and `bias` and the statistics `mean` and `var` are float32 (channels,).
     """
@@ -78,7 +78,9 @@ class NormSettings:
     def mean(self, x: Array) -> Array:
         """Return the mean of x over the axes and the devices."""
         mean = x.mean(self.axes)
-        return mean if self.batch_axis is None else self.sum_devices(mean) / self.devices
+        if self.batch_axis is None:
+            return mean
+        return self.sum_devices(mean) / self.devices
 
     def sum_devices(self, x: Array) -> Array:
         """Return the sum of x over the devices."""
@@ -99,11 +101,11 @@ def compute_statistics(x: Array, settings: NormSettings) -> tuple[Array, Array]:
 
 
 def separate_reads(arrays: Arrays) -> Arrays:
-    """Return the arrays as distinct operands for XLA, even if some are the same array.
+    """Return the arrays as different operands for XLA, even if some are the same array.
 
-    If several sums read a 16-bit array, XLA:CPU first writes a float32 copy. If only one sum reads
-    it, the sum converts the values. For 128x32x32x64 values in bfloat16, the sum and the sum of
-    squares then take 0.5 ms instead of 3.0.
+    If several sums read a 16-bit array, XLA:CPU writes a float32 copy first. If one sum reads it,
+    XLA converts values as it adds them. For 128x32x32x64 values in bfloat16, the sum and the sum of
+    squares of different operands take 0.5 ms instead of 3.0.
     """
     if all(array.dtype == jnp.float32 for array in arrays):
         return arrays
@@ -116,7 +118,7 @@ def separate_reads(arrays: Arrays) -> Arrays:
 def normalise(
     settings: NormSettings, x: Array, mean: Array, var: Array, scale: Array, bias: Array
 ) -> Array:
-    """Normalise x by mean and variance, then scale and shift; arrays but x are (channels,)."""
+    """Normalise x by mean and variance, then scale and shift. Other arrays are (channels,)."""
     factor = lax.rsqrt(var + settings.epsilon) * scale
     y = x * settings.spread(factor) + settings.spread(bias - mean * factor)
     return y.astype(settings.dtype)
@@ -125,9 +127,9 @@ def normalise(
 normalise_by_batch = jax.custom_vjp(normalise, nondiff_argnums=(0,))
 """`normalise` by the mean and the variance of x, whose gradients are part of the gradient of x.
 
-The gradient is the closed form (Ioffe and Szegedy 2015, sec. 3): x and the cotangent, each with a
-factor per channel, and a shift per channel. It reads both without a cast. The gradient that jax
-derives also writes and reads float32 intermediates.
+The gradient is the closed form (Ioffe and Szegedy 2015, sec. 3): the sum of x and the cotangent,
+each with a factor per channel, and of a shift per channel. The gradient that jax derives also
+writes and reads float32 intermediates.
 """
 
 

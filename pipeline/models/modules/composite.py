@@ -83,7 +83,7 @@ class _Branches(nn.Module):
         return jnp.concatenate(results, axis=-1)
 
     def _split_inputs(self, x: Array) -> list[Array]:
-        """Return the values of each branch, (batch, *shape)."""
+        """Return the input of each branch, (batch, *shape), from the joined inputs."""
         shapes = self.layer.shapes
         ends = list(accumulate(prod(shape) for shape in shapes))
         rows = x.reshape(x.shape[0], -1)
@@ -109,8 +109,9 @@ class _Gate(nn.Module):
                 f"{self.context}: the body returns shape {factors.shape}; to multiply {x.shape} it "
                 f"must return {(x.shape[0], x.shape[-1])}, a factor per channel, or the same shape"
             )
-        ones = (1,) * (x.ndim - factors.ndim)
-        return x * factors.reshape((x.shape[0], *ones, *factors.shape[1:]))
+        if factors.ndim < x.ndim:
+            factors = jnp.expand_dims(factors, range(1, x.ndim - 1))
+        return x * factors
 
 
 @computes(standard.DualPath)
@@ -125,12 +126,12 @@ class _DualPath(nn.Module):
         body = apply_layers(self.layer.body, x, self.context)
         inside = self.context.inside("shortcut")
         shortcut = Scope(self.layer.shortcut, inside, name=inside.name)(x)
-        shapes = body.shape, shortcut.shape
-        if shapes[0][:-1] != shapes[1][:-1] or min(shape[-1] for shape in shapes) < added:
+        has_equal_sizes = body.shape[:-1] == shortcut.shape[:-1]
+        if not has_equal_sizes or min(body.shape[-1], shortcut.shape[-1]) < added:
             raise ValueError(
-                f"{self.context}: the body returns shape {shapes[0]} and the shortcut {shapes[1]}; "
-                f"the first {added} channels are added, so both must have these channels, and all "
-                "other sizes must be equal"
+                f"{self.context}: the body returns shape {body.shape} and the shortcut "
+                f"{shortcut.shape}; the first {added} channels are added, so both must have these "
+                "channels, and all other sizes must be equal"
             )
         total = body[..., :added] + shortcut[..., :added]
         return jnp.concatenate([total, shortcut[..., added:], body[..., added:]], axis=-1)

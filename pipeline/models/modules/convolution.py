@@ -45,7 +45,9 @@ class _Conv(_Convolution):
     def __call__(self, x: Array) -> Array:
         layer = self.layer
         require_images(x, self.context)
-        size, strides, dilation = map(pair, (layer.kernel, layer.stride, layer.dilation))
+        size = pair(layer.kernel)
+        strides = pair(layer.stride)
+        dilation = pair(layer.dilation)
         pads = find_pads(x, compute_reach(size, dilation), strides, layer.padding, self.context)
         kernel = _make_kernel(self, x, size)
         if self.context.layout == "chwn":
@@ -65,7 +67,7 @@ class _Conv1d(_Convolution):
         require_tokens(x, self.context)
         mask = require_mask(x.shape[:2], self.context)
         if mask is not None:
-            # Tokens that only pad the batch are zero, like the padding at both ends.
+            # Set padding to zero, like the padding at both ends.
             x = jnp.where(mask[..., None], x, jnp.zeros((), x.dtype))
         layer = self.layer
         size = (layer.kernel,)
@@ -130,7 +132,7 @@ class _ConvTranspose(_Convolution):
         return _add_bias(self, y)
 
 
-# Functions, since flax makes scopes of methods, whose names would stand in profiles.
+# These aren't methods, since flax adds the name of a method to profiles, as a scope.
 def _make_kernel(module: _Convolution, x: Array, size: tuple[int, ...]) -> Array:
     """Return the kernel (*size, channels // groups, features), in the type of the context."""
     layer = module.layer

@@ -1,4 +1,4 @@
-"""Layers that are compiled in a network that otherwise runs operation by operation."""
+"""Compilation of some layers of a network that otherwise runs operation by operation."""
 
 from __future__ import annotations
 
@@ -57,10 +57,8 @@ def compile_layers(patterns: Sequence[str]) -> Interceptor:
 def _compile_call(
     tree: PyTreeDef, are_arrays: tuple[bool, ...], statics: tuple[Any, ...]
 ) -> Callable[..., Any]:
-    """Return a compiled function (module, arrays) -> result, cached for all steps.
-
-    The leaves of `tree`, the module's arguments, come in order from the arrays and `statics`.
-    """
+    """Return a compiled function (module, arrays) -> result, cached for all steps. The leaves of
+    `tree`, the module's arguments, come in order from the arrays and `statics`."""
 
     def call(module: nn.Module, arrays: list[Any]) -> Any:
         sources = {True: iter(arrays), False: iter(statics)}
@@ -86,7 +84,8 @@ def record_module_paths(paths: dict[LayerPath, None]) -> AbstractContextManager[
 
 
 def _has_arrays(module: nn.Module) -> bool:
-    """Return whether a field, such as a mask of tokens, has arrays: constants of a program."""
+    """Return whether a field of a module has arrays, such as a mask of tokens. They would be
+    constants of the compiled program."""
     values = [getattr(module, field.name, None) for field in dataclasses.fields(module)]
     values += [vars(value) for value in values if dataclasses.is_dataclass(value)]
     leaves = jax.tree.leaves([value for value in values if not isinstance(value, nn.Module)])
@@ -100,19 +99,18 @@ def _is_array(value: Any) -> bool:
 _functions: dict[Hashable, Any] = {}
 """The first function of each key, see `_make_key`."""
 MAX_DEPTH = 8
-"""Values bound at a deeper level are compared as they are, since functions may bind themselves."""
+"""Values that functions bind at a deeper level are compared by identity or equality. Without a
+limit a function that binds itself would have no end."""
 
 
 def _reuse_functions(module: nn.Module) -> None:
-    """Replace a module's fields that are functions by the first equal functions.
-
-    flax makes modules and initialisers in every step, and compares functions by identity. So it
-    would compile the module in every step.
-    """
+    """Replace a module's fields that are functions by the first equal functions. flax makes modules
+    and initialisers in every step, and compares functions by identity. So it would compile the
+    module in every step."""
     for field in dataclasses.fields(module):
         value = getattr(module, field.name, None)
         if isinstance(value, FunctionType | partial):
-            # A function with an unhashable bound value has no equals.
+            # A function with an unhashable bound value isn't replaced.
             with suppress(TypeError):
                 first_equal = _functions.setdefault(_make_key(value, 0), value)
                 object.__setattr__(module, field.name, first_equal)

@@ -1,12 +1,13 @@
-"""Capture the inputs of layers, and the gradients at their outputs.
+"""Capture of the inputs of layers, and of the gradients at their outputs.
 
-Second-order optimizers need both for dense and convolutional layers. Gradients of single samples
-need both for every layer with parameters. An observer passes a layer's output through `tap`, an
+Second-order optimizers need both for dense and convolutional layers, and gradients of single
+samples for every layer with parameters. An observer passes a layer's output through `tap`: an
 identity with a second, unused argument of the same shape, the slot. The gradient of the slot is the
-gradient at the output. Without an observer the network's program is unchanged.
+gradient at the output. Without an observer the network's program doesn't change.
 
 Flax calls the observer for every call of a module. The observer captures `nn.Dense` and the layer
-`conv` with one group, or all modules with parameters. Other networks call `observe_layer`.
+`conv` with one group, or all modules with parameters. Networks that aren't flax modules call
+`observe_layer`.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ class LayerCapture:
 
     Both are (batch, features) or (batch, tokens, features) for a dense layer, and images in
     `layout` for a convolution. `window` is the geometry of the convolution; None for other layers.
-    `number` counts the captured layers in the order in which the network applies them. `module` is
-    the flax module, not bound to parameters; None unless all modules are captured.
+    `number` is the place among the captured layers, from 0, in the order in which the network
+    applies them. `module` is the flax module, not bound to parameters; None if only dense and
+    convolutional layers are captured.
     """
 
     inputs: Array
@@ -67,18 +69,16 @@ def is_observing() -> bool:
 def observe_layer(
     path: str, inputs: Array, outputs: Array, window: ConvWindow | None, layout: Layout = "nhwc"
 ) -> Array:
-    """Return the outputs of a layer, which the observer captures with the inputs, if there is one.
-
-    `path` is the kernel's path without its last name. Other arguments are as in `LayerCapture`.
-    Raises ValueError if the layer is applied twice.
-    """
+    """Return the outputs of a layer. The observer, if there is one, captures inputs and outputs.
+    `path` is the kernel's path without its last name. Other arguments are those of `LayerCapture`.
+    Raises ValueError if the layer is applied twice."""
     observer = _observer.get()
     return outputs if observer is None else observer.tap(path, inputs, outputs, window, layout)
 
 
 @contextmanager
 def with_observer(observer: _Taps | None) -> Iterator[None]:
-    """Let an observer capture the layers of networks that the body traces; None: capture none."""
+    """Let an observer capture the layers that the body applies or traces; None: capture none."""
     token = _observer.set(observer)
     try:
         with nullcontext() if observer is None else nn.intercept_methods(observer):
@@ -168,7 +168,9 @@ class _Taps:
         layer = getattr(module, "layer", None)
         is_conv = isinstance(layer, standard.Conv) and layer.groups == 1
         path = "/".join(module.path)
-        if self._all_modules and list_module_parameters(module):
+        params = module.variables.get("params", {}) if self._all_modules else {}
+        has_params = any(not isinstance(value, Mapping) for value in params.values())
+        if has_params:
             self.modules[path] = module.clone(parent=None, name=None)
         elif not is_conv and not isinstance(module, nn.Dense):
             return outputs
@@ -178,7 +180,8 @@ class _Taps:
     def tap(
         self, path: str, inputs: Array, outputs: Array, window: ConvWindow | None, layout: Layout
     ) -> Array:
-        """Collect a layer, and return outputs with their slot. Raises ValueError if it repeats."""
+        """Record a layer, and return its outputs, passed through `tap` if there are slots. Raises
+        ValueError if the layer was recorded before."""
         if path in self.inputs:
             raise ValueError(
                 f"{path}: is applied twice in a step; must be applied once, as only one input of "
@@ -188,12 +191,6 @@ class _Taps:
         self.outputs[path] = outputs
         self.windows[path] = (window, layout)
         return outputs if self._slots is None else tap(outputs, self._slots[path])
-
-
-def list_module_parameters(module: nn.Module) -> list[str]:
-    """Return the names of a bound module's parameters, without those of inner modules."""
-    params = module.variables.get("params", {})
-    return [name for name, value in params.items() if not isinstance(value, Mapping)]
 
 
 def _read_window(module: Any, inputs: Array) -> tuple[ConvWindow | None, Layout]:

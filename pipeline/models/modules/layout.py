@@ -1,8 +1,8 @@
 """The layout of images in a network, which is the order of their axes, and their padding.
 
-NHWC is the layout of the input, and every layer can compute in it. CHWN has the batch innermost, so
-that vectors consist of samples instead of channels. That is faster for few channels. Height and
-width are axes 1 and 2 in both. Parameters are the same, so checkpoints are interchangeable.
+NHWC is the layout of the input, and every layer can compute in it. In CHWN the batch is the
+innermost axis, so vectors consist of samples instead of channels. That is faster for few channels.
+Height and width are axes 1 and 2 in both. Parameters are the same, so a checkpoint fits both.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def compute_pads(
 ) -> tuple[Pair, ...]:
     """Return the pads (before, after) of each axis; `window` has the kernel's dilated sizes."""
     if padding == "symmetric":
-        return tuple(((size - 1) // 2,) * 2 for size in window)
+        return tuple(((size - 1) // 2, (size - 1) // 2) for size in window)
     if isinstance(padding, str):
         return tuple(lax.padtype_to_pads(sizes, window, strides, padding.upper()))
     if isinstance(padding, int):

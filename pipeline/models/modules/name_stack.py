@@ -9,19 +9,17 @@ MARKS = re.compile(r"^(?:(?:transpose|jvp|vmap)\()+")
 """Prefixes that JAX's transformations add to a name stack's parts."""
 DATA = "step.data"
 UPDATE = "step.update"
-"""Scopes of a training step outside of the network, phases of a profile: DATA makes the batch,
-UPDATE computes the update after the gradients."""
+"""Scopes of a training step outside of the network, which are phases of a profile. DATA: the map
+ops of a batch; UPDATE: the update, after the gradients."""
 NOT_NAMED = frozenset({"", "checkpoint", "rematted_computation", DATA, UPDATE})
 """Parts of name stacks that aren't modules or scopes of the user."""
 
 
 @lru_cache(maxsize=4096)
 def find_layer(scope: str) -> str:
-    """Return the module path of a name stack: `conv_0` for `jvp(Net)/conv_0`, "" outside modules.
-
-    A root with a capital letter, flax's class of the whole network, is dropped. Another root is a
-    named scope and stays: `jvp(encoder)/attention` is `encoder/attention`.
-    """
+    """Return the module path of a name stack: `conv_0` for `jvp(Net)/conv_0`, "" outside modules. A
+    root with a capital letter, flax's class of the whole network, is dropped. Another root is a
+    named scope and stays: `jvp(encoder)/attention` is `encoder/attention`."""
     names: list[str] = []
     for part in scope.split("/"):
         name = MARKS.sub("", part).rstrip(")")

@@ -34,11 +34,9 @@ class _Recurrent(nn.Module):
     context: LayerContext
 
     def update_state(self, state: State, inputs: Array, products: Array) -> State:
-        """Return the next state; each kind of cell overrides this.
-
-        `inputs` is token @ kernel + bias, `products` is state[0] @ recurrent_kernel +
-        recurrent_bias; both are (batch, gates * features).
-        """
+        """Return the next state; each kind of cell overrides this. `inputs` is token @ kernel +
+        bias, `products` is state[0] @ recurrent_kernel + recurrent_bias; both are (batch, gates *
+        features)."""
         raise NotImplementedError
 
     @nn.compact
@@ -51,7 +49,8 @@ class _Recurrent(nn.Module):
         return jnp.concatenate([result, self._read_tokens(x, mask, reverse=True)], -1)
 
     def _read_tokens(self, x: Array, mask: Array | None, *, reverse: bool = False) -> Array:
-        """Return the results (batch, tokens, features), or the last result (batch, features)."""
+        """Return the results (batch, tokens, features), or with `output` last, the last result
+        (batch, features)."""
         features = require_number(self.layer.features, self.context)
         width = self.gates * features
         prefix = "reverse_" if reverse else ""
@@ -99,9 +98,9 @@ class _Lstm(_Recurrent):
 
     def update_state(self, state: State, inputs: Array, products: Array) -> State:
         """Return the hidden state and the cell, by input, forget, cell and output gates."""
-        enter, forget, candidate, leave = jnp.split(inputs + products, 4, -1)
-        cell = jax.nn.sigmoid(forget) * state[1] + jax.nn.sigmoid(enter) * jnp.tanh(candidate)
-        return jax.nn.sigmoid(leave) * jnp.tanh(cell), cell
+        input_gate, forget, candidate, output = jnp.split(inputs + products, 4, -1)
+        cell = jax.nn.sigmoid(forget) * state[1] + jax.nn.sigmoid(input_gate) * jnp.tanh(candidate)
+        return jax.nn.sigmoid(output) * jnp.tanh(cell), cell
 
 
 @computes(tokens.Gru)
@@ -111,8 +110,8 @@ class _Gru(_Recurrent):
 
     def update_state(self, state: State, inputs: Array, products: Array) -> State:
         """Return the hidden state, by reset, update and new gates."""
-        parts = zip(jnp.split(inputs, 3, -1), jnp.split(products, 3, -1), strict=True)
-        (reset_x, reset_h), (update_x, update_h), (new_x, new_h) = parts
+        reset_x, update_x, new_x = jnp.split(inputs, 3, -1)
+        reset_h, update_h, new_h = jnp.split(products, 3, -1)
         update = jax.nn.sigmoid(update_x + update_h)
         candidate = jnp.tanh(new_x + jax.nn.sigmoid(reset_x + reset_h) * new_h)
         return ((1 - update) * candidate + update * state[0],)

@@ -56,8 +56,8 @@ class Network(nn.Module):
     dtype: str
     policy: LoweringPolicy = DEFAULTS
     layout: Layout = "nhwc"
-    """Order of axes of images. It changes no parameters, and only the last digits of results. CHWN
-    has only one formula of a convolution, so `policy` doesn't choose it."""
+    """Order of axes of images. It doesn't change parameters, and only the last digits of results.
+    In CHWN `policy` doesn't choose convolutions, since there is only one formula."""
     rules: tuple[TypeRule, ...] = ()
     padding_mask: bool = False
     """Whether the last channel of the input of a network of tokens is a mask, 1 for a token and 0

@@ -27,7 +27,7 @@ _TABLE_INIT = nn.initializers.truncated_normal(0.02)
 def _embed(
     module: nn.Module, layer: tokens.Lookup, x: Array, context: LayerContext
 ) -> tuple[Array, Array]:
-    """Return the learned table, and its rows for the token ids x: (batch, tokens, features)."""
+    """Return the learned table, and its rows for token ids x, (batch, tokens, features)."""
     shape = (require_number(layer.vocabulary, context), layer.features)
     table = module.param("table", _TABLE_INIT, shape, jnp.float32).astype(context.dtype)
     return table, jnp.take(table, x.reshape(x.shape[0], -1).astype(jnp.int32), axis=0)
@@ -95,7 +95,8 @@ class _PositionEmbedding(nn.Module):
         return x + self._table(x.shape[1:]).astype(x.dtype)
 
     def _table(self, shape: tuple[int, ...]) -> Array:
-        """Return the table of positions (tokens, features), or the first rows of a longer table."""
+        """Return the table of positions, `shape` (tokens, features). With `shorter` it may be the
+        first rows of a longer table."""
         if self.layer.shorter and self.has_variable("params", "table"):
             table: Array = self.get_variable("params", "table")
             if shape[0] < table.shape[0] and shape[1:] == table.shape[1:]:

@@ -35,9 +35,9 @@ class WideDeepNetwork(nn.Module):
         """Return logits (batch, 2), float32, or (batch, 1) for a prediction of a number or label.
 
         Samples are (batch, fields, 1, 2): for each field the index of its feature, and a value. The
-        first of two logits is 0, so softmax is the logistic function of the second. Numbers outside
-        of the vocabulary lead to NaN. Raises ValueError for samples of another shape, and for
-        more than two classes.
+        first of two logits is 0, so softmax is the logistic function of the second. Indices outside
+        of the vocabulary lead to NaN. Raises ValueError for samples of another shape, and for more
+        than two classes.
         """
         if self.classes > 2:
             raise ValueError(
@@ -55,7 +55,7 @@ class WideDeepNetwork(nn.Module):
             return logit
         return jnp.concatenate([jnp.zeros_like(logit), logit], axis=1)
 
-    # flax makes scopes of the methods, so their names stand in profiles and prices.
+    # flax adds the names of methods to profiles, as scopes.
     def _table(self, name: str, features: int) -> Array:
         shape = (self.vocabulary, features)
         return self.param(name, self.table_init.build(), shape, jnp.float32)

@@ -1,5 +1,6 @@
-"""Optimizers that scale each value of a gradient by its history: variants of Adam. Weight decay is
-decoupled if the paper decouples it. Else it is an L2 penalty, added to the gradient."""
+"""Optimizers that scale each value of a gradient by its earlier values. Weight decay is decoupled
+if the paper decouples it. Else it is an L2 penalty, added to the gradient. The formulas are the
+directions d of p <- p - lr * d."""
 
 from __future__ import annotations
 
@@ -32,10 +33,10 @@ class NAdam(AdamBase):
 
 @component("optimizer")
 class RAdam(AdamBase):
-    """Adam with a rectified variance (Liu et al. 2020), as PyTorch's; weight decay is L2.
+    """Adam with a rectified variance (Liu et al. 2020), as in PyTorch; weight decay is L2.
 
-    r * m_hat / (sqrt(v_hat) + eps), with r growing from 0 to 1. While the length rho of the average
-    of squares is below 5, the direction is m_hat alone.
+    r * m_hat / (sqrt(v_hat) + eps), with r growing from 0 to 1. The direction is m_hat alone while
+    rho, the length of an average of as many squares, is below 5.
     """
 
     transformation: ClassVar[str] = "scale_by_radam"
@@ -45,9 +46,7 @@ class RAdam(AdamBase):
 @component("optimizer")
 class AdaMax(AdamBase):
     """Adam with the largest gradient in place of the mean square (Kingma & Ba 2015, algorithm 2).
-
-    m_hat / u, u <- max(b2 * u, |g| + eps), as in PyTorch and MindSpore; weight decay is L2.
-    """
+    m_hat / u, u <- max(b2 * u, |g| + eps), as in PyTorch and MindSpore; weight decay is L2."""
 
     transformation: ClassVar[str] = "scale_by_adamax"
     name: Literal["adamax"] = "adamax"
@@ -69,8 +68,8 @@ class AmsGrad(AdamBase):
 class AdaBelief(AdamBase):
     """Adam with the squared deviation of the gradient from its average (Zhuang et al. 2020).
 
-    m_hat / (sqrt(s_hat) + eps) + weight_decay * p, s the mean of (g - m)^2 + eps. Weight decay is
-    decoupled. `eps` is added to each new mean square and again to its root.
+    m_hat / (sqrt(s_hat) + eps) + weight_decay * p, with s <- b2 * s + (1 - b2) * (g - m)^2 + eps.
+    Weight decay is decoupled.
     """
 
     decoupled: ClassVar[bool] = True
@@ -84,11 +83,11 @@ class AdaBelief(AdamBase):
 
 @component("optimizer")
 class Lion(DecayedOptimizer):
-    """The sign of an average (Chen et al. 2023); weight decay is decoupled.
+    """The sign of an average of gradients (Chen et al. 2023); weight decay is decoupled.
 
-    sign(b1 * m + (1 - b1) * g) + weight_decay * p, m <- b2 * m + (1 - b2) * g afterwards. Every
-    value moves by lr, so a suitable learning rate is 3 to 10 times smaller than Adam's, and a
-    weight decay larger by the same factor.
+    sign(b1 * m + (1 - b1) * g) + weight_decay * p, and then m <- b2 * m + (1 - b2) * g. Every
+    parameter moves by lr. So a suitable learning rate is 3 to 10 times smaller than Adam's, and a
+    suitable weight decay is larger by the same factor.
     """
 
     decoupled: ClassVar[bool] = True
@@ -104,11 +103,8 @@ class Lion(DecayedOptimizer):
 
 @component("optimizer")
 class Adagrad(DecayedOptimizer):
-    """Gradients over the root of the sum of all squares so far (Duchi et al. 2011). Weight decay is
-    L2.
-
-    g / sqrt(initial_accumulator + sum of g^2 + eps).
-    """
+    """Gradients divided by the root of the sum of all squares so far (Duchi et al. 2011); weight
+    decay is L2. g / sqrt(initial_accumulator + sum of g^2 + eps)."""
 
     name: Literal["adagrad"] = "adagrad"
     initial_accumulator: NonNegativeFloat
@@ -123,10 +119,10 @@ class Adagrad(DecayedOptimizer):
 
 @component("optimizer")
 class RmsProp(DecayedOptimizer):
-    """Gradients over the root of the mean square (Tieleman & Hinton 2012), as in MindSpore.
+    """Gradients divided by the root of the mean square (Tieleman & Hinton 2012), as in MindSpore.
 
     v <- momentum * v + g / sqrt(mean square + eps). PyTorch adds `eps` to the root. MindSpore's v
-    includes the learning rate, which is the same if the rate is constant. Weight decay is L2.
+    includes the learning rate; with a constant rate, results are the same. Weight decay is L2.
     """
 
     name: Literal["rmsprop"] = "rmsprop"
@@ -134,9 +130,10 @@ class RmsProp(DecayedOptimizer):
     momentum: MovingAverageRate
     eps: PositiveFloat
     initial_mean_square: NonNegativeFloat
-    """1 in MindSpore, which makes the first steps shorter; 0 in PyTorch."""
+    """The mean square before the first update: 1 in MindSpore, 0 in PyTorch. With 1 the first steps
+    are shorter."""
     centered: bool
-    """Whether the squared mean is subtracted from the mean square."""
+    """Whether the square of the mean gradient is subtracted from the mean square."""
 
     def transformations(self) -> tuple[optax.GradientTransformation, ...]:
         import optax

@@ -21,7 +21,7 @@ MovingAverageRate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class DecayedOptimizer(OptimizerSpec):
-    """Base of the optimizers that chain weight decay and transformations of optax."""
+    """Base of the optimizers that are a chain of weight decay and optax's transformations."""
 
     decoupled: ClassVar[bool] = False
     """Whether weight decay comes after the transformations, as in AdamW. Else it is an L2 penalty,
@@ -42,10 +42,12 @@ class DecayedOptimizer(OptimizerSpec):
 
 
 class AdamBase(DecayedOptimizer):
-    """Base of the optimizers with two moving averages of the gradient and one small constant."""
+    """Base of the variants of Adam: moving averages of the gradient g (m) and of g^2 or another
+    size (v), and a small constant. m_hat and v_hat are the averages without their bias towards
+    0."""
 
     transformation: ClassVar[str] = "scale_by_adam"
-    """The function of optax that computes the direction from both averages."""
+    """Name of optax's function (b1, b2, eps) -> the transformation of gradients to directions."""
     b1: MovingAverageRate
     b2: MovingAverageRate
     eps: PositiveFloat
@@ -69,10 +71,8 @@ class Sgd(OptimizerSpec):
 
 @component("optimizer")
 class Momentum(DecayedOptimizer):
-    """MindSpore's Momentum: v <- momentum * v + (g + weight_decay * p); p <- p - lr * v.
-
-    With `nesterov` the direction is (g + weight_decay * p) + momentum * v.
-    """
+    """MindSpore's Momentum: v <- momentum * v + (g + weight_decay * p); p <- p - lr * v. With
+    `nesterov` the direction is (g + weight_decay * p) + momentum * v."""
 
     name: Literal["momentum"] = "momentum"
     momentum: MovingAverageRate
@@ -89,8 +89,8 @@ class Adam(AdamBase):
     """Adam (Kingma & Ba 2015, algorithm 1): m_hat / (sqrt(v_hat) + eps); weight decay is L2.
 
     `eps` is added to the bias-corrected root sqrt(v / (1 - b2^t)), as in optax and PyTorch.
-    MindSpore adds it to the uncorrected sqrt(v), which is eps / sqrt(1 - b2^t) here: for
-    b2 = 0.999, 32 times larger at step 1, 26 % larger at step 1000.
+    MindSpore adds eps to the uncorrected sqrt(v). That has the effect of eps / sqrt(1 - b2^t) here:
+    for b2 = 0.999 it is 32 times larger at step 1, and 26 % larger at step 1000.
     """
 
     name: Literal["adam"] = "adam"
@@ -109,26 +109,27 @@ class AdamW(AdamBase):
 
 
 def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.GradientTransformation:
-    """Add rate * parameter to updates, with the rate of the last rule that covers it, else
-    `default`.
+    """Return a transformation that adds rate * parameter to updates. The rate is that of the last
+    rule that covers the parameter, else `default`.
 
-    A rule's glob covers a parameter, such as "conv_0/kernel", or a scope around it; its * matches
-    slashes too. `init` raises ValueError for a rule that covers nothing, `update` without `params`.
+    A rule's pattern covers a parameter, such as "conv_0/kernel", or a scope around it. A * matches
+    slashes too. `init` raises ValueError for a rule that covers nothing, and `update` if it is
+    called without `params`.
     """
     import jax
     import optax
 
-    def scopes(path: Any) -> LayerPath:
+    def split_path(path: Any) -> LayerPath:
         return tuple(format_path(path).split("/"))
 
     def init(params: optax.Params) -> optax.EmptyState:
-        paths = [scopes(path) for path, _ in jax.tree.leaves_with_path(params)]
+        paths = [split_path(path) for path, _ in jax.tree.leaves_with_path(params)]
         require_covered([rule.pattern for rule in rules], paths, "parameters", "decay_rules: ")
         return optax.EmptyState()
 
     def add_decay(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
-        covering = [rule.weight_decay for rule in rules if covers(rule.pattern, scopes(path))]
-        rate = covering[-1] if covering else default
+        rates = [rule.weight_decay for rule in rules if covers(rule.pattern, split_path(path))]
+        rate = rates[-1] if rates else default
         return update + rate * param if rate else update
 
     def update(

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class Lars(DecayedOptimizer):
     """SGD with momentum and a separate rate for each array (You et al. 2017).
 
-    v <- momentum * v + rate * (g + weight_decay * p). The rate is trust * |p| / (|g + weight_decay
-    * p| + eps), and 1 if one of the norms is 0. MindSpore's LARS and the paper divide by |g| +
-    weight_decay * |p| + eps, which is the same without weight decay. As in MindSpore, v doesn't
+    v <- momentum * v + rate * d, with d = g + weight_decay * p and rate = trust * |p| / (|d| +
+    eps). The rate is 1 if |p| or |d| is 0. MindSpore's LARS and the paper divide by |g| +
+    weight_decay * |p| + eps; without weight decay this is the same. As in MindSpore, v doesn't
     include the learning rate.
     """
 
@@ -45,15 +45,14 @@ class Lars(DecayedOptimizer):
 
 @component("optimizer")
 class Lamb(AdamBase):
-    """AdamW with a rate for each array (You et al. 2020): |p| over the norm of the direction.
-
-    The rate is 1 if one of the norms is 0.
-    """
+    """AdamW with a separate rate for each array (You et al. 2020): |p| / |d|, for AdamW's direction
+    d. The rate is 1 if |p| or |d| is 0."""
 
     name: Literal["lamb"] = "lamb"
 
     def build(self) -> optax.GradientTransformation:
-        """Return gradients -> d * |p| / |d|, d = m_hat / (sqrt(v_hat) + eps) + weight_decay * p."""
+        """Return a transformation: gradients -> d * |p| / |d|, with d = m_hat / (sqrt(v_hat) + eps)
+        + weight_decay * p."""
         import optax
 
         return optax.chain(
@@ -67,27 +66,28 @@ class Lamb(AdamBase):
 class Muon(DecayedOptimizer):
     """Orthogonalised momentum for kernels (Jordan 2024), AdamW for other parameters.
 
-    A convolution's kernel is the matrix (height * width * channels, features). Weight decay is
-    decoupled. With `rms` one learning rate serves both kinds (Liu et al. 2025, sec. 2.2).
+    The kernel of a convolution is used as a matrix (height * width * channels, features). Weight
+    decay is decoupled. With `rms` the same learning rate suits kernels and other parameters (Liu et
+    al. 2025, sec. 2.2).
     """
 
     decoupled: ClassVar[bool] = True
     name: Literal["muon"] = "muon"
     momentum: MovingAverageRate
     nesterov: bool
-    """For both; Adam with it is NAdam."""
+    """Whether both optimizers use Nesterov momentum. AdamW then is NAdamW."""
     iterations: PositiveInt
-    """Newton-Schulz iterations. After five, singular values are between 0.7 and 1.2."""
+    """Number of Newton-Schulz iterations. After five, the direction's singular values are between
+    0.7 and 1.2."""
     rms: PositiveFloat | None
     """The root mean square of a kernel's direction; null: the direction is the orthogonal matrix
     times sqrt(max(1, outputs / inputs))."""
     b1: MovingAverageRate
     b2: MovingAverageRate
-    """Rates of Adam's averages, for all parameters but kernels."""
+    """Shares of Adam's averages that an update keeps, for all parameters except kernels."""
     eps: PositiveFloat
 
     def transformations(self) -> tuple[optax.GradientTransformation, ...]:
-        """Return the transformation: orthogonal momentum for kernels, Adam for the others."""
         import optax
 
         muon = optax.contrib.muon(
@@ -110,9 +110,10 @@ def _find_matrix_axes(params: Any) -> Any:
     import jax
     from optax.contrib import MuonDimensionNumbers
 
-    def axes(path: Any, param: Any) -> MuonDimensionNumbers | None:
+    def find_axes(path: Any, param: Any) -> MuonDimensionNumbers | None:
         if path[-1] != jax.tree_util.DictKey("kernel") or param.ndim not in (2, 4):
             return None
-        return MuonDimensionNumbers(tuple(range(param.ndim - 1)), (param.ndim - 1,))
+        *input_axes, output_axis = range(param.ndim)
+        return MuonDimensionNumbers(tuple(input_axes), (output_axis,))
 
-    return jax.tree.map_with_path(axes, params)
+    return jax.tree.map_with_path(find_axes, params)

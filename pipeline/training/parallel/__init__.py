@@ -1,1 +1,1 @@
-"""Training on several devices: how a recipe asks for it, and what the devices have in common."""
+"""Training on several devices: its settings, the placement of arrays, and sums over devices."""

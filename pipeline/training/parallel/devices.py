@@ -1,4 +1,4 @@
-"""The devices of JAX that a recipe asks for."""
+"""Selection of the devices of JAX that a run uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "jax_transfer_guard_host_to_device": ("allow", "log", "log_explicit", None),
     "jax_transfer_guard_device_to_host": ("allow", "log", "log_explicit", None),
 }
-"""Settings of JAX, from the environment or `jax.config`, and the values that a run supports."""
+"""The supported values of JAX's settings, which come from the environment or `jax.config`."""
 
 
 def make_placement(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
@@ -53,9 +53,9 @@ def make_placement(platform: str, index: int, parallel: ParallelSpec) -> DeviceP
         available = sorted(jax.devices(platform), key=lambda d: (d.process_index, d.id))
     except RuntimeError:
         available = []
-    devices = []
+    devices: list[jax.Device] = []
     for process in range(processes):
-        local_devices = [d for d in available if d.process_index == process]
+        local_devices = [device for device in available if device.process_index == process]
         if len(local_devices) < per_process:
             process_text = f" of process {process}" if processes > 1 else ""
             reason = "" if available else _explain_no_gpu(platform, "")
@@ -68,11 +68,9 @@ def make_placement(platform: str, index: int, parallel: ParallelSpec) -> DeviceP
 
 
 def make_host_placement(parallel: ParallelSpec) -> DevicePlacement:
-    """Return one device of the host's processor.
-
-    With a parallel mode the processor is split as for training on several devices, since results
-    differ in their last bits otherwise. Raises RunError for unsupported settings of JAX.
-    """
+    """Return one device of the host's processor. With a parallel mode the processor is split into
+    as many devices as for training. Otherwise results would differ in their last bits. Raises
+    RunError for unsupported settings of JAX."""
     _require_settings()
     if parallel.mode != "none":
         provide_cpu_devices(1)
@@ -80,11 +78,9 @@ def make_host_placement(parallel: ParallelSpec) -> DevicePlacement:
 
 
 def count_devices(parallel: ParallelSpec, processes: int | None = None) -> int:
-    """Return the number of devices of all processes: one each if the recipe doesn't set it.
-
-    By default `processes` is the number that have joined. No device is opened, since that would fix
-    the number of devices.
-    """
+    """Return the number of devices of all processes: one for each process if the recipe doesn't set
+    it. By default `processes` is the number of processes that have joined. No device is opened,
+    since after that JAX can't split the processor into more devices."""
     if parallel.devices is None and parallel.mesh is None:
         return count_joined_processes() if processes is None else processes
     return parallel.num_devices
@@ -112,10 +108,10 @@ def describe_layout(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> st
 def provide_cpu_devices(count: int) -> None:
     """Let JAX split the host's processor into at least `count` devices.
 
-    It is split into at least `DEFAULT_SHARDS` devices, so that most runs share one setting.
-    Existing arrays are lost if the processor had fewer devices. A count that the user has set in
-    XLA_FLAGS stays, and so do the opened devices of processes that have joined, which have
-    exchanged their counts.
+    It is split into at least `DEFAULT_SHARDS` devices, so that most runs have the same setting. If
+    the processor had fewer devices, existing arrays are lost. Nothing changes if the user has set a
+    count in XLA_FLAGS, or if processes have joined and opened their devices: they have exchanged
+    their counts.
     """
     if count_joined_processes() > 1 and has_open_devices():
         return
@@ -133,8 +129,8 @@ def provide_cpu_devices(count: int) -> None:
 
 
 def hide_gpus() -> None:
-    """Make JAX open only the host's processor, unless it has opened devices already. JAX's plug-in
-    for CUDA reserves most of a GPU's memory at once. Platforms that the user has set stay."""
+    """Make JAX open only the host's processor, since its plug-in for CUDA reserves most of a GPU's
+    memory at once. Nothing changes if devices are open, or if the user has set the platforms."""
     configured: Any = jax.config
     if configured.jax_platforms or has_open_devices() or find_plugin() is None:
         return
@@ -143,14 +139,12 @@ def hide_gpus() -> None:
 
 
 _gpus_hidden: list[bool] = []
-"""One entry while GPUs are hidden: `hide_gpus` adds it, `_unhide_gpus` removes it."""
+"""Has one entry while GPUs are hidden: `hide_gpus` adds it, `_unhide_gpus` removes it."""
 
 
 def choose_gpus(numbers: Sequence[int] | None) -> None:
-    """Make JAX open these GPUs of the machine alone, as `jax.distributed` does.
-
-    None changes nothing. JAX reserves most of the memory of each GPU that it opens.
-    """
+    """Make JAX open only the GPUs of the machine with these numbers, as `jax.distributed` does;
+    None changes nothing. JAX reserves most of the memory of each GPU that it opens."""
     if numbers is not None:
         jax.config.update("jax_cuda_visible_devices", ",".join(map(str, numbers)))
 
@@ -173,14 +167,12 @@ def find_device(platform: str, index: int) -> jax.Device:
         try:
             return jax.local_devices(backend=platform)[index]
         except (RuntimeError, IndexError) as error:
-            names = sorted({f"{d.platform}:{d.id}" for d in all_devices})
+            names = sorted({f"{device.platform}:{device.id}" for device in all_devices})
             reason = failures[0] if failures else first_line(error)
-    # If JAX sees another GPU, driver and plug-in work, so there is nothing to explain.
-    hint = (
-        ""
-        if any(name.startswith(platform) for name in names)
-        else _explain_no_gpu(platform, reason)
-    )
+    hint = ""
+    # If JAX sees another GPU, the driver and the plug-in work.
+    if not any(name.startswith(platform) for name in names):
+        hint = _explain_no_gpu(platform, reason)
     raise RunError(f"device {platform}:{index}: JAX sees {', '.join(names)} only{hint}")
 
 
@@ -188,12 +180,11 @@ def _open_devices() -> list[jax.Device]:
     """Open all devices that JAX may use. Raises RunError if it can't."""
     try:
         return jax.devices()
-    except Exception as error:  # JAX fails by an AssertionError too
+    except Exception as error:  # JAX raises AssertionError too.
         configured: Any = jax.config
-        platforms = configured.jax_platforms
+        problem = first_line(error) if str(error) else "this machine has no such device"
         raise RunError(
-            f"{PLATFORMS.upper()} = {platforms}: JAX can't open it: "
-            f"{first_line(error) if str(error) else 'this machine has no such device'}; "
+            f"{PLATFORMS.upper()} = {configured.jax_platforms}: JAX can't open it: {problem}; "
             "unset it, or name cpu"
         ) from error
 
@@ -215,7 +206,7 @@ def _explain_no_gpu(platform: str, reason: str) -> str:
 
 @contextmanager
 def _collect_plugin_failures() -> Iterator[list[str]]:
-    """Yield a list that collects why JAX's plug-ins fail to start, without logged tracebacks."""
+    """Yield a list to which the failures of JAX's plug-ins are added, in place of log records."""
     reasons: list[str] = []
 
     def filter_record(record: logging.LogRecord) -> bool:

@@ -1,10 +1,10 @@
 """Sums whose order of additions does not depend on the number of devices.
 
-The gradients of a batch are the sum over its shards. They are added in a binary tree whose leaves
-are the shards in order: neighbours in pairs, then these sums in pairs, and so on. A device adds the
-subtree of its shards in a loop, and all devices together add the rest. So the additions, and the
-bits of the result, are the same on any number of devices. If the number of leaves is 2^n times an
-odd number k, runs of k leaves are first added one after the other.
+The gradients of a batch are the sum of the gradients of its shards. They are added in a binary tree
+whose leaves are the shards in order: neighbours in pairs, then these sums in pairs, and so on. A
+device adds the subtree of its shards in a loop, and all devices together add the rest. So the
+additions, and the bits of the result, are the same on any number of devices. If the number of
+leaves is 2^n times an odd number k, runs of k leaves are first added one after the other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from pipeline.training.parallel.shards import Shards
 T = TypeVar("T")
 
 STACKED_BYTES = 1 << 30
-"""Terms of at most this size are all computed before they are added, which is faster."""
+"""If all terms together have at most this size, they are all computed before they are added. This
+is faster."""
 
 
 def sum_leaves(
@@ -33,11 +34,12 @@ def sum_leaves(
 ) -> T:
     """Add the pytrees `leaf(0)` .. `leaf(count - 1)`, in order.
 
-    The index is int32 (). `total_count` is the number of terms on all devices; their size decides
-    whether all terms are stored at once. Fused operations may round once instead of twice. So a
-    leaf is compiled once, in a loop with a number of iterations that XLA can't see, even for one
-    leaf. The additions are outside of that computation. With `at_once`, a power of two, subtrees of
-    equal size are independent, so that XLA may compute their leaves at the same time.
+    The index is int32 (). `total_count` is the number of terms on all devices; it decides whether
+    all terms are stored at once. XLA must not fuse a leaf with additions or other leaves, since
+    fused operations may round once instead of twice. So leaves are computed in a loop whose number
+    of iterations XLA can't see, even if there is one, and added outside of their computation.
+    `at_once`, a power of two, is the number of independent subtrees of equal size: XLA may compute
+    their leaves at the same time.
     """
     shapes = jax.eval_shape(leaf, jnp.int32(0))
     nbytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
@@ -45,18 +47,17 @@ def sum_leaves(
     sum_subtree = _sum_stacked if is_small else _sum_nested
     if at_once == 1:
         return sum_subtree(leaf, count, shapes)
+
+    def compute_leaf(start: int, i: Array) -> T:
+        return leaf(start + i)
+
     size = count // at_once
     starts = range(0, count, size)
-    sums = [sum_subtree(partial(_shift, leaf, start), size, shapes) for start in starts]
+    sums = [sum_subtree(partial(compute_leaf, start), size, shapes) for start in starts]
     while len(sums) > 1:
         pairs = zip(sums[0::2], sums[1::2], strict=True)
         sums = [_add(first, second) for first, second in pairs]
     return sums[0]
-
-
-def _shift(leaf: Callable[[Array], T], start: int, i: Array) -> T:
-    """Return the i-th leaf of the subtree that begins at a leaf."""
-    return leaf(start + i)
 
 
 def _sum_stacked(leaf: Callable[[Array], T], count: int, shapes: T) -> T:
@@ -71,8 +72,8 @@ def _sum_stacked(leaf: Callable[[Array], T], count: int, shapes: T) -> T:
 
 
 def _sum_nested(leaf: Callable[[Array], T], count: int, shapes: T) -> T:
-    """Add each term in the iteration after its computation, so that XLA can't fuse both. It takes
-    memory for two terms per level of the tree."""
+    """Add each term in the iteration after its computation, so that XLA can't fuse the two. This
+    needs memory for two terms per level of the tree."""
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
     def sum_subtree(size: int, first: Array) -> T:
@@ -96,18 +97,19 @@ def _add(first: T, second: T) -> T:
 
 
 def _repeat(count: int, body: Callable[[Array, T], T], start: T) -> T:
-    """Apply `body(i, value)` `count` times from `start`, without XLA seeing the number."""
-    hidden = jax.lax.optimization_barrier(jnp.int32(count))
-    return jax.lax.fori_loop(jnp.int32(0), hidden, body, start)
+    """Return the value after `count` calls value = body(i, value), beginning with `start`. XLA
+    can't see the number of calls."""
+    hidden_count = jax.lax.optimization_barrier(jnp.int32(count))
+    return jax.lax.fori_loop(jnp.int32(0), hidden_count, body, start)
 
 
 def copy_unfused(tree: T) -> T:
-    """Copy a pytree of float32 and integers, so that XLA doesn't fuse its computation with later
-    ones.
+    """Copy a pytree of float32 and integers, so that XLA doesn't fuse its computation with the
+    operations that read it.
 
-    XLA would fuse a sum with the operations that read it, such as the norm of the gradients, and
-    vectorize it differently than a sum from several devices. The copy is a loop of one iteration, a
-    number that XLA can't see.
+    XLA would fuse a sum with its readers, such as the norm of the gradients, and vectorize it
+    differently than a sum from several devices. The copy is a loop of one iteration, a number that
+    XLA can't see.
     """
 
     def times_one(i: Array, values: T) -> T:
@@ -124,17 +126,18 @@ def add_devices(tree: T, axis: str, devices: int) -> T:
     in a ring.
     """
     leaves, structure = jax.tree.flatten(tree)
-    are_integers = [jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves]
-    floats = [leaf for leaf, is_integer in zip(leaves, are_integers, strict=True) if not is_integer]
-    integers = [leaf for leaf, is_integer in zip(leaves, are_integers, strict=True) if is_integer]
-    sums = iter(_add_floats(floats, axis, devices) if floats else [])
-    counts = iter(jax.lax.psum(integers, axis) if integers else [])
-    return jax.tree.unflatten(
-        structure, [next(counts if is_integer else sums) for is_integer in are_integers]
-    )
+    integers: dict[int, Array] = {}
+    floats: dict[int, Array] = {}
+    for index, leaf in enumerate(leaves):
+        group = integers if jnp.issubdtype(leaf.dtype, jnp.integer) else floats
+        group[index] = leaf
+    sums: dict[int, Array] = jax.lax.psum(integers, axis) if integers else {}
+    if floats:
+        sums |= _add_floats(floats, axis, devices)
+    return jax.tree.unflatten(structure, [sums[index] for index in range(len(leaves))])
 
 
-def _add_floats(values: list[Array], axis: str, devices: int) -> list[Array]:
+def _add_floats(values: dict[int, Array], axis: str, devices: int) -> dict[int, Array]:
     flat, unravel = ravel_pytree(values)
     parts = jnp.pad(flat, (0, -flat.size % devices)).reshape(devices, -1)
     parts = jax.lax.all_to_all(parts, axis, split_axis=0, concat_axis=0)
@@ -193,10 +196,8 @@ def sum_devices(shards: Shards, local: T) -> T:
 
 
 def place_in_batch(rows: Array, number: Array, num_shards: int) -> Array:
-    """Return the rows of a shard at their place in the whole batch, and zeros for other shards.
-
-    The sum over shards has all rows.
-    """
+    """Return the rows of shard `number` at their place in the whole batch, and zeros for the rows
+    of other shards. The sum over shards has all rows."""
     size = rows.shape[0]
     zeros = jnp.zeros((num_shards * size, *rows.shape[1:]), rows.dtype)
     return jax.lax.dynamic_update_slice_in_dim(zeros, rows, number * size, 0)

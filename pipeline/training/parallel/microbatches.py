@@ -26,10 +26,8 @@ def compute_microbatch_size(batch_size: int, num_microbatches: int, num_parts: i
 def list_batch_positions(
     rows: Sequence[int], index: int, batch_size: int, num_microbatches: int
 ) -> tuple[int, ...]:
-    """Return the positions in the batch of rows of the microbatch `index`.
-
-    With one microbatch, positions are `rows`, whatever the `index`.
-    """
+    """Return the positions in the batch of the rows `rows` of microbatch `index`. With one
+    microbatch they are `rows`, whatever the index."""
     if num_microbatches == 1:
         return tuple(rows)
     first = index * compute_microbatch_size(batch_size, num_microbatches)
@@ -37,11 +35,9 @@ def list_batch_positions(
 
 
 def stack_microbatches(samples: Any, key: Array, num_microbatches: int) -> tuple[Any, Array]:
-    """Split a batch into microbatches.
-
-    Takes a tree of arrays (batch, ...) and a dropout key. Returns the tree with arrays
-    (microbatches, samples, ...), and a key for each microbatch; a single one has `key`.
-    """
+    """Split a batch into microbatches. Takes a tree of arrays (batch, ...) and a dropout key.
+    Returns the tree with arrays (microbatches, samples, ...), and a key for each microbatch. The
+    key of a single microbatch is `key`."""
     import jax
     import jax.numpy as jnp
 

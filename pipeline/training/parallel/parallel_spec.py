@@ -14,7 +14,8 @@ MAX_DEVICES = 1 << 14
 """The largest number of devices, or of shards, in a recipe."""
 Axis = Literal["data", "model"]
 AXES: tuple[Axis, ...] = get_args(Axis)
-"""Axes of a mesh. Devices along `data` have different samples; along `model` they share layers."""
+"""Axes of a mesh. Along `data` devices have different samples. Along `model` each has a part of the
+layers."""
 DATA, MODEL = AXES
 
 Size = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
@@ -33,9 +34,9 @@ class MeshSpec(Spec):
 class ShardingSpec(Spec):
     """Axes of the mesh that shard the dimensions of parameters, or of results of layers.
 
-    `axes` has an entry for each dimension: an axis, several, or null if it is replicated. As in
-    `freeze`, a pattern for parameters covers a path and all below it. A pattern for layers covers a
-    path.
+    `axes` has an entry for each dimension: an axis, a list of axes, or null if the dimension isn't
+    sharded. A pattern for parameters covers a path and all paths below it, as in `freeze`. A
+    pattern for layers covers the layer's path alone.
     """
 
     pattern: Annotated[str, Field(min_length=1)]
@@ -51,10 +52,8 @@ class ShardingSpec(Spec):
     @property
     def entries(self) -> tuple[tuple[Axis, ...], ...]:
         """The axes that shard each dimension."""
-        return tuple(
-            () if entry is None else (entry,) if isinstance(entry, str) else entry
-            for entry in self.axes
-        )
+        axes = (entry or () for entry in self.axes)
+        return tuple((entry,) if isinstance(entry, str) else entry for entry in axes)
 
 
 class ParallelSpec(Spec):
@@ -63,27 +62,28 @@ class ParallelSpec(Spec):
     mode: Literal["none", "data", "fsdp", "semi_auto", "auto"]
     """none: one device; data: each device takes a part of every batch; fsdp: each also stores only
     a part of the parameters and of the optimizer's state; semi_auto: parameters are sharded by
-    `specs`; auto: the fastest of these plans, which a search finds."""
+    `specs`; auto: a search finds the fastest of these plans."""
     devices: Size | None
-    """Devices of all processes together; null: as in `mesh`, else one for each process."""
+    """Devices of all processes together; null: the number in `mesh`, else one for each process."""
     mesh: MeshSpec | None
     """Devices by axis; null: all along `data`."""
     shards: Size | None
-    """Parts of a batch whose gradients are added in a fixed order, with `exact`. null: the largest
-    common divisor of 8 and the batch size, or the number of devices if that is larger. It must be a
-    multiple of the number of devices."""
+    """With `exact`, the number of parts of a batch whose gradients are added in a fixed order. It
+    must be a multiple of the number of devices. null: the largest common divisor of 8 and the batch
+    size, or the number of devices if that is larger."""
     reproducible: Literal["exact", "layout", "close"] | None
-    """exact: the same bits on any number of devices and processes; layout: the same bits on the
-    same number of both; close: the same within rounding. null: layout with semi_auto and auto, else
-    exact."""
+    """exact: the same bits on any number of devices and processes; layout: the same bits on equal
+    numbers of devices and processes; close: the same results except for rounding. null: layout with
+    semi_auto and auto, else exact."""
     sync_batch_norm: bool
-    """Whether batch norm uses statistics of the whole batch, not of shards; not with `exact`."""
+    """Whether batch norm uses statistics of the whole batch, not of shards. Not with `exact`."""
     mirror_mean: bool
-    """Whether gradients of devices are averaged, else added."""
+    """Whether the gradients of devices are averaged; else they are added."""
     batch_per_device: PositiveInt | None
     """Batch size of one device, as in MindSpore (8 x 32); replaces `train.batch_size`."""
     specs: Seq[ShardingSpec]
-    """Shardings of parameters by pattern; the last matching rule wins. Only with semi_auto."""
+    """Shardings of parameters. The last rule that covers a parameter applies. Only with
+    semi_auto."""
     constraints: Seq[ShardingSpec]
     """Shardings of results of layers, by the layer's path. Only with semi_auto."""
     batch_axes: Annotated[Seq[Axis], Field(min_length=1)]
@@ -116,12 +116,8 @@ class ParallelSpec(Spec):
         return prod(self.mesh_sizes.values())
 
 
-DEFAULT_PROCESSES = 2
-"""Processes that `local` starts if the recipe doesn't set them."""
-
-
 class LaunchSpec(Spec):
-    """Processes of one run: who starts them, and how long they wait for each other.
+    """Processes of one run: how they are started, and how long they wait for each other.
 
     `local` starts `processes` on this machine. `env`, `jax`, `mpi`, `skypilot` and `slurm` read
     this process's rank from the variables of that launcher, `auto` from those of any launcher.
@@ -134,17 +130,18 @@ class LaunchSpec(Spec):
     restarts: NonNegativeInt
     """Most restarts of `local` from the last checkpoint, each after a process has died."""
     min_processes: PositiveInt | None
-    """Fewest processes of a restart, which leaves out those that died; null: all start again."""
+    """Fewest processes of a restart that leaves out the processes that died; null: all start
+    again."""
     start_seconds: Timeout | None
     """Seconds that processes wait for each other to start; null: 60 on one machine, else 1,800."""
     heartbeat_seconds: Timeout
-    """Seconds without a heartbeat after which a process counts as gone."""
+    """Seconds without a heartbeat after which a process is treated as dead."""
     stuck_seconds: Timeout
-    """Seconds that processes wait for one that runs but doesn't answer."""
+    """Seconds that processes wait for a process that runs but doesn't answer."""
     end_seconds: Timeout
     """Seconds that processes have to end after the first one has ended."""
 
     @property
     def num_processes(self) -> int:
         """Processes that `local` starts."""
-        return self.processes or DEFAULT_PROCESSES
+        return self.processes or 2

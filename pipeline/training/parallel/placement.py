@@ -56,16 +56,17 @@ class DevicePlacement:
 
     @property
     def free_bytes(self) -> int | None:
-        """Bytes that JAX can still allocate on the fullest GPU of this process; None for devices
-        that don't report them."""
+        """Bytes that JAX can still allocate on the fullest GPU of this process; None if no device
+        reports its memory."""
         stats = self._memory_stats()
-        free = (gpu.get("bytes_limit", 0) - gpu.get("bytes_in_use", 0) for gpu in stats)
-        return max(0, min(free)) if stats else None
+        if not stats:
+            return None
+        return max(0, min(gpu.get("bytes_limit", 0) - gpu.get("bytes_in_use", 0) for gpu in stats))
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that JAX has allocated on the fullest GPU of this process; 0 for devices that don't
-        report them."""
+        """Bytes that JAX has allocated on the fullest GPU of this process; 0 if no device reports
+        its memory."""
         return max((gpu.get("bytes_in_use", 0) for gpu in self._memory_stats()), default=0)
 
     def _memory_stats(self) -> list[dict[str, int]]:
@@ -84,13 +85,13 @@ class DevicePlacement:
         return self.make_sharding(PartitionSpec(None, self.batch_axes))
 
     def make_sharding(self, spec: PartitionSpec) -> Sharding:
-        """Return the sharding of an array along the axes of the mesh."""
+        """Return the sharding of an array by a spec; on one device, that device."""
         if self.mesh is None:
             return SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, spec)
 
     def list_rows(self, batch: int) -> slice:
-        """Return the rows of a batch that the devices of this process need."""
+        """Return which of the `batch` rows of a batch the devices of this process need."""
         sharding = self.make_sharding(PartitionSpec(self.batch_axes))
         if sharding.is_fully_addressable:
             return slice(0, batch)
@@ -99,13 +100,14 @@ class DevicePlacement:
         return slice(min(start for start, _, _ in ranges), max(stop for _, stop, _ in ranges))
 
     def put(self, tree: Any, shardings: Any = None) -> Any:
-        """Copy arrays that all processes have to every device, or by a tree of shardings."""
+        """Copy arrays that all processes have to the devices, by a tree of shardings; None: each
+        device gets whole arrays."""
         if self.replicated.is_fully_addressable:
             return jax.device_put(tree, self.replicated if shardings is None else shardings)
 
         def put(value: Any, sharding: Sharding) -> jax.Array:
             if isinstance(value, jax.Array) and value.sharding == sharding:
-                return value  # parts that other processes have can't be read here
+                return value  # This process can't read the parts of other processes.
             array = np.asarray(value)
             return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
@@ -115,9 +117,7 @@ class DevicePlacement:
 
     def put_batches(self, rows: np.ndarray, batch: int) -> jax.Array:
         """Copy this process's rows of batches of size `batch`, (steps, rows, ...), to the devices.
-
-        Devices along the axis `model` have the same rows, also if they belong to two processes.
-        """
+        Devices along the axis `model` have the same rows, also if they belong to two processes."""
         if self.mesh is None:
             return jax.device_put(rows, self.devices[0])
         first = self.list_rows(batch).start
@@ -130,7 +130,7 @@ class DevicePlacement:
         return jax.make_array_from_callback(shape, self.batch_sharding, read)
 
     def make_shapes(self, tree: Any, shardings: Any = None) -> Any:
-        """Return the shapes and dtypes of a tree, replicated or with a tree of shardings."""
+        """Return the shapes and dtypes of a tree, with a tree of shardings; None: replicated."""
         if shardings is None:
             shardings = jax.tree.map(lambda _: self.replicated, tree)
         return jax.tree.map(
@@ -141,10 +141,8 @@ class DevicePlacement:
 
 
 def gather_arrays(tree: Any) -> Any:
-    """Return a tree that every process can read, with arrays of several processes on the host.
-
-    All processes must call it. One array at a time is whole on the devices.
-    """
+    """Return a tree that every process can read. Arrays of several processes are copied to the
+    host. All processes must call it. The devices hold one whole array at a time."""
     return jax.tree.map(
         lambda array: array if is_readable(array) else process_allgather(array, tiled=True), tree
     )

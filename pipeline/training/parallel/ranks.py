@@ -1,8 +1,8 @@
 """The processes of one run, and their agreement.
 
 Every process computes the same steps. The first process makes all decisions that depend on a clock,
-a signal or the disk. The others read them from the key-value store of jax.distributed. Unlike a
-collective it has a time-out, so that no process waits for ever.
+a signal or the disk. The others read the decisions from the key-value store of jax.distributed.
+Unlike a collective operation, the store has a time-out, so no process waits for ever.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pipeline.core.errors import PipelineError, RunError
 
 T = TypeVar("T")
 Agree = Callable[[Callable[[], Any]], Any]
-"""Returns the decision of the first process of a run; all call it in the same order."""
+"""(decide) -> the result of `decide` in the first process. All processes must make the same
+calls."""
 STORED_ANSWERS = 16
-"""Answers that stay in the store. Processes compute steps together, so none lags by more."""
+"""Number of answers in the store. Processes compute steps together, so none is as far behind."""
 
 
 class PeerGoneError(RunError):
@@ -27,7 +28,7 @@ class PeerGoneError(RunError):
 
 
 def decide_alone(decide: Callable[[], T], /) -> T:
-    """Return the decision, in a run of one process."""
+    """Return the result of `decide`: an `Agree` for a run of one process."""
     return decide()
 
 
@@ -50,11 +51,11 @@ class Ranks:
         return self.rank == 0
 
     def agree(self, decide: Callable[[], T], /, timeout_s: float | None = None) -> T:
-        """Return the result of `decide` in the first process, which must be JSON. All processes
-        must call it, in the same order.
+        """Return in all processes the result of `decide` in the first process, a value of JSON. All
+        processes must make the same calls in the same order.
 
         Errors of `decide` are raised in the first process only. Raises PeerGoneError if the first
-        process doesn't answer in `timeout_s`.
+        process doesn't answer within `timeout_s`, by default that of the run.
         """
         if self.size == 1:
             return decide()
@@ -87,7 +88,7 @@ class Ranks:
         """Return an answer from the store. Raises PeerGoneError after the timeout."""
         try:
             text: str = self._store.blocking_key_value_get(key, round(1000 * timeout_s))
-        except Exception as error:  # jaxlib raises its own types, which it does not export
+        except Exception as error:  # jaxlib raises types that it doesn't export.
             raise PeerGoneError(
                 f"process {self.rank} of {self.size}: no answer from another process within "
                 f"{timeout_s:g} s"
@@ -101,8 +102,6 @@ def is_readable(array: Any) -> bool:
 
 
 def is_peer_error(error: BaseException) -> bool:
-    """Return whether an error of JAX means that another process has gone."""
-    text = str(error)
-    return not isinstance(error, PipelineError) and any(
-        clue in text for clue in ("Gloo ", "gloo", "NCCL", "coordination service")
-    )
+    """Return whether an error of JAX means that another process has ended."""
+    clues = ("Gloo ", "gloo", "NCCL", "coordination service")
+    return not isinstance(error, PipelineError) and any(clue in str(error) for clue in clues)

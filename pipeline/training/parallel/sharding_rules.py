@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ShardingRules:
-    """Rules by which the devices of a mesh share parameters and results of layers."""
+    """Rules that shard parameters and results of layers between the devices of a mesh."""
 
     specs: tuple[ShardingSpec, ...]
     """Shardings of parameters."""
@@ -34,11 +34,9 @@ class ShardingRules:
     """Shardings of results of layers."""
 
     def make_state_shardings(self, state: Any, placement: DevicePlacement) -> Any:
-        """Return the sharding of every leaf of a state.
-
-        The optimizer's leaves and the average are sharded like their parameter, whose path is the
-        end of the leaf's path.
-        """
+        """Return the sharding of every leaf of a state. A leaf of the optimizer's state or of the
+        average has the sharding of its parameter: the one whose path is the end of the leaf's
+        path."""
         shapes = flatten_dict(dict(state.params))
         param_specs = {path: self.find_param_spec(path) for path in shapes}
         leaves, structure = jax.tree_util.tree_flatten_with_path(state)
@@ -48,7 +46,8 @@ class ShardingRules:
         return jax.tree.unflatten(structure, [placement.make_sharding(spec) for spec in leaf_specs])
 
     def find_param_spec(self, path: LayerPath) -> PartitionSpec:
-        """Return the sharding of a parameter by the last rule that covers it, else replicated."""
+        """Return the sharding of a parameter by the last rule that covers it; if none does, it is
+        replicated."""
         covering = [rule for rule in self.specs if covers(rule.pattern, path)]
         return _make_spec(covering[-1]) if covering else PartitionSpec()
 
@@ -75,11 +74,9 @@ class ShardingRules:
     def require_fit(
         self, params: Mapping[str, Any], sizes: Mapping[str, int], batch_axes: Sequence[str]
     ) -> None:
-        """Check the rules against parameters and the sizes of the mesh's axes.
-
-        Raises ValueError for a pattern that matches nothing, a wrong number of dimensions, a size
-        that can't be divided, and an axis of the mesh along which nothing is sharded.
-        """
+        """Raise ValueError if the rules don't fit the parameters and the sizes of the mesh's axes.
+        Errors are: a pattern that covers nothing, a wrong number of dimensions, a size that can't
+        be divided among devices, and an axis of the mesh along which nothing is sharded."""
         flat = flatten_dict(dict(params))
         require_covered([rule.pattern for rule in self.specs], list(flat), "parameters")
         for path, leaf in flat.items():
@@ -93,30 +90,28 @@ class ShardingRules:
                 raise ValueError(f"nothing is sharded along the axis {axis} of {size} devices")
 
     def require_layers(self, ranks: Mapping[str, AbstractSet[int]]) -> None:
-        """Check the constraints against the result of `list_layer_ranks`.
-
-        Raises ValueError for a pattern that matches no layer, and for a constraint whose number of
-        entries differs from the number of dimensions of all its layers.
-        """
+        """Raise ValueError if the constraints don't fit `ranks`, the result of `list_layer_ranks`.
+        Errors are: a pattern that matches no layer, and a number of entries that is the number of
+        dimensions of none of the matching layers."""
         for rule in self.constraints:
-            layers = {path: r for path, r in ranks.items() if fnmatchcase(path, rule.pattern)}
-            if not layers:
+            paths = [path for path in ranks if fnmatchcase(path, rule.pattern)]
+            if not paths:
                 guess = find_nearest(rule.pattern, ranks)
+                hint = f"; did you mean {guess}?" if guess else ""
                 raise ValueError(
                     f"pattern {show_name(repr(rule.pattern))} matches none of the {len(ranks)} "
-                    f"layers, such as {min(ranks)}{f'; did you mean {guess}?' if guess else ''}"
+                    f"layers, such as {min(ranks)}{hint}"
                 )
-            if not any(len(rule.axes) in layer_ranks for layer_ranks in layers.values()):
-                path, layer_ranks = next(iter(layers.items()))
-                listed = " or ".join(map(str, sorted(layer_ranks)))
+            if not any(len(rule.axes) in ranks[path] for path in paths):
+                rank_text = " or ".join(map(str, sorted(ranks[paths[0]])))
                 raise ValueError(
-                    f"{path} computes arrays of {listed} dimensions, "
+                    f"{paths[0]} computes arrays of {rank_text} dimensions, "
                     f"but axes has {len(rule.axes)} entries"
                 )
 
 
 def list_layer_ranks(trace: Callable[[], Any]) -> dict[str, set[int]]:
-    """Return the ranks of the arrays that each layer computes while `trace` runs, by its path."""
+    """Return by layer path the ranks of the arrays that the layer computes while `trace` runs."""
     ranks_by_layer: dict[str, set[int]] = {}
 
     def record_rank(module: nn.Module, result: Any) -> None:
@@ -143,7 +138,8 @@ def _make_spec(rule: ShardingSpec) -> PartitionSpec:
 def _require_divisible(
     name: str, shape: Shape, spec: PartitionSpec, sizes: Mapping[str, int]
 ) -> None:
-    """Raise ValueError if a sharding has a wrong number of dimensions or can't divide a size."""
+    """Raise ValueError if `spec` doesn't have an entry for each dimension of `shape`, or if the
+    devices along a dimension's axes don't divide its size."""
     if len(spec) != len(shape):
         raise ValueError(
             f"{name} has {len(shape)} dimensions, {list(shape)}, but axes has {len(spec)} entries"
@@ -166,8 +162,8 @@ def _find_leaf_spec(
     shapes: Mapping[LayerPath, Any],
     param_specs: Mapping[LayerPath, PartitionSpec],
 ) -> PartitionSpec:
-    """Return the sharding of a leaf's parameter, else replicated. The parameter's path is the end
-    of the leaf's path, and their shapes are equal."""
+    """Return the sharding of the parameter that has the leaf's shape, and whose path is the end of
+    the leaf's path; without such a parameter, the leaf is replicated."""
     keys = tuple(path.split("/"))
     for length in range(len(keys), 0, -1):
         end = keys[-length:]

@@ -9,7 +9,7 @@ from typing import Literal
 from pipeline.training.parallel.parallel_spec import DATA, ParallelSpec
 
 DEFAULT_SHARDS = 8
-"""Shards of a batch if the recipe doesn't set them: results are equal on up to 8 devices."""
+"""Default number of shards of a batch. Results are the same on 1, 2, 4 and 8 devices."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Shards:
     devices: int = 1
     axis: str | None = None
     add: Literal["tree", "psum"] = "tree"
-    """tree: in an order that depends only on `count`; psum: in the order of XLA's all-reduce."""
+    """The order of additions. tree: it depends only on `count`; psum: that of XLA's all-reduce."""
     factor: int = 1
-    """Factor of the gradients: the number of devices if gradients are added, 1 if averaged."""
+    """Factor on the gradients: 1 if the recipe averages devices' gradients, else their number."""
     sync_batch_norm: bool = False
     """Whether batch norm uses the statistics of all devices together."""
     at_once: int = 1
@@ -39,22 +39,27 @@ class Shards:
 
 
 def make_shards(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards | None:
-    """Return the shards of a batch on a number of devices; None if it isn't split. Raises
-    ValueError if the devices don't take equal numbers of shards."""
+    """Return the shards of a batch on a number of devices; None if the batch isn't split. Raises
+    ValueError if the number of shards isn't a multiple of the number of devices."""
     axis = DATA if devices > 1 else None
     factor = 1 if parallel.mirror_mean else parallel.num_devices
     if parallel.is_data_parallel and parallel.reproducible == "exact":
         count = count_shards(parallel, batch_size)
         if count % devices:
             raise ValueError(f"{count} shards can't be divided among {devices} devices")
-        return Shards(count, devices, axis, "tree", factor) if count > 1 else None
+        if count == 1:
+            return None
+        return Shards(count, devices, axis, add="tree", factor=factor)
     if parallel.is_data_parallel and devices > 1:
-        return Shards(devices, devices, axis, "psum", factor, parallel.sync_batch_norm)
+        sync_batch_norm = parallel.sync_batch_norm
+        return Shards(
+            devices, devices, axis, add="psum", factor=factor, sync_batch_norm=sync_batch_norm
+        )
     return None
 
 
 def count_shards(parallel: ParallelSpec, batch_size: int) -> int:
-    """Return the recipe's number of shards, or by default `choose_num_shards`'s."""
+    """Return the recipe's number of shards, by default that of `choose_num_shards`."""
     return parallel.shards or choose_num_shards(batch_size, parallel.num_devices)
 
 

@@ -29,17 +29,15 @@ SHARDED_FIELDS = ("params", "opt_state", "average")
 
 
 def find_sharded_dimension(shape: Sequence[int], devices: int) -> int | None:
-    """Return the dimension along which an array is sharded; None if every device has all of it.
-
-    It is the largest dimension whose size is a multiple of the number of devices, and the first of
-    several with that size.
-    """
+    """Return the dimension along which an array is sharded; None if every device has all of it. It
+    is the largest dimension whose size is a multiple of the number of devices, and of equal ones
+    the first."""
     divisible = [dimension for dimension, size in enumerate(shape) if size and size % devices == 0]
     return max(divisible, key=shape.__getitem__, default=None)
 
 
 class _Value(NamedTuple):
-    """An array of an update, computed when an equation or the result reads it."""
+    """An array of an update. It is computed when an equation, or the result, reads it."""
 
     shape: tuple[int, ...]
     """Shape of the whole array."""
@@ -93,7 +91,7 @@ class StateSharing:
         )
 
     def gather_fields(self, state: Any, *names: str) -> Any:
-        """Return a state of parts, in which the arrays of the fields `names` are whole."""
+        """Return `state`, a state of parts, with whole arrays in the fields `names`."""
 
         def gather(name: str) -> Any:
             leaves, structure = jax.tree.flatten(getattr(state, name))
@@ -114,29 +112,28 @@ class StateSharing:
         prevent that.
         """
         leaves, structure = jax.tree.flatten(state)
-        arrays = list(
-            zip(leaves, jax.tree.leaves(self.state), jax.tree.leaves(self.specs), strict=True)
-        )
+        shapes = [array.shape for array in jax.tree.leaves(self.state)]
+        are_parts = [bool(spec) for spec in jax.tree.leaves(self.specs)]
         operands = [
-            _wrap_part(leaf, whole.shape) if spec else self._wrap_whole(leaf)
-            for leaf, whole, spec in arrays
+            _wrap_part(leaf, shape) if is_part else self._wrap_whole(leaf)
+            for leaf, shape, is_part in zip(leaves, shapes, are_parts, strict=True)
         ]
         operands += map(self._wrap_whole, jax.tree.leaves(gradients))
         try:
             values = self._run(jax.make_jaxpr(function)(self.state, gradients), operands)
             results = [
-                value.part() if spec else value.whole()
-                for value, (_, _, spec) in zip(values, arrays, strict=True)
+                value.part() if is_part else value.whole()
+                for value, is_part in zip(values, are_parts, strict=True)
             ]
         except _WholeNeededError:
             whole_leaves = [
-                copy_unfused(self._gather([leaf], [whole.shape])[0]) if spec else leaf
-                for leaf, whole, spec in arrays
+                copy_unfused(self._gather([leaf], [shape])[0]) if is_part else leaf
+                for leaf, shape, is_part in zip(leaves, shapes, are_parts, strict=True)
             ]
             updated = function(jax.tree.unflatten(structure, whole_leaves), gradients)
             results = [
-                self._take_part(copy_unfused(array)) if spec else array
-                for array, (_, _, spec) in zip(jax.tree.leaves(updated), arrays, strict=True)
+                self._take_part(copy_unfused(array)) if is_part else array
+                for array, is_part in zip(jax.tree.leaves(updated), are_parts, strict=True)
             ]
         return jax.tree.unflatten(structure, results)
 
@@ -154,7 +151,7 @@ class StateSharing:
         name = equation.primitive.name
         shapes: list[tuple[int, ...]] = [getattr(var.aval, "shape", ()) for var in equation.outvars]
         shape = shapes[0]
-        # Arrays of 1 element count as scalars.
+        # Arrays of 1 element are treated as scalars.
         array_shapes = {value.shape for value in operands if prod(value.shape) != 1}
         is_broadcast_scalar = name == "broadcast_in_dim" and not array_shapes
         is_elementwise = name in ELEMENTWISE and array_shapes.issubset({shape})
@@ -193,9 +190,7 @@ class StateSharing:
 
     def _gather(self, parts: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> list[Array]:
         """Return arrays of these whole shapes from their parts, by one all-gather for each dtype.
-
-        An array that isn't sharded is returned unchanged.
-        """
+        An array that isn't sharded is returned unchanged."""
         arrays = list(parts)
         dimensions = [find_sharded_dimension(shape, self.devices) for shape in shapes]
         for dtype in dict.fromkeys(part.dtype for part in parts):

@@ -1,4 +1,4 @@
-"""Epsilon of a run by dp-accounting, and the noise for an epsilon."""
+"""Computation of a run's epsilon by dp-accounting, and of the noise that an epsilon needs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 Accountant = Literal["pld", "rdp"]
 MAX_EPSILON = 100.0
-"""A larger epsilon protects nothing, and takes minutes to account for."""
-NOISES = (0.01, 1e4)
+"""A larger epsilon protects nothing, and its computation takes minutes."""
+NOISE_RANGE = (0.01, 1e4)
 """The least and the largest noise that are tried: standard deviations divided by the clip."""
 TOLERANCE = 1e-4
 """Relative tolerance of a noise that is computed from epsilon."""
@@ -56,24 +56,26 @@ class Accounting:
     def find_noise(self, epsilon: float, steps: int) -> float:
         """Return the least noise that spends at most `epsilon` in a number of steps. Raises
         ValueError if no noise does."""
-        _, largest = NOISES
-        reached = self.compute_epsilon(largest, steps)
-        if reached > epsilon:
+        _, largest = NOISE_RANGE
+        least_epsilon = self.compute_epsilon(largest, steps)
+        if least_epsilon > epsilon:
             raise ValueError(
                 f"no noise up to {largest:,.0f} reaches it in {steps:,} steps at delta "
-                f"{self.delta:g}; must be at least {reached:.2g}"
+                f"{self.delta:g}; must be at least {least_epsilon:.2g}"
             )
-        # The noise of the looser bound is found quickly, and is enough for the other.
-        enough = self._calibrate("rdp", epsilon, steps, NOISES)
+        # The bound of rdp is computed fast. It is looser, so pld needs about this noise or less.
+        rdp_noise = self._calibrate("rdp", epsilon, steps, NOISE_RANGE)
         if self.accountant == "rdp":
-            return enough
-        return self._calibrate("pld", epsilon, steps, (enough / 2, min(2 * enough, largest)))
+            return rdp_noise
+        noise_range = (rdp_noise / 2, min(2 * rdp_noise, largest))
+        return self._calibrate("pld", epsilon, steps, noise_range)
 
     def _calibrate(
-        self, accountant: Accountant, epsilon: float, steps: int, noises: tuple[float, float]
+        self, accountant: Accountant, epsilon: float, steps: int, noise_range: tuple[float, float]
     ) -> float:
-        """Return the least noise between two; the larger one if none suffices."""
-        low, high = noises
+        """Return the least noise of a range that spends at most `epsilon`, within TOLERANCE; the
+        largest noise if none does."""
+        low, high = noise_range
         if self.compute_epsilon(high, steps, accountant) > epsilon:
             return high
         while high - low > TOLERANCE * high:
@@ -93,7 +95,7 @@ class Accounting:
                 self.rate, dp_accounting.GaussianDpEvent(noise)
             )
             return dp_accounting.SelfComposedDpEvent(event, steps)
-        # A replaced sample changes one sum of an epoch, by at most twice the clip.
+        # In each epoch a replaced sample changes one clipped sum, by at most twice the clip.
         epochs = -(-steps // self.steps_per_epoch)
         return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(noise / 2), epochs)
 

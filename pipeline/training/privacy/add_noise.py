@@ -1,7 +1,7 @@
 """Noise on clipped sums, and a clip that follows a quantile of the norms.
 
-The noise of a step is a pure function of (secret key, step). So a resumed run repeats the noise of
-a step that it repeats, and no noise is used for two steps.
+The noise of a step is a pure function of (secret key, step). So a resumed run that computes a step
+again adds the same noise, and different steps have different noise.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pipeline.models.modules.name_stack import UPDATE
 from pipeline.training.privacy.privacy_spec import AdaptiveClip
 
 COUNTED_SHARE = 0.05
-"""Deviation of the noise on the count of samples within the clip, as a share of the expected batch
-(Andrew et al. 2021, section 3.2)."""
+"""Standard deviation of the noise on the number of samples within the clip, divided by the expected
+batch size (Andrew et al. 2021, section 3.2)."""
 
 
 @register_dataclass
@@ -32,15 +32,15 @@ class PrivacyState:
     key: Array
     """uint32 (4,): two words for the noise, two for the order of samples."""
     noise: Array
-    """Standard deviation of the noise divided by the clip, float32 (). NaN until it is set, so that
-    a run without it fails."""
+    """Standard deviation of the noise divided by the clip, float32 (). It is NaN until it is set,
+    so a run can't go on without it."""
     clip: Array
-    """float32 ()."""
+    """Largest norm of a sample's gradient, float32 ()."""
 
 
 @dataclass(frozen=True)
 class PrivacyRule:
-    """Settings by which a private step makes its gradients from the clipped sum."""
+    """Settings for the computation of private gradients from the clipped sum."""
 
     expected_batch_size: int
     """Divisor of the sum. The number of drawn samples isn't public, so it can't be the divisor."""
@@ -54,17 +54,20 @@ class PrivacyRule:
 
 
 def round_up_to_float32(noise: float) -> float:
-    """Return the smallest float32 that isn't below a number."""
+    """Return the smallest float32 that is at least `noise`."""
     rounded = np.float32(noise)
-    return float(rounded if float(rounded) >= noise else np.nextafter(rounded, np.float32(np.inf)))
+    if float(rounded) < noise:
+        rounded = np.nextafter(rounded, np.float32(np.inf))
+    return float(rounded)
 
 
 def split_noise(noise: float, count_noise: float) -> float:
-    """Return the noise of the gradients if the count of samples within the clip has `count_noise`.
+    """Return the noise s of the gradients if the number of samples within the clip has
+    `count_noise`.
 
-    Both together have the privacy of `noise` alone: 1 / noise^2 is the sum of 1 / gradients^2 and
-    1 / (2 count_noise)^2, since a sample changes the centred count by 1/2 (Andrew et al. 2021,
-    theorem 1). Raises ValueError if the count alone has less noise than that.
+    Both together have the privacy of `noise` alone: 1 / noise^2 = 1 / s^2 + 1 / (2 count_noise)^2,
+    since a sample changes the centred number by 1/2 (Andrew et al. 2021, theorem 1). Raises
+    ValueError if there is no such s.
     """
     if 2 * count_noise <= noise:
         raise ValueError(
@@ -95,10 +98,9 @@ def add_noise(rule: PrivacyRule, privacy: PrivacyState, step: Array, sums: Any) 
 def adapt_clip(
     rule: PrivacyRule, privacy: PrivacyState, step: Array, within: Array, count: Array | int
 ) -> PrivacyState:
-    """Return the state of the next step: the clip approaches the quantile of the norms.
-
-    `within` of `count` samples had gradients within the clip; noise is added to their share.
-    """
+    """Return the state with the clip of the next step, which is nearer to the quantile of the
+    norms. `within` of `count` samples had gradients with a norm of at most the clip. Noise is added
+    to their share."""
     if rule.adaptive is None:
         return privacy
     deviation = COUNTED_SHARE * rule.expected_batch_size
@@ -111,8 +113,9 @@ def adapt_clip(
 def draw_normals(key: Array, step: Array, number: int, size: int) -> Array:
     """Return standard normal float32 (size,), a pure function of (key, step, number, position).
 
-    They are made from 23 random bits, as by `jax.random.normal`. XLA:CPU fuses this Threefry with
-    its readers, in a third of the time. `number` is 0 for the clip, else an array's number.
+    `number` is 0 for the clip, else the number of an array of gradients. As in `jax.random.normal`,
+    a normal is made from 23 random bits. It takes a third of the time, since XLA fuses this
+    Threefry with the operations that read it on the CPU.
     """
     counter = (jnp.uint32(step)[None], jnp.full(1, number, jnp.uint32))
     step_key: Words = encrypt_threefry((key[:1], key[1:2]), counter)

@@ -10,28 +10,27 @@ import numpy as np
 
 CONFIDENCE = 0.95
 SHARES = (0.04, 0.1, 0.2, 0.5, 1.0)
-"""Shares of the canaries that are guessed, the most certain first. Each gets an equal part of the
-allowed error, so that the best one counts."""
+"""Shares of the canaries about which guesses are made, those with the most certain guesses. Each
+share has an equal part of the error probability, so the best of the bounds holds."""
 _MAX_EPSILON = 50.0
 """The largest bound that is searched for."""
 
 
 def bound_epsilon(scores: np.ndarray, are_members: np.ndarray, delta: float) -> float:
-    """Return a lower bound on a run's epsilon, which holds with probability `CONFIDENCE`.
-
-    The higher the score (n,), the more probably a canary was trained on; `are_members`, bool (n,),
-    is the truth. Scores that aren't finite are guessed last, as not trained on.
-    """
+    """Return a lower bound on a run's epsilon, which holds with probability `CONFIDENCE`. The
+    higher the score (n,), the more probably a canary was trained on. `are_members`, bool (n,), is
+    whether it was. A score of NaN is the lowest."""
     order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), kind="stable")
     are_members = are_members[order]
-    count = len(scores)
+    num_canaries = len(scores)
+    error = (1 - CONFIDENCE) / len(SHARES)
     best = 0.0
     for share in SHARES:
-        # The highest scores are guessed as members, as many of the lowest as not.
-        half = max(1, round(share * count / 2))
+        # Guess that the canaries with the highest scores are members, and as many of the lowest
+        # not.
+        half = max(1, round(share * num_canaries / 2))
         num_right = int(are_members[:half].sum() + (~are_members[-half:]).sum())
-        error = (1 - CONFIDENCE) / len(SHARES)
-        best = max(best, _find_bound(num_right, 2 * half, count, delta, error))
+        best = max(best, _find_bound(num_right, 2 * half, num_canaries, delta, error))
     return best
 
 
@@ -53,8 +52,8 @@ def _find_bound(num_right: int, num_guesses: int, count: int, delta: float, erro
 def compute_p_value(
     num_right: int, num_guesses: int, count: int, epsilon: float, delta: float
 ) -> float:
-    """Return a bound on the probability that `num_right` or more of `num_guesses` about `count`
-    canaries are right, if the run has this epsilon and delta (theorem 5.2)."""
+    """Return a bound on the probability that at least `num_right` of `num_guesses` guesses about
+    `count` canaries are right, if the run has this epsilon and delta (theorem 5.2)."""
     from scipy.stats import binom
 
     share = 1 / (1 + np.exp(-epsilon))

@@ -40,9 +40,9 @@ class Budget:
     @cached_property
     def noise(self) -> float:
         """Standard deviation of the noise divided by the clip, a float32. Raises RecipeError if no
-        noise reaches epsilon, or if epsilon would protect nothing."""
+        noise reaches epsilon, if epsilon or delta would protect nothing, and without
+        dp-accounting."""
         spec = self.spec
-        key, value = ("noise", spec.noise) if spec.epsilon is None else ("epsilon", spec.epsilon)
         if spec.delta >= 1 / self.order.samples:
             raise RecipeError(
                 f"privacy.delta = {spec.delta:g}: must be below {1 / self.order.samples:.2g}, one "
@@ -58,7 +58,8 @@ class Budget:
             if self.rule.adaptive is not None:
                 split_noise(noise, COUNTED_SHARE * self.rule.expected_batch_size)
         except ValueError as error:
-            raise RecipeError(f"privacy.{key} = {value:g}: {error}") from error
+            key = "noise" if spec.epsilon is None else "epsilon"
+            raise RecipeError(f"privacy.{key} = {getattr(spec, key):g}: {error}") from error
         return noise
 
     def compute_epsilon(self, steps: int) -> float:

@@ -1,11 +1,11 @@
-"""The sum of the gradients of a batch's samples, each scaled down to at most a norm.
+"""The sum of the gradients of a batch's samples, each scaled down if its norm is above the clip.
 
-A backward pass captures the inputs a and the output cotangents d of each layer. A dense layer's
-gradient of one sample is a' d, which isn't computed: its squared norm is |a|^2 |d|^2 (Goodfellow
+A backward pass captures the inputs a and the output cotangents d of each layer. The gradient of one
+sample in a dense layer, a' d, isn't computed, since its squared norm is |a|^2 |d|^2 (Goodfellow
 2015, arXiv 1510.01799). For tokens the squared norm is the sum of (a a') * (d d') over pairs of
-tokens (Li et al. 2022, arXiv 2110.05679). Other gradients, of small kernels, are computed sample by
-sample. Then the clipped sum is a product with weighted cotangents, without a second backward pass
-(Bu et al. 2023, arXiv 2210.00038).
+tokens (Li et al. 2022, arXiv 2110.05679). The gradients of small kernels and of other layers are
+computed sample by sample. The clipped sum is a product with weighted cotangents, so it needs no
+second backward pass (Bu et al. 2023, arXiv 2210.00038).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jax import Array
 
 from pipeline.core.errors import RecipeError
 from pipeline.models.layers.tokens import Embedding
-from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow
+from pipeline.models.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.modules.layer_capture import LayerCapture, Observations
 from pipeline.models.modules.layout import to_nhwc
@@ -42,7 +42,7 @@ class ClippedSum(NamedTuple):
     weights: Array
     """Factor of each sample, float32 (B,); 0 for padding and for gradients that aren't finite."""
     within: Array
-    """Number of samples whose gradients aren't longer than the clip, float32 ()."""
+    """Number of samples whose gradients have a norm of at most the clip, float32 ()."""
 
 
 @dataclass(frozen=True)
@@ -57,31 +57,29 @@ class _LayerGradients:
 
 @jax.named_scope(UPDATE)
 def sum_clipped(captures: Observations, trained: Any, mask: Array, clip: Array) -> ClippedSum:
-    """Return the sum of the gradients of the samples that `mask`, bool (B,), marks.
-
-    Gradients longer than `clip`, float32 (), are scaled down to it. A gradient that isn't finite
-    counts as 0. Raises RecipeError if the gradients of a parameter can't be separated.
-    """
+    """Return the sum of the gradients of the samples that `mask`, bool (B,), marks. Gradients with
+    a norm above `clip`, float32 (), are scaled down to it. Gradients that aren't finite are left
+    out. Raises RecipeError if the gradients of a parameter can't be separated by sample."""
     params = flatten_dict(dict(trained), sep="/")
     layers = {
-        path: _separate_samples(captures[path], of_layer)
-        for path, of_layer in _group_by_layer(captures, params).items()
+        path: _separate_samples(captures[path], layer_params)
+        for path, layer_params in _group_by_layer(captures, params).items()
     }
     norms = jnp.sqrt(_add(layer.squared_norms for layer in layers.values()))
-    usable = mask & jnp.isfinite(norms)
-    weights = jnp.where(usable, jnp.minimum(1.0, clip / jnp.maximum(norms, 1e-30)), 0.0)
+    is_valid = mask & jnp.isfinite(norms)
+    weights = jnp.where(is_valid, jnp.minimum(1.0, clip / jnp.maximum(norms, 1e-30)), 0.0)
     sums = {
         f"{path}/{name}": value
         for path, layer in layers.items()
         for name, value in layer.sum_weighted(weights).items()
     }
     values = unflatten_dict({tuple(path.split("/")): sums[path] for path in params})
-    return ClippedSum(values, weights, jnp.sum(usable & (norms <= clip), dtype=jnp.float32))
+    return ClippedSum(values, weights, jnp.sum(is_valid & (norms <= clip), dtype=jnp.float32))
 
 
 def _group_by_layer(captures: Observations, params: Params) -> dict[str, dict[str, Array]]:
-    """Return the trained parameters by the path of their layer and by name. Raises RecipeError for
-    parameters outside of captured layers, or of a layer around others."""
+    """Return the trained parameters by layer path, and then by name. Raises RecipeError for
+    parameters outside of captured layers, and for those of a layer that contains other layers."""
     outer = {path for path in captures for other in captures if other.startswith(f"{path}/")}
     layers: dict[str, dict[str, Array]] = {}
     missing = []
@@ -102,7 +100,7 @@ def _separate_samples(capture: LayerCapture, params: Params) -> _LayerGradients:
     """Return the gradients of a layer's trained parameters by sample."""
     inputs = to_nhwc(capture.inputs, capture.layout)
     cotangents = to_nhwc(capture.cotangents, capture.layout).astype(jnp.float32)
-    is_plain = {*params} <= {"kernel", "bias"}
+    is_plain = params.keys() <= {"kernel", "bias"}
     if isinstance(getattr(capture.module, "layer", None), Embedding):
         return _separate_rows(inputs, cotangents, params["table"])
     if is_plain and capture.window is not None:
@@ -118,7 +116,7 @@ def _separate_samples(capture: LayerCapture, params: Params) -> _LayerGradients:
 
 
 def _to_positions(values: Array) -> Array:
-    """Reshape (B, ..., features) to (B, features, positions)."""
+    """Reshape and transpose (B, ..., features) to (B, features, positions)."""
     return values.reshape(values.shape[0], -1, values.shape[-1]).swapaxes(1, 2)
 
 
@@ -152,14 +150,15 @@ def _separate_vectors(inputs: Array, cotangents: Array, params: Params) -> _Laye
 
 
 def _separate_positions(inputs: Array, cotangents: Array, params: Params) -> _LayerGradients:
-    """Separate products at several positions: inputs (B, n, T) and cotangents (B, m, T)."""
+    """Separate a product at T positions: inputs (B, n, T) and cotangents (B, m, T)."""
     features, positions = inputs.shape[1:]
     num_outputs = cotangents.shape[1]
     bias = cotangents.sum(-1)
     kernels: Array | None = None
     if "kernel" not in params:
         squared = jnp.zeros(inputs.shape[0], jnp.float32)
-    elif positions * (features + num_outputs) < features * num_outputs:  # Pairs cost less.
+    elif positions * (features + num_outputs) < features * num_outputs:
+        # Products of pairs of positions take fewer operations than the gradient of each sample.
         squared = jnp.einsum(
             "bts,bts->b",
             jnp.einsum("bnt,bns->bts", inputs, inputs),
@@ -201,10 +200,10 @@ def _separate_rows(ids: Array, cotangents: Array, table: Array) -> _LayerGradien
 def _separate_any(
     module: nn.Module, inputs: Array, cotangents: Array, params: Params
 ) -> _LayerGradients:
-    """Separate any layer with few parameters, by its gradients for each sample alone."""
+    """Separate any layer: compute its gradients sample by sample. Fit for few parameters."""
     context: Any = getattr(module, "context", None)
     if hasattr(context, "policy"):
-        # The chosen lowerings are for the whole batch.
+        # The chosen lowerings are for the batch size, but here each call has one sample.
         module = module.clone(context=replace(context, policy=DEFAULTS))
 
     def differentiate(sample: Array, cotangent: Array) -> Params:
@@ -229,14 +228,9 @@ def _make_sample_patches(window: ConvWindow, images: Array) -> Array:
     Images are shifted along the width, then along the height, so that whole rows are copied."""
     batch, _, _, channels = images.shape
     padded = jnp.pad(images.transpose(0, 3, 1, 2), ((0, 0), (0, 0), *window.pads))
-
-    def slice_tap(axis: Axis, position: int) -> slice:
-        first = position * axis.dilation
-        return slice(first, first + axis.last_offset + 1, axis.stride)
-
-    columns = [padded[..., slice_tap(window.columns, j)] for j in range(window.columns.kernel)]
+    columns = [padded[..., window.columns.slice_tap(j)] for j in range(window.columns.kernel)]
     shifted = jnp.stack(columns, 1)
-    rows = [shifted[..., slice_tap(window.rows, i), :] for i in range(window.rows.kernel)]
+    rows = [shifted[..., window.rows.slice_tap(i), :] for i in range(window.rows.kernel)]
     patches = jnp.stack(rows, 1)
     size = window.rows.kernel * window.columns.kernel * channels
     return patches.reshape(batch, size, prod(window.output_size))

@@ -16,17 +16,17 @@ class AdaptiveClip(Spec):
     """A clip that follows a quantile of the norms (Andrew et al. 2021, arXiv 1905.03871)."""
 
     quantile: Share
-    """Share of the samples whose gradients aren't longer than the clip."""
+    """Share of the samples whose gradients have a norm of at most the clip."""
     initial: PositiveFloat = 1.0
     rate: PositiveFloat = 0.2
-    """Rate of the clip's geometric updates."""
+    """A step multiplies the clip by exp(-rate * (share within the clip - quantile))."""
 
 
 class AuditSpec(Spec):
     """An audit by one run (Steinke et al. 2023, arXiv 2305.08846)."""
 
     canaries: Annotated[PositiveInt, Field(ge=10, le=1_000_000)]
-    """Training samples that get a wrong label, each left out with probability 1/2."""
+    """Number of training samples that get a wrong label. Each is left out with probability 1/2."""
 
 
 class PrivacySpec(Spec):
@@ -45,18 +45,19 @@ class PrivacySpec(Spec):
     """poisson: each sample is drawn with the same probability in each step; fixed: shuffled batches
     of one size, for which epsilon is larger."""
     expected_batch_size: PositiveInt | None = None
-    """Mean number of samples that Poisson sampling draws, and divisor of the gradients. null: as
-    many as fit into `train.batch_size`, the most samples of a step."""
+    """Mean number of samples that Poisson sampling draws, and divisor of the gradients. null: the
+    largest number for which a step rarely draws more than `train.batch_size`, its most samples."""
     accountant: Literal["pld", "rdp"] = "pld"
     """Privacy loss distributions, or Renyi differential privacy, whose bound is looser."""
     neighbours: Literal["add_remove", "replace_one"] = "add_remove"
-    """Data sets that epsilon compares: with and without a sample, or with another one."""
+    """The two data sets that epsilon compares. add_remove: with and without a sample; replace_one:
+    with one sample or another in its place."""
     seed: Annotated[
         Literal["secret"] | Annotated[int, Field(ge=0, le=MAX_SEED)],
         Expected("secret, or a whole number for tests"),
     ] = "secret"
-    """secret: drawn by the system, and only in checkpoints. A number makes tests repeatable, and
-    the run isn't private."""
+    """secret: the operating system draws it, and it is stored only in checkpoints. With a number,
+    for repeatable tests, the run isn't private."""
     audit: AuditSpec | None = None
 
     @model_validator(mode="after")

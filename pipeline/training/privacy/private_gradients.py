@@ -24,8 +24,8 @@ from pipeline.training.state import (
 def clip_microbatch(
     config: StepConfig, state: TrainState, batch: MappedBatch, divisor: Array | int
 ) -> Gradients:
-    """Return the clipped sum of the gradients of a microbatch's samples, without noise, and its
-    share of the mean loss. Losses that aren't finite don't count."""
+    """Return the clipped sum of the gradients of a microbatch's samples, without noise, and the
+    microbatch's share of the mean loss. Losses that aren't finite are left out."""
     trained, frozen = split_params(state.params, config.frozen)
 
     def sum_losses(trained: Any) -> tuple[Array, Array]:

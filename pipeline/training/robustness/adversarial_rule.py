@@ -31,10 +31,10 @@ class AdversarialRule:
         return self.spec.beta if self.spec.attack == "trades" else None
 
     def draw(self, batch: Batch, shape: tuple[int, ...]) -> Array:
-        """Return uniform numbers for a batch of images (B, H, W, C), float32 (B, H * W * C + 1).
+        """Return uniform numbers for images of `shape`, (B, H, W, C): float32 (B, H * W * C + 1).
 
-        One for each value of the start; the last decides whether the image is attacked. They are a
-        pure function of (seed, epoch, sample), whatever the sinks, shards and microbatches.
+        The first H * W * C are for the random start, and the last decides whether the image is
+        attacked. They depend only on (seed, epoch, sample), not on sinks, shards and microbatches.
         """
         count = prod(shape[1:]) + 1
         return draw_uniforms(batch.seed, batch.epoch, batch.sample, TRAINING_DRAW, count)
@@ -43,9 +43,8 @@ class AdversarialRule:
         self, objective: Objective, images: Array, draws: Array | None, step: Array
     ) -> Array:
         """Return attacked images. Images are inputs of the network, (B, H, W, C) float32.
-
-        `objective` takes inputs of the network. Without `draws` the attack starts at the images.
-        """
+        `objective` takes inputs of the network. Without `draws` the attack starts at the images,
+        and attacks all of them. `step` is the number of steps before this one, for the warmup."""
         spec = self.spec
         growth = jnp.float32(1.0)
         if spec.warmup_steps:
@@ -68,11 +67,10 @@ class AdversarialRule:
         return jax.lax.stop_gradient(attacked)
 
 
-def compute_divergence(clean: Array, attacked: Array) -> Array:
-    """Return the Kullback-Leibler divergence of attacked from clean predictions, float32 (B,).
-
-    It is the sum of p log(p / q), with p of the clean image. Takes logits (B, C).
-    """
-    clean = jax.nn.log_softmax(clean.astype(jnp.float32))
-    attacked = jax.nn.log_softmax(attacked.astype(jnp.float32))
-    return (jnp.exp(clean) * (clean - attacked)).sum(axis=-1)
+def compute_divergence(plain_logits: Array, attacked_logits: Array) -> Array:
+    """Return the Kullback-Leibler divergence of attacked from plain predictions, float32 (B,). It
+    is the sum over classes of p log(p / q), with the probabilities p of the plain image and q of
+    the attacked one. Takes logits (B, C)."""
+    log_p = jax.nn.log_softmax(plain_logits.astype(jnp.float32))
+    log_q = jax.nn.log_softmax(attacked_logits.astype(jnp.float32))
+    return (jnp.exp(log_p) * (log_p - log_q)).sum(axis=-1)

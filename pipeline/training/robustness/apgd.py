@@ -16,25 +16,29 @@ from pipeline.training.robustness.attack_losses import AttackedNetwork, AttackLo
 from pipeline.training.robustness.ball import Ball
 
 MOMENTUM = 0.75
-"""Share of the new step in a change of the image; the last change has 1 minus this share."""
+"""Weight of the gradient step in a change of the image. The previous change has 1 - MOMENTUM."""
 PROGRESS = 0.75
-"""Share of the steps between two checkpoints that must increase the loss."""
+"""The step length is halved if at most this share of a window's steps has increased the loss."""
 
 
 class _Search(NamedTuple):
-    """The state of each image's search; arrays of images are (B, H, W, C), others (B,)."""
+    """The state of each image's search. Images and gradients are (B, H, W, C), other arrays
+    (B,)."""
 
     points: Array
+    """The images after the last step."""
     previous: Array
+    """The images before the last step."""
     losses: Array
     gradients: Array
     best: Array
+    """The images with the largest loss so far."""
     best_losses: Array
     best_gradients: Array
     fooling: Array
-    """The last image with a wrong prediction."""
+    """The last image with a wrong prediction; the start if there was none."""
     fooled: Array
-    """Whether there was one, bool."""
+    """Whether there was a wrong prediction, bool."""
     size: Array
     """Length of a step."""
     increases: Array
@@ -46,28 +50,26 @@ class _Search(NamedTuple):
 
 
 def list_windows(steps: int) -> np.ndarray:
-    """Return the length of the window that ends with each step, int32 (steps,); 0 if none does.
-
-    A window ends at a checkpoint of the paper. The first has 22 % of the steps, each later one is
-    shorter by 3 % of the steps, down to 6 %.
-    """
-    windows = np.zeros(steps, np.int32)
-    window = max(int(0.22 * steps), 1)
-    end = window
+    """Return for each step the length of the window that ends with it, int32 (steps,); 0 if none
+    does. A window ends at a checkpoint of the paper. The first window has 22 % of the steps. Each
+    later one is shorter by 3 % of the steps, but has at least 6 %."""
+    lengths = np.zeros(steps, np.int32)
+    decrease = max(int(0.03 * steps), 1)
+    least_length = max(int(0.06 * steps), 1)
+    length = max(int(0.22 * steps), 1)
+    end = length
     while end <= steps:
-        windows[end - 1] = window
-        window = max(window - max(int(0.03 * steps), 1), max(int(0.06 * steps), 1))
-        end += window
-    return windows
+        lengths[end - 1] = length
+        length = max(length - decrease, least_length)
+        end += length
+    return lengths
 
 
 def search(
     attacked: AttackedNetwork, loss: AttackLoss, ball: Ball, start: Array, steps: int
 ) -> tuple[Array, Array]:
-    """Return images of the ball, and whether their predictions are wrong, bool (B,).
-
-    If the search finds no wrong prediction, the image is the one with the largest loss.
-    """
+    """Return images of the ball, and whether their predictions are wrong, bool (B,). If the search
+    finds no wrong prediction, the image is the one with the largest loss."""
     losses, fooled, gradients = attacked.differentiate(loss, start)
     size = jnp.full(losses.shape, 2.0 * ball.radius, jnp.float32)
     first = _Search(
@@ -115,8 +117,8 @@ def search(
 
 
 def _halve_slow(state: _Search, window: Array) -> _Search:
-    """Halve the step of slow searches, and continue them from their best image. `window` is the
-    number of steps since the last checkpoint."""
+    """Halve the step length of searches that are slow or stuck, and continue them from their best
+    image. `window` is the number of steps since the last checkpoint."""
     is_slow = state.increases <= PROGRESS * window
     is_stuck = ~state.was_halved & (state.checked_losses >= state.best_losses)
     is_halved = is_slow | is_stuck

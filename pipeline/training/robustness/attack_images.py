@@ -1,4 +1,4 @@
-"""Attacks of an evaluation, by their settings."""
+"""The attacks on the images of an evaluation."""
 
 from __future__ import annotations
 
@@ -36,10 +36,8 @@ def attack_images(
     key: tuple[Array, Array],
 ) -> tuple[Array, Array]:
     """Return attacked images, pixels (B, H, W, C), and whether their predictions are wrong (B,).
-
-    `attack` has a norm and a radius. `key` is the seed, uint32 (2,), and the number of the restart,
-    int32 (). Draws are a pure function of `key` and `sample`, int32 (B,).
-    """
+    `attack` must have a norm and a radius. `key` is the seed, uint32 (2,), and the number of the
+    restart, int32 (). Random numbers are a pure function of `key` and `sample`, int32 (B,)."""
     assert attack.norm is not None, "complete_attacks sets it"
     assert attack.radius is not None, "complete_attacks sets it"
     ball = Ball(attack.norm, attack.radius, pixels)

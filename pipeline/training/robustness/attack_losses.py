@@ -33,12 +33,12 @@ class AttackedNetwork:
     def differentiate(self, loss: AttackLoss, pixels: Array) -> tuple[Array, Array, Array]:
         """Return losses (B,), whether predictions are wrong, and gradients (B, H, W, C)."""
 
-        def add_up(pixels: Array) -> tuple[Array, tuple[Array, Array]]:
+        def sum_losses(pixels: Array) -> tuple[Array, tuple[Array, Array]]:
             logits = self.predict(pixels)
             losses = loss(logits, self.labels)
             return losses.sum(), (losses, logits.argmax(axis=-1) != self.labels)
 
-        (_, (losses, fooled)), gradients = jax.value_and_grad(add_up, has_aux=True)(pixels)
+        (_, (losses, fooled)), gradients = jax.value_and_grad(sum_losses, has_aux=True)(pixels)
         return losses, fooled, gradients
 
 
@@ -48,19 +48,17 @@ def compute_cross_entropy(logits: Array, labels: Array) -> Array:
 
 
 def compute_margin(logits: Array, labels: Array) -> Array:
-    """Return the largest other logit minus the logit of the class: above 0 for a wrong prediction.
-
-    It is the opposite of `ledger.Readings.margin`."""
+    """Return the largest other logit minus the logit of the class, (B,). It is above 0 for a wrong
+    prediction, and the negative of `ledger.Readings.margin`."""
     is_label = jax.nn.one_hot(labels, logits.shape[-1], dtype=bool)
     others = jnp.where(is_label, -jnp.inf, logits).max(axis=-1)
     return others - jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
 
 
 def compute_logits_ratio(logits: Array, labels: Array) -> Array:
-    """Return the margin divided by the largest logit minus the third (Croce and Hein 2020, eq. 6).
-
-    The ratio doesn't change if logits are scaled. It needs three classes.
-    """
+    """Return `compute_margin` divided by the difference between the largest and the third largest
+    logit (Croce and Hein 2020, eq. 6). The ratio doesn't change if logits are scaled. It needs at
+    least three classes."""
     ordered = jnp.sort(logits, axis=-1)
     return compute_margin(logits, labels) / (ordered[:, -1] - ordered[:, -3] + TINY)
 

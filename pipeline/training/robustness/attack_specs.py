@@ -21,8 +21,8 @@ class AdversarialSpec(Spec):
     """Training on attacked images.
 
     fgsm: one step (Goodfellow et al. 2015; Wong et al. 2020, arXiv 2001.03994); pgd: several steps
-    (Madry et al. 2018, arXiv 1706.06083); trades: the loss of clean images plus `beta` times the
-    divergence of attacked ones (Zhang et al. 2019, arXiv 1901.08573).
+    (Madry et al. 2018, arXiv 1706.06083); trades: the loss of plain images plus `beta` times the
+    divergence of the predictions for attacked images (Zhang et al. 2019, arXiv 1901.08573).
     """
 
     attack: Literal["fgsm", "pgd", "trades"]
@@ -31,16 +31,16 @@ class AdversarialSpec(Spec):
     steps: Annotated[PositiveInt, Field(le=1000)] | None = None
     """Steps of the attack; null: 7 of pgd, 10 of trades."""
     step: PositiveFloat | None = None
-    """Length of a step; null: 2.5 times the radius divided by the steps. Null with fgsm: 1.25 times
-    the radius from a random image, and the radius from the image."""
+    """Length of a step; null: 2.5 times the radius divided by the number of steps. With fgsm, null:
+    1.25 times the radius if `start` is random, else the radius."""
     start: Literal["random", "image"] = "random"
-    """Where an attack begins: at a random image within the radius, or at the image."""
+    """The start of an attack. random: a random image within the radius; image: the image itself."""
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of samples that are attacked, drawn for each sample and epoch."""
     beta: PositiveFloat = 6.0
     """Weight of the divergence in trades."""
     warmup_steps: NonNegativeInt = 0
-    """Training steps in which the radius, and the length of a step, grow to their full size."""
+    """Number of training steps in which the radius and the step length grow to their full size."""
 
     @model_validator(mode="after")
     def _require_fitting_keys(self) -> AdversarialSpec:
@@ -79,7 +79,8 @@ class _BallAttack(Spec):
 
 
 class NoiseAttack(_BallAttack):
-    """A random image within the radius, without gradients, which every other attack must beat."""
+    """A random image within the radius, without gradients. Every other attack should be
+    stronger."""
 
     attack: Literal["noise"]
     steps: ClassVar[int] = 0
@@ -110,14 +111,14 @@ class ApgdAttack(_BallAttack):
 
     attack: Literal["apgd"]
     losses: Annotated[Seq[Literal["ce", "dlr"]], Field(min_length=1)] = ("ce", "dlr")
-    """ce: cross-entropy; dlr: the difference of logits ratio, which scaled logits don't change."""
+    """ce: cross-entropy; dlr: the difference-of-logits ratio, the same for scaled logits."""
     steps: Annotated[PositiveInt, Field(le=100_000)] = 100
     restarts: Annotated[PositiveInt, Field(le=1000)] = 1
 
 
 class SquareAttack(_BallAttack):
-    """Random squares that lower the logit of the class against the others, without gradients
-    (Andriushchenko et al. 2020, arXiv 1912.00049)."""
+    """Changes of random squares that decrease the logit of the class relative to the others,
+    without gradients (Andriushchenko et al. 2020, arXiv 1912.00049)."""
 
     attack: Literal["square"]
     steps: Annotated[PositiveInt, Field(le=100_000)] = 1000
@@ -139,8 +140,8 @@ AttackSpec = Annotated[AnyAttack, Field(discriminator="attack")]
 def complete_attacks(
     attacks: Sequence[AnyAttack], trained: AdversarialSpec | None
 ) -> tuple[AnyAttack, ...]:
-    """Return the attacks with norms and radii, by default as in training. Raises ValueError, which
-    begins with the position and the key, for a missing or wrong one."""
+    """Return the attacks with norms and radii, by default those of training. Raises ValueError for
+    a missing radius and a wrong norm or radius. Its text begins with position and key."""
     completed: list[AnyAttack] = []
     for position, attack in enumerate(attacks):
         if isinstance(attack, CorruptionAttack):
@@ -162,7 +163,7 @@ def complete_attacks(
 
 
 def find_norm_problem(norm: Norm, radius: float) -> str | None:
-    """Return the problem of a radius; None if it is possible."""
+    """Return the problem of a radius as a message; None if there is none."""
     if norm == "linf" and radius > 1:
         return f"radius = {radius}: must be at most 1, the range of a pixel, with norm = linf"
     return None

@@ -1,4 +1,4 @@
-"""The images that an attack may return: those within a radius of an image, of pixels 0 to 1."""
+"""The images that an attack may return: pixels from 0 to 1, within a radius of the image."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.training.robustness.attack_specs import Norm
 Objective = Callable[[Array], Array]
 """(pixels (B, H, W, C)) -> what the attack maximizes, float32 (B,)."""
 TINY = 1e-12
-"""Bound of divisors that may be 0."""
+"""Lower bound of divisors that could be 0."""
 ATTACK_OP = (1 << 30) + 2
 """First op number in the keys of an attack's draws. No map op has such a number."""
 
@@ -27,11 +27,11 @@ class Ball:
 
     norm: Norm
     radius: Any
-    """float, or float32 ()."""
+    """A float, or an array, float32 ()."""
     images: Array
 
     def project(self, points: Array) -> Array:
-        """Return the nearest images with pixels from 0 to 1, and then the nearest in the ball."""
+        """Return images of the ball near `points`; with linf, the nearest ones."""
         if self.norm == "linf":
             changes = jnp.clip(points - self.images, -self.radius, self.radius)
         else:
@@ -49,11 +49,9 @@ class Ball:
         return self.project(points + size * direction)
 
     def draw(self, draws: Array) -> Array:
-        """Return random images in the ball from uniform numbers (B, H, W, C).
-
-        With linf, changes are uniform before pixels are clipped. With l2, the direction is uniform,
-        and the length is the radius: in many dimensions almost all of a ball is near its surface.
-        """
+        """Return random images in the ball from uniform numbers (B, H, W, C). With linf, changes
+        are uniform before pixels are clipped. With l2, the direction is uniform, and the length is
+        the radius: in many dimensions almost all of a ball is near its surface."""
         centred = 2 * draws - 1
         if self.norm == "linf":
             return self.project(self.images + self.radius * centred)
@@ -62,13 +60,13 @@ class Ball:
 
 
 def compute_l2(changes: Array) -> Array:
-    """Return the norm of each image's changes, (B, 1, 1, 1)."""
+    """Return the L2 norm of each image's changes, (B, 1, 1, 1)."""
     return jnp.sqrt(jnp.square(changes).sum(axis=(1, 2, 3), keepdims=True))
 
 
 def to_normals(draws: Array) -> Array:
     """Return standard normal numbers from uniform numbers, float32 of the same shape."""
-    # The middle of a step of 2^-24 is never 0 or 1.
+    # The numbers are mapped to values between 0 and 1, whose normals are finite.
     normals: Array = jax.scipy.special.ndtri(draws * (1 - 2.0**-23) + 2.0**-25)
     return normals
 
@@ -80,10 +78,8 @@ def draw_uniforms(seed: Array, turn: Any, sample: Array, op: int, count: int) ->
 
 
 def maximize(objective: Objective, ball: Ball, start: Array, steps: int, size: Any) -> Array:
-    """Return the end of projected gradient steps of length `size` from `start` (Madry et al. 2018).
-
-    Each image's steps depend only on its objective.
-    """
+    """Return the images after projected gradient steps of length `size` from `start` (Madry et al.
+    2018). The steps of an image depend only on its objective."""
     differentiate = jax.grad(lambda points: objective(points).sum())
 
     def move(_: Array, points: Array) -> Array:

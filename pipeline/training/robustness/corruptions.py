@@ -1,8 +1,7 @@
-"""Corruptions of images in five severities, after Hendrycks and Dietterich 2019
-(arXiv 1903.12261). Corruptions that are also map ops use the op.
+"""Corruptions of images in five severities, after Hendrycks and Dietterich 2019 (arXiv 1903.12261).
 
 Images are pixels (B, H, W, C) from 0 to 1. Random numbers are a pure function of (seed, severity,
-sample).
+sample). Rotations and shifts are computed by the map ops.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def _set_pixels(pixels: Array, draws: Array, share: float) -> Array:
 
 
 def _blur(pixels: Array, _: Array, deviation: float) -> Array:
-    """Blur by a Gaussian; its deviation is in pixels of an image of 32x32."""
+    """Blur by a Gaussian. Its standard deviation is in pixels if the image is scaled to 32x32."""
     for axis in (1, 2):
         size = pixels.shape[axis]
         position = np.arange(size)
@@ -76,7 +75,7 @@ def _shift(pixels: Array, _: Array, share: float) -> Array:
 
 
 def _apply_op(op: Op, pixels: Array) -> Array:
-    """Apply a map op of bytes. Its ranges have one value each, so that draws don't matter."""
+    """Apply a map op for uint8. The random numbers are 0: the op's ranges have one value each."""
     levels = jnp.rint(pixels * 255).astype(jnp.uint8)
     changed = op(jnp, levels, jnp.zeros((len(levels), op.draws), jnp.float32))
     return changed.astype(jnp.float32) / 255  # type: ignore[no-any-return]
@@ -96,7 +95,7 @@ CORRUPTIONS: Mapping[str, tuple[Corruption, Sequence[float]]] = {
 
 
 def corrupt(name: str, severity: int, pixels: Array, seed: Array, sample: Array) -> Array:
-    """Return pixels after a corruption of a severity from 1 to 5, from 0 to 1."""
+    """Return the pixels, from 0 to 1, after a corruption of a severity from 1 to 5."""
     compute, levels = CORRUPTIONS[name]
     number = FIRST_DRAW + list(CORRUPTIONS).index(name)
     draws = draw_uniforms(seed, severity, sample, number, prod(pixels.shape[1:]))

@@ -1,7 +1,5 @@
-"""The map from pixels of the raw image, 0 to 1, to a network's inputs.
-
-The radius of an attack is in pixels.
-"""
+"""The map from pixels of the raw image, 0 to 1, to a network's inputs. The radius of an attack is
+in units of these pixels."""
 
 from __future__ import annotations
 
@@ -19,15 +17,13 @@ from pipeline.data.ops.policies import Policy
 from pipeline.data.ops.values import Hwc2Chw, Normalize, Rescale, TypeCast
 
 RANGE_KEEPING = (BatchOp, GeometricOp, RandomColorAdjust, Cutout, Policy, Hwc2Chw, TypeCast)
-"""Ops whose results have the range of their images."""
+"""Ops that change images but not the range of their values."""
 
 
 @dataclass(frozen=True)
 class PixelScale:
-    """The map from pixels to inputs of a network, pixel * factor + shift.
-
-    Both have one value, or one for each channel.
-    """
+    """The map from pixels to inputs of a network, pixel * factor + shift. Factor and shift have one
+    value, or one for each channel."""
 
     factor: tuple[float, ...]
     shift: tuple[float, ...]
@@ -44,16 +40,15 @@ class PixelScale:
 
 
 def find_white(image: ColumnSpec, brightest: int) -> float:
-    """Return the value of a white pixel of raw images: `brightest` of whole numbers, else 1."""
+    """Return the value of a white pixel of raw images: `brightest` if values are integers, else
+    1."""
     return float(brightest) if np.issubdtype(np.dtype(image.dtype), np.integer) else 1.0
 
 
 def find_pixel_scale(ops: Sequence[MapOp], white: float) -> PixelScale:
     """Return the scale after map ops on raw images, whose white pixels have the value `white`.
-
-    Raises ValueError, which begins with the op's position and name, for an op that changes values
-    in another way than rescale and normalize.
-    """
+    Raises ValueError for an op that changes values in another way than rescale and normalize, and
+    for a factor of 0. Its text begins with the op's position and name."""
     factor = np.array([white])
     shift = np.zeros(1)
     for position, entry in enumerate(ops):

@@ -1,4 +1,5 @@
-"""The figures of a robustness evaluation, and the signs that gradients mislead an attack."""
+"""The figures of a robustness evaluation, and the signs of masked gradients: an attack fails
+because gradients don't lead to wrong predictions, not because the network is robust."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MARGIN = 0.01
-"""Difference of accuracies above which it isn't chance."""
+"""A larger difference between accuracies isn't taken for chance."""
 UNBOUNDED = "pgd, unbounded"
 """Name of the attack whose radius reaches every image."""
 WHITE_BOX = ("pgd", "apgd")
@@ -17,13 +18,14 @@ WEAKER_ATTACKS = {
     "fgsm": "a single step beats many steps",
     "noise": "random noise beats steps along gradients",
 }
-"""Attacks that fool fewer images than `WHITE_BOX`, unless gradients mislead. The text describes
-that case."""
+"""Attacks that fool fewer images than `WHITE_BOX` if gradients aren't masked, and the text of the
+sign if they fool more."""
 
 
 @dataclass(frozen=True)
 class AttackRow:
-    """The accuracy under an attack, and how it has changed the images that it fools."""
+    """The accuracy under an attack, and figures of the fooling images: the attacked images whose
+    predictions are wrong."""
 
     attack: str
     norm: str
@@ -32,16 +34,18 @@ class AttackRow:
     restarts: int
     accuracy: float
     confidence: float | None
-    """Mean probability of the predicted class of fooling images; None without any."""
+    """Mean probability of the predicted class of fooling images; None if there are none."""
     mean_l2: float | None
-    """Mean norm of the changes of these images."""
+    """Mean L2 norm of the changes of fooling images."""
     mean_linf: float | None
 
     def __str__(self) -> str:
         """Describe the attack and the accuracy in a line."""
         parts = [f"{self.attack}, {self.norm} {self.radius:g}"]
-        parts += [f"{self.steps:,} steps"] if self.steps > 1 else []
-        parts += [f"{self.restarts:,} restarts"] if self.restarts > 1 else []
+        if self.steps > 1:
+            parts.append(f"{self.steps:,} steps")
+        if self.restarts > 1:
+            parts.append(f"{self.restarts:,} restarts")
         return f"{', '.join(parts)}: accuracy {self.accuracy:.4f}"
 
 
@@ -93,11 +97,8 @@ class RobustnessReport:
 
     @property
     def masked_gradients(self) -> list[str]:
-        """Signs that attacks fail by misleading gradients, not by a robust network.
-
-        Source: Athalye et al. 2018, arXiv 1802.00420, section 3.1.
-        """
-        least: dict[str, float] = {}
+        """Signs of masked gradients (Athalye et al. 2018, arXiv 1802.00420, section 3.1)."""
+        least: dict[str, float] = {}  # The least accuracy by attack.
         for row in self.attacks:
             least[row.attack] = min(row.accuracy, least.get(row.attack, 1.0))
         white = min((least[name] for name in WHITE_BOX if name in least), default=None)

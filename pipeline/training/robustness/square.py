@@ -1,8 +1,8 @@
-"""The Square attack, which reads no gradients: Andriushchenko et al. 2020, arXiv 1912.00049.
+"""The Square attack, which needs no gradients: Andriushchenko et al. 2020, arXiv 1912.00049.
 
-A step changes a random square of the image. In the square, each channel is the original image plus
-or minus the radius. The change stays if it makes the margin of the wrong classes larger
-(`compute_margin`). This is the paper's algorithm 2, for the norm linf.
+A step changes a random square of the image. In the square, each channel becomes the original image
+plus or minus the radius. The change is undone unless it makes `compute_margin` larger. This is the
+paper's algorithm 2, for the norm linf.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.training.robustness.ball import Ball, draw_uniforms
 FIRST_SHARE = 0.8
 """Share of the image's pixels that are in the square of the first step."""
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
-"""Steps after which the share is halved, if there are 10,000 steps."""
+"""Steps after which the share is halved in a search of 10,000 steps; scaled for other lengths."""
 # Values of the argument `op` of `draw_uniforms`.
 STRIPES_DRAW = 1
 SQUARES_DRAW = 2
@@ -35,11 +35,9 @@ def list_sides(steps: int, height: int, width: int) -> np.ndarray:
 def search_squares(
     attacked: AttackedNetwork, ball: Ball, seed: Array, sample: Array, steps: int
 ) -> tuple[Array, Array]:
-    """Return images of the linf ball, and whether their predictions are wrong, bool (B,).
-
-    `seed`, uint32 (2,), and `sample`, int32 (B,), are the key of the draws. The search starts from
-    vertical stripes: in each column, each channel is the radius above or below the image's.
-    """
+    """Return images of the linf ball, and whether their predictions are wrong, bool (B,). Random
+    numbers are a pure function of `seed`, uint32 (2,), and `sample`, int32 (B,). The search starts
+    from vertical stripes: the radius is added to or subtracted from a whole column of a channel."""
     shape = ball.images.shape[1:]
     height, width, channels = shape
     sides = jnp.asarray(list_sides(steps, height, width))

@@ -1,6 +1,7 @@
-"""Pools of one axis to a number of windows, which needn't divide the size of the axis.
+"""Pools of one axis to any number of windows.
 
-Of n positions, window i of k has those from floor(i n / k) to ceil((i + 1) n / k), as in PyTorch.
+Of n positions, window i of k has those from floor(i n / k) up to, not including, ceil((i + 1) n /
+k), as in PyTorch.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def weigh_windows(size: int, count: int) -> np.ndarray:
 
 
 def index_windows(size: int, count: int) -> np.ndarray:
-    """Return the positions of each window, int64 (count, longest); a short one repeats its last."""
+    """Return the positions of each window, int64 (count, longest). Shorter windows repeat their
+    last position."""
     windows = _find_windows(size, count)
     steps = np.arange(max(end - start for start, end in windows))
     return np.stack([np.minimum(start + steps, end - 1) for start, end in windows])

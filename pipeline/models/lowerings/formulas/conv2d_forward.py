@@ -47,8 +47,8 @@ def pointwise(window: ConvWindow, lowering: Lowering, images: Array, kernel: Arr
 def shifted_sum(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
     """Sum shifted images, each times a weight, over kernel positions and channels, in float32.
 
-    This is faster than a matrix product for one to four channels, in all or in each group, since
-    such a product sums too few terms.
+    With one to four channels in a group this is faster than a matrix product, which would sum too
+    few terms.
     """
     channels, features = kernel.shape[2:]
     weights = kernel.reshape(-1, channels, window.groups, features // window.groups)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -47,10 +48,8 @@ def slide(window: ConvWindow, flipped: Array, cotangent: Array) -> Array:
 
 
 def phases(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
-    """Compute one convolution for each phase of the stride, so that no zeros are multiplied.
-
-    Image rows that are a stride apart, a phase, meet the same kernel rows.
-    """
+    """Compute one convolution for each phase of the stride, so that no zeros are multiplied. A
+    phase is the image rows (columns) that are a stride apart. The same kernel rows reach them."""
     down, across = window.strides
     grads = [
         _compute_phase(window, lowering, kernel, cotangent, (row, column))
@@ -64,9 +63,11 @@ def pointwise(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: 
     """Multiply by the transpose of a kernel of one pixel; pixels that strides skip are 0."""
     product = multiply(lowering.engine, cotangent.reshape(-1, cotangent.shape[-1]), kernel[0, 0].T)
     pixels = product.reshape(*cotangent.shape[:3], kernel.shape[2])
-    ends = ((0, axis.size - 1 - axis.last_offset) for axis in (window.rows, window.columns))
-    steps = ((*end, stride - 1) for end, stride in zip(ends, window.strides, strict=True))
-    return pad_zeros(pixels, ((0, 0, 0), *steps, (0, 0, 0)))
+    rows, columns = (
+        (0, axis.size - 1 - axis.last_offset, axis.stride - 1)
+        for axis in (window.rows, window.columns)
+    )
+    return pad_zeros(pixels, ((0, 0, 0), rows, columns, (0, 0, 0)))
 
 
 def shifted_sum(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
@@ -90,16 +91,16 @@ def _compute_phase(
     row, column = offsets
     down, across = window.strides
     part = kernel[row::down, column::across]
-    # Rows and columns of one phase of the padded images, rounded up.
-    axes = (window.rows, window.columns)
-    height, width = (-(-(axis.size + sum(axis.pads)) // axis.stride) for axis in axes)
+    # Rows and columns of one phase of the padded images.
+    height = ceil((window.rows.size + sum(window.rows.pads)) / down)
+    width = ceil((window.columns.size + sum(window.columns.pads)) / across)
     if 0 in part.shape:
         shape = (cotangent.shape[0], height, width, kernel.shape[2] * window.groups)
         return jnp.zeros(shape, cotangent.dtype)
-    sizes = zip(part.shape[:2], (height, width), window.output_size, strict=True)
-    rows, columns = ((taps - 1, size - positions) for taps, size, positions in sizes)
+    row_pads = (part.shape[0] - 1, height - window.rows.output_size)
+    column_pads = (part.shape[1] - 1, width - window.columns.output_size)
     flipped = rotate_and_swap(part, window.groups)
-    over_phase = Slide(pads=(rows, columns), groups=window.groups)
+    over_phase = Slide(pads=(row_pads, column_pads), groups=window.groups)
     return convolve(lowering.engine, cotangent, flipped, over_phase)
 
 

@@ -86,12 +86,12 @@ def im2col(window: ConvWindow, lowering: Lowering, images: Array, cotangent: Arr
 def grouped_as_dense(
     window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
 ) -> Array:
-    """Multiply for each kernel position and block of groups; the result is the diagonal.
-
-    This has more multiplications than the convolution, but in large products.
-    """
+    """Multiply all channels by all features of a block of groups, for each kernel position. Only
+    the products within a group, on the diagonal, are used. These are more multiplications than in
+    the convolution, but in large products."""
     groups = window.groups
-    # Groups of a block: the largest divisor of `groups` with at most `BLOCK_CHANNELS` channels.
+    # `count` groups form a block: the largest divisor of `groups` with at most BLOCK_CHANNELS
+    # channels.
     group_channels = max(images.shape[-1], cotangent.shape[-1]) // groups
     max_groups = max(1, BLOCK_CHANNELS // group_channels)
     count = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= max_groups)

@@ -18,12 +18,13 @@ SUM_AXES: Mapping[Role, tuple[int, int]] = {
     "input_grad": (1, 1),
     "weight_grad": (0, 0),
 }
-"""Axes of the left and the right matrix that are summed over, by role. The matrices are inputs and
-kernel, cotangent and kernel, or inputs and cotangent."""
+"""Axes of the left and of the right matrix over which a product sums, by role. Left and right are
+inputs and kernel (forward), cotangent and kernel (input_grad), inputs and cotangent
+(weight_grad)."""
 
 
 def product(problem: DenseProblem, lowering: Lowering, first: Array, second: Array) -> Array:
-    """Multiply the left by the right matrix of the role, see `SUM_AXES`."""
+    """Multiply the role's left and right matrix, see `SUM_AXES`."""
     left, right = _order_operands(problem, first, second)
     return _multiply(lowering, left, right, *SUM_AXES[problem.role])
 
@@ -37,15 +38,16 @@ def transposed_product(
     decides the speed.
     """
     left, right = _order_operands(problem, first, second)
-    summed_left, summed_right = SUM_AXES[problem.role]
-    transposed = _multiply(lowering, right, left, summed_right, summed_left)
+    left_axis, right_axis = SUM_AXES[problem.role]
+    transposed = _multiply(lowering, right, left, right_axis, left_axis)
     # Without a separate call, XLA would move the transpose back into the product.
     with set_xla_metadata(inlineable="false"):
         return jax.jit(jnp.transpose)(transposed)
 
 
 def _order_operands(problem: DenseProblem, first: Array, second: Array) -> tuple[Array, Array]:
-    """Return left and right as in `SUM_AXES`; those of `input_grad` are (kernel, cotangent)."""
+    """Return the left and the right matrix of `SUM_AXES` from the operands of the role. Those of
+    `input_grad` are kernel and cotangent."""
     return (second, first) if problem.role == "input_grad" else (first, second)
 
 

@@ -1,8 +1,8 @@
 """Matrix products and convolutions by XLA or oneDNN, chunks of images, and patches of images.
 
-XLA:CPU computes nothing in bfloat16, not even slices, pads, transposes and concatenations. It
-converts the array to float32, rearranges it, and rounds it back. It doesn't convert integers, so
-bfloat16 values are rearranged as integers with the same bits.
+XLA:CPU converts bfloat16 arrays to float32 for every operation, also for slices, pads, transposes
+and concatenations, and rounds the result back. It doesn't convert integers. So bfloat16 values are
+rearranged as integers with the same bits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def multiply(engine: Engine, a: Array, b: Array) -> Array:
 
 
 def multiply_by_rows(engine: Engine, a: Array, b: Array) -> Array:
-    """Multiply (..., k, m) x (..., k, n) -> (..., m, n), float32, summed over rows."""
+    """Multiply (..., k, m) x (..., k, n) -> (..., m, n), float32: the sum is over rows of both."""
     if engine == "onednn":
         return onednn.matmul(a, b, transpose_a=True, dtype=jnp.float32)
     batch_axes = tuple(range(a.ndim - 2))
@@ -92,10 +92,8 @@ def crop(images: Array, pads: tuple[Pair, Pair]) -> tuple[Array, tuple[Pair, Pai
 def sum_chunks(
     compute: Callable[[Array, Array], Array], size: int | None, images: Array, other: Array
 ) -> Array:
-    """Return the sum of `compute` over chunks of `size` images, which fit in the cache.
-
-    The arrays have the same dtype and number of images, which `size` divides. None: one chunk.
-    """
+    """Return the sum of `compute(images, other)` over chunks of `size` images; None: one chunk. The
+    arrays have the same dtype and number of images, a multiple of `size`."""
     if size is None or size >= images.shape[0]:
         return compute(images, other)
     count = images.shape[0] // size

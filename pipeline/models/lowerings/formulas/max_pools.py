@@ -16,11 +16,9 @@ from pipeline.models.lowerings.problem.problems import PoolingProblem
 
 
 def pool_axes(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]) -> Array:
-    """Reduce one axis after the other, by maxima of strided slices.
-
-    16-bit values are compared, and their gradients summed, in float32. Otherwise XLA:CPU would
-    convert them back and forth at every slice.
-    """
+    """Reduce one axis after the other, by maxima of strided slices. 16-bit values are compared, and
+    their gradients summed, in float32. Otherwise XLA:CPU would convert them back and forth at every
+    slice."""
     wide = jnp.promote_types(images.dtype, jnp.float32)
     values = jnp.pad(images.astype(wide), ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
     for axis, size, stride in zip((1, 2), window, strides, strict=True):
@@ -48,13 +46,16 @@ def reduce_window(problem: PoolingProblem, lowering: Lowering, images: Array) ->
 def axes_gradient(
     problem: PoolingProblem, lowering: Lowering, images: Array, cotangent: Array
 ) -> Array:
-    """Compute jax's gradient of `pool_axes` in chunks of images; tied values share it."""
+    """Compute the gradient that jax derives for `pool_axes`, in chunks of images. Tied values share
+    it."""
 
-    def pull(chunk: tuple[Array, Array]) -> Array:
+    def differentiate(chunk: tuple[Array, Array]) -> Array:
         images, cotangent = chunk
-        return jax.vjp(functools.partial(_pool_chunk, problem), images)[1](cotangent)[0]
+        _, backward = jax.vjp(functools.partial(_pool_chunk, problem), images)
+        (gradient,) = backward(cotangent)
+        return gradient
 
-    return map_chunks(pull, lowering.images, (images, cotangent))
+    return map_chunks(differentiate, lowering.images, (images, cotangent))
 
 
 def _pool_chunk(problem: PoolingProblem, images: Array) -> Array:

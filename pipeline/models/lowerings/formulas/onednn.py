@@ -5,8 +5,8 @@ directory `xla/service/cpu` has the custom calls, and `onednn_config.proto` thei
 oneDNN's convolution is 1.2 to 2.5 times as fast in float32 on AVX-512. With bfloat16 it is some 3
 times as fast, if the processor multiplies bfloat16.
 
-A call that oneDNN refuses ends the process, so a child process tries both by `probe`. A program
-with such calls can't be written into XLA's persistent cache.
+A call that oneDNN refuses ends the process. So a child process tries both calls, by `probe`. A
+program with such calls can't be written into XLA's persistent cache.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def matmul(
 
 
 def _to_texts(values: Any) -> list[str]:
-    """Return 64-bit integers as text, which is their form in JSON of protocol buffers."""
+    """Return integers as texts: the form of 64-bit integers in a protocol buffer's JSON."""
     return [str(value) for value in values]
 
 
@@ -96,15 +96,16 @@ def probe(dtype: str) -> None:
     values = np.linspace(-1, 1, 2 * 6 * 6 * 16, dtype=np.float32)
     images = jnp.asarray(values.reshape(2, 6, 6, 16), dtype)
     kernel = jnp.asarray(np.resize(values, (3, 3, 16, 16)), dtype)
-    ours = jax.jit(lambda x, k: convolve(x, k, Slide((2, 2), ((1, 1), (1, 1)))))(images, kernel)
-    theirs = jax.lax.conv_general_dilated(
+    slide = Slide(strides=(2, 2), pads=((1, 1), (1, 1)))
+    result = jax.jit(lambda x, k: convolve(x, k, slide))(images, kernel)
+    expected = jax.lax.conv_general_dilated(
         images.astype(jnp.float32),
         kernel.astype(jnp.float32),
         (2, 2),
         ((1, 1), (1, 1)),
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
-    np.testing.assert_allclose(ours.astype(np.float32), theirs, rtol=0.02, atol=0.02)
+    np.testing.assert_allclose(result.astype(np.float32), expected, rtol=0.02, atol=0.02)
     depthwise = jax.jit(lambda x, k: convolve(x, k, Slide(groups=16)))(images, kernel[:, :, :1])
     sums = (images[:, :3, :3] * kernel[:, :, 0]).astype(jnp.float32).sum((1, 2))
     np.testing.assert_allclose(depthwise[:, 0, 0].astype(np.float32), sums, rtol=0.02, atol=0.05)

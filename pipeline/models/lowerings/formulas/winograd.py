@@ -56,13 +56,14 @@ _RESULTS: dict[int, Matrix] = {
         (0, 1, -1, 8, -8, 1),
     ),
 }
-"""The paper's matrices B^T, G and A^T, by the size of a tile of results."""
+"""`_IMAGES`, `_KERNEL` and `_RESULTS` are the paper's matrices B^T, G and A^T, by the size of a
+tile."""
 
 
 def forward(
     tile: int, window: ConvWindow, lowering: Lowering, images: Array, kernel: Array
 ) -> Array:
-    """Compute the convolution in tiles of `tile` rows and columns."""
+    """Compute the convolution in tiles of `tile` x `tile` results."""
     before = window.rows.pads[0], window.columns.pads[0]
     return _convolve(tile, lowering, images, kernel, before, window.output_size)
 
@@ -143,7 +144,8 @@ def _spread_results(tile: int, cotangent: Array) -> Array:
 def _transform_tiles(matrix: Matrix, images: Array, tile: int, tiles: tuple[int, int]) -> Array:
     """Compute M x M^T of tiles x that begin every `tile` pixels: (positions, tiles, channels)."""
     down, across = tiles
-    # The height is first, for contiguous rows. Without a barrier XLA repeats it for every column.
+    # The height is first, since rows are contiguous. Without the barrier XLA would compute the sums
+    # along the height again for every column.
     rows = lax.optimization_barrier(_combine(matrix, _slice_tiles(images, 1, tile, down), axis=0))
     squares = _combine(matrix, _slice_tiles(rows, 3, tile, across), axis=1)
     return squares.reshape(len(matrix) ** 2, -1, images.shape[-1])
@@ -175,7 +177,8 @@ def _transform_axes(matrix: Matrix, grid: Array) -> Array:
 
 
 def _combine(matrix: Matrix, arrays: Iterable[Array], axis: int) -> Array:
-    """Stack sums of the arrays, weighted by each row, without products by 0, 1 and -1."""
+    """Stack the sums of the arrays weighted by each row of the matrix, without products by 0, 1 and
+    -1."""
     arrays = list(arrays)
     return jnp.stack([_sum_weighted(row, arrays) for row in matrix], axis)
 
@@ -189,5 +192,5 @@ def _sum_weighted(weights: Sequence[float], arrays: Sequence[Array]) -> Array:
                 total = term if weight > 0 else -term
             else:
                 total = total + term if weight > 0 else total - term
-    assert total is not None
+    assert total is not None, "every row of the matrices has a number other than 0"
     return total

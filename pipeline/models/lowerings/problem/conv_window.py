@@ -14,7 +14,7 @@ Sizes = TypeVar("Sizes", bound=tuple[int, ...])
 
 
 def compute_reach(kernel: Sizes, dilation: Sizes) -> Sizes:
-    """Return how many positions a dilated kernel covers on each axis."""
+    """Return the number of positions that a dilated kernel covers along each axis."""
     spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilation, strict=True)]
     return cast(Sizes, tuple(spans))
 
@@ -31,10 +31,8 @@ class Slide:
 
 @dataclass(frozen=True)
 class Axis:
-    """Sizes, stride, dilation and pads along the height or the width of the images.
-
-    The gradients read the dilated cotangent, which has stride - 1 zeros between its values.
-    """
+    """Sizes, stride, dilation and pads along the height or the width of the images. The gradients
+    read the dilated cotangent, which has stride - 1 zeros between its values."""
 
     size: int
     kernel: int
@@ -44,18 +42,23 @@ class Axis:
 
     @property
     def dilated_extent(self) -> int:
-        """Distance from the first to the last row under the kernel."""
+        """Distance from the first to the last position of the image under the kernel."""
         return (self.kernel - 1) * self.dilation
 
     @property
     def last_offset(self) -> int:
-        """Distance from the first to the last position of the kernel."""
+        """Distance between the first and the last place of the sliding kernel."""
         return (self.size + sum(self.pads) - 1 - self.dilated_extent) // self.stride * self.stride
 
     @property
     def output_size(self) -> int:
         """Number of results along the axis."""
         return self.last_offset // self.stride + 1
+
+    def slice_tap(self, position: int) -> slice:
+        """Return the slice of the padded axis under a kernel position."""
+        first = position * self.dilation
+        return slice(first, first + self.last_offset + 1, self.stride)
 
     @property
     def input_grad_pads(self) -> Pair:

@@ -13,7 +13,7 @@ Role = Literal["forward", "input_grad", "weight_grad"]
 """The result, the gradient by the input, the gradient by the weights."""
 ROLES: tuple[Role, ...] = get_args(Role)
 Engine = Literal["xla", "onednn"]
-"""Library of matrix products and convolutions: XLA's choice, or oneDNN."""
+"""Library of matrix products and convolutions: the one that XLA chooses, or oneDNN."""
 
 FILE_NAMES: Mapping[str, str] = {
     "input_grad": "images_gradient",
@@ -30,16 +30,14 @@ CODE_NAMES = {name: code for code, name in FILE_NAMES.items()}
 
 
 def to_file_name(name: str) -> str:
-    """Return the name that files have for a role or a formula."""
+    """Return the name of a role or a formula in files."""
     return FILE_NAMES.get(name, name)
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """A formula's name, the engine that multiplies, and the images of a chunk (None: all).
-
-    The family `default` isn't a formula: each layer has its default, for any platform.
-    """
+    """A formula's name, the engine that multiplies, and the images of a chunk (None: all). The
+    family `default` isn't a formula. It is a layer's computation for any platform."""
 
     family: str
     engine: Engine = "xla"
@@ -66,16 +64,14 @@ class Lowering:
 DEFAULT = Lowering("default")
 
 WIDENED: Mapping[str, str] = {"float16": "float32"}
-"""Types that no library multiplies on a CPU, with the type of their computation. Sums are float32
-for all types, and only the result is rounded."""
+"""Types that no library multiplies on a CPU, and the types in which they are computed. Sums are in
+float32 for all types, and only the result is rounded."""
 
 
 @dataclass(frozen=True)
 class Formula:
-    """A computation `compute(problem, lowering, *operands)`, and which problems it fits.
-
-    `chunked`: whether it can compute chunks of images.
-    """
+    """A computation `compute(problem, lowering, *operands)` of the problems for which `fits` is
+    true. `chunked` is whether it can compute chunks of images."""
 
     compute: Callable[..., Array]
     fits: Callable[[Any], bool] = lambda problem: True
@@ -84,7 +80,8 @@ class Formula:
 
 
 class Problem(Protocol):
-    """A computation with several lowerings. It is hashable and identified by its text."""
+    """A layer's computation, which has several lowerings. It is hashable, and its text identifies
+    it."""
 
     @property
     def kind(self) -> str:
@@ -112,7 +109,8 @@ class Problem(Protocol):
 
 
 class LoweringPolicy(Protocol):
-    """Chooses how the layers of a network are computed; hashable, as flax modules are."""
+    """Chooses how the layers of a network are computed. It must be hashable, since it is a field of
+    flax modules."""
 
     def choose(self, problem: Problem) -> Lowering:
         """Return the lowering for a problem."""

@@ -47,18 +47,18 @@ class ConvolutionProblem:
 
     @property
     def operand_shapes(self) -> tuple[Shape, ...]:
-        w = self.window
-        images = (self.batch, *w.sizes, self.channels)
-        kernel = (*w.kernel, self.channels // w.groups, self.features)
-        cotangent = (self.batch, *w.output_size, self.features)
+        window = self.window
+        images = (self.batch, *window.sizes, self.channels)
+        kernel = (*window.kernel, self.channels // window.groups, self.features)
+        cotangent = (self.batch, *window.output_size, self.features)
         return _list_operand_shapes(self.role, images, kernel, cotangent)
 
     @property
     def flops(self) -> int:
         """Multiplications and additions; the same in all three roles."""
-        w = self.window
-        pixels = self.batch * prod(w.output_size)
-        return 2 * pixels * prod(w.kernel) * self.channels // w.groups * self.features
+        window = self.window
+        num_results = self.batch * prod(window.output_size) * self.features
+        return 2 * num_results * prod(window.kernel) * self.channels // window.groups
 
     @property
     def is_depthwise(self) -> bool:

@@ -22,7 +22,7 @@ from pipeline.models.lowerings.problem.lowering import WIDENED, Engine
 
 PROBE_TIMEOUT_S = 120
 _LEVELS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
-"""Flags of a processor that decide its speed in products, the fastest first."""
+"""Flags of a processor that decide the speed of products, the fastest first."""
 
 ONEDNN_LIMIT = "ONEDNN_MAX_CPU_ISA"
 """Variable with the best instruction set that oneDNN may use, read at a process's first call."""
@@ -52,10 +52,8 @@ def find_engines(device: jax.Device, dtype: str, folder: Path) -> frozenset[Engi
 
 
 def _passes_probe(dtype: str, folder: Path) -> bool:
-    """Whether oneDNN computes correctly, probed once for every jaxlib and processor.
-
-    The probe is a child process, since a call that oneDNN refuses ends the process.
-    """
+    """Return whether oneDNN computes correctly, probed once for every jaxlib and processor. The
+    probe is a child process, since a call that oneDNN refuses ends its process."""
     limit = os.environ.get(ONEDNN_LIMIT)
     key = f"jaxlib {jaxlib.__version__}, {describe_device(jax.devices('cpu')[0])}, {dtype}"
     key += f", at most {limit}" if limit else ""

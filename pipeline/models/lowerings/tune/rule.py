@@ -78,11 +78,8 @@ _CHWN_DTYPES = frozenset(("float32", "bfloat16"))
 
 
 def is_worth_a_call(problem: Problem) -> bool:
-    """Whether a problem is worth a call of oneDNN.
-
-    It is for a large convolution with enough channels, and for a large product of a dense layer in
-    bfloat16 or for the gradient of its kernel.
-    """
+    """Return whether a problem is worth a call of oneDNN: a large convolution with enough channels,
+    or a large product of a dense layer that is in bfloat16 or the gradient of the kernel."""
     if isinstance(problem, DenseProblem):
         is_suitable = problem.role == "weight_grad" or problem.dtype == "bfloat16"
         return is_suitable and problem.flops >= LARGE_DENSE_FLOPS
@@ -127,11 +124,9 @@ def choose_by_rule(problem: Problem, engines: frozenset[Engine]) -> Lowering:
 
 
 def _choose_dense(problem: DenseProblem, uses_onednn: bool) -> Lowering:
-    """Choose oneDNN's product if it is worth a call.
-
-    Otherwise the weight gradient of many features in bfloat16 is a product. Jax derives its
-    transpose, and XLA, which rounds before it transposes back, can't fold that into the product.
-    """
+    """Choose oneDNN's product if it is worth a call. Otherwise the weight gradient of many features
+    in bfloat16 is computed as a product. Jax would derive the transpose of that product. XLA rounds
+    it before it transposes it back, so it can't compute both at once."""
     if uses_onednn:
         return Lowering("product", "onednn")
     is_rounded = problem.dtype == "bfloat16" and problem.role == "weight_grad"
@@ -139,11 +134,9 @@ def _choose_dense(problem: DenseProblem, uses_onednn: bool) -> Lowering:
 
 
 def _choose_grouped(problem: ConvolutionProblem, uses_onednn: bool) -> Lowering:
-    """Choose oneDNN's convolution, else for a depthwise convolution a formula of this package.
-
-    In oneDNN's weight gradient the images of a chunk are the channels of each group. So only with
-    one image at a time a depthwise convolution stays depthwise.
-    """
+    """Choose oneDNN's convolution, else for a depthwise convolution a formula of this package. In
+    oneDNN's weight gradient the images of a chunk are the channels of each group. So only with one
+    image at a time a depthwise convolution stays depthwise."""
     is_gradient = problem.role == "weight_grad"
     if uses_onednn:
         images = 1 if problem.is_depthwise else math.gcd(problem.batch, GROUPED_IMAGES)
@@ -154,11 +147,9 @@ def _choose_grouped(problem: ConvolutionProblem, uses_onednn: bool) -> Lowering:
 
 
 def choose_layout_by_rule(problems: Sequence[Problem], platform: str) -> Layout:
-    """Choose the faster layout by a rule, for a network that both layouts can compute.
-
-    `problems` are the problems of a training step in NHWC. The rule is CHWN on the CPU, for float32
-    and bfloat16, if the network has convolutions and all their patches are small.
-    """
+    """Choose the faster layout by a rule, for a network that both layouts can compute. `problems`
+    are the problems of a training step in NHWC. The rule is CHWN on the CPU, for float32 and
+    bfloat16, if the network has convolutions and all their patches are small."""
     convolutions = [problem for problem in problems if isinstance(problem, ConvolutionProblem)]
     if not has_choice(convolutions, platform):
         return "nhwc"
@@ -167,17 +158,15 @@ def choose_layout_by_rule(problems: Sequence[Problem], platform: str) -> Layout:
 
 
 def choose_step_layout_by_rule(problems: Sequence[Problem], platform: str) -> Layout:
-    """Choose the faster layout for a step of any network, by a stricter rule.
-
-    CHWN needs convolutions without groups, of at most `FEW_CHANNELS` channels.
-    """
+    """Choose the faster layout for a step of any network, by a stricter rule. CHWN needs
+    convolutions without groups, of at most `FEW_CHANNELS` channels."""
     convolutions = [problem for problem in problems if isinstance(problem, ConvolutionProblem)]
     has_few = all(p.channels <= FEW_CHANNELS and p.window.groups == 1 for p in convolutions)
     return choose_layout_by_rule(problems, platform) if has_few else "nhwc"
 
 
 def has_choice(problems: Sequence[Problem], platform: str) -> bool:
-    """Return whether either layout may be faster: on the CPU, with convolutions."""
+    """Return whether a layout has to be chosen: on the CPU, if there are convolutions."""
     has_convolution = any(isinstance(problem, ConvolutionProblem) for problem in problems)
     return has_convolution and get_platform(platform).chooses_lowerings
 

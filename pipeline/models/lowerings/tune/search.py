@@ -19,7 +19,7 @@ Strategy = Literal["exhaustive", "ga"]
 POPULATION = 6
 GENERATIONS = 3
 ELITE = 2
-"""Candidates of a generation of the genetic search, its generations, and the parents of each."""
+"""Numbers of candidates in a generation of the genetic search, of generations, and of parents."""
 HOPELESS = 2.0
 """A candidate isn't timed again if its first time is this multiple of the best time."""
 
@@ -68,9 +68,7 @@ def _breed_generations(
     generator: np.random.Generator,
 ) -> Iterator[Iterable[Lowering]]:
     """Yield generations of candidates; genes (family, engine, images) are from two of the best.
-
-    `times_us` must have the times of all candidates of earlier generations.
-    """
+    `times_us` must have the times of all candidates of earlier generations."""
     count = min(POPULATION, len(candidates))
     yield [candidates[i] for i in generator.choice(len(candidates), count, replace=False)]
 
@@ -92,12 +90,13 @@ def _breed_child(
     mother, father = (elite[int(generator.integers(len(elite)))] for _ in range(2))
     stranger = candidates[int(generator.integers(len(candidates)))]
     mutant = int(generator.integers(3))
-    genes = [
-        other if position == mutant else (a if generator.random() < 0.5 else b)
-        for position, (a, b, other) in enumerate(
-            zip(_list_genes(mother), _list_genes(father), _list_genes(stranger), strict=True)
-        )
-    ]
+    genes: list[str | int | None] = []
+    parents = zip(_list_genes(mother), _list_genes(father), strict=True)
+    for position, (from_mother, from_father) in enumerate(parents):
+        if position == mutant:
+            genes.append(_list_genes(stranger)[position])
+        else:
+            genes.append(from_mother if generator.random() < 0.5 else from_father)
 
     def count_common_genes(lowering: Lowering) -> int:
         return sum(a == b for a, b in zip(_list_genes(lowering), genes, strict=True))

@@ -20,20 +20,18 @@ from pipeline.models.lowerings.problem.lowering import Lowering, Problem
 
 ROUNDS = 4
 ROUND_S = 0.02
-"""Seconds for which a round repeats the computation; at least a quarter of it."""
+"""Longest time of a round in seconds. A round takes at least a quarter of it."""
 CALLS_FACTOR = 4
 MAX_CALLS = 4096
-"""Factor by which calls of a round grow until it is long enough, and the most calls."""
+"""Factor by which the calls of a round grow until it is long enough, and the most calls."""
 
 SHORTEST_S = 1e-8
 """Least time that is returned, since a noisy difference may be 0 or less."""
 
 
 class Timer:
-    """Times functions of the same tuple of operands; the first is an array of numbers.
-
-    Each of `rounds` repeats a function for a quarter to all of `round_s` seconds, at least once.
-    """
+    """Times functions of the same tuple of operands; the first is an array of numbers. Each of
+    `rounds` repeats a function for a quarter to all of `round_s` seconds, at least once."""
 
     def __init__(
         self,
@@ -47,11 +45,9 @@ class Timer:
         self._round_s = round_s
 
     def time_us(self, function: Callable[..., Any], give_up_us: float = float("inf")) -> float:
-        """Return microseconds per call; a call longer than `give_up_us` is timed only once.
-
-        The result is the minimum of several rounds, since other load only adds to a time. The time
-        around the loop, such as copies of the operands, is subtracted.
-        """
+        """Return microseconds per call; a call longer than `give_up_us` is timed only once. The
+        result is the minimum of several rounds, since other load only adds to a time. The time
+        around the loop, such as copies of the operands, is subtracted."""
         lowered = jit_repeated(function).lower(self._operands, np.int32(1))
         with disable_compile_cache():
             run = lowered.compile()
@@ -92,10 +88,8 @@ class Stopwatch(Timer):
 
 
 def jit_repeated(function: Callable[..., Any]) -> Any:
-    """Jit a loop of `count` calls, each on operands that depend on the last result.
-
-    The loop carries the whole result, so that the compiler can't skip a part of it.
-    """
+    """Jit a loop of `count` calls, each on operands that depend on the last result. The loop
+    carries the whole result, so that the compiler can't skip a part of it."""
 
     def run(operands: tuple[Any, ...], count: Array) -> Any:
         first, *constants = operands

@@ -84,10 +84,8 @@ class TimedLayout:
 def find_layout(
     key: str, mode: Mode, folder: Path, clock: Callable[[Layout], float]
 ) -> TimedLayout | None:
-    """Look a network up in the banks, or time it by `clock` in each layout if the mode tunes.
-
-    None for a network in no bank if the mode is `bank`. Raises RunError for a file that isn't a
-    bank.
+    """Return a network's times from the banks, or by `clock` in each layout if the mode tunes. None
+    if the mode is `bank` and no bank has the network. Raises RunError for a file that isn't a bank.
     """
     banks = Banks(folder / "layouts.json", BUILT_IN_LAYOUTS, check_layout_entry)
     entry = banks.read().get(key)
@@ -102,7 +100,7 @@ def find_layout(
 
     tuned = reuse_or_search(banked, time_layouts, repeat=mode == "repeat")
     if tuned.status != "bank_hit":
-        banks.add({key: dict(tuned.best.times_us.items())})
+        banks.add({key: {str(layout): us for layout, us in tuned.best.times_us.items()}})
     return replace(tuned.best, status=tuned.status)
 
 
@@ -122,7 +120,7 @@ class Tuning:
     strategy: Strategy
     folder: Path
     fixed: Lowerings | None = None
-    """Lowerings of the run before it was resumed, which stay."""
+    """The run's lowerings before it was resumed. They are used again."""
 
     @property
     def bank(self) -> Path:
@@ -140,12 +138,15 @@ class TimedLowering:
 
 @dataclass(frozen=True)
 class TunedProblem:
-    """Times of a problem: of the default (before), the best (after), the best by XLA (plain)."""
+    """Times of a problem."""
 
     problem: Problem
     before_us: float
+    """Time of the default, in microseconds."""
     after: TimedLowering
+    """The fastest lowering."""
     plain: TimedLowering
+    """The fastest lowering by XLA."""
     status: Status
     rounds: tuple[Round, ...] = ()
 
@@ -195,10 +196,8 @@ class LoweringChoice:
         return LoweringChoice(Lowerings(chosen), layout=layout)
 
     def to_result(self) -> Mapping[str, Any]:
-        """Return AutoTune's result file: times in microseconds, the bank's status as booleans.
-
-        The totals are sums over the operators. The layout of the network follows the operators.
-        """
+        """Return AutoTune's result file: times in microseconds, the bank's status as booleans. The
+        totals are sums over the operators. The layout of the network follows the operators."""
         totals = {
             "before_tune": sum(result.before_us for result in self.results),
             "after_tune": sum(result.after.us for result in self.results),
@@ -214,8 +213,8 @@ def choose_lowerings(
 ) -> LoweringChoice:
     """Choose a lowering for every problem. `watch` is entered around the tuning of each problem.
 
-    Results of tuning are added to the user's bank. Without tuning the rule's choices are added, for
-    problems in no bank. These have no time, so that tuning doesn't take them for results.
+    Results of tuning are added to the user's bank. Without tuning, the rule's choices for problems
+    in no bank are added. They have no time, so tuning doesn't treat them as results.
 
     Raises RunError for a file that isn't a bank, and for a fixed lowering that can't be computed.
     """
@@ -260,11 +259,9 @@ def choose_lowerings(
 def _find_entries(
     bank: Mapping[str, Entry], problems: Sequence[Problem], scopes: Sequence[str], mode: Mode
 ) -> dict[Problem, Entry | None]:
-    """Return the entry of each problem, or without tuning a slower instruction set's entry.
-
+    """Return the entry of each problem; without tuning, perhaps of a slower instruction set.
     An entry without a time is returned only if no entry has a time. On a processor whose AMX can't
-    be used, entries of AVX-512 are 5 to 10 % faster in ResNet-18 than the rule's choices.
-    """
+    be used, entries of AVX-512 are 5 to 10 % faster in ResNet-18 than the rule's choices."""
     scopes = scopes if mode == "bank" else scopes[:1]
     entries: dict[Problem, Entry | None] = {}
     for problem in problems:
@@ -309,10 +306,8 @@ def _tune_problem(
     tuning: Tuning,
     watch: ProgressClock,
 ) -> TunedProblem | None:
-    """Return the result of the bank, else of a search; the faster result if a search is repeated.
-
-    None if the mode is `bank`, and the bank has no result for this machine.
-    """
+    """Return the bank's result, else that of a search. If the search is repeated, return the faster
+    one. None if the mode is `bank`, and the bank has no result for this machine."""
     banked = _read_entry(problem, entry, engines)
     if banked is None and tuning.mode == "bank":
         return None
@@ -331,6 +326,7 @@ def _tune_problem(
 def _search(
     problem: Problem, lowerings: tuple[Lowering, ...], device: jax.Device, strategy: Strategy
 ) -> TunedProblem:
+    """Time a problem's lowerings, the default first, and return the result of the search."""
     seed = zlib.crc32(str(problem).encode())
     result = search(lowerings, Stopwatch(problem, device), strategy, seed)
     best = result.best()
@@ -354,10 +350,8 @@ def _parse_best(entry: Entry) -> Lowering:
 
 
 def _choose_untimed(problem: Problem, entry: Entry | None, engines: frozenset[Engine]) -> Lowering:
-    """Return the bank's choice without a time, else the rule's.
-
-    The rule decides again if oneDNN, which is worth a call, wasn't available before.
-    """
+    """Return the bank's choice without a time, else the rule's. The rule decides again if oneDNN,
+    which is worth a call, wasn't available before."""
     if entry is None or not _is_untimed(entry):
         return choose_by_rule(problem, engines)
     lowering = _parse_best(entry)

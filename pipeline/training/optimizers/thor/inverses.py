@@ -9,54 +9,50 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-AT_ONCE_BYTES = 256 << 10
-"""Bytes of matrices that are eliminated at once. Elimination passes over them once for each row, so
-they should fit into the cache of a core."""
+MAX_CHUNK_BYTES = 256 << 10
+"""Largest size of the matrices that are inverted at once. Elimination reads all of them once for
+each row, so they should fit into the cache of a core."""
 
 
 def invert_stacks(stacks: Sequence[Array]) -> list[Array]:
     """Return the inverses of stacks of symmetric positive definite matrices, float32 (number, n,
-    n).
-
-    Matrices of one size are inverted together, so that the program grows with the number of sizes,
-    not of stacks. The inverse is NaN if a matrix isn't positive definite.
-    """
-    places: dict[int, list[int]] = defaultdict(list)
-    for place, stack in enumerate(stacks):
-        places[stack.shape[-1]].append(place)
+    n). Matrices of one size are inverted together, so the length of the program depends on the
+    number of sizes, not of stacks. The inverse is NaN if a matrix isn't positive definite."""
+    indices_by_size: dict[int, list[int]] = defaultdict(list)
+    for index, stack in enumerate(stacks):
+        indices_by_size[stack.shape[-1]].append(index)
     inverses: dict[int, Array] = {}
-    for same_size in places.values():
-        stacked = jnp.concatenate([stacks[place] for place in same_size])
+    for indices in indices_by_size.values():
+        matrices = jnp.concatenate([stacks[index] for index in indices])
         # jax's Cholesky decomposition can't be used on the CPU. Its batches wait for threads of the
         # pool that they run on: on two cores, two calls at a time never end.
         inverted = lax.platform_dependent(
-            stacked, cpu=invert_by_elimination, default=invert_by_cholesky
+            matrices, cpu=invert_by_elimination, default=invert_by_cholesky
         )
         # Without AVX-512 the last product on the CPU isn't exactly symmetric.
         inverted = (inverted + inverted.mT) / 2
-        ends = np.cumsum([stacks[place].shape[0] for place in same_size])
-        inverses |= zip(same_size, jnp.split(inverted, ends[:-1]), strict=True)
-    return [inverses[place] for place in range(len(stacks))]
+        ends = np.cumsum([stacks[index].shape[0] for index in indices])
+        inverses |= zip(indices, jnp.split(inverted, ends[:-1]), strict=True)
+    return [inverses[index] for index in range(len(stacks))]
 
 
 def invert_by_elimination(matrices: Array) -> Array:
     """Return the inverses of matrices (number, n, n), by Gauss's elimination, a few at a time."""
-    _, n, _ = matrices.shape
-    batch_size = max(1, AT_ONCE_BYTES // (matrices.dtype.itemsize * n**2))
+    matrix_bytes = matrices.dtype.itemsize * matrices.shape[-1] ** 2
+    batch_size = max(1, MAX_CHUNK_BYTES // matrix_bytes)
     inverses: Array = lax.map(_eliminate, matrices, batch_size=batch_size)
     return inverses
 
 
 def _eliminate(matrix: Array) -> Array:
-    """Return the inverse of a matrix M (n, n), from its factors M = L D L'.
-
-    Elimination below the diagonal transforms M into D L', and the identity into the inverse of L.
-    The first is upper and the second lower triangular, so one matrix holds both.
-    """
+    """Return the inverse of a matrix M (n, n), from its factors M = L D L'. Elimination below the
+    diagonal transforms M into D L', and the identity into the inverse of L. The first is upper and
+    the second lower triangular, so one matrix holds both."""
     rows = jnp.arange(matrix.shape[0])
 
     def eliminate(k: Array, matrix: Array) -> Array:
-        column, row = (lax.dynamic_index_in_dim(matrix, k, axis, False) for axis in (1, 0))
+        column = lax.dynamic_index_in_dim(matrix, k, axis=1, keepdims=False)
+        row = lax.dynamic_index_in_dim(matrix, k, axis=0, keepdims=False)
         multiples = jnp.where(rows > k, column / column[k], 0)
         return matrix - multiples[:, None] * (row + (rows == k))
 
@@ -74,16 +70,15 @@ def invert_by_cholesky(matrices: Array) -> Array:
 
 def _invert_lower(lower: Array) -> Array:
     """Return the inverses of lower triangular matrices (batch, n, n), by blocks of doubling sizes.
-
     [[P, 0], [Q, R]]^-1 = [[P^-1, 0], [-R^-1 Q P^-1, R^-1]], for all blocks of one size at once.
-    This takes a few products for each power of two below n.
-    """
+    This takes a few products for each power of two below n."""
     n = lower.shape[-1]
     padded_size = 1 << (n - 1).bit_length()
-    padding = jnp.pad(jnp.zeros(n, lower.dtype), (0, padded_size - n), constant_values=1)
-    padded = jnp.pad(lower, [(0, 0), (0, padded_size - n), (0, padded_size - n)]) + jnp.diag(
-        padding
-    )
+    # Rows and columns of the identity matrix pad n to a power of two.
+    num_padding = padded_size - n
+    diagonal = jnp.pad(jnp.zeros(n, lower.dtype), (0, num_padding), constant_values=1)
+    padded = jnp.pad(lower, [(0, 0), (0, num_padding), (0, num_padding)]) + jnp.diag(diagonal)
+    # The inverses of the blocks along the diagonal, (batch, blocks, size, size), from size 1 on.
     inverses = 1 / jnp.diagonal(padded, axis1=1, axis2=2)[..., None, None]
     while (size := inverses.shape[-1]) < padded_size:
         pairs = padded_size // (2 * size)

@@ -32,10 +32,10 @@ class DampingSpec(Spec):
 
 @component("optimizer")
 class Thor(OptimizerSpec):
-    """THOR (Chen et al. 2021) as MindSpore has it, for the kernels of dense and conv layers.
+    """MindSpore's THOR (Chen et al. 2021), for the kernels of dense and convolutional layers.
 
     A kernel's direction is v <- momentum * v + (F^-1 g + weight_decay * p), with F the damped
-    curvature of its layer. All other parameters have g in place of F^-1 g.
+    curvature of its layer. For other parameters g replaces F^-1 g.
     """
 
     observes_layers: ClassVar[bool] = True
@@ -46,15 +46,17 @@ class Thor(OptimizerSpec):
     frequency: PositiveInt
     """Period, in updates, of computing and inverting the curvature, beginning with the first."""
     split_dim: PositiveInt
-    """The most rows of a block; factors with more are split into blocks along their diagonal."""
+    """The most rows of a block. Larger factors are replaced by blocks along their diagonal."""
     split_indices: Seq[NonNegativeInt]
-    """The last layer of each group whose curvature devices exchange together, counted from 0 in the
-    order of the network. Layers after the last index are one more group; []: all are one group."""
+    """The numbers of the layers that end a group, counted from 0 in the order of the network.
+    Devices exchange the curvature of a group at once. Layers after the last number are another
+    group."""
     clip_norm: PositiveFloat | None
     """The largest L2 norm of F^-1 g + weight_decay * p for one array; null: no limit."""
 
     def build(self) -> optax.GradientTransformation:
-        """Return gradients -> v or, with nesterov, (F^-1 g + weight_decay * p) + momentum * v."""
+        """Return a transformation: gradients -> v, or with `nesterov` (F^-1 g + weight_decay * p) +
+        momentum * v."""
         import optax
 
         from pipeline.training.optimizers.thor.thor_transform import (
@@ -71,7 +73,7 @@ class Thor(OptimizerSpec):
         )
 
     def curvature(self) -> CurvatureRule:
-        """Return the second moments of a layer's inputs and of its output gradients."""
+        """Return the rule: second moments of each layer's inputs and output gradients."""
         from pipeline.training.curvature import CurvatureRule
         from pipeline.training.optimizers.thor.factors import count_positions, sum_moments
 
@@ -79,7 +81,7 @@ class Thor(OptimizerSpec):
             partial(sum_moments, split_dim=self.split_dim),
             count_positions,
             period=self.frequency,
-            groups=self.split_indices,
+            group_ends=self.split_indices,
         )
 
     @field_validator("split_indices")

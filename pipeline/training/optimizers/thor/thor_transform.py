@@ -1,8 +1,8 @@
 """THOR as an optax transformation: precondition gradients by inverses, refreshed at intervals.
 
-An update that refreshes inverts the factors of all observed layers, computed from its batch alone;
-other updates reuse the inverses. Both are branches of one compiled step, chosen by the number of
-the update, so that a sink may end anywhere.
+At a refresh the factors of all observed layers are computed from one batch and inverted. Other
+updates reuse the inverses. Both are branches of one compiled step. The number of the update selects
+the branch, so a sink may begin and end at any update.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipeline.training.optimizers.thor.factors import (
 
 
 class ThorState(NamedTuple):
-    """The number of updates so far, int32 (), and the damped inverses by path of the kernel."""
+    """The number of updates so far, int32 (), and the damped inverses by the kernel's path."""
 
     updates: Array
     inverses: dict[str, Factors]
@@ -37,23 +37,26 @@ class ThorState(NamedTuple):
 def scale_by_thor(
     damping: Callable[[Array], Array], split_dim: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Return a transformation: gradients of observed layers' kernels -> A^-1 * gradient * G^-1.
+    """Return a transformation: the gradient of an observed layer's kernel -> A^-1 * gradient *
+    G^-1 / T. Other gradients don't change.
 
-    Other gradients stay. `damping` maps the number of an update, from 0 on, to its damping. Factors
-    are split into blocks of at most `split_dim` rows. `update` raises ValueError without
-    `curvature=Curvature(...)`. The state has inverses for every kernel of two or four axes, since
-    `init` can't tell which layers are observed; unobserved layers keep zeros.
+    `damping` maps the number of an update, from 0 on, to its damping. Factors are split into blocks
+    of at most `split_dim` rows. `update` raises ValueError without `curvature=Curvature(...)`. Only
+    `update` gets the observed layers, so `init` makes inverses for every kernel of two or four
+    axes. Those of unobserved layers stay 0.
     """
+
+    def make_zeros(features: int) -> Array:
+        blocks = make_blocks(features, split_dim)
+        return jnp.zeros((blocks.number, blocks.size, blocks.size))
 
     def init(params: optax.Params) -> ThorState:
         inverses = {}
         for path, leaf in flatten_by_path(params).items():
             if path.endswith("/kernel") and leaf.ndim in (2, 4):
-                sides = [
-                    make_blocks(size, split_dim) for size in (prod(leaf.shape[:-1]), leaf.shape[-1])
-                ]
-                zeros = [jnp.zeros((side.number, side.size, side.size)) for side in sides]
-                inverses[path] = Factors(inputs=zeros[0], outputs=zeros[1])
+                inverses[path] = Factors(
+                    inputs=make_zeros(prod(leaf.shape[:-1])), outputs=make_zeros(leaf.shape[-1])
+                )
         return ThorState(jnp.zeros((), jnp.int32), inverses)
 
     def update(
@@ -71,13 +74,15 @@ def scale_by_thor(
             for path in state.inverses
             if path.removesuffix("/kernel") in curvature.layers
         }
-        before = {path: state.inverses[path] for path in observed}
-        rows = {path: layer.rows.astype(jnp.float32) for path, layer in observed.items()}
-        positions = {path: number / curvature.count for path, number in rows.items()}
+        old_inverses = {path: state.inverses[path] for path in observed}
+        num_positions = {
+            path: layer.num_positions.astype(jnp.float32) for path, layer in observed.items()
+        }
+        positions = {path: number / curvature.count for path, number in num_positions.items()}
 
         def refresh() -> dict[str, Factors]:
             factors = {
-                path: compute_factors(layer.moments, rows[path], curvature.scale)
+                path: compute_factors(layer.moments, num_positions[path], curvature.scale)
                 for path, layer in observed.items()
             }
             return invert_damped(factors, damping(state.updates), positions)
@@ -88,7 +93,7 @@ def scale_by_thor(
                 return gradient
             return precondition(gradient, inverses[kernel], positions[kernel])
 
-        inverses = compute_if_due(curvature.due, refresh, lambda: before)
+        inverses = compute_if_due(curvature.due, refresh, lambda: old_inverses)
         directions = jax.tree.map_with_path(find_direction, updates)
         return directions, ThorState(state.updates + 1, {**state.inverses, **inverses})
 
@@ -96,7 +101,7 @@ def scale_by_thor(
 
 
 def clip_each_by_norm(limit: float) -> optax.GradientTransformation:
-    """Scale down every array whose L2 norm is above the limit."""
+    """Return a transformation that scales every array with an L2 norm above `limit` down to it."""
 
     def clip(update: Array) -> Array:
         return update * jnp.minimum(1, limit / jnp.maximum(jnp.linalg.norm(update), 1e-30))
