@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.core.errors import first_line
 from pipeline.core.files.error_text import show_name
 from pipeline.models.torch_graph.conversion.export_module import (
-    CONSTANT_BYTES,
+    MAX_CONSTANT_BYTES,
     choose_order,
     choose_path,
 )
@@ -337,7 +337,7 @@ def _list_specs(
         yield ArraySpec(name, path, role, order, array.shape, "float32"), array
     for name, array in builder.constants.items():
         if name in uses:
-            is_large = array.dtype == np.float32 and array.nbytes > CONSTANT_BYTES
+            is_large = array.dtype == np.float32 and array.nbytes > MAX_CONSTANT_BYTES
             path = f"constants@/{name}"
             role = "buffer" if is_large else "constant"
             yield ArraySpec(name, path, role, "torch", array.shape, str(array.dtype)), array
