@@ -110,19 +110,21 @@ class MobileNetV2(StridedModelSpec):
                 keeps_shape = stride == 1 and channels == features
                 layers.append(residual_if(keeps_shape, f"stage{row}_block{index}", body))
                 channels = features
-        last = round_features(1280 * max(1.0, self.width))
+        last_features = round_features(1280 * max(1.0, self.width))
         head = (GlobalAvgPool(), Dropout(rate=self.dropout), Dense(features=classes))
-        return (*layers, *conv_norm(last, 1), Relu6(), *head)
+        return (*layers, *conv_norm(last_features, 1), Relu6(), *head)
 
 
 class _Row(NamedTuple):
-    """A block, a row of table 1 or 2. `squeeze`: squeeze_excite; `hard`: hard swish, not ReLU."""
+    """A block: a row of table 1 or 2."""
 
     kernel: int
     hidden: int
     features: int
     squeeze: bool
+    """Whether the block has squeeze and excitation."""
     hard: bool
+    """Whether the activation is hard swish; else it is ReLU."""
     stride: int
 
 

@@ -204,7 +204,7 @@ def read_expand(reader: OnnxNodeReader) -> Results:
     new = list(reader.sizes(1))
     old = graph.shape(x)
     num_axes = max(len(old), len(new))
-    new = [1] * (num_axes - len(new)) + new
+    new = [*(1,) * (num_axes - len(new)), *new]
     padded_old = (1,) * (num_axes - len(old)) + old
     shape = [before if size == 1 else size for before, size in zip(padded_old, new, strict=True)]
     if x.is_number():
