@@ -159,7 +159,7 @@ _SMALL = (
     _Row(5, 576, 96, True, True, 1),
 )
 _SIZES = {"large": (_LARGE, 1280), "small": (_SMALL, 1024)}
-"""Blocks and features of the hidden dense layer, by size."""
+"""By size: the blocks, and the features of the hidden dense layer."""
 
 
 @component("model")
@@ -293,7 +293,7 @@ class ShuffleNetV2(StridedModelSpec):
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [*conv_norm(self.stem, 3, 2), Relu(), HALVE]
         for block in plan_blocks(self.units, self.widths, self.stem):
-            # The paper counts stages from 2.
+            # The paper numbers stages from 2.
             scope = f"stage{block.stage + 1}_unit{block.index}"
             unit = _make_unit(scope, block.channels, block.width, block.stride)
             layers += (unit, ChannelShuffle(groups=2))
@@ -346,9 +346,10 @@ class SqueezeNet(LayeredModelSpec):
         channels = self.stem_features
         for number, squeeze in enumerate(self.squeezes, start=1):
             has_bypass = self.bypass and channels == 8 * squeeze
-            # The paper counts fire modules from 2.
+            # The paper numbers fire modules from 2.
             layers.append(residual_if(has_bypass, f"fire{number + 1}", _make_fire(squeeze)))
-            layers += [pool] if number in self.pool_after else []
+            if number in self.pool_after:
+                layers.append(pool)
             channels = 8 * squeeze
         last = Conv(features=classes, kernel=1, bias=True)
         return (*layers, Dropout(rate=self.dropout), last, Relu(), GlobalAvgPool())
