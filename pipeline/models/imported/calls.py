@@ -1,4 +1,4 @@
-"""Call custom code with the values that it has parameters for, and locate its errors."""
+"""Calls of custom code with the values for which it has parameters, and places of its errors."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def make_with(
     dtype: str,
     **optional: Any,
 ) -> Any:
-    """Call a class or a function with `arguments` and with values that it has parameters for.
+    """Call a class or a function with `arguments`, and return its result.
 
-    These values are the number of classes, the dtype of activations and `optional`. Raises
-    ValueError if an argument is unknown or missing, and for an error in the code itself.
+    The number of classes, the dtype of activations and `optional` are passed too, if it has
+    parameters for them. Raises ValueError if an argument is unknown or missing, and for an error of
+    the custom code.
     """
     names = list_parameters(target)
     offered = {**dict.fromkeys(CLASS_COUNTS, classes), "dtype": getattr(jnp, dtype), **optional}
@@ -53,7 +54,7 @@ def has_parameter(target: Callable[..., Any], name: str) -> bool:
 
 
 def list_parameters(target: Callable[..., Any]) -> list[str]:
-    """List the names of keyword parameters; empty if Python can't inspect the target."""
+    """List the parameters that can be passed by name; none if Python can't inspect the target."""
     try:
         parameters = _inspect_signature(target).parameters.values()
     except (TypeError, ValueError):
@@ -74,9 +75,9 @@ def _inspect_signature(target: Callable[..., Any]) -> inspect.Signature:
 def call_with(
     function: Callable[..., Any], values: Sequence[Any], *, train: bool, key: Array | None = None
 ) -> Any:
-    """Call a function with values in order, and with the flag and key that it has parameters for.
+    """Call a function with positional values, and the flag and key if it has parameters for them.
 
-    Raises TypeError if the function accepts fewer values, or needs more.
+    Raises TypeError if the function accepts fewer values, or requires more.
     """
     positional, keywords = _match_parameters(function, values, train, key)
     return function(*positional, **keywords)
@@ -100,9 +101,10 @@ def require_callable_with(
 def _match_parameters(
     function: Callable[..., Any], values: Sequence[Any], train: bool, key: Array | None
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the keyword arguments of a call."""
+    """Return the positional and the keyword arguments of `call_with`'s call."""
     named: dict[str, Any] = {**dict.fromkeys(TRAINS, train), "deterministic": not train}
-    named |= {} if key is None else dict.fromkeys(KEYS, key)
+    if key is not None:
+        named |= dict.fromkeys(KEYS, key)
     remaining = list(values)
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
@@ -140,11 +142,14 @@ def blame(reference: str) -> Iterator[None]:
 
 
 class UserCodeError(ValueError):
-    """An error of custom code; the message has its file and line."""
+    """An error of custom code. The message names the error's file and line."""
 
 
 def _locate_error(error: Exception) -> str:
-    """Return the innermost line of the traceback outside of installed packages and this package."""
+    """Return file and line of the innermost call in custom code as text; "" if there is none.
+
+    Installed packages and this package aren't custom code.
+    """
     environment = Path(sys.prefix)
     package = Path(__file__).parents[2]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -1,4 +1,4 @@
-"""Adapters of flax modules, linen and nnx, to pure networks."""
+"""Adapters that turn flax modules, of linen or nnx, into pure networks."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from pipeline.models.imported.imported_network import PARAMS, STATISTICS, PureNe
 def adapt_module(
     reference: str, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
 ) -> PureNetwork:
-    """Adapt a module, or the module that a class or a function makes.
+    """Return the pure network of a module: `target` itself, or the result of calling `target`.
 
-    Raises ValueError if it isn't a module, or can't be called with images.
+    Raises ValueError if there is no module, or if it can't be called with images.
     """
     if isinstance(target, nn.Module):
         if arguments:
@@ -75,7 +75,7 @@ def _adapt_nnx(reference: str, make: Callable[..., Any], has_dtype: bool) -> Pur
 
 @dataclass(frozen=True)
 class LinenNetwork:
-    """A linen module as pure functions."""
+    """A linen module as a pure network."""
 
     module: nn.Module
     has_dtype: bool
@@ -106,7 +106,7 @@ class LinenNetwork:
         def call(module: Any, images: Array) -> Any:
             return call_with(module, (images,), train=train)
 
-        # Streams without a key, such as for stochastic depth, draw from the key of params.
+        # Other streams, such as stochastic depth's, draw from the key of params.
         keys = {} if key is None else {"dropout": key, PARAMS: jax.random.fold_in(key, 1)}
         mutable = [STATISTICS] if train else []
         logits, changed = nn.apply(call, self.module, mutable=mutable)(variables, images, rngs=keys)
@@ -115,7 +115,7 @@ class LinenNetwork:
 
 @dataclass(frozen=True)
 class NnxNetwork:
-    """The structure of an nnx module, merged with variables in each call."""
+    """An nnx module as a pure network. Each call merges its structure with variables."""
 
     make: Callable[..., Any]
     """Makes the module from `rngs`."""
@@ -158,7 +158,7 @@ def _to_nested_dicts(state: Any) -> dict[str, Any]:
 
 
 def _fill_state(state: Any, values: Mapping[str, Any]) -> Any:
-    """Put the values into a state by their paths, and return it."""
+    """Replace the arrays of a state by the values at their paths, and return the state."""
     flat = flatten_dict(dict(values))
     paths = flatten_dict(nnx.to_pure_dict(state))
     pure_dict = {path: flat[tuple(map(str, path))] for path in paths}
@@ -167,7 +167,7 @@ def _fill_state(state: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _start_streams(state: Any, key: Array) -> Any:
-    """Return random states at their start. Keys of streams are folded from `key` by number."""
+    """Return the initial random states: counts of 0, and keys folded from `key` by their index."""
 
     def start(number: int, shape: Any) -> Array:
         is_key = jnp.issubdtype(shape.dtype, jax.dtypes.prng_key)

@@ -2,9 +2,9 @@
 
 JAX writes the gradients of a convolution as convolutions with other dimension numbers, dilations
 and pads. It writes gradients of a product as products, and the gradient of max pooling as a
-scatter. To find them, every equation that a lowering computes is differentiated by itself. An
-equation of the function with the same primitive, parameters and shapes as the result is the
-gradient, for any operands. So no pads are inverted, and no pattern depends on the version of JAX.
+scatter. To find them, each equation that a lowering computes is differentiated alone. An equation
+of the function with the same primitive, parameters and shapes as that gradient computes it, for any
+operands. So the recognition doesn't depend on how a version of JAX writes gradients.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class RolePolicy:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The equation that JAX writes for the gradient of a forward equation by an operand."""
+    """An equation of JAX that computes the gradient of a forward equation by an operand."""
 
     forward: core.JaxprEqn
     operand: int
-    """Index of this operand of `forward`: 0 for images or rows, 1 for the kernel."""
+    """Index of that operand of `forward`: 0 for images or rows, 1 for the kernel."""
     cotangent: int
     """Index of the cotangent among the operands of the gradient equation."""
     permutation: tuple[int, ...] | None
-    """Axes of the transpose that JAX applies to the result; None without a transpose."""
+    """Permutation that JAX applies to the axes of the result, or None."""
 
     @property
     def role(self) -> Role:
@@ -76,7 +76,7 @@ class Gradient:
         if self.forward.primitive.name == CONVOLUTION and self.operand == 0:
             other = _restore_kernel(self.forward, other)
         shape = _read_shape(self.forward.invars[self.operand])
-        # The gradient by a linear operand doesn't read its values.
+        # For a function that is linear in an operand, the gradient doesn't depend on its values.
         is_linear = self.forward.primitive.name != MAXIMA
         primal = jnp.zeros(shape.shape, shape.dtype) if is_linear else other
         role_policy = RolePolicy(policy, self.role)
@@ -94,12 +94,12 @@ class Gradient:
 
 @dataclass(frozen=True)
 class GradientTable:
-    """Gradients of a function's replaced equations, by the key of the equation that JAX writes."""
+    """Gradients of a function's replaced equations, by the keys of JAX's gradient equations."""
 
     derived: Mapping[Key, Gradient]
 
     def find(self, equation: core.JaxprEqn) -> Gradient | None:
-        """Return the gradient that an equation computes; None if it computes none."""
+        """Return the gradient that an equation computes, or None for another equation."""
         if equation.primitive.name not in self.primitives:
             return None
         return self.derived.get(_make_key(equation))
@@ -111,9 +111,9 @@ class GradientTable:
 
 
 def find_gradients(jaxpr: core.Jaxpr) -> GradientTable:
-    """Derive the gradients of all equations that lowerings compute, in calls and loops too.
+    """Derive the gradients of all equations that lowerings compute, including inner ones of calls.
 
-    An equation is differentiated once for its parameters and shapes, in some 3 ms.
+    Equations with the same parameters and shapes are differentiated once, in some 3 ms.
     """
     derived: dict[Key, Gradient] = {}
     visited: set[Key] = set()
@@ -149,9 +149,10 @@ def _make_hashable(value: Any) -> Any:
 
 
 def _derive_gradient(forward: core.JaxprEqn, operand: int) -> tuple[Key, Gradient] | None:
-    """Return the key of the equation that JAX writes for a gradient, and the gradient.
+    """Return the key of JAX's equation for a gradient, and the gradient.
 
-    None if several equations read the cotangent, or if more than a transpose follows.
+    Return None if several equations read the cotangent, or if another equation than a transpose
+    follows.
     """
 
     def pull(values: list[Array], cotangent: Array) -> Any:
@@ -165,14 +166,16 @@ def _derive_gradient(forward: core.JaxprEqn, operand: int) -> tuple[Key, Gradien
     *shapes, result = map(_read_shape, (*forward.invars, *forward.outvars))
     jaxpr = jax.make_jaxpr(pull)(shapes, result).jaxpr
     *values, cotangent = jaxpr.invars
-    readers = [e for e in jaxpr.eqns if any(atom is cotangent for atom in e.invars)]
+    readers = [
+        equation for equation in jaxpr.eqns if any(atom is cotangent for atom in equation.invars)
+    ]
     if len(readers) != 1 or len(readers[0].invars) != 2:
         return None
     (equation,) = readers
-    position = next(n for n, atom in enumerate(equation.invars) if atom is cotangent)
+    position = 0 if equation.invars[0] is cotangent else 1
     other = equation.invars[1 - position]
     output = jaxpr.outvars[0]
-    # The gradient by images reads the rotated kernel, all others the other operand itself.
+    # A gradient by images reads the rotated kernel. All others read the other operand itself.
     is_rotated = forward.primitive.name == CONVOLUTION and operand == 0
     if is_rotated == any(other is value for value in values):
         return None
@@ -186,9 +189,9 @@ def _derive_gradient(forward: core.JaxprEqn, operand: int) -> tuple[Key, Gradien
 
 
 def _restore_kernel(forward: core.JaxprEqn, rotated: Array) -> Array:
-    """Return the kernel from its rotation for the gradient by the images.
+    """Return the forward kernel for the kernel that JAX's gradient by the images reads.
 
-    JAX rotates it by 180 degrees, and moves the groups from the features to the channels.
+    JAX rotates the kernel by 180 degrees, and moves groups from the features to the channels.
     """
     features, channels, *spatial = forward.params["dimension_numbers"].rhs_spec
     groups = forward.params["feature_group_count"]

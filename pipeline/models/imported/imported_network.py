@@ -28,7 +28,7 @@ class PureNetwork(Protocol):
 
     @property
     def root(self) -> str:
-        """Name of a scope around the whole network that isn't a layer's; "" without one."""
+        """Name of a scope around all layers of the network; "" if there is none."""
 
     @property
     def has_dtype(self) -> bool:
@@ -43,14 +43,14 @@ class PureNetwork(Protocol):
     def apply(
         self, variables: Variables, images: Array, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
-        """Compute the logits, and the statistics after this call. Training passes a key."""
+        """Return the logits and the statistics after the call. The key isn't None in training."""
 
 
 class ImportedNetwork(nn.Module):
     """A custom network, from images to logits.
 
-    Its float32 parameters and its batch statistics keep their names. If it can't be made for a
-    dtype of activations, its images and parameters are cast to that dtype.
+    Parameters, which are float32, and batch statistics have the custom code's names. If the network
+    can't be made for a dtype of activations, images and parameters are cast to that dtype.
     """
 
     network: PureNetwork
@@ -74,7 +74,7 @@ class ImportedNetwork(nn.Module):
             name: unfreeze(dict(self.variables.get(name, {}))) for name in (PARAMS, STATISTICS)
         }
         key = self.make_rng("dropout") if train and self.has_rng("dropout") else None
-        # A function instead of a method, which flax would put a scope around.
+        # This is a function, since flax would put a scope around a method.
         logits, statistics = _compute_logits(self, variables, images, key, train)
         if train and self.is_mutable_collection(STATISTICS):
             self._put_variables({STATISTICS: statistics})
@@ -110,7 +110,7 @@ class ImportedNetwork(nn.Module):
 def _compute_logits(
     module: ImportedNetwork, variables: Variables, images: Array, key: Array | None, train: bool
 ) -> tuple[Array, Variables]:
-    """Compute logits in float32, and the statistics after this call."""
+    """Return the logits, float32, and the statistics after the call."""
     inputs = dict(variables)
     if not module.network.has_dtype:
         images, inputs[PARAMS] = jax.tree.map(
@@ -121,13 +121,13 @@ def _compute_logits(
         apply = partial(apply_observed, apply)
     with blame(module.reference):
         logits, statistics = apply(inputs, images, key)
-    if not isinstance(logits, jax.Array) or logits.ndim < 2:
-        is_array = isinstance(logits, jax.Array)
+    is_array = isinstance(logits, jax.Array)
+    if not is_array or logits.ndim < 2:
         actual = f"shape {logits.shape}" if is_array else type(logits).__name__
         raise ValueError(
             f"{module.reference}: returns {actual}; must return only logits (batch, classes)"
         )
-    # A loop carries the statistics, so their dtypes must stay.
+    # A loop carries the statistics, so their dtypes must not change.
     statistics = jax.tree.map(
         lambda new, old: new.astype(old.dtype), statistics, inputs[STATISTICS]
     )

@@ -1,4 +1,4 @@
-"""Adapters to pure networks for functions of JAX that initialise and apply parameters."""
+"""Adapter that turns functions of JAX, which initialise and apply parameters, to pure networks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from pipeline.models.imported.imported_network import PARAMS, STATISTICS, PureNe
 def adapt_functions(
     reference: str, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
 ) -> PureNetwork:
-    """Adapt a pair (init, apply), an object with both, or a function that returns either.
+    """Return the pure network of a pair (init, apply), or of an object with both.
 
+    `target` is the pair or the object, or a function that returns one of them for `arguments`.
     Raises ValueError for other objects.
     """
     pair = _as_pair(target)
@@ -59,7 +60,7 @@ def adapt_functions(
 
 
 def _as_pair(value: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """Return init and apply; None if the value isn't a pair or an object with them."""
+    """Return init and apply, or None if the value is neither a pair nor an object with them."""
     if hasattr(value, "init") and hasattr(value, "apply") and not isinstance(value, type):
         return value.init, value.apply
     is_pair = isinstance(value, tuple) and len(value) == 2 and all(map(callable, value))
@@ -75,7 +76,8 @@ class FunctionNetwork:
     """Functions `init(key, images)` and `apply(params, images)`.
 
     With a state, `init` returns (params, state), and `apply(params, state, images)` returns
-    (logits, state), as `haiku.transform_with_state` has it. The state is batch statistics.
+    (logits, state), like the functions of `haiku.transform_with_state`. The state is stored as
+    batch statistics.
     """
 
     initialise: Callable[..., Any]
@@ -95,7 +97,7 @@ class FunctionNetwork:
     def apply(
         self, variables: Variables, images: Array, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
-        """Compute the logits, and the state after the call if there is one."""
+        """Return the logits, and the state after the call, {} without a state."""
         key = jax.random.key(0) if key is None else key
         image_shape = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
         structure = jax.eval_shape(self._initialise_parameters, key, image_shape)
@@ -113,13 +115,13 @@ class FunctionNetwork:
 
 
 def _to_nested_dicts(tree: Any) -> dict[str, Any]:
-    """Return nested dicts of a pytree's leaves. Items of sequences have numbers as keys."""
+    """Return nested dicts of a pytree's leaves. Keys are text, for items of sequences numbers."""
     leaves, _ = jax.tree.flatten_with_path(tree)
     return unflatten_dict({_name_keys(path): leaf for path, leaf in leaves})
 
 
 def _from_nested_dicts(values: Mapping[str, Any], structure: Any) -> Any:
-    """Restore the pytree that `_to_nested_dicts` made into dicts."""
+    """Return the pytree of this structure from which `_to_nested_dicts` made `values`."""
     flat = flatten_dict(dict(values))
     return jax.tree.map_with_path(lambda path, _: flat[_name_keys(path)], structure)
 

@@ -1,4 +1,4 @@
-"""Adapters of Keras 3 models on the JAX backend to pure networks."""
+"""Adapter that turns Keras 3 models on the JAX backend into pure networks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.models.imported.calls import make_with
 from pipeline.models.imported.imported_network import PARAMS, STATISTICS, PureNetwork, Variables
 
 POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
-"""Keras's dtype policies by dtype of activations, all with weights in float32."""
+"""Keras's dtype policy for each dtype of activations. All have weights in float32."""
 SEED_STATE = "seed_generator_state"
 """Last part of the path of a random generator's state, uint32 (2,)."""
 
@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 def adapt_model(
     reference: str, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
 ) -> PureNetwork:
-    """Adapt a model, or the model that a function or a class makes.
+    """Return the pure network of a model: `target` itself, or the result of calling `target`.
 
     Raises ValueError if Keras isn't installed or computes with another backend, and if `target`
     isn't a model or computes in another dtype.
@@ -78,9 +78,10 @@ def _import_keras(reference: str) -> Any:
 
 @contextmanager
 def _fresh_session(keras: Any, seed: int, policy: str) -> Iterator[None]:
-    """Reset Keras to the state of a fresh process, which names and draws depend on.
+    """Give Keras the state of a new process, on which names and random numbers depend.
 
-    Keras seeds the generators of Python and NumPy. These and its dtype policy are restored.
+    Its seed also changes the generators of Python and NumPy. These and Keras's dtype policy are
+    restored at the end.
     """
     policy_before = keras.config.dtype_policy()
     python_state = random.getstate()
@@ -98,7 +99,7 @@ def _fresh_session(keras: Any, seed: int, policy: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class KerasNetwork:
-    """A Keras model, called without changing its variables."""
+    """A Keras model as a pure network: calls don't change its variables."""
 
     reference: str
     make: Callable[[int], Any]
@@ -106,28 +107,32 @@ class KerasNetwork:
     has_dtype: bool = True
     root: str = ""
     _models: dict[int, Any] = field(default_factory=dict)
-    """Models by seed, since making a model draws its weights, which is slow."""
+    """Models by seed. They are stored since it is slow to draw the weights of a model."""
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
         """Return the weights that Keras draws from the seed, by their paths.
 
-        They are constants of the program. Raises ValueError for a model that ends in softmax.
+        The program has them as constants. Raises ValueError for a model that ends in softmax.
         """
         model = self._find_model(seed, images.shape[1:])
         _refuse_softmax(model)
         with jax.ensure_compile_time_eval():
             params = _read_values(model, model.trainable_variables)
-            statistics = [v for v in model.non_trainable_variables if not _is_seed_state(v)]
+            statistics = [
+                variable
+                for variable in model.non_trainable_variables
+                if not _is_seed_state(variable)
+            ]
             return {PARAMS: params, STATISTICS: _read_values(model, statistics)}
 
     def apply(
         self, variables: Variables, images: Array, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
-        """Compute the logits, and the untrained variables after this call.
+        """Return the logits, and the statistics after the call.
 
         Random generators start from the key. Raises ValueError for a model that adds losses.
         """
-        # The models of all seeds compute the same: they differ in initial weights.
+        # Any model will do: models of different seeds differ only in initial weights.
         model = self._find_model(next(iter(self._models), 0), images.shape[1:])
         params = flatten_dict(dict(variables[PARAMS]))
         statistics = flatten_dict(dict(variables[STATISTICS]))
@@ -152,9 +157,9 @@ class KerasNetwork:
         return logits, unflatten_dict(after) if train else variables[STATISTICS]
 
     def _find_model(self, seed: int, image: Shape) -> Any:
-        """Return the model of a seed, made and built at the first call."""
+        """Return the model of a seed. The first call for the seed makes and builds it."""
         if seed not in self._models:
-            # Weights must be arrays, although a program is being traced.
+            # Weights must be concrete arrays, although JAX may be tracing a program.
             with jax.ensure_compile_time_eval():
                 model = self.make(seed)
                 if not model.built:
@@ -173,7 +178,7 @@ def _is_seed_state(variable: Any) -> bool:
 
 
 def _read_path(model: Any, variable: Any) -> Path:
-    """Return the path of a variable without the model's name, as in scopes."""
+    """Return the path of a variable without the model's name."""
     path: list[str] = variable.path.split("/")
     starts_at_model = path[0] == model.name and len(path) > 1
     return tuple(path[1:] if starts_at_model else path)

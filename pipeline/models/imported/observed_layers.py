@@ -1,9 +1,10 @@
-"""Dense and convolutional layers of any JAX function, for optimizers that read their inputs.
+"""Observation of the dense and convolutional layers of any JAX function.
 
-The network is traced to a jaxpr, which is evaluated equation by equation. A parameter named
-`kernel` is followed through calls, casts and transposes. A product or a convolution with it is a
-layer if the kernel is (inputs, features) or (height, width, inputs, features), as in flax. Layers
-in loops, branches, `jax.checkpoint` and functions with custom derivatives aren't observed.
+Some optimizers read the inputs of layers. The network is traced to a jaxpr, which is evaluated
+equation by equation. A parameter named `kernel` is followed through calls, casts and transposes. A
+product or a convolution with it is a layer if its axes are flax's: (inputs, features) or (height,
+width, inputs, features). Layers in loops, branches, `jax.checkpoint` and functions with custom
+derivatives aren't observed.
 """
 
 from __future__ import annotations
@@ -29,20 +30,22 @@ from pipeline.models.lowerings.problem.conv_window import make_window
 from pipeline.models.modules.layer_capture import observe_layer, with_observer
 
 CALLS = frozenset(("jit", "pjit", "closed_call", "core_call", "eval_jaxpr"))
-"""Calls that kernels are followed into."""
+"""Primitives of calls into which kernels are followed."""
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel: the path of its layer, and the parameter's axis for each axis of the array."""
+    """A kernel, whose axes may have been transposed."""
 
     layer: str
+    """Path of the layer."""
     axes: tuple[int, ...]
+    """The parameter's axis for each axis of the array."""
 
 
 @dataclass(frozen=True)
 class _Value:
-    """An array, with its kernel if it is one."""
+    """An array, and the kernel that it is, or None."""
 
     array: Any
     kernel: _Kernel | None = None
@@ -54,7 +57,7 @@ def apply_observed(
     """Apply the network and observe its layers. Raises ValueError if a kernel is used twice."""
 
     def trace(*arguments: Any) -> Any:
-        # Flax would pass its modules to the observer too.
+        # Without an observer: flax's modules would pass the same layers to it.
         with with_observer(None):
             return apply(*arguments)
 
@@ -72,7 +75,7 @@ def apply_observed(
 
 
 def _find_kernel(path: Any, leaf: Any) -> _Kernel | None:
-    """Return the kernel that a leaf of (variables, images, key) is; None for other leaves."""
+    """Return the kernel for a leaf of (variables, images, key), or None if it isn't a kernel."""
     names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
     if names[:2] != ["0", "params"] or names[-1] != "kernel" or leaf.ndim not in (2, 4):
         return None

@@ -1,4 +1,4 @@
-"""Compute equations of a jaxpr by the package's lowerings; explain why XLA computes others."""
+"""Equations of a jaxpr that the package's lowerings compute, and why they can't compute others."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def _explain_no_conv2d(params: Params, shapes: Sequence[Shape]) -> str:
 def _convolve(
     params: Params, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout
 ) -> Array:
-    """Convolve images or sequences, which are images of one row. Groups are computed in NHWC.
+    """Convolve images, or sequences as images of one row. Groups are computed in NHWC.
 
-    No lowering has negative pads or `lhs_dilation`, the zeros between inputs of a transposed
-    convolution. `lax.pad` applies both before the convolution, and its gradient is a slice.
+    Lowerings have neither negative pads nor `lhs_dilation` (zeros between the inputs of a
+    transposed convolution). So `lax.pad` pads and dilates the images before.
     """
     numbers = params["dimension_numbers"]
     images = operands[0].transpose(numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1])
@@ -105,11 +105,11 @@ def _convolve(
         strides = (1, *strides)
         dilation = (1, *dilation)
     groups = params["feature_group_count"]
-    slide: Mapping[str, Any] = {"strides": strides, "padding": pads, "dilation": dilation}
+    window: Mapping[str, Any] = {"strides": strides, "padding": pads, "dilation": dilation}
     if layout == "chwn" and groups == 1:
-        result = swap_layout(conv2d_chwn(swap_layout(images), kernel, **slide))
+        result = swap_layout(conv2d_chwn(swap_layout(images), kernel, **window))
     else:
-        result = conv2d(images, kernel, **slide, groups=groups, policy=policy)
+        result = conv2d(images, kernel, **window, groups=groups, policy=policy)
     result = result[:, 0] if is_sequence else result
     out = numbers.out_spec
     return result.transpose(np.argsort((out[0], *out[2:], out[1])))
@@ -118,9 +118,9 @@ def _convolve(
 def _explain_no_dense(params: Params, shapes: Sequence[Shape]) -> str:
     (left, right), batches = params["dimension_numbers"]
     rows, kernel = shapes
-    last = tuple(range(len(rows) - len(left), len(rows)))
-    first = tuple(range(len(right)))
-    if batches != ((), ()) or tuple(left) != last or tuple(right) != first:
+    last_axes = tuple(range(len(rows) - len(left), len(rows)))
+    first_axes = tuple(range(len(right)))
+    if batches != ((), ()) or tuple(left) != last_axes or tuple(right) != first_axes:
         return "isn't a product of rows with a matrix"
     if len(rows) == len(left) or len(kernel) == len(right):
         return "isn't a product of matrices"
@@ -128,14 +128,16 @@ def _explain_no_dense(params: Params, shapes: Sequence[Shape]) -> str:
 
 
 def _multiply(params: Params, operands: Sequence[Array], policy: LoweringPolicy) -> Array:
-    """Multiply (*batch, *inputs) with a kernel (*inputs, *features); any may be several axes."""
+    """Multiply (*batch, *inputs) with a kernel (*inputs, *features), each of any number of axes."""
     inputs, kernel = operands
-    contracted = len(params["dimension_numbers"][0][1])
-    batch = inputs.shape[: inputs.ndim - contracted]
-    rows = inputs.reshape((*batch, prod(kernel.shape[:contracted])))
+    (_, contracted_axes), _ = params["dimension_numbers"]
+    num_contracted = len(contracted_axes)
+    batch = inputs.shape[: inputs.ndim - num_contracted]
+    rows = inputs.reshape((*batch, prod(kernel.shape[:num_contracted])))
     matrix = kernel.reshape(rows.shape[-1], -1)
     numbers = (((rows.ndim - 1,), (0,)), ((), ()))
-    return dense_product(policy)(rows, matrix, numbers).reshape(batch + kernel.shape[contracted:])
+    result = dense_product(policy)(rows, matrix, numbers)
+    return result.reshape(batch + kernel.shape[num_contracted:])
 
 
 def _explain_no_pool(params: Params, shapes: Sequence[Shape]) -> str:
@@ -147,7 +149,7 @@ def _explain_no_pool(params: Params, shapes: Sequence[Shape]) -> str:
 
 
 def _find_pooled_axes(params: Params) -> tuple[int, int] | None:
-    """Return the axes of height and width; None if windows span other axes."""
+    """Return the axes of height and width in NHWC or NCHW, or None if windows span other axes."""
     window = params["window_dimensions"]
     axes = zip(window, params["window_strides"], params["padding"], strict=True)
     unpooled = [size == step == 1 and tuple(pad) == (0, 0) for size, step, pad in axes]
@@ -179,10 +181,11 @@ def _pool(
 
 
 def _name_unsupported_setting(params: Params) -> str:
-    """Name a setting of a product or a convolution that no lowering has; "" if none."""
+    """Return a clause about a setting of an equation that lowerings don't have; "" without one."""
     precision = params["precision"]
     precisions = precision if isinstance(precision, tuple) else (precision,)
-    unsupported = [p for p in precisions if p not in (None, lax.Precision.DEFAULT)]
+    supported = (None, lax.Precision.DEFAULT)
+    unsupported = [precision for precision in precisions if precision not in supported]
     if unsupported:
         return f"asks for precision {unsupported[0]}"
     return "" if params["out_sharding"] is None else "has a sharding"

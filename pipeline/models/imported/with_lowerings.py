@@ -1,15 +1,15 @@
 """Convolutions, dense products and max pooling of any JAX function, computed as a policy chooses.
 
-The function is traced to a jaxpr, which is evaluated equation by equation. Equations that the
-package can lower are replaced, all others repeated. So the function may use any framework: linen,
-nnx, Keras or `jax.lax` itself.
+The function is traced to a jaxpr, which is evaluated equation by equation. The package's lowerings
+compute the equations that they can, and JAX computes the others. So the function may use any
+framework: linen, nnx, Keras or `jax.lax` itself.
 
 The loss of a recipe's step is rewritten before it is differentiated, and so is an evaluation
 (`StepConfig.lower`). A custom step computes gradients, which are recognised (`gradient_equations`).
 A network whose layers call the policy (`lowers_itself`) isn't rewritten.
 
-Named scopes stay, and so do loops, branches and `jax.checkpoint` around a replaced body. Functions
-with rules of `jax.custom_jvp` and `jax.custom_vjp` are repeated as they are.
+Named scopes, loops, branches and `jax.checkpoint` stay, and equations inside of them are replaced.
+Nothing is replaced inside of functions with rules of `jax.custom_jvp` and `jax.custom_vjp`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class UnreplacedOperation:
 
     primitive: str
     scope: str
-    """Layer of the operation; empty outside of layers."""
+    """Path of the operation's layer; empty outside of layers."""
     why: str
     """A clause without its subject, such as "is 3-D"."""
 
@@ -98,9 +98,9 @@ def with_lowerings(
 ) -> Function:
     """Return a function with the same results, except last digits, computed as the policy chooses.
 
-    `root` has the scopes around the network, joined by slashes. Equations keep only the outermost
-    of these scopes. Tied values of max pooling share its gradient. Forward-mode differentiation of
-    the result isn't supported.
+    `root` has the scopes around the network, joined by slashes. Of these scopes, equations of the
+    result have only the outermost. Equal maxima of a pooling window share its gradient. The result
+    can't be differentiated in forward mode.
 
     If `differentiated`, the function computes gradients, as a training step does. They are replaced
     too, and the policy chooses only the roles that the function computes. `layout` is the order of
@@ -200,7 +200,7 @@ def _is_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> bo
 
 
 def _has_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> bool:
-    """Whether an equation without a custom rule has inner equations that are replaced."""
+    """Return whether an equation that is entered has inner equations that are replaced."""
     return _is_entered(equation) and any(
         all(map(_is_entered, outer)) and _is_replaced(inner, gradients)
         for jaxpr in iterate_inner_jaxprs(equation)
@@ -209,7 +209,7 @@ def _has_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> b
 
 
 def _is_entered(equation: core.JaxprEqn) -> bool:
-    """Whether an equation is entered: it is a call without a custom rule, a loop or branches."""
+    """Return whether an equation is a call without a custom rule, a loop or a branch."""
     name = equation.primitive.name
     return name not in CUSTOM_RULES and (name in FLOW or find_called_jaxpr(equation) is not None)
 

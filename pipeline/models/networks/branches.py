@@ -37,8 +37,8 @@ _INCEPTION_FEATURES = {
     "5a": (256, 160, 320, 32, 128, 128),
     "5b": (384, 192, 384, 48, 128, 128),
 }
-"""Features by module: of the 1x1 branch, of the two convolutions of each 3x3 branch, and after the
-pool (table 1)."""
+"""Features of the convolutions of each module (table 1): of the 1x1 branch, of a 1x1 and a 3x3 in
+each of two branches, and of the 1x1 after the pool."""
 
 
 @component("model")
@@ -108,12 +108,13 @@ class InceptionV3(LayeredModelSpec):
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        inners = (128, 160, 160, 192)
+        pooled_features = (32, 64, 64)
+        inner_features = (128, 160, 160, 192)
         return (
             *self._make_stem(),
-            *(self._make_square_module(f"square{i}", n) for i, n in enumerate((32, 64, 64))),
+            *(self._make_square_module(f"square{i}", n) for i, n in enumerate(pooled_features)),
             self._make_first_reduction(),
-            *(self._make_factored_module(f"factored{i}", n) for i, n in enumerate(inners)),
+            *(self._make_factored_module(f"factored{i}", n) for i, n in enumerate(inner_features)),
             self._make_second_reduction(),
             *(self._make_expanded_module(f"expanded{i}") for i in range(2)),
             GlobalAvgPool(),

@@ -110,19 +110,21 @@ class MobileNetV2(StridedModelSpec):
                 keeps_shape = stride == 1 and channels == features
                 layers.append(residual_if(keeps_shape, f"stage{row}_block{index}", body))
                 channels = features
-        last = round_features(1280 * max(1.0, self.width))
+        last_features = round_features(1280 * max(1.0, self.width))
         head = (GlobalAvgPool(), Dropout(rate=self.dropout), Dense(features=classes))
-        return (*layers, *conv_norm(last, 1), Relu6(), *head)
+        return (*layers, *conv_norm(last_features, 1), Relu6(), *head)
 
 
 class _Row(NamedTuple):
-    """A block, a row of table 1 or 2. `squeeze`: squeeze_excite; `hard`: hard swish, not ReLU."""
+    """A block: a row of table 1 or 2."""
 
     kernel: int
     hidden: int
     features: int
     squeeze: bool
+    """Whether the block has squeeze and excitation."""
     hard: bool
+    """Whether the activation is hard swish; else it is ReLU."""
     stride: int
 
 
@@ -157,7 +159,7 @@ _SMALL = (
     _Row(5, 576, 96, True, True, 1),
 )
 _SIZES = {"large": (_LARGE, 1280), "small": (_SMALL, 1024)}
-"""Blocks and features of the hidden dense layer, by size."""
+"""By size: the blocks, and the features of the hidden dense layer."""
 
 
 @component("model")
@@ -291,7 +293,7 @@ class ShuffleNetV2(StridedModelSpec):
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [*conv_norm(self.stem, 3, 2), Relu(), HALVE]
         for block in plan_blocks(self.units, self.widths, self.stem):
-            # The paper counts stages from 2.
+            # The paper numbers stages from 2.
             scope = f"stage{block.stage + 1}_unit{block.index}"
             unit = _make_unit(scope, block.channels, block.width, block.stride)
             layers += (unit, ChannelShuffle(groups=2))
@@ -344,9 +346,10 @@ class SqueezeNet(LayeredModelSpec):
         channels = self.stem_features
         for number, squeeze in enumerate(self.squeezes, start=1):
             has_bypass = self.bypass and channels == 8 * squeeze
-            # The paper counts fire modules from 2.
+            # The paper numbers fire modules from 2.
             layers.append(residual_if(has_bypass, f"fire{number + 1}", _make_fire(squeeze)))
-            layers += [pool] if number in self.pool_after else []
+            if number in self.pool_after:
+                layers.append(pool)
             channels = 8 * squeeze
         last = Conv(features=classes, kernel=1, bias=True)
         return (*layers, Dropout(rate=self.dropout), last, Relu(), GlobalAvgPool())

@@ -88,10 +88,11 @@ class ResNet(StridedModelSpec):
         else:
             hidden = block.width * self.group_width // 64 * self.groups
             convs = bottleneck(hidden, features, block.stride, self.groups)
-        last = BatchNorm(scale_init=0.0 if self.zero_init_last else 1.0)
+        # The last layer of `convs` is a batch norm with the default scale.
+        norm = BatchNorm(scale_init=0.0 if self.zero_init_last else 1.0)
         gate = (squeeze_excite(features, features // self.squeeze),) if self.squeeze else ()
         shortcut = make_shortcut(block.channels, features, block.stride)
-        return Residual(scope=block.scope, body=(*convs[:-1], last, *gate), shortcut=shortcut)
+        return Residual(scope=block.scope, body=(*convs[:-1], norm, *gate), shortcut=shortcut)
 
 
 @component("model")
@@ -241,21 +242,22 @@ class Xception(StridedModelSpec):
     """Number of blocks that keep the size; the paper has 8."""
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        w = [max(1, round(features * self.width)) for features in _FEATURES]
-        middle = _make_relu_separable(w[4], w[4]) * 3
+        widths = [max(1, round(features * self.width)) for features in _FEATURES]
+        stem0, stem1, entry0, entry1, middle, exit0, exit1, exit2 = widths
+        middle_body = _make_relu_separable(middle, middle) * 3
         return (
-            *conv_norm(w[0], 3, 2, padding="valid"),
+            *conv_norm(stem0, 3, 2, padding="valid"),
             Relu(),
-            *conv_norm(w[1], 3, padding="valid"),
+            *conv_norm(stem1, 3, padding="valid"),
             Relu(),
-            _make_halving("entry0", _make_separable(w[1], w[2]), w[2], w[2]),
-            _make_halving("entry1", _make_relu_separable(w[2], w[3]), w[3], w[3]),
-            _make_halving("entry2", _make_relu_separable(w[3], w[4]), w[4], w[4]),
-            *(Residual(scope=f"middle{i}", body=middle) for i in range(self.middle)),
-            _make_halving("exit", _make_relu_separable(w[4], w[4]), w[4], w[5]),
-            *_make_separable(w[5], w[6]),
+            _make_halving("entry0", _make_separable(stem1, entry0), entry0, entry0),
+            _make_halving("entry1", _make_relu_separable(entry0, entry1), entry1, entry1),
+            _make_halving("entry2", _make_relu_separable(entry1, middle), middle, middle),
+            *(Residual(scope=f"middle{i}", body=middle_body) for i in range(self.middle)),
+            _make_halving("exit", _make_relu_separable(middle, middle), middle, exit0),
+            *_make_separable(exit0, exit1),
             Relu(),
-            *_make_separable(w[6], w[7]),
+            *_make_separable(exit1, exit2),
             Relu(),
             GlobalAvgPool(),
             Dense(features=classes),
@@ -273,6 +275,9 @@ def _make_relu_separable(channels: int, features: int) -> Stack:
 
 
 def _make_halving(scope: str, first: Stack, channels: int, features: int) -> Residual:
-    """Return a residual block: `first` (to `channels`), a separable convolution, and a pool."""
+    """Return a residual block that halves the image and has `features` features.
+
+    The body is `first`, which has `channels` features, a separable convolution, and a max pool.
+    """
     body = (*first, *_make_relu_separable(channels, features), HALVE)
     return Residual(scope=scope, body=body, shortcut=conv_norm(features, 1, 2))

@@ -1,11 +1,11 @@
 """The graph of a PyTorch network, as frozen data without torch.
 
-A graph has arrays and two forms. A form lists the nodes, the calls of operators, that compute the
-network in training or in evaluation.
+A graph has arrays and two forms, one for training and one for evaluation. A form lists its nodes,
+each a call of an operator.
 
 A graph is a program of `torch.export`, with ATen's operators, after three changes. No operator
-works in place. A value that is computed from constants alone is an array of the role constant.
-Sizes that depend on the batch are computed by nodes.
+works in place. A value that is computed from constants alone is an array whose role is constant.
+Nodes compute the sizes that depend on the batch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, Literal
 import numpy as np
 
 Role = Literal["parameter", "buffer", "constant"]
-"""Use of an array. parameter: trained. buffer: stored with the batch statistics. constant: part of
-the program."""
+"""A parameter is trained, a buffer is stored with the batch statistics, and a constant is part of
+the compiled program."""
 Order = Literal["torch", "hwio", "io"]
-"""Order of an array's axes. torch: PyTorch's. hwio: a convolution's kernel, OIHW in PyTorch. io: a
-dense kernel, OI in PyTorch."""
+"""Order of an array's axes: torch is PyTorch's, hwio is for the kernel of a convolution (OIHW in
+PyTorch), io for the kernel of a dense layer (OI in PyTorch)."""
 HWIO = (2, 3, 1, 0)
 IO = (1, 0)
 KERNEL_AXES: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
@@ -49,7 +49,7 @@ class ArrayOf:
 
 @dataclass(frozen=True)
 class TypeOf:
-    """A dtype, such as float32, as an argument of an operator. It refers to no node or array."""
+    """A dtype, such as float32, as an argument of an operator."""
 
     name: str
 
@@ -60,7 +60,7 @@ INPUT = "input"
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The shape and the dtype of a tensor; a size that depends on the batch is None."""
+    """The shape and the PyTorch dtype of a tensor; a size that depends on the batch is None."""
 
     shape: tuple[int | None, ...]
     dtype: str
@@ -92,15 +92,15 @@ class GraphNode:
     kwargs: tuple[tuple[str, Any], ...]
     """Keyword-only arguments of the schema."""
     results: tuple[TensorSpec, ...]
-    """Specs of resulting tensors; empty for a size."""
+    """Specs of the resulting tensors; empty if the node computes a size."""
     module: str
     """Path of the PyTorch module that calls the operator; "" for the network itself."""
     module_class: str
-    """Class of the module, such as `Conv2d`; the ONNX operator for a network of an ONNX file."""
+    """Class of the module, such as `Conv2d`. For an ONNX file, the ONNX operator."""
     line: str
     """Line of the user's code: `my_nets.py:12: y = self.conv(x)`; empty if unknown."""
 
-    def where(self) -> str:
+    def describe_place(self) -> str:
         """Return the module and the line as text for messages."""
         return describe_place(self.module, self.line)
 
@@ -121,7 +121,7 @@ class Form:
 class TorchGraph:
     """A network: its input, arrays and two forms.
 
-    Graphs are compared by identity. That is fast, and flax compares the fields of modules.
+    Graphs are compared by identity: flax compares the fields of modules, which must be fast.
     """
 
     origin: str
@@ -136,7 +136,7 @@ class TorchGraph:
     """Initial values of all arrays by name, in the order of their specs."""
 
     def graph_for(self, image_shape: tuple[int, ...]) -> TorchGraph:
-        """Return the graph itself for any `image_shape`, so a graph is a `GraphSource`."""
+        """Return the graph itself, as `GraphSource` requires."""
         return self
 
     def form(self, train: bool) -> Form:

@@ -27,12 +27,12 @@ from pipeline.models.torch_graph.tensor import TorchTensor, align, move_batch_fi
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 FLOAT_TYPES = ("float32", "float64")
-"""Dtypes of a graph that the network's dtype of activations replaces."""
+"""Dtypes of a graph that are computed in the network's dtype of activations."""
 TYPES: Mapping[str, str] = {
     **{name: name for name in ("bool", "uint8", "int8", "int16", "int32", "float16", "bfloat16")},
     "int64": "int32",
 }
-"""JAX's dtypes by the other dtypes of a graph."""
+"""JAX's dtype for each other dtype of a graph."""
 
 
 # fmt: off
@@ -40,12 +40,12 @@ ARGUMENT_ERRORS = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError,
 )
 # fmt: on
-"""Errors that operators raise for arguments that don't fit."""
+"""Errors that an operator may raise for arguments that it can't compute."""
 
 
 @dataclass(frozen=True)
 class OperatorContext:
-    """Settings with which operators are computed."""
+    """Settings for the computation of operators."""
 
     dtype: str
     """Dtype of activations."""
@@ -53,17 +53,15 @@ class OperatorContext:
     layout: Layout
     """Order of the axes of images."""
     key: Callable[[], Array] | None
-    """Makes the random key: the step's in the context of the network, a node's in the context of
-    its operator. None outside of training."""
+    """Makes a random key: in a network's context the key of the step, in an operator's context the
+    key of the node. None outside of training."""
     rules: tuple[TypeRule, ...] = ()
     """Rules for nodes with another dtype, by kind of layer and path of the module."""
 
     def type_of(self, argument: Any, default: Any = None) -> Any:
-        """Return the JAX dtype that a `TypeOf` names.
+        """Return the JAX dtype that a `TypeOf` names. Raises ValueError for an unsupported dtype.
 
-        For any other argument return `default`, or the dtype of activations if that is None.
-
-        Raises ValueError for a dtype that isn't supported.
+        For any other argument return `default`, or the dtype of activations if `default` is None.
         """
         if not isinstance(argument, TypeOf):
             return jnp.dtype(self.dtype) if default is None else default
@@ -90,13 +88,13 @@ class AtenOperator:
 
     function: Callable[..., Any]
     kind: str = ""
-    """Kind of layer, for rules of precision by kind; empty for none."""
+    """Kind of layer that rules of precision name; empty for none."""
     draws: bool = False
-    """Whether it draws random numbers."""
+    """Whether the function draws random numbers."""
     full_weights: bool = False
-    """Whether weights are passed in float32 whatever the dtype of activations. Norms compute with
-    them. Convolutions and dense layers cast the kernel, but not the bias, whose gradient is summed
-    in float32."""
+    """Whether weights are passed in float32 whatever the dtype of activations. Norms compute in
+    float32. Convolutions and dense layers cast the kernel but not the bias, so that the gradient of
+    the bias is summed in float32."""
     settings: Callable[..., Any] | None = None
     """Makes the last parameter, a dataclass, from the arguments after the tensors."""
 
@@ -122,10 +120,11 @@ class AtenOperator:
             args = (context, *args)
         if self.settings is None:
             return self.signature.bind(*args, **kwargs)
-        *arrays, last = self.signature.parameters
-        bound = inspect.signature(self.settings).bind(*args[len(arrays) :], **kwargs)
+        *tensor_names, settings_name = self.signature.parameters
+        num_tensors = len(tensor_names)
+        bound = inspect.signature(self.settings).bind(*args[num_tensors:], **kwargs)
         settings = self.settings(*bound.args, **bound.kwargs)
-        return self.signature.bind(*args[: len(arrays)], **{last: settings})
+        return self.signature.bind(*args[:num_tensors], **{settings_name: settings})
 
 
 OPERATORS: dict[str, AtenOperator] = {}
@@ -156,7 +155,7 @@ def register_operator(names: Sequence[str], operator: AtenOperator) -> None:
 
 
 def valuewise(function: Callable[..., Array]) -> Callable[..., TorchTensor]:
-    """Make a function of a `TorchTensor` from an elementwise function of an array."""
+    """Return a function of a `TorchTensor` that applies an elementwise function of an array."""
 
     def apply(x: TorchTensor, *args: Any, **kwargs: Any) -> TorchTensor:
         return x.with_array(function(x.array, *args, **kwargs))
@@ -165,7 +164,7 @@ def valuewise(function: Callable[..., Array]) -> Callable[..., TorchTensor]:
 
 
 def broadcasting(function: Callable[..., Array]) -> Callable[..., TorchTensor]:
-    """Make a function of `TorchTensor`s and numbers from a function of arrays that broadcast."""
+    """Return a function of `TorchTensor`s and numbers that applies a broadcasting function."""
 
     def apply(*operands: Any, **kwargs: Any) -> TorchTensor:
         arrays, order = align(operands)
@@ -175,7 +174,7 @@ def broadcasting(function: Callable[..., Array]) -> Callable[..., TorchTensor]:
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., TorchTensor]:
-    """Make a function of `TorchTensor`s from a function of arrays in PyTorch's order."""
+    """Return a function of `TorchTensor`s that applies a function of arrays in PyTorch's order."""
 
     def apply(*args: Any, **kwargs: Any) -> TorchTensor:
         arrays = jax.tree.map(lambda x: x.plain() if isinstance(x, TorchTensor) else x, args)

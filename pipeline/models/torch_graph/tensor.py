@@ -1,8 +1,8 @@
 """PyTorch's tensors as arrays of JAX, whose axes may be in another order.
 
-PyTorch's images are NCHW, but convolutions are faster in NHWC. A `TorchTensor` has PyTorch's number
-of each axis. A permutation moves no data, elementwise operators compute in any order, and only an
-operator that needs another order transposes.
+PyTorch's images are NCHW, but convolutions are faster in NHWC. A `TorchTensor` stores which axis of
+PyTorch's tensor each axis of its array is. So a permutation moves no data, elementwise operators
+compute in any order, and only an operator that needs another order transposes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,11 +19,11 @@ from jax import Array
 from pipeline.models.lowerings.problem.image_layout import Layout
 
 NHWC = (0, 2, 3, 1)
-"""Order of the axes of images: those numbered 0, 2, 3, 1 in PyTorch's NCHW."""
+"""Order of the axes of images, as axes of PyTorch's NCHW."""
 CHWN = (1, 2, 3, 0)
-"""Order with the batch innermost, in which vectors consist of samples."""
+"""Order with the batch last, so that the values of a vector register are of different samples."""
 IMAGE_ORDERS: Mapping[Layout, tuple[int, ...]] = {"nhwc": NHWC, "chwn": CHWN}
-"""Orders by the layout of a network, both with height and width as axes 1 and 2."""
+"""Orders by the layout of a network. In both, axes 1 and 2 are height and width."""
 
 
 @dataclass(frozen=True)
@@ -99,16 +100,17 @@ def permute_axes(x: TorchTensor, numbers: Sequence[int]) -> TorchTensor:
 
 
 def drop_axes(x: TorchTensor, removed: Sequence[int], array: Array) -> TorchTensor:
-    """Return `array`, which is x without PyTorch's axes `removed`, as a tensor."""
+    """Return `array` as a tensor; its axes are those of x without PyTorch's axes `removed`."""
     remaining = [number for number in x.order if number not in removed]
     order = (number - sum(axis < number for axis in removed) for number in remaining)
     return TorchTensor(array, tuple(order))
 
 
 def align(operands: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
-    """Return operands that broadcast against each other, and their common order.
+    """Return the arrays of operands that broadcast against each other, and their common order.
 
-    It is the order of the largest among the tensors with the most axes. Others are transposed.
+    Of the tensors with the most axes, the largest one determines the order. Numbers are returned
+    unchanged.
     """
     tensors = [operand for operand in operands if isinstance(operand, TorchTensor)]
     if not tensors:
@@ -128,77 +130,84 @@ def _add_axes(x: TorchTensor, ndim: int, order: tuple[int, ...]) -> Array:
     if x.ndim == 0 or x.order == order:
         return x.array
     shape = (1,) * (ndim - x.ndim) + x.shape
-    if sum(not (isinstance(size, int) and size == 1) for size in shape) <= 1:
+    num_long_axes = sum(not (isinstance(size, int) and size == 1) for size in shape)
+    if num_long_axes <= 1:
+        # The values have the same sequence in every order of the axes.
         return x.array.reshape([shape[number] for number in order])
     return jnp.transpose(x.plain().reshape(shape), order)
 
 
 def reshape_axes(x: TorchTensor, shape: Sequence[int]) -> TorchTensor:
-    """Reshape as `torch.reshape`, without a transposition if possible.
+    """Reshape as `torch.reshape` does.
 
-    It is possible if each group of merged axes is adjacent and in PyTorch's order. Raises
-    ValueError for an impossible shape.
+    No data is transposed if the axes that are merged or split are adjacent in x and in PyTorch's
+    order. Raises ValueError if x doesn't have as many values as `shape`.
     """
     if not all(isinstance(size, int) for size in (*x.shape, *shape)):
         # The batch size is unknown while a program is exported.
         return to_tensor(x.plain().reshape(tuple(shape)))
     shape = _infer_shape(x.shape, tuple(shape))
-    groups = _group_axes(x.shape, shape)
-    if groups is not None and x.order != tuple(range(x.ndim)):
-        in_place = _reshape_in_place(x, shape, groups)
-        if in_place is not None:
-            return in_place
+    if 0 not in shape and x.order != tuple(range(x.ndim)):
+        reshaped = _reshape_without_transpose(x, shape)
+        if reshaped is not None:
+            return reshaped
     return to_tensor(x.plain().reshape(shape))
 
 
 def _infer_shape(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the new shape with -1 replaced."""
-    size = math.prod(old)
-    product = math.prod(axis for axis in new if axis != -1)
-    if new.count(-1) == 1 and product > 0 and size % product == 0:
-        new = tuple(size // product if axis == -1 else axis for axis in new)
-    if min(new, default=1) < 0 or math.prod(new) != size:
+    """Return the new shape with -1 replaced. Raises ValueError unless the products are equal."""
+    num_values = math.prod(old)
+    product = math.prod(size for size in new if size != -1)
+    if new.count(-1) == 1 and product > 0 and num_values % product == 0:
+        new = tuple(num_values // product if size == -1 else size for size in new)
+    if min(new, default=1) < 0 or math.prod(new) != num_values:
         raise ValueError(f"shape {old} can't become {new}")
     return new
 
 
-_Group = tuple[list[int], list[int]]
-"""Old axes, and the new axes of the same values."""
+@dataclass
+class _AxisGroup:
+    """Axes of an old shape, and the axes of the new shape that have the same values."""
+
+    old: list[int]
+    new: list[int]
 
 
-def _group_axes(old: tuple[int, ...], new: tuple[int, ...]) -> list[_Group] | None:
-    """Return the smallest groups, in order; old axes of size 1 are in none. None for empty axes."""
-    if 0 in old:
-        return None
-    groups: list[_Group] = []
+def _group_axes(old: tuple[int, ...], new: tuple[int, ...]) -> list[_AxisGroup]:
+    """Return the smallest groups, in order, for shapes without 0 and of equal products.
+
+    No group has old axes of size 1.
+    """
+    groups: list[_AxisGroup] = []
     old_axes = [axis for axis, size in enumerate(old) if size != 1]
     new_axes = list(range(len(new)))
     while old_axes or new_axes:
-        group: _Group = ([], [])
-        sizes = [1, 1]
-        while sizes[0] != sizes[1] or not (group[0] or group[1]):
-            side = 0 if sizes[0] < sizes[1] or not new_axes else 1
-            axes = (old_axes, new_axes)[side]
-            if not axes:
-                return None
-            axis = axes.pop(0)
-            group[side].append(axis)
-            sizes[side] *= (old, new)[side][axis]
+        group = _AxisGroup([], [])
+        old_size = 1
+        new_size = 1
+        while old_size != new_size or not group.new:
+            if old_size < new_size:
+                group.old.append(old_axes.pop(0))
+                old_size *= old[group.old[-1]]
+            else:
+                group.new.append(new_axes.pop(0))
+                new_size *= new[group.new[-1]]
         groups.append(group)
     return groups
 
 
-def _reshape_in_place(
-    x: TorchTensor, shape: tuple[int, ...], groups: list[_Group]
-) -> TorchTensor | None:
+def _reshape_without_transpose(x: TorchTensor, shape: tuple[int, ...]) -> TorchTensor | None:
     """Return the reshaped tensor if each group's old axes are adjacent in x, else None."""
-    order = [number for number in x.order if x.shape[number] != 1]
-    starts: list[tuple[int, list[int]]] = []
-    for old, new in groups:
-        start = order.index(old[0]) if old else -1
-        if old and order[start : start + len(old)] != old:
-            return None
-        starts.append((start, new))
-    # New axes of size 1 come first.
-    order = [number for _, new in sorted(starts, key=lambda start: start[0]) for number in new]
-    return TorchTensor(x.array.reshape([shape[number] for number in order]), tuple(order))
+    old_order = [number for number in x.order if x.shape[number] != 1]
+    new_axes_by_start: list[tuple[int, list[int]]] = []
+    for group in _group_axes(x.shape, shape):
+        # Groups without old axes, which have size 1, come first.
+        start = -1
+        if group.old:
+            start = old_order.index(group.old[0])
+            if old_order[start : start + len(group.old)] != group.old:
+                return None
+        new_axes_by_start.append((start, group.new))
+    new_axes_by_start.sort(key=itemgetter(0))
+    order = [axis for _, new_axes in new_axes_by_start for axis in new_axes]
+    return TorchTensor(x.array.reshape([shape[axis] for axis in order]), tuple(order))

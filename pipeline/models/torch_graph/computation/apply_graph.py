@@ -1,4 +1,4 @@
-"""The computation of a graph: each node in turn, by the table of operators."""
+"""Computation of a graph: its nodes in order, each by the function of its operator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, 
 
 DENSE = "aten.linear.default"
 OBSERVED = frozenset((DENSE, "aten.conv2d.default", "aten.conv2d.padding"))
-"""Operators whose nodes may be layers, for optimizers that read the inputs of layers."""
+"""Operators of dense and convolutional layers, whose inputs some optimizers read."""
 
 
 def apply_form(
@@ -50,19 +50,19 @@ def apply_form(
     weights: Mapping[str, Array],
     context: OperatorContext,
 ) -> tuple[Array, dict[str, Array]]:
-    """Return the output of a form, the network in training or in evaluation, and changed buffers.
+    """Compute a form of the graph; return its output and the new values of buffers by name.
 
-    The output has PyTorch's order of axes.
-
-    `weights` are parameters and buffers by PyTorch's names, in the order of axes of their specs.
-    Raises ValueError with module and line for a node that can't be computed.
+    The output has PyTorch's order of axes. `weights` are parameters and buffers by PyTorch's names,
+    in the order of axes of their specs. Raises ValueError with module and line for a node that
+    can't be computed.
     """
-    run = _Run(graph, context, {INPUT: x}, _make_tensors(graph, weights), {})
+    arrays = _make_tensors(graph, weights)
+    run = _Run(graph, context, values={INPUT: x}, arrays=arrays, changed={})
     for number, node in enumerate(form.nodes):
         run.compute(number, node)
-    for name, value in form.updates:
-        run.changed[name] = run.value(value).plain().astype(jnp.float32)
-    output = run.value(form.output)
+    for name, reference in form.updates:
+        run.changed[name] = run.find_value(reference).plain().astype(jnp.float32)
+    output = run.find_value(form.output)
     if not isinstance(output, TorchTensor):
         raise ValueError("the network must return a tensor")
     return output.plain(), run.changed
@@ -71,14 +71,14 @@ def apply_form(
 def make_input(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> TorchTensor:
     """Return images (batch, height, width, channels) as a graph's input.
 
-    An input of four axes has the order of the layout; any other is reshaped. Raises ValueError if
-    the size of the images isn't the graph's.
+    An input of four axes has the order of the layout; for any other `spec` the images are reshaped.
+    Raises ValueError if the images don't fit `spec`.
     """
     batch, *sizes = images.shape
     dtype = images.dtype if spec.dtype.startswith("float") else jnp.dtype("int32")
-    fixed = spec.shape[0]
-    if fixed is not None and fixed != batch:
-        raise ValueError(f"a batch has {batch} samples; must have {fixed} for this network")
+    fixed_batch = spec.shape[0]
+    if fixed_batch is not None and fixed_batch != batch:
+        raise ValueError(f"a batch has {batch} samples; must have {fixed_batch} for this network")
     if len(spec.shape) == 4:
         height, width, channels = sizes
         if (channels, height, width) != spec.shape[1:]:
@@ -91,7 +91,7 @@ def make_input(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> Torc
         order = IMAGE_ORDERS[layout]
         nhwc = TorchTensor(images.astype(dtype), NHWC)
         return TorchTensor(nhwc.transpose(order), order)
-    # Only the batch may be None; 0 matches no samples.
+    # Only the batch may be None. For any other None, the 0 raises the error below.
     shape = tuple(size or 0 for size in spec.shape[1:])
     if math.prod(sizes) != math.prod(shape):
         raise ValueError(f"samples have shape {tuple(sizes)}; must have {shape}")
@@ -99,14 +99,14 @@ def make_input(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> Torc
 
 
 def _make_tensors(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, TorchTensor]:
-    """Return the arrays of the network as tensors by name; 64-bit constants become 32-bit."""
-    arrays = {}
+    """Return constants and weights as tensors by name; 64-bit constants become 32-bit."""
+    tensors = {}
     for spec in graph.arrays:
-        values = graph.values if spec.role == "constant" else weights
-        array = jnp.asarray(values[spec.name])
+        arrays = graph.values if spec.role == "constant" else weights
+        array = jnp.asarray(arrays[spec.name])
         order = KERNEL_AXES.get(spec.order, tuple(range(array.ndim)))
-        arrays[spec.name] = TorchTensor(array, order)
-    return arrays
+        tensors[spec.name] = TorchTensor(array, order)
+    return tensors
 
 
 @dataclass
@@ -116,13 +116,17 @@ class _Run:
     graph: TorchGraph
     context: OperatorContext
     values: dict[str, Any]
-    """Results of nodes by name; a tuple for several results."""
+    """The input and the results of nodes, by name; a tuple for a node with several results."""
     arrays: dict[str, TorchTensor]
+    """Weights and constants by name; batch norms replace their running statistics."""
     changed: dict[str, Array]
     """New values of buffers by name."""
 
     def compute(self, number: int, node: GraphNode) -> None:
-        """Compute node `number`. Raises ValueError with its module and line."""
+        """Store the results of a node, which is `form.nodes[number]`.
+
+        Raises ValueError with the node's module and line if it can't be computed.
+        """
         operator = find_operator(node)
         scope = node.module.replace(".", "/")
         try:
@@ -130,11 +134,13 @@ class _Run:
                 result = self._apply(number, node, operator)
             _require_shapes(node, result)
         except ARGUMENT_ERRORS as error:
-            raise ValueError(f"{node.op} of {node.where()}: {first_line(error)}") from error
+            raise ValueError(
+                f"{node.op} of {node.describe_place()}: {first_line(error)}"
+            ) from error
         self.values[node.name] = result
 
-    def value(self, reference: ValueOf) -> Any:
-        """Return the value of a reference to a node."""
+    def find_value(self, reference: ValueOf) -> Any:
+        """Return the value that a reference names."""
         value = self.values[reference.node]
         return value if reference.item is None else value[reference.item]
 
@@ -143,24 +149,24 @@ class _Run:
         rule = find_type_rule(rules, operator.kind, tuple(node.module.split(".")))
         dtype = self.context.dtype if rule is None else rule.dtype
         key = self.context.key
-        node_key = None if key is None else lambda: jax.random.fold_in(key(), number)
+        node_key = (lambda: jax.random.fold_in(key(), number)) if key is not None else None
         context = replace(self.context, dtype=dtype, key=node_key)
 
-        def read(argument: Any) -> Any:
+        def read_argument(argument: Any) -> Any:
             if isinstance(argument, ArrayOf):
                 array = self.arrays[argument.name]
                 return array if operator.full_weights else _cast(array, dtype)
             if isinstance(argument, ValueOf):
-                # Without rules, all nodes have the same dtype.
-                value = self.value(argument)
+                value = self.find_value(argument)
+                # Without rules all nodes have the same dtype, and a cast isn't necessary.
                 return _cast(value, dtype) if rules and isinstance(value, TorchTensor) else value
             return argument
 
-        args, kwargs = jax.tree.map(read, (node.args, dict(node.kwargs)))
+        args, kwargs = jax.tree.map(read_argument, (node.args, dict(node.kwargs)))
         result = operator(context, *args, **kwargs)
         if is_observing() and node.op in OBSERVED:
             x = args[0]
-            # Only a layer whose first axis is the batch, in PyTorch's order.
+            # A layer is observed only if its first axis (in PyTorch's order) is the batch.
             if x.ndim > 1 and x.shape[0] == self.values[INPUT].shape[0]:
                 result = _observe_node(self.graph, node, x, result, context.layout)
         if isinstance(result, NormResult):
@@ -178,9 +184,10 @@ class _Run:
 def _observe_node(
     graph: TorchGraph, node: GraphNode, x: TorchTensor, result: TorchTensor, layout: Layout
 ) -> TorchTensor:
-    """Return the result of a node, observed if it is a layer with an ungrouped kernel.
+    """Return the result of a node, through `observe_layer` if it is an ungrouped layer.
 
-    `x` is its input, with the batch first. Raises ValueError if the kernel is used twice.
+    A layer's kernel is a parameter. `x` is the node's input. Raises ValueError if another node uses
+    the same kernel.
     """
     weight = node.args[1]
     if not isinstance(weight, ArrayOf) or graph.spec(weight.name).role != "parameter":
@@ -211,6 +218,7 @@ def _observe_node(
 
 
 def _cast(value: Any, dtype: str) -> Any:
+    """Cast floating-point tensors, alone or in a tuple; return any other value as it is."""
     if isinstance(value, tuple):
         return tuple(_cast(item, dtype) for item in value)
     if isinstance(value, TorchTensor) and is_float(value):
@@ -224,7 +232,9 @@ def _require_shapes(node: GraphNode, result: Any) -> None:
     for spec, x in zip(node.results, results, strict=False):
         if not isinstance(x, TorchTensor):
             continue
-        sizes = zip(spec.shape, x.shape, strict=False)
-        if len(spec.shape) != x.ndim or any(a not in (None, b) for a, b in sizes):
-            expected = tuple("batch" if size is None else size for size in spec.shape)
-            raise ValueError(f"returns shape {x.shape}; must be {expected}")
+        expected = spec.shape
+        if len(expected) != x.ndim or any(
+            size is not None and size != x.shape[axis] for axis, size in enumerate(expected)
+        ):
+            described = tuple("batch" if size is None else size for size in expected)
+            raise ValueError(f"returns shape {x.shape}; must be {described}")

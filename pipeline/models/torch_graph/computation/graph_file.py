@@ -4,19 +4,19 @@
 
     format     "torch graph", version 1
     origin     text, torch: version of torch
-    input      [shape, dtype]; null is a size that depends on the batch
+    input      [shape, dtype]; a size that depends on the batch is null
     arrays     name -> [path, role, order, shape, dtype], the fields of `ArraySpec`
     train, evaluate
-      nodes    a list of [name, operator, arguments, arguments by name, results, module, kind,
-               line]; results are [shape, dtype] each
+      nodes    a list of [name, operator, arguments, keyword arguments, results, module, class of
+               the module, line], the fields of `GraphNode`; each result is [shape, dtype]
       output   a reference
       updates  name of a buffer -> reference
 
 Arguments are null, booleans, numbers, texts, lists, and objects of one or two keys: {"value": node}
 refers to a node's result, {"value": node, "item": n} to result n of several, {"array": name} to an
 array, {"type": name} is a dtype, {"float": text} is inf, -inf or nan. A node refers only to nodes
-before it. `net.torch.safetensors` has the arrays by PyTorch's names, each in its order of axes. A
-file may come from a stranger: nothing in it is executed, and everything is checked.
+before it. `net.torch.safetensors` has the arrays by PyTorch's names, with the axes in the order
+that `arrays` names. Files aren't trusted: nothing in them is executed, and everything is checked.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from collections.abc import Mapping
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any, get_args
-
-import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import write_whole
@@ -60,7 +58,7 @@ VERSION = 1
 SUFFIX = ".torch.json"
 MAX_NODES = 100_000
 MAX_ELEMENTS = 2**31
-"""One sample of a result has at most this many values."""
+"""Largest size of an axis, and of a tensor that is computed for one sample."""
 _NAME = re.compile(r"[\w.@-]{1,500}")
 _PATH = re.compile(r"\w[\w.@-]*(?:/\w[\w.@-]*)*")
 _DTYPES = frozenset((*TYPES, *FLOAT_TYPES))
@@ -78,7 +76,7 @@ def write_graph(path: Path, graph: TorchGraph) -> None:
 
 
 def read_graph(path: Path) -> TorchGraph:
-    """Read a graph and its arrays. Raises ValueError, with the file, if they aren't valid."""
+    """Read a graph and its arrays. Raises ValueError, with the path, if one is bad or missing."""
     try:
         document = read_json(path)
         return graph_of_document(document, read_weights(weights_beside(path)))
@@ -91,8 +89,7 @@ def read_graph(path: Path) -> TorchGraph:
 
 
 def graph_to_text(graph: TorchGraph) -> str:
-    """Return a graph as JSON, a line for each node and each array."""
-    arrays = {spec.name: astuple(spec)[1:] for spec in graph.arrays}
+    """Return a graph as JSON, without the values of arrays; each node and array has a line."""
     head = {
         "format": FORMAT,
         "version": VERSION,
@@ -101,12 +98,10 @@ def graph_to_text(graph: TorchGraph) -> str:
         "input": astuple(graph.input),
     }
     parts = [f'"{key}": {json.dumps(value)}' for key, value in head.items()]
-    rows = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in arrays.items()]
+    rows = [f"{json.dumps(spec.name)}: {json.dumps(astuple(spec)[1:])}" for spec in graph.arrays]
     parts.append('"arrays": {\n' + ",\n".join(rows) + "\n}")
-    parts += [
-        f'"{key}": {_form_to_text(form)}'
-        for key, form in (("train", graph.training), ("evaluate", graph.evaluation))
-    ]
+    parts.append(f'"train": {_form_to_text(graph.training)}')
+    parts.append(f'"evaluate": {_form_to_text(graph.evaluation)}')
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
@@ -148,7 +143,11 @@ def _to_json(value: Any) -> Any:
 
 
 def graph_of_document(document: Any, values: Arrays) -> TorchGraph:
-    """Return the graph of a JSON document, with the values of its arrays. Raises ValueError."""
+    """Return the graph of a JSON document; `values` are its arrays by name.
+
+    Raises ValueError if the document isn't valid, differs from the arrays, or has an operator that
+    can't be computed.
+    """
     keys = ("format", "version", "origin", "torch", "input", "arrays", "train", "evaluate")
     fields = _read_object(document, "a graph", keys)
     if (fields["format"], fields["version"]) != (FORMAT, VERSION):
@@ -189,7 +188,8 @@ def _read_array(name: str, row: Any) -> ArraySpec:
             f"array {show_name(name)}: role {show_name(str(role))}, order {show_name(str(order))}"
         )
     sizes = _read_shape(shape)
-    if any(size is None for size in sizes) or len(sizes) != len(KERNEL_AXES.get(order, sizes)):
+    has_wrong_ndim = order in KERNEL_AXES and len(sizes) != len(KERNEL_AXES[order])
+    if None in sizes or has_wrong_ndim:
         raise ValueError(f"array {show_name(name)}: shape {shape} of order {order}")
     if _read_dtype(dtype) != "float32" and role != "constant":
         raise ValueError(f"array {show_name(name)}: dtype {show_name(str(dtype))} of a {role}")
@@ -197,7 +197,7 @@ def _read_array(name: str, row: Any) -> ArraySpec:
 
 
 def _require_paths(arrays: tuple[ArraySpec, ...]) -> None:
-    """Raise ValueError if two arrays share a path, or a path is inside of another."""
+    """Raise ValueError if two arrays share a path, or the path of an array begins another's."""
     paths = {spec.path for spec in arrays}
     if len(paths) < len(arrays):
         raise ValueError("two arrays have the same path")
@@ -208,6 +208,7 @@ def _require_paths(arrays: tuple[ArraySpec, ...]) -> None:
 
 
 def _require_values(arrays: tuple[ArraySpec, ...], values: Arrays) -> None:
+    """Raise ValueError unless `values` have the names, shapes and dtypes of the specs."""
     unmatched = {spec.name for spec in arrays} ^ set(values)
     if unmatched:
         raise ValueError(f"array {show_name(min(unmatched))} must be in both graph and weights")
@@ -220,7 +221,7 @@ def _require_values(arrays: tuple[ArraySpec, ...], values: Arrays) -> None:
             )
 
 
-def _read_form(document: Any, arrays: frozenset[str], key: str) -> Form:
+def _read_form(document: Any, array_names: frozenset[str], key: str) -> Form:
     fields = _read_object(document, key, ("nodes", "output", "updates"))
     rows = fields["nodes"]
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_NODES:
@@ -232,39 +233,38 @@ def _read_form(document: Any, arrays: frozenset[str], key: str) -> Form:
         if node.name in num_results:
             raise ValueError(f"{key}: two nodes are called {show_name(node.name)}")
         for reference in find_references(node):
-            _require_defined(reference, num_results, arrays, node.name)
+            _require_defined(reference, num_results, array_names, node.name)
         num_results[node.name] = len(node.results)
         nodes.append(node)
     output = _read_argument(fields["output"])
     named_updates = _read_object(fields["updates"], "updates")
-    updates = tuple((name, _read_argument(value)) for name, value in named_updates.items())
-    for reference in (output, *dict(updates).values()):
+    updates = {name: _read_argument(value) for name, value in named_updates.items()}
+    for reference in (output, *updates.values()):
         if not isinstance(reference, ValueOf):
             raise ValueError(f"{key}: output and updates must be references to nodes")
-        _require_defined(reference, num_results, arrays, "output")
-    return Form(tuple(nodes), output, updates)
+        _require_defined(reference, num_results, array_names, "output")
+    return Form(tuple(nodes), output, tuple(updates.items()))
 
 
 def _require_defined(
-    reference: ValueOf | ArrayOf, num_results: Mapping[str, int], arrays: frozenset[str], by: str
+    reference: ValueOf | ArrayOf,
+    num_results: Mapping[str, int],
+    array_names: frozenset[str],
+    user: str,
 ) -> None:
+    """Raise ValueError if `user` refers to a missing array or to a result that isn't before it."""
+    user = show_name(user)
     if isinstance(reference, ArrayOf):
-        if reference.name not in arrays:
-            raise ValueError(
-                f"{show_name(by)} reads array {show_name(reference.name)}, which is missing"
-            )
+        if reference.name not in array_names:
+            raise ValueError(f"{user} reads array {show_name(reference.name)}, which is missing")
     elif reference.node not in num_results:
-        raise ValueError(
-            f"{show_name(by)} reads {show_name(reference.node)}, which is not before it"
-        )
+        raise ValueError(f"{user} reads {show_name(reference.node)}, which is not before it")
     elif reference.item is not None and reference.item >= num_results[reference.node]:
-        raise ValueError(
-            f"{show_name(by)} reads result {reference.item} of {show_name(reference.node)}"
-        )
+        raise ValueError(f"{user} reads result {reference.item} of {show_name(reference.node)}")
 
 
 def _read_node(row: Any) -> GraphNode:
-    name, op, args, kwargs, results, module, kind, line = _read_row(row, 8, "a node")
+    name, op, args, kwargs, results, module, module_class, line = _read_row(row, 8, "a node")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"a node is called {show_name(str(name))}")
     if not isinstance(args, list) or not isinstance(results, list):
@@ -278,7 +278,7 @@ def _read_node(row: Any) -> GraphNode:
         named_args,
         tuple(map(_read_tensor, results)),
         _read_text(module),
-        _read_text(kind),
+        _read_text(module_class),
         _read_text(line),
     )
 
@@ -311,7 +311,7 @@ def _read_dtype(value: Any) -> str:
 def _read_tensor(row: Any) -> TensorSpec:
     shape, dtype = _read_row(row, 2, "a tensor")
     sizes = _read_shape(shape)
-    if int(np.prod([size or 1 for size in sizes], dtype=object)) > MAX_ELEMENTS:
+    if math.prod(size or 1 for size in sizes) > MAX_ELEMENTS:
         raise ValueError(f"shape {sizes} has more than {MAX_ELEMENTS:,} values")
     return TensorSpec(sizes, _read_dtype(dtype))
 
@@ -331,14 +331,15 @@ def _read_text(value: Any) -> str:
     return value
 
 
-def _read_row(value: Any, length: int, what: str) -> list[Any]:
+def _read_row(value: Any, length: int, subject: str) -> list[Any]:
     if not isinstance(value, list) or len(value) != length:
-        raise ValueError(f"{what} must be a list of {length}")
+        raise ValueError(f"{subject} must be a list of {length}")
     return value
 
 
-def _read_object(value: Any, what: str, keys: tuple[str, ...] | None = None) -> dict[str, Any]:
+def _read_object(value: Any, subject: str, keys: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """Return an object of JSON with the keys, or with any keys for None. Raises ValueError."""
     if not isinstance(value, dict) or (keys is not None and set(value) != set(keys)):
         names = f" of {', '.join(keys)}" if keys else ""
-        raise ValueError(f"{what} must be an object{names}")
+        raise ValueError(f"{subject} must be an object{names}")
     return value

@@ -1,4 +1,4 @@
-"""Sources of graphs: a file, an ONNX file, or a PyTorch module that a plug-in defines."""
+"""Sources of graphs: a graph file, an ONNX file, or a PyTorch module that a plug-in defines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pipeline.models.torch_graph.graph import TorchGraph
 
 @dataclass(frozen=True)
 class GraphFile:
-    """A file of a graph, which is read without torch."""
+    """A graph file, which is read without torch."""
 
     path: Path
 
     def graph_for(self, image_shape: tuple[int, ...]) -> TorchGraph:
-        """Return the graph of the file, for images of any size."""
+        """Read the file, whatever the shape of images. Raises ValueError if it isn't valid."""
         return _read(self.path, _file_version(self.path))
 
 
@@ -28,10 +28,13 @@ class OnnxFile:
 
     path: Path
     output: str | None
-    """Name of the tensor of logits; None: the file's output."""
+    """Name of the tensor of logits, or None for the file's output."""
 
     def graph_for(self, image_shape: tuple[int, ...]) -> TorchGraph:
-        """Import the file for images (height, width, channels). Raises ValueError."""
+        """Import the file for images (height, width, channels).
+
+        Raises ValueError if it can't be read or translated.
+        """
         return _import(self, image_shape, _file_version(self.path))
 
 
@@ -42,14 +45,14 @@ class ImportedModule:
     reference: str
     """Reference of the module, such as `my_nets:MyNet`."""
     arguments: str
-    """Arguments of the constructor as JSON, with the number of classes."""
+    """Arguments of the constructor as JSON; the number of classes is one of them."""
     seed: int
     """Seed of the initial weights."""
     shape: tuple[int, ...] | None
-    """Shape of an input sample; None: (channels, height, width) of the images."""
+    """Shape of an input sample, or None for (channels, height, width) of the images."""
     input_dtype: str
     batch: int | None
-    """The only batch size of the module; None: any."""
+    """The only batch size that the module accepts, or None for any."""
 
     def graph_for(self, image_shape: tuple[int, ...]) -> TorchGraph:
         """Make the module, and export it for images (height, width, channels).
@@ -61,12 +64,12 @@ class ImportedModule:
 
 
 def _file_version(path: Path) -> tuple[int, int] | None:
-    """Return when a file was changed, in nanoseconds, and its size in bytes; None without it."""
+    """Return a file's time of change in nanoseconds and size in bytes; None if it is missing."""
     stat = path.stat() if path.exists() else None
     return (stat.st_mtime_ns, stat.st_size) if stat else None
 
 
-# Cached, since a run builds its network several times. A changed file has another `version`.
+# Cached, since a run builds its network several times. `version` makes a changed file be read.
 @lru_cache(maxsize=2)
 def _read(path: Path, version: tuple[int, int] | None) -> TorchGraph:
     from pipeline.models.torch_graph.computation.graph_file import read_graph

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -23,7 +24,7 @@ COLLECTIONS: Mapping[Role, str] = {"parameter": "params", "buffer": "batch_stats
 CONVOLUTIONS = frozenset(("aten.conv2d.default", "aten.conv2d.padding"))
 DRAWS = frozenset(("dropout", "feature_dropout", "native_dropout"))
 RESHAPES = frozenset(("flatten", "reshape", "squeeze", "view"))
-GROUPS = 6
+GROUPS_INDEX = 6
 """Index of the number of groups among a convolution's arguments."""
 
 # fmt: off
@@ -41,7 +42,7 @@ BATCH_LAST = frozenset((
     "native_dropout", "reshape", "squeeze", "sym_size", "view",
 ))
 # fmt: on
-"""Operators that don't transpose images in CHWN, except to flatten them."""
+"""Operators that compute images in CHWN without a transposition, except to flatten them."""
 
 
 class GraphSource(Protocol):
@@ -66,8 +67,8 @@ class TorchNetwork(nn.Module):
     policy: LoweringPolicy = DEFAULTS
     """Choice of the lowerings of convolutions, dense layers and max pooling."""
     layout: Layout = "nhwc"
-    """Order of the axes of images. It changes no parameters, and only the last digits of results.
-    In CHWN a convolution has one formula, without a choice by the policy."""
+    """Order of the axes of images. Parameters don't depend on it, results do in their last digits.
+    In CHWN a convolution has only one formula, whatever the policy."""
     rules: tuple[TypeRule, ...] = ()
     """Rules for nodes with another dtype, by kind of layer and path of the module."""
 
@@ -79,12 +80,10 @@ class TorchNetwork(nn.Module):
         """
         graph = self.source.graph_for(images.shape[1:])
         weights = self._read_weights(graph, "parameter") | self._read_weights(graph, "buffer")
-        keys: list[Array] = []
 
+        @cache
         def make_key() -> Array:
-            if not keys:
-                keys.append(self.make_rng("dropout"))
-            return keys[0]
+            return self.make_rng("dropout")
 
         # With rules every node casts its inputs, and the first node may compute in float32.
         x = images if self.rules else images.astype(self.dtype)
@@ -100,29 +99,28 @@ class TorchNetwork(nn.Module):
         return can_be_batch_last(self.source.graph_for(image))
 
     def structure(self, image: tuple[int, ...]) -> str:
+        """Return a text that is equal for equal networks, whatever the values of their arrays."""
         graph = self.source.graph_for(image)
         nodes = [(node.op, node.args, node.kwargs) for node in graph.training.nodes]
         return repr((nodes, [(spec.name, spec.shape) for spec in graph.arrays], self.rules))
 
     def _read_weights(self, graph: TorchGraph, role: Role) -> dict[str, Array]:
-        """Return parameters or buffers by PyTorch's names."""
+        """Return parameters or buffers by PyTorch's names; each scope is a variable of flax."""
         specs = {spec.path: spec for spec in graph.arrays if spec.role == role}
-        scopes = dict.fromkeys(path.partition("/")[0] for path in specs)
         tree: dict[str, Any] = {}
-        for scope in scopes:
+        for scope in _list_scopes(specs):
             names = {path: spec.name for path, spec in specs.items() if _is_in(path, scope)}
-            initial = _make_initializer(graph, scope, names)
+            initialize = _make_initializer(graph, scope, names)
             if role == "parameter":
-                tree[scope] = self.param(scope, initial)
+                tree[scope] = self.param(scope, initialize)
             else:
-                tree[scope] = self.variable(COLLECTIONS[role], scope, initial).value
+                tree[scope] = self.variable(COLLECTIONS[role], scope, initialize).value
         leaves = flatten_dict(tree, sep="/")
         return {spec.name: leaves[path] for path, spec in specs.items()}
 
     def _write_buffers(self, graph: TorchGraph, changed: Mapping[str, Array]) -> None:
-        """Write the new values of buffers."""
         by_path = {graph.spec(name).path: array for name, array in changed.items()}
-        for scope in dict.fromkeys(path.partition("/")[0] for path in by_path):
+        for scope in _list_scopes(by_path):
             leaves = flatten_dict({scope: self.get_variable("batch_stats", scope)}, sep="/")
             leaves |= {path: array for path, array in by_path.items() if _is_in(path, scope)}
             tree = unflatten_dict(leaves, sep="/")
@@ -130,24 +128,24 @@ class TorchNetwork(nn.Module):
 
 
 def can_be_batch_last(graph: TorchGraph) -> bool:
-    """Return whether the graph reads images, and each operator can compute them in CHWN.
+    """Return whether the graph reads images, and can be computed in CHWN with NHWC's results.
 
-    Random numbers must be drawn in the same order in both layouts. That holds for rows and images,
-    but not for images if some are reshaped: their order may differ in NHWC.
+    Dropout draws in the same order in both layouts for tensors of two axes, and for images unless a
+    node reshapes to images, whose axes may then have another order in NHWC.
     """
-    nodes = [*graph.training.nodes, *graph.evaluation.nodes]
-    nodes = [node for node in nodes if node.op.startswith("aten.")]
+    all_nodes = (*graph.training.nodes, *graph.evaluation.nodes)
+    nodes = [node for node in all_nodes if node.op.startswith("aten.")]
     if len(graph.input.shape) != 4 or not all(map(_computes_batch_last, nodes)):
         return False
-    drawn_axes = {_num_axes(node) for node in nodes if _parse_name(node) in DRAWS}
-    reshapes = [node for node in nodes if _parse_name(node) in RESHAPES]
-    has_reshaped_images = any(_num_axes(node) == 4 for node in reshapes)
-    return drawn_axes <= ({2} if has_reshaped_images else {2, 4})
+    draw_ndims = {_count_axes(node) for node in nodes if _parse_name(node) in DRAWS}
+    reshape_ndims = {_count_axes(node) for node in nodes if _parse_name(node) in RESHAPES}
+    return draw_ndims <= ({2} if 4 in reshape_ndims else {2, 4})
 
 
 def _computes_batch_last(node: GraphNode) -> bool:
     if node.op in CONVOLUTIONS:
-        return dict(node.kwargs).get("groups", (*node.args[GROUPS:], 1)[0]) == 1
+        groups = node.args[GROUPS_INDEX] if len(node.args) > GROUPS_INDEX else 1
+        return dict(node.kwargs).get("groups", groups) == 1
     return _parse_name(node) in BATCH_LAST
 
 
@@ -155,8 +153,13 @@ def _parse_name(node: GraphNode) -> str:
     return node.op.split(".")[1]
 
 
-def _num_axes(node: GraphNode) -> int:
+def _count_axes(node: GraphNode) -> int:
     return len(node.results[0].shape)
+
+
+def _list_scopes(paths: Iterable[str]) -> list[str]:
+    """Return the first parts of paths, each once, in their order."""
+    return list(dict.fromkeys(path.partition("/")[0] for path in paths))
 
 
 def _is_in(path: str, scope: str) -> bool:
@@ -166,30 +169,32 @@ def _is_in(path: str, scope: str) -> bool:
 def _make_initializer(
     graph: TorchGraph, scope: str, names: Mapping[str, str]
 ) -> Callable[..., Any]:
-    """Return an initializer of a scope, whose arrays are float32; `names` are PyTorch's by path.
+    """Return a function that returns a scope's initial arrays, float32, as a tree.
 
-    A callback passes the arrays when the program runs. Constants would be part of the program,
-    which would compile a second longer for every 16 million values.
+    `names` are PyTorch's names by path. A callback passes the arrays when the program runs. As
+    constants of the program they would lengthen its compilation by a second for every 16 million
+    values.
     """
     shapes = {
         path: jax.ShapeDtypeStruct(graph.spec(name).shape, jnp.float32)
         for path, name in names.items()
     }
 
-    def values() -> dict[str, np.ndarray]:
-        return {path: np.asarray(graph.values[n], np.float32) for path, n in names.items()}
+    def read_values() -> dict[str, np.ndarray]:
+        return {path: np.asarray(graph.values[name], np.float32) for path, name in names.items()}
 
-    def initial(*_: Any) -> Any:
-        leaves = jax.pure_callback(values, shapes)
+    def initialize(*_: Any) -> Any:
+        leaves = jax.pure_callback(read_values, shapes)
         return unflatten_dict(leaves, sep="/")[scope]
 
-    return initial
+    return initialize
 
 
 def initial_variables_of(graph: TorchGraph) -> dict[str, Any]:
     """Return the initial variables of `TorchNetwork`, as numpy arrays by collection."""
     trees: dict[str, Any] = {}
     for role, collection in COLLECTIONS.items():
-        leaves = {s.path: graph.values[s.name] for s in graph.arrays if s.role == role}
+        specs = [spec for spec in graph.arrays if spec.role == role]
+        leaves = {spec.path: graph.values[spec.name] for spec in specs}
         trees[collection] = unflatten_dict(leaves, sep="/")
     return trees

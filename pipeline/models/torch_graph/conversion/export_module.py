@@ -1,4 +1,4 @@
-"""Export of a PyTorch module into a graph, the only code that imports torch for graphs."""
+"""Export of a PyTorch module into a graph. No other code of graphs imports torch."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from pipeline.models.torch_graph.graph import (
 from pipeline.models.torch_graph.operators.known_operators import require_computable
 
 MAX_BATCH = 1 << 20
-"""Largest batch size for torch.export."""
-CONSTANT_BYTES = 1 << 20
-"""Size above which constant buffers are stored with the weights, not in programs."""
+"""Largest batch size for which torch.export makes a program."""
+MAX_CONSTANT_BYTES = 1 << 20
+"""Larger buffers that don't change are stored with the weights, not in the compiled program."""
 _KERNEL_ORDERS: Mapping[str, Order] = {"aten.conv2d": "hwio", "aten.linear": "io"}
-"""Order of the axes of the kernel, the second argument, by operator."""
+"""Order of the axes of a kernel by the operator whose argument 1 it is."""
 _PACKED = re.compile(r"in_proj_(weight|bias)$")
-"""Names of torch.nn.MultiheadAttention's projection, which has no layer."""
+"""Names of a projection of torch.nn.MultiheadAttention. PyTorch has no module for it."""
 _LEAVES = {"running_mean": "mean", "running_var": "var"}
+"""Last parts of paths by PyTorch's names, when these differ."""
 Uses = Set[tuple[str, int]]
-"""Operators that read an array, with its index among their arguments."""
+"""Uses of an array: an operator, and the array's index among its arguments."""
 
 
 def import_torch() -> Any:
@@ -53,10 +54,10 @@ def import_torch() -> Any:
 
 
 def make_module(origin: str, maker: Any, arguments: Mapping[str, Any], seed: int) -> Any:
-    """Return a torch module: `maker` itself, or the result of calling it with the arguments.
+    """Return a torch module: `maker` if it is a module, else the result of calling it.
 
-    Weights are drawn from the seed; the state of torch's generator isn't changed. Raises ValueError
-    if the call fails or doesn't return a module.
+    The call draws weights from the seed, and doesn't change the state of torch's generator. Raises
+    ValueError if it fails or doesn't return a module, and for a module with arguments.
     """
     torch = import_torch()
     if isinstance(maker, torch.nn.Module):
@@ -86,9 +87,9 @@ def export_module(
 ) -> TorchGraph:
     """Export a torch module for samples of a shape, in training and in evaluation.
 
-    The graph is for any batch size, or only for `batch`. The module's mode isn't changed. Raises
-    ValueError in one line if torch.export refuses the module, such as for control flow that depends
-    on data, and for unknown operators.
+    The graph accepts any batch size, or only `batch` if that isn't None. The module's mode isn't
+    changed. Raises ValueError of one line for an unknown operator, and if torch.export fails, for
+    example since control flow depends on values of tensors.
     """
     torch = import_torch()
     origin = origin or type(module).__name__
@@ -101,15 +102,14 @@ def export_module(
         evaluate = _export_form(torch, origin, module, example, batch)
     finally:
         module.train(was_training)
-    sizes = (batch, *example.shape[1:])
     names = _choose_names(module)
-    train = train.rename(names)
-    evaluate = evaluate.rename(names, suffix="@eval")
+    train = train.rename_arrays(names)
+    evaluate = evaluate.rename_arrays(names, constant_suffix="@eval")
     arrays = dict(_read_arrays(torch, module, train, evaluate))
     graph = TorchGraph(
         origin,
         torch.__version__,
-        TensorSpec(sizes, dtype),
+        TensorSpec((batch, *shape), dtype),
         tuple(arrays),
         train.form,
         evaluate.form,
@@ -129,7 +129,7 @@ def _export_form(torch: Any, origin: str, module: Any, example: Any, batch: int 
             program = torch.export.export(module, (example,), dynamic_shapes=dims, strict=False)
         draft = ProgramReader(torch, program).read()
         if draft is None:
-            # A tensor is changed in place through a view: torch rewrites that, in seconds.
+            # A tensor changes in place through a view. Torch can rewrite that, but takes seconds.
             draft = ProgramReader(torch, program.run_decompositions({})).read()
     assert draft is not None, "after decomposition nothing is changed in place"
     return draft
@@ -137,20 +137,23 @@ def _export_form(torch: Any, origin: str, module: Any, example: Any, batch: int 
 
 @contextmanager
 def _refuse_new_tensors(torch: Any, module: Any) -> Iterator[None]:
-    """Raise ValueError if a trace replaces a tensor among the module's attributes.
+    """Raise ValueError if the block's export assigns a new tensor to an attribute of the module.
 
-    torch.export only warns, and makes the tensor a constant. New attributes aren't read.
+    torch.export only warns, and makes the tensor a constant. An attribute that the module didn't
+    have before the export is harmless.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
     for warning in caught:
         match = re.search(r"attributes? self\.([\w.]+).* assigned during", str(warning.message))
+        if match is None:
+            continue
         try:
-            value = attrgetter(match[1])(module) if match else None
+            value = attrgetter(match[1])(module)
         except AttributeError:
             continue
-        if isinstance(value, torch.Tensor) and match:
+        if isinstance(value, torch.Tensor):
             raise ValueError(
                 f"the tensor self.{match[1]} is replaced in the forward pass; a tensor that "
                 "changes must be a buffer, by register_buffer"
@@ -159,12 +162,12 @@ def _refuse_new_tensors(torch: Any, module: Any) -> Iterator[None]:
 
 @contextmanager
 def _report_error(origin: str, train: bool, shape: tuple[int, ...]) -> Iterator[None]:
-    """Raise errors of torch.export as a ValueError of one line."""
+    """Raise errors of torch.export as a ValueError of one line, and suppress its other output."""
     mode = "training" if train else "evaluation"
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        # torch prints the graph and the traceback of an error.
+        # For an error torch prints the graph and the traceback.
         with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
@@ -192,7 +195,7 @@ def _describe_failure(origin: str, mode: str, shape: tuple[int, ...], error: Bas
 
 
 def _describe_error(error: BaseException) -> str:
-    """Return an error of the user's code in one line: the message, and the line that raised it."""
+    """Return an error in one line: the start of its message, and the user's line that raised it."""
     lines = [line.strip(" -\t") for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith(("Caused by", "Suggested"))]
     message = " ".join(lines[:2]).partition(" (unhinted")[0][:400] or type(error).__name__
@@ -206,9 +209,9 @@ def _describe_error(error: BaseException) -> str:
 def _read_arrays(
     torch: Any, module: Any, train: Draft, evaluate: Draft
 ) -> Iterator[tuple[ArraySpec, np.ndarray]]:
-    """Yield the arrays that the forms read: the module's tensors, and constants."""
-    changing = train.changed_arrays()
-    for name, tensor in {**dict(module.named_parameters()), **dict(module.named_buffers())}.items():
+    """Yield the module's tensors and the constants that the forms read or change."""
+    changing = train.find_changed_arrays()
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         uses = train.uses.get(name, set()) | evaluate.uses.get(name, set())
         if uses or name in changing:
             role = _choose_role(torch, name, tensor, changes=name in changing)
@@ -225,13 +228,13 @@ def _read_arrays(
 
 
 def _choose_names(module: Any) -> dict[str, str]:
-    """Return the first name of each tensor by all its names, since weights may be tied."""
-    first: dict[int, str] = {}
+    """Return the name to use for each name of a tensor; a tensor with several names has one."""
+    first_names: dict[int, str] = {}
     named = [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
     ]
-    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
+    return {name: first_names.setdefault(id(tensor), name) for name, tensor in named}
 
 
 def _choose_role(torch: Any, name: str, tensor: Any, changes: bool) -> Role:
@@ -242,33 +245,37 @@ def _choose_role(torch: Any, name: str, tensor: Any, changes: bool) -> Role:
             "numbers can"
         )
     if isinstance(tensor, torch.nn.Parameter):
-        # A parameter that the module doesn't train is a buffer that nothing updates.
+        # Parameters that the module doesn't train become buffers, which no node updates.
         return "parameter" if tensor.requires_grad else "buffer"
-    is_large = is_float and tensor.numel() * tensor.element_size() > CONSTANT_BYTES
+    is_large = is_float and tensor.nbytes > MAX_CONSTANT_BYTES
     return "buffer" if changes or is_large else "constant"
 
 
-def choose_order(uses: Uses, axes: int) -> Order:
-    """Return the order in which an array is stored: a kernel's if all uses are as this kernel."""
-    orders = {
-        _KERNEL_ORDERS.get(op.rpartition(".")[0], "torch") if place == 1 else "torch"
-        for op, place in uses
-    }
+def choose_order(uses: Uses, ndim: int) -> Order:
+    """Return the order of an array's axes in the graph.
+
+    It is PyTorch's, except for an array that is always the kernel of convolutions or always the
+    kernel of dense layers.
+    """
+    orders: set[Order] = set()
+    for op, index in uses:
+        base_op = op.rpartition(".")[0]
+        orders.add(_KERNEL_ORDERS.get(base_op, "torch") if index == 1 else "torch")
     order = orders.pop() if len(orders) == 1 else "torch"
-    return order if axes == len(KERNEL_AXES.get(order, ())) else "torch"
+    return order if ndim == len(KERNEL_AXES.get(order, ())) else "torch"
 
 
-def choose_path(name: str, order: Order, uses: Uses, axes: int) -> str:
+def choose_path(name: str, order: Order, uses: Uses, ndim: int) -> str:
     """Return the path of an array, such as `layer1/0/conv1/kernel` for `layer1.0.conv1.weight`.
 
-    `pipeline.models.weights` uses the same paths for PyTorch's weight files, so that a file of the
-    module can be restored.
+    `pipeline.models.weights` makes the same paths from PyTorch's weight files, which can therefore
+    be restored.
     """
     module, _, leaf = _PACKED.sub(r"in_proj.\1", name).rpartition(".")
     ops = {op.split(".")[1] for op, _ in uses if "." in op}
     if leaf == "weight" and order != "torch":
         leaf = "kernel"
-    elif leaf == "weight" and axes == 1:
+    elif leaf == "weight" and ndim == 1:
         leaf = "scale"
     elif leaf == "weight" and ops == {"embedding"}:
         leaf = "table"
@@ -276,6 +283,7 @@ def choose_path(name: str, order: Order, uses: Uses, axes: int) -> str:
 
 
 def _to_numpy(torch: Any, tensor: Any) -> np.ndarray:
+    """Return a copy of a tensor, floating-point numbers as float32."""
     tensor = tensor.detach().cpu()
     if tensor.is_floating_point():
         tensor = tensor.to(torch.float32)

@@ -1,8 +1,8 @@
-"""A form of a graph from a program of torch.export, without in-place operators.
+"""Forms of graphs, without in-place operators, from programs of torch.export.
 
-In a program, operators may work in place. The form uses the result of such a call instead of its
-operand in later calls. That is correct unless another value shares the operand's memory, which
-torch's slower rewriting handles. Operators of constants are computed by torch.
+An in-place call of a program becomes a call that returns a new value, which later calls read
+instead of the operand. That is wrong if another value shares the operand's memory and is read
+later; then torch must rewrite the program first, which is slow. Torch computes all constants.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _VIEWS = frozenset((
 ))
 # fmt: on
 """Operators whose result may share the memory of their first argument."""
-_MAKERS = frozenset(
+_FILLERS = frozenset(
     ["new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "empty_like"]
 )
-"""Operators that read only the dtype or the shape of their first argument."""
+"""Operators that read only the dtype and the shape of their first argument."""
 _RANDOM = re.compile(r"bernoulli|dropout|rand|normal|uniform|multinomial|exponential|lstm|gru|rnn")
 _IGNORED_KEYWORDS = frozenset(
     {"device", "layout", "pin_memory", "memory_format", "generator", "non_blocking", "copy"}
@@ -52,14 +52,14 @@ _SIZES = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "floordiv",
     operator.truediv: "truediv", operator.mod: "mod", operator.neg: "neg",
 }  # fmt: skip
-"""Python's operators on sizes, by their names after `sym.`."""
+"""Names (after `sym.`) of Python's operators on sizes."""
 _FUNCTIONAL = {"bernoulli.float": "bernoulli.p", "normal.default": "normal_functional.default"}
-"""Functional names that differ from the in-place name without its underscore."""
+"""Names of functional operators by the in-place name without its underscore, if they differ."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A form with torch.export's names of arrays, and its constants."""
+    """A form whose arrays have torch.export's names, and its constants."""
 
     form: Form
     constants: Mapping[str, Any]
@@ -67,16 +67,16 @@ class Draft:
 
     @cached_property
     def uses(self) -> Mapping[str, set[tuple[str, int]]]:
-        """Operators that read each array, with its index among the arguments; -1 inside of one."""
+        """Operators that read each array, with its index; -1 in a tuple or a keyword argument."""
         uses: dict[str, set[tuple[str, int]]] = defaultdict(set)
         for node in self.form.nodes:
             for reference in find_references(node):
                 if isinstance(reference, ArrayOf):
                     indices = [n for n, argument in enumerate(node.args) if argument == reference]
-                    uses[reference.name] |= {(node.op, index) for index in indices or [-1]}
+                    uses[reference.name].update((node.op, index) for index in indices or [-1])
         return uses
 
-    def changed_arrays(self) -> frozenset[str]:
+    def find_changed_arrays(self) -> frozenset[str]:
         """Return the names of the arrays that the form changes, including batch statistics."""
         changed = {name for name, _ in self.form.updates}
         for node in self.form.nodes:
@@ -84,15 +84,15 @@ class Draft:
                 changed |= {a.name for a in node.args[3:5] if isinstance(a, ArrayOf)}
         return frozenset(changed)
 
-    def rename(self, names: Mapping[str, str], suffix: str = "") -> Draft:
-        """Return the draft with other names of arrays, and a suffix for names of constants."""
+    def rename_arrays(self, names: Mapping[str, str], constant_suffix: str = "") -> Draft:
+        """Return the draft with new names of arrays by old names; constants get the suffix."""
 
-        def new_name(name: str) -> str:
-            return f"{name}{suffix}" if name in self.constants else names.get(name, name)
+        def rename(name: str) -> str:
+            return f"{name}{constant_suffix}" if name in self.constants else names.get(name, name)
 
         def replace_names(argument: Any) -> Any:
             if isinstance(argument, ArrayOf):
-                return ArrayOf(new_name(argument.name))
+                return ArrayOf(rename(argument.name))
             return tuple(map(replace_names, argument)) if isinstance(argument, tuple) else argument
 
         nodes = tuple(
@@ -103,37 +103,37 @@ class Draft:
             )
             for node in self.form.nodes
         )
-        updates = tuple((new_name(name), value) for name, value in self.form.updates)
-        constants = {new_name(name): tensor for name, tensor in self.constants.items()}
+        updates = tuple((rename(name), value) for name, value in self.form.updates)
+        constants = {rename(name): tensor for name, tensor in self.constants.items()}
         return Draft(replace(self.form, nodes=nodes, updates=updates), constants)
 
 
 @dataclass
 class ProgramReader:
-    """Reads an exported program, fx node by fx node."""
+    """Reads an exported program, one fx node after another. Its fields name fx nodes."""
 
     torch: Any
     program: Any
     nodes: list[GraphNode] = field(default_factory=list)
     current: dict[str, Any] = field(default_factory=dict)
-    """Current value of each fx node: a reference, a tuple of references, or a number."""
+    """Current value of each fx node: a reference to a result or to an array."""
     tensors: dict[str, Any] = field(default_factory=dict)
-    """Values of fx nodes that depend on constants only, computed by torch."""
+    """Values, computed by torch, of the fx nodes that depend on constants only."""
     aliases: dict[str, str] = field(default_factory=dict)
-    """Fx node of the tensor that an fx node changes in place and returns."""
+    """For each in-place call the fx node whose tensor it changes and returns."""
     roots: dict[str, str] = field(default_factory=dict)
-    """Fx node that owns the memory of an fx node."""
+    """For each view or in-place call the fx node that owns the memory of its result."""
     constants: dict[str, Any] = field(default_factory=dict)
     updates: dict[str, ValueOf] = field(default_factory=dict)
     buffers: dict[str, str] = field(default_factory=dict)
-    """Name of the buffer of a placeholder's fx node."""
+    """Names of buffers by the placeholders that stand for them."""
 
     @cached_property
     def _order(self) -> Mapping[Any, int]:
         return {node: number for number, node in enumerate(self.program.graph.nodes)}
 
     def read(self) -> Draft | None:
-        """Read all nodes; None if an in-place change affects other values.
+        """Read all nodes. Return None if an in-place call changes memory that other values share.
 
         Raises ValueError unless the output is one tensor, and each node calls an operator.
         """
@@ -182,7 +182,7 @@ class ProgramReader:
                 if isinstance(value, ValueOf):
                     self.updates[mutated[result.name]] = value
             elif result is not None and result.name not in signature.user_inputs_to_mutate:
-                # Changes of the batch in place aren't outputs.
+                # A program also returns its input if that changes in place.
                 outputs.append(result)
         if len(outputs) != 1:
             raise ValueError(
@@ -211,7 +211,7 @@ class ProgramReader:
         if name in _VIEWS and node.args and hasattr(node.args[0], "name"):
             self.roots[node.name] = self._find_root(node.args[0])
         if self._is_constant(node, name, in_place):
-            self._evaluate(node)
+            self._compute_constant(node)
             return True
         if not full_op.startswith("aten."):
             raise ValueError(f"operator {full_op} of {_describe_node(node)} isn't supported")
@@ -221,10 +221,9 @@ class ProgramReader:
         return self._append_functional(node, full_op)
 
     def _append_functional(self, node: Any, full_op: str) -> bool:
-        """Append the functional form of an in-place call, whose result replaces the operand."""
-        operand = node.args[0]
-        root = self._find_root(operand)
-        changed = self._find_alias(operand)
+        """Append the functional form of an in-place call; return False as `_read_call` does."""
+        root = self._find_root(node.args[0])
+        changed = self._find_alias(node.args[0])
         parameters = self.program.graph_signature.inputs_to_parameters
         if root in parameters:
             raise ValueError(_describe_changed_parameter(parameters[root]))
@@ -243,7 +242,7 @@ class ProgramReader:
         return True
 
     def _is_shared_later(self, root: str, changed: str, node: Any) -> bool:
-        """Return whether another value in the same memory is used after a node."""
+        """Return whether a value other than `changed` in root's memory is read after a node."""
         if root in self.buffers and changed != root:
             return True
         for value in self.program.graph.nodes:
@@ -274,7 +273,7 @@ class ProgramReader:
         """Return whether the node reads only constants, so that torch can compute it."""
         if _RANDOM.search(name):
             return False
-        if name in _MAKERS and node.args and _is_fixed(node.meta.get("val")):
+        if name in _FILLERS and node.args and _is_fixed(node.meta.get("val")):
             return True
         if in_place and self._find_root(node.args[0]) in self.buffers:
             return False
@@ -282,24 +281,25 @@ class ProgramReader:
         is_unread = in_place and not node.users
         return reads_constants and (_is_fixed(node.meta.get("val")) or is_unread)
 
-    def _evaluate(self, node: Any) -> None:
+    def _compute_constant(self, node: Any) -> None:
         torch = self.torch
-        if _parse_base_name(str(node.target)) in _MAKERS:
+        if _parse_base_name(str(node.target)) in _FILLERS:
             result = node.meta["val"]
             first = torch.empty(tuple(result.shape), dtype=result.dtype)
-            args = (first, *self._to_torch(node.args[1:]))
+            args = (first, *self._insert_tensors(node.args[1:]))
         else:
-            args = self._to_torch(node.args)
+            args = self._insert_tensors(node.args)
         with torch.no_grad():
-            self.tensors[node.name] = node.target(*args, **self._to_torch(node.kwargs))
+            self.tensors[node.name] = node.target(*args, **self._insert_tensors(node.kwargs))
 
-    def _to_torch(self, value: Any) -> Any:
+    def _insert_tensors(self, value: Any) -> Any:
+        """Return arguments with the tensors of fx nodes in their place."""
         if isinstance(value, self.torch.fx.Node):
             return self.tensors[value.name]
         if isinstance(value, tuple | list):
-            return type(value)(self._to_torch(item) for item in value)
+            return type(value)(self._insert_tensors(item) for item in value)
         if isinstance(value, Mapping):
-            return {key: self._to_torch(item) for key, item in value.items()}
+            return {key: self._insert_tensors(item) for key, item in value.items()}
         return value
 
     def _append(self, node: Any, op: str, args: Any, kwargs: Mapping[str, Any]) -> None:
@@ -308,12 +308,12 @@ class ProgramReader:
             for key, value in kwargs.items()
             if key not in _IGNORED_KEYWORDS and value is not None
         )
-        module, kind = _find_module(node)
+        module, module_class = _find_module(node)
         positional = tuple(self._read_argument(value, node) for value in args)
         results = _make_specs(node.meta.get("val"))
         line = _find_line(node)
         self.nodes.append(
-            GraphNode(node.name, op, positional, keyword_args, results, module, kind, line)
+            GraphNode(node.name, op, positional, keyword_args, results, module, module_class, line)
         )
         self.current[node.name] = ValueOf(node.name)
 
@@ -348,12 +348,12 @@ class ProgramReader:
 
 
 def _inline_autocast(module: Any) -> None:
-    """Replace regions under `torch.autocast` by their nodes; types here are the recipe's."""
+    """Replace regions under `torch.autocast` by their nodes; the recipe determines the dtypes."""
     graph = module.graph
     for node in list(graph.nodes):
         if getattr(node.target, "__name__", "") != "wrap_with_autocast":
             continue
-        # Device, dtype, whether it is enabled and cached, the region, and what the region reads.
+        # Arguments 0 to 3 are settings, 4 is the region, the others are what the region reads.
         region = getattr(module, node.args[4].target)
         _inline_autocast(region)
         inputs = [inner for inner in region.graph.nodes if inner.op == "placeholder"]
@@ -398,13 +398,13 @@ def _find_module(node: Any) -> tuple[str, str]:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     if not stack:
         return "", ""
-    path, kind = stack[-1]
-    kind = kind if isinstance(kind, str) else kind.__name__
-    return re.sub(r"@\d+", "", path), kind.rpartition(".")[2]
+    path, module_class = stack[-1]
+    class_name = module_class if isinstance(module_class, str) else module_class.__name__
+    return re.sub(r"@\d+", "", path), class_name.rpartition(".")[2]
 
 
 def _find_line(node: Any) -> str:
-    """Return the last line of the user's code that calls a node; "" without one."""
+    """Return the last line of the node's stack that isn't torch's; "" if there is none."""
     stack = node.meta.get("stack_trace") or ""
     frames = re.findall(r'File "([^"]+)", line (\d+)[^\n]*\n\s*([^\n]*)', stack)
     lines = [
@@ -422,9 +422,9 @@ def _describe_node(node: Any) -> str:
 def prune_form(
     nodes: tuple[GraphNode, ...], output: ValueOf, updates: Mapping[str, ValueOf]
 ) -> Form:
-    """Return the form without nodes that neither its output nor its updates read.
+    """Return a form of the nodes from which the output and the updates are computed.
 
-    Batch norm's count of batches isn't updated, since nothing reads it.
+    Batch norm's number of batches isn't updated, since no node reads it.
     """
     by_name = {node.name: node for node in nodes}
     updates = {
@@ -438,7 +438,8 @@ def prune_form(
         name = pending.pop()
         if name != INPUT and name not in used:
             used.add(name)
-            pending += [v.node for v in find_references(by_name[name]) if isinstance(v, ValueOf)]
+            references = find_references(by_name[name])
+            pending += [value.node for value in references if isinstance(value, ValueOf)]
     return Form(tuple(n for n in nodes if n.name in used), output, tuple(updates.items()))
 
 

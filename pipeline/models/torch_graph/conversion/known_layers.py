@@ -1,4 +1,4 @@
-"""The package's layers that compute the nodes of a graph, with their weights."""
+"""Translation of a graph's nodes to the package's layers, with their weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class UnknownLayerError(ValueError):
-    """A node that no layer computes; the message has its module."""
+    """A node that no layer computes. The message names the node's module."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +28,19 @@ class NamedLayer:
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Arrays by collection and leaf, such as `params/kernel`."""
     inside: Mapping[str, tuple[NamedLayer, ...]] = field(default_factory=dict)
-    """Inner layers by scope inside of the layer's scope; "" is the layer's scope."""
+    """Inner layers by their scope, relative to the layer's scope ("" is that scope itself)."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """The input of a layer: a sample's shape in PyTorch, and how the package's input differs."""
+    """The value that a layer reads: its shape in PyTorch, and how it differs in the package."""
 
     shape: tuple[int, ...]
     """Shape of PyTorch's tensor, without the batch."""
     pooled: bool = False
-    """Whether images of one pixel are (batch, channels) in the package."""
+    """Whether the package has (batch, channels) instead of PyTorch's images of one pixel."""
     flattened: tuple[int, ...] | None = None
-    """Channels, height and width of images that the package has flattened from NHWC."""
+    """Channels, height and width of the images that the package flattened in NHWC, or None."""
 
     @property
     def is_image(self) -> bool:
@@ -48,7 +48,7 @@ class Flow:
         return len(self.shape) == 3 and not self.pooled
 
     def reorder(self, array: np.ndarray, axis: int) -> np.ndarray:
-        """Permute an axis of flattened images from PyTorch's order to NHWC's."""
+        """Permute an axis of `array` that indexes flattened images from NCHW's order to NHWC's."""
         if self.flattened is None:
             return array
         indices = np.arange(np.prod(self.flattened)).reshape(self.flattened)
@@ -57,7 +57,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class NodeReader:
-    """A node, its graph and its input."""
+    """A node, its graph, and the flow that it reads."""
 
     graph: TorchGraph
     node: GraphNode
@@ -72,7 +72,10 @@ class NodeReader:
         return dict(self.node.kwargs).get(name, default)
 
     def array(self, index: int) -> np.ndarray | None:
-        """Return an array argument, None for None. Raises UnknownLayerError for others."""
+        """Return the array of an argument, or None if that is None or missing.
+
+        Raises UnknownLayerError if the argument is the result of a node.
+        """
         argument = self.argument(index)
         if argument is None:
             return None
@@ -88,7 +91,7 @@ class NodeReader:
         return UnknownLayerError(f"{module} isn't a known layer: {node.op}{reason}")
 
     def output(self) -> Flow:
-        """Return the flow after the node, with the shape in the graph."""
+        """Return the flow with the shape of the node's result."""
         shape = self.node.results[0].shape[1:]
         if any(size is None for size in shape):
             raise self.refuse("its shape depends on the batch")
@@ -96,7 +99,7 @@ class NodeReader:
 
 
 Chain = tuple[tuple[NamedLayer, ...], Flow]
-"""Layers one after the other, and the flow after the last."""
+"""Consecutive layers, and the flow after the last."""
 ReadChain = Callable[[NodeReader], Chain]
 _READERS: dict[str, ReadChain] = {}
 
@@ -142,7 +145,7 @@ _READERS.update(dict.fromkeys(_ACTIVATIONS, _read_activation))
 
 @_register_reader("hardtanh")
 def _read_hardtanh(reader: NodeReader) -> Chain:
-    if (reader.argument(1, -1.0), reader.argument(2, 1.0)) != (0, 6):
+    if reader.argument(1, -1.0) != 0 or reader.argument(2, 1.0) != 6:
         raise reader.refuse("its bounds must be 0 and 6")
     return _make_layer(reader, standard.Relu6())
 
@@ -156,9 +159,11 @@ def _read_gelu(reader: NodeReader) -> Chain:
 
 @_register_reader("dropout")
 def _read_dropout(reader: NodeReader) -> Chain:
-    if not reader.argument(2) or reader.argument(1) == 0:
+    rate = reader.argument(1)
+    is_training = reader.argument(2)
+    if not is_training or rate == 0:
         return (), reader.output()
-    return _make_layer(reader, standard.Dropout(rate=reader.argument(1)))
+    return _make_layer(reader, standard.Dropout(rate=rate))
 
 
 @_register_reader("contiguous", "clone", "alias")
@@ -195,12 +200,14 @@ def _read_conv(reader: NodeReader) -> Chain:
 
 
 def _read_kernel(reader: NodeReader) -> tuple[np.ndarray, Arrays]:
-    """Return the kernel, and the arrays of a layer: the kernel and perhaps a bias."""
+    """Return the kernel, and all arrays of the layer by path: the kernel and perhaps a bias."""
     kernel = reader.array(1)
     bias = reader.array(2)
     assert kernel is not None, "the layer has a kernel"
     arrays = {"params/kernel": kernel}
-    return kernel, arrays if bias is None else {**arrays, "params/bias": bias}
+    if bias is not None:
+        arrays["params/bias"] = bias
+    return kernel, arrays
 
 
 @_register_reader("linear")
@@ -265,7 +272,9 @@ def _read_max_pool(reader: NodeReader) -> Chain:
 @_register_reader("avg_pool2d")
 def _read_avg_pool(reader: NodeReader) -> Chain:
     counts_padding = reader.argument(5, True) and as_pair(reader.argument(3, 0)) != (0, 0)
-    if counts_padding or reader.argument(6) is not None or reader.argument(4, False):
+    ceil_mode = reader.argument(4, False)
+    divisor = reader.argument(6)
+    if counts_padding or ceil_mode or divisor is not None:
         raise reader.refuse("it must divide by the number of pixels without padding")
     return _make_layer(reader, standard.AvgPool(**_read_window(reader, ceil_mode=False)))
 
@@ -311,7 +320,7 @@ def _read_flatten(reader: NodeReader) -> Chain:
 
 
 def _read_window(reader: NodeReader, *, ceil_mode: bool) -> dict[str, Any]:
-    """Return kernel, stride and padding of a pooling layer."""
+    """Return the fields kernel, stride and padding of a pooling layer."""
     if not reader.flow.is_image:
         raise reader.refuse("its input must be images")
     kernel = as_pair(reader.argument(1))
@@ -319,16 +328,20 @@ def _read_window(reader: NodeReader, *, ceil_mode: bool) -> dict[str, Any]:
     pads = as_pair(reader.argument(3, 0))
     edges = []
     for axis in (0, 1):
-        reach = (reader.output().shape[1 + axis] - 1) * stride[axis] + kernel[axis]
-        # With ceil_mode the last window may reach beyond the padding.
-        missing = reach - reader.flow.shape[1 + axis] - pads[axis] if ceil_mode else 0
-        edges.append((pads[axis], max(pads[axis], missing)))
+        pad_after = pads[axis]
+        if ceil_mode:
+            # The last window may end beyond the padding.
+            end = (reader.output().shape[1 + axis] - 1) * stride[axis] + kernel[axis]
+            pad_after = max(pad_after, end - pads[axis] - reader.flow.shape[1 + axis])
+        edges.append((pads[axis], pad_after))
+    is_uniform = set(edges) == {(pads[0], pads[0])}
     return {
         "kernel": _simplify(kernel),
         "stride": None if stride == kernel else _simplify(stride),
-        "padding": pads[0] or "valid" if {*edges} == {(pads[0], pads[0])} else tuple(edges),
+        "padding": (pads[0] or "valid") if is_uniform else tuple(edges),
     }
 
 
 def _simplify(sizes: tuple[int, int]) -> int | tuple[int, int]:
+    """Return one number for two equal sizes, as recipes write them."""
     return sizes[0] if sizes[0] == sizes[1] else sizes

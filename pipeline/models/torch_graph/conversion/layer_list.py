@@ -1,7 +1,8 @@
-"""A graph as a list of the package's layers, which compute all of its nodes.
+"""Translation of a whole graph to a list of the package's layers.
 
-A chain of nodes is a list. If several chains begin at a value, a node joins their results: an
-addition is a residual block, a product with the value a gate, a concatenation of channels branches.
+A chain of nodes becomes consecutive layers. If several chains begin at a value, a node must join
+their results. An addition becomes a residual block, a product with the value a gate, and a
+concatenation of channels branches.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pipeline.models.torch_graph.graph import INPUT, GraphNode, TorchGraph, Valu
 
 @dataclass(frozen=True)
 class LayerList:
-    """A network as layers, and its arrays."""
+    """A network's layers and arrays."""
 
     layers: tuple[LayerSpec, ...]
     arrays: Mapping[str, np.ndarray]
@@ -37,26 +38,25 @@ class LayerList:
 
 
 def list_layers(graph: TorchGraph) -> LayerList:
-    """Return a graph as a list of layers; the last layer has the features of the graph's output.
+    """Return the layers that compute a graph in training, with its arrays.
 
-    Raises UnknownLayerError for the first module that no layer computes.
+    Raises UnknownLayerError for the first node that no layer computes.
     """
     shape = tuple(size or 0 for size in graph.input.shape[1:])
     if len(shape) != 3:
         raise UnknownLayerError(f"samples of shape {shape}; must be images")
     reader = _GraphReader(graph)
     end = graph.training.output.node
-    named, _ = reader.read_chain(INPUT, end, Flow(shape), frozenset(reader.users))
-    return LayerList(_list_specs(named), dict(_name_arrays(named, "")))
+    layers, _ = reader.read_chain(INPUT, end, Flow(shape), frozenset(reader.users))
+    return LayerList(_list_specs(layers), dict(_name_arrays(layers, "")))
 
 
 def set_class_features(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
     """Return the layers with `$classes` as the features of the last convolution or dense layer.
 
-    Raises UnknownLayerError if that layer is inside of another layer.
+    Raises UnknownLayerError if there is no such layer, or if it is inside of another layer.
     """
-    for index in reversed(range(len(layers))):
-        layer = layers[index]
+    for index, layer in reversed(list(enumerate(layers))):
         if isinstance(layer, standard.Conv | standard.Dense):
             last = layer.model_copy(update={"features": CLASSES})
             return (*layers[:index], last, *layers[index + 1 :])
@@ -78,23 +78,23 @@ def _name_arrays(named: Sequence[NamedLayer], scope: str) -> Iterator[tuple[str,
 
 @dataclass(frozen=True)
 class _GraphReader:
-    """Reads the nodes of a graph as layers."""
+    """Translates the nodes of a graph to layers."""
 
     graph: TorchGraph
 
     @cached_property
     def nodes(self) -> dict[str, GraphNode]:
-        """Nodes that compute tensors, not sizes, by name and in order."""
-        return {n.name: n for n in self.graph.training.nodes if n.results}
+        """Nodes that compute tensors, not sizes, by name, in the order of computation."""
+        return {node.name: node for node in self.graph.training.nodes if node.results}
 
     @cached_property
     def positions(self) -> dict[str, int]:
-        """Positions of the nodes in the order of computation."""
+        """Indices of the nodes in the order of computation."""
         return {name: position for position, name in enumerate(self.nodes)}
 
     @cached_property
     def users(self) -> dict[str, list[str]]:
-        """Names of the nodes that read each value, in order."""
+        """Names of the nodes that read the input or the result of each node."""
         users: dict[str, list[str]] = {INPUT: [], **{name: [] for name in self.nodes}}
         for name, node in self.nodes.items():
             for source in dict.fromkeys(self._list_sources(node)):
@@ -102,29 +102,33 @@ class _GraphReader:
         return users
 
     def read_chain(self, start: str, end: str, flow: Flow, allowed: frozenset[str]) -> Chain:
-        """Return the layers from the value `start` to `end`; only nodes of `allowed` are read."""
+        """Return the layers that compute the value `end` from the value `start`.
+
+        `flow` describes `start`. Nodes that aren't in `allowed` are skipped.
+        """
         layers: list[NamedLayer] = []
-        while start != end:
-            users = [user for user in self.users[start] if user in allowed]
+        value = start
+        while value != end:
+            users = [user for user in self.users[value] if user in allowed]
             if len(users) == 1 and len(self._list_sources(self.nodes[users[0]])) == 1:
-                name = users[0]
-                node_layers, flow = read_node(self.graph, self.nodes[name], flow)
+                next_value = users[0]
+                node_layers, flow = read_node(self.graph, self.nodes[next_value], flow)
             else:
-                name = self._find_join(users, allowed)
-                node_layers, flow = self._read_join(start, name, flow, allowed)
-            start = name
+                next_value = self._find_join(users, allowed)
+                node_layers, flow = self._read_join(value, next_value, flow, allowed)
+            value = next_value
             layers += node_layers
         return tuple(layers), flow
 
     def _list_sources(self, node: GraphNode) -> list[str]:
-        """Return the values that a node reads; a value that it reads twice is listed twice."""
+        """Return the tensors that a node reads; a tensor that it reads twice is listed twice."""
         values = [value for value in find_references(node) if isinstance(value, ValueOf)]
         if any(value.item is not None for value in values):
             raise self._refuse(node.name, "it must read whole values")
         return [value.node for value in values if value.node == INPUT or value.node in self.nodes]
 
     def _find_join(self, users: Sequence[str], allowed: frozenset[str]) -> str:
-        """Return the first node that is in all chains that begin at `users`."""
+        """Return the first node at which all chains that begin with `users` meet."""
         if not users:
             first = min(allowed, key=self.positions.__getitem__)
             raise self._refuse(first, "it must read a value before it")
@@ -138,20 +142,23 @@ class _GraphReader:
         return open_ends.pop()
 
     def _read_join(self, start: str, join: str, flow: Flow, allowed: frozenset[str]) -> Chain:
+        """Return the layer that computes the node `join` and the chains from `start` to it."""
         node = self.nodes[join]
         ends = self._list_sources(node)
-        if len(ends) < 2 or len(node.kwargs) > 0:
+        if len(ends) < 2 or node.kwargs:
             raise self._refuse(join)
-        bodies = [
+        chains = [
             self.read_chain(start, end, flow, allowed & self._list_ancestors(end)) for end in ends
         ]
-        output = NodeReader(self.graph, node, bodies[0][1]).output()
+        _, first_flow = chains[0]
+        output = NodeReader(self.graph, node, first_flow).output()
         if node.op == "aten.cat.default":
-            return self._read_branches(node, bodies, output)
-        if len(ends) != 2 or len(node.args) != 2 or (start in ends and ends[0] == ends[1]):
+            return self._read_branches(node, chains, output)
+        if len(ends) != 2 or len(node.args) != 2 or ends == [start, start]:
             raise self._refuse(join)
-        shortcut, body = sorted((layers for layers, _ in bodies), key=_measure_size)
-        if node.op == "aten.add.Tensor" and bodies[0][1] == bodies[1][1]:
+        _, second_flow = chains[1]
+        shortcut, body = sorted((layers for layers, _ in chains), key=_measure_size)
+        if node.op == "aten.add.Tensor" and first_flow == second_flow:
             layer = standard.Residual(body=_list_specs(body), shortcut=_list_specs(shortcut))
             return (NamedLayer(layer, {}, {"": body, "shortcut": shortcut}),), output
         if node.op == "aten.mul.Tensor" and start in ends:
@@ -159,23 +166,24 @@ class _GraphReader:
             return (NamedLayer(gate, {}, {"": body}),), replace(output, pooled=flow.pooled)
         raise self._refuse(join, "its chains must be a residual block, a gate or branches")
 
-    def _read_branches(self, node: GraphNode, bodies: Sequence[Chain], output: Flow) -> Chain:
+    def _read_branches(self, node: GraphNode, chains: Sequence[Chain], output: Flow) -> Chain:
         dim = node.args[1] if len(node.args) > 1 else 0
-        if dim not in (1, -len(output.shape)) or any(flow.flattened for _, flow in bodies):
+        if dim not in (1, -len(output.shape)) or any(flow.flattened for _, flow in chains):
             raise self._refuse(node.name, "it must join channels")
-        branches = tuple(_list_specs(layers) for layers, _ in bodies)
-        inside = {f"branch_{index}": layers for index, (layers, _) in enumerate(bodies)}
+        branches = tuple(_list_specs(layers) for layers, _ in chains)
+        inside = {f"branch_{index}": layers for index, (layers, _) in enumerate(chains)}
         return (NamedLayer(standard.Branches(branches=branches), {}, inside),), output
 
     def _list_ancestors(self, end: str) -> frozenset[str]:
-        """Return a value, and all values from which it is computed."""
+        """Return the names of a value and of all values from which it is computed."""
         ancestors: set[str] = set()
         pending = [end]
         while pending:
             name = pending.pop()
             if name not in ancestors:
                 ancestors.add(name)
-                pending += [] if name == INPUT else self._list_sources(self.nodes[name])
+                if name != INPUT:
+                    pending += self._list_sources(self.nodes[name])
         return frozenset(ancestors)
 
     def _refuse(self, name: str, problem: str = "") -> UnknownLayerError:
@@ -187,7 +195,7 @@ def _list_specs(named: Sequence[NamedLayer]) -> tuple[LayerSpec, ...]:
 
 
 def _measure_size(named: Sequence[NamedLayer]) -> tuple[int, int]:
-    """Return the numbers of layers and weights, by which the smaller chain is the shortcut."""
+    """Return the numbers of layers and of weights; of two chains the smaller is the shortcut."""
     return _count_layers(named), sum(array.size for _, array in _name_arrays(named, ""))
 
 

@@ -1,8 +1,7 @@
-"""Builder of a graph's nodes from ONNX, which computes all shapes and folds constants.
+"""Builder of a graph's nodes from ONNX. It computes all shapes, and the nodes that read constants.
 
-Shapes in an ONNX file may depend on the batch in any way, and the file needn't have them. So the
-shape of every value is computed at two batch sizes. A size that differs between them must be linear
-in the batch, and nodes of the graph compute it from the input.
+An ONNX file needn't have shapes. So the shape of every value is computed at two batch sizes. A size
+that differs between them must be linear in the batch, and nodes of the graph compute it.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from pipeline.models.torch_graph.operators.known_operators import find_operator
 from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 
 MAX_ELEMENTS = 2**31
-"""Limit of the values of any result, for two samples."""
+"""Most values of a result at either batch size."""
 MAX_CONSTANTS = 2**26
-"""Limit of the values of all constants that are computed."""
+"""Most values of all computed constants together."""
 _INT32 = np.iinfo(np.int32)
 
 
 class TrainingFlag:
-    """An argument that is true in the form for training, and false in the one for evaluation."""
+    """An argument that is true in the form for training and false in the form for evaluation."""
 
 
 TRAINING = TrainingFlag()
@@ -53,16 +52,16 @@ BATCH = BatchSize(1, 0)
 
 @dataclass(frozen=True, eq=False)
 class OnnxValue:
-    """A tensor of the network at each batch size."""
+    """A tensor of the network at both batch sizes."""
 
     reference: ValueOf | ArrayOf | None
-    """Its place in the graph; None for a constant, which has a place once a node reads it."""
+    """The node or weight that it is in the graph; None for a constant."""
     arrays: tuple[Any, ...]
-    """Arrays of numpy for a constant, else arrays that JAX traces."""
+    """The tensor at each batch size: an array of numpy for a constant, else traced by JAX."""
 
     @property
     def is_constant(self) -> bool:
-        """Whether it depends on neither the network's input nor weights."""
+        """Whether it depends neither on the values of the network's input nor on weights."""
         return self.reference is None
 
     @property
@@ -78,11 +77,11 @@ class OnnxValue:
         return self.dtype.startswith(("float", "bfloat"))
 
     def is_number(self) -> bool:
-        """Whether it is a constant without axes that doesn't depend on the batch."""
+        """Return whether it is a constant without axes that doesn't depend on the batch."""
         return self.is_constant and self.ndim == 0 and self.is_fixed()
 
     def is_fixed(self) -> bool:
-        """Whether a constant doesn't depend on the batch."""
+        """Return whether a constant doesn't depend on the batch."""
         first, second = self.arrays
         return first is second or np.array_equal(first, second, equal_nan=self.is_float)
 
@@ -93,25 +92,26 @@ Argument = Any
 
 @dataclass
 class TorchGraphBuilder:
-    """The nodes of a graph and its arrays, in the order they are added."""
+    """The nodes and arrays of a graph, to which calls add."""
 
     batches: tuple[int, int]
     """The batch sizes at which shapes are computed; equal if the network has only one."""
     weights: dict[str, np.ndarray]
-    """Parameters and statistics by their names here, in PyTorch's order of axes."""
+    """Parameters and statistics by their names in the graph, in PyTorch's order of axes."""
     declared_batch: int | None
     """The batch size of the file's input; None if it is open."""
     nodes: list[GraphNode] = field(default_factory=list)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     module: str = ""
-    """Module of the nodes that are added."""
+    """Module of the nodes that are added next."""
     kind: str = ""
+    """ONNX operator of the nodes that are added next."""
     line: str = ""
     _sizes: dict[BatchSize, ValueOf] = field(default_factory=dict)
     _stored: dict[int, tuple[np.ndarray, ArrayOf]] = field(default_factory=dict)
-    """Constants that nodes read, by the identity of their arrays."""
-    _folded: int = 0
-    """Number of values of all constants that were computed."""
+    """Constants that nodes read, and references to them, by the identity of the arrays."""
+    _num_folded_values: int = 0
+    """Number of values of all computed constants."""
 
     def input(self, spec: TensorSpec) -> OnnxValue:
         """Return the network's input."""
@@ -127,7 +127,7 @@ class TorchGraphBuilder:
         return OnnxValue(ArrayOf(name), (array, array))
 
     def constant(self, array: Any) -> OnnxValue:
-        """Return a constant that doesn't depend on the batch; floats become float32."""
+        """Return an array as a constant at both batch sizes; floats become float32."""
         array = np.asarray(array)
         if array.dtype.name in ("float64", "float16", "bfloat16"):
             array = array.astype(np.float32)
@@ -139,36 +139,43 @@ class TorchGraphBuilder:
         return tuple(map(self.size, first, second))
 
     def fixed_shape(self, value: OnnxValue) -> tuple[int, ...]:
-        """Return the shape, 0 for a batch size. Raises ValueError if another size depends on it."""
+        """Return the shape, with 0 for a first size that depends on the batch.
+
+        Raises ValueError if another size depends on the batch.
+        """
         sizes = self.shape(value)
         if any(isinstance(size, BatchSize) for size in sizes[1:]):
             raise ValueError(f"a size depends on the batch: {sizes}")
         return tuple(size if isinstance(size, int) else 0 for size in sizes)
 
     def transpose_weight(self, name: str) -> OnnxValue:
-        """Store a matrix of weights transposed, and return it. Nothing else may read it."""
+        """Transpose a stored matrix of weights, and return it. No other node may read it."""
         self.weights[name] = np.ascontiguousarray(self.weights[name].T)
         return self.weight(name)
 
     def keep_batch_open(self, value: OnnxValue, shape: Sequence[Length]) -> tuple[Length, ...]:
-        """Return a shape to reshape to, with the batch in place of the size that the file fixes.
+        """Return the shape to which `value` is reshaped, with the batch as its first size.
 
-        Files that were exported for one batch size have it as the first size of such shapes.
+        A file that was exported for one batch size has that size there. It is replaced if the first
+        size of `value` is the batch; else the shape is returned as it is.
         """
-        first = self.shape(value)[:1]
-        if self.declared_batch and first == (BATCH,) and tuple(shape[:1]) == (self.declared_batch,):
+        is_fixed = bool(shape) and shape[0] == self.declared_batch
+        if is_fixed and self.shape(value)[:1] == (BATCH,):
             return (BATCH, *shape[1:])
         return tuple(shape)
 
     def repeat_for_batch(self, value: OnnxValue) -> OnnxValue:
-        """Return a value whose first size the file fixes to its batch size, for every sample."""
+        """Repeat a value of one sample for the batch, if the file is for a batch of one sample."""
         sizes = self.shape(value)
         if sizes[0] != 1 or self.declared_batch != 1:
             return value
         return self.call("expand.default", value, (BATCH, *sizes[1:]))
 
     def size(self, first: int, second: int) -> Length:
-        """Return the size with these values at the two batches. Raises ValueError if none has."""
+        """Return the size that is `first` and `second` at the two batch sizes.
+
+        Raises ValueError if it isn't linear in the batch.
+        """
         if first == second:
             return first
         low, high = self.batches
@@ -178,7 +185,7 @@ class TorchGraphBuilder:
         return BatchSize(per_sample, first - per_sample * low)
 
     def integers(self, value: OnnxValue) -> tuple[Length, ...]:
-        """Return constant whole numbers. Raises ValueError if they are computed from the input."""
+        """Return the whole numbers of a constant. Raises ValueError if it isn't a constant."""
         if not value.is_constant:
             raise ValueError("a shape or an axis depends on the values of the network's input")
         first, second = (np.atleast_1d(array).tolist() for array in value.arrays)
@@ -188,7 +195,7 @@ class TorchGraphBuilder:
         """Return whole numbers that don't depend on the batch. Raises ValueError for others."""
         sizes = self.integers(value)
         if any(isinstance(size, BatchSize) for size in sizes):
-            raise ValueError("a number depends on the batch size, where it can't")
+            raise ValueError("a number depends on the batch size; must be fixed")
         return tuple(size for size in sizes if isinstance(size, int))
 
     def call(self, op: str, *args: Argument, **kwargs: Argument) -> OnnxValue:
@@ -196,7 +203,7 @@ class TorchGraphBuilder:
         return self.call_all(op, *args, **kwargs)[0]
 
     def call_all(self, op: str, *args: Argument, **kwargs: Argument) -> tuple[OnnxValue, ...]:
-        """Add a node, and return all its results; a node that reads only constants is computed."""
+        """Add a node, and return its results. If it reads only constants, compute it instead."""
         leaves = jax.tree.leaves((args, kwargs))
         values = [leaf for leaf in leaves if isinstance(leaf, OnnxValue)]
         has_size = any(isinstance(leaf, BatchSize) for leaf in leaves)
@@ -222,42 +229,46 @@ class TorchGraphBuilder:
             for item, arrays in enumerate(results)
         )
 
-    def _compute(self, node: GraphNode, at: int, *, folds: bool = False) -> Any:
-        """Return the result of a node, a tensor or a tuple of them, at one of the batch sizes."""
+    def _compute(self, node: GraphNode, batch_index: int, *, folds: bool = False) -> Any:
+        """Return the result of a node, a tensor or a tuple of them, at a batch size.
+
+        Constant numbers are passed as Python's numbers unless `folds`.
+        """
         context = OperatorContext("float32", DEFAULTS, "nhwc", None)
 
-        def read(argument: Argument) -> Any:
+        def read_argument(argument: Argument) -> Any:
             match argument:
                 case OnnxValue(is_constant=True):
-                    array = argument.arrays[at]
+                    array = argument.arrays[batch_index]
                     is_number = argument.is_number() and not folds
                     return array.item() if is_number else to_tensor(_with_32_bits(array))
                 case OnnxValue():
-                    return argument.arrays[at]
+                    return argument.arrays[batch_index]
                 case BatchSize():
-                    return argument.per_sample * self.batches[at] + argument.constant
+                    return argument.per_sample * self.batches[batch_index] + argument.constant
                 case TrainingFlag():
                     return False
             return argument
 
-        args, kwargs = jax.tree.map(read, (node.args, dict(node.kwargs)))
+        args, kwargs = jax.tree.map(read_argument, (node.args, dict(node.kwargs)))
         return find_operator(node)(context, *args, **kwargs)
 
     def _fold(self, node: GraphNode, is_fixed: bool) -> tuple[OnnxValue, ...]:
-        """Compute a node of constants."""
+        """Return the results of a node that reads only constants, as constants."""
 
-        def compute(at: int) -> tuple[Array, ...]:
-            result = self._compute(node, at, folds=True)
-            return tuple(x.plain() for x in (result if isinstance(result, tuple) else (result,)))
+        def compute(batch_index: int) -> tuple[Array, ...]:
+            result = self._compute(node, batch_index, folds=True)
+            results = result if isinstance(result, tuple) else (result,)
+            return tuple(x.plain() for x in results)
 
         folded = []
-        for at in (0,) if is_fixed else (0, 1):
-            shapes = jax.eval_shape(partial(compute, at))
-            self._folded += sum(math.prod(x.shape) for x in shapes)
-            if self._folded > MAX_CONSTANTS:
+        for batch_index in (0,) if is_fixed else (0, 1):
+            shapes = jax.eval_shape(partial(compute, batch_index))
+            self._num_folded_values += sum(math.prod(x.shape) for x in shapes)
+            if self._num_folded_values > MAX_CONSTANTS:
                 raise ValueError(f"its constants have more than {MAX_CONSTANTS:,} values")
             with jax.ensure_compile_time_eval():
-                folded.append(tuple(map(np.asarray, compute(at))))
+                folded.append(tuple(map(np.asarray, compute(batch_index))))
         return tuple(OnnxValue(None, arrays) for arrays in zip(folded[0], folded[-1], strict=True))
 
     def _refer(self, argument: Argument) -> Any:
@@ -274,17 +285,19 @@ class TorchGraphBuilder:
         return argument
 
     def _store(self, value: OnnxValue) -> ArrayOf:
+        """Store a constant among the graph's arrays, once, and return a reference to it."""
         if not value.is_fixed():
             raise ValueError("a tensor is made from the batch size in a way that isn't known here")
         array = value.arrays[0]
         if id(array) not in self._stored:
             name = f"constant@{len(self.constants) + 1}"
             self.constants[name] = np.asarray(_with_32_bits(array))
-            self._stored[id(array)] = array, ArrayOf(name)
-        return self._stored[id(array)][1]
+            self._stored[id(array)] = (array, ArrayOf(name))
+        _, reference = self._stored[id(array)]
+        return reference
 
     def _size_node(self, size: BatchSize) -> ValueOf:
-        """Return the node that computes a size."""
+        """Return a reference to the node that computes a size, which is added if it is missing."""
         if size not in self._sizes:
             if size == BATCH:
                 node = self._append_size("aten.sym_size.int", ValueOf(INPUT), 0)
@@ -303,7 +316,7 @@ class TorchGraphBuilder:
 
 
 def _make_spec(first: TorchTensor, second: TorchTensor) -> TensorSpec:
-    """Return the shape of a result; sizes that differ depend on the batch."""
+    """Return the spec of a result by its tensors at both batch sizes."""
     if max(math.prod(first.shape), math.prod(second.shape)) > MAX_ELEMENTS:
         raise ValueError(f"its result has more than {MAX_ELEMENTS:,} values")
     sizes = zip(first.shape, second.shape, strict=True)

@@ -1,4 +1,4 @@
-"""A graph from an ONNX network: its nodes by the table of operators, its weights trainable."""
+"""Import of an ONNX network as a graph, whose weights can be trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.core.errors import first_line
 from pipeline.core.files.error_text import show_name
 from pipeline.models.torch_graph.conversion.export_module import (
-    CONSTANT_BYTES,
+    MAX_CONSTANT_BYTES,
     choose_order,
     choose_path,
 )
@@ -46,24 +46,24 @@ BATCHES = (2, 3)
 
 @dataclass(frozen=True)
 class ImportSettings:
-    """Samples that a network is imported for, and its output."""
+    """Shape of the samples, and the tensor that is the network's output."""
 
     image: tuple[int, ...]
     """Height, width and channels."""
     output: str | None = None
-    """Name of the tensor of logits; None: the file's first output, without its softmax."""
+    """Name of the tensor of logits, or None for the file's first output without its softmax."""
 
 
 def import_onnx(path: Path, settings: ImportSettings) -> TorchGraph:
-    """Import a file as a graph. Raises ValueError, which names file and node, if it can't be."""
+    """Import a file as a graph. Raises ValueError, with file and node, if that is impossible."""
     return import_model(read_onnx(path), settings)
 
 
 def import_model(model: OnnxModel, settings: ImportSettings) -> TorchGraph:
-    """Import a network for samples of a size.
+    """Import a network as a graph. Raises ValueError, with file and node, if that is impossible.
 
-    The graph computes any batch size, or the file's, if its shapes allow no other. Raises
-    ValueError that names file and node.
+    The graph accepts any batch size, or only the file's if the network can't be computed for
+    others.
     """
     network = _Network(_drop_copies(model), settings)
     batch = network.input.shape[0]
@@ -78,9 +78,9 @@ def import_model(model: OnnxModel, settings: ImportSettings) -> TorchGraph:
 
 
 def find_sample_shape(model: OnnxModel) -> tuple[int, ...]:
-    """Return channels, height and width of the samples, by the shape of the file's input.
+    """Return channels, height and width of the samples that the file's input describes.
 
-    Raises ValueError if the file leaves a size open.
+    A row of features is one pixel. Raises ValueError if a size is open, or for other shapes.
     """
     network = _Network(model, ImportSettings((0, 0, 0)))
     sizes = network.input.shape[1:]
@@ -98,14 +98,14 @@ def find_sample_shape(model: OnnxModel) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Network:
-    """The network of a file, imported for samples of a size. Its parts raise ValueError."""
+    """The network of a file, and the settings of its import. Its properties raise ValueError."""
 
     model: OnnxModel
     settings: ImportSettings
 
     @cached_property
     def producers(self) -> Mapping[str, OnnxNode]:
-        """The node that computes each tensor."""
+        """The node that computes a tensor, by the tensor's name."""
         producers: dict[str, OnnxNode] = {}
         defined = {"", *self.model.initializers, *(value.name for value in self.model.inputs)}
         for node in self.model.nodes:
@@ -128,7 +128,7 @@ class _Network:
     def output(self) -> str:
         """Name of the tensor of logits."""
         outputs = self.model.outputs
-        # scikit-learn's classifiers have the class, an integer, before its probabilities.
+        # The first output of scikit-learn's classifiers is the class, an integer.
         candidates = [value for value in outputs if not value.dtype.startswith("int")] or outputs
         name = self.settings.output or candidates[0].name
         if name not in self.producers:
@@ -140,16 +140,16 @@ class _Network:
         return name if self.settings.output else self._find_softmax_input(name)
 
     def _find_softmax_input(self, name: str) -> str:
-        """Return the tensor that a last softmax reads, or the tensor itself without one."""
+        """Return the input of the softmax that computes a tensor, or the tensor if none does."""
         node = self.producers.get(name)
-        # These operators read one tensor.
+        # Each of these operators reads one tensor.
         while node is not None and node.op in ("Identity", "Cast", "ai.onnx.ml.ZipMap"):
             node = self.producers.get("".join(node.inputs))
         return "".join(node.inputs) if node is not None and node.op == "Softmax" else name
 
     @cached_property
     def nodes(self) -> tuple[OnnxNode, ...]:
-        """The nodes that the output depends on, in order."""
+        """The nodes that the output depends on, in the order of computation."""
         names: set[str] = set()
         pending = [self.output]
         while pending:
@@ -157,7 +157,7 @@ class _Network:
             if name not in names and name in self.producers:
                 names.add(name)
                 pending += self.producers[name].inputs
-        nodes = tuple(n for n in self.model.nodes if not names.isdisjoint(n.outputs))
+        nodes = tuple(node for node in self.model.nodes if not names.isdisjoint(node.outputs))
         unknown = [node for node in nodes if node.op not in ONNX_OPERATORS]
         if unknown:
             more = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
@@ -170,8 +170,8 @@ class _Network:
     @cached_property
     def input(self) -> OnnxTensor:
         """The only input that the output depends on."""
-        read = {name for node in self.nodes for name in node.inputs}
-        inputs = [value for value in self.model.inputs if value.name in read]
+        names_read = {name for node in self.nodes for name in node.inputs}
+        inputs = [value for value in self.model.inputs if value.name in names_read]
         if len(inputs) != 1:
             names = ", ".join(show_name(value.name) for value in inputs) or "none"
             raise ValueError(f"{self.model.file}: has inputs {names}; must have one, the samples")
@@ -203,8 +203,8 @@ class _Network:
             return TensorSpec((batch, channels, height, width), dtype)
         total = height * width * channels
         if sizes.count(None) == 1:
-            fixed = math.prod(size for size in sizes if size)
-            sizes = tuple(total // fixed if size is None else size for size in sizes)
+            product = math.prod(size for size in sizes if size)
+            sizes = tuple(total // product if size is None else size for size in sizes)
         if not all(sizes) or math.prod(size or 0 for size in sizes) != total:
             raise ValueError(
                 f"{self.model.file}: reads samples of shape {_format_sizes(self.input.shape[1:])}, "
@@ -213,8 +213,8 @@ class _Network:
         return TensorSpec((batch, *sizes), dtype)
 
     def build(self, batches: tuple[int, int]) -> TorchGraph:
-        """Build the graph, with shapes computed at two batch sizes."""
-        spec = self.spec(None if batches[0] != batches[1] else batches[0])
+        """Build the graph with shapes at two batch sizes; if they are equal, for that size only."""
+        spec = self.spec(batches[0] if batches[0] == batches[1] else None)
         weights = NetworkWeights(self.nodes, self.model.initializers, self.input.name)
         names = weights.names
         arrays = {
@@ -227,7 +227,7 @@ class _Network:
         def trace() -> None:
             results.append(self._read_nodes(builder, spec, weights))
 
-        # Shapes alone are computed.
+        # JAX computes the shapes of all values, but no values.
         jax.eval_shape(trace)
         output = results[0].reference
         if not isinstance(output, ValueOf):
@@ -254,8 +254,8 @@ class _Network:
         constants: dict[str, OnnxValue] = {}
         for node in self.nodes:
             inputs: list[OnnxValue | None] = []
-            for place, name in enumerate(node.inputs):
-                tensor = weights.tensor(node, place)
+            for index, name in enumerate(node.inputs):
+                tensor = weights.tensor(node, index)
                 if tensor is not None:
                     inputs.append(builder.weight(weights.names[tensor]))
                 elif name in self.model.initializers:
@@ -282,8 +282,8 @@ class _Network:
 def _drop_copies(model: OnnxModel) -> OnnxModel:
     """Return the model without nodes that only copy an initializer.
 
-    PyTorch stores equal arrays once, and copies them by `Identity`. A copy of a vector is a
-    separate weight; copies of a larger array are tied.
+    PyTorch stores equal arrays once, and copies them by `Identity`. Here a copy of a vector becomes
+    another initializer; nodes that read a copy of a larger array read the array itself.
     """
     initializers = dict(model.initializers)
     tied: dict[str, str] = {}
@@ -303,9 +303,10 @@ def _drop_copies(model: OnnxModel) -> OnnxModel:
 
 
 def _fits(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
-    """Return whether a shape has these sizes; None fits any."""
-    pairs = zip(sizes, shape, strict=False)
-    return len(sizes) == len(shape) and all(size in (None, actual) for size, actual in pairs)
+    """Return whether a shape has these sizes, of which None fits any size."""
+    if len(sizes) != len(shape):
+        return False
+    return all(size in (None, actual) for size, actual in zip(sizes, shape, strict=True))
 
 
 def _format_sizes(sizes: Iterable[int | None]) -> str:
@@ -313,7 +314,7 @@ def _format_sizes(sizes: Iterable[int | None]) -> str:
 
 
 def _with_training(form: Form, train: bool) -> Form:
-    """Return the form for training or for evaluation."""
+    """Return a form with `train` in place of each `TRAINING`."""
 
     def fill(node: GraphNode) -> GraphNode:
         return replace(node, args=tuple(train if a is TRAINING else a for a in node.args))
@@ -328,7 +329,9 @@ def _list_specs(
     uses = Draft(form, {}).uses
     weights = {name: array for name, array in builder.weights.items() if name in uses}
     orders = {name: choose_order(uses[name], array.ndim) for name, array in weights.items()}
-    paths = (choose_path(name, orders[name], uses[name], a.ndim) for name, a in weights.items())
+    paths = [
+        choose_path(name, orders[name], uses[name], array.ndim) for name, array in weights.items()
+    ]
     for (name, array), path in zip(weights.items(), make_names_distinct(paths, "/"), strict=True):
         order = orders[name]
         if order in KERNEL_AXES:
@@ -337,7 +340,7 @@ def _list_specs(
         yield ArraySpec(name, path, role, order, array.shape, "float32"), array
     for name, array in builder.constants.items():
         if name in uses:
-            is_large = array.dtype == np.float32 and array.nbytes > CONSTANT_BYTES
+            is_large = array.dtype == np.float32 and array.nbytes > MAX_CONSTANT_BYTES
             path = f"constants@/{name}"
             role = "buffer" if is_large else "constant"
             yield ArraySpec(name, path, role, "torch", array.shape, str(array.dtype)), array

@@ -1,4 +1,4 @@
-"""ONNX's layers with weights, and pooling, read as calls of torch's operators."""
+"""ONNX's layers with weights, pooling and dropout, translated to PyTorch's operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.models.torch_graph.onnx.graph_builder import TRAINING, OnnxValue
 from pipeline.models.torch_graph.onnx.node_reader import OnnxNodeReader, Results, onnx_operator
 
 Pads = tuple[tuple[int, int], ...]
-"""Padding before and after, for each spatial axis."""
+"""Padding before and after, by spatial axis."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class OnnxWindow:
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """Size of a window with its dilation, by axis."""
+        """Pixels from the first to the last of a dilated window, by axis."""
         return compute_reach(self.kernel, self.dilations)
 
     @property
@@ -42,15 +42,15 @@ class OnnxWindow:
 
 def read_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWindow:
     """Read the attributes of a window. Raises ValueError for numbers that don't fit the kernel."""
-    axes = len(kernel)
-    strides = reader.attribute("strides", (1,) * axes)
-    dilations = reader.attribute("dilations", (1,) * axes)
-    flat_pads = reader.attribute("pads", (0,) * (2 * axes))
-    if (len(strides), len(dilations), len(flat_pads)) != (axes, axes, 2 * axes):
+    num_axes = len(kernel)
+    strides = reader.attribute("strides", (1,) * num_axes)
+    dilations = reader.attribute("dilations", (1,) * num_axes)
+    flat_pads = reader.attribute("pads", (0,) * (2 * num_axes))
+    if (len(strides), len(dilations), len(flat_pads)) != (num_axes, num_axes, 2 * num_axes):
         raise ValueError(f"strides, dilations or pads don't fit a window of {tuple(kernel)}")
     if min((*kernel, *strides, *dilations)) < 1 or min(flat_pads) < 0:
         raise ValueError("a kernel, stride or dilation below 1, or negative pads")
-    pads = tuple(zip(flat_pads[:axes], flat_pads[axes:], strict=True))
+    pads = tuple(zip(flat_pads[:num_axes], flat_pads[num_axes:], strict=True))
     return OnnxWindow(tuple(kernel), strides, dilations, pads)
 
 
@@ -62,16 +62,18 @@ def _read_padded_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWi
         return window
     pads = [(0, 0)] * len(kernel)
     if mode in ("SAME_UPPER", "SAME_LOWER"):
-        sizes = zip(reader.fixed_sizes(first_axis=2), window.strides, window.reach, strict=True)
-        totals = [max((-(-n // step) - 1) * step + reach - n, 0) for n, step, reach in sizes]
-        pads = [_split_pads(total, mode) for total in totals]
+        axes = zip(reader.fixed_sizes(first_axis=2), window.strides, window.reach, strict=True)
+        pads = []
+        for size, stride, reach in axes:
+            num_windows = math.ceil(size / stride)
+            pads.append(_split_pads(max((num_windows - 1) * stride + reach - size, 0), mode))
     elif mode != "VALID":
         raise ValueError(f"unknown auto_pad {mode!r}")
     return replace(window, pads=tuple(pads))
 
 
 def _split_pads(total: int, mode: str) -> tuple[int, int]:
-    """Return the pads before and after; SAME_UPPER puts the odd one after."""
+    """Return the pads before and after; an odd pixel is after for SAME_UPPER, else before."""
     half = total // 2
     return (half, total - half) if mode == "SAME_UPPER" else (total - half, half)
 
@@ -108,7 +110,7 @@ def read_conv(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("ConvTranspose")
 def read_conv_transpose(reader: OnnxNodeReader) -> Results:
-    """Read the transpose of a convolution of images; uneven pads are cropped afterwards."""
+    """Read the transpose of a convolution of images; uneven or negative pads follow it."""
     weight = reader.value(1)
     kernel = reader.graph.fixed_shape(weight)[2:]
     if len(kernel) != 2:
@@ -121,10 +123,10 @@ def read_conv_transpose(reader: OnnxNodeReader) -> Results:
     if mode in ("SAME_UPPER", "SAME_LOWER") or target is not None:
         sizes = reader.fixed_sizes(first_axis=2)
         axes = zip(sizes, window.strides, window.reach, output_padding, strict=True)
-        unpadded = [(n - 1) * step + reach + extra for n, step, reach, extra in axes]
+        unpadded = [(size - 1) * stride + reach + extra for size, stride, reach, extra in axes]
         if target is None:
-            target = [n * step for n, step in zip(sizes, window.strides, strict=True)]
-        # Some files list batch and channels too.
+            target = [size * stride for size, stride in zip(sizes, window.strides, strict=True)]
+        # The `output_shape` of some files begins with batch and channels.
         totals = [size - goal for size, goal in zip(unpadded, target[-2:], strict=True)]
         pads = tuple(_split_pads(total, mode) for total in totals)
     is_symmetric_crop = all(before == after >= 0 for before, after in pads)
@@ -147,9 +149,9 @@ def read_conv_transpose(reader: OnnxNodeReader) -> Results:
 def _add_dense(
     reader: OnnxNodeReader, x: OnnxValue, weight: OnnxValue, bias: OnnxValue | None
 ) -> OnnxValue:
-    """Multiply the last axis of x with a weight (in, out)."""
+    """Multiply x (..., in) with a weight (in, out), and add the bias if it isn't None."""
     name = weight.reference.name if isinstance(weight.reference, ArrayOf) else ""
-    # A weight that only this node reads is stored transposed; others are transposed in the graph.
+    # If only this node reads the weight, it is stored transposed. Else a node transposes it.
     if name in reader.transposable:
         kernel = reader.graph.transpose_weight(name)
     else:
@@ -171,20 +173,20 @@ def read_gemm(reader: OnnxNodeReader) -> Results:
     alpha = reader.attribute("alpha", 1.0)
     if bias is not None and reader.attribute("beta", 1.0) != 1:
         bias = graph.call("mul.Tensor", bias, graph.constant(reader.attribute("beta", 1.0)))
-    is_fused = bias is not None and graph.shape(bias) == (features,) and alpha == 1
-    fused_bias = bias if is_fused else None
+    is_layer_bias = bias is not None and graph.shape(bias) == (features,) and alpha == 1
+    layer_bias = bias if is_layer_bias else None
     if reader.attribute("transB", 0):
-        y = graph.call("linear.default", x, weight, fused_bias)
+        y = graph.call("linear.default", x, weight, layer_bias)
     else:
-        y = _add_dense(reader, x, weight, fused_bias)
+        y = _add_dense(reader, x, weight, layer_bias)
     if alpha != 1:
         y = graph.call("mul.Tensor", y, graph.constant(np.float32(alpha)))
-    return y if bias is fused_bias or bias is None else graph.call("add.Tensor", y, bias)
+    return y if bias is None or is_layer_bias else graph.call("add.Tensor", y, bias)
 
 
 @onnx_operator("MatMul")
 def read_matmul(reader: OnnxNodeReader) -> Results:
-    """Read a matrix product, a dense layer without a bias if the second factor is a weight."""
+    """Read a matrix product. With a weight as second factor it is a dense layer without a bias."""
     x = reader.value(0)
     other = reader.value(1)
     if isinstance(other.reference, ArrayOf) and other.ndim == 2 and x.ndim >= 2:
@@ -275,34 +277,34 @@ def read_pool(reader: OnnxNodeReader) -> Results:
 
 def _add_pool(reader: OnnxNodeReader, x: OnnxValue, window: OnnxWindow) -> OnnxValue:
     graph = reader.graph
-    is_ceil = bool(reader.attribute("ceil_mode", 0))
-    axes = len(window.kernel)
-    zeros = (0,) * axes
+    ceil_mode = bool(reader.attribute("ceil_mode", 0))
+    num_axes = len(window.kernel)
+    zeros = (0,) * num_axes
     if reader.node.op == "MaxPool":
         pads = window.symmetric_pads
         if not window.is_symmetric:
             x = _add_pads(reader, x, window.pads, -math.inf)
             pads = zeros
-        op = f"max_pool{axes}d.default"
-        return graph.call(op, x, window.kernel, window.strides, pads, window.dilations, is_ceil)
+        op = f"max_pool{num_axes}d.default"
+        return graph.call(op, x, window.kernel, window.strides, pads, window.dilations, ceil_mode)
     if set(window.dilations) != {1}:
         raise ValueError("dilated average pooling isn't supported")
     counts_pads = bool(reader.attribute("count_include_pad", 0))
-    op = f"avg_pool{axes}d.default"
+    op = f"avg_pool{num_axes}d.default"
     if window.is_symmetric:
         pads = window.symmetric_pads
-        return graph.call(op, x, window.kernel, window.strides, pads, is_ceil, counts_pads)
+        return graph.call(op, x, window.kernel, window.strides, pads, ceil_mode, counts_pads)
     padded = _add_pads(reader, x, window.pads)
     if counts_pads:
-        return graph.call(op, padded, window.kernel, window.strides, zeros, is_ceil, True)
+        return graph.call(op, padded, window.kernel, window.strides, zeros, ceil_mode, True)
     ones = graph.constant(np.ones((1, 1, *graph.fixed_shape(x)[2:]), np.float32))
 
     def sum_windows(values: OnnxValue) -> OnnxValue:
-        # With the divisor 1, an average is a sum.
-        return graph.call(op, values, window.kernel, window.strides, zeros, is_ceil, True, 1)
+        # An average with the divisor 1 is a sum.
+        return graph.call(op, values, window.kernel, window.strides, zeros, ceil_mode, True, 1)
 
-    counts = sum_windows(_add_pads(reader, ones, window.pads))
-    return graph.call("div.Tensor", sum_windows(padded), counts)
+    num_pixels = sum_windows(_add_pads(reader, ones, window.pads))
+    return graph.call("div.Tensor", sum_windows(padded), num_pixels)
 
 
 @onnx_operator("GlobalAveragePool", "GlobalMaxPool")

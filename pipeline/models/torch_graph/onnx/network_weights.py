@@ -1,8 +1,9 @@
-"""Which initializers of an ONNX network are weights, and their names here.
+"""The initializers of an ONNX network that are weights, and their names in the graph.
 
-An ONNX file doesn't mark what is trained. Here a parameter is a float initializer of more than one
-value that a layer reads as a weight, or from which such a weight is computed. What `Sub`, `Div`,
-`Where` and `ScatterND` read is constant, since they normalise inputs, mask values and make masks.
+An ONNX file doesn't mark which initializers are trained. Here a parameter is a float initializer of
+more than one value that a layer reads as a weight, or from which such a weight is computed. The
+initializers that `Sub`, `Div`, `Where` and `ScatterND` read are constants, since these operators
+normalise inputs, mask values and make masks.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import numpy as np
 from pipeline.models.torch_graph.onnx.onnx_file import OnnxNode
 
 STATISTICS = (3, 4)
-"""Places of the running mean and variance among the inputs of batch norm."""
+"""Indices of the running mean and variance among the inputs of a batch norm."""
 _LEAVES = {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"}
-"""PyTorch's names of the inputs of a layer, for weights that have no name of a module."""
+"""Last parts of names by the index of the input, for weights without a module in their name."""
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _RECURRENT_LEAVES = {1: "weight_ih", 2: "weight_hh", 3: "bias"}
 _WEIGHT_INPUTS: Mapping[str, tuple[int, ...]] = {
@@ -34,30 +35,32 @@ _WEIGHT_INPUTS: Mapping[str, tuple[int, ...]] = {
     "Concat": tuple(range(64)),
     "Einsum": tuple(range(8)),
 }
-"""Inputs that are weights if they don't depend on the network's input."""
+"""Indices of the inputs that are weights if they don't depend on the network's input."""
 _CONSTANT = frozenset(("Shape", "Size", "ScatterND"))
 """Operators whose results are constants, such as masks, and never weights."""
 _LAYERS = frozenset(op for op, places in _WEIGHT_INPUTS.items() if 0 not in places)
-"""Operators whose weights may have a single value, which is a constant in others, such as `Add`."""
+"""Operators whose weights may have a single value. In others, such as `Add`, it is a constant."""
 
 
 @dataclass(frozen=True)
 class WeightTensor:
-    """A weight: an initializer, or a copy of it for one layer.
+    """A weight: an initializer, or a copy of it for one input of a node.
 
-    Exporters store equal arrays once, such as the scales of fresh batch norms. Vectors are
-    therefore copied for each layer that reads them; larger arrays that several nodes read are tied.
+    Exporters store equal arrays once, such as the initial scales of batch norms. So each input that
+    reads a vector has a copy; all nodes that read a larger array train the same array.
     """
 
     name: str
+    """Name of the initializer."""
     node: int | None = None
-    """Number of the node that the copy is for."""
+    """Index of the node that reads the copy; None without a copy."""
     place: int = 0
+    """Index of the input that reads the copy."""
 
 
 @dataclass(frozen=True)
 class NetworkWeights:
-    """The initializers that are trained or hold statistics of batch norm."""
+    """The weights of a network: parameters, and the statistics of batch norms."""
 
     nodes: Sequence[OnnxNode]
     initializers: Mapping[str, np.ndarray]
@@ -80,7 +83,7 @@ class NetworkWeights:
         }
 
     def tensor(self, node: OnnxNode, place: int) -> WeightTensor | None:
-        """Return the weight that a node reads as an input, or None for another tensor."""
+        """Return the weight that input `place` of a node reads, or None if it isn't a weight."""
         return self._by_input.get((self._numbers[id(node)], place))
 
     @cached_property
@@ -93,7 +96,7 @@ class NetworkWeights:
 
     @cached_property
     def _dependent(self) -> Set[str]:
-        """Tensors that depend on the values of the network's input, not only on its shape."""
+        """Names of tensors that depend on the values of the network's input, not just its shape."""
         dependent = {self.input}
         for node in self.nodes:
             if node.op not in ("Shape", "Size") and not dependent.isdisjoint(node.inputs):
@@ -102,7 +105,7 @@ class NetworkWeights:
 
     @cached_property
     def _trained(self) -> Set[str]:
-        """Initializers that are weights, or from which a weight is computed."""
+        """Names of initializers that are parameters."""
         trained: set[str] = set()
         pending = [
             (name, node.op in _LAYERS)
@@ -129,7 +132,7 @@ class NetworkWeights:
         return trained
 
     def _is_plain_norm(self, node: OnnxNode) -> bool:
-        """Return whether a norm has scale 1 and bias 0, which exporters write if it has neither."""
+        """Return whether a norm has scale 1 and bias 0, as exporters write a norm without them."""
         if node.op != "InstanceNormalization" or len(node.inputs) < 3:
             return False
         scale, bias = (self.initializers.get(name) for name in node.inputs[1:3])
@@ -137,7 +140,7 @@ class NetworkWeights:
 
     @cached_property
     def _by_input(self) -> Mapping[tuple[int, int], WeightTensor]:
-        """The weight that a node reads, by the numbers of node and input."""
+        """The weight that a node reads, by the indices of the node and of the input."""
         weights = {}
         for number, node in enumerate(self.nodes):
             for place, name in enumerate(node.inputs):
@@ -157,12 +160,13 @@ class NetworkWeights:
 
     @cached_property
     def transposable(self) -> frozenset[str]:
-        """Names of the weights that one node alone reads."""
-        return frozenset(self.names[t] for t in self.tensors if self._uses[t.name] == 1)
+        """Names of the weights that only one node reads."""
+        tensors = (tensor for tensor in self.tensors if self._uses[tensor.name] == 1)
+        return frozenset(self.names[tensor] for tensor in tensors)
 
     @cached_property
     def names(self) -> Mapping[WeightTensor, str]:
-        """Names of the weights here: from the file, or from the layer that reads them."""
+        """Names of the weights in the graph: from the file, or from the layer that reads them."""
         names: dict[WeightTensor, str] = {}
         for (number, place), tensor in self._by_input.items():
             if tensor not in names:
@@ -177,7 +181,7 @@ class NetworkWeights:
         return dict(zip(names, make_names_distinct(names.values(), "."), strict=True))
 
     def module(self, node: OnnxNode) -> str:
-        """Return the path of the module that a node computes: its weights', or its name."""
+        """Return the path of a node's module: that of its first weight with one, or its name."""
         for place in range(len(node.inputs)):
             tensor = self.tensor(node, place)
             if tensor is not None and "." in self.names[tensor]:
@@ -192,14 +196,14 @@ def _clean_name(name: str) -> str:
 
 
 def _make_node_path(node: OnnxNode) -> str:
-    """Return the name of a node as a path: `/layer1/conv1/Conv` becomes `layer1.conv1`."""
+    """Return a node's name as a path without the operator: `/conv1/Conv` becomes `conv1`."""
     name = _clean_name(node.name) if node.name else ""
     path, _, last = name.rpartition(".")
     return path if path and re.fullmatch(rf"{re.escape(node.op)}(_\d+)?", last) else name
 
 
 def make_names_distinct(names: Iterable[str], separator: str) -> Iterator[str]:
-    """Yield the names, with a number added to a name that repeats or lies within another."""
+    """Yield the names. A name that repeats, or that is a scope of another, is made distinct."""
     taken: set[str] = set()
     outer: set[str] = set()
     for name in names:
@@ -214,6 +218,6 @@ def make_names_distinct(names: Iterable[str], separator: str) -> Iterator[str]:
 
 
 def _list_scopes(name: str, separator: str) -> list[str]:
-    """Return a name, and all that it lies within: `a`, `a.b` and `a.b.c` for `a.b.c`."""
+    """Return a name and the scopes that contain it: `a`, `a.b` and `a.b.c` for `a.b.c`."""
     pieces = name.split(separator)
     return [separator.join(pieces[:count]) for count in range(1, len(pieces) + 1)]

@@ -1,8 +1,8 @@
-"""A node of an ONNX file, and the table of the functions that read nodes into a graph."""
+"""Reading of an ONNX node's inputs and attributes, and the functions that translate operators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,7 +18,8 @@ Results = OnnxValue | tuple[OnnxValue, ...]
 class OnnxNodeReader:
     """A node, the values of its inputs, and the graph that is built.
 
-    Methods raise ValueError for an input or attribute that is missing or of the wrong kind.
+    Methods raise ValueError for an input or attribute that is missing or of the wrong kind. `place`
+    is the index of an input.
     """
 
     node: OnnxNode
@@ -26,7 +27,7 @@ class OnnxNodeReader:
     graph: TorchGraphBuilder
     opset: int
     transposable: frozenset[str]
-    """Weights that this node alone reads, so that they may be stored in another order."""
+    """Names of the weights that only one node reads, which may be stored in another order."""
 
     def value(self, place: int = 0) -> OnnxValue:
         """Return an input."""
@@ -44,15 +45,15 @@ class OnnxNodeReader:
         return tuple(map(self.value, range(len(self.inputs))))
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute, which must have the type of the default."""
+        """Return an attribute or the default. Unless that is None, it determines the type."""
         value = self.node.attributes.get(name, default)
-        kinds: Any = {int: int, float: (int, float), str: str, tuple: tuple}.get(type(default))
-        if kinds is not None and not isinstance(value, kinds):
+        types: Any = {int: int, float: (int, float), str: str, tuple: tuple}.get(type(default))
+        if types is not None and not isinstance(value, types):
             raise ValueError(f"attribute {name} = {value!r}; must be like {default!r}")
         return value
 
     def integers(self, name: str, place: int) -> tuple[int, ...] | None:
-        """Return whole numbers of an attribute, else of an input (later opsets), else None."""
+        """Return whole numbers of an attribute, or of an input (later opsets), or None."""
         if name in self.node.attributes:
             value = self.attribute(name)
             numbers = value if isinstance(value, tuple) else (value,)
@@ -67,7 +68,7 @@ class OnnxNodeReader:
         return self.graph.integers(self.value(place))
 
     def number(self, name: str, place: int, default: float | None) -> float | None:
-        """Return a number of an attribute, else of an input (later opsets), else the default."""
+        """Return the number of an attribute, or of an input (later opsets), or the default."""
         if name in self.node.attributes:
             return float(self.attribute(name, 0.0))
         value = self.optional(place)
@@ -78,7 +79,7 @@ class OnnxNodeReader:
         return float(np.reshape(value.arrays[0], ()))
 
     def axis(self, default: int) -> int:
-        """Return the attribute `axis` as a number from 0 on."""
+        """Return the attribute `axis`, which may be negative, as an index of the first input."""
         return require_axis(self.attribute("axis", default), self.value().ndim)
 
     def shape(self, place: int = 0) -> tuple[Length, ...]:
@@ -86,15 +87,15 @@ class OnnxNodeReader:
         return self.graph.shape(self.value(place))
 
     def fixed_sizes(self, first_axis: int) -> tuple[int, ...]:
-        """Return the sizes of the first input from an axis on, which the batch doesn't change."""
+        """Return the first input's sizes from an axis on. They must not depend on the batch."""
         sizes = self.shape()[first_axis:]
         if not all(isinstance(size, int) for size in sizes):
-            raise ValueError("a size of its input depends on the batch, where it can't")
+            raise ValueError("a size of its input depends on the batch; must be fixed")
         return tuple(size for size in sizes if isinstance(size, int))
 
 
 def require_axis(axis: int, ndim: int) -> int:
-    """Return an axis as a number from 0 on. Raises ValueError for an unknown axis."""
+    """Return an axis, which may be negative, as an index. Raises ValueError for a missing axis."""
     if not -ndim <= axis < ndim:
         raise ValueError(f"axis {axis} of a tensor with {ndim} axes")
     return axis % ndim
@@ -106,17 +107,12 @@ ReadNode = Callable[[OnnxNodeReader], Results]
 Raises ValueError if no such operators compute it.
 """
 ONNX_OPERATORS: dict[str, ReadNode] = {}
-"""Every operator of ONNX that is read, by name."""
+"""Functions that translate ONNX's operators, by the operators' names."""
 Function = TypeVar("Function", bound=ReadNode)
 
 
 def onnx_operator(*names: str) -> Callable[[Function], Function]:
-    """Return a decorator that registers a function, which reads nodes of these operators."""
-    return onnx_operators(names)
-
-
-def onnx_operators(names: Iterable[str]) -> Callable[[Function], Function]:
-    """Return the decorator of `onnx_operator` for the operators of a table."""
+    """Return a decorator that registers a function for these operators."""
 
     def register(function: Function) -> Function:
         for name in names:

@@ -15,7 +15,7 @@ Messages by field number, as onnx/onnx.proto of ONNX 1.19 defines them:
                     13: repeated external_data   14: data_location
     ValueInfoProto  1: name   2: type, with 1.1: elem_type, and dims 1.2.1 with 1: dim_value
 
-A file may come from a stranger: reading it runs nothing, and no array is larger than its file.
+Files aren't trusted: nothing in them is executed, and no array is larger than its file.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from pipeline.models.weights.files.protobuf_fields import decode_varint, read_fi
 
 SUFFIX = ".onnx"
 MAX_BYTES = 2**31 - 1
-"""Size limit of a protocol buffer; external data may be larger."""
+"""Largest size of a file; external data may be larger."""
 MAX_FIELDS = 500_000
-"""Limit of the fields of a message."""
+"""Most fields of a message."""
 MAX_NODES = 100_000
 _KIND = "an ONNX file"
 _EXTERNAL = 1
@@ -54,9 +54,9 @@ _DTYPES: Mapping[int, np.dtype] = {
     11: np.dtype("<f8"),
     16: BFLOAT16,
 }
-"""Types of tensors by ONNX's number."""
+"""Dtypes by ONNX's numbers."""
 DTYPE_NAMES = {number: dtype.name for number, dtype in _DTYPES.items()}
-"""Names of the types by the same numbers."""
+"""Names of dtypes by ONNX's numbers."""
 
 Attribute = float | int | str | tuple[float, ...] | tuple[int, ...] | tuple[str, ...] | np.ndarray
 
@@ -67,7 +67,7 @@ class OnnxNode:
 
     name: str
     op: str
-    """Such as `Conv`, or `com.example.Conv` with a domain that isn't ONNX's."""
+    """Operator, such as `Conv`, or `com.example.Conv` of a domain that isn't ONNX's."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Attribute] = field(repr=False)
@@ -75,11 +75,11 @@ class OnnxNode:
 
 @dataclass(frozen=True)
 class OnnxTensor:
-    """An input or output of the network; None is a size that the file leaves open."""
+    """An input or output of the network. A size that the file leaves open is None."""
 
     name: str
     dtype: str
-    """`other` for a sequence, a map, or a type that isn't read."""
+    """Name of the dtype; `other` for a sequence, a map, or a dtype that isn't read."""
     shape: tuple[int | None, ...]
 
 
@@ -90,7 +90,7 @@ class OnnxModel:
     file: str
     """Name of the file, without its folder."""
     producer: str
-    """Program that wrote it, with its version."""
+    """Program that wrote the file, with the program's version."""
     opset: int
     nodes: tuple[OnnxNode, ...]
     initializers: Mapping[str, np.ndarray] = field(repr=False)
@@ -117,7 +117,7 @@ def read_onnx(path: Path) -> OnnxModel:
 
 
 class _Message:
-    """The fields of a message by number; methods raise ValueError if they are damaged."""
+    """The fields of a message by number. Methods raise ValueError for damaged fields."""
 
     def __init__(self, content: memoryview | int) -> None:
         if isinstance(content, int):
@@ -156,9 +156,9 @@ class _Message:
             if isinstance(value, int):
                 integers.append(value)
                 continue
-            at = 0
-            while at < len(value):
-                integer, at = decode_varint(value, at, _KIND)
+            offset = 0
+            while offset < len(value):
+                integer, offset = decode_varint(value, offset, _KIND)
                 integers.append(integer)
         return integers
 
@@ -177,7 +177,7 @@ def _read_model(path: Path, content: memoryview) -> OnnxModel:
     if len(graphs) != 1:
         raise ValueError(f"it is not {_KIND}")
     graph = graphs[0]
-    opsets = {m.text(1): m.integer(2, 1) for m in model.messages(8)}
+    opsets = {opset.text(1): opset.integer(2, 1) for opset in model.messages(8)}
     nodes = tuple(map(_read_node, graph.messages(1)))
     if not 1 <= len(nodes) <= MAX_NODES:
         raise ValueError(f"it has {len(nodes):,} nodes; must have 1 to {MAX_NODES:,}")
@@ -238,7 +238,7 @@ def _read_attribute(message: _Message) -> Attribute | None:
 
 
 def _read_tensor(message: _Message, folder: Path | None) -> np.ndarray:
-    """Return the array of a tensor. External data must be in `folder` or below; None refuses it."""
+    """Return a tensor's array. External data must be below `folder`; for None it is refused."""
     name = message.text(8)
     number = message.integer(2)
     if number not in _DTYPES:
@@ -261,7 +261,7 @@ def _read_tensor(message: _Message, folder: Path | None) -> np.ndarray:
 
 
 def _read_typed_values(message: _Message, dtype: np.dtype) -> np.ndarray:
-    """Return the values of a tensor that aren't raw bytes."""
+    """Return the values of a tensor from the field of its type, without axes."""
     if dtype.name == "float32":
         return message.floats(4, "<f4")
     if dtype.name == "float64":
@@ -273,13 +273,18 @@ def _read_typed_values(message: _Message, dtype: np.dtype) -> np.ndarray:
 
 
 def _read_external(message: _Message, name: str, size: int, folder: Path | None) -> bytes:
-    """Return a tensor's bytes. Raises ValueError for a file outside of the folder, or too short."""
+    """Return the `size` bytes of a tensor in another file.
+
+    Raises ValueError if that file isn't below the folder, or is missing or too short.
+    """
     entries = {entry.text(1): entry.text(2) for entry in message.messages(13)}
     location = entries.get("location", "")
     offset = int(entries.get("offset") or 0)
     length = int(entries.get("length") or size)
     if folder is None or not location or length != size or offset < 0:
-        raise ValueError(f"external data of tensor {show_name(name)} has no possible place")
+        raise ValueError(
+            f"external data of tensor {show_name(name)} has no valid location, offset and length"
+        )
     file = (folder / location).resolve()
     if not file.is_relative_to(folder.resolve()) or "\0" in location:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""ONNX's recurrent layers: LSTM, GRU and plain ones, in terms of PyTorch's."""
+"""ONNX's recurrent layers (LSTM, GRU and RNN), translated to PyTorch's operators."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ from collections.abc import Mapping
 
 from pipeline.models.torch_graph.graph import TypeOf
 from pipeline.models.torch_graph.onnx.graph_builder import OnnxValue
-from pipeline.models.torch_graph.onnx.node_reader import OnnxNodeReader, Results, onnx_operators
+from pipeline.models.torch_graph.onnx.node_reader import OnnxNodeReader, Results, onnx_operator
 
 _GATES: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
-"""Places of PyTorch's gates in ONNX's order: input, output, forget, cell, or update, reset, new."""
+"""Indices of PyTorch's gates in ONNX's order: input, output, forget, cell; or update, reset, new.
+"""
 _ACTIVATIONS: Mapping[tuple[str, ...], str] = {
     ("LSTM", "sigmoid", "tanh", "tanh"): "lstm.input",
     ("GRU", "sigmoid", "tanh"): "gru.input",
     ("RNN", "tanh"): "rnn_tanh.input",
     ("RNN", "relu"): "rnn_relu.input",
 }
-"""Operators by layer and activations of a direction."""
+"""Operators by the layer and the activations of a direction."""
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 _DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
-# Places of optional inputs.
+# Indices of optional inputs.
 _SEQUENCE_LENGTHS = 4
 _STATES = 5
 _PEEPHOLES = 7
 
 
-@onnx_operators(_GATES)
+@onnx_operator(*_GATES)
 def read_recurrent(reader: OnnxNodeReader) -> Results:
-    """Read a layer over time: outputs (time, directions, batch, features) and last states.
+    """Read a recurrent layer: outputs (time, directions, batch, features) and last states.
 
-    With `layout` 1, the batch is the first axis. `reverse` is the forward layer of reversed time.
+    With `layout` 1 the batch is the first axis of each. The direction `reverse` becomes a forward
+    layer between two reversals of the time.
     """
     graph = reader.graph
     direction = reader.attribute("direction", "forward")
@@ -43,17 +45,17 @@ def read_recurrent(reader: OnnxNodeReader) -> Results:
         raise ValueError(f"{x.ndim} axes, or weights that aren't of {directions} directions")
     x = graph.call("transpose.int", x, 0, 1) if batch_first else x
     x = graph.call("flip.default", x, (0,)) if direction == "reverse" else x
-    # The hidden state, and an LSTM's cell.
+    # An LSTM has a hidden state and a cell, others have a hidden state.
     places = (_STATES, _STATES + 1) if reader.node.op == "LSTM" else (_STATES,)
     states = tuple(_read_state(reader, place, x, batch_first) for place in places)
     weights = tuple(
         weight for number in range(directions) for weight in _read_weights(reader, number)
     )
     has_biases = reader.optional(3) is not None
-    first = states if reader.node.op == "LSTM" else states[0]
+    initial = states if reader.node.op == "LSTM" else states[0]
     is_bidirectional = directions == 2
     y, *last = graph.call_all(
-        op, x, first, weights, has_biases, 1, 0.0, False, is_bidirectional, False
+        op, x, initial, weights, has_biases, 1, 0.0, False, is_bidirectional, False
     )
     y = graph.call("flip.default", y, (0,)) if direction == "reverse" else y
     time, batch = graph.shape(y)[:2]
@@ -65,13 +67,13 @@ def read_recurrent(reader: OnnxNodeReader) -> Results:
 
 
 def _choose_operator(reader: OnnxNodeReader, directions: int) -> str:
-    """Return the operator of the table. Raises ValueError for a layer that it lacks."""
+    """Return PyTorch's operator for a layer. Raises ValueError if it has none."""
     layer = reader.node.op
     names = reader.attribute("activations", _DEFAULTS[layer] * directions)
     activations = tuple(str(name).lower() for name in names)
-    size = len(_DEFAULTS[layer])
-    op = _ACTIVATIONS.get((layer, *activations[:size]))
-    if op is None or activations != activations[:size] * directions:
+    first_activations = activations[: len(_DEFAULTS[layer])]
+    op = _ACTIVATIONS.get((layer, *first_activations))
+    if op is None or activations != first_activations * directions:
         raise ValueError(f"activations {names}; must be {_DEFAULTS[layer]} in each direction")
     if "clip" in reader.node.attributes or reader.attribute("input_forget", 0):
         raise ValueError("its gates are clipped, or its input and forget gates are coupled")
@@ -89,7 +91,7 @@ def _choose_operator(reader: OnnxNodeReader, directions: int) -> str:
 
 
 def _read_state(reader: OnnxNodeReader, place: int, x: OnnxValue, batch_first: bool) -> OnnxValue:
-    """Return an initial state (directions, batch, features); zeros by default."""
+    """Return the initial state (directions, batch, features); zeros if the input is missing."""
     graph = reader.graph
     directions, _, features = graph.fixed_shape(reader.value(2))
     batch = graph.shape(x)[1]
@@ -102,7 +104,7 @@ def _read_state(reader: OnnxNodeReader, place: int, x: OnnxValue, batch_first: b
 
 
 def _read_weights(reader: OnnxNodeReader, direction: int) -> list[OnnxValue]:
-    """Return kernels of inputs and state and their biases, with the gates in PyTorch's order."""
+    """Return a direction's kernels of input and state, and their biases, in PyTorch's order."""
     graph = reader.graph
     gates = _GATES[reader.node.op]
     features = graph.fixed_shape(reader.value(2))[-1]

@@ -1,4 +1,4 @@
-"""ONNX's operators that move, cut, join and make tensors, and compute their shapes."""
+"""ONNX's operators that move, cut, join or make tensors, or compute shapes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from pipeline.models.torch_graph.onnx.node_reader import (
 )
 
 _END = 2**31 - 1
-"""Ends from this number on are the end of an axis."""
+"""Numbers of at least this size stand for the end of an axis."""
 MAX_SIDE = 2**13
-"""Limit of the height or width that images are resized to."""
+"""Largest height or width to which images are resized."""
 
 
 @onnx_operator("Reshape")
 def read_reshape(reader: OnnxNodeReader) -> Results:
-    """Read a reshape: 0 is the old size, -1 the remaining one."""
+    """Read a reshape. A size of 0 stands for the old size, -1 for the number of values left."""
     old = reader.shape()
     new = list(reader.sizes(1))
     if not reader.attribute("allowzero", 0):
-        new = [old[at] if size == 0 and at < len(old) else size for at, size in enumerate(new)]
+        for axis, size in enumerate(new[: len(old)]):
+            new[axis] = old[axis] if size == 0 else size
     return _add_view(reader, new)
 
 
@@ -48,7 +49,7 @@ def _add_view(reader: OnnxNodeReader, shape: Sequence[Length]) -> OnnxValue:
 
 @onnx_operator("Flatten")
 def read_flatten(reader: OnnxNodeReader) -> Results:
-    """Read a matrix: rows are the axes before `axis`, columns the axes from it on."""
+    """Read a reshape to a matrix: the axes before `axis` become rows, the others columns."""
     graph = reader.graph
     x = reader.value()
     axis = reader.attribute("axis", 1)
@@ -73,7 +74,7 @@ def read_squeeze(reader: OnnxNodeReader) -> Results:
     """Read the removal of axes of size 1."""
     axes = reader.integers("axes", 1)
     if axes is None:
-        axes = tuple(at for at, size in enumerate(reader.shape()) if size == 1)
+        axes = tuple(axis for axis, size in enumerate(reader.shape()) if size == 1)
     return reader.graph.call("squeeze.dims", reader.value(), axes)
 
 
@@ -120,49 +121,52 @@ def read_slice(reader: OnnxNodeReader) -> Results:
     axes = reader.integers("axes", 3) or tuple(range(len(starts)))
     steps = reader.integers("steps", 4) or (1,) * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        at = require_axis(axis, x.ndim)
-        # Towards the front, a number before the first place is the end of the axis.
-        last = None if step < 0 and end < -min(a.shape[at] for a in x.arrays) else end
-        last = None if step > 0 and end >= _END else last
-        x = reader.graph.call("slice.Tensor", x, at, max(start, -_END), last, step)
+        axis = require_axis(axis, x.ndim)
+        size = min(array.shape[axis] for array in x.arrays)
+        # A backward range to a number before the first index ends with the first index.
+        reaches_end = end >= _END if step > 0 else end < -size
+        stop = None if reaches_end else end
+        x = reader.graph.call("slice.Tensor", x, axis, max(start, -_END), stop, step)
     return x
 
 
 @onnx_operator("Gather")
 def read_gather(reader: OnnxNodeReader) -> Results:
-    """Read places of an axis. Places that are computed look up rows of a table by an embedding."""
+    """Read values at indices of an axis. Computed indices of a table's rows are an embedding."""
     graph = reader.graph
     x = reader.value(0)
-    places = reader.value(1)
+    indices = reader.value(1)
     axis = reader.axis(0)
-    if not places.is_constant:
+    if not indices.is_constant:
         if axis == 0 and x.ndim == 2:
-            return graph.call("embedding.default", x, places)
-        return graph.call("index_select.default", x, axis, places)
-    if places.ndim == 0 and not x.is_constant:
-        return graph.call("select.int", x, axis, graph.fixed_integers(places)[0])
+            return graph.call("embedding.default", x, indices)
+        return graph.call("index_select.default", x, axis, indices)
+    if indices.ndim == 0 and not x.is_constant:
+        return graph.call("select.int", x, axis, graph.fixed_integers(indices)[0])
     sizes = [array.shape[axis] for array in x.arrays]
-    pairs = list(zip(places.arrays, sizes, strict=True))
-    if not places.is_fixed() and all(np.array_equal(a.ravel(), np.arange(n)) for a, n in pairs):
+    pairs = list(zip(indices.arrays, sizes, strict=True))
+    reads_all = all(np.array_equal(array.ravel(), np.arange(size)) for array, size in pairs)
+    if reads_all and not indices.is_fixed():
         # PyTorch exports an `as_strided` that squeezes axes like this.
         shape = graph.shape(x)
-        shape = (*shape[:axis], *graph.shape(places), *shape[axis + 1 :])
+        shape = (*shape[:axis], *graph.shape(indices), *shape[axis + 1 :])
         return graph.call("view.default", x, shape)
     arrays = tuple(np.where(array < 0, array + size, array) for array, size in pairs)
-    if any(((a < 0) | (a >= n)).any() for a, n in zip(arrays, sizes, strict=True)):
-        raise ValueError(f"places outside of an axis of size {sizes[0]}")
+    for array, size in zip(arrays, sizes, strict=True):
+        if ((array < 0) | (array >= size)).any():
+            raise ValueError(f"indices outside of an axis of size {size}")
     return graph.call("index_select.default", x, axis, OnnxValue(None, arrays))
 
 
 @onnx_operator("ScatterND")
 def read_scatter(reader: OnnxNodeReader) -> Results:
-    """Read a constant with places replaced, by which masks are made."""
+    """Read a constant of which some values are replaced, as exporters make masks."""
     values = [reader.value(place) for place in range(3)]
     if not all(value.is_constant and value.is_fixed() for value in values):
-        raise ValueError("places of others than constants are replaced")
-    array, places, updates = (value.arrays[0] for value in values)
+        raise ValueError("its inputs must be constants that don't depend on the batch")
+    array, indices, updates = (value.arrays[0] for value in values)
     result = array.copy()
-    result[tuple(np.moveaxis(places, -1, 0))] = updates
+    result[tuple(np.moveaxis(indices, -1, 0))] = updates
     return reader.graph.constant(result)
 
 
@@ -176,8 +180,10 @@ def read_pad(reader: OnnxNodeReader) -> Results:
     if len(ends) != 2 * len(axes):
         raise ValueError(f"{len(ends)} pads for {len(axes)} axes")
     pads = [(0, 0)] * x.ndim
-    for at, axis in enumerate(axes):
-        pads[require_axis(axis, x.ndim)] = ends[at], ends[at + len(axes)]
+    befores = ends[: len(axes)]
+    afters = ends[len(axes) :]
+    for axis, before, after in zip(axes, befores, afters, strict=True):
+        pads[require_axis(axis, x.ndim)] = (before, after)
     if any(size > 2**24 for pair in pads for size in pair):
         raise ValueError(f"pads of {max(map(max, pads)):,}")
     modes = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
@@ -192,16 +198,15 @@ def read_pad(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("Expand")
 def read_expand(reader: OnnxNodeReader) -> Results:
-    """Read axes of size 1 repeated, and new leading axes; 1 in the shape keeps a size."""
+    """Read axes of size 1 repeated, and new leading axes. A new size of 1 keeps the old size."""
     graph = reader.graph
     x = reader.value()
     new = list(reader.sizes(1))
     old = graph.shape(x)
-    new = [*(1,) * (len(old) - len(new)), *new]
-    offset = len(new) - len(old)
-    shape = [
-        old[at - offset] if size == 1 and at >= offset else size for at, size in enumerate(new)
-    ]
+    num_axes = max(len(old), len(new))
+    new = [*(1,) * (num_axes - len(new)), *new]
+    padded_old = (1,) * (num_axes - len(old)) + old
+    shape = [before if size == 1 else size for before, size in zip(padded_old, new, strict=True)]
     if x.is_number():
         number = x.arrays[0].item()
         return graph.call("full.default", tuple(shape), number, dtype=TypeOf(x.dtype))
@@ -232,7 +237,7 @@ def read_size(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("Constant")
 def read_constant(reader: OnnxNodeReader) -> Results:
-    """Read a constant: a tensor, a number or numbers."""
+    """Read a constant tensor, number or list of numbers."""
     for name in ("value", "value_float", "value_int", "value_floats", "value_ints"):
         if name in reader.node.attributes:
             dtype = {"value": None, "value_float": np.float32, "value_floats": np.float32}
@@ -257,8 +262,8 @@ def read_range(reader: OnnxNodeReader) -> Results:
     if not all(value.is_constant for value in values):
         raise ValueError("a range depends on the values of the network's input")
     arrays = []
-    for at in (0, 1):
-        start, limit, step = (np.reshape(value.arrays[at], ()).item() for value in values)
+    for batch_index in (0, 1):
+        start, limit, step = (value.arrays[batch_index].item() for value in values)
         if step == 0 or abs((limit - start) / step) > 2**22:
             raise ValueError(f"a range from {start} to {limit} by {step}")
         arrays.append(np.arange(start, limit, step))
@@ -276,7 +281,7 @@ def read_triangle(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("DepthToSpace")
 def read_depth_to_space(reader: OnnxNodeReader) -> Results:
-    """Read channels spread over squares of pixels."""
+    """Read channels that become squares of `blocksize` x `blocksize` pixels."""
     graph = reader.graph
     block = reader.attribute("blocksize", 1)
     channels, height, width = reader.fixed_sizes(first_axis=1)
@@ -293,7 +298,7 @@ def read_depth_to_space(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("Resize")
 def read_resize(reader: OnnxNodeReader) -> Results:
-    """Read images resized to the nearest pixel, or by interpolation, as PyTorch does."""
+    """Read images resized as PyTorch does: by nearest pixels, bilinearly or bicubically."""
     x = reader.value()
     if x.ndim != 4:
         raise ValueError(f"{x.ndim} axes; must be images")
@@ -322,7 +327,7 @@ def read_resize(reader: OnnxNodeReader) -> Results:
 
 
 def _read_resize_factors(reader: OnnxNodeReader) -> tuple[float, ...] | None:
-    """Return the factors of height and width; None for a node with sizes."""
+    """Return the factors of height and width, or None if the node has sizes instead."""
     if reader.optional(3) is not None:
         return None
     scales = reader.value(2)

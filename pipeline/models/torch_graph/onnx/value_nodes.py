@@ -1,4 +1,4 @@
-"""ONNX's operators that compute value by value or reduce axes."""
+"""ONNX's elementwise operators and reductions, translated to PyTorch's operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pipeline.models.torch_graph.onnx.node_reader import (
     OnnxNodeReader,
     Results,
     onnx_operator,
-    onnx_operators,
     require_axis,
 )
 from pipeline.models.torch_graph.onnx.onnx_file import DTYPE_NAMES
@@ -30,7 +29,7 @@ _PLAIN: Mapping[str, tuple[str, int]] = {
     **{name: (f"{name.lower()}.default", 1) for name in _SAME_NAMES},
     "Not": ("logical_not.default", 1),
     "BitwiseNot": ("bitwise_not.default", 1),
-    # Nothing is changed in place, so a copy is the same value.
+    # Graphs change nothing in place, so a copy isn't necessary.
     "Identity": ("alias.default", 1),
     "Add": ("add.Tensor", 2),
     "Sub": ("sub.Tensor", 2),
@@ -48,20 +47,20 @@ _PLAIN: Mapping[str, tuple[str, int]] = {
     "BitwiseOr": ("bitwise_or.Tensor", 2),
     "Where": ("where.self", 3),
 }
-"""Operators without attributes: ATen's names, and the numbers of tensors."""
+"""ATen's name and the number of tensors of operators without attributes."""
 _WITH_NUMBERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "LeakyRelu": ("leaky_relu", {"alpha": 0.01}),
     "Elu": ("elu", {"alpha": 1.0}),
     "Selu": ("elu", {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}),
 }
-"""Operators of one tensor, ATen's names, and the attributes with defaults in ATen's order."""
+"""ATen's name of operators of one tensor, and their attributes with defaults in ATen's order."""
 _VARIADIC: Mapping[str, str] = {
     "Max": "maximum.default",
     "Min": "minimum.default",
     "Sum": "add.Tensor",
     "Mean": "add.Tensor",
 }
-"""Operators of several tensors, as operators of two."""
+"""ATen's operator of two tensors that is repeated, for operators of several tensors."""
 _REDUCTIONS: Mapping[str, str] = {
     "ReduceMean": "mean.dim",
     "ReduceSum": "sum.dim_IntList",
@@ -72,14 +71,14 @@ _REDUCTIONS: Mapping[str, str] = {
 }
 
 
-@onnx_operators(_PLAIN)
+@onnx_operator(*_PLAIN)
 def read_plain(reader: OnnxNodeReader) -> Results:
     """Read an operator without attributes."""
     op, num_tensors = _PLAIN[reader.node.op]
     return reader.graph.call(op, *map(reader.value, range(num_tensors)))
 
 
-@onnx_operators(_WITH_NUMBERS)
+@onnx_operator(*_WITH_NUMBERS)
 def read_with_numbers(reader: OnnxNodeReader) -> Results:
     """Read a function of one tensor and some numbers."""
     name, defaults = _WITH_NUMBERS[reader.node.op]
@@ -94,9 +93,9 @@ def read_gelu(reader: OnnxNodeReader) -> Results:
     return reader.graph.call("gelu.default", reader.value(), approximate=approximation)
 
 
-@onnx_operators(_VARIADIC)
+@onnx_operator(*_VARIADIC)
 def read_variadic(reader: OnnxNodeReader) -> Results:
-    """Read an extreme, sum or mean of tensors."""
+    """Read the elementwise maximum, minimum, sum or mean of tensors."""
     op = _VARIADIC[reader.node.op]
     values = reader.values()
     if not values:
@@ -127,7 +126,7 @@ def read_remainder(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("Cast")
 def read_cast(reader: OnnxNodeReader) -> Results:
-    """Read a cast; floats stay in the type of activations."""
+    """Read a cast. Casts between floats are ignored: activations have the recipe's dtype."""
     name = DTYPE_NAMES.get(reader.attribute("to", 0))
     if name is None:
         raise ValueError(f"a cast to type {reader.attribute('to', 0)} of ONNX")
@@ -163,7 +162,7 @@ def read_hard_sigmoid(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("Clip")
 def read_clip(reader: OnnxNodeReader) -> Results:
-    """Read x between bounds."""
+    """Read the limitation of values to bounds, each of which may be missing."""
     low = reader.number("min", 1, None)
     high = reader.number("max", 2, None)
     if (low, high) == (0, 6):
@@ -173,7 +172,7 @@ def read_clip(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("Softmax", "LogSoftmax")
 def read_softmax(reader: OnnxNodeReader) -> Results:
-    """Read softmax over an axis; before opset 13 over all axes from one on."""
+    """Read softmax over an axis; before opset 13 over all axes from `axis` on."""
     graph = reader.graph
     op = "softmax.int" if reader.node.op == "Softmax" else "log_softmax.int"
     x = reader.value()
@@ -185,7 +184,7 @@ def read_softmax(reader: OnnxNodeReader) -> Results:
 
 
 def _read_reduced_axes(reader: OnnxNodeReader) -> tuple[int, ...]:
-    """Return the axes of a reduction: all if it names none."""
+    """Return the axes of a reduction; by default all, or none with `noop_with_empty_axes`."""
     axes = reader.integers("axes", 1)
     ndim = reader.value().ndim
     if not axes:
@@ -202,9 +201,9 @@ def _reduce(reader: OnnxNodeReader, op: str, x: OnnxValue) -> OnnxValue:
     return reader.graph.call(op, x, axes, _keeps_axes(reader)) if axes else x
 
 
-@onnx_operators(_REDUCTIONS)
+@onnx_operator(*_REDUCTIONS)
 def read_reduction(reader: OnnxNodeReader) -> Results:
-    """Read a mean, sum, product or extreme over axes."""
+    """Read a mean, sum, product, maximum, minimum or log of summed exponentials over axes."""
     return _reduce(reader, _REDUCTIONS[reader.node.op], reader.value())
 
 
@@ -223,7 +222,7 @@ def read_norm(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("ArgMax", "ArgMin")
 def read_arg_extreme(reader: OnnxNodeReader) -> Results:
-    """Read the place of the largest or the smallest value of an axis."""
+    """Read the index of the largest or the smallest value of an axis."""
     op = f"{reader.node.op.lower()}.default"
     return reader.graph.call(op, reader.value(), reader.axis(0), _keeps_axes(reader))
 
@@ -237,7 +236,7 @@ def read_einsum(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("ai.onnx.ml.Scaler")
 def read_scaler(reader: OnnxNodeReader) -> Results:
-    """Read (x - offset) * scale, by which scikit-learn standardises columns."""
+    """Read (x - offset) * scale, which is scikit-learn's StandardScaler."""
     graph = reader.graph
     offset = graph.constant(np.array(reader.attribute("offset", ()), np.float32))
     scale = graph.constant(np.array(reader.attribute("scale", ()), np.float32))

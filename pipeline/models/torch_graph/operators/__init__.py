@@ -1,1 +1,1 @@
-"""The operators of graphs, each a function of JAX; several modules by kind."""
+"""The functions of JAX that compute the operators of graphs."""

@@ -1,4 +1,4 @@
-"""Convolutions and dense layers, by the package's lowerings."""
+"""Convolutions, dense layers and matrix products; most are computed by the package's lowerings."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def conv2d(
     bias: TorchTensor | None = None,
     settings: Convolution = Convolution(),
 ) -> TorchTensor:
-    """Convolve images, in NHWC by the lowering that the policy chooses, or in CHWN."""
+    """Convolve images, in NHWC by the lowering that the policy chooses, in CHWN by one formula."""
     if x.ndim != 4 or weight.ndim != 4:
         raise ValueError(f"a convolution of shape {x.shape} with a kernel of {weight.shape}")
     groups = settings.groups
@@ -87,7 +87,7 @@ def conv2d(
 
 
 def _add_bias(y: TorchTensor, bias: TorchTensor | None, axis: int = 1) -> TorchTensor:
-    """Add a bias along an axis of PyTorch's order, by default channels; only the sum is rounded."""
+    """Add a float32 bias along PyTorch's axis, by default channels. Only the sum is rounded."""
     if bias is None:
         return y
     return y.with_array(add_bias(y.array, bias.array, y.order.index(axis), rounds_bias=False))
@@ -161,7 +161,7 @@ def im2col(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> TorchTensor:
-    """Return windows of images as columns (batch, channels * window size, windows)."""
+    """Return windows of images as columns (batch, channels * pixels of a window, windows)."""
     pads = [(size, size) for size in as_pair(padding)]
     window = as_pair(kernel_size)
     columns = lax.conv_general_dilated_patches(
@@ -208,17 +208,17 @@ def _make_transposed_axis(
 ) -> Axis:
     """Return the axis of the convolution whose transpose turns `size` rows into the result."""
     result = (size - 1) * stride - 2 * padding + (kernel - 1) * dilation + 1 + output_padding
-    # An output padding of one or more strides reduces the pad after, or the convolution would have
-    # more than `size` positions.
-    end = padding - output_padding // stride * stride
-    return Axis(result, kernel, stride, dilation, (padding, end))
+    # If the output padding is at least a stride, the pad after is smaller. Otherwise the
+    # convolution would have more than `size` positions.
+    pad_after = padding - output_padding // stride * stride
+    return Axis(result, kernel, stride, dilation, (padding, pad_after))
 
 
 @aten("linear.default", kind="dense", full_weights=True)
 def linear(
     context: OperatorContext, x: TorchTensor, weight: TorchTensor, bias: TorchTensor | None = None
 ) -> TorchTensor:
-    """Multiply the last axis with a kernel, by the lowering that the policy chooses."""
+    """Multiply the last axis with a kernel (out, in), by the lowering that the policy chooses."""
     if weight.ndim != 2 or x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"a product of shape {x.shape} with a kernel of {weight.shape}")
     order = x.order if x.order[-1] == x.ndim - 1 else tuple(range(x.ndim))

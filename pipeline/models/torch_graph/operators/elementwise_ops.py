@@ -1,4 +1,4 @@
-"""Elementwise operators: functions of one array, arithmetic of arrays that broadcast, and casts."""
+"""Elementwise operators: functions of one array, functions of arrays that broadcast, and casts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "atan": jnp.arctan,
     "erf": jax.scipy.special.erf,
     "zero": lambda x: jnp.zeros_like(x),
-    # Nothing is computed in place, so no array needs a copy.
+    # Graphs change nothing in place, so copies aren't necessary.
     **dict.fromkeys(("alias", "lift_fresh_copy", "positive"), lambda x: x),
     **dict.fromkeys(("clone", "contiguous"), lambda x, memory_format=None: x),
     "detach": lax.stop_gradient,
@@ -126,7 +126,10 @@ _register(jnp.bitwise_or, "bitwise_or.Tensor", "bitwise_or.Scalar")
 @aten("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
 @broadcasting
 def power(x: Any, exponent: Any) -> Array:
-    """Return x ** exponent, for whole numbers to 16 as a product, whose gradient is finite at 0."""
+    """Return x ** exponent.
+
+    Whole exponents of at most 16 are computed as products, whose gradient is finite at 0.
+    """
     if isinstance(exponent, int | float) and exponent == int(exponent) and abs(exponent) <= 16:
         return lax.integer_pow(x, int(exponent))
     return jnp.power(x, exponent)
@@ -174,23 +177,23 @@ aten("masked_fill.Scalar", "masked_fill.Tensor")(
 
 @aten("fill.Scalar", "fill.Tensor")
 def fill(x: TorchTensor, value: Any) -> TorchTensor:
-    """Return the value in the shape of x."""
+    """Return an array with the shape and dtype of x, all of whose values are `value`."""
     number = value.array if isinstance(value, TorchTensor) else value
     return x.with_array(jnp.full_like(x.array, number))
 
 
 @aten("copy.default")
 def copy(x: TorchTensor, source: TorchTensor, non_blocking: bool = False) -> TorchTensor:
-    """Return the source in the shape and dtype of x."""
-    (_, second), _ = align((x, source))
-    return x.with_array(jnp.broadcast_to(second, x.array.shape).astype(x.dtype))
+    """Return the source, broadcast to the shape of x and cast to its dtype."""
+    (_, source_array), _ = align((x, source))
+    return x.with_array(jnp.broadcast_to(source_array, x.array.shape).astype(x.dtype))
 
 
 @aten("to.dtype", "_to_copy.default", "to.dtype_layout", "type_as.default", "to.device")
 def cast(
     context: OperatorContext, x: TorchTensor, *args: Any, dtype: Any = None, **_: Any
 ) -> TorchTensor:
-    """Return x in another dtype."""
+    """Cast x to the dtype of the first tensor or `TypeOf` among the arguments, if there is one."""
     for argument in args:
         if isinstance(argument, TorchTensor):
             return x.with_array(x.array.astype(argument.dtype))

@@ -1,6 +1,6 @@
-"""Look-ups by index, sizes that may depend on the batch, and arrays made from sizes.
+"""Look-ups by index, arrays made from sizes, and arithmetic of sizes.
 
-Sizes are numbers of Python while JAX traces.
+A size is a number of Python, or a symbol while a program is exported for any batch size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 @aten("index.Tensor")
 @plain
 def index(x: Any, indices: Sequence[Any]) -> Any:
-    """Return values at indices: whole numbers for each axis, or None for the whole axis."""
+    """Return values at indices: an array of whole numbers for each axis, or None for all of it."""
     if any(array is not None and array.dtype == jnp.bool_ for array in indices):
         raise ValueError("an index is a mask, which has a size that depends on the data")
     return x[tuple(slice(None) if array is None else array for array in indices)]
@@ -33,19 +33,19 @@ def index(x: Any, indices: Sequence[Any]) -> Any:
 
 @aten("embedding.default")
 def embedding(weight: TorchTensor, indices: TorchTensor, *_: Any) -> TorchTensor:
-    """Return rows of a table by their indices."""
+    """Return the rows of a table at the indices."""
     return to_tensor(jnp.take(weight.plain(), indices.plain(), axis=0, mode="clip"))
 
 
 @aten("gather.default")
 @plain
-def gather(x: Any, dim: int, places: Any, *, sparse_grad: bool = False) -> Any:
-    """Return values at the indices `places` of an axis, in the shape of `places`."""
-    return jnp.take_along_axis(x, places, axis=dim)
+def gather(x: Any, dim: int, indices: Any, *, sparse_grad: bool = False) -> Any:
+    """Return values at indices of an axis, in the shape of `indices`."""
+    return jnp.take_along_axis(x, indices, axis=dim)
 
 
 aten("index_select.default")(
-    plain(lambda x, dim, places: jnp.take(x, places, axis=dim, mode="clip"))
+    plain(lambda x, dim, indices: jnp.take(x, indices, axis=dim, mode="clip"))
 )
 
 
@@ -62,9 +62,10 @@ def one_hot(x: Any, num_classes: int = -1) -> Any:
 def full(
     context: OperatorContext, size: Sequence[int], value: Any, *, dtype: Any = None
 ) -> TorchTensor:
-    """Return an array of a number, of shape `size`."""
-    integer = jnp.int32 if isinstance(value, int) else None
-    default = jnp.bool_ if isinstance(value, bool) else integer
+    """Return an array of shape `size`, all of whose values are `value`."""
+    default: Any = None
+    if isinstance(value, int):
+        default = jnp.bool_ if isinstance(value, bool) else jnp.int32
     return to_tensor(jnp.full(tuple(size), value, context.type_of(dtype, default)))
 
 
@@ -72,7 +73,7 @@ def full(
 def new_full(
     context: OperatorContext, x: TorchTensor, size: Sequence[int], value: Any, *, dtype: Any = None
 ) -> TorchTensor:
-    """Return an array of a number, of shape `size`, in the dtype of x."""
+    """Return an array of `value`, of shape `size`, by default in the dtype of x."""
     return to_tensor(jnp.full(tuple(size), value, context.type_of(dtype, x.dtype)))
 
 
@@ -80,12 +81,12 @@ def new_full(
 def full_like(
     context: OperatorContext, x: TorchTensor, value: Any, *, dtype: Any = None
 ) -> TorchTensor:
-    """Return an array of a number in the shape of x."""
+    """Return an array of `value` in the shape and, by default, the dtype of x."""
     return x.with_array(jnp.full(x.array.shape, value, context.type_of(dtype, x.dtype)))
 
 
 def _register_constant(name: str, value: int, overload: str = "default") -> None:
-    """Register `zeros`, `new_zeros` and `zeros_like`, or the operators of another number."""
+    """Register three operators that make arrays of a number: zeros, new_zeros and zeros_like."""
 
     @aten(f"{name}.{overload}")
     def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> TorchTensor:
@@ -104,7 +105,7 @@ def _register_constant(name: str, value: int, overload: str = "default") -> None
 
 _register_constant("zeros", 0)
 _register_constant("ones", 1)
-# An empty array has zeros instead of random bits.
+# `empty` returns zeros, since JAX has no uninitialised arrays.
 _register_constant("empty", 0, "memory_format")
 
 
@@ -112,14 +113,14 @@ _register_constant("empty", 0, "memory_format")
 def arange(
     context: OperatorContext, start: Any, end: Any = None, step: Any = None, *, dtype: Any = None
 ) -> TorchTensor:
-    """Return the numbers from a start to an end by a step; with one number, from 0 to it."""
+    """Return the numbers from `start` to `end` by `step`, or from 0 to `start` without `end`."""
     is_integer = all(isinstance(bound, int | None) for bound in (start, end, step))
     dtype = context.type_of(dtype, jnp.int32 if is_integer else None)
     return to_tensor(jnp.arange(start, end, step).astype(dtype))
 
 
 def _require_size(value: Any) -> Any:
-    """Return a size: a number, or a symbol while a program is exported."""
+    """Return a size as it is. Raises ValueError for a value that can't be a size."""
     if isinstance(value, bool | str | tuple | TorchTensor) or value is None:
         raise ValueError(f"{value!r} must be a size")
     return value

@@ -15,11 +15,11 @@ from pipeline.models.torch_graph.operators import shape_ops as shape_ops
 
 
 def find_operator(node: GraphNode) -> AtenOperator:
-    """Return the operator of a node. Raises ValueError for an unknown one, with the user's line."""
+    """Return the operator of a node. Raises ValueError, with the node's line, if it is unknown."""
     operator = OPERATORS.get(node.op)
     if operator is None:
         raise ValueError(
-            f"operator {node.op} of {node.where()} isn't supported; write that line with "
+            f"operator {node.op} of {node.describe_place()} isn't supported; write that line with "
             "other operators, or build the network of layers"
         )
     return operator
@@ -28,8 +28,8 @@ def find_operator(node: GraphNode) -> AtenOperator:
 def require_computable(graph: TorchGraph) -> None:
     """Raise ValueError for the first node that can't be computed.
 
-    Its operator is unknown, its arguments don't match the operator, or it draws random numbers in
-    evaluation, which has no key.
+    Such a node has an unknown operator, arguments that don't match the operator's parameters, or
+    draws random numbers in evaluation.
     """
     for form in (graph.training, graph.evaluation):
         for node in form.nodes:
@@ -37,24 +37,26 @@ def require_computable(graph: TorchGraph) -> None:
             try:
                 operator.require_signature(node.args, dict(node.kwargs))
             except TypeError as error:
-                raise ValueError(f"{node.op} of {node.where()}: {error}") from error
+                raise ValueError(f"{node.op} of {node.describe_place()}: {error}") from error
     for node in graph.evaluation.nodes:
         if draws(node):
             raise ValueError(
-                f"{node.op} of {node.where()} draws random numbers in evaluation; must do so only "
-                "in training, by self.training"
+                f"{node.op} of {node.describe_place()} draws random numbers in evaluation; must do "
+                "so only in training, by self.training"
             )
 
 
 def draws(node: GraphNode) -> bool:
-    """Return whether a node with its arguments draws random numbers."""
+    """Return whether a node draws random numbers: a dropout of rate 0, for example, doesn't."""
     if not find_operator(node).draws:
         return False
     name = node.op.split(".")[1]
     match name:
         case "dropout" | "feature_dropout" | "native_dropout":
+            # Arguments 1 and 2 are the dropout rate and whether it is training.
             return node.args[2] is not False and node.args[1] != 0
         case "scaled_dot_product_attention":
+            # Argument 4 is the dropout rate.
             return len(node.args) > 4 and node.args[4] != 0
         case "lstm" | "gru" | "gru_reset_first" | "rnn_tanh" | "rnn_relu":
             # Arguments 5 and 6 are the dropout rate and whether it is training.

@@ -28,7 +28,7 @@ from pipeline.models.torch_graph.tensor import TorchTensor, choose_image_order, 
 Sizes = int | Sequence[int]
 
 MAX_SIDE = 1 << 16
-"""Resized images have at most this many pixels of height or width."""
+"""Largest height or width of a resized image, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -106,59 +106,65 @@ def max_pool2d_with_indices(
 
 @aten("avg_pool2d.default", kind="avg_pool", settings=AvgPoolSettings)
 def avg_pool2d(x: TorchTensor, settings: AvgPoolSettings) -> TorchTensor:
-    """Return the mean of every window; padding counts by default."""
+    """Return the mean of every window, by default with the zeros of the padding."""
     order = choose_image_order(x)
     return TorchTensor(_average(x.transpose(order), 1, as_pair, settings), order)
 
 
 @aten("avg_pool3d.default", kind="avg_pool", settings=AvgPoolSettings)
 def avg_pool3d(x: TorchTensor, settings: AvgPoolSettings) -> TorchTensor:
-    """Return the mean of every window of volumes; padding counts by default."""
+    """Return the mean of every window of volumes, by default with the zeros of the padding."""
     return to_tensor(_average(x.plain(), 2, as_triple, settings))
 
 
 def _average(
     x: Array, first: int, as_sizes: Callable[[Sizes], tuple[int, ...]], settings: AvgPoolSettings
 ) -> Array:
-    """Return means of windows over the axes from `first` on, one for each size of the window."""
+    """Return means of windows over the spatial axes, of which `first` is the first."""
     window = as_sizes(settings.kernel_size)
     strides = as_sizes(settings.stride or window)
     padding = as_sizes(settings.padding if settings.count_include_pad else 0)
-    axes = len(window)
-    sizes = x.shape[first : first + axes]
-    pads = _compute_pads(sizes, window, (1,) * axes, settings)
+    num_axes = len(window)
+    sizes = x.shape[first : first + num_axes]
+    pads = _compute_pads(sizes, window, (1,) * num_axes, settings)
 
-    def spread(numbers: Sequence[Any], other: Any) -> tuple[Any, ...]:
-        return (other,) * first + tuple(numbers) + (other,) * (x.ndim - first - axes)
+    def fill_axes(numbers: Sequence[Any], other: Any) -> tuple[Any, ...]:
+        """Return a value for each axis of x: numbers for the spatial axes, else `other`."""
+        return (other,) * first + tuple(numbers) + (other,) * (x.ndim - first - num_axes)
 
-    # A numpy array: with a JAX array, the sum would have no gradient.
-    zero = np.zeros((), x.dtype)
-    edges = spread(pads, (0, 0))
-    total = lax.reduce_window(x, zero, lax.add, spread(window, 1), spread(strides, 1), edges)
+    # The initial value is a numpy array. With a JAX array the sum would have no gradient.
+    total = lax.reduce_window(
+        x,
+        np.zeros((), x.dtype),
+        lax.add,
+        window_dimensions=fill_axes(window, 1),
+        window_strides=fill_axes(strides, 1),
+        padding=fill_axes(pads, (0, 0)),
+    )
     if settings.divisor_override is not None:
         return total / settings.divisor_override
-    counts = map(_count_rows, sizes, window, strides, pads, padding)
-    divisor = np.asarray(reduce(np.multiply.outer, counts), np.float32)
+    num_rows = map(_count_rows, sizes, window, strides, pads, padding)
+    divisor = np.asarray(reduce(np.multiply.outer, num_rows), np.float32)
     if (divisor == divisor.flat[0]).all():
         return total / np.asarray(divisor.flat[0], total.dtype)
-    shape = spread(divisor.shape, 1)[first:]
+    shape = fill_axes(divisor.shape, 1)[first:]
     return total / jnp.asarray(divisor.reshape(shape), total.dtype)
 
 
-def _count_rows(size: int, window: int, stride: int, pads: Pair, counted: int) -> np.ndarray:
-    """Return the divisor of each window's mean, in rows.
+def _count_rows(size: int, window: int, stride: int, pads: Pair, padding: int) -> np.ndarray:
+    """Return the number of rows over which the mean of each window is computed.
 
-    `counted` is the number of padding rows that count, before and after the image. Rows that
-    `ceil_mode` adds don't count.
+    These are rows of the image, and `padding` rows before and after it. Rows that `ceil_mode` adds
+    aren't included.
     """
     num_windows = (size + sum(pads) - window) // stride + 1
     starts = np.arange(num_windows) * stride - pads[0]
-    return np.minimum(starts + window, size + counted) - np.maximum(starts, -counted)
+    return np.minimum(starts + window, size + padding) - np.maximum(starts, -padding)
 
 
 @aten("adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default")
 def adaptive_avg_pool2d(x: TorchTensor, output_size: Sequence[int | None]) -> TorchTensor:
-    """Return means of windows that cover the images, for an output size."""
+    """Return images of `output_size`, whose pixels are means of windows that cover the images."""
     sizes = zip(x.shape[2:], output_size, strict=True)
     targets = [size if target is None else target for size, target in sizes]
     return _resize(x, targets, average_windows)
@@ -168,10 +174,11 @@ def adaptive_avg_pool2d(x: TorchTensor, output_size: Sequence[int | None]) -> To
 def adaptive_max_pool2d(
     context: OperatorContext, x: TorchTensor, output_size: Sequence[int]
 ) -> tuple[TorchTensor, ...]:
-    """Return maxima of windows that cover the images, for an output size."""
-    sizes = x.shape[2], x.shape[3]
-    if not any(size % target for size, target in zip(sizes, output_size, strict=True)):
-        window = sizes[0] // output_size[0], sizes[1] // output_size[1]
+    """Return images of `output_size`, whose pixels are maxima of windows that cover the images."""
+    height, width = x.shape[2:]
+    rows, columns = output_size
+    if height % rows == 0 and width % columns == 0:
+        window = (height // rows, width // columns)
         return (max_pool2d(context, x, MaxPoolSettings(window)),)
     return (_resize(x, output_size, max_windows),)
 
@@ -191,17 +198,18 @@ def _resize(
 
 @dataclass(frozen=True)
 class Resampling:
-    """An axis of `size` pixels that gets `target` pixels."""
+    """An axis of `size` pixels that is resized to `target` pixels."""
 
     size: int
     target: int
     step: float
-    """Pixels of the old axis from one new pixel to the next."""
+    """Distance of two new pixels, in old pixels."""
     align_corners: bool = False
-    """Whether the first and the last pixels of both axes are at the same places."""
+    """Whether the centres of the first and last pixels stay where they are, instead of the edges of
+    the image."""
 
-    def find_places(self) -> np.ndarray:
-        """Return the places of the new pixels among the old ones, float64 (target,)."""
+    def find_positions(self) -> np.ndarray:
+        """Return the positions of the new pixels on the old axis, float64 (target,)."""
         pixels = np.arange(self.target)
         return pixels * self.step if self.align_corners else (pixels + 0.5) * self.step - 0.5
 
@@ -248,7 +256,7 @@ def _register_resize(name: str, weigh: Weigh) -> None:
             if align_corners:
                 step = (size - 1) / max(target - 1, 1)
             else:
-                # A factor counts as it is, also if size * factor isn't whole.
+                # A factor isn't rounded if size * factor isn't a whole number.
                 factor = factors[axis - 1]
                 step = size / target if factor is None else 1 / factor
             return multiply_axis(images, axis, weigh(Resampling(size, target, step, align_corners)))
@@ -258,28 +266,32 @@ def _register_resize(name: str, weigh: Weigh) -> None:
 
 
 def _weigh_bilinear(axis: Resampling) -> np.ndarray:
-    places = np.maximum(axis.find_places(), 0)
-    low = np.minimum(places.astype(int), axis.size - 1)
+    positions = np.maximum(axis.find_positions(), 0)
+    low = np.minimum(positions.astype(int), axis.size - 1)
     rows = np.arange(axis.target)
     weights = np.zeros((axis.target, axis.size), np.float32)
-    weights[rows, low] += 1 - (places - low)
-    weights[rows, np.minimum(low + 1, axis.size - 1)] += places - low
+    weights[rows, low] += 1 - (positions - low)
+    weights[rows, np.minimum(low + 1, axis.size - 1)] += positions - low
     return weights
 
 
 def _weigh_bicubic(axis: Resampling) -> np.ndarray:
-    """Weigh four pixels (Keys 1981, a = -0.75)."""
-    places = axis.find_places()
+    """Return the weights of the four nearest pixels (Keys 1981, a = -0.75)."""
+    positions = axis.find_positions()
     weights = np.zeros((axis.target, axis.size), np.float32)
     for offset in (-1, 0, 1, 2):
-        pixels = np.floor(places).astype(int) + offset
+        pixels = np.floor(positions).astype(int) + offset
         columns = np.clip(pixels, 0, axis.size - 1)
-        np.add.at(weights, (np.arange(axis.target), columns), _weigh_cubic(places - pixels, -0.75))
+        pixel_weights = _weigh_cubic(positions - pixels, -0.75)
+        np.add.at(weights, (np.arange(axis.target), columns), pixel_weights)
     return weights
 
 
 def _widen(reach: int, kernel: Callable[[np.ndarray], np.ndarray]) -> Weigh:
-    """Return the weights by a kernel on [-reach, reach], widened if images become smaller."""
+    """Return a function that weighs pixels by a kernel, which is 0 outside of [-reach, reach].
+
+    If images become smaller, the kernel is widened by the factor.
+    """
 
     def weigh(axis: Resampling) -> np.ndarray:
         width = max(axis.step, 1.0)
@@ -309,7 +321,7 @@ _register_resize("_upsample_bicubic2d_aa", _widen(2, lambda d: _weigh_cubic(d, -
 
 
 def _list_factors(scales: object, scale_width: float | None) -> Sequence[float | None]:
-    """Return the factors of height and width of a call, which has both in a list or apart."""
+    """Return the factors of height and width: `scales` is a list of both, or the height's."""
     if scales is None or isinstance(scales, int | float):
         return scales, scale_width
     if isinstance(scales, Sequence) and len(scales) == 2:
@@ -345,13 +357,14 @@ def _compute_pads(
     padding = as_sizes(settings.padding)
     pads = []
     for size, taps, step, pad, gap in zip(sizes, window, strides, padding, dilation, strict=True):
-        padded = size + pad
-        # Pixels by which the first window can move.
-        room = padded + pad - (taps - 1) * gap - 1
-        if room < 0:
+        # Start of the last possible window, in pixels from the start of the padding.
+        last_start = size + 2 * pad - (taps - 1) * gap - 1
+        if last_start < 0:
             raise ValueError(f"a window of {window} does not fit into images {tuple(sizes)}")
-        extra = -room % step if settings.ceil_mode else 0
-        pads.append((pad, pad + (extra if room + extra < padded else 0)))
+        extra = -last_start % step if settings.ceil_mode else 0
+        if last_start + extra >= size + pad:
+            extra = 0
+        pads.append((pad, pad + extra))
     return tuple(pads)
 
 

@@ -14,9 +14,10 @@ from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 
 
 def drop_values(x: Array, rate: float, key: Array, shape: tuple[int, ...] | None = None) -> Array:
-    """Set a share `rate` of x to zero and scale the rest. `shape` is the mask's, by default x's.
+    """Set values to zero with the probability `rate`, and divide the others by 1 - rate.
 
-    Raises ValueError for a rate outside of 0 to 1.
+    The random mask has the shape `shape`, by default that of x. Raises ValueError for a rate
+    outside of 0 to 1.
     """
     if not 0 <= rate <= 1:
         raise ValueError(f"a dropout rate of {rate}; must be 0 to 1")
@@ -28,7 +29,7 @@ def drop_values(x: Array, rate: float, key: Array, shape: tuple[int, ...] | None
 
 @aten("dropout.default", draws=True)
 def dropout(context: OperatorContext, x: TorchTensor, p: float, train: bool) -> TorchTensor:
-    """Set a share p of the values to zero, and scale the rest by 1 / (1 - p)."""
+    """Set values to zero with the probability p, and divide the others by 1 - p."""
     if not train or p == 0:
         return x
     x = context.to_drawing_order(x)
@@ -39,13 +40,13 @@ def dropout(context: OperatorContext, x: TorchTensor, p: float, train: bool) -> 
 def native_dropout(
     context: OperatorContext, x: TorchTensor, p: float, train: bool | None
 ) -> tuple[TorchTensor | None, ...]:
-    """Apply dropout, without the mask, which is the operator's second result."""
+    """Apply dropout. The operator's second result, the mask, isn't returned."""
     return (dropout(context, x, p, train is not False),)
 
 
 @aten("feature_dropout.default", draws=True)
 def feature_dropout(context: OperatorContext, x: TorchTensor, p: float, train: bool) -> TorchTensor:
-    """Set a share p of each sample's channels to zero, and scale the rest by 1 / (1 - p)."""
+    """Set a sample's channels to zero with the probability p, and divide the others by 1 - p."""
     if not train or p == 0:
         return x
     x = context.to_drawing_order(x)
@@ -70,7 +71,7 @@ def bernoulli_of(
 
 
 def _register(name: str, sample: Callable[..., Array]) -> None:
-    """Register operators that draw from a distribution, by a shape or by a tensor's shape."""
+    """Register operators that draw from a distribution: an array of a shape, or of x's shape."""
 
     @aten(f"{name}.default", draws=True)
     def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> TorchTensor:

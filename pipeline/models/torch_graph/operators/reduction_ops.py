@@ -1,4 +1,4 @@
-"""Reductions over axes, softmax and normalizations, which compute in float32."""
+"""Reductions over axes, softmax and normalizations. The last two are computed in float32."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Dims = int | Sequence[int] | None
 def reduce(x: TorchTensor, dim: Dims, keepdim: bool, function: Callable[..., Array]) -> TorchTensor:
     """Reduce the axes `dim`, by default all, by a function such as `jnp.sum`."""
     dims = (dim,) if isinstance(dim, int) else tuple(dim or range(x.ndim))
-    numbers = [number % max(x.ndim, 1) for number in dims] if x.ndim else []
+    numbers = [number % x.ndim for number in dims] if x.ndim else []
     array = function(x.array, axis=x.axes(numbers), keepdims=keepdim)
     return x.with_array(array) if keepdim else drop_axes(x, numbers, array)
 
@@ -43,8 +43,6 @@ def _cast(context: OperatorContext, x: TorchTensor, dtype: Any) -> TorchTensor:
 
 
 def _register(function: Callable[..., Array], *names: str) -> None:
-    """Register a reduction."""
-
     def apply(
         context: OperatorContext,
         x: TorchTensor,
@@ -70,7 +68,7 @@ _register(jnp.all, "all.default", "all.dim")
 def _register_extreme(
     name: str, extreme: Callable[..., Array], find_index: Callable[..., Array]
 ) -> None:
-    """Register `argmax`, and `max` of an axis with its indices; or the same for `min`."""
+    """Register `argmax`, and `max` along an axis with the indices; or both for `min`."""
 
     @aten(f"arg{name}.default")
     def find(x: TorchTensor, dim: int | None = None, keepdim: bool = False) -> TorchTensor:
@@ -99,7 +97,10 @@ def variance(
     *,
     correction: Any = None,
 ) -> TorchTensor:
-    """Return the variance over axes, by default divided by n - 1."""
+    """Return the variance over axes: the sum of squares divided by n - correction, by default 1.
+
+    Some overloads have the boolean `unbiased`, a correction of 1 or 0, as their first argument.
+    """
     if isinstance(dim, bool):
         unbiased = dim
         dim = None
@@ -133,7 +134,7 @@ def deviation(
 def vector_norm(
     x: TorchTensor, order: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> TorchTensor:
-    """Return the norm over axes: the root of the sum of the powers of `order`."""
+    """Return the norm over axes: sum(|x| ** order) ** (1 / order)."""
     order = 2 if order is None else order
 
     def compute(array: Array, *, axis: Any, keepdims: bool) -> Array:
@@ -154,7 +155,7 @@ def cumulative_sum(
 
 
 def _register_softmax(function: Callable[[Array, int], Array], *names: str) -> None:
-    """Register a function along an axis, which is computed in float32."""
+    """Register a function of an array and an axis. It is computed in float32."""
 
     def apply(context: OperatorContext, x: TorchTensor, dim: int, dtype: Any = None) -> TorchTensor:
         array = _cast(context, x, dtype).array
@@ -222,8 +223,8 @@ def batch_norm(
     y = x.with_array(normalise_by_batch(norm, x.array, mean, var, scale, shift))
     if running_mean is None or running_var is None or not settings.training:
         return y
-    count = x.array.size // channels
-    unbiased = var * (count / max(count - 1, 1))
+    num_values = x.array.size // channels
+    unbiased = var * (num_values / max(num_values - 1, 1))
     momentum = settings.momentum
     return NormResult(
         y,
@@ -266,7 +267,7 @@ def batch_norm_functional(
     running_var: TorchTensor,
     settings: BatchNormSettings,
 ) -> tuple[TorchTensor | None, ...]:
-    """Normalize each channel by the batch; the last two results are the new running statistics."""
+    """Normalize each channel by the batch. Results 3 and 4 are the new running statistics."""
     settings = replace(settings, training=True)
     result = batch_norm(x, weight, bias, running_mean, running_var, settings)
     assert isinstance(result, NormResult)
@@ -283,12 +284,11 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> TorchTensor:
     """Normalize each sample over its last axes."""
-    count = len(normalized_shape)
-    if x.shape[x.ndim - count :] != tuple(normalized_shape):
+    numbers = range(x.ndim - len(normalized_shape), x.ndim)
+    if x.shape[numbers.start :] != tuple(normalized_shape):
         raise ValueError(f"layer norm over {tuple(normalized_shape)} of shape {x.shape}")
-    axes = x.axes(range(x.ndim - count, x.ndim))
-    y = _standardise(x.array.astype(jnp.float32), axes, eps)
-    return x.with_array(_scale_and_shift(x, y, weight, bias, range(x.ndim - count, x.ndim)))
+    y = _standardise(x.array.astype(jnp.float32), x.axes(numbers), eps)
+    return x.with_array(_scale_and_shift(x, y, weight, bias, numbers))
 
 
 def _standardise(x: Array, axes: Sequence[int], eps: float) -> Array:
@@ -306,7 +306,7 @@ def native_layer_norm(
     bias: TorchTensor | None,
     eps: float,
 ) -> tuple[TorchTensor]:
-    """Apply layer norm, without the statistics, which are the operator's other results."""
+    """Apply layer norm. The operator's other results, the statistics, aren't returned."""
     return (layer_norm(x, normalized_shape, weight, bias, eps),)
 
 
@@ -319,9 +319,9 @@ def rms_norm(
 ) -> TorchTensor:
     """Divide each sample by the root of the mean of squares over its last axes."""
     numbers = range(x.ndim - len(normalized_shape), x.ndim)
-    a = x.array.astype(jnp.float32)
+    array = x.array.astype(jnp.float32)
     eps = float(jnp.finfo(jnp.float32).eps) if eps is None else eps
-    y = a * lax.rsqrt(jnp.square(a).mean(x.axes(numbers), keepdims=True) + eps)
+    y = array * lax.rsqrt(jnp.square(array).mean(x.axes(numbers), keepdims=True) + eps)
     return x.with_array(_scale_and_shift(x, y, weight, None, numbers))
 
 
@@ -337,11 +337,11 @@ def group_norm(
     """Normalize each sample over its positions and each group of channels (axis 1)."""
     order = (0, *range(2, x.ndim), 1)
     ordered = TorchTensor(x.transpose(order), order)
-    a = ordered.array.astype(jnp.float32)
-    if num_groups < 1 or a.shape[-1] % num_groups:
-        raise ValueError(f"{num_groups} groups of {a.shape[-1]} channels")
-    grouped = a.reshape((*a.shape[:-1], num_groups, -1))
-    y = _standardise(grouped, (*range(1, x.ndim - 1), x.ndim), eps).reshape(a.shape)
+    *sizes, channels = ordered.array.shape
+    if num_groups < 1 or channels % num_groups:
+        raise ValueError(f"{num_groups} groups of {channels} channels")
+    grouped = ordered.array.astype(jnp.float32).reshape((*sizes, num_groups, -1))
+    y = _standardise(grouped, (*range(1, x.ndim - 1), x.ndim), eps).reshape((*sizes, channels))
     return ordered.with_array(_scale_and_shift(ordered, y, weight, bias, [1]))
 
 

@@ -37,8 +37,8 @@ def scaled_dot_product_attention(
 ) -> TorchTensor:
     """Return softmax(query @ key^T * scale) @ value (Vaswani et al. 2017, eq. 1).
 
-    Arrays are (..., length, features), and the softmax is in float32. A mask of booleans is true
-    for a position that is read; a mask of numbers is added.
+    Arrays are (..., length, features), and the softmax is computed in float32. A mask of booleans
+    is true for a position that is read. A mask of numbers is added to the scores.
     """
     q, k, v = (x.plain() for x in (query, key, value))
     if settings.enable_gqa:
@@ -80,7 +80,10 @@ class Recurrence:
 
 
 def lstm_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> State:
-    """Compute an LSTM (Hochreiter and Schmidhuber 1997); gates: input, forget, cell and output."""
+    """Compute a step of an LSTM (Hochreiter and Schmidhuber 1997).
+
+    The gates are input, forget, cell and output.
+    """
     hidden, cell = state
     gates = inputs + _multiply(hidden, kernel, bias)
     input_gate, forget_gate, candidate, output_gate = jnp.split(gates, 4, -1)
@@ -89,7 +92,10 @@ def lstm_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) ->
 
 
 def gru_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> State:
-    """Compute a GRU (Cho et al. 2014); gates: reset (after the product), update and new."""
+    """Compute a step of a GRU (Cho et al. 2014) with the reset after the product of the new state.
+
+    The gates are reset, update and new.
+    """
     (hidden,) = state
     x_reset, x_update, x_new = jnp.split(inputs, 3, -1)
     h_reset, h_update, h_new = jnp.split(_multiply(hidden, kernel, bias), 3, -1)
@@ -100,14 +106,15 @@ def gru_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> 
 
 
 def gru_reset_first_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> State:
-    """Compute a GRU as its paper does, with the reset before the product of the new state."""
+    """Compute a step of a GRU as its paper does, with the reset before the product."""
     (hidden,) = state
-    x_gates, x_new = jnp.split(inputs, [2 * hidden.shape[-1]], -1)
-    gate_kernel, new_kernel = jnp.split(kernel, [2 * hidden.shape[-1]])
-    biases = (None, None) if bias is None else jnp.split(bias, [2 * hidden.shape[-1]])
-    gates = jax.nn.sigmoid(x_gates + _multiply(hidden, gate_kernel, biases[0]))
+    num_gate_values = 2 * hidden.shape[-1]
+    x_gates, x_new = jnp.split(inputs, [num_gate_values], -1)
+    gate_kernel, new_kernel = jnp.split(kernel, [num_gate_values])
+    gate_bias, new_bias = (None, None) if bias is None else jnp.split(bias, [num_gate_values])
+    gates = jax.nn.sigmoid(x_gates + _multiply(hidden, gate_kernel, gate_bias))
     reset, update = jnp.split(gates, 2, -1)
-    new = jnp.tanh(x_new + _multiply(reset * hidden, new_kernel, biases[1]))
+    new = jnp.tanh(x_new + _multiply(reset * hidden, new_kernel, new_bias))
     return ((1 - update) * new + update * hidden,)
 
 
@@ -166,9 +173,7 @@ def _compute_layers(
             last.append(end)
             sequences.append(sequence)
         outputs = jnp.concatenate(sequences, -1)
-    final = (
-        to_tensor(jnp.stack([state[number] for state in last])) for number in range(len(states))
-    )
+    final = [to_tensor(jnp.stack([state[i] for state in last])) for i in range(len(states))]
     return (to_tensor(outputs.transpose(_TIME_FIRST) if batch_first else outputs), *final)
 
 
@@ -181,7 +186,7 @@ def _scan(
 ) -> tuple[State, Array]:
     """Return the last state and all outputs (time, batch, features) of a layer in one direction."""
     kernel, state_kernel, *biases = weights
-    # The inputs of all times are multiplied at once; products of states depend on each other.
+    # One product for the inputs of all times. The products of states depend on each other.
     inputs = _multiply(x, kernel, biases[0] if biases else None)
     state_bias = biases[1] if biases else None
 

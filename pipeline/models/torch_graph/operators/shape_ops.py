@@ -1,4 +1,4 @@
-"""Operators that move, slice, join and repeat axes."""
+"""Operators that reshape, move, slice, join, repeat and pad axes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from pipeline.models.torch_graph.tensor import (
 Sizes = Sequence[int]
 
 MAX_PIECES = 4096
-"""An array is split into at most this many pieces, since tracing a piece takes time."""
+"""Most pieces of a tensor, since tracing each piece takes time."""
 
 
 @aten("view.default", "reshape.default", "_unsafe_view.default", "_reshape_alias.default")
 def view(x: TorchTensor, shape: Sizes, *_: Any) -> TorchTensor:
-    """Return the same values in another shape; -1 is the remaining size."""
+    """Return the same values in another shape; a size of -1 is inferred."""
     return reshape_axes(x, shape)
 
 
@@ -76,10 +76,12 @@ def move_axes(x: TorchTensor, source: int | Sizes, destination: int | Sizes) -> 
     """Move axes to other positions."""
     sources = [source] if isinstance(source, int) else list(source)
     targets = [destination] if isinstance(destination, int) else list(destination)
-    moved = dict(zip((t % x.ndim for t in targets), (s % x.ndim for s in sources), strict=True))
+    sources = [number % x.ndim for number in sources]
     # The other axes stay in their order.
-    others = iter(number for number in range(x.ndim) if number not in moved.values())
-    return permute_axes(x, [moved[to] if to in moved else next(others) for to in range(x.ndim)])
+    order = [number for number in range(x.ndim) if number not in sources]
+    for target, number in sorted(zip((t % x.ndim for t in targets), sources, strict=True)):
+        order.insert(target, number)
+    return permute_axes(x, order)
 
 
 @aten("unsqueeze.default")
@@ -94,7 +96,7 @@ def unsqueeze(x: TorchTensor, dim: int) -> TorchTensor:
 
 @aten("squeeze.dim", "squeeze.dims", "squeeze.default")
 def squeeze(x: TorchTensor, dim: int | Sizes | None = None) -> TorchTensor:
-    """Remove axes of size 1: all, or those in `dim`."""
+    """Remove the axes of size 1, or those of them that `dim` lists."""
     dims = (dim,) if isinstance(dim, int) else dim
     numbers = range(x.ndim) if dims is None else dims
     removed = [number % x.ndim for number in numbers if x.shape[number] == 1]
@@ -103,13 +105,13 @@ def squeeze(x: TorchTensor, dim: int | Sizes | None = None) -> TorchTensor:
 
 @aten("expand.default", "broadcast_to.default")
 def expand(x: TorchTensor, sizes: Sizes, *, implicit: bool = False) -> TorchTensor:
-    """Repeat axes of size 1, and add leading axes; -1 is the old size."""
+    """Repeat axes of size 1, and add leading axes; a size of -1 is the old size."""
     if len(sizes) < x.ndim:
         raise ValueError(f"shape {x.shape} can't be expanded to {tuple(sizes)}")
-    added = len(sizes) - x.ndim
-    pairs = zip(x.shape, sizes[added:], strict=True)
-    shape = [*sizes[:added], *(old if size == -1 else size for old, size in pairs)]
-    order = (*range(added), *(number + added for number in x.order))
+    num_new = len(sizes) - x.ndim
+    pairs = zip(x.shape, sizes[num_new:], strict=True)
+    shape = [*sizes[:num_new], *(old if size == -1 else size for old, size in pairs)]
+    order = (*range(num_new), *(number + num_new for number in x.order))
     return TorchTensor(jnp.broadcast_to(x.array, [shape[number] for number in order]), order)
 
 
@@ -130,11 +132,11 @@ def repeat_interleave(x: TorchTensor, repeats: int, dim: int | None = None) -> T
 @aten("cat.default", "concat.default")
 def concatenate(arrays: Sequence[TorchTensor], dim: int = 0) -> TorchTensor:
     """Join tensors along an axis."""
-    # PyTorch joins an empty vector with tensors of any shape.
-    present = [array for array in arrays if array.shape != (0,)]
-    order = max(present, key=count_values).order
-    dtype = jnp.result_type(*(array.dtype for array in present))
-    parts = [array.transpose(order).astype(dtype) for array in present]
+    # PyTorch ignores empty vectors, whatever the shape of the others.
+    tensors = [array for array in arrays if array.shape != (0,)]
+    order = max(tensors, key=count_values).order
+    dtype = jnp.result_type(*(tensor.dtype for tensor in tensors))
+    parts = [tensor.transpose(order).astype(dtype) for tensor in tensors]
     return TorchTensor(jnp.concatenate(parts, order.index(dim % len(order))), order)
 
 
@@ -154,7 +156,7 @@ def slice_axis(
 
 @aten("select.int")
 def select(x: TorchTensor, dim: int, index: int) -> TorchTensor:
-    """Return an index of an axis, without the axis."""
+    """Return the values at an index of an axis, without the axis."""
     size = x.shape[dim]
     if not -size <= index < size:
         raise ValueError(f"index {index} of an axis of size {size}")
@@ -196,7 +198,7 @@ def chunk(x: TorchTensor, chunks: int, dim: int = 0) -> tuple[TorchTensor, ...]:
 
 @aten("unbind.int")
 def unbind(x: TorchTensor, dim: int = 0) -> tuple[TorchTensor, ...]:
-    """Return every index of an axis, without the axis."""
+    """Return the values at each index of an axis, without the axis."""
     _require_few(x.shape[dim])
     return tuple(select(x, dim, index) for index in range(x.shape[dim]))
 
@@ -210,14 +212,14 @@ def slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> TorchTensor:
-    """Return x with another range of an axis."""
-    where = (slice(None),) * x.axis(dim) + (slice(start, end, step),)
-    return x.with_array(x.array.at[where].set(source.transpose(x.order).astype(x.dtype)))
+    """Return x with a range of an axis replaced by `source`."""
+    slices = (slice(None),) * x.axis(dim) + (slice(start, end, step),)
+    return x.with_array(x.array.at[slices].set(source.transpose(x.order).astype(x.dtype)))
 
 
 @aten("select_scatter.default")
 def select_scatter(x: TorchTensor, source: TorchTensor, dim: int, index: int) -> TorchTensor:
-    """Return x with another value at an index of an axis."""
+    """Return x with the values at an index of an axis replaced by `source`."""
     return slice_scatter(x, unsqueeze(source, dim % x.ndim), dim, index, index + 1 or None)
 
 
@@ -269,7 +271,7 @@ def pad(
 @aten("pixel_shuffle.default")
 @plain
 def pixel_shuffle(x: Any, factor: int) -> Any:
-    """Move the channels of each pixel to factor x factor pixels."""
+    """Turn the channels of each pixel into factor x factor pixels."""
     *batch, channels, height, width = x.shape
     features = channels // factor**2
     parts = x.reshape((*batch, features, factor, factor, height, width))

@@ -1,7 +1,7 @@
 """Weights of Keras: `.keras`, `.weights.h5` and the `.h5` of Keras 2, read by h5py.
 
-Only groups and plain arrays within the file are read, so that a stranger's file can't include other
-files. A `.keras` is a zip. The classes of its layers are read as names: none is imported or run.
+Only groups and plain arrays are read, so an untrusted file can't include other files. A `.keras` is
+a zip file. Of its layers only the names of classes are read; no class is imported or run.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ _WEIGHTS = "model.weights.h5"
 _MAX_BYTES = 2**35
 _MAX_CONFIG_BYTES = 2**26
 _STATE_GROUPS = ("optimizer", "optimizer_weights", "_compile_metrics")
-"""Groups that hold no weights."""
+"""Groups without weights of the model."""
 _NORM = ("gamma", "beta", "moving_mean", "moving_variance")
 _NAMES: Mapping[tuple[int, ...], Sequence[str]] = {(1, 1, 1, 1): _NORM, (1, 1): _NORM[:2]}
-"""Names of the variables of a layer that has no kernel, by their numbers of axes."""
+"""Names of the variables of a layer without a kernel, by the number of axes of each variable."""
 
 
 def read_keras(path: Path) -> Arrays:
-    """Return the arrays of a file by name, such as `2.dense.kernel` of layer 2.
+    """Return the arrays of a file by name, without the state of the optimizer.
 
-    A `.weights.h5` only has a layer's number within its class: `dense.0.kernel`. The state of the
-    optimizer is left out. Raises OSError, and ValueError if the file is damaged or h5py is missing.
+    A name is `2.dense.kernel` for layer 2 of the model. In a `.weights.h5`, which only numbers the
+    layers of a class, it is `dense.0.kernel`. Raises OSError, and ValueError if the file is damaged
+    or h5py is missing.
     """
     try:
         import h5py
@@ -83,7 +84,7 @@ def _read_part(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
 
 
 def _list_layer_groups(content: bytes) -> list[str]:
-    """Return the group of each layer of a `.keras`: class and number in it, such as `dense_1`."""
+    """Return the group of each layer of a `.keras`: `dense_1` for the second `Dense`."""
     try:
         classes = [str(layer["class_name"]) for layer in json.loads(content)["config"]["layers"]]
     except RecursionError:
@@ -129,9 +130,9 @@ def _walk(root: Any, h5py: Any) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
 def _name_variables(
     variables: Sequence[tuple[tuple[str, ...], np.ndarray]],
 ) -> Iterator[tuple[str, tuple[str, ...], np.ndarray]]:
-    """Yield the layer, the further parts of the name, and the array of each variable.
+    """Yield the layer, the other parts of the name, and the array of each variable.
 
-    Keras 3 numbers the variables of a layer. Their names follow from their numbers of axes.
+    Keras 3 only numbers the variables of a layer. They are named by their numbers of axes.
     """
     by_layer: dict[tuple[str, ...], list[np.ndarray]] = {}
     for path, array in variables:

@@ -9,9 +9,9 @@ The format is a protocol buffer message with these field numbers, as in MindSpor
 An array above 512 MiB is spread over several values of one tag. A file may end in `crc_num` and
 ten bytes, the CRC-32 of all bytes before it.
 
-Only these few fields are parsed, without the protobuf package. That builds the entire message
-before any bound can be checked (28 bytes of memory per byte of a file of empty values) and copies
-every array. Here fields are checked one by one, and arrays are views of the file's content.
+Only these fields are parsed, and without the protobuf package. The package would parse the entire
+message before any limit could be checked, and copy every array. A file of empty values would take
+28 times its size in memory. Here each field is checked, and arrays are views of the file's content.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _TENSOR = _TYPE = 2
 _MAP = _CONTENT = 3
 _KIND = "a MindSpore checkpoint"
 _PART_BYTES = 512 * 2**20
-"""One value holds at most this many bytes of an array."""
+"""Most bytes of an array in one value."""
 MAX_FIELDS = 64
-"""A Value or TensorProto has at most this many fields, perhaps one per dimension."""
+"""Most fields of a Value or a TensorProto, which may have one per dimension."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ def read_mindspore(data: bytes) -> Arrays:
 
 
 def write_mindspore(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays as MindSpore does. Raises ValueError for a dtype that MindSpore lacks."""
+    """Write arrays as MindSpore does. Raises ValueError for a dtype that MindSpore doesn't have."""
     for name, array in arrays.items():
         dtype = array.dtype.newbyteorder("<") if array.dtype != BFLOAT16 else BFLOAT16
         if dtype not in _NAMES:
             raise ValueError(f"{name} is {array.dtype}, which a .ckpt can't hold")
         key = _encode_varint(_DIMS << 3 | VARINT)
-        # MindSpore writes a scalar with dimensions (0,).
+        # In MindSpore's files a scalar has the dimensions (0,).
         dims = b"".join(key + _encode_varint(size) for size in array.shape or (0,))
         content = memoryview(array.astype(dtype, copy=False).tobytes())
         for start in range(0, max(1, len(content)), _PART_BYTES):
@@ -133,7 +133,7 @@ def _read_value(message: memoryview) -> _Value:
 
 
 def _join_parts(values: list[_Value]) -> np.ndarray:
-    """Join the parts of one tag. Raises ValueError if they differ, or can't be an array."""
+    """Return the array whose parts these are. Raises ValueError if they don't fit together."""
     first = values[0]
     if any((value.dims, value.type) != (first.dims, first.type) for value in values):
         raise ValueError(f"the parts of {show_name(first.tag)} differ in shape or type")
@@ -149,6 +149,7 @@ def _join_parts(values: list[_Value]) -> np.ndarray:
 
 
 def _read_packed(field: memoryview) -> list[int]:
+    """Return the integers of a packed field. Raises ValueError for more than an array's axes."""
     numbers: list[int] = []
     index = 0
     while index < len(field):

@@ -1,4 +1,4 @@
-"""Named arrays of a weight file, and the limits that every reader has."""
+"""Named arrays of a weight file, and checks that all readers of such files share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_NAME_LENGTH = 1024
 def decode_array(
     name: str, dtype: np.dtype, shape: Sequence[int], data: bytes | memoryview
 ) -> np.ndarray:
-    """Return the array in `data`. Raises ValueError if its shape doesn't have as many bytes."""
+    """Return the array in `data`. Raises ValueError if `data` doesn't have the array's size."""
     num_bytes = count_array_bytes(name, dtype, shape)
     if len(data) != num_bytes:
         raise ValueError(
@@ -33,7 +33,7 @@ def decode_array(
 
 
 def add_array(arrays: Arrays, name: object, array: np.ndarray) -> None:
-    """Add an entry. Raises ValueError for an invalid or duplicate name, or too many entries."""
+    """Add an array. Raises ValueError for an invalid or duplicate name, or too many arrays."""
     if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
         raise ValueError(f"an entry has no name of 1 to {MAX_NAME_LENGTH} characters")
     if name in arrays:

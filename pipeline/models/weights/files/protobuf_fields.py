@@ -8,7 +8,7 @@ from collections.abc import Iterator
 VARINT = 0
 LENGTH = 2
 WIDTHS = {1: 8, 5: 4}
-"""Bytes of a field by wire type, for types of fixed length."""
+"""Bytes of a field, by the wire types of fixed length."""
 
 
 def read_fields(
@@ -16,13 +16,14 @@ def read_fields(
 ) -> Iterator[tuple[int, int | memoryview]]:
     """Yield the number and the value of each field: an integer, or the field's bytes.
 
-    Raises ValueError for a damaged message, and for more than `max_fields` fields. Errors say that
-    the file isn't `file_kind`, such as "a MindSpore checkpoint".
+    Raises ValueError for a damaged message, and for more than `max_fields` fields. Messages name
+    `file_kind`, the kind of file that is expected, such as "a MindSpore checkpoint".
     """
-    index = count = 0
+    index = 0
+    num_fields = 0
     while index < len(message):
-        count += 1
-        if count > max_fields:
+        num_fields += 1
+        if num_fields > max_fields:
             raise ValueError(f"it has an entry of more than {max_fields:,} fields")
         key, index = decode_varint(message, index, file_kind)
         number = key >> 3
@@ -49,9 +50,10 @@ def decode_varint(message: memoryview, index: int, file_kind: str) -> tuple[int,
     A varint has 7 bits per byte, lowest first. Raises ValueError if it doesn't end.
     """
     result = 0
-    for count, byte in enumerate(message[index : index + 10]):
-        result |= (byte & 0x7F) << (7 * count)
+    for position, byte in enumerate(message[index : index + 10]):
+        result |= (byte & 0x7F) << (7 * position)
         if byte < 0x80:
             result &= 2**64 - 1
-            return result - 2**64 if result >= 2**63 else result, index + count + 1
+            signed = result - 2**64 if result >= 2**63 else result
+            return signed, index + position + 1
     raise ValueError(f"it ends in the middle of an entry, or is not {file_kind}")

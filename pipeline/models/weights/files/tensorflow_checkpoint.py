@@ -68,7 +68,7 @@ _DTYPES: Mapping[int, np.dtype] = {
     22: np.dtype("<u4"),
     23: np.dtype("<u8"),
 }
-"""The numeric types that are read, by their numbers in TensorFlow's types.proto."""
+"""Dtypes that are read, by their numbers in TensorFlow's types.proto."""
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _NO_MODEL_VARIABLE = re.compile(
     r"(?:.*/)?(?:optimizer|keras_api)/(?!_trainable_variables/)"
@@ -81,9 +81,9 @@ _NO_MODEL_VARIABLE = re.compile(
 def read_tensorflow(path: Path) -> Arrays:
     """Return the arrays of a checkpoint by name. Raises OSError, and ValueError if it is damaged.
 
-    The model's variables come first, in the order of the object graph. Their names are the layer's
+    First are the model's variables, in the order of the object graph. Their names are the layer's
     number and the full name, such as `3.sequential.conv2d.kernel`. All other arrays follow in
-    natural order, under their keys. Slashes become dots.
+    natural order, named by their keys. In names, slashes become dots.
     """
     entries = dict(_read_table(read_bytes(path, _MAX_INDEX_BYTES)))
     header = dict(read_fields(memoryview(entries.pop("", b"")), 16, _KIND))
@@ -116,23 +116,23 @@ def _read_table(content: bytes) -> Iterator[tuple[str, bytes]]:
     if len(content) < _FOOTER_BYTES or content[-8:] != _MAGIC:
         raise ValueError(f"it is not {_KIND}")
     message = memoryview(content)
-    at = len(content) - _FOOTER_BYTES
+    position = len(content) - _FOOTER_BYTES
     footer_numbers = []
     for _ in range(4):
-        number, at = decode_varint(message, at, _KIND)
+        number, position = decode_varint(message, position, _KIND)
         footer_numbers.append(number)
     _, _, index_offset, index_size = footer_numbers
-    count = 0
+    num_entries = 0
     unread_bytes = len(content)
-    for _, place in _read_block(message, index_offset, index_size):
-        offset, at = decode_varint(memoryview(place), 0, _KIND)
-        size, _ = decode_varint(memoryview(place), at, _KIND)
+    for _, location in _read_block(message, index_offset, index_size):
+        offset, position = decode_varint(memoryview(location), 0, _KIND)
+        size, _ = decode_varint(memoryview(location), position, _KIND)
         unread_bytes -= size
         if unread_bytes < 0:
             raise ValueError("its blocks overlap")
         for key, value in _read_block(message, offset, size):
-            count += 1
-            if count > MAX_ENTRIES:
+            num_entries += 1
+            if num_entries > MAX_ENTRIES:
                 raise ValueError(f"it has more than {MAX_ENTRIES:,} entries")
             yield str(key, "utf-8"), value
 
@@ -145,8 +145,8 @@ def _read_block(content: memoryview, offset: int, size: int) -> Iterator[tuple[b
     if content[end]:
         raise ValueError("its index is compressed, which isn't read")
     block = content[offset:end]
-    restarts = int.from_bytes(block[-4:], "little")
-    entries_end = len(block) - 4 * (restarts + 1)
+    num_restarts = int.from_bytes(block[-4:], "little")
+    entries_end = len(block) - 4 * (num_restarts + 1)
     at = 0
     key = b""
     while at < entries_end:
@@ -165,7 +165,7 @@ def _read_block(content: memoryview, offset: int, size: int) -> Iterator[tuple[b
 
 
 def _read_tensor(name: str, entry: bytes, files: list[Path]) -> np.ndarray | None:
-    """Return the array of an entry; None if the entry is a text."""
+    """Return the array of an entry, or None if the entry is a text."""
     fields: dict[int, int | memoryview] = {}
     sizes: list[int] = []
     for number, value in read_fields(memoryview(entry), 64, _KIND):
@@ -201,8 +201,8 @@ def _read_data(name: str, fields: Mapping[int, int | memoryview], files: list[Pa
         raise ValueError(f"{show_name(name)} has a shard, offset or size that isn't a number")
     if not 0 <= shard < len(files) or offset < 0 or size < 0:
         raise ValueError(
-            f"{show_name(name)} has an impossible place: shard {shard}, offset {offset}, size "
-            f"{size}"
+            f"{show_name(name)} can't have shard {shard}, offset {offset} and size {size}; there "
+            f"are {len(files)} shards"
         )
     file = files[shard]
     if not file.is_file() or file.stat().st_size < offset + size:
@@ -240,7 +240,7 @@ def _decode_text(field: int | memoryview | None) -> str:
 def _name_variables(full_names: Mapping[str, str]) -> dict[str, str]:
     """Return the names of a model's variables by key, such as `3.sequential.conv2d.kernel`.
 
-    A layer's number counts the layers, in the order of `full_names`.
+    Layers are numbered from 0 in the order of `full_names`.
     """
     numbers: dict[str, int] = {}
     names: dict[str, str] = {}
@@ -250,7 +250,7 @@ def _name_variables(full_names: Mapping[str, str]) -> dict[str, str]:
         if layer and not _NO_MODEL_VARIABLE.match(key):
             number = numbers.setdefault(layer, len(numbers))
             name = f"{number}.{full_name.partition(':')[0].replace('/', '.')}"
-            # A second variable with the same name is called by its key.
+            # A second variable with the same name has its key as name.
             if name not in used_names:
                 names[key] = name
                 used_names.add(name)

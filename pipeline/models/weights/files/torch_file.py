@@ -23,7 +23,7 @@ from pipeline.models.weights.files.torch_pickle import (
 )
 
 MAX_SHARING = 16
-"""All tensors have at most this many bytes per byte of the file; tied weights share storages."""
+"""Most bytes of all tensors per byte of the file. Tied weights share bytes of the file."""
 
 _PICKLE = "data.pkl"
 _OLD_FORMAT = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -33,9 +33,10 @@ _STATE_DICTS = ("state_dict", "model_state_dict", "model", "model_state", "net")
 
 
 def read_torch(path: Path) -> Arrays:
-    """Return the tensors by name of the file's state dict, which may be under a key of a dict.
+    """Return the tensors of the file's state dict by name. No code of the file is run.
 
-    No code of the file is run. Raises ValueError and zipfile.BadZipFile for an invalid file.
+    The file has the state dict itself, or a dict with the state dict under one of a few keys.
+    Raises ValueError and zipfile.BadZipFile for an invalid file.
     """
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:
@@ -59,7 +60,7 @@ def read_torch(path: Path) -> Arrays:
 
 
 class _Storages:
-    """The entries of an archive of `size` bytes, checked as they are read."""
+    """The entries of a file of `size` bytes. Each entry is checked when it is read."""
 
     def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
         self._archive = archive
@@ -134,7 +135,7 @@ def _read_tensor(name: str, value: Call, storages: _Storages) -> np.ndarray:
     if value.function == REBUILD_PARAMETER and value.arguments:
         value = value.arguments[0]
     match value:
-        # Then come requires_grad, hooks, and in newer files metadata, such as of a conjugate.
+        # The other arguments are requires_grad, hooks, and in newer files flags such as conjugate.
         case Call(function, (storage, int(offset), tuple(shape), tuple(strides), _, _, *flags)) if (
             function == REBUILD_TENSOR and len(shape) == len(strides) and not any(flags)
         ):
@@ -146,13 +147,14 @@ def _read_tensor(name: str, value: Call, storages: _Storages) -> np.ndarray:
 def _copy_strided(
     name: str, values: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> np.ndarray:
-    """Return elements of a storage in C order. Raises ValueError for any outside of it."""
+    """Return elements of a storage in C order. Raises ValueError for elements outside of it."""
     size = count_array_bytes(name, values.dtype, shape)
     is_valid = all(type(stride) is int and stride >= 0 for stride in strides)
     is_valid &= offset >= 0 and size <= values.nbytes
     if is_valid and size:
-        last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-        is_valid = last < len(values)
+        pairs = zip(shape, strides, strict=True)
+        last_index = offset + sum((length - 1) * stride for length, stride in pairs)
+        is_valid = last_index < len(values)
     if not is_valid:
         raise ValueError(f"{show_name(name)} does not fit into its storage")
     if not size:

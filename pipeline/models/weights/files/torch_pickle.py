@@ -58,7 +58,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Persistent:
-    """A reference to a storage, an object outside of the pickle, with torch's description of it."""
+    """A reference to a storage, which is outside of the pickle: torch's description of it."""
 
     fields: Any
 
@@ -67,14 +67,16 @@ class _Mark:
     """Marks the start of a collection's items on the stack."""
 
 
-# Opcodes that push their argument or a constant, store or load the top, and pop a tuple's items.
+# Opcodes that push their argument.
 _LITERALS = {
     *("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT"),
     *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"),
 }
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+# Opcodes that store the top of the stack in the memo, or push an entry of the memo.
 _PUTS = {"BINPUT", "LONG_BINPUT", "PUT"}
 _GETS = {"BINGET", "LONG_BINGET", "GET"}
+# Opcodes that replace the top values by a tuple of them, with the number of values.
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _SKIPPED = {"PROTO", "FRAME", "STOP"}
 
@@ -109,7 +111,7 @@ def _read_opcodes(data: bytes) -> Iterator[tuple[str, Any]]:
 
 
 class _Machine:
-    """The stack and the memo of a pickle; methods raise the errors that `read_pickle` handles."""
+    """The stack and the memo of a pickle. Methods raise the errors that `read_pickle` handles."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -136,7 +138,7 @@ class _Machine:
             raise ValueError(f"{_REFUSED}: it holds the opcode {name}")
 
     def store_top(self, argument: Any) -> None:
-        """Store the top of the stack in the memo, under the next number."""
+        """Store the top of the stack in the memo under the number of its entries."""
         self._memo[len(self._memo)] = self.stack[-1]
 
     def pop_to_mark(self) -> list[Any]:
@@ -171,7 +173,10 @@ class _Machine:
         self.stack.append(_check_name(f"{module}.{name}"))
 
     def push_call(self, argument: Any) -> None:
-        """Push an empty dict for OrderedDict(), and a record for any other call."""
+        """Replace a function and its arguments on the stack by a `Call`.
+
+        OrderedDict() becomes an empty dict.
+        """
         arguments = self.stack.pop()
         function = self.stack[-1]
         if not isinstance(function, Name) or not isinstance(arguments, tuple):
@@ -186,7 +191,7 @@ class _Machine:
             self.stack[-1] = {}
 
     def drop_attributes(self, argument: Any) -> None:
-        """Drop the attributes of a dict, such as versions of modules, which aren't weights."""
+        """Pop the attributes of a dict, such as versions of modules, since they aren't weights."""
         self.stack.pop()
         if not isinstance(self.stack[-1], dict):
             raise ValueError(f"{_REFUSED}: it sets attributes of an object")

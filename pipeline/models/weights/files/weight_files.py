@@ -1,4 +1,4 @@
-"""Readers and writers of weight files by suffix, with the same form of errors."""
+"""Reading and writing of weight files, whose suffix determines the format."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ _SAFETENSORS_DTYPES = {
 
 
 def read_weights(path: Path) -> Arrays:
-    """Return the arrays of a weight file in its order, of a .safetensors in natural order of names.
+    """Return the arrays of a weight file by name. Raises DataError if the file can't be read.
 
-    Nothing in a file is executed. Raises DataError for a file that can't be read.
+    They are in the order of the file, for a .safetensors in natural order of names. Nothing in a
+    file is executed.
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
@@ -98,14 +99,14 @@ def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def is_weight_file(path: Path) -> bool:
-    """Return whether a path names a weight file, and not a run directory."""
+    """Return whether a path has the suffix of a weight file and isn't a directory."""
     return path.suffix.lower() in _READERS and not path.is_dir()
 
 
 def keeps_order(file: str) -> bool:
-    """Return whether a file with this name has its entries in the order of writing.
+    """Return whether a file with this name has its arrays in the order in which they were written.
 
-    A .safetensors sorts them by dtype and name, and TensorFlow's files by name.
+    A .safetensors has them sorted by dtype and name, TensorFlow's files by name.
     """
     return Path(file).suffix.lower() not in (".safetensors", *TENSORFLOW_SUFFIXES)
 
@@ -143,7 +144,7 @@ def read_npz(path: Path) -> Arrays:
 
 
 def _write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays, uncompressed, as numpy.savez does; names are arbitrary."""
+    """Write arrays as numpy.savez does, which however refuses some names, such as `file`."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:

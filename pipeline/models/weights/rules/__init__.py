@@ -12,10 +12,10 @@ from pipeline.models.weights.rules import branches, mobile, residual, transforme
 from pipeline.models.weights.rules.syntax import Framework, LayerRules
 
 IN_ORDER: LayerRules = ((r".+", "{kind}_#"),)
-"""Rules for networks without blocks: layers are counted by kind, in order."""
+"""Rules for networks without blocks: the layers of each kind are numbered in their order."""
 TENSORFLOW: LayerRules = ((r".*conv2d_transpose.*", "conv_transpose_#"), *IN_ORDER)
-"""Keras's names begin with the layer's class: a transposed convolution is known by its name, other
-layers by kind and order."""
+"""Rules for Keras's networks without blocks. A transposed convolution is recognised by its name,
+since its arrays are those of a convolution."""
 VGG: LayerRules = ((r"pre_logits\.fc(\d)", r"dense_<\1-1>"), (r"head\.fc", "dense_2"), *IN_ORDER)
 """timm has convolutions over whole images instead of the first dense layers."""
 
@@ -23,7 +23,7 @@ VGG: LayerRules = ((r"pre_logits\.fc(\d)", r"dense_<\1-1>"), (r"head\.fc", "dens
 def _make_rules(
     torch: LayerRules, mindspore: LayerRules | None = None
 ) -> Mapping[Framework, LayerRules]:
-    """Return the rules of both frameworks. MindSpore's are torch's if they are left out."""
+    """Return rules by framework. MindSpore's names have torch's rules if `mindspore` is None."""
     return {"torch": torch, "mindspore": torch if mindspore is None else mindspore}
 
 

@@ -1,4 +1,4 @@
-"""Names of networks with branches: GoogLeNet, Inception v3, DenseNet and U-Net."""
+"""Rules for layers' names in files of GoogLeNet, Inception v3, DenseNet and U-Net."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ _BY_SCOPE = {
 def _list_torchvision_inception() -> Iterator[tuple[str, str]]:
     yield r"AuxLogits\..+", SKIPPED
     yield r"Conv2d_\d\w_\dx\d\.(?:conv|bn)", "{kind}_#"
-    for theirs, scope in _INCEPTION_V3_SCOPES.items():
-        branches = next(rules for name, rules in _BY_SCOPE.items() if scope.startswith(name))
+    for block, scope in _INCEPTION_V3_SCOPES.items():
+        # `reduction0` and `reduction1` have different branches, `square0` and `square1` the same.
+        branches = _BY_SCOPE.get(scope) or _BY_SCOPE[scope.rstrip("0123456789")]
         for branch, path in (*_TORCHVISION_BRANCHES, *branches):
-            yield rf"Mixed_{theirs}\.{branch}", f"{scope}/{path}/{{kind}}_#"
+            yield rf"Mixed_{block}\.{branch}", f"{scope}/{path}/{{kind}}_#"
     yield r"fc", "dense_0"
 
 
@@ -61,8 +62,8 @@ INCEPTION_V3_TORCH: LayerRules = tuple(_list_torchvision_inception())
 def _list_mindcv_inception() -> Iterator[tuple[str, str]]:
     yield r"aux\..+", SKIPPED
     yield r"conv\d\w\.(?:conv|bn)", "{kind}_#"
-    for theirs, scope in _INCEPTION_V3_SCOPES.items():
-        module = rf"inception{theirs}\."
+    for block, scope in _INCEPTION_V3_SCOPES.items():
+        module = rf"inception{block}\."
         yield rf"{module}branch_pool\..+", f"{scope}/branch_3/{{kind}}_#"
         yield rf"{module}branch(\d)\..+", rf"{scope}/branch_\1/{{kind}}_#"
         yield rf"{module}branch(\d)a\..+", rf"{scope}/branch_\1/branches_0/branch_0/{{kind}}_#"
@@ -98,7 +99,7 @@ def _nest_scope(depth: int) -> str:
 
 
 def _list_unet() -> Iterator[tuple[str, str]]:
-    """Yield rules; of the four convolutions of a depth, the encoder has 0 and 1."""
+    """Yield rules. Of the four convolutions of a depth, 0 and 1 are in the encoder."""
     yield r"conv_0\.conv_(\d)\..+", r"{kind}_\1"
     yield r"inc\.double_conv\.[01]", "{kind}_0"
     yield r"inc\.double_conv\.[34]", "{kind}_1"

@@ -1,4 +1,4 @@
-"""Names of networks of blocks with shortcuts: ResNets, RegNet, RepVGG, DPN and Xception."""
+"""Rules for layers' names in files of ResNets, RegNet, RepVGG, DPN and Xception."""
 
 from __future__ import annotations
 
@@ -98,13 +98,19 @@ DPN_TORCH: LayerRules = (
 
 
 def _make_xception(block: str, first: int) -> LayerRules:
-    """Return rules for blocks numbered from `first` on: 3 of entry flow, 8 middle, 1 exit."""
+    """Return rules for 3 entry blocks, 8 middle blocks and an exit, numbered from `first`."""
     scopes = (*(f"entry{i}" for i in range(3)), *(f"middle{i}" for i in range(8)), "exit")
-    numbered = list(enumerate(scopes, start=first))
+    numbered_scopes = list(enumerate(scopes, start=first))
     return (
         (r"(?:conv|bn)[12]|conv[34]\.(?:conv1|pointwise)|bn[34]", "{kind}_#"),
-        *((rf"{block}{n}\.skip(?:bn)?", f"{scope}/shortcut/{{kind}}_0") for n, scope in numbered),
-        *((rf"{block}{n}\.rep\..+", f"{scope}/{{kind}}_#") for n, scope in numbered),
+        *(
+            (rf"{block}{number}\.skip(?:bn)?", f"{scope}/shortcut/{{kind}}_0")
+            for number, scope in numbered_scopes
+        ),
+        *(
+            (rf"{block}{number}\.rep\..+", f"{scope}/{{kind}}_#")
+            for number, scope in numbered_scopes
+        ),
         (r"fc|classifier", "dense_0"),
     )
 

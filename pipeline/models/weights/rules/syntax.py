@@ -11,9 +11,9 @@ LayerRules = tuple[tuple[str, str], ...]
 first match applies. In a path
 
     \\1       is the text of the pattern's group, and <\\1-1> that number minus 1,
-    {kind}   is conv, dense, batch_norm or layer_norm, which the arrays of the layer decide,
-    #        counts the layers with otherwise equal paths, in the order of the file or, if it has
-             none, of the numbers in their names; layers without a place are skipped,
+    {kind}   is conv, dense, batch_norm or layer_norm, by the arrays of the layer,
+    #        is the number of the layer among those with otherwise equal paths, in the order of the
+             file or, if the file has no order, of the numbers in their names,
     {a,b}    splits an array into several, in equal parts of its first axis,
     ^T       at the end means that the layer's weight is (in, out),
     +        at the start means that its first row is added to every row of the network's array.
@@ -40,9 +40,9 @@ class Place:
 
 
 def place_layer(rules: LayerRules, layer: str, kind: str) -> Place | None:
-    """Return the place of a layer by the rules; None if no rule matches.
+    """Return the place of a layer by the first rule that matches, or None if none does.
 
-    Without a kind, rules with `{kind}` are skipped.
+    If `kind` is empty, rules with `{kind}` are skipped.
     """
     for pattern, path in rules:
         match = re.fullmatch(pattern, layer)

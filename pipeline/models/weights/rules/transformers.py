@@ -1,4 +1,4 @@
-"""Rules for the weight names of vision and text transformers."""
+"""Rules for layers' names in files of vision and text transformers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ VIT: LayerRules = (
     (r"(?:encoder\.)?(?:pos_embedding|pos_embed)", "position_embedding_0/table"),
     (r"conv_proj|patch_embed\.proj|patch_embedding\.(?:conv|proj)", "conv_0"),
     *(
-        (rf"{block}\.{theirs}", rf"block\1/{ours}")
+        (rf"{block}\.{layer}", rf"block\1/{path}")
         for block in (r"encoder\.layers\.encoder_layer_(\d+)", r"blocks\.(\d+)")
-        for theirs, ours in (
+        for layer, path in (
             (r"(?:ln_1|norm1)", "residual_0/layer_norm_0"),
             (
                 r"(?:self_attention\.in_proj|attn\.qkv)",
