@@ -78,7 +78,8 @@ class VectorWork:
 
     `simple` counts adds, products, comparisons, selections and conversions, `heavy` divisions,
     exponentials, logarithms and roots. `along_rows` counts operations that run once for every row
-    of the minor axis: reductions of a row, and broadcasts of a number over a row.
+    of the minor axis: reductions of a row, and broadcasts of a number over a row. `rows` counts
+    these rows; None: those of the largest buffer that the task reads.
     """
 
     elements: int
@@ -86,6 +87,7 @@ class VectorWork:
     simple: float = 1.0
     heavy: float = 0.0
     along_rows: int = 1
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

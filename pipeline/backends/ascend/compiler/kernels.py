@@ -343,11 +343,12 @@ def measure_kernel(
     """Return the work of a kernel of the vector unit.
 
     `kinds` are by node, `dtypes` by value. Reductions along rows, and broadcasts of their results,
-    run once for every row.
+    run once for every row. Rows are those of the reduction, as its operand may be a view of a
+    buffer with shorter rows, such as four tokens that are normalised together.
     """
     simple = 0.0
     heavy = 0.0
-    reductions = 0
+    row_counts: list[int] = []
     for position in kernel.nodes:
         node = graph.nodes[position]
         size = max(graph.values[index].size for index in (*node.inputs, *node.outputs))
@@ -356,18 +357,22 @@ def measure_kernel(
         simple += simple_ops * share
         heavy += heavy_ops * share
         is_large = bool(node.inputs) and 2 * graph.values[node.inputs[0]].size >= kernel.elements
-        reductions += kinds[position] == "rows" and is_large
+        if kinds[position] == "rows" and is_large:
+            # A scatter has as many updates as rows.
+            results = (*node.inputs[2:], *node.outputs)
+            row_counts.append(min(graph.values[index].size for index in results))
     along_rows = 1
     if kernel.form == "rows":
         # A reduction and a broadcast each, but the last isn't broadcast if no row is written.
         writes_rows = any(2 * graph.values[root].size >= kernel.elements for root in kernel.roots)
-        along_rows = max(2 * reductions - (not writes_rows), 1)
+        along_rows = max(2 * len(row_counts) - (not writes_rows), 1)
     is_float32 = any(
         dtypes[index] == "float32" and graph.values[index].size * 2 > kernel.elements
         for index in (*kernel.sources, *kernel.roots)
     )
     dtype = "float32" if is_float32 else "float16"
-    return VectorWork(kernel.elements, dtype, simple, heavy, along_rows)
+    rows = max(row_counts, default=None)
+    return VectorWork(kernel.elements, dtype, simple, heavy, along_rows, rows)
 
 
 def _count_node_operations(graph: Graph, node: Node) -> tuple[float, float]:

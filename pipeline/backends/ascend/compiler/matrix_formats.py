@@ -75,6 +75,8 @@ class _Conversion:
         for index in task.writes:
             if self._must_leave_blocks(index, task.cube.batch):
                 copies[index] = self._add_copy(index, result)
+                # The plain result still has the bytes of padded blocks: without them ViT's errors
+                # grow (benchmarks/results/ascend910.md).
                 self.buffers[index] = replace(self.buffers[index], layout="ND")
             elif self.buffers[index].role != "gradient":
                 shape = self.buffers[index].shape

@@ -264,10 +264,13 @@ def _price_minor_rows(task: Task, traffic: Traffic, context: CostContext) -> Vec
     rows of 39 (2020), one instruction and 22 cycles a row; and softmax with cross entropy of rows
     of 10 (2023), with maximum, difference, sum, division and loss, 470 cycles a row.
     """
-    shape = max((context.buffers[index].shape for index in task.reads), key=math.prod, default=())
-    lengths = [length for length in shape if length > 1]
-    cycles = context.constants.minor_row_cycles * (task.vector.along_rows if task.vector else 1)
-    rows = max(math.prod(lengths[:-1]), 1)
+    work = task.vector
+    cycles = context.constants.minor_row_cycles * (work.along_rows if work else 1)
+    rows = work.rows if work else None
+    if rows is None:
+        shapes = (context.buffers[index].shape for index in task.reads)
+        lengths = [length for length in max(shapes, key=math.prod, default=()) if length > 1]
+        rows = max(math.prod(lengths[:-1]), 1)
     fixed_us, cores = _price_chunks(rows, _count_cores(traffic, context), cycles, context.hw)
     return fixed_us + _compute_lanes_us(task, context), cores
 

@@ -1,4 +1,9 @@
-"""Swin Transformer: attention in windows that every second block shifts (Liu et al. 2021)."""
+"""Swin Transformer: attention in windows that every second block shifts (Liu et al. 2021).
+
+MindCV computes queries, keys and values by a product each, and joins patches by one transpose
+(models/swintransformer.py of mindcv 0.3.0). The authors' code has one product, whose result it
+transposes and slices, and joins patches by four slices. Both forms compute the same.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +28,10 @@ MASKED = -100.0
 
 
 class Swin(nn.Module):
-    """Swin-T on images whose edges are multiples of 224."""
+    """Swin-T on images whose edges are multiples of 224; `mindcv` is the form of its blocks."""
 
     classes: int
+    mindcv: bool = False
     drop_path: float = 0.2
 
     @nn.compact
@@ -36,11 +42,12 @@ class Swin(nn.Module):
         rates = iter(np.linspace(0, self.drop_path, sum(DEPTHS)).tolist())
         for stage, depth in enumerate(DEPTHS):
             if stage:
-                tokens = PatchMerging(name=f"merge{stage}")(tokens)
+                tokens = PatchMerging(self.mindcv, name=f"merge{stage}")(tokens)
             for block in range(depth):
                 shift = WINDOW // 2 if block % 2 and tokens.shape[1] > WINDOW else 0
                 name = f"stage{stage}_block{block}"
-                tokens = SwinBlock(shift, next(rates), name=name)(tokens, train)
+                swin_block = SwinBlock(shift, next(rates), self.mindcv, name=name)
+                tokens = swin_block(tokens, train)
         pooled = nn.LayerNorm(name="norm")(tokens).mean((1, 2))
         return nn.Dense(self.classes, name="head")(pooled)
 
@@ -48,11 +55,18 @@ class Swin(nn.Module):
 class PatchMerging(nn.Module):
     """Joins squares of four tokens to one of twice the features."""
 
+    mindcv: bool = False
+
     @nn.compact
     def __call__(self, tokens: Array) -> Array:
-        places = ((0, 0), (1, 0), (0, 1), (1, 1))
-        joined = jnp.concatenate([tokens[:, row::2, column::2] for row, column in places], -1)
-        features = 2 * tokens.shape[-1]
+        batch, height, width, features = tokens.shape
+        if self.mindcv:
+            squares = tokens.reshape(batch, height // 2, 2, width // 2, 2, features)
+            joined = squares.transpose(0, 1, 3, 4, 2, 5).reshape(batch, height // 2, width // 2, -1)
+        else:
+            places = ((0, 0), (1, 0), (0, 1), (1, 1))
+            joined = jnp.concatenate([tokens[:, row::2, column::2] for row, column in places], -1)
+        features *= 2
         return nn.Dense(features, use_bias=False, name="reduce")(nn.LayerNorm(name="norm")(joined))
 
 
@@ -61,6 +75,7 @@ class SwinBlock(nn.Module):
 
     shift: int
     drop_path: float
+    mindcv: bool = False
 
     @nn.compact
     def __call__(self, tokens: Array, train: bool) -> Array:
@@ -71,7 +86,7 @@ class SwinBlock(nn.Module):
             windows = jnp.roll(windows, (-self.shift, -self.shift), (1, 2))
         windows = split_windows(windows)
         mask = mask_shifted(height, width, self.shift) if self.shift else None
-        windows = WindowAttention(name="attention")(windows, mask)
+        windows = WindowAttention(self.mindcv, name="attention")(windows, mask)
         attended = join_windows(windows, batch, height, width)
         if self.shift:
             attended = jnp.roll(attended, (self.shift, self.shift), (1, 2))
@@ -84,13 +99,22 @@ class SwinBlock(nn.Module):
 class WindowAttention(nn.Module):
     """Self-attention of the tokens of each window, with a learned bias by their distance."""
 
+    mindcv: bool = False
+
     @nn.compact
     def __call__(self, windows: Array, mask: np.ndarray | None) -> Array:
         count, length, features = windows.shape
         heads = features // HEAD_FEATURES
-        qkv = nn.Dense(3 * features, name="qkv")(windows)
-        qkv = qkv.reshape(count, length, 3, heads, HEAD_FEATURES).transpose(2, 0, 3, 1, 4)
-        query, key, value = (qkv[place] for place in range(3))
+        if self.mindcv:
+            shape = (count, length, heads, HEAD_FEATURES)
+            query, key, value = (
+                nn.Dense(features, name=name)(windows).reshape(shape).swapaxes(1, 2)
+                for name in ("query", "key", "value")
+            )
+        else:
+            qkv = nn.Dense(3 * features, name="qkv")(windows)
+            qkv = qkv.reshape(count, length, 3, heads, HEAD_FEATURES).transpose(2, 0, 3, 1, 4)
+            query, key, value = (qkv[place] for place in range(3))
         scores = (query * HEAD_FEATURES**-0.5) @ key.swapaxes(-1, -2)
         table = self.param("bias", nn.initializers.normal(0.02), ((2 * WINDOW - 1) ** 2, heads))
         bias = table[index_distances().ravel()].reshape(length, length, heads)

@@ -217,7 +217,9 @@ def _trace_swin_or_convnext(row: Published) -> TracedStep:
     loss = CrossEntropy(reduction="mean", smoothing=0.1, smoothing_convention="uniform").build()
     shape = (row.batch, row.pixels, row.pixels, 3)
     labels = jax.ShapeDtypeStruct((row.batch,), jnp.int32)
-    network = (Swin if row.model == "swin_t" else ConvNeXt)(row.classes)
+    network: nn.Module = ConvNeXt(row.classes)
+    if row.model == "swin_t":
+        network = Swin(row.classes, mindcv=row.framework.startswith(MINDCV))
     return trace_module(network, loss, shape, labels, row.classes, ADAMW)
 
 

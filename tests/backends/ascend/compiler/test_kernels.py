@@ -40,6 +40,22 @@ def test_layer_norm_is_one_kernel_forward_and_two_backward() -> None:
     assert reads_of(graph, "rows", "backward") == [2]
 
 
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_rows_of_a_norm_are_those_of_its_sum(pieces: int) -> None:
+    """A norm may read a view of shorter rows, such as tokens that are normalised together."""
+
+    def forward(p: Any, x: Array) -> Array:
+        rows = x.reshape(2, ROWS // 2, pieces, -1).swapaxes(0, 1).reshape(ROWS, WIDTH)
+        return normalised(rows, p["g"], p["b"], (1,)) @ p["w"]
+
+    shapes = {"g": of(WIDTH), "b": of(WIDTH), "w": of(WIDTH, WIDTH)}
+    graph = gradient_step(forward, shapes, of(ROWS, WIDTH)).tasks("O2")
+    (norm,) = only(graph, "rows")
+    assert max(graph.buffers[index].shape[-1] for index in norm.reads[2:]) == WIDTH // pieces
+    assert norm.vector is not None
+    assert norm.vector.rows == ROWS
+
+
 def test_batch_norm_has_two_kernels_per_pass() -> None:
     def forward(p: Any, x: Array) -> Array:
         normal = normalised(x @ p["w"], p["g"], p["b"], (0,))

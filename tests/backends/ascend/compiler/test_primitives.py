@@ -51,6 +51,11 @@ PLAIN = Features(
             {"form": "reduce", "phase": "backward", "channels": True, "results": 2},
             ("BNTrainingUpdateGrad", "bn_reduce"),
         ),
+        ({"primitives": ("mul", "erfc", "neg")}, ("Gelu", "elementwise")),
+        (
+            {"phase": "backward", "primitives": ("add_any", "mul", "erfc", "exp")},
+            ("GeluGrad", "elementwise"),
+        ),
         ({"random_mask": True}, ("DropOutDoMask", "elementwise")),
         (
             {"primitives": ("mul", "add", "tanh", "exp", "log")},

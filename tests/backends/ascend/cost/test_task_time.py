@@ -197,6 +197,17 @@ def test_row_kernel_time_grows_with_operations_along_rows() -> None:
     assert four < 4 * one
 
 
+def test_row_kernel_time_depends_on_the_rows_that_it_works_along() -> None:
+    """Not on those of its buffer, of which the kernel may read a view."""
+
+    def norm(width: int) -> TaskGraph:
+        work = VectorWork(4_000_000, "float16", 3, 2, 4, rows=10_000)
+        shape = ((4_000_000 // width, width), "float16")
+        return graph_of("rows", [shape], shape, vector=work)
+
+    assert us(norm(100)) == us(norm(400))
+
+
 def _chain(length: int) -> TaskGraph:
     """A producer, then a consumer of its output `length` unrelated kernels later."""
     shape = (5_000_000,)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pipeline.backends.ascend.published.swin import (
     MASKED,
+    PatchMerging,
     Swin,
+    WindowAttention,
     index_distances,
     join_windows,
     mask_shifted,
@@ -46,6 +49,31 @@ def test_shifted_mask_allows_only_former_neighbours() -> None:
     assert not mask[0].any()
     assert set(np.unique(mask[3])) == {MASKED, 0.0}
     assert (mask[3] == 0).sum() == 16**2 + 12**2 * 2 + 9**2
+
+
+def test_mindcv_attention_with_the_joined_weights_equals_the_authors() -> None:
+    windows = jax.random.normal(jax.random.key(0), (4, 49, 64))
+    mask = mask_shifted(14, 14, 3)
+    authors = WindowAttention()
+    joined = authors.init(jax.random.key(1), windows, mask)["params"]
+    kernels = jnp.split(joined["qkv"]["kernel"], 3, -1)
+    split = {"bias": joined["bias"], "project": joined["project"]}
+    for name, kernel in zip(("query", "key", "value"), kernels, strict=True):
+        split[name] = {"kernel": kernel, "bias": jnp.zeros(64)}
+    np.testing.assert_allclose(
+        WindowAttention(mindcv=True).apply({"params": split}, windows, mask),
+        authors.apply({"params": joined}, windows, mask),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+def test_mindcv_merging_equals_the_authors() -> None:
+    tokens = jax.random.normal(jax.random.key(0), (2, 4, 6, 8))
+    params = PatchMerging().init(jax.random.key(1), tokens)
+    merged = [PatchMerging(mindcv).apply(params, tokens) for mindcv in (False, True)]
+    assert merged[0].shape == (2, 2, 3, 16)
+    np.testing.assert_array_equal(*merged)
 
 
 @pytest.mark.slow
