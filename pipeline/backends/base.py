@@ -39,7 +39,7 @@ class ProgramReport:
     reused: from an earlier run of this process."""
     temporary_bytes: int
     flops: float | None
-    """Floating-point operations of a call, with those of a loop's body once; None if unknown."""
+    """Floating-point operations of a call, with a loop's body counted once; None if unknown."""
     figures: Mapping[str, Any] | None = None
     """Launches, copies and memory on an absent chip, as JSON; None for a present chip."""
     lines: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class CompileInputs:
     dispatch_steps: int | None = None
     """Largest number of steps of a dispatch; None if the recipe doesn't set it."""
     state: TrainState | None = None
-    """Shapes of the state; None: those of the state that the step initialises."""
+    """Shapes of the state; None: as the step initialises the state."""
     key: str | None = None
     """Digest of everything that determines the programs; None: they aren't stored on disk."""
     when_evaluation_compiled: Callable[[ProgramReport], None] | None = None
@@ -240,7 +240,7 @@ class StepToPrice:
     is_batch_per_device: bool = False
     """Whether the recipe's batch size is for each device, not for all together."""
     exchange_bytes: tuple[int, ...] = ()
-    """Bytes of each all-reduce in a step, without those of gradients."""
+    """Bytes of each all-reduce in a step, without all-reduces of gradients."""
     shares_state: bool = False
     """Whether each device stores a part of the parameters and of the optimizer's state."""
 

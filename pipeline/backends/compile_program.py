@@ -35,9 +35,9 @@ class ProgramSpec:
     """Shardings of the results; None if they follow from the arguments."""
     compiler_options: dict[str, str | bool] | None = None
     in_shardings: Any = None
-    """Shardings and layouts of the arguments; None: those of `args`."""
+    """Shardings and layouts of the arguments; None: as in `args`."""
     platforms: tuple[str, ...] | None = None
-    """Platforms of an absent device, whose programs aren't cached; None: that of `args`."""
+    """Platforms of an absent device, whose programs aren't cached; None: the platform of `args`."""
     key: str | None = None
     """Digest of everything that determines the program, by which it is stored on disk; None: it
     isn't stored. The results of a program with a key have the shapes of the donated argument."""

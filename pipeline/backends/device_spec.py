@@ -41,4 +41,4 @@ class DeviceSpec(Spec):
 
     @abstractmethod
     def open(self, parallel: ParallelSpec) -> Backend:
-        """Open the backend that compiles for this device. Raises RunError if there is none."""
+        """Open the backend that compiles for this device. Raises RunError if none exists."""

@@ -65,8 +65,8 @@ def compile_initialisation(
     """Compile `init(seed)` into a function with the same results, bit for bit.
 
     `compile_` compiles a function for one device of this process. `compile_on_devices` compiles a
-    program for all devices: that of the arrays that `find_draws` doesn't describe. `shardings` are
-    those of the state's arrays; None if every device has all arrays.
+    program for all devices: the program of arrays that `find_draws` doesn't describe. `shardings`
+    are of the state's arrays; None if every device has all arrays.
     """
     traced, state = jax.make_jaxpr(init, return_shape=True)(seed)
     arrays = find_draws(traced)
@@ -75,7 +75,7 @@ def compile_initialisation(
     if undrawn:
         compute_undrawn = compile_on_devices(partial(_select_leaves, init, undrawn))
     by_formula: dict[Formula, dict[int, Draw]] = {}
-    # The keys are texts, since those of 0.0 and -0.0 differ.
+    # The keys are texts, since the texts of 0.0 and -0.0 differ.
     fills: dict[str, tuple[Fill, list[int]]] = {}
     for position, array in enumerate(arrays):
         if isinstance(array, Draw):
@@ -138,7 +138,7 @@ def _compile_sampler(
 def draw_bits(keys: Any, first: Any) -> Any:
     """Return random bits uint32 (rows, columns) of keys (rows, 2), counters from `first` (rows,).
 
-    They are those of `jax.random.bits` for fewer than 2**32 values with
+    They equal `jax.random.bits` for fewer than 2**32 values with
     `jax_threefry_partitionable`. JAX's loop is slower, since it writes every round to memory.
     """
     counters = first[:, None] + lax.iota(jnp.uint32, COLUMNS)

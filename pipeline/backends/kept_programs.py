@@ -35,7 +35,7 @@ from pipeline.core.host.jax_private import (
 )
 
 MAX_IN_MEMORY = 4
-"""Largest number of programs in memory: those of the last two networks, some megabytes each."""
+"""Largest number of programs in memory: the last two networks', some megabytes each."""
 _SCOPES = re.compile(r'loc\("([^"]*/[^"]*)"\(')
 """Paths of layers and operations in a program's text; names of Python's functions have no slash."""
 _LOCK = threading.Lock()
@@ -56,7 +56,7 @@ def compile_once(
     """Return the compiled form of a lowered program, and whether it was in memory.
 
     Programs are equal if their StableHLO, names of layers, options and devices are. Devices of a
-    client that JAX has closed differ from those of a new client. Source locations may differ, since
+    client that JAX has closed differ from a new client's. Source locations may differ, since
     they depend on the place that a run is started from.
     """
     scopes = sorted(set(_SCOPES.findall(lowered.as_text(debug_info=True))))
@@ -78,7 +78,7 @@ def compile_once(
 def find_program(
     key: str, args: tuple[Any, ...], result: Any, device: jax.Device
 ) -> tuple[Any, ProgramReport] | None:
-    """Return the program on disk and its report; None if there is none for this key and `args`.
+    """Return the program on disk and its report; None if none exists for this key and `args`.
     `result` has the tree of its results."""
     started_at = time.perf_counter()
     cache = find_opened_cache(device)

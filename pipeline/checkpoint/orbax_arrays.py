@@ -34,7 +34,7 @@ FILE_BYTES = 1 << 28
 
 
 def silence_orbax() -> None:
-    """Silence the messages of orbax: harmless ones, and those of errors that it also raises.
+    """Silence the messages of orbax: harmless ones, and messages of errors that it also raises.
 
     If a write fails, Python also warns of coroutines that were never awaited, asyncio logs the
     errors of the other arrays, and tensorstore prints a message for each. These are silenced too.

@@ -22,7 +22,7 @@ GPU_FLAG = "--xla_gpu_enable_command_buffer="
 
 
 def main(overrides: Sequence[str]) -> CommandResult:
-    """Run the steps of a recipe that are profiled; the facts include those of profile.json.
+    """Run the steps of a recipe that are profiled; the facts include profile.json's.
 
     If `overrides` is the path of a run, `parse_run` is called. Raises RecipeError for an invalid
     recipe, or one that can't be profiled.

@@ -98,7 +98,7 @@ def normalise_recipe(tree: Mapping[str, Any]) -> Tree:
 
 
 def _update(base: Mapping[str, Any], part: Mapping[str, Any]) -> Tree:
-    """Return `base` updated by `part`, and its sections by those of `part`.
+    """Return `base` updated by `part`, and its sections by the sections of `part`.
 
     A section with another `name` in `part` replaces the section of `base`.
     """

@@ -14,7 +14,7 @@ def resolve_level(recipe: Recipe) -> Level:
 
 
 def resolve_precision(recipe: Recipe) -> Precision:
-    """Return the dtypes that the layers compute in: those of the level, then of `to_float`."""
+    """Return the dtypes that the layers compute in: the level's, then `to_float`'s."""
     level = LEVELS[resolve_level(recipe)]
     if recipe.train.keep_batchnorm_fp32 is not None:
         level = level.with_batch_norm(in_float32=recipe.train.keep_batchnorm_fp32)

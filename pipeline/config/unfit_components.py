@@ -25,7 +25,7 @@ def find_unfit_components(
     Each problem ends with advice: choose the component together with its keys. A section is
     reported if it lacks a required key of its component. A section that only has foreign keys too
     is reported if it fits another component, since a key is misspelt otherwise, and if one of the
-    foreign keys isn't in `override_keys`, which are those of the command line.
+    foreign keys isn't in `override_keys`, the keys of the command line.
     """
     problems: dict[TreePath, str] = {}
     for group, path in SECTIONS.items():

@@ -22,7 +22,7 @@ class Dataset:
     eval: Split
     targets: Targets
     image: ColumnSpec
-    """Spec of an image after the map ops, as are those of the labels."""
+    """Spec of an image after the map ops, as are the labels' specs."""
     train_label: ColumnSpec
     eval_label: ColumnSpec
     train_order: SampleOrder

@@ -284,7 +284,7 @@ class IteratorBatches(BatchSource):
         return _encode_state(self._iterator.get_state()) if self._has_state else None  # type: ignore[attr-defined]
 
     def _to_columns(self, batch: Any, number: int, layout: BatchLayout | None) -> list[np.ndarray]:
-        """Return the leaves of a batch; `layout` is that of the first batch, None for itself.
+        """Return the leaves of a batch; `layout` is the first batch's layout, None for itself.
         Raises DataError for another structure, shape or dtype than the first batch has."""
         structure: Any = jax.tree.structure(batch)
         if structure != self._structure:

@@ -60,7 +60,7 @@ def begin_step(
 def _split_equations(
     jaxpr: Jaxpr, metric_atoms: Iterable[Any]
 ) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """Return the equations to compute first, then those of the update.
+    """Return the equations to compute first, then the equations of the update.
 
     The first are the costly equations, and all that they or the metrics depend on.
     """

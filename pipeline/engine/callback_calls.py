@@ -348,7 +348,7 @@ def change_rates(
 ) -> np.ndarray:
     """Return a table of learning rates, a row for each update, with changes applied in order.
 
-    All rows are changed, also those of past updates, since a rollback may repeat them. A factor
+    All rows are changed, also rows of past updates, since a rollback may repeat them. A factor
     multiplies all columns. A new rate replaces column 0, the main schedule. Column `i` after it is
     of `rules[i - 1]`: if the rule has a `main_factor`, it becomes the new rate times that factor.
     """

@@ -257,8 +257,8 @@ def choose_size(
     state: CustomState,
     loader: Loader,
 ) -> int:
-    """Return the number of steps of a sink; for "auto" that of `record`, or else of steps that take
-    about a second, measured on a copy of the state."""
+    """Return the number of steps of a sink; for "auto" the number in `record`, or else of steps
+    that take about a second, measured on a copy of the state."""
     if settings.size == "all":
         return settings.steps
     if settings.size != "auto":

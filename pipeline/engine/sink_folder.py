@@ -75,7 +75,7 @@ class SavedSink:
 
 
 def identify(step: UserStep, state: CustomState, data: Mapping[str, Any]) -> SinkIdentity:
-    """Return the identity of a run; `data` is that of its data."""
+    """Return the identity of a run; `data` is the identity of its data."""
     batch = {
         jax.tree_util.keystr(path) or "batch": describe(leaf)
         for path, leaf in jax.tree.leaves_with_path(step.batch_layout.spec)

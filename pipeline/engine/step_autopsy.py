@@ -64,7 +64,7 @@ def _name_leaves(kind: str, tree: Any) -> list[ReplayValue]:
 
 
 def _find_batch_size(batch: Any) -> int:
-    """Return the length of the first axis if it is that of all arrays of a batch, else 0."""
+    """Return the length of the first axis if all arrays of a batch have it, else 0."""
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(batch)]
     lengths = {shape[0] if shape else 0 for shape in shapes}
     return lengths.pop() if len(lengths) == 1 else 0

@@ -267,7 +267,7 @@ def _collect_evidence(
 def _measure_sink_gain(
     opened: OpenStep, program: SinkProgram, host: HostTime, size: int
 ) -> SinkGain | None:
-    """Time sinks of `size` steps and of "auto" in turns; None if those of "auto" aren't longer."""
+    """Time sinks of `size` steps and of "auto" in turns; None if sinks of "auto" aren't longer."""
     prepared = opened.prepared
     state = copy_state(prepared.state, opened.placement)
     settings = replace(prepared.settings, size="auto")

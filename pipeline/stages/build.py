@@ -313,7 +313,7 @@ def make_learning_rates(train: TrainSpec, run: RunSchedule) -> np.ndarray:
     """Return the rates of each update: float32 (total,), or (total, 1 + rules) with rules.
 
     Column 0 follows the main schedule. Then come the rules of `optimizers`, with the rates of their
-    optimizers, and those of `lr_rules`, with the main rate times `factor`. A rule without a
+    optimizers, and the rates of `lr_rules`, with the main rate times `factor`. A rule without a
     schedule follows the main schedule. Raises RecipeError if a schedule can't be tabulated.
     """
 
@@ -361,6 +361,6 @@ def fingerprint_rate_files(train: TrainSpec) -> Mapping[str, Any]:
 
 
 def _format_rate_problem(key: str, error: ValueError) -> str:
-    """Return the problem of a schedule, after the key of the schedule or that of its file."""
+    """Return the problem of a schedule, after the key of the schedule or of its file."""
     text = str(error)
     return f"{key}.{text}" if text.startswith("file = ") else f"{key}: {text}"

@@ -41,7 +41,7 @@ MOST_TIMED_S = 10.0
 SHORT_ROUNDS = 8
 """Short rounds of steps that fit into the time for measuring."""
 ROUND_RATIO = SHORT_ROUNDS // 2
-"""Steps of a long round, as a multiple of those of a short round."""
+"""Steps of a long round, as a multiple of a short round's steps."""
 MOST_EVALUATIONS = 20
 """Most evaluations that are timed between steps."""
 CLOSING_S = 0.15

@@ -1,8 +1,8 @@
 """Collection of weights and gradients during training, as histograms for TensorBoard.
 
 Training doesn't change: the weights are read from the state, and another program computes the
-gradients from that state and the next batch. Their last digits may differ from those of the next
-step, since XLA may add in another order.
+gradients from that state and the next batch. Their last digits may differ from the gradients of the
+next step, since XLA may add in another order.
 """
 
 from __future__ import annotations

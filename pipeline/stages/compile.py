@@ -199,7 +199,7 @@ def compile_to_executable(
     if sum(program.compile_s for program in report.programs if program.calls_onednn) > LONG_S:
         reporter.print_stage("compile", ONEDNN_NOTE)
     if len(backend.placement.devices) > 1:
-        # The sizes are those of whole arrays, not of one device's part.
+        # The sizes are of whole arrays, not of one device's part.
         collectives = [
             f"{op.count} {op.kind.replace('_', '-')} of {op.nbytes / 1e6:,.3f} MB over "
             f"{op.group_size} devices"

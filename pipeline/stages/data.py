@@ -149,7 +149,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     spec = recipe.dataset
     buckets = sort_buckets(spec.buckets or ())
     raw = pad_images(raw, buckets, spec, recipe.train.batch_size)
-    # Every bucket is checked. The specs after the loop are those of the last, the largest bucket.
+    # Every bucket is checked. The specs after the loop belong to the last, the largest bucket.
     for bucket in buckets or (None,):
         train_ops, train_specs = _make_map_ops(recipe, raw, "train", bucket)
         eval_ops, eval_specs = _make_map_ops(recipe, raw, "eval", bucket)

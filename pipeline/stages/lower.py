@@ -273,7 +273,8 @@ def list_problems(
 ) -> tuple[Problem, ...]:
     """Trace a step and an evaluation, and return their computations that can be lowered.
 
-    Gradients are those of training, without the gradient of the input images: nothing needs it.
+    Gradients are computed as in training, without the gradient of the input images: nothing needs
+    it.
     """
 
     def trace(step_config: StepConfig, batch: int, train: bool) -> list[Problem]:

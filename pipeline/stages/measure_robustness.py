@@ -184,7 +184,7 @@ class RobustnessMeasure:
         """Return the row of an attack, which restarts on a chunk while some predictions are right.
 
         `wrong` has, for each chunk, which predictions are wrong without an attack, bool (B,). The
-        row's means are those of the images that fool the network only under the attack.
+        row's means are over the images that fool the network only under the attack.
         """
         seed = jnp.asarray(seed_words(self.seed))
 

@@ -224,7 +224,7 @@ def lower_and_compile(
 ) -> CompiledRun:
     """Lower a step and compile its programs.
 
-    `recipe` is that of the context, with a plan for devices. With `reuses_programs`, programs that
+    `recipe` is the context's recipe, with a plan for devices. With `reuses_programs`, programs that
     an earlier process has written are used without tracing the step. This requires that the code of
     this process is equal to the files on disk.
     """

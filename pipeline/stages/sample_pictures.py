@@ -256,7 +256,7 @@ def _make_embedder(config: StepConfig) -> Callable[..., Any]:
 
 
 def _has_parameters(module: nn.Module) -> bool:
-    """Return whether a module has parameters besides those of inner modules."""
+    """Return whether a module has parameters besides parameters of inner modules."""
     params = module.variables.get("params", {}) if module.scope is not None else {}
     return any(not isinstance(leaf, dict) and hasattr(leaf, "shape") for leaf in params.values())
 

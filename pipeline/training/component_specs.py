@@ -87,7 +87,7 @@ class GradientSpec(Spec):
 
 Reduction = Literal["mean", "sum", "none"]
 """How the losses of samples are reduced to the loss of a batch. With none, as in MindSpore,
-gradients are those of the sum, and the reported loss is the mean."""
+gradients belong to the sum, and the reported loss is the mean."""
 
 
 class LossSpec(Spec):

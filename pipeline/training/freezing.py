@@ -54,10 +54,10 @@ def optimize_by_phase(
     """Use a separate optimizer for the new parameters of each phase, or for groups of parameters.
 
     Each entry of `phases` has the patterns of frozen parameters, and an optimizer. The optimizer
-    updates the parameters that its patterns don't cover, except those of earlier entries. Until a
-    phase begins, its optimizer keeps the state of `init`, so its parameters start as in a new run.
-    For groups of parameters, all entries begin with the first step. `clip` clips all gradients
-    together.
+    updates the parameters that its patterns don't cover, except parameters of earlier entries.
+    Until a phase begins, its optimizer keeps the state of `init`, so its parameters start as in a
+    new run. For groups of parameters, all entries begin with the first step. `clip` clips all
+    gradients together.
     """
 
     def split_groups(tree: Any) -> Iterator[Any]:

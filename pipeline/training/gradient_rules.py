@@ -29,7 +29,7 @@ class SharpnessAware(GradientSpec):
     """Gradients at the highest loss within distance `rho` (SAM, arXiv 2010.01412, eq. 2).
 
     The parameters with the highest loss are estimated by one step of length `rho` along the
-    gradients. The recorded loss and the running statistics are those of the unchanged parameters.
+    gradients. The recorded loss and the running statistics belong to the unchanged parameters.
     """
 
     name: Literal["sam"] = "sam"

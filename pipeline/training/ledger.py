@@ -81,7 +81,7 @@ def read_samples(logits: Array, labels: Array, mask: Array) -> Readings:
     """Return the readings of a batch after the map ops.
 
     Takes logits (B, C), labels, int (B,) or one-hot (B, C), and a mask of samples with a label,
-    bool (B,). The formulas differ from those of the loss on purpose. XLA would compute a common
+    bool (B,). The formulas differ from the loss's on purpose. XLA would compute a common
     expression once, and that would change the fusion and the rounding of the loss.
     """
     logits = jax.lax.stop_gradient(logits).astype(jnp.float32)

@@ -86,7 +86,7 @@ def add_batch(
     mask: jax.Array,
     where: jax.Array | None = None,
 ) -> EvalSums:
-    """Return the sums with a batch added, except those of metric components (`add_metric_sums`).
+    """Return the sums with a batch added, except sums of metric components (`add_metric_sums`).
 
     Takes logits (B, ..., C), and labels (B, ...) int or (B, ..., C) float, whose class is the
     argmax. `mask`, bool (B,), marks the valid samples, and `where`, bool (B, ...), the valid
@@ -142,7 +142,7 @@ def add_metric_sums(
     mask: jax.Array,
     where: jax.Array | None = None,
 ) -> EvalSums:
-    """Return the sums with a batch added to those of the metric components.
+    """Return the sums of the metric components with a batch added.
 
     Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float and the mask of the valid
     samples, bool (B,). With `where`, bool (B, ...), the mask of the labels that aren't ignored,
@@ -169,8 +169,8 @@ def add_metric_sums(
 
 
 def add_sums(sums: EvalSums, added: EvalSums) -> EvalSums:
-    """Return the sums of both. `loss_carry`, a rounding error, is that of `sums`; that of `added`
-    is dropped."""
+    """Return the sums of both. `loss_carry`, a rounding error, is taken from `sums`; the one of
+    `added` is dropped."""
     loss_sum, loss_carry = _add_compensated(sums.loss_sum, sums.loss_carry, added.loss_sum)
     total = jax.tree.map(jnp.add, sums, added)
     return replace(total, loss_sum=loss_sum, loss_carry=loss_carry)

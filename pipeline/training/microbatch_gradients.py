@@ -86,7 +86,7 @@ def _differentiate_microbatch(
     if config.privacy is not None:
         return clip_microbatch(config, state, batch, divisor)
     trained, frozen = split_params(state.params, config.frozen)
-    # The loss is that of the attacked images. With beta (TRADES) it is that of the plain images,
+    # The loss is computed of the attacked images. With beta (TRADES) it is the plain images' loss,
     # plus beta times the divergence between the outputs for plain and attacked images.
     beta = None if config.adversarial is None else config.adversarial.beta
     attacked = _attack_images(config, state, batch_stats, batch)

@@ -127,7 +127,7 @@ def apply_directions(
     groups: Sequence[str],
     layer_factors: Mapping[str, float],
 ) -> Any:
-    """Return p - rate * direction for each parameter p. The rate is that of the last group that
+    """Return p - rate * direction for each parameter p. The rate comes from the last group that
     covers p, else `rates[0]`. It is multiplied by the factor of p's outermost scope, if
     `layer_factors` has one."""
     if not groups and not layer_factors:

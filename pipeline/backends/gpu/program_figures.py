@@ -104,7 +104,7 @@ def parse_thunks(text: str) -> tuple[Thunk, ...]:
 
 
 def count_launches(thunks: Sequence[Thunk], *, in_graph: bool = False) -> Launches:
-    """Count launches, those of a loop once. `in_graph`: the thunks are in a CUDA graph."""
+    """Count launches, a loop's once. `in_graph`: the thunks are in a CUDA graph."""
     counts: Counter[str] = Counter()
 
     def count(thunk: Thunk, in_graph: bool) -> None:

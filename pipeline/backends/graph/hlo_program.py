@@ -45,7 +45,7 @@ class HloInstruction:
 
     opcode: str
     inner_opcodes: frozenset[str]
-    """Opcodes of the computation that it calls, such as that of a fusion, else its own opcode."""
+    """Opcodes of the computation that it calls, such as a fusion's, else its own opcode."""
     moved_bytes: int
     """Bytes that it reads and writes."""
     flops: float = 0.0
@@ -164,7 +164,7 @@ def _inherit_scopes(
             visited.update(frontier)
             for near in frontier:
                 scope = instructions[near].scope if near in instructions else ""
-                # Other scopes are those of the training loop, without a layer.
+                # Other scopes belong to the training loop, without a layer.
                 if "jvp(" in scope or "step." in scope:
                     return scope
         return ""

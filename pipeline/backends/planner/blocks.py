@@ -53,7 +53,7 @@ class Region:
     sizes: tuple[int, ...]
     """Size of each group, of which the number of its pieces must be a divisor."""
     samples: int | None = None
-    """The group of the batch dimension; None if there is none."""
+    """The group of the batch dimension; None if none exists."""
     work: tuple[Extent, ...] = ()
     """Traffic and operations of a step, forward and backward."""
     saved: tuple[Extent, ...] = ()
@@ -156,7 +156,7 @@ class StepBlocks:
 
     @property
     def largest(self) -> Weight | RegionParameter:
-        """The largest parameter, of equal ones the last by path; an empty one if there is none."""
+        """The largest parameter, of equal ones the last by path; an empty one if none exists."""
         empty = Weight("", (), 0)
         return max(self._all_parameters, key=attrgetter("nbytes", "path"), default=empty)
 

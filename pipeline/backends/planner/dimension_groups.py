@@ -101,7 +101,7 @@ def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
 
 
 def _can_broadcast(shape: Sequence[int], target: Sequence[int]) -> bool:
-    """Return whether shapes have the same rank, and sizes of `shape` are 1 or those of `target`."""
+    """Return whether shapes have the same rank, and sizes of `shape` are 1 or equal `target`'s."""
     if len(shape) != len(target):
         return False
     return all(size in (1, other) for size, other in zip(shape, target, strict=True))

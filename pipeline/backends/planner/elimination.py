@@ -249,7 +249,7 @@ def _thin_by_levels(
 def find_fastest(
     factors: Sequence[Factor], sizes: Sequence[int], most_memory: float, points: int
 ) -> Choice | None:
-    """Return the fastest choice of at most `most_memory`; None if there is none.
+    """Return the fastest choice of at most `most_memory`; None if none exists.
 
     First several slopes (Lagrange multipliers) are tried. For each slope, the least value of time +
     slope x (memory - `most_memory`) is a lower bound on the time of all choices that fit, and its

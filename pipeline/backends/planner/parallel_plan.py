@@ -76,7 +76,7 @@ class ParallelPlan:
 
     mesh: Mesh
     batch: tuple[str, ...]
-    """Axes that shard a batch; after a search those of the samples of the largest region."""
+    """Axes that shard a batch; after a search the axes of the largest region's samples."""
     specs: tuple[ShardingRule, ...] = ()
     """Shardings of parameters. Other parameters are replicated."""
     constraints: tuple[ShardingRule, ...] = ()
@@ -102,7 +102,7 @@ class ParallelPlan:
         words = [f"batch by {'+'.join(self.batch)}" if self.batch else "batch replicated"]
         if not self.specs:
             return f"{words[0]}, parameters replicated"
-        # Rules of weights come first, since those of biases and scales follow from them.
+        # Rules of weights come first, since rules of biases and scales follow from them.
         by_rank = sorted(self.specs, key=lambda rule: -len(rule.axes))
         words += [f"{rule.pattern} {format_axes(rule.axes)}" for rule in by_rank]
         return join_first(words, 3)

@@ -85,7 +85,7 @@ class MeasuredRates:
 
     A kernel takes the longer of the times of its operations and of its bytes (the roofline).
     Groups within `per_server` adjacent devices use `links`, other groups `far_links`. The rates of
-    devices that share `cores` are those of one core.
+    devices that share `cores` belong to one core.
     """
 
     flops_per_us: float

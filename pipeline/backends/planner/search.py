@@ -339,7 +339,7 @@ class _FixedShardings:
         return True
 
     def _find_constraint(self, output: LayerOutput) -> Axes | None:
-        """Return the axes of the last constraint on a layer's output; None if there is none."""
+        """Return the axes of the last constraint on a layer's output; None if none exists."""
         fitting = [
             rule.axes
             for rule in self.constraints

@@ -90,7 +90,7 @@ class LazyCommand(click.Command):
         example: str,
         prints_facts: bool = True,
     ) -> None:
-        """Declare a command. `words` is its name on the command line, and that of its module.
+        """Declare a command. `words` is its name on the command line, and its module's name.
 
         `convert model` is in `convert/model.py`. `summary` is its line in the list of commands,
         `text` its help. `prints_facts` is whether `main` returns a CommandResult.

@@ -50,7 +50,7 @@ def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
             bound = PrivacyBound(budget.compute_epsilon(step), budget.spec.delta)
             line = f"epsilon {bound.epsilon:.4f}, delta {bound.delta:g}: bounds every attack"
             reporter.print_stage("privacy", line)
-        # Margins and scores of members come first, then those of held-out samples.
+        # Margins and scores of members come first, then held-out samples'.
         margins = audit.compute_margins(load_state(opened, run_dir, step, reporter).state)
         rows = rate_scores("loss", margins[:num_pairs], margins[num_pairs:], bound)
         if shadows:

@@ -70,9 +70,9 @@ def describe_problems(
     """Return a line for each problem that pydantic found in `tree`.
 
     `unfit` has a line for each section whose keys belong to another component. These lines replace
-    those of missing and unknown keys in the section. The first MAX_PROBLEMS lines show the value
-    and a similar key. Further lines, of which a file can cause thousands, have only the key and the
-    kind of problem.
+    the problems of missing and unknown keys in the section. The first MAX_PROBLEMS lines show the
+    value and a similar key. Further lines, of which a file can cause thousands, have only the key
+    and the kind of problem.
     """
     problems = []
     for details in error.errors(include_url=False):

@@ -214,7 +214,7 @@ def _import_file(source: str, name: str) -> ModuleType:
 
 
 def _is_taken(name: str, path: Path) -> bool:
-    """Return whether another module than that of the file has the name, imported or not."""
+    """Return whether a module other than the file's has the name, imported or not."""
     if name in sys.stdlib_module_names:
         return True
     if name in sys.modules:

@@ -152,7 +152,7 @@ class ExampleFilesSpec(LocalDatasetSpec):
         return sorted(path for path in paths if path.suffix != self.index_suffix and path.is_file())
 
     def _find_eval_pattern(self) -> str:
-        """Return the pattern of the evaluation files. Raises DataError if there are none."""
+        """Return the pattern of the evaluation files. Raises DataError if none exist."""
         if self.eval_files is not None:
             return self.eval_files
         if self.root.is_file():

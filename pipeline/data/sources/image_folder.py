@@ -60,7 +60,7 @@ class ImageFolder(LocalDatasetSpec):
     path_column: str | None = None
     """The column of the paths; null: the first column."""
     label_columns: Seq[str] = ()
-    """The columns to predict; []: all columns but that of the paths."""
+    """The columns to predict; []: all columns but the paths'."""
     task: Literal["auto"] | Task = "auto"
     """The task of the label columns. auto: regression for one column of numbers that aren't all
     whole, classification for another column; multi_label for several columns of 0 and 1, regression
@@ -255,7 +255,7 @@ class Listing:
     """The files below a folder, without hidden files."""
 
     images: tuple[str, ...]
-    """Image files: those of a folder, sorted, then those of its subfolders."""
+    """Image files of a folder, sorted, then of its subfolders."""
     left_out: tuple[str, ...]
     """Files of other kinds, and entries that aren't files, such as pipes."""
 

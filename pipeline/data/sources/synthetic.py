@@ -38,7 +38,7 @@ class Synthetic(DatasetSpec):
     """The name of the other source."""
     train_size: PositiveInt | None = None
     eval_size: PositiveInt | None = None
-    """Numbers of samples in the splits; null: those of the other source."""
+    """Numbers of samples in the splits; null: the other source's."""
 
     @field_validator("like")
     @classmethod

@@ -27,7 +27,7 @@ class EncodeTable(Op):
 
     name: Literal["encode_table"] = "encode_table"
     numbers: int
-    """The number of columns of numbers, which precede those of categories."""
+    """The number of columns of numbers, which precede columns of categories."""
     categories: Seq[int]
     """The number of values of each column of categories."""
     reads: TableInput

@@ -18,9 +18,9 @@ OnFailure = Literal["end", "warn"]
 class RunControl(Protocol):
     """A run, as its callbacks see it between two dispatches.
 
-    A request of `on_sink` or `on_eval` takes effect at the same boundary, that of `on_sink` before
-    the boundary's evaluation. A request inside a sink waits for the next boundary, since a running
-    sink isn't changed. A resumed run keeps a request, even if the callback is gone.
+    A request of `on_sink` or `on_eval` takes effect at the same boundary, the one of `on_sink`
+    before the boundary's evaluation. A request inside a sink waits for the next boundary, since a
+    running sink isn't changed. A resumed run keeps a request, even if the callback is gone.
     """
 
     run_dir: Path

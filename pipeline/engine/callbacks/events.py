@@ -26,7 +26,7 @@ def metric_tag(name: str) -> str:
 
 @dataclass(frozen=True)
 class SinkReport:
-    """A sink that ended at `step`, or a step without sinks; loss and rate are those of `step`."""
+    """A sink that ended at `step`, or a step without sinks; loss and rate belong to `step`."""
 
     step: int
     loss: float

@@ -114,7 +114,7 @@ class _WandbSession:
         if run_id is not None and self._run.step == 0:
             # Offline, a killed process loses what wandb buffers, up to 32 kB of rows.
             self.log(_read_rows(run.folder / "metrics.jsonl", run.step))
-        return new_id, max(self._run.step - 1, 0)  # wandb's step is that of the next row.
+        return new_id, max(self._run.step - 1, 0)  # wandb's step is the next row's.
 
     def log(self, rows: Sequence[Row]) -> None:
         for step, metrics in rows:

@@ -134,7 +134,7 @@ class ReplayedState:
 
 
 def require_checkpoints(run_dir: Path) -> list[int]:
-    """Return the steps of a run's checkpoints, ascending. Raises DataError if there are none."""
+    """Return the steps of a run's checkpoints, ascending. Raises DataError if none exist."""
     steps = list_saved_steps(run_dir / FOLDER)
     if not steps:
         raise DataError(

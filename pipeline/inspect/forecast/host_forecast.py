@@ -274,7 +274,7 @@ def _sum_by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> d
 def _compute_ratio(
     parts: Counter[StepPart], times: Mapping[StepPart, float], measured: Sequence[StepPart]
 ) -> float:
-    """Return the ratio of measured to estimated time of `measured` parts; 0 if there are none."""
+    """Return the ratio of measured to estimated time of `measured` parts; 0 if none exist."""
     if not measured:
         return 0.0
     estimated_us = sum(parts[part] * rough_us(part) for part in measured)

@@ -162,7 +162,7 @@ def write_report(
 def _compare_members(
     run: TrainedRun, dataset: Dataset, folders: Sequence[Path], figures: Mapping[str, str]
 ) -> Section:
-    """Return the table of an ensemble's figures and those of each member, on the same samples."""
+    """Return the table of figures of an ensemble and of each member, on the same samples."""
     rows = [{"run": "ensemble", **figures}]
     for folder, (member, data) in zip(folders, open_members(run, dataset), strict=True):
         predictions = evaluate_samples(member, data)

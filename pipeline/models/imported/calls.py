@@ -146,7 +146,7 @@ class UserCodeError(ValueError):
 
 
 def _locate_error(error: Exception) -> str:
-    """Return file and line of the innermost call in custom code as text; "" if there is none.
+    """Return file and line of the innermost call in custom code as text; "" if none exists.
 
     Installed packages and this package aren't custom code.
     """

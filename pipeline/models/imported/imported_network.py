@@ -28,7 +28,7 @@ class PureNetwork(Protocol):
 
     @property
     def root(self) -> str:
-        """Name of a scope around all layers of the network; "" if there is none."""
+        """Name of a scope around all layers of the network; "" if none exists."""
 
     @property
     def has_dtype(self) -> bool:

@@ -103,7 +103,7 @@ class Conv1d(LayerSpec):
 class Recurrent(LayerSpec):
     """Base of layers that read tokens one after the other and keep a state of `features` values.
 
-    Gates, their order and biases are those of PyTorch. Initial weights are uniform within 1 /
+    Gates, their order and biases are PyTorch's. Initial weights are uniform within 1 /
     sqrt(features), as in PyTorch and MindSpore. Tokens that a mask marks as padding don't change
     the state.
     """

@@ -1,7 +1,7 @@
 """The transpose of a two-dimensional convolution: the fastest lowering for each computation.
 
 The result is the input gradient of a convolution, and the gradients are that convolution and its
-weight gradient. So the problems are those of the convolution, with the result in place of its
+weight gradient. So the problems are the convolution's, with the result in place of its
 images. For the weight gradient that jax derives, XLA:CPU makes a scalar loop, with 1 GFLOP/s in a
 training loop (jax issue 12868). On other platforms the gradients are those that jax derives.
 """

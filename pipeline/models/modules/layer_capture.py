@@ -70,7 +70,7 @@ def observe_layer(
     path: str, inputs: Array, outputs: Array, window: ConvWindow | None, layout: Layout = "nhwc"
 ) -> Array:
     """Return the outputs of a layer. The observer, if there is one, captures inputs and outputs.
-    `path` is the kernel's path without its last name. Other arguments are those of `LayerCapture`.
+    `path` is the kernel's path without its last name. Other arguments are as in `LayerCapture`.
     Raises ValueError if the layer is applied twice."""
     observer = _observer.get()
     return outputs if observer is None else observer.tap(path, inputs, outputs, window, layout)

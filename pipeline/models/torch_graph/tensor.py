@@ -100,7 +100,7 @@ def permute_axes(x: TorchTensor, numbers: Sequence[int]) -> TorchTensor:
 
 
 def drop_axes(x: TorchTensor, removed: Sequence[int], array: Array) -> TorchTensor:
-    """Return `array` as a tensor; its axes are those of x without PyTorch's axes `removed`."""
+    """Return `array` as a tensor; its axes are x's without PyTorch's axes `removed`."""
     remaining = [number for number in x.order if number not in removed]
     order = (number - sum(axis < number for axis in removed) for number in remaining)
     return TorchTensor(array, tuple(order))

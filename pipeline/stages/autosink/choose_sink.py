@@ -1,4 +1,4 @@
-"""Choice of a run's sinks: those of the recipe, or for `auto` the fastest, measured or modelled."""
+"""Choice of a run's sinks: the recipe's, or for `auto` the fastest, measured or modelled."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class TimedRuns:
     def time(self, variant: Variant, steps: int, evaluate: Evaluate = refuse_evaluation) -> Timing:
         """Train for `steps` steps in the sinks of a variant, and return the times.
 
-        `steps` may be fewer than those of a sink. With `evaluate`, each sink ends with an
+        `steps` may be fewer than a sink has. With `evaluate`, each sink ends with an
         evaluation. Raises RunError if a step isn't finite.
         """
         clock = DispatchClock()

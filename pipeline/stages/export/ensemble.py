@@ -18,7 +18,7 @@ from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained
 
 
 def read_network(folders: Sequence[Path]) -> TrainedRun:
-    """Return the trained run of a folder, or the ensemble of those of several folders.
+    """Return the trained run of a folder, or the ensemble of several folders' runs.
 
     Raises DataError as `read_trained_run` and `make_ensemble` do, and for a repeated folder.
     """

@@ -38,7 +38,7 @@ from pipeline.stages.record.run_directory import (
 SUFFIX = ".ckpt"
 OPT_STATE = "opt_state/"
 MOMENTS = {"trace": "moments", "mu": "moment1", "nu": "moment2"}
-"""MindSpore's names for optax's moments: that of Momentum and SGD, and the two of Adam."""
+"""MindSpore's names for optax's moments: one of Momentum and SGD, and two of Adam."""
 GLOBAL_STEP = "global_step"
 STEP = re.compile(r"[0-9]{1,18}")
 
@@ -107,7 +107,7 @@ def write_checkpoints(
 
 
 def _read_checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
-    """Read the checkpoint at `source`, or all of a run. Raises DataError if there is none."""
+    """Read the checkpoint at `source`, or all of a run. Raises DataError if none exists."""
     if parse_checkpoint_step(source) is not None and source.parent.name == FOLDER:
         return [read_saved(source)]
     root = run_dir / FOLDER

@@ -222,7 +222,7 @@ def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np
 def _to_output_first(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return a kernel of TensorFlow, whose output features are last, in PyTorch's layout.
 
-    `shape` is that of the network's kernel. A depthwise kernel of TensorFlow is (height, width, in,
+    `shape` is the network's kernel shape. A depthwise kernel of TensorFlow is (height, width, in,
     multiplier).
     """
     if array.ndim == 4 and len(shape) == 4 and array.shape[2] > shape[2] == 1:

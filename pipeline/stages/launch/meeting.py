@@ -108,7 +108,7 @@ class _Connections:
     def _receive(self, connection: socket.socket) -> str:
         """Add the process of a connection; return a problem if its rank or size is wrong, else "".
 
-        A connection without a report is closed: it is that of another program.
+        A connection without a report is closed: it belongs to another program.
         """
         self.stack.callback(connection.close)
         report = read_line(connection, LINE_S)

@@ -1,6 +1,6 @@
 """Continuity of a resumed run: whether its data, plug-ins, settings and code have changed.
 
-Each section is compared with that of the newest process in provenance.json that has the section.
+Each section is compared with the same section of the newest process in provenance.json that has it.
 The file may come from a stranger, so its content is only compared and shown.
 """
 
@@ -223,7 +223,7 @@ class ChangedSettings:
 
 
 def compare_settings(processes: Processes, current: Provenance) -> ChangedSettings:
-    """Compare settings with those of the newest process that has recorded `numerics`."""
+    """Compare settings with the newest process that has recorded `numerics`."""
     recorded = [process for process in processes if isinstance(process.get("numerics"), Mapping)]
     if not recorded or not recorded[-1]["numerics"]:
         return ChangedSettings()
@@ -231,7 +231,7 @@ def compare_settings(processes: Processes, current: Provenance) -> ChangedSettin
     variables = recorded[-1].get("settings")
     decisive: list[str] = []
     harmless: list[str] = []
-    # Names that only one process has are those of another version of jax.
+    # Names that only one process has come from another version of jax.
     for name in current.numerics:
         if name in numerics and numerics[name] != current.numerics[name]:
             change = _format_change(f"jax_{name}", numerics[name], current.numerics[name])

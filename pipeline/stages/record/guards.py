@@ -16,7 +16,7 @@ from pipeline.stages.record.summary import Summary, read_metrics
 
 @contextmanager
 def convert_os_errors(run_dir: Path) -> Iterator[None]:
-    """Turn an OSError, such as that of a full disk, into a RunError that names the path."""
+    """Turn an OSError, such as a full disk's, into a RunError that names the path."""
     try:
         yield
     except OSError as error:

@@ -41,7 +41,7 @@ class Reference(Spec):
     """Losses of the first steps."""
 
     def compare(self, summary: Summary, run_dir: Path) -> dict[str, Any]:
-        """Return the figures of the reference beside those of a run, for summary.json.
+        """Return the figures of the reference beside a run's, for summary.json.
 
         A figure that the run lacks is None. Raises DataError if the log of steps can't be read.
         """

@@ -68,7 +68,7 @@ BOARD_CONFIG = "projector_config.pbtxt"
 RECORDS = (SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, CHECKPOINT_NAMES, COMPILED, STATUS)
 RESULTS = (ROBUSTNESS, LEAKAGE)
 REPLACED = (RECIPE, PLAN, OVERRIDES, TOKENIZER, BOARD_CONFIG, *RECORDS, *RESULTS)
-"""Files that are written as a whole, besides those of an emulated device."""
+"""Files that are written as a whole, besides the files of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")
 PROFILE = "profile"
 REPORT = "report"
@@ -78,7 +78,7 @@ AUTOPSY_FOLDERS = (REPRODUCER, EARLIER_AUTOPSY)
 RESULT_FOLDERS = (CHECKPOINTS, CHECKPOINT_FILES, BOARD_FOLDER, RANKS, REPORT, PROFILE, DUMP)
 FOLDERS = (*RESULT_FOLDERS, *AUTOPSY_FOLDERS, MIRROR_DRAFT)
 BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS, MIRROR_DRAFT)
-"""Files that may exist before a run begins: those of a sweep, and lowerings to use."""
+"""Files that may exist before a run begins: a sweep's, and lowerings to use."""
 DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
 """Prefixes of half-written files, whose names end in `.part`."""
 HYDRA_FILES = {"config.yaml", "hydra.yaml", "overrides.yaml"}
@@ -128,7 +128,7 @@ def make_run_dir(run_dir: Path) -> Path:
 def require_unused(run_dir: Path) -> None:
     """Raise RunError if a directory holds a run, DataError if it holds other files.
 
-    Allowed are files that prepare a run, and those of a run that was killed before it began.
+    Allowed are files that prepare a run, and files of a run that was killed before it began.
     """
     if (run_dir / RECIPE).exists():
         raise RunError(

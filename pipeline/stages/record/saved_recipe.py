@@ -43,7 +43,7 @@ def list_changes(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:
 def list_changes_of_meaning(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:
     """Return a line for each key that decides the network's function and differs in `recipe`.
 
-    These keys are those of the layers, and if the dataset is the same, those of the map ops of
+    These are the keys of the layers, and if the dataset is the same, of the map ops of
     evaluation. Other datasets need other map ops.
     """
     changes = _find_differences(saved, recipe)

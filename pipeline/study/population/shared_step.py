@@ -56,7 +56,7 @@ class StepTrace(NamedTuple):
     structure: tuple[Any, Any]
     """Equations without constants, of training and of evaluation."""
     constants: list[np.ndarray]
-    """The constants of training, then those of evaluation."""
+    """The constants of training, then of evaluation."""
     num_train: int
     """The number of constants of training."""
 

@@ -109,7 +109,7 @@ class AdamW(AdamBase):
 
 
 def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.GradientTransformation:
-    """Return a transformation that adds rate * parameter to updates. The rate is that of the last
+    """Return a transformation that adds rate * parameter to updates. The rate comes from the last
     rule that covers the parameter, else `default`.
 
     A rule's pattern covers a parameter, such as "conv_0/kernel", or a scope around it. A * matches

@@ -120,7 +120,7 @@ class LaunchSpec(Spec):
     """Processes of one run: how they are started, and how long they wait for each other.
 
     `local` starts `processes` on this machine. `env`, `jax`, `mpi`, `skypilot` and `slurm` read
-    this process's rank from the variables of that launcher, `auto` from those of any launcher.
+    this process's rank from the variables of that launcher, `auto` from any launcher's.
     `none` doesn't read a rank.
     """
 

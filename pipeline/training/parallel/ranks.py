@@ -20,7 +20,7 @@ Agree = Callable[[Callable[[], Any]], Any]
 """(decide) -> the result of `decide` in the first process. All processes must make the same
 calls."""
 STORED_ANSWERS = 16
-"""Number of answers in the store. Processes compute steps together, so none is as far behind."""
+"""Number of answers in the store. Processes compute steps together, so none lags by more."""
 
 
 class PeerGoneError(RunError):
@@ -55,7 +55,7 @@ class Ranks:
         processes must make the same calls in the same order.
 
         Errors of `decide` are raised in the first process only. Raises PeerGoneError if the first
-        process doesn't answer within `timeout_s`, by default that of the run.
+        process doesn't answer within `timeout_s`, by default the run's timeout.
         """
         if self.size == 1:
             return decide()

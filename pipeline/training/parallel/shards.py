@@ -24,7 +24,7 @@ class Shards:
     devices: int = 1
     axis: str | None = None
     add: Literal["tree", "psum"] = "tree"
-    """The order of additions. tree: it depends only on `count`; psum: that of XLA's all-reduce."""
+    """The order of additions. tree: it depends only on `count`; psum: as in XLA's all-reduce."""
     factor: int = 1
     """Factor on the gradients: 1 if the recipe averages devices' gradients, else their number."""
     sync_batch_norm: bool = False
@@ -59,7 +59,7 @@ def make_shards(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards
 
 
 def count_shards(parallel: ParallelSpec, batch_size: int) -> int:
-    """Return the recipe's number of shards, by default that of `choose_num_shards`."""
+    """Return the recipe's number of shards, by default from `choose_num_shards`."""
     return parallel.shards or choose_num_shards(batch_size, parallel.num_devices)
 
 

@@ -79,7 +79,8 @@ def sum_clipped(captures: Observations, trained: Any, mask: Array, clip: Array) 
 
 def _group_by_layer(captures: Observations, params: Params) -> dict[str, dict[str, Array]]:
     """Return the trained parameters by layer path, and then by name. Raises RecipeError for
-    parameters outside of captured layers, and for those of a layer that contains other layers."""
+    parameters outside of captured layers, and for parameters of a layer that contains other
+    layers."""
     outer = {path for path in captures for other in captures if other.startswith(f"{path}/")}
     layers: dict[str, dict[str, Array]] = {}
     missing = []

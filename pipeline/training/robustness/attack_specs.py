@@ -140,8 +140,9 @@ AttackSpec = Annotated[AnyAttack, Field(discriminator="attack")]
 def complete_attacks(
     attacks: Sequence[AnyAttack], trained: AdversarialSpec | None
 ) -> tuple[AnyAttack, ...]:
-    """Return the attacks with norms and radii, by default those of training. Raises ValueError for
-    a missing radius and a wrong norm or radius. Its text begins with position and key."""
+    """Return the attacks with norms and radii, by default the attacks of training. Raises
+    ValueError for a missing radius and a wrong norm or radius. Its text begins with position and
+    key."""
     completed: list[AnyAttack] = []
     for position, attack in enumerate(attacks):
         if isinstance(attack, CorruptionAttack):
@@ -163,7 +164,7 @@ def complete_attacks(
 
 
 def find_norm_problem(norm: Norm, radius: float) -> str | None:
-    """Return the problem of a radius as a message; None if there is none."""
+    """Return the problem of a radius as a message; None if none exists."""
     if norm == "linf" and radius > 1:
         return f"radius = {radius}: must be at most 1, the range of a pixel, with norm = linf"
     return None

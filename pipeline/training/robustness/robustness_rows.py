@@ -34,7 +34,7 @@ class AttackRow:
     restarts: int
     accuracy: float
     confidence: float | None
-    """Mean probability of the predicted class of fooling images; None if there are none."""
+    """Mean probability of the predicted class of fooling images; None if none exist."""
     mean_l2: float | None
     """Mean L2 norm of the changes of fooling images."""
     mean_linf: float | None

@@ -79,7 +79,7 @@ class VectorWork:
     `simple` counts adds, products, comparisons, selections and conversions, `heavy` divisions,
     exponentials, logarithms and roots. `along_rows` counts operations that run once for every row
     of the minor axis: reductions of a row, and broadcasts of a number over a row. `rows` counts
-    these rows; None: those of the largest buffer that the task reads.
+    these rows; None: the rows of the largest buffer that the task reads.
     """
 
     elements: int

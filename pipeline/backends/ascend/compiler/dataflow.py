@@ -35,7 +35,7 @@ class Dataflow:
     consumers: dict[int, list[int]]
     """Value -> the nodes that read it."""
     kinds: tuple[str, ...]
-    """Kind of each node: that of its primitive (`classify_primitive`), or "rows"."""
+    """Kind of each node: its primitive's (`classify_primitive`), or "rows"."""
 
 
 def find_dataflow(graph: Graph, phases: Phases) -> Dataflow:

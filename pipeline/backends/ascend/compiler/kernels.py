@@ -343,7 +343,7 @@ def measure_kernel(
     """Return the work of a kernel of the vector unit.
 
     `kinds` are by node, `dtypes` by value. Reductions along rows, and broadcasts of their results,
-    run once for every row. Rows are those of the reduction, as its operand may be a view of a
+    run once for every row. Rows are the reduction's, as its operand may be a view of a
     buffer with shorter rows, such as four tokens that are normalised together.
     """
     simple = 0.0

@@ -184,7 +184,8 @@ def list_interval_sources(
     hardware: Hardware,
     sources: Mapping[str, str],
 ) -> tuple[SourcedNumber, ...]:
-    """Return the spreads that make a step's interval; `class_spread` is that of the classes."""
+    """Return the spreads that make a step's interval; `class_spread` is the spread of the
+    classes."""
     name = "other_chip_spread_ratio"
     ratio = hardware.other_chip_spread_ratio
     other_chip = SourcedNumber("spread from chip to chip", ratio, sources.get(name, ""))

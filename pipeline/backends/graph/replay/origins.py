@@ -53,7 +53,7 @@ class Origin:
     operands: tuple[Operand, ...] = ()
     array: Any = None
     iteration: int = 0
-    """Iteration of the outermost loop around the equation; 0 if there is none."""
+    """Iteration of the outermost loop around the equation; 0 if none exists."""
     named: NamedTensor | None = None
     line: str = ""
     """The line of the user's code that made the equation, if its result is recorded."""

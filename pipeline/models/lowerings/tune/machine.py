@@ -34,7 +34,7 @@ def describe_device(device: jax.Device) -> str:
 
 
 def list_scopes(device: jax.Device) -> tuple[str, ...]:
-    """List the scope of timings on the device, then those of its slower instruction sets."""
+    """List the scope of timings on the device, then the scopes of its slower instruction sets."""
     if not get_platform(device.platform).is_host:
         return (f"{device.platform} {device.device_kind}",)
     flags = _read_cpu_flags()

@@ -306,8 +306,8 @@ def _tune_problem(
     tuning: Tuning,
     watch: ProgressClock,
 ) -> TunedProblem | None:
-    """Return the bank's result, else that of a search. If the search is repeated, return the faster
-    one. None if the mode is `bank`, and the bank has no result for this machine."""
+    """Return the bank's result, else the result of a search. If the search is repeated, return the
+    faster one. None if the mode is `bank`, and the bank has no result for this machine."""
     banked = _read_entry(problem, entry, engines)
     if banked is None and tuning.mode == "bank":
         return None

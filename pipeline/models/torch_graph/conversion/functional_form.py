@@ -404,7 +404,7 @@ def _find_module(node: Any) -> tuple[str, str]:
 
 
 def _find_line(node: Any) -> str:
-    """Return the last line of the node's stack that isn't torch's; "" if there is none."""
+    """Return the last line of the node's stack that isn't torch's; "" if none exists."""
     stack = node.meta.get("stack_trace") or ""
     frames = re.findall(r'File "([^"]+)", line (\d+)[^\n]*\n\s*([^\n]*)', stack)
     lines = [

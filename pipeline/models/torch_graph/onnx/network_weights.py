@@ -181,7 +181,7 @@ class NetworkWeights:
         return dict(zip(names, make_names_distinct(names.values(), "."), strict=True))
 
     def module(self, node: OnnxNode) -> str:
-        """Return the path of a node's module: that of its first weight with one, or its name."""
+        """Return the path of a node's module: its first weight's if it has one, or its name."""
         for place in range(len(node.inputs)):
             tensor = self.tensor(node, place)
             if tensor is not None and "." in self.names[tensor]:

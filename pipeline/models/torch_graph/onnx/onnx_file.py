@@ -130,7 +130,7 @@ class _Message:
         return [_Message(value) for value in self._fields.get(field_number, ())]
 
     def content(self, field_number: int) -> memoryview | None:
-        """Return the bytes of the last field with this number; None if there is none."""
+        """Return the bytes of the last field with this number; None if none exists."""
         value = self._fields.get(field_number, [None])[-1]
         if isinstance(value, int):
             raise ValueError(f"it is not {_KIND}")

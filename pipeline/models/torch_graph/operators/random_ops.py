@@ -16,7 +16,7 @@ from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 def drop_values(x: Array, rate: float, key: Array, shape: tuple[int, ...] | None = None) -> Array:
     """Set values to zero with the probability `rate`, and divide the others by 1 - rate.
 
-    The random mask has the shape `shape`, by default that of x. Raises ValueError for a rate
+    The random mask has the shape `shape`, by default x's. Raises ValueError for a rate
     outside of 0 to 1.
     """
     if not 0 <= rate <= 1:

@@ -15,7 +15,7 @@ IN_ORDER: LayerRules = ((r".+", "{kind}_#"),)
 """Rules for networks without blocks: the layers of each kind are numbered in their order."""
 TENSORFLOW: LayerRules = ((r".*conv2d_transpose.*", "conv_transpose_#"), *IN_ORDER)
 """Rules for Keras's networks without blocks. A transposed convolution is recognised by its name,
-since its arrays are those of a convolution."""
+since it has a convolution's arrays."""
 VGG: LayerRules = ((r"pre_logits\.fc(\d)", r"dense_<\1-1>"), (r"head\.fc", "dense_2"), *IN_ORDER)
 """timm has convolutions over whole images instead of the first dense layers."""
 
@@ -54,7 +54,7 @@ BY_MODEL: Mapping[str, Mapping[Framework, LayerRules]] = {
 
 
 def find_layer_rules(model: str, framework: Framework, *, has_blocks: bool) -> LayerRules:
-    """Return the rules for a model's layers in a framework's files; empty if there are none.
+    """Return the rules for a model's layers in a framework's files; empty if none exist.
 
     A model without an entry uses `IN_ORDER` if its network has no blocks. TensorFlow's files are
     supported only for networks without blocks.

@@ -98,6 +98,6 @@ class GraphBuilder:
     def reshape(
         self, value: NodeOutput, sizes: Sequence[int], shape: tuple[int, ...]
     ) -> NodeOutput:
-        """Reshape a value to `sizes`, with -1 for the batch; `shape` is that of the output."""
+        """Reshape a value to `sizes`, with -1 for the batch; `shape` is the output's."""
         target = self.add_constant("shape", np.array(sizes, np.int64))
         return NodeOutput(self.add_node("Reshape", [value.name, target]), shape, value.order)
