@@ -207,8 +207,8 @@ def _is_in_top5(logits: jax.Array, true: jax.Array) -> jax.Array:
 def summarize(
     sums: EvalSums, class_names: Sequence[str], metrics: Sequence[MetricSpec] = ()
 ) -> dict[str, Any]:
-    """Return the metrics by name: for classes the standard metrics, then the mean loss, the number
-    of valid labels as "count", and the metric components.
+    """Return the metrics by name: the mean loss, the number of valid labels as "count", the metric
+    components, and for classes the standard metrics.
 
     The standard metrics are accuracy, top5 for more than ALL_IN_TOP5 classes, precision, recall and
     f1. The last three are {"macro", "micro", "per_class": {name: value}}, without "per_class" for

@@ -134,7 +134,7 @@ class StepOutcome(NamedTuple):
         `skips_overflow` is whether the loss scale skips overflows."""
         applied = xp.isfinite(loss) & xp.isfinite(grad_norm)
         was_skipped = xp.asarray(skipped) > 0
-        overflow = was_skipped & xp.isfinite(loss) & skips_overflow
+        overflow = was_skipped & (xp.isfinite(loss) if skips_overflow else False)
         return StepOutcome(applied, overflow, was_skipped & ~overflow)
 
 

@@ -111,7 +111,7 @@ class GradientTable:
 
 
 def find_gradients(jaxpr: core.Jaxpr) -> GradientTable:
-    """Derive the gradients of all equations that lowerings compute, including inner ones of calls.
+    """Derive the gradients of all equations that lowerings compute, in calls and loops too.
 
     Equations with the same parameters and shapes are differentiated once, in some 3 ms.
     """

@@ -1,4 +1,4 @@
-"""Adapter that turns functions of JAX, which initialise and apply parameters, to pure networks."""
+"""Adapter that turns JAX's functions, which initialise and apply parameters, into pure networks."""
 
 from __future__ import annotations
 

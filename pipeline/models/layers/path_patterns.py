@@ -37,7 +37,7 @@ def is_frozen(patterns: Sequence[str], path: LayerPath) -> bool:
 def require_covered(
     patterns: Sequence[str], paths: Sequence[LayerPath], noun: str, prefix: str = ""
 ) -> None:
-    """Raise ValueError for the first pattern, without a `!`, that covers no path. The message
+    """Raise ValueError for the first pattern that covers no path. Patterns have no `!`. The message
     begins with `prefix`, such as `init.rules: `, and has the number of paths in each outermost
     scope."""
     for pattern in patterns:

@@ -211,14 +211,14 @@ class Pool(LayerSpec):
 
 @component("layer")
 class MaxPool(Pool):
-    """Largest value of every window, without padding."""
+    """Largest value of every window. Padding is left out."""
 
     name: Literal["max_pool"] = "max_pool"
 
 
 @component("layer")
 class AvgPool(Pool):
-    """Mean of every window, without padding."""
+    """Mean of every window. Padding is left out."""
 
     name: Literal["avg_pool"] = "avg_pool"
 

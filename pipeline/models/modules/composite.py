@@ -109,9 +109,8 @@ class _Gate(nn.Module):
                 f"{self.context}: the body returns shape {factors.shape}; to multiply {x.shape} it "
                 f"must return {(x.shape[0], x.shape[-1])}, a factor per channel, or the same shape"
             )
-        if factors.ndim < x.ndim:
-            factors = jnp.expand_dims(factors, range(1, x.ndim - 1))
-        return x * factors
+        ones = (1,) * (x.ndim - factors.ndim)
+        return x * factors.reshape((x.shape[0], *ones, *factors.shape[1:]))
 
 
 @computes(standard.DualPath)

@@ -131,9 +131,9 @@ def add_devices(tree: T, axis: str, devices: int) -> T:
     for index, leaf in enumerate(leaves):
         group = integers if jnp.issubdtype(leaf.dtype, jnp.integer) else floats
         group[index] = leaf
-    sums: dict[int, Array] = jax.lax.psum(integers, axis) if integers else {}
-    if floats:
-        sums |= _add_floats(floats, axis, devices)
+    sums = _add_floats(floats, axis, devices) if floats else {}
+    if integers:
+        sums |= jax.lax.psum(integers, axis)
     return jax.tree.unflatten(structure, [sums[index] for index in range(len(leaves))])
 
 

@@ -135,7 +135,7 @@ def test_rows_are_written_in_portions_of_samples(
         written.append(images.shape[0])
         return make_patches(window, images)
 
-    monkeypatch.setattr(f"{MODULE}.ROWS_LIMIT_BYTES", samples * 4 * 2 * 2 * 12)
+    monkeypatch.setattr(f"{MODULE}.MAX_CHUNK_BYTES", samples * 4 * 2 * 2 * 12)
     monkeypatch.setattr(f"{MODULE}.make_patches", counted)
     split = factors_of(convolution(images, d, layout), 5, 2.0, 7)
     assert written[-1] == {4: 3}.get(samples, samples)
