@@ -97,6 +97,8 @@ class CompileInputs:
     """Shapes of the state; None: as the step initialises the state."""
     key: str | None = None
     """Digest of everything that determines the programs; None: they aren't stored on disk."""
+    evaluates: bool = True
+    """Whether evaluations are due, so that a thread may compile their program during training."""
     when_evaluation_compiled: Callable[[ProgramReport], None] | None = None
     """Called after a thread has compiled the evaluation; None: it is compiled before training."""
 

@@ -202,8 +202,8 @@ class XlaExecutable:
         begin = LoopCarry(self._put_once(state), *self.buffers)
         run_window = partial(self._run_window, mechanism)
         carry, rows = run_windows(self.work.train, start, stop, begin, run_window)
-        is_on_host = get_platform(self.placement.device.platform).is_host
-        if isinstance(self.programs.evaluate, LaterProgram) and not is_on_host:
+        overlaps = self.work.evaluates and not get_platform(self.placement.device.platform).is_host
+        if isinstance(self.programs.evaluate, LaterProgram) and overlaps:
             # A thread of the host compiles the evaluation while the device trains. If the host
             # trained, this would slow the steps.
             self.programs.evaluate.begin()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import stat
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 from pipeline.config.recipe import CacheSpec
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.ownership import find_foreign_owner, find_writers
+from pipeline.core.files.package_paths import find_user_cache
 
 PROGRAMS = "xla-2"
 """Name of the folder of compiled programs. Its number is raised if their format changes."""
@@ -24,10 +24,8 @@ def cache_root(cache: CacheSpec) -> Path:
     """
     if cache.root is not None:
         return cache.root
-    if user_cache := os.environ.get("XDG_CACHE_HOME"):
-        return Path(user_cache) / "pipeline"
     try:
-        return Path.home() / ".cache/pipeline"
+        return find_user_cache()
     except RuntimeError as error:
         problem = "missing; this user has no home folder, so name one: cache.root=DIR"
         raise RecipeError([f"cache.root: {problem}"]) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +24,11 @@ def find_recipes(working_folder: Path) -> Mapping[str, Path]:
     """Return files by recipe name: shipped recipes, then `recipes/*.yaml` of the working folder."""
     folders = (RECIPES, working_folder / "recipes")
     return {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}
+
+
+def make_recipe_name(file: Path, default: str) -> str:
+    """Return a file's name as a recipe may have it, or `default` if nothing of it remains."""
+    return re.sub(r"[^\w.+-]", "_", file.stem)[:100].lstrip(".+-") or default
 
 
 def find_groups() -> Mapping[str, Mapping[str, Path]]:

@@ -276,10 +276,18 @@ def decide(training: TrainingRun, *, is_last: bool) -> Decision:
 
 
 def meet_deadline(training: TrainingRun, schedule: Schedule) -> Schedule:
-    """Return the schedule with the steps that the deadline allows; notify monitors of a change."""
+    """Return the schedule with the steps that the deadline allows; notify monitors of a change.
+
+    Raises OSError if a change can't be recorded; the state is saved before, as by `raise_failure`.
+    """
     hooks = training.hooks
     step = training.progress.history.step
-    changed = hooks.deadline.move_end(schedule, step, training.dispatch_size)
+    try:
+        changed = hooks.deadline.move_end(schedule, step, training.dispatch_size)
+    except OSError:
+        if hooks.gather is None:
+            save(training)
+        raise
     if changed.run.total != schedule.run.total:
         for monitor in hooks.monitors:
             monitor.on_length(changed.run.total)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -29,6 +27,7 @@ from pipeline.backends.step_loops import (
     split_positions,
 )
 from pipeline.core.errors import RunError
+from pipeline.core.files.package_paths import find_user_cache
 from pipeline.core.host.platforms import get_platform
 from pipeline.data.batch import Batch
 from pipeline.engine.batches import BatchLayout
@@ -205,7 +204,7 @@ def lower_step(
         layout = "chwn"
         problems = _list_problems(step, state, layout)
     fixed = None if earlier is None else earlier.lowerings
-    tuning = Tuning("bank", "exhaustive", _find_bank_folder(), fixed)
+    tuning = Tuning("bank", "exhaustive", find_user_cache() / "autotune", fixed)
     lowerings = choose_lowerings(problems, device, tuning, _no_clock).lowerings
     choice = LoweringChoice(lowerings, layout=layout)
     if not has_choice:
@@ -220,11 +219,6 @@ def _list_problems(step: UserStep, state: Any, layout: Layout) -> tuple[Problem,
     traced = with_lowerings(step.function, listing, differentiated=True, layout=layout)
     jax.eval_shape(traced, state, step.batch_layout.spec)
     return tuple(listing.problems)
-
-
-def _find_bank_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "pipeline" / "autotune"
 
 
 def _no_clock(name: str) -> AbstractContextManager[object]:

@@ -19,6 +19,7 @@ from pipeline.backends.loading.loader import Loader, make_loader
 from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.config.cache import find_program_folder
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import list_event_periods
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.compile_cache import enable_compile_cache
@@ -28,6 +29,7 @@ from pipeline.core.host.memory import read_available_bytes
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
+from pipeline.engine.schedule import Event
 from pipeline.models.layers import standard
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
@@ -76,7 +78,8 @@ def compile_programs(
     # With a limit of memory, a call that exceeds it is repeated with the same state.
     keeps_arguments = recipe.train.memory is not None
     inputs = replace(inputs, key=options.key, state=built.state, keeps_arguments=keeps_arguments)
-    if options.evaluates_later:
+    # If no evaluation is due, only a callback may request one, which compiles its program.
+    if options.evaluates_later or not inputs.evaluates:
 
         def report_evaluation(program: ProgramReport) -> None:
             reporter.print_stage("compile", _format_program(program))
@@ -155,7 +158,20 @@ def make_compile_inputs(
         recomputes=train.remat == "blocks",
         train_sample=_make_train_loader(recipe, dataset, backend) if recipe.eval.on_train else None,
         dispatch_steps=dispatch_steps,
+        evaluates=_has_evaluations(recipe, built),
     )
+
+
+def _has_evaluations(recipe: Recipe, built: Built) -> bool:
+    """Return whether a stage evaluates, or training does by its periods.
+
+    Returns True without a training stage, where all programs are compiled.
+    """
+    if "train" not in recipe.stages or "eval" in recipe.stages:
+        return True
+    schedule = built.run_schedule
+    periods = list_event_periods(recipe, schedule.steps_per_epoch)[Event.EVALUATE]
+    return any(period <= schedule.total for period in periods)
 
 
 def _make_train_loader(recipe: Recipe, dataset: Dataset, backend: Backend) -> Loader:

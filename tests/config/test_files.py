@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.files import SECTIONS, find_groups, find_recipes, read_description
+from pipeline.config.files import (
+    SECTIONS,
+    find_groups,
+    find_recipes,
+    make_recipe_name,
+    read_description,
+)
 
 
 def test_working_folder_recipe_overrides_shipped_recipe(tmp_path: Path) -> None:
@@ -18,6 +24,14 @@ def test_working_folder_recipe_overrides_shipped_recipe(tmp_path: Path) -> None:
     there = find_recipes(tmp_path)
     assert there["lenet5_digits"] == custom
     assert set(there) == set(shipped)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("a b/my net+1.yaml", "my_net+1"), (".+-x.yaml", "x"), ("x" * 120, "x" * 100), ("+", "new")],
+)
+def test_recipe_name_has_what_a_recipe_accepts(file: str, name: str) -> None:
+    assert make_recipe_name(Path(file), "new") == name
 
 
 def test_every_group_of_a_section_has_files_with_a_description() -> None:

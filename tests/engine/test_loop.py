@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.host.signals import Signals, handle_signals
 from pipeline.engine import loop as stage
 from pipeline.engine.callbacks.events import Evaluation, SinkReport
+from pipeline.engine.deadline import Deadline
 from pipeline.engine.history import MAX_TIMED_DISPATCHES, History
 from pipeline.engine.hooks import Hooks, Saves, never_prune
 from pipeline.engine.loop import Program, exhaust, train
@@ -27,6 +29,8 @@ from tests.engine.monitors.test_monitors import EVALUATION
 from tests.step_rows import telemetry_of
 
 Compose = Callable[..., Recipe]
+
+NO_DEADLINE = Deadline()
 
 
 class Script:
@@ -135,6 +139,7 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
         first: int = 0,
         host: Mapping[str, Any] | None = None,
         saves: bool = True,
+        deadline: Deadline = NO_DEADLINE,
     ) -> History:
         clock = SimpleNamespace(perf_counter=lambda: script.now, monotonic=lambda: script.now)
         monkeypatch.setattr(stage, "time", clock)
@@ -150,6 +155,7 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
             early_stop=make_early_stop(recipe.monitor.early_stop),
             prune=script.prune if script.prune_reasons else never_prune,
             signals=script.signals,
+            deadline=deadline,
         )
         program = Program(script)  # type: ignore[arg-type]
         schedule = schedule_events(recipe, run_schedule)
@@ -338,6 +344,18 @@ def test_step_time_includes_waits_for_data() -> None:
 
 
 EARLY = ["eval.every_steps=2", "monitor.early_stop.patience=2"]
+
+
+def test_end_that_is_not_recorded_saves_before_the_error(play: Play) -> None:
+    """The deadline is over at the first boundary, and its earlier end can't be written."""
+
+    def fail(step: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "recipe.yaml")
+
+    script = Script()
+    with pytest.raises(OSError, match="No space left on device"):
+        play(script, deadline=Deadline(0.0, note_end=fail))
+    assert list(script.saved) == [script.dispatched[0]]
 
 
 def test_early_stop_saves_after_its_patience(play: Play) -> None:

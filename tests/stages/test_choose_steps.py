@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,8 @@ from pipeline.engine.deadline import Deadline, MovableEnd
 from pipeline.engine.schedule import DispatchSize, Schedule
 from pipeline.stages import choose_steps
 from pipeline.stages.choose_steps import Pace
+from pipeline.stages.record.recorded_recipe import write_recipe
+from tests import outcome
 from tests.conftest import MLP
 from tests.whole_run import run
 
@@ -191,6 +194,26 @@ def test_run_ended_early_is_reproducible(
     again = run(tiny(*COSINE, *ends), tmp_path / "repeated")
     assert again.metrics == summary.metrics
     assert read_logs(tmp_path / "run") == read_logs(tmp_path / "repeated")
+
+
+def test_end_that_is_not_recorded_keeps_the_last_step(
+    tiny: Compose, pace: Any, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The disk is full when an earlier end is written into the recipe."""
+
+    def fail_to_end(run_dir: Path, recipe: Recipe) -> None:
+        if recipe.train.end_step is not None:
+            raise OSError(errno.ENOSPC, "No space left on device", str(run_dir / "recipe.yaml"))
+        write_recipe(run_dir, recipe)
+
+    monkeypatch.setattr(choose_steps, "write_recipe", fail_to_end)
+    monkeypatch.setattr(choose_steps, "LATE_SHARE", -1.0)
+    pace(1.5)
+    with pytest.raises(RunError, match=r"/recipe\.yaml: No space left on device$"):
+        run(tiny(*COSINE, "train.minutes=1"), tmp_path)
+    summary = outcome.read_summary(tmp_path)
+    assert (summary["status"], summary["exit_status"]) == ("failed", 1)
+    assert outcome.checkpoints(tmp_path) == [len(outcome.metrics(tmp_path))]
 
 
 @pytest.mark.parametrize("is_named", [True, False])

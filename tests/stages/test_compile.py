@@ -8,9 +8,12 @@ import pytest
 from pipeline.backends.base import CompileReport
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
+from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
+from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 
@@ -77,6 +80,53 @@ def test_programs_and_data_are_reported(
         assert line.startswith(f"compile    {name}: ")
         assert "MB of temporaries" in line
     assert lines[4].endswith(ending)
+
+
+class EvaluateLate(Callback):
+    """Requests an evaluation after step 3."""
+
+    def on_begin(self, run: RunControl) -> None:
+        run.evaluate_at(3)
+
+
+DEVICES = ["parallel.mode=data", "parallel.devices=2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [DEVICES, ["profile.mode=only"]], ids=["parallel", "profile"])
+def test_evaluation_is_compiled_only_for_a_stage(
+    overrides: list[str], tiny: Compose, tmp_path: Path
+) -> None:
+    """The last stage, or training with a period of evaluations."""
+    keys = [*SMALL, *overrides, f"cache.root={tmp_path}", "train.steps=20"]
+    training = "stages=[data,build,compile,train]"
+    programs = [program.name for program in compiled(tiny(*keys, training)).programs]
+    assert programs == ["initialisation", "training step"]
+    for evaluating in (
+        ["stages=[data,build,compile,train,eval]"],
+        [training, "eval.every_steps=7"],
+    ):
+        assert len(compiled(tiny(*keys, *evaluating)).programs) == 3
+
+
+@pytest.mark.slow
+def test_requested_evaluation_on_several_devices_is_compiled(
+    tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A cache of its own: a program on disk needs no compilation.
+    keys = [
+        *SMALL,
+        *DEVICES,
+        f"cache.root={tmp_path}",
+        "train.steps=4",
+        "stages=[data,build,compile,train]",
+    ]
+    run(tiny(*keys), tmp_path / "plain")
+    assert "compile    evaluation: " not in capsys.readouterr().out
+    run(tiny(*keys), tmp_path / "requested", callbacks=[EvaluateLate()])
+    assert "compile    evaluation: " in capsys.readouterr().out
+    (line,) = outcome.read_lines(tmp_path / "requested" / "evals.jsonl")
+    assert line["step"] == 3
 
 
 @pytest.mark.slow

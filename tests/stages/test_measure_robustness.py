@@ -63,6 +63,25 @@ def test_run_does_not_depend_on_sinks_resume_and_devices(
 
 
 @pytest.mark.slow
+def test_trades_without_devices_adds_beta_times_a_divergence(tiny: Compose, tmp_path: Path) -> None:
+    """At step 1, before `beta` changes the weights; and the sinks don't change a bit."""
+    training = "stages=[data,build,compile,train,checkpoint]"
+    losses = {}
+    for name, *overrides in (
+        ("plain", "train.steps=2"),
+        ("3", "train.steps=2", f"{TRADES[:-1]}, beta: 3.0}}"),
+        ("6", "train.steps=14", TRADES, "train.sink_size=7"),
+        ("soft", "train.steps=14", TRADES, "train.mechanism=soft"),
+    ):
+        run(tiny(*MLP, training, "train.batch_size=32", *overrides), tmp_path / name)
+        losses[name] = float(outcome.metrics(tmp_path / name)[0]["loss"])
+    assert_same_run(tmp_path / "6", tmp_path / "soft")
+    divergence = (losses["6"] - losses["plain"]) / 6
+    assert divergence > 1e-3
+    assert losses["3"] - losses["plain"] == pytest.approx(3 * divergence, rel=1e-3)
+
+
+@pytest.mark.slow
 def test_attack_raises_the_loss_also_in_microbatches(tiny: Compose, tmp_path: Path) -> None:
     first_losses = {}
     for name, *overrides in (

@@ -20,8 +20,8 @@ Compose = Callable[..., Recipe]
 INIT = "model.init={rules: [{pattern: dense_2/bias, init: zeros}]}"
 ALL = [
     "model=layers",
-    "model.layers=[{name: conv, features: 3, kernel: 3, stride: 4}, relu,"
-    "{name: conv, features: 3, kernel: 3}, relu, global_avg_pool, {name: dense, features: 8}, relu,"
+    "model.layers=[{name: conv, features: 3, kernel: 3, stride: 2}, relu,"
+    "{name: conv, features: 3, kernel: 3}, relu, flatten, {name: dense, features: 8}, relu,"
     "{name: dense, features: 8}, relu, {name: dense, features: $classes}]",
     "train.freeze=[conv_*]",
     "train.lr_rules=[{pattern: 'dense_2', factor: 2.0}]",
@@ -29,6 +29,7 @@ ALL = [
     "train.accumulate_steps=2",
     INIT,
     "train.steps=30",
+    "train.optimizer.lr=0.2",
     "train.sink_size=7",
     "eval.every_steps=10",
     "checkpoint.every_steps=5",
@@ -57,6 +58,13 @@ def test_frozen_weights_are_unchanged_and_the_average_is_saved(whole: Path) -> N
         weights = path.replace("average", "params", 1)
         assert not np.array_equal(last[path], last[weights])
     assert not any("conv_" in path for path in last if path.startswith("opt_state"))
+
+
+@pytest.mark.slow
+def test_compared_run_learns(whole: Path) -> None:
+    """Equal bits mean little if weights hardly change."""
+    first, *_, last = [line["loss"] for line in outcome.read_lines(whole / "evals.jsonl")]
+    assert last < first - 0.1
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ The network is a PyTorch module or an ONNX file.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from flax import linen as nn
 from flax.traverse_util import unflatten_dict
 
 from pipeline.cli.commands.command import CommandResult
+from pipeline.config.files import make_recipe_name
 from pipeline.core.errors import RecipeError, RunError, UsageError, printable
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.plugins.loading import find_object
@@ -189,8 +189,7 @@ def _make_recipe(target: Path, graph: TorchGraph, model: str, body: Mapping[str,
         f"# python -m pipeline +recipe={printable(str(target))} dataset=NAME train.passes=10\n"
         f"defaults:\n  - override /model: {model}\n"
     )
-    name = re.sub(r"[^\w.+-]", "_", target.stem)[:100].lstrip(".+-") or "converted"
-    tree = {"name": name, **body}
+    tree = {"name": make_recipe_name(target, "converted"), **body}
     return head + yaml.safe_dump(tree, default_flow_style=None, sort_keys=False, width=100)
 
 

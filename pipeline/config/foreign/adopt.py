@@ -6,7 +6,6 @@ Each setting is mapped to keys of a recipe, or listed with the reason why it isn
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import Any
 import yaml
 
 from pipeline.config.compose import load_recipe
-from pipeline.config.files import SECTIONS
+from pipeline.config.files import SECTIONS, make_recipe_name
 from pipeline.core.errors import RecipeError, printable
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
@@ -117,10 +116,9 @@ def make_recipe_text(adoption: Adoption, target: Path) -> str:
         if not row.keys and row.note != "is off":
             value = show(adoption.settings[row.setting])
             head.append(f"# Unmapped: {printable(row.setting)} = {value}: {row.note}")
-    name = re.sub(r"[^\w.+-]", "_", target.stem)[:100].lstrip(".+-") or "adopted"
     values = {key: value for row in adoption.rows for key, value in row.keys.items()}
     defaults = [{f"override /{group}": values[group]} for group in SECTIONS if group in values]
-    tree: dict[str, Any] = {"defaults": defaults, "name": name}
+    tree: dict[str, Any] = {"defaults": defaults, "name": make_recipe_name(target, "adopted")}
     for key, value in values.items():
         if key not in SECTIONS:
             _set_value(tree, key.split("."), deepcopy(value))

@@ -1,7 +1,8 @@
-"""Paths of the package, conf/, the recipes and the lock file, in a checkout and in a wheel."""
+"""Paths of the package and its files, in a checkout and in a wheel, and of the user's cache."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -19,3 +20,9 @@ PROJECT = _find_shipped("examples") / "project"
 """The project that `new` copies."""
 LOCK = _find_shipped("pylock.toml")
 """Versions of all packages of the Python 3.11 environment that is tested completely (PEP 751)."""
+
+
+def find_user_cache() -> Path:
+    """Return `pipeline` in $XDG_CACHE_HOME, or in ~/.cache. Raises RuntimeError without a home."""
+    folder = os.environ.get("XDG_CACHE_HOME")
+    return (Path(folder) if folder else Path.home() / ".cache") / "pipeline"

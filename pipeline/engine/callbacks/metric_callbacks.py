@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
+from pipeline.checkpoint.host_state import EarlyStopState
 from pipeline.core.registry import Spec, component
 from pipeline.engine.callbacks.callback import Callback, OnFailure, RunControl
+from pipeline.engine.early_stop import EarlyStop
 from pipeline.training.component_specs import list_metric_directions
 
 if TYPE_CHECKING:
     from pipeline.engine.callbacks.events import Evaluation
+    from pipeline.training.metric_names import Direction
 
 
 class CallbackSpec(Spec):
@@ -64,35 +66,32 @@ class _PlateauWatch(_MetricCallback):
     def __init__(self, spec: ReduceOnPlateau) -> None:
         super().__init__(spec)
         self._spec = spec
-        self._best: float | None = None
-        self._waited = 0
+        better: Direction = "max" if self._sign > 0 else "min"
+        self._plateau = EarlyStop(spec.metric, better, spec.patience, spec.min_delta)
 
     def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
-        value = self._sign * evaluation.scalars()[self._spec.metric]
-        # NaN, from a network that has diverged, isn't an improvement.
-        is_first = self._best is None and not math.isnan(value)
-        if is_first or (self._best is not None and value - self._best > self._spec.min_delta):
-            self._best = value
-            self._waited = 0
+        self._plateau.add(evaluation)
+        if not self._plateau.is_over:
             return
-        self._waited += 1
-        if self._waited < self._spec.patience:
-            return
-        self._waited = 0
+        self._plateau.restore(EarlyStopState(self._plateau.progress.best))
         rate = run.learning_rate
         if rate > self._spec.min_rate:
             run.scale_learning_rate(max(self._spec.factor, self._spec.min_rate / rate))
 
     def state(self) -> Any:
-        return [self._best, self._waited]
+        progress = self._plateau.progress
+        return [self._to_signed(progress.best), progress.waited]
 
     def restore(self, state: Any) -> None:
         match state:
             case [int() | float() | None as best, int(waited)]:
-                self._best = best
-                self._waited = waited
+                self._plateau.restore(EarlyStopState(self._to_signed(best), waited))
             case _:
                 raise ValueError(f"{state!r} must be a value and a number of evaluations")
+
+    def _to_signed(self, best: float | None) -> float | None:
+        """Return the best value of a checkpoint, where more is better, or the metric's from it."""
+        return None if best is None else self._sign * best
 
 
 @component("callback")

@@ -45,6 +45,18 @@ def convolution(images: np.ndarray, cotangents: np.ndarray, layout: str = "nhwc"
     return LayerCapture(jnp.float32(images), jnp.float32(cotangents), window, layout)
 
 
+def patches_of(images: np.ndarray) -> np.ndarray:
+    """The inputs of `convolution` at its 2 x 2 positions of each 5 x 4 image."""
+    padded = np.pad(images, ((0, 0), (1, 0), (0, 1), (0, 0)))
+    rows = [
+        padded[sample, 2 * y : 2 * y + 3, 2 * x : 2 * x + 2].ravel()
+        for sample in range(len(images))
+        for y in range(2)
+        for x in range(2)
+    ]
+    return np.array(rows)
+
+
 def factors_of(seen: LayerCapture, count: int, scale: float, split_dim: int) -> Factors:
     """A and G of the first `count` samples of a batch."""
     mask = jnp.arange(to_nhwc(seen.inputs, seen.layout).shape[0]) < count
@@ -102,18 +114,11 @@ def test_tokens_count_as_positions() -> None:
 @pytest.mark.parametrize("layout", ["nhwc", "chwn"])
 def test_convolution_factors_are_second_moments_of_patches(layout: str) -> None:
     images, d = draw(2, 5, 4, 2), draw(2, 2, 2, 3, seed=1)
-    padded = np.pad(images, ((0, 0), (1, 0), (0, 1), (0, 0)))
-    rows = [
-        padded[sample, 2 * y : 2 * y + 3, 2 * x : 2 * x + 2].ravel()
-        for sample in range(2)
-        for y in range(2)
-        for x in range(2)
-    ]
     seen = convolution(images, d, layout)
     factors = factors_of(seen, 2, 1.0, WHOLE)
     assert count_positions(seen) == 4
     np.testing.assert_allclose(
-        factors.inputs[0], second_moment(np.array(rows)), rtol=1e-4, atol=1e-6
+        factors.inputs[0], second_moment(patches_of(images)), rtol=1e-4, atol=1e-6
     )
     np.testing.assert_allclose(
         factors.outputs[0], second_moment(d.reshape(8, 3)), rtol=1e-4, atol=1e-6
@@ -200,6 +205,23 @@ def test_convolution_kernel_is_preconditioned_as_a_patch_matrix() -> None:
     direction = jax.jit(precondition, static_argnums=2)(jnp.float32(gradient), inverses, 4)
     expected = inverses.inputs[0] @ gradient.reshape(12, 5) @ inverses.outputs[0] / 4
     np.testing.assert_allclose(direction.reshape(12, 5), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("split_dim", "blocks"), [(5, (3, 1)), (2, (6, 2))])
+def test_split_convolution_solves_the_system_of_its_patches(
+    split_dim: int, blocks: tuple[int, int]
+) -> None:
+    """As for a dense layer: 12 inputs of a patch and 3 outputs in blocks, at 4 positions."""
+    images, d, gradient = draw(5, 5, 4, 2), draw(5, 2, 2, 3, seed=1), draw(3, 2, 2, 3, seed=2)
+    factors = factors_of(convolution(images, d), 5, 1.0, split_dim)
+    assert (len(factors.inputs), len(factors.outputs)) == blocks
+    direction = precondition(jnp.float32(gradient), inverted(factors, 0.3, 4), 4)
+    share = np.sqrt(0.3 / 4)
+    a = block_diagonal(second_moment(patches_of(images)), split_dim) + share * np.eye(12)
+    g = block_diagonal(second_moment(d.reshape(20, 3)), split_dim) + share * np.eye(3)
+    expected = np.linalg.solve(4 * np.kron(a, g), gradient.ravel())
+    np.testing.assert_allclose(direction, expected.reshape(gradient.shape), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
