@@ -171,14 +171,14 @@ def find_unparsable(overrides: Sequence[str]) -> Iterator[str]:
         if not override:
             yield "an argument is empty; must be KEY=VALUE"
         key = show(get_key(override))
-        key_bytes = _count_bytes(override.partition("=")[0])
+        name_bytes = _count_bytes(override.partition("=")[0])
         if len(override) > MAX_OVERRIDE_LENGTH:
             yield (
                 f"{key}: {len(override):,} characters; must be at most {MAX_OVERRIDE_LENGTH:,}; "
                 "write the value into a recipe file"
             )
-        elif key_bytes > MAX_NAME_BYTES:
-            yield f"{key}: a key of {key_bytes:,} bytes; must be at most {MAX_NAME_BYTES}"
+        elif name_bytes > MAX_NAME_BYTES:
+            yield f"{key}: a key of {name_bytes:,} bytes; must be at most {MAX_NAME_BYTES}"
         if get_key(override) in {*SECTIONS, "recipe"}:
             name_bytes = max(map(_count_bytes, re.split("[,/]", override)))
             if name_bytes > MAX_NAME_BYTES:
