@@ -98,14 +98,15 @@ def freeze_steps(
         raise RecipeError(f"train.{train.deadline}: {problem}")
     update = {"minutes": None, "until": None, "steps": steps, "planned_for": train.deadline}
     recipe = context.recipe.model_copy(update={"train": train.model_copy(update=update)})
-    write = partial(_write_recipe, context, recipe)
-    write(None)
+    _write_recipe(context, recipe)
     measured_s = time.perf_counter() - started_at
     context.reporter.print_stage(
         "deadline",
         f"{steps:,} steps for {train.deadline}: {pace}; {measured_s:.1f} s to measure this",
     )
-    deadline: Deadline | MovableEnd = Deadline(stop_at + LATE_SHARE * budget_s, events, write)
+    deadline: Deadline | MovableEnd = Deadline(
+        stop_at + LATE_SHARE * budget_s, events, _EarlyEnd(context, recipe)
+    )
     if _is_movable(run, recipe, steps):
         write_steps = partial(_write_steps, context, recipe)
         deadline = MovableEnd(stop_at, events, write_steps, UNPLANNED_STEPS)
@@ -259,16 +260,28 @@ def _write_steps(context: RunContext, recipe: Recipe, steps: int) -> None:
     is_early = steps < recipe.train.steps
     update = {"end_step": steps} if is_early else {"steps": steps}
     train = recipe.train.model_copy(update=update)
-    _write_recipe(context, recipe.model_copy(update={"train": train}), None)
+    _write_recipe(context, recipe.model_copy(update={"train": train}))
 
 
-def _write_recipe(context: RunContext, recipe: Recipe, end: int | None) -> None:
-    """Write the run's recipe; `end` is the step of an early end, or None."""
-    if end is not None:
-        train = recipe.train.model_copy(update={"end_step": end})
-        recipe = recipe.model_copy(update={"train": train})
-        line = f"steps are slower than measured: training ends after step {end:,}"
-        context.reporter.print_stage("deadline", f"{line} of {recipe.train.steps:,}")
+@dataclass
+class _EarlyEnd:
+    """Writes the step after which a late run ends into its recipe, and prints the first one."""
+
+    context: RunContext
+    recipe: Recipe
+    is_printed: bool = False
+
+    def __call__(self, end: int) -> None:
+        """Write `end`, a step. Each is earlier than the one before."""
+        train = self.recipe.train.model_copy(update={"end_step": end})
+        _write_recipe(self.context, self.recipe.model_copy(update={"train": train}))
+        if not self.is_printed:
+            line = f"steps are slower than measured: training ends by step {end:,}"
+            self.context.reporter.print_stage("deadline", f"{line} of {train.steps:,}")
+            self.is_printed = True
+
+
+def _write_recipe(context: RunContext, recipe: Recipe) -> None:
     context.folder.advanced.add(partial(write_recipe, context.run_dir, recipe))
 
 
