@@ -32,7 +32,7 @@ from pipeline.inspect.forecast.flat_program import bytes_of, is_key, values_of
 from pipeline.inspect.forecast.step_parts import Kind, StepPart, parts_of
 from pipeline.models.lowerings.tune.timing import Timer, make_random_operand
 from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns
-from pipeline.training.state import Record, TrainState
+from pipeline.training.state import TrainState
 
 ROUND_S = 0.01
 ROUNDS = 3
@@ -230,9 +230,7 @@ def time_parts(program: ClosedJaxpr, device: jax.Device, *, looped: bool) -> Dev
 def _trace_step(work: CompileInputs, state: TrainState) -> ClosedJaxpr:
     """Trace a step as in the body of the loop, which also reads its batch from the window."""
 
-    def step(
-        state: TrainState, inputs: Inputs, rates: Any, position: Any
-    ) -> tuple[TrainState, Record]:
+    def step(state: TrainState, inputs: Inputs, rates: Any, position: Any) -> Any:
         return work.step.step(state, read_batch(inputs, position), rates)
 
     rates = pad_to_block(work.learning_rates)

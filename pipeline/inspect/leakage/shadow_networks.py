@@ -89,7 +89,7 @@ class Audit:
         return compute
 
     def train_shadows(self, count: int, reporter: Reporter) -> tuple[np.ndarray, np.ndarray]:
-        """Return margins of `count` networks, and whether a sample trained one, (count, 2 pairs)."""
+        """Return margins of `count` networks, and which samples each read, (count, 2 pairs)."""
         keeps = draw_subsets(self.opened.recipe.seed, count, len(self.members))
         executable: XlaExecutable | None = None
         rows = []
