@@ -203,6 +203,7 @@ class _Replay:
         shape = origin.result.shape
         parameter_shapes = {tensor.range.shape for tensor in self._list_parameters(layer)}
         is_of_parameter = shape in parameter_shapes or shape[::-1] in parameter_shapes
+        # The gradient of a parameter has no axis of samples.
         if phase == "backward" and is_of_parameter:
             return None
         size = self.microbatch_size

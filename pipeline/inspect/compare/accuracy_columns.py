@@ -44,7 +44,7 @@ _UNDEFINED = MeanAndDeviation(nan, nan)
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of two tensors. For unequal shapes or non-finite elements only two are not NaN."""
+    """Columns of two tensors; only `left` and `right` for other shapes or non-finite elements."""
 
     cosine: float = nan
     """From -1 to 1; 1 if both sides are all 0, NaN if only one side is."""
