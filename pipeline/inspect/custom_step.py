@@ -173,7 +173,7 @@ def profile_step(
 ) -> ProfileReport:
     """Profile `step(state, batch) -> (state, metrics)` as `pipeline.sink` runs it.
 
-    The arguments are as for `pipeline.sink`; the state stays as it is. The report's text is a table
+    The arguments are as for `pipeline.sink`; the state isn't changed. The report's text is a table
     with a verdict: what limits the step, and what would help. The files of the command `profile`
     are written into the folder `output`. An iterator is read for 50 to 2,000 batches, and
     some more ahead.
@@ -242,7 +242,7 @@ def _collect_evidence(
 ) -> Evidence:
     """Return the measurements that decide the verdict; `size` is the steps of a sink."""
     host = profile.host
-    assert host is not None, "it was measured"
+    assert host is not None, "a measured profile has it"
     report = opened.loader.report()
     has_iterator = isinstance(opened.prepared.source, IteratorBatches)
     if has_iterator:
@@ -274,8 +274,7 @@ def _measure_sink_gain(
     longer = choose_size(settings, None, program, state, opened.loader)
     if longer <= size:
         return None
-    # The first sink, a third of the steps, isn't counted. Trials of long sinks are short, since the
-    # size hardly matters above a few hundred steps.
+    # Trials of long sinks are short: the size hardly matters above a few hundred steps.
     trial_steps = max(size + 1, min(longer, int(TRIAL_MS / host.step)))
     current_ms = []
     longer_ms = []
@@ -283,9 +282,8 @@ def _measure_sink_gain(
         current_ms.append(time_sinks(program, state, size, SINKS * trial_steps).step_ms)
         longer_ms.append(time_sinks(program, state, trial_steps, SINKS * trial_steps).step_ms)
     error = estimate_gain_error(current_ms, longer_ms)
-    return SinkGain(
-        longer, compute_lower_quartile(longer_ms), compute_lower_quartile(current_ms), error
-    )
+    step_ms = compute_lower_quartile(longer_ms)
+    return SinkGain(longer, step_ms, compute_lower_quartile(current_ms), error)
 
 
 def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
@@ -318,11 +316,9 @@ def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
 def _trace_step(step: UserStep, state: CustomState, inputs: Inputs) -> ClosedJaxpr:
     """Trace a step as in the body of the loop, which also reads its batch from the window."""
 
-    def compute(
-        state: CustomState, inputs: Inputs, position: Any
-    ) -> tuple[CustomState, tuple[Any, ...]]:
-        after, row = step(state, read_batch(inputs, position), jnp.asarray(NO_RATES))
-        return after, tuple(row)
+    def compute(state: CustomState, inputs: Inputs, position: Any) -> Any:
+        new_state, row = step(state, read_batch(inputs, position), jnp.asarray(NO_RATES))
+        return new_state, tuple(row)
 
     return jax.make_jaxpr(compute)(state, inputs, np.int32(0))
 

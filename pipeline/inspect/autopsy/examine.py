@@ -122,7 +122,7 @@ class _Replay:
             # A literal, which has `val`, can't be a key.
             if path.startswith("gradients/") and not hasattr(var, "val")
         }
-        # Each operation is a program, which no later run uses.
+        # Each operation compiles to a program that no later run uses.
         with disable_compile_cache():
             (loss,) = self.interpreter.run(core.ClosedJaxpr(loss_jaxpr, closed.consts), inputs)
             if loss.origin is not None:
@@ -137,16 +137,17 @@ class _Replay:
         if origin.named is not None and origin.number < 0:
             return self._find_in_input(origin)
         phase = phase_of(origin.scope, affects_loss=affects_loss)
-        named = _find_gradient(origin) if phase == "gradient norm" else None
+        gradient = None
         layer = find_layer(origin.scope)
         if phase == "gradient norm":
-            layer = named.name.rpartition("/")[0] if named else ""
+            gradient = _find_gradient(origin)
+            layer = gradient.name.rpartition("/")[0] if gradient else ""
         inputs = self.interpreter.layer_inputs.get(layer, ()) if layer else ()
         return Finding(
             phase,
             layer,
             origin.primitive,
-            self._describe_result(origin, phase, named),
+            self._describe_result(origin, phase, gradient),
             tuple(Tensor("", operand.source, operand.range) for operand in origin.operands),
             tuple(Tensor("", value.source, find_range(value.array)) for value in inputs),
             self._list_parameters(layer),
@@ -195,19 +196,22 @@ class _Replay:
         )
 
     def _find_samples(self, origin: Origin, phase: Phase) -> NonFiniteSamples | None:
-        """Return the samples whose part of a result isn't finite; None without such an axis."""
+        """Return the samples whose part isn't finite; None if the result has no axis of samples."""
         if origin.result is None or phase == "gradient norm":
             return None
         layer = find_layer(origin.scope)
         shape = origin.result.shape
-        shapes = {tensor.range.shape for tensor in self._list_parameters(layer)}
-        if phase == "backward" and (shape in shapes or shape[::-1] in shapes):
-            # The gradient of a parameter has no axis of samples.
+        parameter_shapes = {tensor.range.shape for tensor in self._list_parameters(layer)}
+        is_of_parameter = shape in parameter_shapes or shape[::-1] in parameter_shapes
+        # The gradient of a parameter has no axis of samples.
+        if phase == "backward" and is_of_parameter:
             return None
         size = self.microbatch_size
-        shapes_read = [value.array.shape for value in self.interpreter.layer_inputs.get(layer, ())]
+        input_shapes = [value.array.shape for value in self.interpreter.layer_inputs.get(layer, ())]
         # A layer may read images in CHWN.
-        is_batch_last = any(read and read[0] != size and read[-1] == size for read in shapes_read)
+        is_batch_last = any(
+            shape and shape[0] != size and shape[-1] == size for shape in input_shapes
+        )
         rows = find_non_finite(origin.array, size, last=is_batch_last)
         if rows is None:
             return None
@@ -218,16 +222,16 @@ class _Replay:
 
     def _identify_samples(self, rows: tuple[int, ...] | None) -> NonFiniteSamples:
         """Return the samples at these rows of the batch, without padding; no samples for None."""
-        valid = int(self.batch.count)
-        positions = tuple(row for row in rows or () if row < valid)
+        num_valid = int(self.batch.count)
+        positions = tuple(row for row in rows or () if row < num_valid)
         ids = np.asarray(self.batch.sample)[list(positions)]
         if self.batch.num_samples is not None:
             ids = ids % self.batch.num_samples
-        return NonFiniteSamples(tuple(ids.tolist()), positions, valid)
+        return NonFiniteSamples(tuple(ids.tolist()), positions, num_valid)
 
 
 def _make_input(path: str, leaf: Any) -> ReplayValue:
-    """Return an input of the step with its name; `path` is such as `0/params/conv_0/kernel`."""
+    """Return an input of the step with its name; `path` is like `0/params/conv_0/kernel`."""
     _, _, inner_path = path.partition("/")
     field, _, name = inner_path.partition("/")
     named = NamedTensor(_INPUTS.get(field, field), name)
@@ -239,7 +243,7 @@ def _make_input(path: str, leaf: Any) -> ReplayValue:
 
 
 def _find_gradient(origin: Origin) -> NamedTensor | None:
-    """Return the gradient that an equation of the norm reads: of several, the largest."""
+    """Return the gradient that an equation of the norm reads; the largest if it reads several."""
     operands = [operand for operand in origin.operands if operand.named is not None]
     if not operands:
         return None

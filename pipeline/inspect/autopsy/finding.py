@@ -33,7 +33,7 @@ class Tensor:
     range: Range
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name}: {self.range}".replace(" :", ":")  # without a name
+        return f"{self.kind} {self.name}: {self.range}".replace(" :", ":")  # if the name is ""
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "name": self.name, **asdict(self.range)}

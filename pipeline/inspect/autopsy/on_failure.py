@@ -74,14 +74,14 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
 def _repeat_or_examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy | None:
     """Repeat a step in all processes; return the autopsy of the first one, None in the others."""
     batch = jax.tree.map(np.array, batch_of(run.executable.loader, step))
-    before = jax.tree.map(np.array, state)
+    state_before = jax.tree.map(np.array, state)
     step_config = select_phase(run.built.step_config, step - 1)
-    autopsy = repeat_step(run.executable, before, step)
+    autopsy = repeat_step(run.executable, state_before, step)
     if not run.context.ranks.is_first:
         return None
     if autopsy is None:
-        autopsy = examine(step_config, before, batch, run.backend.device)
-    write_reproducer(run.context.run_dir, step_config, before, batch, autopsy)
+        autopsy = examine(step_config, state_before, batch, run.backend.device)
+    write_reproducer(run.context.run_dir, step_config, state_before, batch, autopsy)
     write_whole(run.context.run_dir / AUTOPSY, format_json(autopsy.to_dict(), indent=2) + "\n")
     return autopsy
 

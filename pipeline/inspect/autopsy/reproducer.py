@@ -91,13 +91,13 @@ def write_reproducer(
     }
     arrays = {path: np.asarray(leaf) for path, leaf in flatten_by_path(tree).items()}
     write_weights(folder / ARRAYS, arrays)
-    first = next(iter(step_config.train_ops), None)
+    first_op = next(iter(step_config.train_ops), None)
     document = {
         "image": asdict(step_config.image),
         "classes": step_config.classes,
         "frozen": list(step_config.frozen),
         # The op that encodes rows of a table; None for other data.
-        "table": first.model_dump(mode="json") if isinstance(first, EncodeTable) else None,
+        "table": first_op.model_dump(mode="json") if isinstance(first_op, EncodeTable) else None,
         "class_counts": list(step_config.class_counts),
         "samples": batch.num_samples,
         "autopsy": autopsy.to_dict(),

@@ -26,7 +26,7 @@ import numpy as np
 
 EPSILON = float(np.finfo(np.float32).eps)
 TINY = float(np.finfo(np.float32).tiny)
-"""Largest norm that counts as 0."""
+"""Largest norm that is treated as 0."""
 
 
 class MeanAndDeviation(NamedTuple):
@@ -39,12 +39,12 @@ class MeanAndDeviation(NamedTuple):
         return f"({self.mean:.6g};{self.std:.6g})"
 
 
-NEITHER = MeanAndDeviation(nan, nan)
+_UNDEFINED = MeanAndDeviation(nan, nan)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of one pair of tensors; NaN if shapes differ or an element is not finite."""
+    """Columns of two tensors; only `left` and `right` for other shapes or non-finite elements."""
 
     cosine: float = nan
     """From -1 to 1; 1 if both sides are all 0, NaN if only one side is."""
@@ -55,8 +55,8 @@ class Columns:
     """0 if the right side is all 0."""
     divergence: float = nan
     """NaN if only one side is all 0, infinite if the right side alone has a 0 at an element."""
-    left: MeanAndDeviation = NEITHER
-    right: MeanAndDeviation = NEITHER
+    left: MeanAndDeviation = _UNDEFINED
+    right: MeanAndDeviation = _UNDEFINED
     mean_absolute: float = nan
     root_mean_square: float = nan
     max_relative: float = nan
@@ -67,7 +67,7 @@ COLUMNS = tuple(field.name for field in fields(Columns))
 
 
 def compare_arrays(left: np.ndarray, right: np.ndarray) -> Columns:
-    """Return the columns of two arrays; NaN for different shapes and for empty arrays."""
+    """Return the columns of two arrays; only `left` and `right` if the rest isn't defined."""
     spreads = Columns(left=compute_spread(left), right=compute_spread(right))
     if left.shape != right.shape or left.size == 0:
         return spreads
@@ -94,28 +94,29 @@ def compare_arrays(left: np.ndarray, right: np.ndarray) -> Columns:
 
 def compute_cosine(x: np.ndarray, y: np.ndarray) -> float:
     """Return x.y / (|x| |y|): 1 for scalars and if both are all 0, NaN if only one is."""
-    norms = compute_norm(x), compute_norm(y)
-    if x.size == 1 or max(norms) <= TINY:
+    x_norm = compute_norm(x)
+    y_norm = compute_norm(y)
+    if x.size == 1 or max(x_norm, y_norm) <= TINY:
         return 1.0
-    if min(norms) <= TINY:
+    if min(x_norm, y_norm) <= TINY:
         return nan
     # Divided by one norm at a time: the product of two small norms may be 0.
-    return float(np.clip((x / norms[0] * (y / norms[1])).sum(), -1.0, 1.0))
+    return float(np.clip((x / x_norm * (y / y_norm)).sum(), -1.0, 1.0))
 
 
 def compute_divergence(x: np.ndarray, y: np.ndarray) -> float:
     """Return the divergence: NaN if only one is all 0, infinite if y alone is 0 at an element."""
-    zeros = compute_norm(x) <= TINY, compute_norm(y) <= TINY
-    if all(zeros):
+    are_zero = [compute_norm(side) <= TINY for side in (x, y)]
+    if all(are_zero):
         return 0.0
-    if any(zeros):
+    if any(are_zero):
         return nan
     if ((y == 0) & (x != 0)).any():
         return inf
     p = _compute_distribution(x)
     q = _compute_distribution(y)
-    result = float((p * np.log(p / q)).sum())
-    return 0.0 if abs(result) < EPSILON else result
+    divergence = float((p * np.log(p / q)).sum())
+    return 0.0 if abs(divergence) < EPSILON else divergence
 
 
 def _compute_distribution(x: np.ndarray) -> np.ndarray:
@@ -137,6 +138,6 @@ def compute_spread(x: np.ndarray) -> MeanAndDeviation:
     """Return mean and standard deviation of all elements; NaN for an empty array."""
     flat = np.asarray(x, np.float64).ravel()
     if not flat.size:
-        return NEITHER
+        return _UNDEFINED
     with np.errstate(invalid="ignore", over="ignore"):
         return MeanAndDeviation(float(flat.mean()), float(flat.std()))

@@ -22,7 +22,7 @@ MAX_LISTED_LAYERS = 12
 
 
 def list_hints(rows: Sequence[TensorRow], forced: ForcedComparison | None) -> list[str]:
-    """Return a line for every likely cause; `forced` is None if layers weren't compared singly."""
+    """Return a line for every likely cause; `forced` is None if single layers weren't compared."""
     hints = []
     unpaired = [row for row in rows if row.left is None or row.right is None]
     if unpaired:
@@ -30,7 +30,8 @@ def list_hints(rows: Sequence[TensorRow], forced: ForcedComparison | None) -> li
             f"op fusion or constant folding: {len(unpaired)} tensors have no counterpart (*); "
             "--map LEFT:RIGHT+RIGHT names those that belong together"
         )
-    if any("int8" in dtype for row in rows if len(set(row.dtypes)) > 1 for dtype in row.dtypes):
+    mixed_dtypes = [row.dtypes for row in rows if len(set(row.dtypes)) > 1]
+    if any("int8" in dtype for dtypes in mixed_dtypes for dtype in dtypes):
         hints.append("int8: a side is quantized, with an error of half a step of its scale")
     gains = find_amplifiers(rows)
     if gains:
@@ -62,7 +63,7 @@ def find_amplifiers(rows: Sequence[TensorRow]) -> list[tuple[str, float]]:
 
 def format_layers(forced: ForcedComparison) -> list[str]:
     """Return a table of the layers with the largest scores; `!` marks findings."""
-    # The loss is blamed by its gradient alone.
+    # Of the loss, only the gradient is listed.
     errors = [e for e in forced.errors if e.name.layer != LOSS or e.name.role == "input_gradient"]
     worst = sorted(find_worst_by_layer(errors).values(), key=lambda error: -error.score)
     blamed_layers = {finding.name.layer for finding in forced.findings}

@@ -38,11 +38,11 @@ class ReferenceStep:
         error is always computed with the reference's weights.
         """
         network = examined.config.network
-        base = self.programs.config.network
+        reference_network = self.programs.config.network
         loss_scale = None if weights is None else weights.loss_scale
         forced = self._compute_passes(examined.compute_forced, weights, loss_scale)
         expected = [self.expected_in(network, loss_scale)]
-        if (network.dtype, network.rules) == (base.dtype, base.rules):
+        if (network.dtype, network.rules) == (reference_network.dtype, reference_network.rules):
             expected.append(self.step.merge_passes())
         lowerings = getattr(network.policy, "chosen", ())
         errors = measure_layer_errors(
@@ -63,7 +63,7 @@ class ReferenceStep:
         return self._wide
 
     def expected_in(self, network: Any, loss_scale: Any = None) -> LayerTensors:
-        """Return the results in another network's types, computed once for types and loss scale."""
+        """Return the reference's results in the types of `network`, with `loss_scale`; cached."""
         key = network.dtype, network.rules, None if loss_scale is None else float(loss_scale)
         if key not in self._expected:
             compute = self.programs.with_types_of(network).compute_forced
@@ -80,12 +80,12 @@ class ReferenceStep:
 
         def compute_pass(step_pass: StepPass) -> LayerTensors:
             # Weights of the reference's passes have the batch statistics after earlier passes.
-            used = step_pass.weights
+            pass_weights = step_pass.weights
             if weights is not None and weights.params is not self.step.passes[0].weights.params:
-                used = weights
+                pass_weights = weights
             if loss_scale is not None:
-                used = replace(used, loss_scale=loss_scale)
-            return compute(used, step_pass.portion, step_pass.tensors)
+                pass_weights = replace(pass_weights, loss_scale=loss_scale)
+            return compute(pass_weights, step_pass.portion, step_pass.tensors)
 
         shards = [
             [compute_pass(step_pass) for step_pass in microbatches]

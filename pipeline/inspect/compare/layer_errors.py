@@ -67,7 +67,9 @@ class LayerError:
     def ratio(self) -> float:
         if self.misshapen:
             return inf
-        return self.error / self.expected if self.expected > 0 else (inf if self.error else 0.0)
+        if self.expected > 0:
+            return self.error / self.expected
+        return inf if self.error else 0.0
 
     @property
     def score(self) -> float:
@@ -100,15 +102,15 @@ def measure_layer_errors(
     examined: LayerTensors,
     expected: Sequence[LayerTensors],
     wide: LayerTensors,
-    read: LayerTensors,
+    captured: LayerTensors,
     *,
     has_winograd: bool = False,
 ) -> list[LayerError]:
     """Return the errors of all tensors that layers return, in the order of the layers.
 
     `examined` are tensors of the examined side, `wide` of the reference in float64, and `expected`
-    of the reference in the examined side's types; the largest expected error counts. `read` are the
-    inputs of all of them. `has_winograd` is whether the examined side uses Winograd's formulas.
+    of the reference in the examined side's types, whose largest error is the expected error. All
+    read inputs from `captured`. `has_winograd` is whether the examined side uses Winograd.
     """
     examined_arrays, wide_arrays, *expected_arrays = (
         {
@@ -126,7 +128,7 @@ def measure_layer_errors(
         form = examined.forms.get(name.layer)
         kind = "loss" if form is None else form.kind
         dtype = "float32" if form is None else form.dtype
-        smallest = _compute_unit(dtype) * _compute_norm_of_terms(name, exact, read)
+        min_norm = _compute_unit(dtype) * _compute_norm_of_terms(name, exact, captured)
         references = [
             by_name[name]
             for by_name in expected_arrays
@@ -135,7 +137,7 @@ def measure_layer_errors(
         is_winograd = has_winograd and kind == "conv"
         size = int(exact.size)
         error = LayerError(name, kind, dtype, size, nan, 0.0, nan, nan, has_winograd=is_winograd)
-        errors.append(_measure_error(error, array, exact, references, smallest))
+        errors.append(_measure_error(error, array, exact, references, min_norm))
     return _excuse_similar(errors)
 
 
@@ -144,11 +146,11 @@ def _measure_error(
     array: np.ndarray,
     exact: np.ndarray,
     references: Sequence[np.ndarray],
-    smallest: float,
+    min_norm: float,
 ) -> LayerError:
     """Fill in the figures of `error`: the error of `array`, and the expected error.
 
-    `references` are the reference's results in the examined types. `smallest` is a lower bound of
+    `references` are the reference's results in the examined types. `min_norm` is a lower bound of
     the expected error's norm.
     """
     if array.shape != exact.shape:
@@ -159,7 +161,7 @@ def _measure_error(
         return replace(error, error=distance, expected=unit, pattern=1.0, expected_pattern=1.0)
     exact_norm = compute_norm(exact)
     errors = [compute_norm(reference - exact) for reference in references]
-    expected_norm = max([*errors, MIN_ROUNDING * unit * exact_norm, smallest])
+    expected_norm = max([*errors, MIN_ROUNDING * unit * exact_norm, min_norm])
     relative = 1 / exact_norm if exact_norm > 0 else 1.0
     patterns = [measure_pattern(reference - exact) for reference in references]
     return replace(
@@ -172,18 +174,18 @@ def _measure_error(
 
 
 def _compute_unit(dtype: str) -> float:
-    """Return the largest relative error of rounding to a type."""
+    """Return the largest relative error of rounding to a type; 0 for int32 and bool."""
     return float(jnp.finfo(dtype).eps) / 2 if dtype not in ("int32", "bool") else 0.0
 
 
-def _compute_norm_of_terms(name: TensorName, exact: np.ndarray, read: LayerTensors) -> float:
+def _compute_norm_of_terms(name: TensorName, exact: np.ndarray, captured: LayerTensors) -> float:
     """Return the norm of all terms that a parameter's gradient sums; 0 for other tensors.
 
     The rounding errors of the terms remain even if the terms cancel. For a kernel the norm is
     |cotangent| |inputs| sqrt(positions of the kernel / rows), as if both were independent.
     """
-    cotangent = read.output_gradients.get(name.layer)
-    inputs = read.inputs.get(name.layer)
+    cotangent = captured.output_gradients.get(name.layer)
+    inputs = captured.inputs.get(name.layer)
     if name.role != "gradient" or cotangent is None or inputs is None:
         return 0.0
     if exact.ndim == 1:

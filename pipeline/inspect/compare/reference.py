@@ -151,15 +151,15 @@ def pair_reference(
         for op in mapped.get(name.layer, ())
         if TensorName(op, "output") in right_heads
     ]
-    shared = {layer for layer, shape, _, other in matches if shape == other} - {DATA, LOSS}
-    if len(shared) < num_required:
+    paired = {layer for layer, shape, _, other in matches if shape == other} - {DATA, LOSS}
+    if len(paired) < num_required:
         misshapen = [
             f"; {layer} has shape {shape}, {op} has {other}"
             for layer, shape, op, other in matches
             if shape != other
         ]
         raise DataError(
-            f"{left.name} and {reference.name}: of different networks or batches, {len(shared)} of "
+            f"{left.name} and {reference.name}: of different networks or batches, {len(paired)} of "
             f"{len(left.layers)} layers have a counterpart of the same shape; --map LEFT:RIGHT "
             f"names others{''.join(misshapen[:1])}"
         )

@@ -170,7 +170,7 @@ def compare_step(
 
 
 def capture_tensors(side: Side, step: int | None, reporter: Reporter) -> TensorSide:
-    """Compute a step of one side; `step` is as in `CompareRequest`. Raises DataError as there."""
+    """Compute a step of one side; `step` is as in `CompareRequest`. Raises DataError."""
     state, step = _load_state(side, step, reporter)
     weights = Weights.of(state)
     captured = capture_step(side.opened.programs(step), weights, side.opened.batch(step), step)
@@ -203,9 +203,9 @@ def _require_same_network(left: Side, right: Side) -> None:
     )
     if not problems:
         problems = [
-            f"{path} has shape {before} on the left, {after} on the right"
+            f"{path} has shape {left_shape} on the left, {right_shape} on the right"
             for path in {**left_shapes, **right_shapes}
-            if (before := left_shapes.get(path)) != (after := right_shapes.get(path))
+            if (left_shape := left_shapes.get(path)) != (right_shape := right_shapes.get(path))
         ]
     if problems:
         raise DataError(
@@ -225,8 +225,10 @@ def _load_state(side: Side, step: int | None, reporter: Reporter) -> tuple[Train
     step = steps[-1] if step is None else step
     saved = load_state(side.opened, side.run_dir, step, reporter)
     if saved.replayed:
-        first = step - saved.replayed
-        reporter.print_stage("state", f"of step {first}; {saved.replayed:,} steps trained again")
+        saved_step = step - saved.replayed
+        reporter.print_stage(
+            "state", f"of step {saved_step}; {saved.replayed:,} steps trained again"
+        )
     return saved.state, step
 
 
@@ -265,9 +267,9 @@ def _describe_weight_distance(left: Side, run_dir: Path, step: int, weights: Wei
         float(np.square(np.subtract(array, right_params[path], dtype=np.float64)).sum())
         for path, array in left_params.items()
     ]
-    total = sum(float(np.square(array, dtype=np.float64).sum()) for array in right_params.values())
-    distance = (sum(squares) / total) ** 0.5 if total else 0.0
-    worst = max(zip(squares, left_params, strict=True))[1] if squares else ""
+    norm = sum(float(np.square(array, dtype=np.float64).sum()) for array in right_params.values())
+    distance = (sum(squares) / norm) ** 0.5 if norm else 0.0
+    worst = max(zip(squares, left_params, strict=True), default=(0.0, ""))[1]
     if distance == 0:
         return "the weights of both runs are equal"
     return (

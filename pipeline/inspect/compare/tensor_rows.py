@@ -141,10 +141,11 @@ def compare_tensors(
     for index, (left_name, right_name) in enumerate(pair_names(left, right, mapped)):
         row = TensorRow(index, left_name, right_name)
         if left_name is not None and right_name is not None:
-            arrays = read_left(left_name), read_right(right_name)
-            if arrays[0] is not None and arrays[1] is not None:
-                dtypes = (str(arrays[0].dtype), str(arrays[1].dtype))
-                row = replace(row, columns=compare_arrays(arrays[0], arrays[1]), dtypes=dtypes)
+            left_array = read_left(left_name)
+            right_array = read_right(right_name)
+            if left_array is not None and right_array is not None:
+                dtypes = (str(left_array.dtype), str(right_array.dtype))
+                row = replace(row, columns=compare_arrays(left_array, right_array), dtypes=dtypes)
         rows.append(row)
     return rows
 

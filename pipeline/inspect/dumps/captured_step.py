@@ -42,8 +42,8 @@ class CapturedStep:
     def merge_passes(self) -> LayerTensors:
         """Join portions, add gradients and losses, and average the shards' statistics."""
         tensors = [step_pass.tensors for step_pass in self.passes]
-        last = [microbatches[-1].tensors.statistics for microbatches in self.shards]
-        return join_passes(tensors, last)
+        statistics = [microbatches[-1].tensors.statistics for microbatches in self.shards]
+        return join_passes(tensors, statistics)
 
 
 def join_passes(passes: Sequence[LayerTensors], statistics: Sequence[NumpyArrays]) -> LayerTensors:
@@ -80,11 +80,13 @@ def capture_step(
     """Compute the step after `step` steps with the tensors of all layers."""
     shards = []
     for microbatches in split_batch(programs.config, batch, step):
-        current = weights
+        pass_weights = weights
         passes = list[StepPass]()
         for portion in microbatches:
-            tensors = programs.compute_free(current, portion)
-            passes.append(StepPass(current, portion, tensors))
-            current = replace(current, batch_stats=unflatten_dict(tensors.statistics, sep="/"))
+            tensors = programs.compute_free(pass_weights, portion)
+            passes.append(StepPass(pass_weights, portion, tensors))
+            pass_weights = replace(
+                pass_weights, batch_stats=unflatten_dict(tensors.statistics, sep="/")
+            )
         shards.append(tuple(passes))
     return CapturedStep(tuple(shards))

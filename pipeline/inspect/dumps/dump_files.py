@@ -98,8 +98,7 @@ def write_dump(
     tensors: Iterable[tuple[TensorName, np.ndarray]],
     limit_bytes: int,
 ) -> DumpReport:
-    """Write a dump. If a file can't be written, stop there; the report has the reason. Raises
-    nothing."""
+    """Write a dump. If a file can't be written, stop and report the reason, without raising."""
     num_written = 0
     nbytes = 0
     left_out = list[str]()
@@ -123,8 +122,8 @@ def write_dump(
             elif header.content == "tensors":
                 buffer = io.BytesIO()
                 # ascontiguousarray adds an axis to a scalar, and reshape removes it.
-                plain = np.ascontiguousarray(array).reshape(array.shape)
-                np.save(buffer, plain, allow_pickle=False)
+                contiguous = np.ascontiguousarray(array).reshape(array.shape)
+                np.save(buffer, contiguous, allow_pickle=False)
                 content = buffer.getvalue()
                 file = tensor.file_name(time.time_ns() // 1000)
                 write_whole(folder / file, content)
@@ -151,8 +150,7 @@ def add_run_loss(folder: Path, loss: float) -> None:
 
 
 def _compute_statistics(array: np.ndarray) -> dict[str, float | int]:
-    """Return the `STATISTICS` of an array, computed in float64. If no element is finite, the
-    statistics of finite elements are NaN."""
+    """Return the `STATISTICS`, computed in float64; NaN for those of no finite element."""
     values = np.asarray(array, np.float64).ravel()
     finite = values[np.isfinite(values)]
     figures = [float("nan")] * 5
@@ -219,8 +217,7 @@ class DumpRecord:
 
 
 def find_dump(path: Path) -> Path | None:
-    """Return the folder of the dump at or below a path; None without a dump. Raises DataError for
-    several dumps."""
+    """Return the folder of the only dump at or below a path, or None. Raises DataError for more."""
     if (path / ABOUT).is_file() or (path / TENSORS).is_file():
         return path
     if not path.is_dir():

@@ -54,8 +54,8 @@ def dump_step(
 ) -> DumpReport:
     """Compute the step after `step` steps and write its tensors.
 
-    `run_loss` is the loss that the run logged for it, or None. If the disk is full, nothing is
-    raised, and the report has the reason.
+    `run_loss` is the loss that the run logged for that step, or None. A full disk raises nothing:
+    the report has the reason.
     """
     recipe = request.recipe
     spec = recipe.dump
@@ -104,8 +104,8 @@ def compare_losses(loss: float, run_loss: float | None) -> str:
 class RunDumps(Dumps):
     """Writes the dumps of a run. It is called with a state and the number of steps done.
 
-    The training program and its inputs are unchanged. If a dump fails, as on a full disk, this
-    warns and writes no later dump, and the run continues.
+    The training program and its inputs are unchanged. If a dump fails, this warns and
+    writes no later dump, and the run continues.
     """
 
     run: CompiledRun
@@ -185,7 +185,8 @@ class RunDumps(Dumps):
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Compare the losses of the run's steps with the dumps' losses."""
-        for step in [step for step in self._waiting if step < telemetry.start + len(telemetry)]:
+        end = telemetry.start + len(telemetry)
+        for step in [waiting for waiting in self._waiting if waiting < end]:
             report = self._waiting.pop(step)
             index = step - telemetry.start
             if index < 0:

@@ -48,14 +48,14 @@ class LayerObserver:
     Use one observer for each trace, since its arrays are tracers. `input_slots` and `output_slots`
     have an array like each input and output, by path. The gradients with respect to the slots are
     the gradients at the layers' inputs and outputs. With `forced`, every layer reads forced tensors
-    instead of other layers' results, also in the backward pass, and so without their errors.
+    instead of other layers' results, in both passes, so other layers' errors don't reach it.
     """
 
     input_slots: Arrays = field(default_factory=dict)
     output_slots: Arrays = field(default_factory=dict)
     forced: ForcedTensors | None = None
     inputs: dict[str, Array] = field(default_factory=dict)
-    """Inputs by path, in the layer's order of axes, as all arrays here except `forced`."""
+    """Inputs by path. All arrays here but `forced` have the layer's order of axes."""
     outputs: dict[str, Array] = field(default_factory=dict)
     forms: dict[str, LayerForm] = field(default_factory=dict)
 
@@ -74,7 +74,6 @@ class LayerObserver:
                 x = _replace_gradient(x, jnp.asarray(gradient, x.dtype))
             x = tap(x, self.input_slots[path])
         y = compute(x)
-        # A layer begins, and so is listed, before its inner layers.
         self.forms[path] = form = LayerForm(layer.name, str(y.dtype), context.layout)
         self.outputs[path] = y
         if self.forced is not None and path in self.forced.outputs:

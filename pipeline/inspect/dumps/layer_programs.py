@@ -42,8 +42,8 @@ NumpyArrays = dict[str, np.ndarray]
 class LayerTensors:
     """The tensors of one pass through a network, by layer, in numpy.
 
-    Images are (batch, height, width, channels). Types of 16 bits are widened to float32. Gradients
-    are of the unscaled loss.
+    Images are (batch, height, width, channels). Floats of 16 bits are widened to float32.
+    Gradients are of the unscaled loss.
     """
 
     inputs: NumpyArrays
@@ -81,7 +81,7 @@ class Weights:
 class LayerPrograms:
     """The programs of one configuration of a step, on one device.
 
-    `config` is of the step's phase (`FreezePhase`). A program is compiled at its first call.
+    `config` is for the phase of the step (`FreezePhase`). A program is compiled at its first call.
     Raises ValueError if the network isn't a list of layers.
     """
 
@@ -190,14 +190,14 @@ def _apply_network(
     config: StepConfig, params: Any, statistics: Any, portion: Portion, observer: LayerObserver
 ) -> tuple[Array, Any]:
     with intercept_layers(observer):
-        logits, changed = config.network.apply(
+        logits, variables = config.network.apply(
             {"params": params, "batch_stats": statistics},
             portion.images,
             train=True,
             mutable=["batch_stats"],
             rngs={"dropout": portion.dropout},
         )
-    return logits, changed.get("batch_stats", {})
+    return logits, variables.get("batch_stats", {})
 
 
 def _compute_loss(config: StepConfig, logits: Array, portion: Portion) -> BatchLoss:
@@ -240,9 +240,9 @@ def _compute_free_pass(
 
     def compute(params: Any, slots: Any) -> tuple[Array, Any]:
         observer = LayerObserver(slots[0], slots[1])
-        logits, changed = _apply_network(config, params, weights.batch_stats, portion, observer)
+        logits, statistics = _apply_network(config, params, weights.batch_stats, portion, observer)
         loss = _compute_loss(config, tap(logits, slots[2]), portion)
-        recorded = observer.inputs, observer.outputs, logits, changed, loss.reported
+        recorded = observer.inputs, observer.outputs, logits, statistics, loss.reported
         return loss.minimised * scale, recorded
 
     grad = jax.grad(compute, argnums=(0, 1), has_aux=True)
@@ -266,17 +266,17 @@ def _compute_forced_pass(
 
     def compute(params: Any, slots: Any) -> tuple[Any, Any]:
         observer = LayerObserver(slots[0], forced=tensors)
-        logits, changed = _apply_network(config, params, weights.batch_stats, portion, observer)
+        logits, statistics = _apply_network(config, params, weights.batch_stats, portion, observer)
         loss = _compute_loss(config, tap(forced["logits"], slots[1]), portion)
-        recorded = observer.inputs, observer.outputs, logits, changed, loss.reported
+        recorded = observer.inputs, observer.outputs, logits, statistics, loss.reported
         return (observer.outputs, loss.minimised * scale), recorded
 
-    (outputs, total), backward, recorded = jax.vjp(compute, weights.params, slots, has_aux=True)
+    (outputs, loss), backward, recorded = jax.vjp(compute, weights.params, slots, has_aux=True)
     cotangents = {
         path: _make_cotangent(y, shapes.forms[path], forced["output_gradients"].get(path), scale)
         for path, y in outputs.items()
     }
-    by_params, (by_inputs, by_logits) = backward((cotangents, jnp.ones_like(total)))
+    by_params, (by_inputs, by_logits) = backward((cotangents, jnp.ones_like(loss)))
     return _collect_results(shapes.forms, recorded, (by_params, by_inputs, {}, by_logits), scale)
 
 
@@ -290,7 +290,7 @@ def _collect_results(
 
     `gradients` are with respect to parameters, inputs, outputs and logits.
     """
-    inputs, outputs, logits, changed, loss = recorded
+    inputs, outputs, logits, statistics, loss = recorded
     by_params, by_inputs, by_outputs, by_logits = gradients
     return {
         "inputs": _to_logical(forms, inputs),
@@ -298,7 +298,7 @@ def _collect_results(
         "input_gradients": _unscale(_to_logical(forms, by_inputs), scale),
         "output_gradients": _unscale(_to_logical(forms, by_outputs), scale),
         "parameters": _unscale(by_params, scale),
-        "statistics": changed,
+        "statistics": statistics,
         "logits": logits,
         "logits_gradient": _unscale(by_logits, scale),
         "loss": loss,

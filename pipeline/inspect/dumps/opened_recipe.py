@@ -80,8 +80,8 @@ class OpenedRecipe:
         from pipeline.stages.warm_start import restore_weights_of
 
         weights = restore_weights_of(self.recipe, self.dataset, self.built.state, lambda _: None)
-        warm = weights.replace_weights(state)
-        return replace(warm, average=select_averaged(warm.average, warm.params))
+        state = weights.replace_weights(state)
+        return replace(state, average=select_averaged(state.average, state.params))
 
 
 def build_recipe(recipe: Recipe, reporter: Reporter) -> OpenedRecipe:
@@ -175,31 +175,31 @@ def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
     if step > total:
         raise DataError(f"{run_dir}: step {step}: must be from 0 to {total}, the end of training")
     state = None
-    first = 0
-    for saved in reversed(earlier_steps):
+    start_step = 0
+    for saved_step in reversed(earlier_steps):
         try:
-            checkpoint = read_checkpoint(make_checkpoint_path(run_dir / FOLDER, saved))
+            checkpoint = read_checkpoint(make_checkpoint_path(run_dir / FOLDER, saved_step))
         except DamagedError as error:
             reporter.warn(f"{error}; reading an earlier one")
             continue
         state = arrange_arrays(checkpoint.folder, checkpoint.arrays, opened.built.state)
-        first = saved
+        start_step = saved_step
         break
     if state is None:
         state = jax.tree.map(np.array, opened.fresh_state())
-    if first == step:
+    if start_step == step:
         return ReplayedState(state)
     if opened.recipe.train.callbacks:
         reporter.warn("callbacks are not called while steps are trained again")
-    with reporter.clock(f"training steps {first + 1} to {step} again"):
+    with reporter.clock(f"training steps {start_step + 1} to {step} again"):
         executable = compile_programs(
             opened.recipe, opened.dataset, opened.built, opened.backend, make_silent_reporter()
         )
         try:
-            final_state, _ = executable.run(executable.put(state), first, step, "loop")
+            final_state, _ = executable.run(executable.put(state), start_step, step, "loop")
         finally:
             executable.loader.close()
-    return ReplayedState(jax.tree.map(np.array, final_state), step - first)
+    return ReplayedState(jax.tree.map(np.array, final_state), step - start_step)
 
 
 def logged_loss(run_dir: Path, step: int) -> float | None:

@@ -30,7 +30,7 @@ from pipeline.training.step import make_dropout_key, map_batch
 @register_dataclass
 @dataclass(frozen=True)
 class Portion:
-    """The inputs of one pass through network and loss."""
+    """The inputs of one pass through network and loss; `dropout` is a random key."""
 
     images: Array
     """(B, H, W, C) float32, after the map ops."""
@@ -68,7 +68,7 @@ def split_batch(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
         divisor = compute_divisor(config, labels, mask, batch.count)
         portion = Portion(images, labels, mask, dropout, jnp.float32(divisor))
         return (_split_microbatches(config, portion),)
-    size = batch.sample.shape[0] // shards.count
+    size = batch.sample.shape[0] // shards.count  # of a shard
     parts = [_slice_batch(batch, number * size, size) for number in range(shards.count)]
     mapped = [_map_batch(config, part, step) for part in parts]
     masks = [

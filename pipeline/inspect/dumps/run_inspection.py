@@ -1,4 +1,4 @@
-"""Inspection of a run as its recipe sets it: profile, dumps, autopsy of a non-finite step.
+"""Inspection of a run by its recipe: profile, dumps, autopsy of a non-finite step.
 
 Their modules are imported at the first use, since few runs need them.
 """
@@ -44,7 +44,7 @@ class RunInspection(Inspection):
         return open_profile(run, total_steps, done)
 
     def open_dumps(self, run: CompiledRun) -> Dumps | None:
-        """Return the dumps of a run; None without dumps, and with several processes."""
+        """Return the dumps of a run; None if it has several processes or no dumps."""
         context = run.context
         steps = context.recipe.dump.steps
         if steps is None:

@@ -67,7 +67,7 @@ def named_tensors(
 ) -> Iterator[tuple[TensorName, np.ndarray]]:
     """Yield tensors by name, in forward order; `images` is the batch after the map ops."""
     yield TensorName(DATA, "output"), images
-    parts: Mapping[Role, Mapping[str, Mapping[str, np.ndarray]]] = {
+    parameters: Mapping[Role, Mapping[str, Mapping[str, np.ndarray]]] = {
         "gradient": _group_by_layer(tensors.parameters, tensors.forms),
         "statistics": _group_by_layer(tensors.statistics, tensors.forms),
     }
@@ -81,7 +81,7 @@ def named_tensors(
         for role, by_layer in arrays.items():
             if layer in by_layer:
                 yield TensorName(layer, role), by_layer[layer]
-        for role, groups in parts.items():
+        for role, groups in parameters.items():
             for name, array in groups.get(layer, {}).items():
                 yield TensorName(layer, role, name), array
     yield TensorName(LOSS, "input"), tensors.logits
@@ -105,7 +105,7 @@ def _group_by_layer(
 
 
 def require_layers(patterns: Sequence[str], layers: Sequence[str], key: str) -> None:
-    """Raise RecipeError for a pattern that covers no layer; `key` has the patterns."""
+    """Raise RecipeError for a pattern that covers no layer; `key` is their option or key."""
     names = [*layers, DATA, LOSS]
     try:
         require_covered(patterns, [tuple(layer.split("/")) for layer in names], "layers")
@@ -116,5 +116,5 @@ def require_layers(patterns: Sequence[str], layers: Sequence[str], key: str) -> 
 def is_selected(name: TensorName, patterns: Sequence[str], what: What) -> bool:
     """Whether layer and role of a tensor are requested; no patterns request all layers."""
     path = tuple(name.layer.split("/"))
-    covered = not patterns or any(covers(pattern, path) for pattern in patterns)
-    return covered and name.role in _ROLES_BY_CHOICE[what]
+    is_covered = not patterns or any(covers(pattern, path) for pattern in patterns)
+    return is_covered and name.role in _ROLES_BY_CHOICE[what]

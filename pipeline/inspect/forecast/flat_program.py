@@ -66,7 +66,7 @@ class _Flattening:
         self._platform = platform
         self._branches: dict[Var, int] = {}
         """Numbers of the platform's branches, by the variable that chooses the branch."""
-        self._function = 0
+        self._function_number = 0
         self._last_function = 0
         self._float32: dict[Atom, Atom] = {}
         """The float32 conversion of each bfloat16 variable."""
@@ -93,13 +93,13 @@ class _Flattening:
         if name == "cond":
             return self.add(self._choose_branch(equation, inputs[0]), inputs[1:])
         if called is not None:
-            outer = self._function
+            outer_number = self._function_number
             # Equations of a call that must not be inlined have a function's number.
             if (equation.ctx.xla_metadata or {}).get("inlineable") == "false":
                 self._last_function += 1
-                self._function = self._last_function
+                self._function_number = self._last_function
             outputs = self.add(called, inputs)
-            self._function = outer
+            self._function_number = outer_number
             return outputs
         widens = name in PRODUCTS and get_platform(self._platform).widens_bfloat16_products
         if widens and any(atom.aval.dtype == jnp.bfloat16 for atom in inputs):
@@ -112,7 +112,7 @@ class _Flattening:
             )
             self._branches[results[0]] = next(matches, len(platforms))
         self.equations.append(equation.replace(invars=inputs, outvars=results))
-        self.functions.append(self._function)
+        self.functions.append(self._function_number)
         return results
 
     def _add_float32_product(self, equation: JaxprEqn, inputs: list[Atom]) -> list[Atom]:
@@ -128,7 +128,7 @@ class _Flattening:
 
         operands: list[Atom] = []
         for atom in inputs:
-            if isinstance(atom, Literal):  # which can't be a key
+            if isinstance(atom, Literal):  # can't be a key
                 operands += self.add(jax.make_jaxpr(convert)(atom.aval), [atom])
                 continue
             if atom not in self._float32:
@@ -159,7 +159,7 @@ def values_of(*atoms: Atom) -> int:
 
 
 def bytes_of(*atoms: Atom) -> int:
-    """Return the bytes of arrays; a random key counts with the bytes of its words."""
+    """Return the bytes of arrays; those of a random key are the bytes of its words."""
     return sum(math.prod(atom.aval.shape) * atom.aval.dtype.itemsize for atom in atoms)
 
 

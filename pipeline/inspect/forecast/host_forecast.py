@@ -32,7 +32,7 @@ from pipeline.inspect.forecast.flat_program import bytes_of, is_key, values_of
 from pipeline.inspect.forecast.step_parts import Kind, StepPart, parts_of
 from pipeline.models.lowerings.tune.timing import Timer, make_random_operand
 from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns
-from pipeline.training.state import Record, TrainState
+from pipeline.training.state import TrainState
 
 ROUND_S = 0.01
 ROUNDS = 3
@@ -91,9 +91,9 @@ def _count_flops(equation: JaxprEqn) -> float:
     if len(right) == 4:
         return 2.0 * count * float(np.prod(right[:-1]))
     # For a product of matrices (m, k) and (k, n), or stacks of them: k^2 = (m k) (k n) / (m n).
-    stacked = float(np.prod(left[:-2]))
-    squared = float(np.prod(left)) * float(np.prod(right)) / max(1, count) / stacked
-    return 2.0 * count * squared**0.5
+    stack_size = float(np.prod(left[:-2]))
+    k_squared = float(np.prod(left)) * float(np.prod(right)) / max(1, count) / stack_size
+    return 2.0 * count * k_squared**0.5
 
 
 def measure_us(part: StepPart, device: jax.Device, *, looped: bool) -> float:
@@ -105,11 +105,11 @@ def measure_us(part: StepPart, device: jax.Device, *, looped: bool) -> float:
     operands = tuple(map(_make_operand, shapes)) or (jnp.zeros(1),)
     function = jaxpr_as_fun(part.program)
 
-    def call(words: tuple[Array, ...]) -> list[Array]:
+    def call(data: tuple[Array, ...]) -> list[Array]:
         # Not strict: a part without operands has a dummy.
         arrays = [
             jax.random.wrap_key_data(array) if is_key(shape.dtype) else array
-            for array, shape in zip(words, shapes, strict=False)
+            for array, shape in zip(data, shapes, strict=False)
         ]
         return [jax.random.key_data(r) if is_key(r.dtype) else r for r in function(*arrays)]
 
@@ -215,9 +215,9 @@ def time_parts(program: ClosedJaxpr, device: jax.Device, *, looped: bool) -> Dev
     parts = parts_of(program, get_platform(device.platform).lowering_name or device.platform)
     times = _measure_times_us(parts, device, looped=looped)
     measured_us = sum(parts[part] * us for part, us in times.items())
-    by_kind = _sum_by_kind(parts, times)
-    products_us = sum(us for kind, us in by_kind.items() if kind != "rest")
-    rest_us = by_kind.get("rest", 0.0)
+    us_by_kind = _sum_by_kind(parts, times)
+    products_us = sum(us for kind, us in us_by_kind.items() if kind != "rest")
+    rest_us = us_by_kind.get("rest", 0.0)
     return DeviceTime(
         products_ms=products_us / 1e3,
         rest_ms=rest_us / 1e3,
@@ -230,9 +230,7 @@ def time_parts(program: ClosedJaxpr, device: jax.Device, *, looped: bool) -> Dev
 def _trace_step(work: CompileInputs, state: TrainState) -> ClosedJaxpr:
     """Trace a step as in the body of the loop, which also reads its batch from the window."""
 
-    def step(
-        state: TrainState, inputs: Inputs, rates: Any, position: Any
-    ) -> tuple[TrainState, Record]:
+    def step(state: TrainState, inputs: Inputs, rates: Any, position: Any) -> Any:
         return work.step.step(state, read_batch(inputs, position), rates)
 
     rates = pad_to_block(work.learning_rates)
@@ -243,32 +241,32 @@ def _measure_times_us(
     parts: Counter[StepPart], device: jax.Device, *, looped: bool
 ) -> Mapping[StepPart, float]:
     """Return the measured times of the longest parts in microseconds."""
-    rough = {part: count * rough_us(part) for part, count in parts.items()}
-    total = sum(rough.values())
-    measured = 0.0
+    estimates_us = {part: count * rough_us(part) for part, count in parts.items()}
+    total_us = sum(estimates_us.values())
+    measured_us = 0.0
     times: dict[StepPart, float] = {}
     deadline = time.monotonic() + BUDGET_S
-    for part in sorted(rough, key=rough.__getitem__, reverse=True):
-        if times and (measured >= MEASURED_SHARE * total or time.monotonic() > deadline):
+    for part in sorted(estimates_us, key=estimates_us.__getitem__, reverse=True):
+        if times and (measured_us >= MEASURED_SHARE * total_us or time.monotonic() > deadline):
             break
         times[part] = measure_us(part, device, looped=looped)
-        measured += rough[part]
+        measured_us += estimates_us[part]
     return times
 
 
 def _sum_by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> dict[Kind, float]:
-    """Return microseconds by kind; unmeasured parts are scaled like measured ones of the kind."""
-    overall = _compute_ratio(parts, times, list(times))
-    total: dict[Kind, float] = {}
+    """Return microseconds by kind; estimates are scaled by the ratio of the kind's timed parts."""
+    overall_ratio = _compute_ratio(parts, times, list(times))
+    us_by_kind: dict[Kind, float] = {}
     for kind in {part.kind for part in parts}:
         measured = [part for part in times if part.kind == kind]
-        ratio = _compute_ratio(parts, times, measured) or overall
-        total[kind] = sum(
+        ratio = _compute_ratio(parts, times, measured) or overall_ratio
+        us_by_kind[kind] = sum(
             count * (times[part] if part in times else ratio * rough_us(part))
             for part, count in parts.items()
             if part.kind == kind
         )
-    return total
+    return us_by_kind
 
 
 def _compute_ratio(

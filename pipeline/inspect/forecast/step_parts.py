@@ -77,21 +77,22 @@ def _find_first_calls(flat: FlatProgram) -> list[int | None]:
     """
     calls = [position for position, equation in enumerate(flat.equations) if _is_apart(equation)]
     number_of_call = {equation: number for number, equation in enumerate(calls)}
-    first: dict[Var, int] = {}
+    first_needs: dict[Var, int] = {}
 
     def note_need(atoms: Iterable[object], number: int) -> None:
         for atom in atoms:
             if isinstance(atom, Var):
-                first[atom] = min(first.get(atom, number), number)
+                first_needs[atom] = min(first_needs.get(atom, number), number)
 
     note_need(flat.results, len(calls))
     first_calls: list[int | None] = [None] * len(flat.equations)
     for n in reversed(range(len(flat.equations))):
         equation = flat.equations[n]
-        numbers = [first[v] for v in equation.outvars if v in first]
+        numbers = [first_needs[v] for v in equation.outvars if v in first_needs]
         if numbers:
-            first_calls[n] = number_of_call.get(n, min(numbers))
-            note_need(equation.invars, number_of_call.get(n, min(numbers)))
+            first_call = number_of_call.get(n, min(numbers))
+            first_calls[n] = first_call
+            note_need(equation.invars, first_call)
     return first_calls
 
 
@@ -158,8 +159,8 @@ def _make_part(
     equations = [flat.equations[n] for n in numbers]
     outputs = [v for equation in equations for v in equation.outvars]
     computed = set(outputs)
-    read = dict.fromkeys(a for e in equations for a in e.invars if isinstance(a, Var))
-    operands = [v for v in read if v not in computed]
+    inputs = dict.fromkeys(a for e in equations for a in e.invars if isinstance(a, Var))
+    operands = [v for v in inputs if v not in computed]
     constants = [v for v in operands if v in flat.constants]
     jaxpr = Jaxpr(
         constants,

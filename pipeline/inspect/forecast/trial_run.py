@@ -17,7 +17,7 @@ from pipeline.core.plugins.loading import list_loaded_plugins, to_flags
 from pipeline.engine.monitors.live_status import STATUS
 
 POLL_S = 0.05
-"""Seconds between two looks at the status of the run."""
+"""Seconds between two checks for the run's status."""
 NO_LOCAL = ("launch.processes=null", "launch.restarts=0", "launch.min_processes=null")
 """Overrides that a recipe needs unless it has `launch=local`."""
 WITHOUT_EFFECTS = (
@@ -38,15 +38,15 @@ class TrialRun:
     start_s: float
     """Seconds until the first steps were done."""
     stop_s: float | None
-    """Seconds from the signal until the end, with a checkpoint; None: it ended by itself."""
+    """Seconds from the signal until the end, with a checkpoint; None if it ended by itself."""
     memory_bytes: int
-    """The most memory that the process had."""
+    """Peak memory of the process."""
 
 
 def replace_overrides(overrides: Sequence[str], changes: Sequence[str]) -> list[str]:
     """Return the arguments of a run with other values of keys, and with the loaded plug-ins."""
-    replaced = set(map(get_key, changes))
-    unchanged = [override for override in overrides if get_key(override) not in replaced]
+    changed_keys = {get_key(change) for change in changes}
+    unchanged = [override for override in overrides if get_key(override) not in changed_keys]
     return [*to_flags([plugin.source for plugin in list_loaded_plugins()]), *unchanged, *changes]
 
 

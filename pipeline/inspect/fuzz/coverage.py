@@ -53,8 +53,8 @@ class NeuronCoverage:
     def add(self, neurons: np.ndarray) -> bool:
         """Add a sample, float32 (neurons,), and return whether it reaches a new section."""
         span = np.maximum(self.high.astype(np.float64) - self.low, np.finfo(np.float32).tiny)
-        place = np.floor((neurons.astype(np.float64) - self.low) / span * SECTIONS)
-        sections = 1 + place.clip(0, SECTIONS - 1).astype(np.int64)
+        places = np.floor((neurons.astype(np.float64) - self.low) / span * SECTIONS)
+        sections = 1 + places.clip(0, SECTIONS - 1).astype(np.int64)
         sections[neurons < self.low] = 0
         sections[neurons > self.high] = SECTIONS + 1
         rows = np.arange(len(sections))

@@ -18,7 +18,7 @@ from pipeline.data.order import draw_words, permute
 KINDS = ("bit flips", "zeros", "sign flips")
 TRIALS = 5
 STREAM = 3 << 61
-"""Number of the first draw of faults, which no epoch has."""
+"""Number of the first draw of faults; no epoch has this number."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,18 @@ def list_counts(weights: int) -> list[int]:
 
 
 def inject_faults(params: Any, fault: str, count: int, seed: int, trial: int) -> Any:
-    """Return float32 parameters with `count` faults in different weights; `params` stay."""
+    """Return float32 parameters with `count` faults in different weights; `params` don't change."""
     leaves, structure = jax.tree.flatten(params)
     copies = [np.array(leaf, np.float32) for leaf in leaves]
     ends = np.cumsum([copy.size for copy in copies])
     number = STREAM + KINDS.index(fault) * TRIALS + trial
     places = permute(np.arange(count), int(ends[-1]), seed, number)
     bits = draw_words(seed, STREAM + (1 << 20) + trial, count) % np.uint64(32)
-    owners = np.searchsorted(ends, places, side="right")
-    for owner in np.unique(owners).tolist():
-        flat = copies[owner].reshape(-1)
-        is_inside = owners == owner
-        rows = places[is_inside] - (ends[owner] - flat.size)
+    leaf_numbers = np.searchsorted(ends, places, side="right")
+    for leaf_number in np.unique(leaf_numbers).tolist():
+        flat = copies[leaf_number].reshape(-1)
+        is_inside = leaf_numbers == leaf_number
+        rows = places[is_inside] - (ends[leaf_number] - flat.size)
         match fault:
             case "bit flips":
                 masks = np.uint32(1) << bits[is_inside].astype(np.uint32)

@@ -29,7 +29,7 @@ RANGE_SAMPLES = 1024
 MAX_POOL = 4096
 """At most this many images are changed further."""
 STREAM = 3 << 60
-"""Number of the draws of the first round, which no epoch has."""
+"""Number of the draws of the first round; no epoch has this number."""
 
 Predict = Callable[[Any, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """(variables, raw images (n, H, W, C)) -> logits (n, classes) and neurons (n, neurons), float32."""
@@ -130,20 +130,20 @@ class FuzzSearch:
         logits, neurons = self.predict(images)
         pool = [
             Candidate(int(row), int(label), image, image)
-            for row, label, image, values in zip(rows, labels, images, logits, strict=True)
-            if values.argmax() == label
+            for row, label, image, outputs in zip(rows, labels, images, logits, strict=True)
+            if outputs.argmax() == label
         ]
         right = len(pool)
         if not right:
             raise RecipeError("no prediction of the samples is right, so none can become wrong")
-        for values in neurons:
-            coverage.add(values)
+        for sample_neurons in neurons:
+            coverage.add(sample_neurons)
         before = coverage.compute_shares()
         fooling = []
-        for candidate, values, changed_neurons in self._mutate_pool(pool, mutants):
+        for candidate, outputs, changed_neurons in self._mutate_pool(pool, mutants):
             is_new = coverage.add(changed_neurons)
-            if values.argmax() != candidate.label:
-                fooling.append(_describe(candidate, values, self.limits.white))
+            if outputs.argmax() != candidate.label:
+                fooling.append(_describe(candidate, outputs, self.limits.white))
             elif is_new and len(pool) < MAX_POOL:
                 pool.append(candidate)
         after = coverage.compute_shares()
@@ -175,11 +175,14 @@ class FuzzSearch:
 
 
 def _describe(candidate: Candidate, logits: np.ndarray, white: int) -> FoolingMutant:
-    powers = np.exp(logits.astype(np.float64) - logits.max())
+    exponentials = np.exp(logits.astype(np.float64) - logits.max())
     predicted = int(logits.argmax())
     change = np.abs(candidate.image.astype(np.int32) - candidate.reference).max()
     return FoolingMutant(
-        candidate, predicted, float(powers[predicted] / powers.sum()), float(change / white)
+        candidate,
+        predicted,
+        float(exponentials[predicted] / exponentials.sum()),
+        float(change / white),
     )
 
 

@@ -52,9 +52,9 @@ def mutate(
 ) -> tuple[Array, Array, Array]:
     """Change images at random; return them, their references, and indices of KINDS, int32 (B,).
 
-    `number` counts rounds. An affine map is applied at most once, so not if `is_affine`, bool (B,),
-    and changes the reference too. Other changes keep pixels within `limits` of the reference
-    (DeepHunter, Xie et al. 2019).
+    `number` is the round's. An affine map also changes the reference, and is applied only without
+    `is_affine`, bool (B,). Other changes keep pixels within `limits` of the reference (DeepHunter,
+    Xie et al. 2019).
     """
     places = jnp.arange(len(images))
 
@@ -66,8 +66,8 @@ def mutate(
     factors = scale_to_integers(jnp, draw(1, 1)[:, 0], len(FACTORS))
     kinds = scale_to_integers(jnp, draw(2, 1)[:, 0], len(KINDS))
     kinds = jnp.where(is_affine & (kinds == 0), len(KINDS) - 1, kinds)
-    reach = limits.radius * limits.white
-    noise = (2 * draw(3, prod(images.shape[1:])).reshape(images.shape) - 1) * reach
+    max_change = limits.radius * limits.white
+    noise = (2 * draw(3, prod(images.shape[1:])).reshape(images.shape) - 1) * max_change
     is_kind = [(kinds == kind)[:, None, None, None] for kind in range(len(KINDS))]
     references = jnp.where(is_kind[0], AFFINE(jnp, references, affine), references)
     changed = jnp.select(
@@ -81,7 +81,7 @@ def mutate(
         ],
     )
     levels = references.astype(jnp.int32)
-    limit = int(reach + 1e-6)
+    limit = int(max_change + 1e-6)
     high = jnp.minimum(levels + limit, limits.white)
     changed = changed.astype(jnp.int32).clip(jnp.maximum(levels - limit, 0), high)
     return changed.astype(jnp.uint8), references, kinds

@@ -1,4 +1,4 @@
-"""Scores of membership, and how well they separate members from held-out samples."""
+"""Scores of membership, and rates of members and held-out samples that they identify."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 FALSE_POSITIVE_RATES = (0.001, 0.01)
 SEPARATE_VARIANCE_SHADOWS = 64
-"""Fewer shadow networks share the variance of all samples (Carlini et al. 2022, section VI-D)."""
+"""With fewer shadow networks, one variance serves all samples (Carlini et al. 2022, VI-D)."""
 LEAST_SHADOWS = 4
-"""Two with and two without each sample, which is the least that has a variance."""
+"""Two with and two without each sample: a variance needs two values."""
 
 
 @dataclass(frozen=True)
 class MembershipRow:
-    """How well an attack recognises members, at a limit of the false positive rate."""
+    """Success of an attack at a limit of the false positive rate."""
 
     attack: str
     auc: float
@@ -75,11 +75,13 @@ def rate_scores(
     rows = []
     for rate in FALSE_POSITIVE_RATES:
         # The product of a rate and a number of samples may be just below a whole number.
-        allowed = math.floor(rate * len(ordered) + 1e-9)
-        caught = int((members > ordered[-allowed - 1]).sum()) if allowed else None
-        share = None if caught is None else caught / len(members)
-        limit = None if bound is None else bound.limit_rate(rate)
-        rows.append(MembershipRow(attack, auc, error, rate, allowed, caught, share, limit))
+        max_false = math.floor(rate * len(ordered) + 1e-9)
+        num_caught = int((members > ordered[-max_false - 1]).sum()) if max_false else None
+        true_rate = None if num_caught is None else num_caught / len(members)
+        max_rate = None if bound is None else bound.limit_rate(rate)
+        rows.append(
+            MembershipRow(attack, auc, error, rate, max_false, num_caught, true_rate, max_rate)
+        )
     return rows
 
 
@@ -96,10 +98,9 @@ def score_by_shadows(
 ) -> np.ndarray:
     """Return the likelihood ratio of membership, float64 (n,) (LiRA, Carlini et al. 2022).
 
-    `margins` (n,) are log(p / (1 - p)) of each sample's class under the attacked network,
-    `shadow_margins` (shadows, n) those under shadow networks, of which `was_trained_on`, bool
-    (shadows, n), were trained on the sample. Margins of both groups of networks are assumed to be
-    normal.
+    `margins` (n,) are log(p / (1 - p)) of each sample's class under the attacked network, and
+    `shadow_margins` (shadows, n) under shadow networks. `was_trained_on`, bool (shadows, n), is
+    whether a network was trained on a sample. Both groups' margins are assumed to be normal.
     """
     densities = []
     for group in (was_trained_on, ~was_trained_on):

@@ -36,7 +36,7 @@ STREAM = 3 << 60
 """Number of an audit's first random draw. Epochs have smaller numbers."""
 CHUNK_SAMPLES = 256
 DISPATCH_STEPS = 1000
-"""Steps of a dispatch. Ctrl-C ends the command between two dispatches."""
+"""Steps of a dispatch. Ctrl-C ends the command after a dispatch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class Audit:
         return compute
 
     def train_shadows(self, count: int, reporter: Reporter) -> tuple[np.ndarray, np.ndarray]:
-        """Return margins of `count` networks, and which samples trained them, (count, 2 pairs)."""
+        """Return margins of `count` networks, and which samples each read, (count, 2 pairs)."""
         keeps = draw_subsets(self.opened.recipe.seed, count, len(self.members))
         executable: XlaExecutable | None = None
         rows = []
@@ -151,13 +151,13 @@ class Audit:
         """Return the training split with the held-out sample of each pair whose `keep` is false."""
         train = self.opened.dataset.train
         held_out = self.opened.dataset.eval
-        column_ids = np.zeros(len(train), np.int64)
+        split_ids = np.zeros(len(train), np.int64)
         rows = np.arange(len(train))
-        column_ids[self.members[~keep]] = 1
+        split_ids[self.members[~keep]] = 1
         rows[self.members[~keep]] = self.held_out[~keep]
         columns = {}
         for name, column in train.columns.items():
-            view = RowView((column, held_out.columns[name]), column_ids, rows)
+            view = RowView((column, held_out.columns[name]), split_ids, rows)
             columns[name] = view[:] if isinstance(column, np.ndarray) else view
         return replace(train, columns=columns)
 

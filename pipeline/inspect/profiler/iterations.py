@@ -79,9 +79,8 @@ class OperationTime:
     """Time of an operation, summed over all traced steps."""
 
     busy_ns: float
-    """Time in which it ran."""
     wall_ns: float
-    """Its part of the elapsed time, which operations that run at once share equally."""
+    """Its part of the elapsed time; operations that run at once share the time equally."""
     calls: int
 
 
@@ -101,7 +100,7 @@ class Traced:
 
 
 def phase_of(scope: str) -> StepPhase:
-    """Return a scope's phase. Data and update are tested first: optimizers may differentiate."""
+    """Return a scope's phase. The update is tested first, since optimizers may differentiate."""
     parts = scope.split("/")
     if UPDATE in parts:
         return "update"
@@ -135,8 +134,9 @@ def _find_layer(scope: str) -> str:
     """Return the path of the layer in a scope, without its primitive and the parts of loops."""
     stack, _, _ = scope.rpartition("/")
     parts = stack.split("/")
-    first = next((depth for depth, part in enumerate(parts) if "jvp(" in part), 0)
-    return find_layer("/".join(part for part in parts[first:] if not _CONTROL.fullmatch(part)))
+    network_depth = next((depth for depth, part in enumerate(parts) if "jvp(" in part), 0)
+    names = [part for part in parts[network_depth:] if not _CONTROL.fullmatch(part)]
+    return find_layer("/".join(names))
 
 
 def split_trace(
@@ -185,10 +185,11 @@ def _select_training(
     counts = Counter(event.program for event in events if event.module == module)
     if not module or not counts:
         return events, ()
-    ((main, _),) = counts.most_common(1)
-    selected = [event for event in events if event.module == module and event.program == main]
-    others = (event for event in events if event.module == module and event.program != main)
-    return selected, tuple(sorted(event.begin_ns for event in others))
+    training_program = max(counts, key=counts.__getitem__)
+    in_module = [event for event in events if event.module == module]
+    selected = [event for event in in_module if event.program == training_program]
+    begins_ns = [event.begin_ns for event in in_module if event.program != training_program]
+    return selected, tuple(sorted(begins_ns))
 
 
 def share_clock(
@@ -212,7 +213,7 @@ def share_clock(
     wall_ns: dict[str, float] = {mark[2]: 0.0 for mark in marks}
     last_ns = marks[0][0] if marks else 0.0
     count_begins_before = partial(bisect.bisect_left, other_begins_ns)
-    for time_ns, change, name in marks:
+    for time_ns, change, name in marks:  # a change of 1 begins, -1 ends
         if time_ns > last_ns:
             elapsed_ns = time_ns - last_ns
             if running:
@@ -297,4 +298,4 @@ def find_median_iteration(times: Sequence[IterationTimes]) -> IterationTimes | N
     """Return the parts of the iteration of median length; None without an iteration."""
     if not times:
         return None
-    return sorted(times, key=lambda tails: tails.iteration)[len(times) // 2]
+    return sorted(times, key=lambda parts: parts.iteration)[len(times) // 2]

@@ -38,7 +38,7 @@ from pipeline.inspect.profiler.step_profile import (
 from pipeline.inspect.profiler.trace import TracedOp
 
 WARM_SHARE = 0.25
-"""Share of the untraced steps, at the start, that warm the process up and don't count."""
+"""Share of the untraced steps, at the start, that warm the process up and are left out."""
 KIB = 1024
 NOTABLE_SHARE = 0.02
 """Share of a step above which the rate of an operator is reliable."""
@@ -160,15 +160,15 @@ def _list_gaps(
 
 
 def select_untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
-    """Return the untraced dispatches after those that warm the process up; at least the last."""
+    """Return the untraced dispatches after the warm-up, at least the last."""
     untraced = [dispatch for dispatch in dispatches if not dispatch.traced]
-    total = sum(dispatch.steps for dispatch in untraced)
-    skipped = 0
+    total_steps = sum(dispatch.steps for dispatch in untraced)
+    skipped_steps = 0
     for place, dispatch in enumerate(untraced):
-        if skipped >= min(WARM_SHARE * total, total - dispatch.steps):
+        if skipped_steps >= min(WARM_SHARE * total_steps, total_steps - dispatch.steps):
             first_timed = max(place, min(1, len(untraced) - 1))
             return untraced[first_timed:]
-        skipped += dispatch.steps
+        skipped_steps += dispatch.steps
     return untraced[-1:]
 
 
@@ -233,32 +233,32 @@ def _list_operators(
 
 
 def _list_phases(traced: Traced, scale: float) -> tuple[PhaseTime, ...]:
-    wall: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-    busy: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+    wall_ns: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+    busy_ns: dict[str, float] = dict.fromkeys(PHASES, 0.0)
     for name, time in traced.times.items():
         phase = traced.operations[name].phase
-        wall[phase] += time.wall_ns
-        busy[phase] += time.busy_ns
-    wall["between operators"] = traced.gap_ns
-    span = traced.span_ns or 1.0
+        wall_ns[phase] += time.wall_ns
+        busy_ns[phase] += time.busy_ns
+    wall_ns["between operators"] = traced.gap_ns
+    span_ns = traced.span_ns or 1.0
     return tuple(
-        PhaseTime(phase, ns * scale, ns / span, busy.get(phase, 0.0) * scale)
-        for phase, ns in wall.items()
+        PhaseTime(phase, ns * scale, ns / span_ns, busy_ns.get(phase, 0.0) * scale)
+        for phase, ns in wall_ns.items()
     )
 
 
 def _list_layers(
     traced: Traced, operators: Sequence[OperatorTime], scale: float
 ) -> tuple[LayerTime, ...]:
-    spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    sums_by_layer: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in operators:
-        sums = spent[row.layer or f"({row.phase})"]
+        sums = sums_by_layer[row.layer or f"({row.phase})"]
         sums[row.phase] += row.ms
         sums["flops"] += row.flops
         sums["bytes"] += row.nbytes
     span_ms = traced.span_ns * scale or 1.0
     rows = []
-    for layer, sums in spent.items():
+    for layer, sums in sums_by_layer.items():
         ms = sum(sums[phase] for phase in PHASES)
         parts = (sums[part] for part in ("forward", "backward", "flops", "bytes"))
         rows.append(LayerTime(layer, ms, ms / span_ms, *parts))

@@ -22,7 +22,7 @@ from pipeline.core.host.shortest_time import measure_shortest_s
 FILE = "peaks.json"
 MEASUREMENT_S = 0.5
 TRIAD_BYTES = 1 << 26
-"""Size of each array of the triad, which is larger than any cache."""
+"""Size of each array of the triad, larger than any cache."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) ->
         return cached
     measured = measure_peaks(device)
     if cached is not None:
-        pairs = zip(astuple(measured), astuple(cached), strict=True)
-        measured = Peaks(*(max(pair) for pair in pairs))
+        measured = Peaks(*map(max, astuple(measured), astuple(cached)))
     if file is not None:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +71,7 @@ def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) ->
 
 
 def measure_peaks(device: jax.Device) -> Peaks:
-    """Measure the peaks of a device in about half a second; the fastest of several runs counts."""
+    """Measure the peaks of a device in about half a second, each by the fastest of several runs."""
     size = get_platform(device.platform).product_size
     with jax.default_device(device):
         matrix = jnp.asarray(np.random.default_rng(0).standard_normal((size, size), np.float32))
@@ -81,10 +80,12 @@ def measure_peaks(device: jax.Device) -> Peaks:
         right = jnp.ones_like(left)
         product = jax.jit(jnp.dot)
         triad = jax.jit(lambda a, b: a + 3.0 * b)
-        share = MEASUREMENT_S / 3
+        budget_s = MEASUREMENT_S / 3
         product_flops = 2.0 * size**3
         return Peaks(
-            flops=product_flops / measure_shortest_s(product, matrix, matrix, budget_s=share),
-            bf16_flops=product_flops / measure_shortest_s(product, half, half, budget_s=share),
-            bytes_per_s=3.0 * left.nbytes / measure_shortest_s(triad, left, right, budget_s=share),
+            flops=product_flops / measure_shortest_s(product, matrix, matrix, budget_s=budget_s),
+            bf16_flops=product_flops / measure_shortest_s(product, half, half, budget_s=budget_s),
+            bytes_per_s=3.0
+            * left.nbytes
+            / measure_shortest_s(triad, left, right, budget_s=budget_s),
         )

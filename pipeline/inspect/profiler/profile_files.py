@@ -83,11 +83,11 @@ def _trace_events(traced: Traced, profile: StepProfile) -> Iterator[TraceEvent]:
     """Yield the parts of iterations, then operations, in us from the first operation."""
     if not traced.events:
         return
-    zero = traced.events[0].begin_ns
+    first_ns = traced.events[0].begin_ns
 
     def span(name: str, category: str, begin_ns: float, end_ns: float, tid: int) -> TraceEvent:
         row = TraceRow(PID, tid)
-        return row.make_span(name, category, (begin_ns - zero) / 1e3, (end_ns - zero) / 1e3)
+        return row.make_span(name, category, (begin_ns - first_ns) / 1e3, (end_ns - first_ns) / 1e3)
 
     yield TraceRow(PID, 0).name("process_name", f"{profile.recipe} on {profile.device}, measured")
     yield TraceRow(PID, ITERATIONS_TID).name("thread_name", "Iterations")
@@ -112,7 +112,7 @@ def _trace_events(traced: Traced, profile: StepProfile) -> Iterator[TraceEvent]:
 
 
 def profile_table(report: ProfileReport, rows: int | None = ROWS) -> str:
-    """Return profiles and verdict as text, with at most `rows` layers and operators; None: all."""
+    """Return profiles and verdict as text, with at most `rows` layers and operators, or all."""
     profiles = report.profiles
     lines: list[str] = []
     for profile in profiles:

@@ -23,7 +23,7 @@ class TimedDispatch:
     begin_s: float
     end_s: float
     wait_s: float = 0.0
-    """Part of the call in which it waited for data."""
+    """Part of the call that waited for data."""
     traced: bool = False
     cpu_s: float = 0.0
     """Processor time of all threads of the process."""
@@ -64,7 +64,7 @@ class ProfiledExecutable(WrappedExecutable[Executable]):
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
         """Run steps `start + 1 .. stop` in up to three parts: before, in and after the trace."""
-        joined: Telemetry | None = None
+        all_telemetry: Telemetry | None = None
         bounds = [end for end in (self.first, self.last) if start < end < stop]
         for begin, end in pairwise([start, *bounds, stop]):
             if begin == self.first and self.traced is None and not self._tracer.is_running:
@@ -78,14 +78,14 @@ class ProfiledExecutable(WrappedExecutable[Executable]):
             cpu_s = time.process_time() - cpu_s
             waited_s = self.loader.waited_s - waited_s
             self.dispatches.append(TimedDispatch(begin, end, began, ended, waited_s, traced, cpu_s))
-            joined = telemetry if joined is None else joined.join(telemetry)
+            all_telemetry = telemetry if all_telemetry is None else all_telemetry.join(telemetry)
             ends_run = telemetry.non_finite_step is not None
             if self._tracer.is_running and (end >= self.last or ends_run):
                 self.end_trace()
             if ends_run:
                 break
-        assert joined is not None, "a dispatch has steps"
-        return state, joined
+        assert all_telemetry is not None, "a dispatch has steps"
+        return state, all_telemetry
 
     def evaluate(
         self,

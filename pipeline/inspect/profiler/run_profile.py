@@ -66,7 +66,7 @@ WARM_STEPS = 10
 TIMED_SINGLE_STEPS = 2
 """Steps that are timed one by one before a run with `profile.mode = only`."""
 SHORT_MS = 20.0
-"""Length of a step from which its dispatch costs nothing, so that longer sinks aren't tried."""
+"""Length of a step from which longer sinks aren't tried, since its dispatch costs little."""
 SINKS_S = 1.0
 """Duration of the measurement of sinks."""
 
@@ -177,11 +177,11 @@ class RunProfiler(Profile):
         """Print the profile and write its files. Raises RecipeError and RunError."""
         dataset = self.run.dataset
         backend = self.run.backend
-        traced = sum(call.steps for call in self.executable.dispatches if call.traced)
-        if self.executable.traced is None or traced < self._window.steps:
+        traced_steps = sum(call.steps for call in self.executable.dispatches if call.traced)
+        if self.executable.traced is None or traced_steps < self._window.steps:
             # The run was stopped, or ended early.
             raise RunError(
-                f"profile: the run ended after {traced} of {self._window.steps} traced steps"
+                f"profile: the run ended after {traced_steps} of {self._window.steps} traced steps"
             )
         device = backend.describe()["device"]
         if not self.executable.traced:
@@ -207,9 +207,9 @@ class RunProfiler(Profile):
                 memory=memory,
                 program=self._program,
             )
-            folder = cache_root(recipe.cache)
             events = self.executable.traced
-            profile, operations = profile_with_peaks(run, events, backend.device, folder)
+            cache_dir = cache_root(recipe.cache)
+            profile, operations = profile_with_peaks(run, events, backend.device, cache_dir)
             evidence = self._collect_evidence(run, profile, state)
             verdict = decide(evidence)
             if self._ranks.size == 1:
@@ -233,12 +233,12 @@ class RunProfiler(Profile):
         recipe = self._recipe
         dataset = self.run.dataset
         host = profile.host
-        assert host is not None, "it was measured"
+        assert host is not None, "a measured profile has it"
         dispatches = self.executable.dispatches
         loader = self._plain.loader
-        reported = loader.report()
+        loader_report = loader.report()
         is_alone = self._ranks.size == 1
-        if is_alone and loader.kind == "stream" and reported.wait_ms_per_step is None:
+        if is_alone and loader.kind == "stream" and loader_report.wait_ms_per_step is None:
             # The run read only short first windows, and read ahead for steps that it did not run.
             host = replace(host, wait=self._measure_starved_ms(host.device))
             host = replace(host, step=host.device + host.wait + host.between)
@@ -250,14 +250,10 @@ class RunProfiler(Profile):
         evidence = Evidence(
             profile=replace(profile, host=host, step_ms=host.step),
             host=host,
-            loader=reported,
+            loader=loader_report,
             sink_steps=self._schedule.sink_steps if recipe.train.sink else None,
             callbacks=tuple(spec.name for spec in recipe.train.callbacks),
-            compilations=tuple(
-                compilation
-                for compilation in run.compilations
-                if first_s < compilation.ended_s < last_s
-            ),
+            compilations=tuple(c for c in run.compilations if first_s < c.ended_s < last_s),
             compiled_steps=timed[-1].stop - timed[0].stop,
             precision=resolve_level(recipe),
         )
@@ -337,15 +333,13 @@ def choose_window(
 ) -> TracedSteps:
     """Choose the steps to trace, after the `done` steps of a resumed run.
 
-    `step_s` is the seconds of a step, by which the run is shortened; None: it isn't. Raises
+    `step_s` is the seconds of a step, and shortens the run; None leaves its length. Raises
     RecipeError if the run is too short.
     """
     steps = spec.steps
     if steps is None:
-        executed = sum(
-            instruction.opcode not in FREE for instruction in program.instructions.values()
-        )
-        steps = min(STEPS, MAX_EVENTS // max(1, executed))
+        num_executed = sum(op.opcode not in FREE for op in program.instructions.values())
+        steps = min(STEPS, MAX_EVENTS // max(1, num_executed))
         if step_s:
             steps = min(steps, int(TRACED_S / step_s))
         steps = max(LEAST_STEPS, steps)

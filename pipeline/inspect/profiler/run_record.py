@@ -78,7 +78,7 @@ def read_report(folder: Path) -> ProfileReport:
     host = evidence.host
     evidence = replace(evidence, profile=replace(profile, host=host, step_ms=host.step))
     verdict = decide(evidence)
-    # The recorded verdict has the measured gain of its change, so it stays if the rules agree.
+    # The recorded verdict has a measured gain, so it is replaced only if the rules now differ.
     if verdict.name != record.verdict.name:
         record = replace(record, verdict=verdict)
     return make_report(record, evidence, traced)

@@ -81,7 +81,7 @@ class HostTime:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of the trace the profile explains."""
+    """Shares of a trace that its profile explains."""
 
     named: float
     """Share of the operators' time that has a layer or a phase."""
@@ -164,10 +164,10 @@ class StepProfile:
     def to_dict(self) -> dict[str, Any]:
         """Return a tree for JSON; points are in ns from the first point."""
         tree = asdict(self)
-        zero = self.points[0].begin if self.points else 0.0
+        first_ns = self.points[0].begin if self.points else 0.0
         tree["points"] = [
             {
-                name: None if time_ns is None else round(time_ns - zero, 1)
+                name: None if time_ns is None else round(time_ns - first_ns, 1)
                 for name, time_ns in asdict(point).items()
             }
             for point in self.points[:ITERATIONS_IN_JSON]

@@ -64,7 +64,7 @@ class Tracer:
         """Stop the trace and return the profiler's file, an XSpace; empty if it wrote none."""
         folder = self._folder
         self._folder = None
-        assert folder is not None, "it was started"
+        assert folder is not None, "the trace must be running"
         with folder:
             jax.profiler.stop_trace()
             files = sorted(Path(folder.name).rglob("*.xplane.pb"))
@@ -104,7 +104,7 @@ def _list_operations(planes: Sequence[Any]) -> Iterator[TracedOp]:
 
 
 def _find_first_device(planes: Sequence[Any]) -> int:
-    """Return the least number of a device; in later processes numbers don't begin at 0."""
+    """Return the least device number, or 0; a later process's numbers may begin above 0."""
     return min(
         (
             int(ordinal)

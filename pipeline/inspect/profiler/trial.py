@@ -68,7 +68,7 @@ def try_change(
         return verdict
     tree = recipe.whole_tree()
     tree["train"].update(trial.keys)
-    # The list that either context yields is empty if the step can't be changed.
+    # Both contexts yield a list, which is empty if no layer could be left out.
     leave_out = _leave_out_layer(trial.layer) if trial.layer is not None else nullcontext([True])
     try:
         changed_recipe = check_tree(tree)
@@ -109,8 +109,8 @@ def _choose_trial(
         read_s = sum(evidence.loader.prepare_ms_per_step.values()) * steps / 1000
         return Trial(RESIDENT, (("feed", "resident"),)) if read_s <= MAX_READ_S else None
     precision = PRECISIONS.get(verdict.name)
-    fixed = recipe.train.to_float or recipe.parallel.mode != "none"
-    if precision is None or precision == evidence.precision or fixed:
+    is_fixed = recipe.train.to_float or recipe.parallel.mode != "none"
+    if precision is None or precision == evidence.precision or is_fixed:
         return None
     return Trial(f"train.precision={precision}", (("precision", precision),))
 

@@ -32,13 +32,13 @@ MIN_COMPILATIONS = 3
 WAIT_SHARE = 0.1
 """Share of a step above which waits for data limit it."""
 SEVERE_WAIT_SHARE = 0.25
-"""Share of a step from which they limit it severely."""
+"""Share of a step from which waits for data limit it severely."""
 CALLBACK_SHARE = 0.1
 """Share of a step above which the program's calls of Python limit it."""
 HOST_SHARE = 0.2
 """Share of a step above which the host's work between dispatches limits it."""
 MIN_GAIN = 1.1
-"""Gain of a longer sink from which dispatches limit a run."""
+"""Least gain of a longer sink if dispatches limit a run."""
 EVENT_SHARE = 0.2
 """Share of the run above which evaluations and checkpoints limit it."""
 CONVERSION_SHARE = 0.15
@@ -140,9 +140,7 @@ def _find_recompiling(evidence: Evidence) -> StepVerdict | None:
     share = min(evidence.host.share(ms), 1.0)
     if share < COMPILATION_SHARE:
         return None
-    name, group = max(
-        by_name.items(), key=lambda item: sum(compilation.seconds for compilation in item[1])
-    )
+    name, group = max(by_name.items(), key=lambda item: sum(c.seconds for c in item[1]))
     shapes = list(dict.fromkeys(compilation.shapes for compilation in group if compilation.shapes))
     of_shapes = f", for {' then '.join(shapes[-MAX_NAMED:])}" if len(shapes) > 1 else ""
     reason = (
@@ -240,13 +238,13 @@ def _find_converting(evidence: Evidence) -> StepVerdict | None:
     share = evidence.host.share(ms)
     if share <= CONVERSION_SHARE:
         return None
-    custom = evidence.precision is None
-    types = "the step does" if custom else f"train.precision={evidence.precision}"
+    is_custom = evidence.precision is None
+    types = "the step does" if is_custom else f"train.precision={evidence.precision}"
     reason = (
         f"{share:.0%} of a step only converts types, {len(conversions)} operators, above all in "
         f"{_list_places(conversions)}: this device computes products in another type than {types}"
     )
-    advice = "compute in float32" if custom else "train.precision=O0"
+    advice = "compute in float32" if is_custom else "train.precision=O0"
     return StepVerdict("converting", share, reason, _predict_saving(evidence, ms, advice))
 
 
@@ -256,32 +254,32 @@ def _find_bound(resource: Literal["memory", "compute"], evidence: Evidence) -> S
     if peaks is None:
         return None
     if resource == "memory":
-        name = "of_bytes"
-        roof = f"{peaks.bytes_per_s / 1e9:.0f} GB/s"
+        rate_field = "of_bytes"
+        peak = f"{peaks.bytes_per_s / 1e9:.0f} GB/s"
     else:
-        name = "of_flops"
-        roof = f"{peaks.flops / 1e9:.0f} GFLOP/s"
+        rate_field = "of_flops"
+        peak = f"{peaks.flops / 1e9:.0f} GFLOP/s"
     bound = [op for op in evidence.profile.operators if _is_limited(op, resource, peaks)]
     share = _compute_operator_share(evidence, bound)
     if share < LIMITED_SHARE:
         return None
-    mean = sum(op.ms * getattr(op, name) for op in bound) / sum(op.ms for op in bound)
+    mean = sum(op.ms * getattr(op, rate_field) for op in bound) / sum(op.ms for op in bound)
     places = _list_places(bound)
-    reason = f"{share:.0%} of the operators' time is at {mean:.0%} of {roof}; largest: {places}"
+    reason = f"{share:.0%} of the operators' time is at {mean:.0%} of {peak}; largest: {places}"
     return StepVerdict(f"{resource}-bound", share, reason)
 
 
 def _find_elementwise(evidence: Evidence) -> StepVerdict | None:
     """Return a verdict if layers without products take most of the time.
 
-    Copies in a layer with products count as part of the products.
+    A layer with products is left out whole, with its copies.
     """
     ops = evidence.profile.operators
-    with_products = {op.layer for op in ops if op.kind.startswith(PRODUCTS)}
+    product_layers = {op.layer for op in ops if op.kind.startswith(PRODUCTS)}
     # The products of an attention layer are in its inner layers.
-    with_products |= {layer.rpartition("/")[0] for layer in with_products}
+    product_layers |= {layer.rpartition("/")[0] for layer in product_layers}
     elementwise = [
-        op for op in ops if op.layer not in with_products and op.phase in ("forward", "backward")
+        op for op in ops if op.layer not in product_layers and op.phase in ("forward", "backward")
     ]
     share = _compute_operator_share(evidence, elementwise)
     if share < ELEMENTWISE_SHARE:

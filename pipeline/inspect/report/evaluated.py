@@ -38,7 +38,7 @@ Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """Counts of right predictions, labels and predictions, int64 (C,), and of confusions."""
+    """Numbers of right predictions, of labels and of predictions by class, int64 (C,)."""
 
     hits: np.ndarray
     actual: np.ndarray
@@ -80,9 +80,9 @@ class ClassPredictions:
     @property
     def wrong(self) -> np.ndarray:
         """Indices of the wrong predictions in these arrays, the least probable label first."""
-        wrong = np.flatnonzero(self.predicted != self.labels)
-        order = np.lexsort((wrong, -self.probability[wrong], self.label_probability[wrong]))
-        return wrong[order]
+        indices = np.flatnonzero(self.predicted != self.labels)
+        order = np.lexsort((indices, -self.probability[indices], self.label_probability[indices]))
+        return indices[order]
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,7 @@ class LabelPredictions:
     @property
     def counts(self) -> ClassCounts:
         """Counts by label."""
-        both = self.true & self.predicted
-        columns = both, self.true, self.predicted
+        columns = self.true & self.predicted, self.true, self.predicted
         hits, actual, predicted = (part.sum(axis=0, dtype=np.int64) for part in columns)
         return ClassCounts(hits, actual, predicted, None)
 
@@ -148,8 +147,8 @@ def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
         raise DataError(
             f"the data has {targets}; must have {run.samples.targets}, on which the run was trained"
         )
-    fitted = run.samples.table, run.samples.text, run.samples.targets.mean, run.samples.targets.std
-    if fitted != (dataset.table, dataset.text, targets.mean, targets.std):
+    fits = run.samples.table, run.samples.text, run.samples.targets.mean, run.samples.targets.std
+    if fits != (dataset.table, dataset.text, targets.mean, targets.std):
         raise DataError(
             "the data has other columns, tokens or units; must have those on which the run was "
             "trained"
@@ -185,13 +184,13 @@ def open_members(run: TrainedRun, dataset: Dataset) -> list[tuple[TrainedRun, Da
     return opened
 
 
-def _share_evaluation(recipe: Recipe, example: Recipe, dataset: Dataset) -> Recipe:
-    """Return a recipe with the section `eval` of `example`, and batches as in `dataset`."""
+def _share_evaluation(recipe: Recipe, ensemble: Recipe, dataset: Dataset) -> Recipe:
+    """Return a recipe with the section `eval` of `ensemble`, and batches as in `dataset`."""
     recipe = drop_folds(recipe)
     size = {"batch_size": dataset.eval_order.batch_size}
     evaluated = recipe.dataset.eval.model_copy(update=size)
     section = recipe.dataset.model_copy(update={"eval": evaluated})
-    return recipe.model_copy(update={"dataset": section, "eval": example.eval})
+    return recipe.model_copy(update={"dataset": section, "eval": ensemble.eval})
 
 
 def _average_members(run: TrainedRun, dataset: Dataset) -> Iterator[Rows]:
@@ -277,15 +276,15 @@ def _predict_classes(
             rows, outputs, true = (array[valid] for array in (rows, outputs, true))
         with np.errstate(invalid="ignore"):  # the network may have diverged
             probabilities = softmax(outputs, axis=-1)
-        index = np.arange(len(rows))
+        places = np.arange(len(rows))
         predicted = outputs.argmax(axis=-1)
         # Of equal outputs, the earlier class ranks first, as in argmax.
-        label_output = outputs[index, true][:, None]
+        label_output = outputs[places, true][:, None]
         is_earlier = np.arange(outputs.shape[-1]) < true[:, None]
         rank = ((outputs > label_output) | ((outputs == label_output) & is_earlier)).sum(axis=-1)
-        label_probability = probabilities[index, true]
+        label_probability = probabilities[places, true]
         parts.append(
-            (rows, true, predicted, probabilities[index, predicted], label_probability, rank < 5)
+            (rows, true, predicted, probabilities[places, predicted], label_probability, rank < 5)
         )
     columns = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
     # Samples come by bucket; this restores the order of the split.

@@ -28,8 +28,8 @@ def can_picture(shape: Sequence[int]) -> bool:
 def picture(sample: np.ndarray) -> Image.Image:
     """Convert an image (H, W, C) to a picture.
 
-    Bytes stay as they are; other numbers are scaled so that their range becomes 0 to 255. Bytes
-    that are all below 32, such as of scans with 4 bits per pixel, are scaled too.
+    The range of numbers is scaled to 0 to 255, except bytes, unless all are below 32, such as in
+    scans with 4 bits per pixel.
     """
     values = np.asarray(sample)
     if values.dtype != np.uint8 or 0 < values.max(initial=0) < 32:

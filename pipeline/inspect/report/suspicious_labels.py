@@ -178,9 +178,9 @@ def _list_duplicates(dataset: Dataset) -> Iterator[dict[str, Any]]:
     first_rows: dict[bytes, int] = {}
     repeated = []
     for row, digest in enumerate(_hash_split(dataset.train)):
-        first = first_rows.setdefault(digest, row)
-        if first != row:
-            repeated.append((first, "train", row))
+        first_row = first_rows.setdefault(digest, row)
+        if first_row != row:
+            repeated.append((first_row, "train", row))
     shared = [
         (first_rows[digest], "eval", row)
         for row, digest in enumerate(_hash_split(dataset.whole_eval))
@@ -189,13 +189,13 @@ def _list_duplicates(dataset: Dataset) -> Iterator[dict[str, Any]]:
     splits = {"train": dataset.train, "eval": dataset.whole_eval}
     numbers = {key: split.list_numbers() for key, split in splits.items()}
     labels = {key: _format_labels(dataset, split) for key, split in splits.items()}
-    for first, key, row in (*shared, *repeated):
+    for first_row, name, row in (*shared, *repeated):
         yield {
-            "index": int(numbers["train"][first]),
-            "label": labels["train"][first],
-            "split": key,
-            "index_of_equal": int(numbers[key][row]),
-            "label_of_equal": labels[key][row],
+            "index": int(numbers["train"][first_row]),
+            "label": labels["train"][first_row],
+            "split": name,
+            "index_of_equal": int(numbers[name][row]),
+            "label_of_equal": labels[name][row],
         }
 
 
@@ -206,10 +206,10 @@ def _hash_split(split: Split) -> Iterator[bytes]:
 
 def _show_samples(rows: Sequence[Mapping[str, Any]], dataset: Dataset) -> Block:
     """Return the samples of rows as pictures, or as rows if they aren't images."""
-    places = {number: row for row, number in enumerate(dataset.train.list_numbers().tolist())}
+    number_rows = {number: row for row, number in enumerate(dataset.train.list_numbers().tolist())}
     split = dataset.train
     column = split.columns["image"]
-    samples = np.array([places[row["index"]] for row in rows])
+    samples = np.array([number_rows[row["index"]] for row in rows])
     values = np.asarray(column[samples])
     if dataset.text is None and can_picture(column.shape[1:]):
         return SampleGrid(
@@ -251,8 +251,8 @@ def _show_samples(rows: Sequence[Mapping[str, Any]], dataset: Dataset) -> Block:
 
 
 def _shorten(margin: str) -> str:
-    """Return a margin of the file with three digits; an empty one stays empty."""
-    return margin and f"{float(margin):.3g}"
+    """Return a margin of the file with three digits; "" stays as it is."""
+    return f"{float(margin):.3g}" if margin else ""
 
 
 def _decode(text: TextFormat, tokens: np.ndarray) -> str:

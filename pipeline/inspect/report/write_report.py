@@ -236,18 +236,15 @@ def _draw_charts(
     names: Sequence[str],
 ) -> dict[str, Drawing]:
     """Draw the charts of a report; return them by file name."""
+    rates = _list_curves("rate", steps, "learning_rate")
     charts: dict[str, Drawing | None] = {
-        "loss.svg": draw_curves("loss", _list_train_and_eval_curves("loss", steps, evaluations)),
-        "learning_rate.svg": draw_curves(
-            "learning rate", _list_curves("rate", steps, "learning_rate")
-        ),
+        "loss.svg": draw_curves("loss", _list_both_curves("loss", steps, evaluations)),
+        "learning_rate.svg": draw_curves("learning rate", rates),
     }
     for name in HEADLINES:
         if name in evaluations:
             title = HEADS.get(name, name.replace("_", " "))
-            charts["metric.svg"] = draw_curves(
-                title, _list_train_and_eval_curves(name, steps, evaluations)
-            )
+            charts["metric.svg"] = draw_curves(title, _list_both_curves(name, steps, evaluations))
             break
     if isinstance(predictions, NumberPredictions):
         true = predictions.true[:, 0]
@@ -258,7 +255,7 @@ def _draw_charts(
     return {name: chart for name, chart in ordered if chart is not None}
 
 
-def _list_train_and_eval_curves(
+def _list_both_curves(
     name: str, steps: Mapping[str, np.ndarray], evaluations: Mapping[str, np.ndarray]
 ) -> list[Curve]:
     """Return the curves of a metric in training and in evaluation."""
@@ -358,9 +355,8 @@ def _make_task_sections(predictions: Predictions, names: Sequence[str]) -> list[
                 true = predictions.true[:, column]
                 predicted = predictions.predicted[:, column]
                 drawings.append(draw_scatter(f"{name}: predicted", true, predicted))
-                drawings.append(
-                    draw_histogram(f"{name}: residuals", predicted - true, "predicted - true")
-                )
+                title = f"{name}: residuals"
+                drawings.append(draw_histogram(title, predicted - true, "predicted - true"))
             charts = [chart for chart in drawings if chart is not None]
             pairs = [Charts(charts, pairs=True)] if charts else []
             return [
