@@ -410,10 +410,10 @@ def check_warmup_unit(recipe: Recipe) -> Iterator[str]:
 @rule
 def check_warmup_length(recipe: Recipe) -> Iterator[str]:
     """Warmup ends before training does."""
+    if _has_problem(recipe, check_one_length, check_warmup_unit, check_batch_size):
+        return
     steps_per_epoch = _count_known_steps(recipe)
     if steps_per_epoch is None:
-        return
-    if _has_problem(recipe, check_one_length, check_warmup_unit, check_batch_size):
         return
     try:
         total = count_total_steps(recipe.train, steps_per_epoch)
