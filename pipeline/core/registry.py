@@ -201,8 +201,10 @@ def _has_exports(module: ModuleType) -> bool:
         return True  # It may import a class or function when its name is used.
     foreign_packages = {"pipeline", *sys.stdlib_module_names}
     for name, value in vars(module).items():
+        if name.startswith("_") or not callable(value):
+            continue
         package = str(getattr(value, "__module__", None)).partition(".")[0]
-        if callable(value) and not name.startswith("_") and package not in foreign_packages:
+        if package not in foreign_packages:
             return True
     return False
 

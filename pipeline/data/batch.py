@@ -40,6 +40,7 @@ def read_chunks(
     """Yield the samples at `rows`, int (n,), in batches of `size` with their number of different
     samples. All batches are full, so that one compiled program computes them: the last one repeats
     its samples. They have the random draws of epoch 0."""
+    words = jnp.asarray(seed_words(seed))
     for first in range(0, len(rows), size):
         chunk = rows[first : first + size]
         full_chunk = np.resize(chunk, size).astype(np.int32)  # repeats the chunk up to `size`
@@ -47,7 +48,7 @@ def read_chunks(
             columns={
                 name: jnp.asarray(column[full_chunk]) for name, column in split.columns.items()
             },
-            seed=jnp.asarray(seed_words(seed)),
+            seed=words,
             epoch=jnp.int32(0),
             sample=jnp.asarray(full_chunk),
             count=jnp.int32(size),

@@ -95,8 +95,11 @@ def require_numbers(name: str, column: Numbers | Texts, locate: Callable[[int], 
         return column
     _, first_rows = np.unique(column.codes, return_index=True)  # the first row of each text
     for row in np.sort(first_rows):
-        text = column.texts[column.codes[row]]
-        if column.codes[row] >= 0 and not is_number(text):
+        code = column.codes[row]
+        if code < 0:
+            continue
+        text = column.texts[code]
+        if not is_number(text):
             raise ValueError(
                 f"{locate(int(row))}: {show_name(name)} = {text!r:.60}: must be a number"
             )

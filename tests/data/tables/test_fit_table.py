@@ -21,7 +21,7 @@ from pipeline.data.tables.fit_table import (
     read_encoded_rows,
     read_table,
 )
-from pipeline.data.tables.raw_table import KindOf
+from pipeline.data.tables.raw_table import KindOf, Texts, require_numbers
 from tests.conftest import ROOT
 
 FORM = TableFormat(missing_values=("",))
@@ -195,3 +195,10 @@ def test_rows_of_wrong_width_are_refused() -> None:
     op = EncodeTable(numbers=2, categories=(3,), reads="features")
     with pytest.raises(ValueError, match=r"needs rows of 3 columns, not \(4,\)"):
         op.output(ColumnSpec((4,), "float32"))
+
+
+def test_column_without_any_value_is_no_column_of_numbers() -> None:
+    """All rows are missing, so there is no text that could be named."""
+    column = Texts(np.full(3, -1, np.int32), ())
+    with pytest.raises(ValueError, match="^age: must be numbers$"):
+        require_numbers("age", column, lambda row: f"row {row}")
