@@ -200,5 +200,5 @@ def test_rows_of_wrong_width_are_refused() -> None:
 def test_column_without_any_value_is_no_column_of_numbers() -> None:
     """All rows are missing, so there is no text that could be named."""
     column = Texts(np.full(3, -1, np.int32), ())
-    with pytest.raises(ValueError, match="^age: must be numbers$"):
+    with pytest.raises(ValueError, match=r"^age: must be numbers$"):
         require_numbers("age", column, lambda row: f"row {row}")
