@@ -230,7 +230,7 @@ def test_custom_step_uses_chwn_for_few_ungrouped_channels(
 def test_layout_unsupported_by_the_platform_is_refused() -> None:
     prepared = prepared_convolution(4)
     device: Any = SimpleNamespace(platform="cuda")
-    with pytest.raises(RunError, match="can't compute images in CHWN on this device"):
+    with pytest.raises(RunError, match="images in CHWN, which this device can't use"):
         lower_step(prepared.step, prepared.spec, device, LoweringChoice(layout="chwn"))
 
 
