@@ -263,8 +263,8 @@ def _record_column(samples: int) -> tuple[Any, Any]:
 
 def shared_processors(jobs: int) -> float:
     """Processors that the jobs of submitit_local get in all, as a multiple of those there are."""
-    from pipeline.study.sweep.threads import count_jobs_at_once, count_processors, divide_processors
+    from pipeline.study.sweep.threads import count_jobs_at_once, count_processors
 
     launcher = {"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"}
-    processors = divide_processors(count_jobs_at_once(launcher, jobs))
+    processors = max(1, count_processors() // count_jobs_at_once(launcher, jobs))
     return jobs * processors / max(jobs, count_processors())
