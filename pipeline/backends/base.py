@@ -161,7 +161,7 @@ T = TypeVar("T")
 
 
 class WrappedExecutable(Generic[E]):
-    """An executable that passes its calls on to another. Subclasses change `_call`."""
+    """An executable that passes its calls on to another. Subclasses change some of them."""
 
     def __init__(self, executable: E) -> None:
         self._executable = executable

@@ -333,8 +333,10 @@ class _FixedShardings:
                 return False
         for output in self.blocks.outputs:
             axes = self._find_constraint(output) if output.region == number else None
+            if axes is None:
+                continue
             output_layout = convert_region_layout(layout, output.groups)
-            if axes is not None and to_axes(output_layout, len(output.groups)) != axes:
+            if to_axes(output_layout, len(output.groups)) != axes:
                 return False
         return True
 

@@ -44,7 +44,8 @@ class RunControl(Protocol):
         rate is negative, NaN or larger than the largest float32."""
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply all later learning rates by a factor from 0 on. Raises ValueError for others."""
+        """Multiply learning rates from the next boundary on by a factor. Raises ValueError if the
+        factor is negative, NaN or larger than the largest float32."""
 
     def evaluate_at(self, step: int) -> None:
         """Also evaluate after `step`. Raises ValueError if it isn't a later step."""

@@ -340,7 +340,7 @@ def _model_times(estimate: Estimate, steps: int) -> dict[str, float]:
 def draw_confusion(confusion: np.ndarray) -> np.ndarray:
     """Draw counts (true, predicted) as RGB, uint8 (H, W, 3), each shaded by its share of the row.
 
-    With at most 20 classes, cells have their counts. With more than 100, a cell has 4 pixels.
+    With at most 20 classes, cells have their counts. With more than 100, cells are 4 x 4 pixels.
     """
     from PIL import Image, ImageDraw
 
