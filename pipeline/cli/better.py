@@ -48,12 +48,7 @@ def main(
     Raises RecipeError if a recipe is invalid or the two aren't comparable, and RunError if the
     metric is missing or the page can't be written.
     """
-    if not other:
-        rule = "must be followed by -- and the keys of side B, as in -- train.optimizer.lr=0.02"
-        raise UsageError(["better", *overrides], rule)
-    misplaced = [item for item in other if _is_about_sweep(item)]
-    if misplaced:
-        raise UsageError(misplaced, "is about both sides; must be typed before --")
+    _require_side_b(overrides, other)
     if metric is not None and metric not in directions():
         raise UsageError(
             [f"--metric {metric}"], explain_unknown_name("metric", metric, directions())
@@ -100,6 +95,16 @@ def describe_sides(overrides: Sequence[str], other: Sequence[str]) -> str:
     """Return a sentence about the arguments of both sides, without secret values."""
     side_a = " ".join(hide_secret_values(overrides))
     return f"Side A: {side_a}. Side B also has {' '.join(hide_secret_values(other))}."
+
+
+def _require_side_b(overrides: Sequence[str], other: Sequence[str]) -> None:
+    """Raise UsageError if side B has no keys, or one that is about the sweep."""
+    if not other:
+        rule = "must be followed by -- and the keys of side B, as in -- train.optimizer.lr=0.02"
+        raise UsageError(["better", *overrides], rule)
+    misplaced = [item for item in other if _is_about_sweep(item)]
+    if misplaced:
+        raise UsageError(misplaced, "is about both sides; must be typed before --")
 
 
 def _is_about_sweep(override: str) -> bool:

@@ -190,7 +190,7 @@ def make_calendar(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
     for step in all_steps[:SHOWN_EVENTS].tolist():
         names = [name for name, steps in steps_by_event.items() if step in steps]
         examples.append((step, ", ".join(names)))
-    longest_steps = int(np.diff([0, *all_steps, total_steps]).max())
+    longest_steps = int(np.diff(all_steps, prepend=0, append=total_steps).max())
     counts = {name: len(steps) for name, steps in steps_by_event.items()}
     return Calendar(counts, tuple(examples), longest_steps, total_steps)
 

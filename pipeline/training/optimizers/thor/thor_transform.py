@@ -46,16 +46,13 @@ def scale_by_thor(
     axes. Those of unobserved layers stay 0.
     """
 
-    def make_zeros(features: int) -> Array:
-        blocks = make_blocks(features, split_dim)
-        return jnp.zeros((blocks.number, blocks.size, blocks.size))
-
     def init(params: optax.Params) -> ThorState:
         inverses = {}
         for path, leaf in flatten_by_path(params).items():
             if path.endswith("/kernel") and leaf.ndim in (2, 4):
                 inverses[path] = Factors(
-                    inputs=make_zeros(prod(leaf.shape[:-1])), outputs=make_zeros(leaf.shape[-1])
+                    inputs=_make_zeros(prod(leaf.shape[:-1]), split_dim),
+                    outputs=_make_zeros(leaf.shape[-1], split_dim),
                 )
         return ThorState(jnp.zeros((), jnp.int32), inverses)
 
@@ -98,6 +95,12 @@ def scale_by_thor(
         return directions, ThorState(state.updates + 1, {**state.inverses, **inverses})
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _make_zeros(features: int, split_dim: int) -> Array:
+    """Return zeros in the shape of a factor of `features` rows in blocks, (blocks, size, size)."""
+    blocks = make_blocks(features, split_dim)
+    return jnp.zeros((blocks.number, blocks.size, blocks.size))
 
 
 def clip_each_by_norm(limit: float) -> optax.GradientTransformation:
