@@ -35,13 +35,13 @@ from pipeline.stages.build_checks import (
     STATE_CHECKS,
     TASK_CHECKS,
     StepDraft,
-    blaming_key,
     check_metrics,
     check_outputs,
     require_all,
     require_attackable,
 )
 from pipeline.stages.fine_tuning import add_fine_tuning
+from pipeline.stages.key_errors import blaming_key
 from pipeline.training.component_specs import ScheduleSpec
 from pipeline.training.freezing import select_phase
 from pipeline.training.parallel.shards import Shards, make_shards

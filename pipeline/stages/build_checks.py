@@ -6,8 +6,7 @@ Each check raises RecipeError. `require_all` raises one RecipeError for several 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,6 +29,7 @@ from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import record_module_paths
 from pipeline.models.modules.standard import Network
+from pipeline.stages.key_errors import blaming_key
 from pipeline.training.component_specs import METRICS, list_losses
 from pipeline.training.losses import compute_losses, make_label_mask
 from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
@@ -38,28 +38,6 @@ from pipeline.training.parallel.sharding_rules import list_layer_ranks, make_sha
 from pipeline.training.state import StepConfig, TrainState, split_params
 from pipeline.training.step import compute_step_gradients, init_with_output, make_train_step
 from pipeline.training.target_metrics import ClassCountMetric
-
-UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionError, FlaxError)
-"""Errors besides ValueError that jax and flax raise for impossible sizes."""
-
-
-@contextmanager
-def blaming_key(key: str, code_key: str | None = None) -> Iterator[None]:
-    """Turn errors in the body into a RecipeError that begins with `key`.
-
-    For code that can't be traced it begins with `code_key` if there is one.
-    """
-    try:
-        yield
-    except ValueError as error:
-        raise RecipeError(f"{key}: {error}") from error
-    except UNTRACEABLE as error:
-        reason = first_line(error)
-        if isinstance(error, LookupError | ZeroDivisionError):
-            # Custom components raise these, and a message such as 'x' doesn't show what is wrong.
-            reason = f"{type(error).__name__}: {reason}"
-        raise RecipeError(f"{code_key or key}: can't be traced: {reason}") from error
-
 
 MAX_PARAMETERS = 10**13
 """Most parameters of a network, 40 TB in float32: a larger size is mistyped."""

@@ -33,7 +33,7 @@ from pipeline.engine.schedule import Event
 from pipeline.models.layers import standard
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
-from pipeline.stages.build_checks import blaming_key
+from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.record.run_directory import COMPILED
 from pipeline.training.parallel.sharding_rules import make_sharding_rules
 from pipeline.training.parallel.shards import make_shards

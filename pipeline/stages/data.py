@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -52,21 +51,13 @@ from pipeline.stages.image_sizes import (
     refuse_moved_padding,
     with_mask_channel,
 )
+from pipeline.stages.key_errors import prefixing_problems
 
 SPLITS: tuple[SplitKey, ...] = ("train", "eval")
 OVERFLOW_SHARE = 1e-12
 """Largest probability, as a share of delta, that a step draws more samples than fit a batch."""
 COUNTED_SAMPLES = 1024
 """Samples whose labels are counted at once."""
-
-
-@contextmanager
-def _prefixing_problems(prefix: str) -> Iterator[None]:
-    """Turn a ValueError in the body into a RecipeError whose text begins with `prefix`."""
-    try:
-        yield
-    except ValueError as error:
-        raise RecipeError(f"{prefix}{error}") from error
 
 
 def load_data(recipe: Recipe, reporter: Reporter | None = None) -> Dataset:
@@ -95,13 +86,13 @@ def read_selected(recipe: Recipe) -> RawData:
     # The numbers of excluded samples are those before the selections.
     samples_read = len(raw.train)
     for key in SPLITS:
-        with _prefixing_problems(f"dataset.{key}."):
+        with prefixing_problems(f"dataset.{key}."):
             raw = apply_selections(getattr(recipe.dataset, key).select, raw, key)
     if recipe.dataset.exclude is not None:
-        with _prefixing_problems("dataset.exclude = "):
+        with prefixing_problems("dataset.exclude = "):
             raw = exclude_samples(raw, recipe.dataset.exclude, samples_read)
     folds = recipe.dataset.folds
-    with _prefixing_problems("dataset.folds."):
+    with prefixing_problems("dataset.folds."):
         return raw if folds is None else take_fold(raw, folds, recipe.dataset.ignore_index)
 
 
@@ -115,7 +106,7 @@ def _map_on_host(recipe: Recipe, raw: RawData) -> RawData:
         )
     for key in SPLITS:
         ops = getattr(recipe.dataset, key).host_ops
-        with _prefixing_problems(f"dataset.{key}."):
+        with prefixing_problems(f"dataset.{key}."):
             raw = raw.with_split(key, map_on_host(getattr(raw, key), ops, recipe.seed))
     return raw
 
@@ -205,7 +196,7 @@ def _plant_canaries(
     if recipe.privacy is None or recipe.privacy.audit is None:
         return raw, order
     assert isinstance(order, PoissonOrder), "an audit needs Poisson sampling"
-    with _prefixing_problems("privacy.audit: "):
+    with prefixing_problems("privacy.audit: "):
         canaries = choose_canaries(len(raw.train), recipe.privacy.audit.canaries, recipe.seed)
         return plant_canaries(raw, canaries, recipe.seed), replace(order, canaries=canaries)
 
@@ -279,7 +270,7 @@ def _make_map_ops(
     specs = compute_column_specs(encode, specs)
     if raw.targets.task == "classification":
         ops = fit_to_classes(ops, len(raw.targets))
-    with _prefixing_problems(f"dataset.{key}."):
+    with prefixing_problems(f"dataset.{key}."):
         ops = make_joint_ops(ops, specs, recipe.dataset.ignore_index)
         return (*encode, *ops), compute_column_specs(ops, specs)
 
@@ -318,7 +309,7 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
             f"dataset.train.num_shards = {spec.num_shards}: must be at most {len(files)}, since "
             "with interleave each shard reads different files"
         )
-    with _prefixing_problems("train.batch_size: "):
+    with prefixing_problems("train.batch_size: "):
         if spec.interleave is None:
             order = SampleOrder(**settings)
         else:
@@ -355,7 +346,7 @@ def _make_poisson_order(recipe: Recipe, settings: Mapping[str, Any]) -> PoissonO
     assert privacy is not None, "the run is private"
     samples = settings["samples"]
     size = recipe.train.batch_size
-    with _prefixing_problems("train."):
+    with prefixing_problems("train."):
         fitting = find_expected_batch_size(samples, size, OVERFLOW_SHARE * privacy.delta)
         expected = privacy.expected_batch_size or fitting
         if expected > fitting:

@@ -25,7 +25,7 @@ from pipeline.models.layers.path_patterns import (
 from pipeline.models.layers.standard import name_scopes
 from pipeline.models.modules.jit_layers import record_module_paths
 from pipeline.models.modules.standard import Network
-from pipeline.stages.build_checks import blaming_key
+from pipeline.stages.key_errors import blaming_key
 from pipeline.training.freezing import optimize_by_phase
 from pipeline.training.state import (
     FreezePhase,

@@ -26,9 +26,9 @@ from pipeline.models.modules.apply_layers import record_layers
 from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import count_trained, make_step_config
-from pipeline.stages.build_checks import blaming_key
 from pipeline.stages.data import load_data
 from pipeline.stages.fine_tuning import add_fine_tuning
+from pipeline.stages.key_errors import blaming_key
 from pipeline.training.state import StepConfig
 from pipeline.training.step import init_with_output
 

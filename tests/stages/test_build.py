@@ -13,7 +13,6 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.stages.build import Built, build
-from pipeline.stages.build_checks import blaming_key
 from pipeline.stages.data import load_data
 from pipeline.training.gradient_rules import SharpnessAware
 from tests.conftest import OPS
@@ -151,20 +150,6 @@ def test_regression_metric_is_refused_for_classes(tiny: Compose) -> None:
     for name in ("mae", "rmse", "r2"):
         text = problem(tiny("model=mlp", f"eval.metrics=[{name}]"))
         assert text.startswith(f"eval.metrics.0 ({name}): needs a number for each output")
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (KeyError("x"), "KeyError: 'x'"),
-        (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
-    ],
-)
-def test_error_of_custom_code_is_reported_by_type(error: Exception, reason: str) -> None:
-    with pytest.raises(RecipeError) as caught, blaming_key("model mine"):
-        raise error
-    (only,) = caught.value.problems
-    assert only.startswith(f"model mine: can't be traced: {reason}")
 
 
 RULES: dict[str, tuple[Callable[..., Any], str]] = {
