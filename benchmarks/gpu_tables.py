@@ -29,7 +29,7 @@ def tables(folder: Path) -> str:
     summaries = sorted(folder.glob("*/summary.json"), key=lambda file: file.stat().st_mtime)
     rows = [_row(file.parent.name, json.loads(file.read_text())) for file in summaries]
     parts = [
-        heading("The first half hour on a GPU", f"benchmarks/first_gpu.sh {folder}", PACKAGES),
+        heading("The first ten minutes on a GPU", f"benchmarks/first_gpu.sh {folder}", PACKAGES),
         table(HEADER, rows),
     ]
     for file in (folder / "equal.txt", folder / "failed.txt"):
