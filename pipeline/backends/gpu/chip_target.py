@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, PositiveFloat, ValidationError
+from pydantic import AfterValidator, Field, PositiveFloat, ValidationError
 
 from pipeline.core.errors import first_line
 from pipeline.core.files.error_text import describe_problems, explain_unknown_name
@@ -21,6 +21,15 @@ Count = Annotated[int, Field(gt=0)]
 Bytes = Annotated[int, Field(gt=0, le=2**63 - 1)]
 Version = Annotated[str, Field(pattern=r"^\d{1,4}\.\d{1,4}\.\d{1,4}$")]
 ShortVersion = Annotated[str, Field(pattern=r"^\d{1,4}\.\d{1,4}$")]
+OLDEST_CAPABILITY = 5
+"""Oldest major compute capability. For older ones the compiler of jaxlib 0.11 ends the process."""
+
+
+def require_capability(version: str) -> str:
+    """Return the compute capability. Raises ValueError if XLA doesn't compile for it."""
+    if int(version.split(".")[0]) < OLDEST_CAPABILITY:
+        raise ValueError(f"must be at least {OLDEST_CAPABILITY}.0")
+    return version
 
 
 class ChipTarget(Spec):
@@ -30,7 +39,7 @@ class ChipTarget(Spec):
     """
 
     chip: Annotated[str, Field(pattern=r"^[\w .()-]{1,80}$")]
-    compute_capability: ShortVersion
+    compute_capability: Annotated[ShortVersion, AfterValidator(require_capability)]
     cores: Count
     fpus_per_core: Count
     clock_ghz: PositiveFloat

@@ -21,18 +21,13 @@ from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.gpu.chip_target import ChipTarget
 from pipeline.backends.gpu.optimized_hlo import HloFacts, read_hlo
 from pipeline.backends.gpu.step_programs import Compile
-from pipeline.core.errors import RunError
 
 MB = 1e6
 GB = 1e9
 THUNK_FILES = ("*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt")
 """Files of thunks after and before CUDA graphs are made. The first that exists is read."""
-NO_TILE_MESSAGE = "output tile sizes"
-"""Phrase of XLA's error for a product whose tile can only be chosen by timing on a GPU."""
 WITHOUT_TRITON: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
-UNTUNED_NOTE = (
-    "compiled without Triton: XLA can't choose the tile of a product without timing it on a GPU"
-)
+"""Option that leaves products to libraries. XLA chooses tiles of Triton by timing them on a GPU."""
 
 _LINE = re.compile(r"^( *)\d+: k(\w+)(.*)$")
 _PART = re.compile(r"^ *(condition|body|branch[^:]*):\s*$")
@@ -197,16 +192,9 @@ def make_compiler(target: ChipTarget) -> Compile:
         if spec.platforms is None:
             # Initialisation runs on the host.
             return compile_program(spec, watch)
-        lines: tuple[str, ...] = ()
-        try:
-            program, report, thunks = _compile_and_list(spec, watch)
-        except RunError as error:
-            if NO_TILE_MESSAGE not in str(error):
-                raise
-            lines = (f"{spec.name}: {UNTUNED_NOTE}",)
-            program, report, thunks = _compile_and_list(spec.with_options(WITHOUT_TRITON), watch)
+        program, report, thunks = _compile_and_list(spec.with_options(WITHOUT_TRITON), watch)
         figures = read_figures(program, thunks, target)
-        lines += figures.format_lines(spec.name)
+        lines = figures.format_lines(spec.name)
         return program, replace(report, figures=figures.to_json(), lines=lines)
 
     return compile_

@@ -51,6 +51,13 @@ def test_problem_of_a_file_is_reported(content: str | None, problem: str, tmp_pa
     assert problem in str(caught.value)
 
 
+def test_capability_that_ends_the_compiler_is_refused(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text((FOLDER / "h200.yaml").read_text().replace('"9.0"', '"3.5"'))
+    with pytest.raises(ValueError, match=r"compute_capability: must be at least 5\.0"):
+        read_target(str(own))
+
+
 def test_unknown_key_of_a_target_is_refused(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text((FOLDER / "h200.yaml").read_text() + "core: 3\n")
