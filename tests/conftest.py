@@ -222,39 +222,38 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--complete", action="store_true", help="run the tests marked slow, too")
+    parser.addoption("--medium", action="store_true", help="run the tests marked medium, too")
+    parser.addoption("--complete", action="store_true", help="run all tests, the slow ones too")
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite tests/golden, to be read in the diff"
     )
 
 
-def runs_slow_tests(config: pytest.Config) -> bool:
-    """Whether the tests marked slow are run: all of them, or those that are named."""
-    return config.getoption("--complete") or any("::" in argument for argument in config.args)
+def list_left_out_marks(config: pytest.Config) -> set[str]:
+    """Return the marks of tests that aren't run: none if tests are named by themselves."""
+    if config.getoption("--complete") or any("::" in argument for argument in config.args):
+        return set()
+    return {"slow"} if config.getoption("--medium") else {"medium", "slow"}
 
 
 def pytest_pycollect_makeitem(
     collector: pytest.Collector, name: str, obj: object
 ) -> list[Any] | None:
-    """Make no cases of functions marked slow if these aren't run: a third of all cases."""
-    if not name.startswith("test_") or runs_slow_tests(collector.config):
-        return None
-    return [] if any(mark.name == "slow" for mark in getattr(obj, "pytestmark", ())) else None
+    """Make no cases of functions with a mark that is left out: a third of all cases."""
+    marks = {mark.name for mark in getattr(obj, "pytestmark", ())}
+    is_left_out = name.startswith("test_") and marks & list_left_out_marks(collector.config)
+    return [] if is_left_out else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the longest files; leave the tests marked slow to `--complete`.
-
-    A slow one that is named by itself is run.
-    """
+    """Begin with the longest files; leave out tests by their marks."""
     place = {ROOT / "tests" / file: number for number, file in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
-    if runs_slow_tests(config):
-        return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    marks = list_left_out_marks(config)
+    left_out = [item for item in items if any(map(item.get_closest_marker, marks))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not any(map(item.get_closest_marker, marks))]
 
 
 def pytest_collection_finish() -> None:

@@ -139,6 +139,7 @@ def test_modules_belong_to_rooms() -> None:
     assert len(modules()) > 300
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("room", ROOMS)
 def test_room_imports_only_from_rooms_below(room: str) -> None:
     below = ROOMS[: ROOMS.index(room) + 1]
@@ -152,6 +153,7 @@ def test_room_imports_only_from_rooms_below(room: str) -> None:
     assert wrong == []
 
 
+@pytest.mark.medium
 def test_folders_have_no_circular_imports() -> None:
     """A room's folders have an order, too; a folder and those inside it are one."""
     graph: dict[str, set[str]] = {}
@@ -168,6 +170,7 @@ def _is_nested(folder: str, other: str) -> bool:
     return f"{folder}.".startswith(f"{other}.") or f"{other}.".startswith(f"{folder}.")
 
 
+@pytest.mark.medium
 def test_imports_inside_functions_are_of_listed_packages() -> None:
     own, others = set(), set()
     for module, file in modules().items():
@@ -200,6 +203,7 @@ def find_circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
     return []
 
 
+@pytest.mark.medium
 def test_modules_have_no_circular_imports() -> None:
     assert find_circle({module: runtime_imports(module) for module in modules()}) == []
 

@@ -41,6 +41,7 @@ def lists_of_columns(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
 
 
+@pytest.mark.medium
 def test_step_metrics_are_listed_once() -> None:
     lists = [
         f"{file}:{line}"
@@ -51,10 +52,12 @@ def test_step_metrics_are_listed_once() -> None:
     assert lists == []
 
 
+@pytest.mark.medium
 def test_checkpoint_path_is_built_in_one_place() -> None:
     assert lines_that_match(STEP_PATHS, CHECKPOINT) == []
 
 
+@pytest.mark.medium
 def test_microbatches_are_split_in_one_place() -> None:
     assert lines_that_match(MICROBATCH_RULES, MICROBATCHES) == []
 

@@ -22,6 +22,7 @@ def test_lenet5_learns_the_bundled_digits(cache: Path, tmp_path: Path) -> None:
     assert summary.metrics["accuracy"] > 0.9
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("long_runs")
 def test_lenet5_learns_mnist(shared_data: Path, cache: Path, tmp_path: Path) -> None:
     """D-03, D-09: 1875 batches of 32 an epoch."""

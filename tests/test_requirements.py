@@ -60,6 +60,7 @@ def test_cited_codes_are_in_the_table() -> None:
     assert sorted(cited - set(CODES)) == []
 
 
+@pytest.mark.medium
 def test_tests_of_the_table_exist() -> None:
     missing = [row.code for row in ROWS if not _is_test(row.test)]
     assert missing == NOT_IMPLEMENTED

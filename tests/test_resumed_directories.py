@@ -208,6 +208,7 @@ def test_pipe_or_directory_in_place_of_a_file_is_refused(
         run(tiny(*LENGTH, f"train.resume={half}"))
 
 
+@pytest.mark.medium
 def test_named_directory_without_a_recipe_is_not_cleaned(tiny: Compose, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
     make_draft_path(make_checkpoint_path(tmp_path / "checkpoints", 8)).mkdir(parents=True)

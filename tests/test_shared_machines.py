@@ -183,6 +183,7 @@ def test_unwritable_summary_is_reported(
     assert [line["step"] for line in outcome.metrics(tmp_path)] == ALL_STEPS
 
 
+@pytest.mark.medium
 def test_first_of_two_failures_is_reported(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -443,6 +443,7 @@ def test_tests_of_a_row_reach_its_modules(row: str) -> None:
     assert covers(TESTS / file, [name for name in without_twin() if row_of(name) == row])
 
 
+@pytest.mark.medium
 def test_test_files_have_a_module_or_are_listed() -> None:
     assert sorted(unpaired()) == sorted(CROSS_CUTTING)
 

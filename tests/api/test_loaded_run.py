@@ -38,6 +38,7 @@ def test_loaded_run_has_the_saved_parameters(trained: Path) -> None:
     assert right == pytest.approx(outcome.read_summary(trained)["metrics"]["accuracy"])
 
 
+@pytest.mark.medium
 def test_plots_have_both_curves(trained: Path) -> None:
     pytest.importorskip("matplotlib", reason="not installed: pip install '.[plot]'")
     figure = pipeline.load_run(trained).plot()

@@ -312,6 +312,7 @@ def _run(recipe: Recipe, run_dir: Path) -> object:
     return pipeline.run(recipe, run_dir, [_Terminate()])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("train", mark_slow_except({_fit}, [_fit, _loop, _run]))
 def test_signal_raises_interrupted_after_saving(
     train: Callable[[Recipe, Path], object], recipe: Recipe, tmp_path: Path
@@ -323,6 +324,7 @@ def test_signal_raises_interrupted_after_saving(
     assert outcome.checkpoints(tmp_path / "run") == [8]
 
 
+@pytest.mark.medium
 def test_stop_by_a_callback_does_not_raise(recipe: Recipe, tmp_path: Path) -> None:
     class Stop(Callback):
         def on_sink(self, run: RunControl, report: SinkReport) -> None:

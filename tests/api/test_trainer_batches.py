@@ -24,6 +24,7 @@ OPS = (
 )
 
 
+@pytest.mark.medium
 def test_tuples_and_dicts_have_the_same_arrays(tiny: Compose) -> None:
     trainer = Trainer(tiny("model=mlp"))
     pairs = zip(trainer.tuples(epoch=1), trainer.dicts(epoch=1), strict=True)

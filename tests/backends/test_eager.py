@@ -108,6 +108,7 @@ def test_selected_layers_are_compiled_while_others_run_in_python(
         assert ours == pytest.approx(theirs, rel=2e-6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [

@@ -118,6 +118,7 @@ def test_arrays_of_a_distribution_share_a_formula() -> None:
     }
 
 
+@pytest.mark.medium
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**32 - 1), max_size=4))
 def test_keys_and_bits_match_jax(seed: int, folds: list[int]) -> None:
     words = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)

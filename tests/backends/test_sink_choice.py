@@ -50,6 +50,7 @@ def test_predicted_time_is_positive_despite_noise(
     assert choice.step_ms > 0
 
 
+@pytest.mark.medium
 @given(
     total=st.integers(1, 300),
     size=st.integers(1, 80),

@@ -343,6 +343,7 @@ def test_steps_after_a_non_finite_step_do_not_run(
     )
 
 
+@pytest.mark.medium
 def test_steps_can_run_after_a_non_finite_dispatch() -> None:
     """Steps that are only timed may diverge; what counts comes after them."""
     executable = compile_counting(counting_step(nan_step=4))
@@ -352,6 +353,7 @@ def test_steps_can_run_after_a_non_finite_dispatch() -> None:
     assert int(state.step) == 3
 
 
+@pytest.mark.medium
 def test_telemetry_is_not_changed_by_later_steps(counting: Executable) -> None:
     state, first = counting.run(counting.init(), 0, 3, "loop")
     counting.run(state, 3, 6, "loop")

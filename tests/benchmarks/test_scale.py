@@ -27,6 +27,7 @@ def test_scale_row_has_costs_and_growth(
     assert last == "| squares | 10: 0.000 s, 1,000: 1.000 s | 2.00 | none |"
 
 
+@pytest.mark.medium
 def test_scale_rows_run_at_small_sizes() -> None:
     assert scale.tables(3) > 0
     assert scale.resume_auto(2) > 0

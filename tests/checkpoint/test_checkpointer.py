@@ -141,6 +141,7 @@ def test_best_checkpoint_is_retained_besides_the_newest(
     assert outcome.checkpoints(tmp_path) == [wanted, 5]
 
 
+@pytest.mark.medium
 def test_best_checkpoint_survives_checkpoints_without_metrics(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(2, "loss")) as checkpoints:
         checkpoints.save(1, state_of(1), {}, {"loss": 0.5})
@@ -149,6 +150,7 @@ def test_best_checkpoint_survives_checkpoints_without_metrics(tmp_path: Path) ->
     assert outcome.checkpoints(tmp_path) == [1, 3, 4]
 
 
+@pytest.mark.medium
 def test_best_checkpoint_is_remembered_across_resume(tmp_path: Path) -> None:
     for first, value in ((1, 0.25), (3, 0.5)):
         with Checkpoints(tmp_path, kept(1, "loss")) as checkpoints:
@@ -340,6 +342,7 @@ def test_run_restored_from_another_network_fails(
     assert caught.value.exit_status == 2
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("where", ["nowhere", "", str(make_checkpoint_path(Path(FOLDER), 46))])
 def test_missing_checkpoint_is_named_with_valid_forms(
     where: str, unbroken: Path, tmp_path: Path
@@ -448,6 +451,7 @@ def test_uncreatable_checkpoint_folder_is_named(tmp_path: Path) -> None:
         Checkpoints(tmp_path, kept(5, None))
 
 
+@pytest.mark.medium
 def test_mkdir_failure_ends_save_and_its_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,6 +496,7 @@ def test_run_with_lost_arrays_is_not_started_over(
     outcome.assert_equal_arrays(outcome.arrays(run_dir), outcome.arrays(unbroken))
 
 
+@pytest.mark.medium
 def test_new_run_refuses_folder_with_other_checkpoints(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -548,6 +553,7 @@ def test_removed_checkpoint_folder_is_recreated(tmp_path: Path) -> None:
     assert outcome.checkpoints(tmp_path) == [2]
 
 
+@pytest.mark.medium
 def test_metrics_are_added_to_saved_step(tmp_path: Path) -> None:
     """Its evaluation had been given up: the checkpoint stays sound, and is the best now."""
     with Checkpoints(tmp_path, kept(1, "loss")) as checkpoints:
@@ -573,6 +579,7 @@ def test_checkpoint_with_non_numeric_metric_is_not_best(value: str, tmp_path: Pa
     assert outcome.checkpoints(tmp_path) == [3]
 
 
+@pytest.mark.medium
 def test_saved_checkpoint_is_readable_by_orbax(tmp_path: Path) -> None:
     """Its own manager takes a run's folder for its own."""
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:

@@ -109,6 +109,7 @@ def test_write_with_unlistable_folder_fails_or_is_complete(
     assert read_arrays(folder).keys() == ARRAYS.keys()
 
 
+@pytest.mark.medium
 def test_asyncio_does_not_log_orbax_write_errors(caplog: pytest.LogCaptureFixture) -> None:
     """Tasks that fail beside the one whose error is raised; those of others are still logged."""
     silence_orbax()

@@ -24,6 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["squeezenet.yaml", "args.yaml", "train.py"])
 def test_adopted_file_becomes_recipe_of_its_name(name: str, folder: Path) -> None:
     assert adopt([name]) == 0
@@ -32,6 +33,7 @@ def test_adopted_file_becomes_recipe_of_its_name(name: str, folder: Path) -> Non
     assert load_recipe(stem).name == stem
 
 
+@pytest.mark.medium
 def test_report_has_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert adopt(["squeezenet.yaml", "--out", "mine.yaml"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -42,6 +44,7 @@ def test_report_has_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert "# Unmapped: mystery = 7: has no counterpart in a recipe\n" in text
 
 
+@pytest.mark.medium
 def test_json_output_has_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert adopt(["train.py", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

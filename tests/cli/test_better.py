@@ -200,6 +200,7 @@ def test_wrong_arguments_are_refused(words: list[str], rule: str) -> None:
     assert rule in str(error.value)
 
 
+@pytest.mark.medium
 def test_keys_between_options_belong_to_side_b(
     better: Better, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +214,7 @@ def test_keys_between_options_belong_to_side_b(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.medium
 def test_wrong_side_starts_no_run(
     better: Better, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

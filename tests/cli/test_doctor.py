@@ -99,6 +99,7 @@ def test_missing_device_fails(say: Say) -> None:
     assert said.lines["in all"].split(": ")[1].startswith("1 failed")
 
 
+@pytest.mark.medium
 def test_unwritable_folders_fail(say: Say, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "outputs").touch()
@@ -108,6 +109,7 @@ def test_unwritable_folders_fail(say: Say, tmp_path: Path) -> None:
     assert said.lines["outputs"] == "fail: outputs: File exists"
 
 
+@pytest.mark.medium
 def test_missing_file_locks_and_clock_skew_are_reported(
     say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +125,7 @@ def test_missing_file_locks_and_clock_skew_are_reported(
     assert re.match(r"warn: the file system's is \+3,[56]\d\d s off", said.lines["clock"])
 
 
+@pytest.mark.medium
 def test_nearly_full_disk_is_reported(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     fields: dict[str, Any] = {"f_bavail": 10, "f_frsize": 4096, "f_files": 1000, "f_favail": 7}
     nearly_full = type("Disk", (), fields)
@@ -132,6 +135,7 @@ def test_nearly_full_disk_is_reported(say: Say, monkeypatch: pytest.MonkeyPatch)
     assert said.lines["disk"].startswith("warn: 0.0 GB free for outputs, 7 files; make room")
 
 
+@pytest.mark.medium
 def test_resource_limits_are_reported(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     tight = replace(
         read_limits(),
@@ -151,6 +155,7 @@ def test_resource_limits_are_reported(say: Say, monkeypatch: pytest.MonkeyPatch)
     assert "load 3.5; other programs use them" in lines["cores"]
 
 
+@pytest.mark.medium
 def test_untested_versions_are_reported(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,6 +224,7 @@ def test_steps_that_diverge_return_1(explained: Explain) -> None:
     assert "Invalid loss, terminating training" in err
 
 
+@pytest.mark.medium
 def test_unwritable_output_returns_1(explained: Explain, tmp_path: Path) -> None:
     """Before anything is measured."""
     (tmp_path / "file").write_text("")

@@ -10,6 +10,7 @@ from pipeline.core.errors import UsageError
 from tests.conftest import MLP, TINY
 
 
+@pytest.mark.medium
 def test_rate_is_printed_and_losses_are_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,7 @@ def rows(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(opened))
 
 
+@pytest.mark.medium
 def test_metrics_are_aggregated_over_the_folds(swept: Path) -> None:
     found = {row["metric"]: row for row in rows(swept / "folds.csv")}
     metrics = [outcome.read_summary(swept / str(fold))["metrics"] for fold in range(3)]
@@ -67,6 +68,7 @@ def test_metrics_are_aggregated_over_the_folds(swept: Path) -> None:
     assert {"loss", "train_loss", "f1"} <= set(found)
 
 
+@pytest.mark.medium
 def test_each_training_sample_has_the_prediction_of_its_fold(swept: Path) -> None:
     predictions = rows(swept / "out_of_fold.csv")
     assert [int(row["index"]) for row in predictions] == list(range(1438))
@@ -178,6 +180,7 @@ def test_killed_folds_are_resumed(folder: Path, cache: Path) -> None:
         )
 
 
+@pytest.mark.medium
 def test_more_folds_than_samples_of_a_class_are_refused(cache: Path) -> None:
     problem = r"dataset.folds.count = 128: must be at most 127, the training samples of class '8'"
     with pytest.raises(RecipeError, match=problem):

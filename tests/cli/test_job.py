@@ -61,6 +61,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     return asked
 
 
+@pytest.mark.medium
 def test_job_limits_are_upper_bounds_of_measurements(
     measured: list[Sequence[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +77,7 @@ def test_job_limits_are_upper_bounds_of_measurements(
     assert "data" in err
 
 
+@pytest.mark.medium
 def test_time_limit_needs_no_forecast(
     measured: list[Sequence[str]],
     capsys: pytest.CaptureFixture[str],
@@ -87,6 +89,7 @@ def test_time_limit_needs_no_forecast(
     assert "a stop with a checkpoint took 70.5 s here" in out
 
 
+@pytest.mark.medium
 def test_train_minutes_set_the_time_limit(
     measured: list[Sequence[str]],
     capsys: pytest.CaptureFixture[str],
@@ -99,6 +102,7 @@ def test_train_minutes_set_the_time_limit(
         ROOT(["job", "--to", "slurm", *LIMITS, *TINY, "train.until=18:00"])
 
 
+@pytest.mark.medium
 def test_step_without_forecast_requires_a_time_limit(
     measured: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +114,7 @@ def test_step_without_forecast_requires_a_time_limit(
         ROOT(["job", "--to", "slurm", *RECIPE])
 
 
+@pytest.mark.medium
 def test_processes_share_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--to", "jobset", *LIMITS, *RECIPE, *DATA)
     local = ["launch=local", "launch.processes=4", "launch.restarts=2"]
@@ -160,6 +165,7 @@ def test_wrong_options_are_refused(words: list[str], problem: str) -> None:
         ROOT(["job", *LIMITS, *words, *RECIPE])
 
 
+@pytest.mark.medium
 def test_gpus_are_counted_per_process(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--processes", "2", *LIMITS, *RECIPE, *DATA, "device=gpu")
     assert "--gpus-per-task=2\n" in job_file("--to", "slurm", *words, capsys=capsys)[0]

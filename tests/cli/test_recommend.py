@@ -53,6 +53,7 @@ def recipe_with(keys: list[str]) -> Recipe:
     return load_recipe("lenet5_digits", keys)
 
 
+@pytest.mark.medium
 def test_proposals_are_near_the_best_runs(
     history: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +67,7 @@ def test_proposals_are_near_the_best_runs(
     assert f"hydra.sweeper.history={history}" in lines[-1]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("section", "value"),
     [
@@ -154,11 +156,13 @@ def test_wrong_arguments_are_refused(args: list[str]) -> None:
         main(args)
 
 
+@pytest.mark.medium
 def test_recipe_without_search_keys_is_refused(history: Path) -> None:
     with pytest.raises(RecipeError, match="must have a key to search"):
         main([str(history), "+recipe=lenet5_digits"])
 
 
+@pytest.mark.medium
 def test_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no run"):
         main([str(tmp_path), *DIGITS])

@@ -47,6 +47,7 @@ def test_layers_are_listed_in_order(tiny: Compose) -> None:
     assert (found.parameters, found.trained) == (61_684, {0: found.parameters})
 
 
+@pytest.mark.medium
 def test_header_has_the_task_and_its_speed(tiny: Compose) -> None:
     found = table(tiny(*TUNED))
     trained = {row.path: row.trained for row in found.layers if row.parameters}
@@ -65,11 +66,13 @@ def test_header_has_the_task_and_its_speed(tiny: Compose) -> None:
     assert "trained     850; " in text
 
 
+@pytest.mark.medium
 def test_partly_frozen_layers_name_their_parameters(tiny: Compose) -> None:
     found = table(tiny("train.freeze=['*/bias']"))
     assert {row.trained for row in found.layers} == {"", "yes", "bias no, kernel yes"}
 
 
+@pytest.mark.medium
 def test_blocks_are_listed_with_their_layers(tiny: Compose) -> None:
     recipe = tiny("model=resnet20", "dataset.like=cifar10", "dataset.eval.ops=[]")
     found = table(recipe)
@@ -98,6 +101,7 @@ def test_run_summary_equals_summary_of_its_recipe(
     assert "0 frozen" in out
 
 
+@pytest.mark.medium
 def test_unmatched_scope_error_lists_scopes(tiny: Compose) -> None:
     with pytest.raises(
         RecipeError, match=r"train.freeze: pattern 'dence_0' matches none .*dense_2"
@@ -112,6 +116,7 @@ def test_usage_is_printed(tmp_path: Path) -> None:
         summary([str(tmp_path)])
 
 
+@pytest.mark.medium
 def test_summary_command_prints_the_table(
     cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

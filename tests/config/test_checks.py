@@ -317,6 +317,7 @@ def test_every_rule_has_a_test_case() -> None:
     assert len(set(CHECKS) - others) == 25
 
 
+@pytest.mark.medium
 def test_shortened_run_may_end_during_warmup() -> None:
     recipe = load_recipe("resnet50_cifar10", ["train.steps=3"])
     table = recipe.train.schedule.table(0.1, 3, 1562)

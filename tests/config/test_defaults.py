@@ -58,6 +58,7 @@ def test_missing_key_takes_its_default(key: str, whole: dict[str, Any]) -> None:
     assert check_tree(fill_missing(stripped)) == check_tree(whole)
 
 
+@pytest.mark.medium
 def test_missing_keys_are_filled_and_present_keys_unchanged(whole: dict[str, Any]) -> None:
     changed = without(whole, *KEYS)
     changed["train"]["optimizer"]["lr"] = 0.123

@@ -153,6 +153,7 @@ def test_incompatible_device_settings_are_refused(case: str) -> None:
     assert message in str(refused.value)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mode", mark_slow_except(["auto"], ["semi_auto", "auto"]))
 def test_default_shards_are_not_reported(mode: str) -> None:
     """`exact` fills them in; it alone is refused."""

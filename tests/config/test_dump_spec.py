@@ -23,6 +23,7 @@ def test_steps_are_sorted_and_unique(text: str, steps: tuple[int, ...]) -> None:
     assert parse_steps(text) == steps
 
 
+@pytest.mark.medium
 @given(steps=st.sets(st.integers(0, 10**9 - 1), min_size=1, max_size=20))
 def test_list_of_steps_is_parsed(steps: set[int]) -> None:
     assert parse_steps("|".join(map(str, steps))) == tuple(sorted(steps))

@@ -67,6 +67,7 @@ def test_custom_component_takes_defaults_of_its_name(tmp_path: Path) -> None:
     assert digits.train.drop_remainder
 
 
+@pytest.mark.medium
 def test_component_with_ambiguous_defaults_is_refused(tmp_path: Path) -> None:
     """Which of the ResNets a file means can't be guessed."""
     own = write(tmp_path, "mine.yaml", "name: resnet\nwidths: [8, 16, 32]\n")

@@ -67,6 +67,7 @@ def test_value_split_by_the_shell_is_shown_in_quotes() -> None:
     assert list(find_parse_problems(["+recipe=mine", "data"])) == [("data", "must be KEY=VALUE")]
 
 
+@pytest.mark.medium
 def test_many_long_overrides_are_parsed_quickly() -> None:
     begun = time.process_time()
     found = list(find_parse_problems([f"x=[{'ö,' * 4000}b]"] * 20 + ["x=[ö,ü]"] * 900))

@@ -33,6 +33,7 @@ KEYS = {
 }
 
 
+@pytest.mark.medium
 def test_error_lists_all_problems(tiny: Compose) -> None:
     with pytest.raises(RecipeError) as error:
         tiny(PRIVACY, *KEYS, "monitor.early_stop.metric=train_accuracy", "eval.every_steps=5")
@@ -43,10 +44,12 @@ def test_error_lists_all_problems(tiny: Compose) -> None:
     assert message.count("with privacy") == len(KEYS) + 1
 
 
+@pytest.mark.medium
 def test_training_images_are_not_written(tiny: Compose) -> None:
     with pytest.raises(RecipeError, match=r"monitor.sample_images = 4: writes training images"):
         tiny(PRIVACY, "monitor.tensorboard=true", "monitor.sample_images=4")
 
 
+@pytest.mark.medium
 def test_recipe_without_privacy_skips_privacy_rules(tiny: Compose) -> None:
     assert tiny("eval.on_train=true", "train.on_nan=skip").privacy is None

@@ -11,6 +11,7 @@ from pipeline.config.profile_spec import parse_profiling_variables
 from pipeline.core.errors import RecipeError
 
 
+@pytest.mark.medium
 def test_documented_options_become_keys() -> None:
     options = {
         "output": "/tmp/it's here",
@@ -63,6 +64,7 @@ def test_invalid_options_are_refused(environment: dict[str, str], problem: str) 
     assert problem in str(refused.value)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("steps", [19, 201])
 def test_trace_must_have_20_to_200_steps(steps: int) -> None:
     with pytest.raises(RecipeError, match=r"profile\.steps"):

@@ -113,6 +113,7 @@ def test_out_of_range_message_has_the_bound(override: str, message: str) -> None
     assert message in problem
 
 
+@pytest.mark.medium
 def test_lr_for_batch_scales_rate_with_batch() -> None:
     keys = ["train.batch_size=64", "train.optimizer.lr=0.1", "train.optimizer.lr_for_batch=256"]
     rule = "{pattern: dense_0, optimizer: {name: sgd, lr: 0.004, lr_for_batch: 32, "

@@ -51,6 +51,7 @@ def test_recipe_file_may_define_an_image_folder(tmp_path: Path) -> None:
     assert (recipe.dataset.follow_links, recipe.dataset.image_size) == (False, None)
 
 
+@pytest.mark.medium
 def test_custom_device_with_missing_key_is_refused(tmp_path: Path) -> None:
     shipped = (CONF / "device" / "ascend910.yaml").read_text()
     own = "".join(line for line in shipped.splitlines(True) if not line.startswith("hbm_gib:"))
@@ -86,12 +87,14 @@ def test_problem_of_a_file_is_reported(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.medium
 @given(st.text(alphabet="a\\'\" ,=[]{}()é\n$#:~+"))
 def test_quoted_value_is_read_literally_by_hydra(text: str) -> None:
     parsed = OverridesParser.create().parse_override(f"key={quote_value(text)}")
     assert str(parsed.value()) == text
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

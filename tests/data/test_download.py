@@ -211,6 +211,7 @@ def test_next_mirror_resumes_an_interrupted_download(server: Server, tmp_path: P
     assert server.seen == [("truncated", None), ("good", f"bytes={SENT_BYTES}-")]
 
 
+@pytest.mark.medium
 def test_truncating_mirror_is_retried_while_it_progresses(server: Server, tmp_path: Path) -> None:
     assert fetch(FILE, [server.mirror("truncated")], tmp_path).read_bytes() == CONTENT
     assert [range_ for _, range_ in server.seen] == [None, "bytes=4096-", "bytes=8192-"]
@@ -317,6 +318,7 @@ def test_fetch_without_mirrors_is_refused(tmp_path: Path) -> None:
         fetch(FILE, [], tmp_path)
 
 
+@pytest.mark.medium
 def test_failed_download_has_a_hint(server: Server, tmp_path: Path) -> None:
     files = [FILE, RemoteFile("labels.bin", "0")]
     mirrors = [server.mirror("good"), closed_mirror()]
@@ -400,6 +402,7 @@ def test_progress_is_shown_only_on_a_terminal(
     assert (FILE.name in sys.stderr.getvalue()) is shown
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 def test_unknown_certificates_are_refused(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"

@@ -56,6 +56,7 @@ def test_regression_fold_sizes_match_scikit_learn_golden(count: int) -> None:
     assert np.bincount(folds).tolist() == SETS["diabetes"]["folds"][str(count)]
 
 
+@pytest.mark.medium
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.integers(2, 9), st.integers(0, 9))
 def test_folds_are_a_partition_and_shares_differ_by_one(
     labels: list[int], count: int, seed: int

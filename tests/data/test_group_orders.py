@@ -191,6 +191,7 @@ def test_classes_are_drawn_equally_often(counts: list[int], seed: int, epoch: in
     assert drawn.max() - drawn.min() <= 1
 
 
+@pytest.mark.medium
 @SLOW
 @given(counts=counts, seed=st.integers(0, 2**31 - 1))
 def test_class_samples_repeat_only_after_all_are_drawn(counts: list[int], seed: int) -> None:
@@ -206,6 +207,7 @@ def test_class_samples_repeat_only_after_all_are_drawn(counts: list[int], seed: 
             assert len(set(own[first : first + count].tolist())) == count
 
 
+@pytest.mark.medium
 @SLOW
 @given(counts=counts, seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 9))
 def test_repeated_sample_has_a_new_key(counts: list[int], seed: int, epoch: int) -> None:
@@ -298,6 +300,7 @@ def test_interleaving_matches_tensorflow_golden() -> None:
         assert np.stack(found, axis=1).tolist() == case["order"], case
 
 
+@pytest.mark.medium
 @given(files=sizes, cycle_length=st.integers(1, 4), buffer=st.integers(1, 40))
 def test_epoch_has_every_sample_once(files: list[int], cycle_length: int, buffer: int) -> None:
     whole = interleaved_order(tuple(files), cycle_length, buffer_size=buffer)
@@ -305,6 +308,7 @@ def test_epoch_has_every_sample_once(files: list[int], cycle_length: int, buffer
         assert sorted(epoch_of(whole, epoch).tolist()) == list(range(sum(files)))
 
 
+@pytest.mark.medium
 @given(files=sizes, shards=st.integers(1, 4), shuffle=st.booleans())
 def test_shards_read_separate_files(files: list[int], shards: int, shuffle: bool) -> None:
     file_of = np.repeat(np.arange(len(files)), files)
@@ -333,6 +337,7 @@ def test_shard_without_samples_is_refused() -> None:
         interleaved_order((3, 0), num_shards=2, shard_id=1)
 
 
+@pytest.mark.medium
 @given(
     files=st.lists(st.integers(2, 9), min_size=4, max_size=9),
     groups=st.sampled_from([1, 2, 4]),

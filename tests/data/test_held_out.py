@@ -12,6 +12,7 @@ from pipeline.data.held_out import hold_out
 NAMES = tuple("abcde")
 
 
+@pytest.mark.medium
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     counts=st.lists(st.integers(2, 40), min_size=1, max_size=5),

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data.held_out import split_rows
 
 
+@pytest.mark.medium
 @given(
     st.lists(st.integers(0, 4), min_size=1, max_size=80),
     st.floats(0.05, 0.95),

@@ -121,6 +121,7 @@ def test_predictions_refuse_host_ops_of_evaluation() -> None:
         make_predict(TrainedRun(recipe, {}, 1, samples))
 
 
+@pytest.mark.medium
 def test_python_batches_have_the_draws_of_their_epoch() -> None:
     recipe = make_recipe("dataset.train.host_ops=[test_shift]")
     dataset = load_data(recipe, Reporter())

@@ -52,6 +52,7 @@ def test_pixels_of_more_than_8_bits_are_refused() -> None:
         require_eight_bits(Image.new("F", (2, 2)))
 
 
+@pytest.mark.medium
 def test_image_with_too_many_pixels_is_refused(tmp_path: Path) -> None:
     Image.new("1", (2**13 + 1, 2**13)).save(tmp_path / "wide.png")
     with (

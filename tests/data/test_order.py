@@ -14,6 +14,7 @@ SEEDS = st.integers(0, 2**63 - 1)
 EPOCHS = st.integers(0, 2**31 - 1)
 
 
+@pytest.mark.medium
 @given(seed=SEEDS, epoch=EPOCHS, samples=st.integers(1, 60), window=st.integers(1, 80) | st.none())
 def test_shuffled_epoch_is_a_permutation_within_its_window(seed, epoch, samples, window):
     order = compute_epoch_order(seed, epoch, samples, True, window)
@@ -75,6 +76,7 @@ def test_orders_within_a_window_are_equally_likely(samples, window, possible):
     assert all(abs(count - 400) < 80 for count in seen.values())  # 4 standard deviations
 
 
+@pytest.mark.medium
 @given(seed=SEEDS, epoch=EPOCHS, samples=st.integers(1, 60), window=st.integers(1, 80))
 def test_window_shuffle_equals_a_refilled_buffer(seed, epoch, samples, window):
     """The shuffle in vectors against the buffer of D-08, sample by sample."""
@@ -186,6 +188,7 @@ def list_batches(order, epochs):
                 yield number, batch + batch[:1] * missing, len(batch)
 
 
+@pytest.mark.medium
 @given(
     order=st.builds(
         make_order,

@@ -12,6 +12,7 @@ from pipeline.data.order import permute
 SEEDS = st.integers(0, 2**63 - 1)
 
 
+@pytest.mark.medium
 @settings(deadline=None)
 @given(size=st.integers(1, 3000), seed=SEEDS, number=st.integers(0, 2**63 - 1))
 def test_permutation_has_every_number_once(size: int, seed: int, number: int) -> None:

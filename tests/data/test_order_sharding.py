@@ -92,6 +92,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.medium
 @given(epoch=st.integers(0, 2**20), settings=st.fixed_dictionaries(SETTINGS))
 def test_shards_of_an_epoch_cover_the_data(epoch: int, settings: dict[str, Any]) -> None:
     """Every sample is dealt; shards are equally long, so the fewest possible are dealt again."""

@@ -75,6 +75,7 @@ def test_copied_file_keeps_its_name_and_is_verified(tmp_path: Path) -> None:
         copy_once(Address("s3://bucket/data/c#md5=0"), tmp_path / "cache")
 
 
+@pytest.mark.medium
 def test_series_of_files_is_copied_as_a_folder(bucket: Path, tmp_path: Path) -> None:
     for number in range(12):
         (bucket / f"x-{number:02}.tar").write_bytes(bytes([number]))

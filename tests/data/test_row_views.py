@@ -59,6 +59,7 @@ KINDS: tuple[Any, ...] = (np.asarray, Plain, Lazy, Batched)
 Rows = st.lists(st.integers(0, 6), min_size=1, max_size=9)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", mark_slow_except([np.asarray, Lazy], KINDS))
 @given(rows=Rows, positions=st.lists(st.integers(-1, 0), max_size=4))
 def test_selected_rows_are_read(kind: Any, rows: list[int], positions: list[int]) -> None:

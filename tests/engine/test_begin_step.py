@@ -49,6 +49,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("jitted", mark_slow_except([True], [False, True]))
 @pytest.mark.parametrize("name", mark_slow_except([*OPTIMIZERS][:1], OPTIMIZERS))
 def test_split_step_equals_the_step(name: str, jitted: bool) -> None:

@@ -632,6 +632,7 @@ def test_non_finite_step_that_ends_a_run_is_reported_at_the_end(play: Runner) ->
     assert [s for event, s in resumed.told if event == "step"] == list(range(1, 25))
 
 
+@pytest.mark.medium
 def test_rate_set_by_a_callback_applies_after_a_rollback(play: Runner) -> None:
     """Though the updates that are repeated had another one."""
     world, actor = World(), Actor({("on_sink", 16): lambda run: run.set_learning_rate(0.125)})
@@ -765,6 +766,7 @@ changes = st.lists(
 )
 
 
+@pytest.mark.medium
 @given(changes)
 def test_rate_changes_are_combined_into_one_rate_and_one_factor(changes: list[RateChange]) -> None:
     """Exactly so where factors are powers of two, which round nothing."""

@@ -374,6 +374,7 @@ def test_early_stop_minimises_the_loss(play: Play) -> None:
     assert history.step == 12
 
 
+@pytest.mark.medium
 def test_early_stop_requires_min_delta(play: Play) -> None:
     script = Script(accuracies=(0.5, 0.55, 0.6))
     delta = "monitor.early_stop.min_delta=0.2"

@@ -69,6 +69,7 @@ def test_number_of_rollbacks_is_limited() -> None:
         back.go_back(34, state_at(33))
 
 
+@pytest.mark.medium
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(31, 60), unique=True, max_size=6))
 def test_resumed_run_restores_its_rollbacks(steps: list[int]) -> None:
@@ -82,6 +83,7 @@ def test_resumed_run_restores_its_rollbacks(steps: list[int]) -> None:
         assert before.done == unbroken.done
 
 
+@pytest.mark.medium
 def test_rollback_checkpoints_are_retained(tmp_path: Path) -> None:
     retention = Retention(2, holds=partial(is_due, periods=(5,)))
     with Checkpoints(tmp_path, retention) as checkpoints:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ def test_sink_is_split_at_each_event() -> None:
     assert [s.stop for s in segments if Event.SINK_END in s.events] == [10, 20, 25]
 
 
+@pytest.mark.medium
 @given(
     total=st.integers(1, 200),
     steps_per_epoch=st.integers(1, 50),
@@ -43,6 +45,7 @@ def test_events_do_not_depend_on_the_sink_size_or_on_resuming(
         assert happened == [n for n in range(min(first, total) + 1, total + 1) if n % period == 0]
 
 
+@pytest.mark.medium
 @given(
     run=st.builds(
         RunSchedule,

@@ -59,6 +59,7 @@ def expected() -> tuple[dict[str, np.ndarray], Any, list[int]]:
     return train()
 
 
+@pytest.mark.medium
 def test_sink_sizes_have_the_same_bits(expected: Any) -> None:
     for size in (1, "all", "auto"):
         metrics, state, steps = train(size=size)
@@ -71,6 +72,7 @@ def test_sink_sizes_have_the_same_bits(expected: Any) -> None:
     assert jax.dtypes.issubdtype(expected[1]["key"].dtype, jax.dtypes.prng_key)
 
 
+@pytest.mark.medium
 def test_losses_equal_a_jitted_loop(expected: Any) -> None:
     from pipeline.data.order import SampleOrder
 
@@ -85,6 +87,7 @@ def test_losses_equal_a_jitted_loop(expected: Any) -> None:
     np.testing.assert_allclose(expected[0]["loss"], losses, rtol=1e-5)
 
 
+@pytest.mark.medium
 def test_log_has_every_metric_of_every_step(tmp_path: Path, expected: Any) -> None:
     train(save=tmp_path)
     lines = read_log(tmp_path)
@@ -102,6 +105,7 @@ def test_no_seed_reads_examples_in_file_order() -> None:
     assert metrics["first"].tolist() == [0, 16, 32, 0]
 
 
+@pytest.mark.medium
 def test_structured_array_is_batched_by_field(expected: Any) -> None:
     data = make_data()
     table = np.empty(200, [("x", np.float32, 4), ("y", np.float32)])
@@ -109,6 +113,7 @@ def test_structured_array_is_batched_by_field(expected: Any) -> None:
     assert np.array_equal(train(table)[0]["loss"], expected[0]["loss"])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("size", mark_slow_except([7], [1, 7, "all"]))
 def test_iterator_is_read_in_order_and_not_ahead(size: Any) -> None:
     source = batches()
@@ -157,6 +162,7 @@ def run_process(kind: str, *arguments: str | Path | int) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.medium
 def test_sigterm_saves_and_a_second_call_continues(tmp_path: Path, expected: Any) -> None:
     from pipeline.core.host.signals import Interrupted
 
@@ -196,11 +202,13 @@ def test_finished_run_yields_its_state(tmp_path: Path) -> None:
         train(save=tmp_path, steps=5)
 
 
+@pytest.mark.medium
 def test_checkpoint_steps_do_not_depend_on_sink_size(tmp_path: Path) -> None:
     train(save=tmp_path, size="all", save_every=25)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"25", "50", "60"}
 
 
+@pytest.mark.medium
 def test_initial_state_is_not_donated_and_old_reports_expire() -> None:
     shared = jnp.ones(4)
     state = {**make_state(), "w": shared}
@@ -217,6 +225,7 @@ def test_initial_state_is_not_donated_and_old_reports_expire() -> None:
         _ = reports[0].state
 
 
+@pytest.mark.medium
 def test_state_leaves_can_share_memory() -> None:
     w = jnp.ones(4)
 
@@ -358,6 +367,7 @@ class Counter:
         self.seeks.append(self.number)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "stops", mark_slow_except([[1, 2, 5]], [[1, 2, 5], [128, 129, 140], [200, 256, 300]])
 )
@@ -379,6 +389,7 @@ def test_data_that_end_early_save_the_state(tmp_path: Path) -> None:
     assert train(batches(), batch_size=None, save=tmp_path)[2] == [42, 49, 56, 60]
 
 
+@pytest.mark.medium
 def test_iterator_error_is_raised_after_saving(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         train(batches(fail_at=33), batch_size=None, save=tmp_path)
@@ -505,6 +516,7 @@ def test_invalid_data_and_settings_are_refused(
         train(data, **settings)
 
 
+@pytest.mark.medium
 def test_batches_of_another_shape_are_refused(tmp_path: Path) -> None:
     def short() -> Iterator[Any]:
         for number, batch in enumerate(batches()):
@@ -543,6 +555,7 @@ def test_directory_of_another_run_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in foreign.iterdir() if path.name != ".lock"] == ["notes.txt"]
 
 
+@pytest.mark.medium
 def test_import_loads_neither_hydra_nor_pydantic() -> None:
     code = (
         "import sys; import pipeline.engine.sink; "

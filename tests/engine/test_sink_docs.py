@@ -11,6 +11,7 @@ import pytest
 DOCUMENT = Path(__file__).parents[2] / "README.md"
 
 
+@pytest.mark.medium
 def test_example_runs_and_has_at_most_twelve_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ def test_non_finite_batch_or_state_value_is_named() -> None:
     assert text.startswith("the step reads state: float32 3 with 1 Inf")
 
 
+@pytest.mark.medium
 def test_flax_layer_and_loop_are_named() -> None:
     class Network(nn.Module):
         @nn.compact
@@ -84,6 +85,7 @@ def test_finite_loss_is_reported_as_finite() -> None:
     )
 
 
+@pytest.mark.medium
 def test_run_ended_by_its_loss_names_the_operation(tmp_path: Path) -> None:
     def step(state: Array, batch: Any) -> tuple[Array, dict[str, Array]]:
         return state - 1, {"loss": jnp.sqrt(state) + 0 * batch["x"].sum()}

@@ -49,6 +49,7 @@ def test_every_change_of_a_recipe_is_reported(rng: Random) -> None:
         check_recipe_tree(rng, Path(folder))
 
 
+@pytest.mark.medium
 def test_cases_are_distributed_and_reproducible() -> None:
     counts = shares(20_000, list(KINDS))
     assert sum(counts.values()) == 20_000
@@ -67,6 +68,7 @@ def raising(error: BaseException) -> str:
         return judge(act, Random(0), Path(folder), 5.0).outcome
 
 
+@pytest.mark.medium
 def test_outcomes_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert raising(RecipeError(["x"])) == "recipe error"

@@ -72,6 +72,7 @@ def test_shared_prefixes_beyond_the_limit_are_refused(tmp_path: Path) -> None:
     assert "takes more than 1.1 GB of memory" in message
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN"])
 def test_text_encodings_are_read(encoding: str, tmp_path: Path) -> None:
     texts = [None, "bb", "a", "bb", None, "c\u00e9"]
@@ -104,6 +105,7 @@ def test_error_of_a_damaged_file_has_the_reason(tmp_path: Path) -> None:
     assert refusal(file).startswith("can't be read as Parquet: Couldn't deserialize thrift")
 
 
+@pytest.mark.medium
 def test_dictionaries_become_texts_in_row_order(tmp_path: Path) -> None:
     """Dictionaries of row groups differ, and have texts that no row has."""
     column = pa.DictionaryArray.from_arrays([2, None, 1, 2], ["unused", "b", "a"])
@@ -129,6 +131,7 @@ def test_columns_are_read_in_portions(tmp_path: Path, monkeypatch: pytest.Monkey
     assert texts_of(table, "e") == ["", "z"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("of", mark_slow_except(["string"], ["float64", "string", "dictionary"]))
 def test_table_without_rows_has_its_columns(of: str, tmp_path: Path) -> None:
     kind = pa.dictionary(pa.int32(), pa.string()) if of == "dictionary" else of
@@ -136,6 +139,7 @@ def test_table_without_rows_has_its_columns(of: str, tmp_path: Path) -> None:
     assert (table.rows, table.names) == (0, ("x", "y"))
 
 
+@pytest.mark.medium
 def test_column_of_only_missing_texts_is_read(tmp_path: Path) -> None:
     missing = pa.array([None, None], "string")
     columns = {"x": missing, "d": missing.dictionary_encode(), "n": pa.nulls(2)}

@@ -414,6 +414,7 @@ def test_ambiguous_yaml_is_refused(text: str, problem: str) -> None:
     assert problem in refused(text)
 
 
+@pytest.mark.medium
 def test_component_package_must_match_its_kind() -> None:
     Path("net.yaml").write_text("# @package hydra\nname: mlp\n")
     with pytest.raises(RecipeError, match=r"net.yaml: # @package hydra: .*; must be model$"):
@@ -422,6 +423,7 @@ def test_component_package_must_match_its_kind() -> None:
     assert load_recipe("lenet5_digits", ["model=net.yaml"]).model.name == "mlp"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("option", ["//etc", "/etc/passwd", "etc/", "./"])
 def test_option_with_slashes_is_reported_as_typed(option: str) -> None:
     with pytest.raises(RecipeError) as caught:

@@ -102,6 +102,7 @@ def test_data_that_end_early_are_refused() -> None:
         profile_step(step, make_state(), batches(30), size=7)
 
 
+@pytest.mark.medium
 def test_non_finite_loss_is_refused_by_the_profile() -> None:
     def diverge(state: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
         return state + 1, {"loss": jnp.where(state > 3, jnp.nan, batch.mean())}

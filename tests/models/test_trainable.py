@@ -82,6 +82,7 @@ IMPORTED = {"flax", "function", "keras", "onnx", "torch"}
 """Networks of the user's own, which tests of their own train."""
 
 
+@pytest.mark.medium
 def test_model_components_are_all_tested() -> None:
     names = {conf_model(name).name for name in SMALL}
     assert names == set(list_components("model")) - OTHERS - IMPORTED

@@ -57,6 +57,7 @@ def outcomes(before: Path, calls: list[Call]) -> set[bytes | None]:
     return set(cuts())
 
 
+@pytest.mark.medium
 def test_file_synced_before_its_rename_is_always_complete(before: Path) -> None:
     for number in range(len(SYNCED)):
         assert outcomes(before, SYNCED[:number]) <= {b"old", b"new"}

@@ -86,12 +86,14 @@ def test_generator_and_discriminator_have_separate_optimizers(cache: Path, tmp_p
     assert moved == {"generator": True, "discriminator": False}
 
 
+@pytest.mark.medium
 def test_optimizer_pattern_without_parameters_is_refused(cache: Path, tmp_path: Path) -> None:
     optimizers = f"train.optimizers=[{{pattern: conv_7, optimizer: {ADAM}}}]"
     with pytest.raises(RecipeError, match=r"train\.optimizers: pattern 'conv_7' matches none"):
         run(compose(cache, optimizers, "stages=[data,build]"), tmp_path)
 
 
+@pytest.mark.medium
 def test_gan_with_class_labels_is_refused(cache: Path, tmp_path: Path) -> None:
     plain = OPS.partition(", {name: constant")[0] + "]"
     overrides = [f"dataset.train.ops={plain}", f"dataset.eval.ops={plain}"]
@@ -152,6 +154,7 @@ def test_network_learns_from_two_columns(cache: Path, archive: Path, tmp_path: P
     assert outcome.metrics(tmp_path / "7") == outcome.metrics(tmp_path / "60")
 
 
+@pytest.mark.medium
 def test_missing_column_is_named(cache: Path, archive: Path, tmp_path: Path) -> None:
     recipe = compose_inputs(cache, archive, "dataset.columns=[]", "stages=[data,build]")
     with pytest.raises(RecipeError, match=r"\(join\): there is no column 'place'; the columns are"):

@@ -16,6 +16,7 @@ from tests.whole_run import run
 pytest.importorskip("dp_accounting")
 
 
+@pytest.mark.medium
 def test_audit_bound_is_reported_with_the_upper_bound(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

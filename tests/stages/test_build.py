@@ -50,6 +50,7 @@ def test_build_report_has_one_line(tiny: Compose, capsys: pytest.CaptureFixture[
     ]
 
 
+@pytest.mark.medium
 def test_independent_problems_are_reported_together(tiny: Compose) -> None:
     names = ["train.mode=eager", "train.jit_layers=[outside]"]
     with pytest.raises(RecipeError) as caught:
@@ -85,6 +86,7 @@ def test_images_too_small_for_the_network_are_refused(tiny: Compose) -> None:
     assert "the images are too small for this network" in message
 
 
+@pytest.mark.medium
 def test_padding_in_batch_statistics_is_refused(tiny: Compose) -> None:
     """D-09, D-17: masked out of the loss it can be, out of the statistics it can't."""
     recipe = tiny(*NORMALISED, "dataset.train.drop_remainder=false", "train.batch_size=20")
@@ -108,6 +110,7 @@ def test_harmless_partial_batch_is_used(overrides: list[str], steps: int, tiny: 
     assert made.run_schedule.steps_per_epoch == steps
 
 
+@pytest.mark.medium
 def test_decay_rule_without_a_match_is_refused(tiny: Compose) -> None:
     rules = "train.optimizer.decay_rules=[{pattern: nothing/*, weight_decay: 0.0}]"
     message = problem(tiny(rules))
@@ -146,6 +149,7 @@ def test_too_many_evaluation_labels_are_refused(
     assert "labels, and 10 can be counted; set eval.samples" in problem(tiny())
 
 
+@pytest.mark.medium
 def test_regression_metric_is_refused_for_classes(tiny: Compose) -> None:
     for name in ("mae", "rmse", "r2"):
         text = problem(tiny("model=mlp", f"eval.metrics=[{name}]"))

@@ -35,6 +35,7 @@ def test_shards_cover_the_data_once_per_epoch(tiny: Compose) -> None:
     assert sorted(np.concatenate(seen)) == list(range(96))
 
 
+@pytest.mark.medium
 def test_shard_evaluates_the_complete_split(tiny: Compose) -> None:
     dataset = load_data(tiny(*shard(1, 3)), quiet())
     assert len(dataset.eval) == dataset.eval_order.samples == 40

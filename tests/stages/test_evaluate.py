@@ -140,6 +140,7 @@ def test_dispatches_are_bounded_in_time(
     assert timed.dispatched == spans[:1]
 
 
+@pytest.mark.medium
 def test_uncounted_sample_is_an_error(tiny: Compose) -> None:
     recipe = tiny(*SMALL)
     dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
@@ -149,6 +150,7 @@ def test_uncounted_sample_is_an_error(tiny: Compose) -> None:
         evaluate(forgetful, None, dataset, EvalOptions(1.0))  # type: ignore[arg-type]
 
 
+@pytest.mark.medium
 def test_evaluation_of_only_ignored_labels_is_an_error(tiny: Compose) -> None:
     dataset = load_data(tiny(*SMALL), Reporter(console=Console(file=io.StringIO())))
     sums = replace(zero_sums(10), samples=np.int32(40))

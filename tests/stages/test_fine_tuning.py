@@ -56,6 +56,7 @@ def built(recipe: Recipe) -> Built:
     return build(recipe, load_data(recipe, Reporter()), Reporter())
 
 
+@pytest.mark.medium
 def test_optimizer_of_frozen_parameters_is_refused(tiny: Compose) -> None:
     adam = "{name: adam, lr: 0.1, b1: 0.9, b2: 0.9, eps: 1e-8, weight_decay: 0.0, decay_rules: []}"
     rule = f"train.optimizers=[{{pattern: conv_0, optimizer: {adam}}}]"
@@ -237,6 +238,7 @@ NOT_BUILT = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("case", NOT_BUILT)
 def test_unmatched_patterns_are_refused(case: str, tiny: Compose) -> None:
     overrides, message = NOT_BUILT[case]

@@ -119,6 +119,7 @@ def test_run_out_of_memory_continues_with_half_as_many_at_once(
     ]
 
 
+@pytest.mark.medium
 @pytest.mark.mlp
 def test_single_shard_out_of_memory_ends_the_run(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -153,6 +154,7 @@ def test_other_errors_of_the_device_are_raised(
         run(tiny(*MEMORY, "train.sink_size=7"), tmp_path)
 
 
+@pytest.mark.medium
 @pytest.mark.mlp
 def test_too_little_memory_for_a_shard_ends_the_run_before_its_first_step(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -157,6 +157,7 @@ def test_run_is_the_same_on_any_number_of_devices(
     outcome.assert_same_run(tmp_path / "1", tmp_path / "2")
 
 
+@pytest.mark.medium
 def test_image_size_depends_only_on_seed_and_step() -> None:
     seed = seed_words(3)
     drawn = [int(draw_choice(np, 3, seed, step)) for step in range(300)]
@@ -264,6 +265,7 @@ def test_table_labels_are_regressed(compose: Compose, folders: Path, tmp_path: P
     assert summary.metrics["mae"] < np.std(values) / 3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("kind", "overrides", "message"),
     [
@@ -328,6 +330,7 @@ def test_conflicting_image_settings_are_refused(
         built()
 
 
+@pytest.mark.medium
 def test_balanced_epoch_has_the_usual_number_of_steps(compose: Compose) -> None:
     dataset = loaded(compose("flat", "dataset.train.balance=true"))
     samples = len(dataset.train)

@@ -99,6 +99,7 @@ def test_images_are_padded_and_their_sizes_stored(ragged: Compose) -> None:
         assert padded.sum() == value.sum()
 
 
+@pytest.mark.medium
 def test_buckets_are_reported(ragged: Compose, capsys: pytest.CaptureFixture[str]) -> None:
     load_data(ragged(), Reporter())
     line = capsys.readouterr().out.splitlines()[-1]

@@ -391,6 +391,7 @@ def tuned() -> LoweringChoice:
     return LoweringChoice(Lowerings(((str(one), how), (str(other), how))), found)
 
 
+@pytest.mark.medium
 def test_tuned_result_is_written_to_the_run_directory(tiny: Compose, tmp_path: Path) -> None:
     _, lines = lowered(tiny(*NETWORK), Choosing(chosen=tuned()), tmp_path)
     (file,) = tmp_path.glob("tune_result_pid*.json")
@@ -403,6 +404,7 @@ def test_tuned_result_is_written_to_the_run_directory(tiny: Compose, tmp_path: P
     assert second.endswith(f"; {file.name}")
 
 
+@pytest.mark.medium
 def test_banked_lowerings_write_no_result(tiny: Compose, tmp_path: Path) -> None:
     chosen = tuned()
     banked = replace(chosen, results=chosen.results[:1])

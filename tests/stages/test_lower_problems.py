@@ -123,6 +123,7 @@ def formulas(built: Built, step_config: StepConfig) -> Counter[tuple[str, ...]]:
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "policy",
     [DEFAULTS, pytest.param(LastCandidate(), marks=pytest.mark.slow)],
@@ -211,6 +212,7 @@ def prepared_convolution(channels: int, groups: int = 1) -> PreparedSink:
     return prepare_sink(step, kernel, images, SinkSettings(1, 1, None, 4, 0, None))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("channels", "groups", "layout"),
     [
@@ -227,6 +229,7 @@ def test_custom_step_uses_chwn_for_few_ungrouped_channels(
     assert choice.layout == layout
 
 
+@pytest.mark.medium
 def test_layout_unsupported_by_the_platform_is_refused() -> None:
     prepared = prepared_convolution(4)
     device: Any = SimpleNamespace(platform="cuda")
@@ -234,6 +237,7 @@ def test_layout_unsupported_by_the_platform_is_refused() -> None:
         lower_step(prepared.step, prepared.spec, device, LoweringChoice(layout="chwn"))
 
 
+@pytest.mark.medium
 def test_custom_network_formulas_change_by_lowering(tiny: Compose) -> None:
     built = built_of(tiny(*IMAGES, *WRITTEN["ModelSpec"]))
     plain = replace(built.step_config, lowerings=None)

@@ -106,6 +106,7 @@ def attacked_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+@pytest.mark.medium
 def test_run_writes_its_robustness(attacked_run: Path) -> None:
     document = json.loads((attacked_run / "robustness.json").read_text())
     metrics = outcome.read_summary(attacked_run)["metrics"]

@@ -56,6 +56,7 @@ def test_run_does_not_depend_on_sinks_resume_and_devices(tiny: Compose, tmp_path
     assert clips[0] != clips[1] != 0.5
 
 
+@pytest.mark.medium
 def test_secret_key_is_only_in_checkpoints(tiny: Compose, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     summary = run(tiny(*MLP, *RUN, PRIVATE, "monitor.tensorboard=true"), run_dir)
@@ -125,6 +126,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", REFUSED)
 def test_invalid_private_run_is_refused_before_compiling(
     tiny: Compose, tmp_path: Path, name: str

@@ -58,6 +58,7 @@ def test_settings_incompatible_with_remat_are_refused(
     assert problem in str(error.value)
 
 
+@pytest.mark.medium
 def test_remat_without_blocks_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"train.remat = blocks: the network has no residual"):
         run(tiny("train.remat=blocks"), tmp_path / "run")

@@ -45,6 +45,7 @@ def test_training_samples_are_evaluated_by_the_eval_program(trained: Path) -> No
     assert lines[-1]["train_accuracy"] == metrics["train_accuracy"]
 
 
+@pytest.mark.medium
 def test_eval_on_train_does_not_change_other_metrics(
     trained: Path, cache: Path, tmp_path: Path
 ) -> None:
@@ -57,6 +58,7 @@ def test_eval_on_train_does_not_change_other_metrics(
     assert kept == plain
 
 
+@pytest.mark.medium
 def test_tensorboard_has_pictures_classes_and_hparams(trained: Path) -> None:
     tags = EventAccumulator(str(trained)).Reload().Tags()
     assert {"train/images", "eval/predictions"} <= set(tags["images"])
@@ -74,6 +76,7 @@ def test_balanced_epoch_labels_match_its_samples(cache: Path) -> None:
     assert format_sample_labels(recipe, dataset) == tuple(labels)
 
 
+@pytest.mark.medium
 def test_fixed_shard_is_evaluated_on_its_training_samples(cache: Path) -> None:
     shards = ["dataset.train.num_shards=4", "dataset.train.shard_id=1"]
     recipe = compose_tiny(cache, *shards, "dataset.train.shuffle=false", "train.batch_size=8")

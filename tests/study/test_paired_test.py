@@ -37,6 +37,7 @@ def test_evidence_matches_the_formula() -> None:
     assert compute_evidence(differences)[-1] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.medium
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=7))
 def test_mean_evidence_over_all_signs_is_one(sizes: list[float]) -> None:
     """The mean over all signs of any sizes is 1: no gain is expected without a difference."""
@@ -59,6 +60,7 @@ def test_equal_sides_have_few_false_verdicts(kind: str) -> None:
     assert num_false <= ERROR * 400
 
 
+@pytest.mark.medium
 def test_intervals_of_a_sequence_cover_the_mean() -> None:
     rng = np.random.default_rng(8)
     misses = 0
@@ -69,6 +71,7 @@ def test_intervals_of_a_sequence_cover_the_mean() -> None:
     assert misses <= 2 * ERROR * 24 + 1
 
 
+@pytest.mark.medium
 @given(DIFFERENCES, FINITE, st.sampled_from([-4.0, 0.25, 2.0]))
 def test_interval_shifts_and_scales_with_its_differences(
     differences: np.ndarray, shift: float, factor: float
@@ -92,6 +95,7 @@ def test_equal_differences_decide_after_min_pairs() -> None:
     assert count_pairs_to_decide(np.zeros(40)) is None
 
 
+@pytest.mark.medium
 def test_large_effect_takes_fewer_pairs() -> None:
     rng = np.random.default_rng(9)
     noise = rng.normal(size=(24, 64))

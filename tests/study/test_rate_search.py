@@ -33,6 +33,7 @@ def make_curve(centre: float, noise: float = 0.0, blows_up_at: float | None = No
     return RateCurve(rates[:length], losses[:length], 200)
 
 
+@pytest.mark.medium
 @given(st.floats(1e-4, 1e-2), st.floats(0, 0.1))
 def test_suggested_rate_is_at_the_steepest_fall(centre: float, noise: float) -> None:
     suggestion = suggest_rate(make_curve(centre, noise))
@@ -40,6 +41,7 @@ def test_suggested_rate_is_at_the_steepest_fall(centre: float, noise: float) -> 
     assert suggestion.rate < suggestion.lowest_at
 
 
+@pytest.mark.medium
 @given(st.floats(1e-4, 1e-2))
 def test_divergence_does_not_hide_the_fall(centre: float) -> None:
     suggestion = suggest_rate(make_curve(centre, 0.02, blows_up_at=30 * centre))
@@ -57,6 +59,7 @@ def test_loss_that_never_falls_is_an_error() -> None:
         suggest_rate(curve)
 
 
+@pytest.mark.medium
 def test_rates_from_a_file_are_refused(tiny: Compose, tmp_path: Path) -> None:
     (tmp_path / "rates.txt").write_text("0.1\n" * 45)
     recipe = tiny(*MLP, "schedule=table", f"train.schedule.file={tmp_path / 'rates.txt'}")

@@ -15,11 +15,13 @@ JUDGE = -(np.log(PROBABILITIES[:, 0]) + np.log(1 - PROBABILITIES[:, 1])) / 2
 GENERATOR = -np.log(PROBABILITIES[:, 2])
 
 
+@pytest.mark.medium
 def test_adversarial_loss_is_the_sum_of_both() -> None:
     loss = AdversarialLoss(reduction="mean").build()
     np.testing.assert_allclose(loss(SCORES, LABELS), JUDGE + GENERATOR, rtol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("metric", "expected"), [(DiscriminatorLoss(), JUDGE), (GeneratorLoss(), GENERATOR)]
 )

@@ -10,6 +10,7 @@ from pipeline.training.bucketing import add_padding_mask, apply_in_bucket
 from tests.training.test_step import make_batch
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("axes", [1, 2])
 def test_padding_mask_is_1_inside_each_size(axes: int) -> None:
     images = np.zeros((3, 4, 5, 2), np.float32)

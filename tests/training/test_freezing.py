@@ -120,6 +120,7 @@ PATHS = [("a", "kernel"), ("a", "bias"), ("b", "x", "kernel"), ("b", "bias"), ("
 PATTERNS = st.sampled_from(["a", "b", "*/bias", "b/x", "*", "c", "*kernel"])
 
 
+@pytest.mark.medium
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), PATTERNS), max_size=5), PATTERNS)
 def test_last_matching_pattern_decides(rules: list[tuple[bool, str]], last: str) -> None:
@@ -138,6 +139,7 @@ def test_negated_patterns_exclude_from_freezing() -> None:
     assert not any(is_frozen((), path) for path in PATHS)
 
 
+@pytest.mark.medium
 def test_each_phase_has_a_separate_state() -> None:
     """The count of updates too; what no gradient is of keeps its state, and clipping sees all."""
     params = {"a": np.ones(2, np.float32), "b": np.ones(3, np.float32), "c": np.ones(1, np.float32)}
@@ -225,6 +227,7 @@ def test_rates_decay_with_depth(decay: float, count: int) -> None:
         assert factors[str(depth)] == pytest.approx(decay * factors[str(depth + 1)])
 
 
+@pytest.mark.medium
 def test_groups_have_separate_optimizers_from_a_common_start() -> None:
     """Each parameter moves as by its optimizer alone, of the last pattern that covers it."""
     params = {name: np.linspace(1, 2, 3, dtype=np.float32) for name in "abc"}

@@ -35,6 +35,7 @@ def test_plain_gradients_take_one_pass() -> None:
     assert loss == 17 / 4 + 0.125
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("rho", [0.05, 2.0])
 def test_sharpness_aware_gradients_match_the_paper(rho: float) -> None:
     """Foret et al. 2021, eq. 2 with p = 2: e = rho g / |g|, then the gradients at w + e."""

@@ -39,6 +39,7 @@ MIXING = (
 )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("scale", [1.0, 300.0])
 def test_readings_match_numpy(scale: float) -> None:
     random = np.random.default_rng(0)
@@ -62,6 +63,7 @@ def test_readings_match_numpy(scale: float) -> None:
         np.testing.assert_array_equal(readings.valid, mask)
 
 
+@pytest.mark.medium
 @given(st.integers(0, 1000), st.booleans())
 def test_ledger_matches_a_loop_over_readings(seed: int, repeats: bool) -> None:
     random = np.random.default_rng(seed)
@@ -96,6 +98,7 @@ def test_ledger_matches_a_loop_over_readings(seed: int, repeats: bool) -> None:
         np.testing.assert_allclose(getattr(ledger, name), values, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_label_learnt_by_heart_keeps_its_early_rival() -> None:
     """The network first sees the true class, 2. Later the wrong label fits, by chance before 1."""
     ledger = make_ledger(1)
@@ -112,6 +115,7 @@ def strip_ledger(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {path: array for path, array in arrays.items() if not path.startswith("ledger/")}
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("optimized_programs")
 def test_ledger_does_not_change_training(tiny: Compose, tmp_path: Path) -> None:
     run(tiny(*RUN), tmp_path / "on")
@@ -218,6 +222,7 @@ def test_resume_with_other_data_is_refused(tiny: Compose, tmp_path: Path) -> Non
         run(tiny(*settings, resumed, "train.resume_changed=allow"))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("recipe", "overrides", "message"),
     [

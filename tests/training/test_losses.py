@@ -102,6 +102,7 @@ def test_one_hot_labels_count_as_their_class(smoothing, convention):
     )
 
 
+@pytest.mark.medium
 def test_soft_labels_weight_the_classes():
     losses = cross_entropy()(EIGHTHS, jnp.array([[0.0, 0.5, 0.5]]))
     np.testing.assert_allclose(losses, [(math.log(4) + math.log(1.6)) / 2], rtol=1e-6)
@@ -216,6 +217,7 @@ def weighted(weights, smoothing=0.0):
 TARGETS = Targets(("ant", "bee", "owl"), counts=(2, 6, 4))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_class_weight_multiplies_the_loss_of_its_labels(smoothing):
     """D-19."""
@@ -234,6 +236,7 @@ def test_balanced_weights_equalise_the_classes():
     assert each.tolist() == pytest.approx([4, 4, 4])
 
 
+@pytest.mark.medium
 def test_class_weights_skip_ignored_pixels():
     logits = np.random.default_rng(1).standard_normal((1, 2, 2, 3)).astype(np.float32)
     labels = np.array([[[0, 255], [2, 1]]], np.uint8)

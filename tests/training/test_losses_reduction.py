@@ -73,6 +73,7 @@ def test_step_learns_from_the_hardest_share(reduction: str) -> None:
     np.testing.assert_allclose(shifted, times * flat(gradients), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_hardest_share_excludes_padding() -> None:
     """6 valid samples of 8: 4 = floor(0.7 * 6) of them."""
     step = make_step(hardest_share=0.7)
@@ -136,6 +137,7 @@ def test_valid_labels_have_equal_weight_in_microbatches() -> None:
     assert evaluation["loss"] == pytest.approx(np.mean(each), rel=1e-5)
 
 
+@pytest.mark.medium
 def test_batch_without_labels_has_zero_loss_and_gradient() -> None:
     step = make_step(network=FourPlaces(), ignore_index=-100)
     batch = places(0)

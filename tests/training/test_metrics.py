@@ -98,6 +98,7 @@ def test_confusion_has_true_rows_and_predicted_columns():
     np.testing.assert_array_equal(sums.classes.confusion, [[1, 1, 0], [0, 1, 1], [0, 0, 0]])
 
 
+@pytest.mark.medium
 def test_metrics_of_a_hand_computed_confusion():
     """True 0 0 1 1, predicted 0 1 1 2: class 2 has no sample, so its recall and f1 are 0."""
     summary = evaluated(np.eye(3)[[0, 1, 1, 2]], np.array([0, 0, 1, 1]), classes=3)

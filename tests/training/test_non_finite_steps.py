@@ -43,6 +43,7 @@ def after(
     return int(counted.step), *counts, bool(outcome.should_continue)
 
 
+@pytest.mark.medium
 def test_non_finite_step_is_counted_and_training_continues() -> None:
     assert after(NON_FINITE, state(1, 4), Skip(most_in_a_row=3)) == (8, 2, 5, True)
 

@@ -41,6 +41,7 @@ def test_text_file_has_one_rate_per_line(suffix: str, tmp_path: Path) -> None:
     assert read_rates(file).rates.tolist() == [0.5, 0.001, 0.0]
 
 
+@pytest.mark.medium
 @given(
     rates=arrays.arrays(
         np.float64, st.integers(1, 50), elements=st.floats(0, 1e30, allow_subnormal=False)

@@ -145,6 +145,7 @@ def test_linear_cosine_rises_again_only_after_a_long_warmup():
     assert [rises(warmup) for warmup in (0, 50, 500)] == [False, False, True]
 
 
+@pytest.mark.medium
 @given(
     st.sampled_from(sorted(DECAYS)),
     st.integers(0, 60),

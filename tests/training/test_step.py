@@ -144,6 +144,7 @@ def by_hand(params: Any, batch: Batch, samples: int) -> tuple[float, Any]:
     return -np.log(p[y == 1]).mean(), gradients
 
 
+@pytest.mark.medium
 def test_two_steps_match_hand_computed_steps() -> None:
     """Loss, rate, gradient norm, and p <- p - lr * v with v <- 0.9 v + g."""
     step = plain()
@@ -161,6 +162,7 @@ def test_two_steps_match_hand_computed_steps() -> None:
         assert int(state.step) == number + 1
 
 
+@pytest.mark.medium
 def test_records_are_float32_scalars() -> None:
     step = plain()
     _, record = step.step(start(step), make_batch(), RATES)

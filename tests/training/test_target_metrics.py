@@ -29,6 +29,7 @@ def summary(outputs: np.ndarray, labels: np.ndarray, targets: Targets, batch: in
     return summarize(jax.tree.map(np.asarray, sums), targets.names, metrics)
 
 
+@pytest.mark.medium
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([24, 7, 5]))
 def test_errors_are_in_the_units_of_the_data(seed: int, batch: int) -> None:
@@ -53,12 +54,14 @@ def test_errors_are_in_the_units_of_the_data(seed: int, batch: int) -> None:
         assert found[name] == pytest.approx(value, rel=1e-4), name
 
 
+@pytest.mark.medium
 def test_r2_of_a_constant_target_is_zero() -> None:
     ones = np.ones((4, 1), np.float32)
     targets = Targets(("y",), "regression", (0.0,), (1.0,))
     assert summary(ones + 1, ones, targets, 4)["r2"] == 0
 
 
+@pytest.mark.medium
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([24, 7, 5]))
 def test_multi_label_metrics_match_a_loop(seed: int, batch: int) -> None:

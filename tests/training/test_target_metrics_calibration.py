@@ -66,6 +66,7 @@ def samples(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray
 seeds = st.integers(0, 2**32 - 1)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("bins", [1, 15])
 @settings(deadline=None, max_examples=25)
 @given(seeds)
@@ -75,6 +76,7 @@ def test_calibration_error_matches_the_paper(bins: int, seed: int) -> None:
     assert value == pytest.approx(expected_calibration_error(logits, labels, bins), abs=2e-6)
 
 
+@pytest.mark.medium
 @settings(deadline=None, max_examples=25)
 @given(seeds)
 def test_brier_score_is_the_mean_squared_distance(seed: int) -> None:
@@ -84,6 +86,7 @@ def test_brier_score_is_the_mean_squared_distance(seed: int) -> None:
     assert value == pytest.approx(distance, rel=1e-5)
 
 
+@pytest.mark.medium
 def test_brier_score_accepts_soft_labels() -> None:
     logits, _ = samples(21, 4, 1)
     labels = softmax(samples(21, 4, 2)[0]).astype(np.float32)
@@ -92,6 +95,7 @@ def test_brier_score_accepts_soft_labels() -> None:
     assert value == pytest.approx(distance, rel=1e-5)
 
 
+@pytest.mark.medium
 def test_fully_confident_predictions_are_in_the_last_bin() -> None:
     logits = np.tile(np.array([1000, 0, 0, 0], np.float32), (20, 1))
     labels = np.arange(20, dtype=np.int32) % 4
@@ -148,6 +152,7 @@ def test_metric_sums_of_changed_shape_are_refused() -> None:
         )
 
 
+@pytest.mark.medium
 def test_failing_metric_is_named() -> None:
     metric = Sums()
     labels = jnp.zeros(2, jnp.int32)

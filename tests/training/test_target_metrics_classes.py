@@ -55,12 +55,14 @@ def test_mean_iou_matches_sets(ignored: int | None) -> None:
     assert value(metric, LOGITS, LABELS, MASK) == pytest.approx(np.mean(shares), abs=1e-12)
 
 
+@pytest.mark.medium
 def test_pixel_accuracy_is_the_share_of_correct_pixels() -> None:
     true, guessed = counted(set())
     expected = (true == guessed).mean()
     assert value(PixelAccuracy(), LOGITS, LABELS, MASK) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.medium
 def test_balanced_accuracy_is_the_mean_recall_of_present_classes() -> None:
     """No label is of the last class."""
     true, guessed = counted(set())
@@ -70,6 +72,7 @@ def test_balanced_accuracy_is_the_mean_recall_of_present_classes() -> None:
     assert found == pytest.approx(np.mean(recalls), abs=1e-12)
 
 
+@pytest.mark.medium
 def test_pixel_accuracy_accepts_class_and_soft_labels() -> None:
     logits, labels = LOGITS[:, 0, 0], LABELS[:, 0, 0] % CLASSES
     hot = np.eye(CLASSES, dtype=np.float32)[labels] * 0.8

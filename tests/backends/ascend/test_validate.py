@@ -80,6 +80,7 @@ def test_invalid_table_of_steps_is_refused(
     assert message in line
 
 
+@pytest.mark.medium
 def test_kernel_times_by_class_add_up_to_the_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--row", "MS0081"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
@@ -97,6 +98,7 @@ def test_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.startswith("error: --row MS9999: must be a row of published.csv: ")
 
 
+@pytest.mark.medium
 def test_published_row_is_priced_with_its_family_left_out() -> None:
     row = next(row for row in load_published_steps() if row.id == "MS0081")
     (priced_row,) = validate([row])
@@ -126,6 +128,7 @@ def test_score_matches_hand_calculation() -> None:
     assert found.ks == pytest.approx(max(steps))
 
 
+@pytest.mark.medium
 @given(st.floats(0.3, 3.0), st.floats(1.1, 4.0))
 def test_crps_matches_numeric_integration(ratio: float, width: float):
     row = load_published_steps()[0]

@@ -80,6 +80,7 @@ DEVICES = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("devices", "batch", "message"), DEVICES.values(), ids=DEVICES.keys())
 def test_device_count_must_be_whole_servers_and_divide_the_batch(
     devices: int, batch: int, message: str

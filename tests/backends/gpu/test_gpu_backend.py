@@ -106,6 +106,7 @@ def test_every_step_runs_once_and_is_reported(
     assert (int(state.step), float(state.params["total"])) == (25, 3 + 2 * 55 + 15)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("graphs", ["auto", "loop"])
 def test_state_is_unchanged_after_a_non_finite_step(graphs: Graphs) -> None:
     executable = compile_counting(graphs, nan_step=2)
@@ -132,6 +133,7 @@ def test_evaluation_sums_batches_across_calls(middle: int, by_threes: GpuExecuta
     assert (int(sums.count), float(sums.loss_sum)) == (10, 3 * LABELS.sum())
 
 
+@pytest.mark.medium
 def test_learning_rates_can_be_replaced() -> None:
     executable = compile_counting(dispatch_steps=1)
     assert list(executable.programs.train) == [1]

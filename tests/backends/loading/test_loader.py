@@ -103,6 +103,7 @@ def test_next_window_is_prepared_in_advance(
         assert loader.report().queue_depth == 1
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", KINDS)
 def test_windows_after_the_end_are_prepared_only_on_request(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -116,6 +117,7 @@ def test_windows_after_the_end_are_prepared_only_on_request(
     assert loader._source.count_ready_steps(4) == 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", KINDS)
 def test_closed_loader_still_loads_on_request(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_module, "WINDOW_STEPS", 2)
@@ -164,6 +166,7 @@ def test_resident_windows_have_one_shape() -> None:
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.medium
 def test_padded_split_has_the_shape_of_a_larger_split() -> None:
     padded = replace(make_split(SAMPLES - 2), padding=2)
     order = make_order(samples=SAMPLES - 2)

@@ -62,6 +62,7 @@ def test_wait_below_a_millisecond_is_not_starvation() -> None:
     assert not stats.report("stream").starved
 
 
+@pytest.mark.medium
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 10)), min_size=1))
 def test_report_totals_add_up(times: list[tuple[float, float]]) -> None:
     stats = LoaderStats(None)

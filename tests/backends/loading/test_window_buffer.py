@@ -42,6 +42,7 @@ def test_window_size_doubles_up_to_the_limit() -> None:
     assert [plan(8).is_early(number) for number in range(4)] == [True, True, True, False]
 
 
+@pytest.mark.medium
 @given(
     window_steps=st.integers(1, 2000), jump=st.integers(0, 10**6), stop=st.integers(1, 2 * 10**6)
 )

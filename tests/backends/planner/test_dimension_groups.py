@@ -44,6 +44,7 @@ def reshapes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return join(), join()
 
 
+@pytest.mark.medium
 @given(shapes=reshapes())
 def test_factor_has_equal_elements_on_both_sides(
     shapes: tuple[tuple[int, ...], tuple[int, ...]],

@@ -49,6 +49,7 @@ def test_chain_of_dense_layers_is_a_chain_of_regions() -> None:
     assert sums[(0,), (1,)] >= 3
 
 
+@pytest.mark.medium
 def test_residual_stream_is_one_region_and_blocks_are_shared() -> None:
     blocks = find_blocks(gpt(4, 32, 64, 8, blocks=3))
     assert len(blocks.regions) == 1 + 2 * 3

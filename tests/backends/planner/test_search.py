@@ -61,6 +61,7 @@ def test_search_finds_the_best_plan_of_a_network(step: object, mesh: Mesh) -> No
     assert bounded.step_ms == pytest.approx(time[memory <= bound].min() / 1e3)
 
 
+@pytest.mark.medium
 def test_factor_prices_add_up_to_the_plan_price() -> None:
     decisions = Decisions(ShardingPrices(find_blocks(gpt(8, 64, 256, 8)), Mesh(2, 4), ASCEND, 1.0))
     rng = np.random.default_rng(0)
@@ -75,12 +76,14 @@ def test_factor_prices_add_up_to_the_plan_price() -> None:
         assert total == pytest.approx(added)
 
 
+@pytest.mark.medium
 def test_search_is_deterministic() -> None:
     step = gpt(8, 64, 256, 8)
     first, second = (search(step, 16, GPU_LIKE) for _ in range(2))
     assert (first.best, first.runners_up) == (second.best, second.runners_up)
 
 
+@pytest.mark.medium
 def test_searched_plan_can_be_loaded() -> None:
     step = gpt(2, 256, 1024, 8)
     best = search(step, 8, GPU_LIKE).best

@@ -139,6 +139,7 @@ def test_table_with_more_rows_than_samples_is_sharded() -> None:
     }
 
 
+@pytest.mark.medium
 def test_wide_block_with_few_samples_is_sharded_as_in_megatron() -> None:
     step = gpt(2, 256, 4096, 32)
     found = search(step, 8, GPU_LIKE).best
@@ -154,11 +155,13 @@ def test_wide_block_with_few_samples_is_sharded_as_in_megatron() -> None:
     assert found.collective_bytes == {"all_reduce": 2 * 6 * 2 * 256 * 4096 * 4}
 
 
+@pytest.mark.medium
 def test_narrow_block_with_many_samples_is_data_parallel() -> None:
     for rates in (GPU_LIKE, ASCEND):
         assert search(gpt(256, 128, 256, 4), 8, rates).best.is_data_parallel
 
 
+@pytest.mark.medium
 def test_attention_on_a_mesh_of_2_x_8_is_sharded_by_samples_and_heads() -> None:
     """PanGu-alpha's strategy, [[2, 8, 1, 1], ...] (batch, heads), where the mesh is given."""
     step = gpt(16, 512, 4096, 32)

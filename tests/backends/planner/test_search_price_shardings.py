@@ -16,6 +16,7 @@ from tests.backends.planner.networks import GPU_LIKE, conv_and_head, embedding, 
 ASCEND = AscendRates(chipset("ascend910").hardware)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("rates", [GPU_LIKE, ASCEND], ids=["gpu", "ascend"])
 @pytest.mark.parametrize(
     "step",

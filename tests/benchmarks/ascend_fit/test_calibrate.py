@@ -80,5 +80,6 @@ def test_exceeded_bound_counts_like_an_error() -> None:
     assert exceeded[-1] < TASK_US_PRIOR[0]
 
 
+@pytest.mark.medium
 def test_fitted_task_time_is_never_negative() -> None:
     assert fit(_parts([9.0] * 400))[-1] >= 0

@@ -52,6 +52,7 @@ def test_fit_matches_consistent_kernels(slowdown: float) -> None:
     assert row.mad < 0.03
 
 
+@pytest.mark.medium
 def test_outlier_kernel_changes_the_fit_little() -> None:
     plain, strange = (fit([_casts(1.2, outlier)], HW, START) for outlier in (1.0, 8.0))
     graph = _casts(1.2).graph

@@ -60,6 +60,7 @@ def test_python_module_requires_plugin_flag(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.medium
 def test_onnx_file_becomes_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = ONNX / "residual.onnx"
     target = tmp_path / "net.yaml"
@@ -70,6 +71,7 @@ def test_onnx_file_becomes_layers(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [layer["name"] for layer in layers if isinstance(layer, dict)][3] == "residual"
 
 
+@pytest.mark.medium
 def test_onnx_file_becomes_a_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "net.yaml"
     assert convert(["model", str(ONNX / "perceptron.onnx"), str(target)]) == 0

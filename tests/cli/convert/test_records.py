@@ -133,6 +133,7 @@ def test_records_equal_their_source(
             assert np.array_equal(column[:], other.columns[name][:])
 
 
+@pytest.mark.medium
 def test_written_records_are_reported(
     tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +203,7 @@ def test_uncreatable_folder_error_has_one_line() -> None:
         convert_records([folder, "dataset=digits"])
 
 
+@pytest.mark.medium
 def test_unreadable_image_is_named_and_output_removed(tmp_path: Path) -> None:
     images = save_small(tmp_path / "images")
     (images / "train" / "owl" / "3.png").write_bytes(b"no image")

@@ -56,6 +56,7 @@ def test_changed_keys_and_outcome_are_shown(runs: tuple[Path, Path], said: Say) 
     assert "from step 1: loss " in text
 
 
+@pytest.mark.medium
 def test_run_does_not_differ_from_itself(runs: tuple[Path, Path], said: Say) -> None:
     found = rows(said(runs[0], runs[0]))
     for section in ("config", "data", "code", "environment", "outcome"):
@@ -63,6 +64,7 @@ def test_run_does_not_differ_from_itself(runs: tuple[Path, Path], said: Say) -> 
     assert " ".join(found["steps"]) == "45 are the same, bit for bit"
 
 
+@pytest.mark.medium
 def test_json_output_is_one_object(runs: tuple[Path, Path], said: Say) -> None:
     facts = json.loads(said(*runs, "--json"))
     config = {entry["key"]: [entry["a"], entry["b"]] for entry in facts["config"]}

@@ -107,6 +107,7 @@ def test_run_and_export_agree(
         np.testing.assert_allclose(found, expected[:count], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_export_describes_itself(exported: Path) -> None:
     about = json.loads((exported / "model.json").read_text())
     assert about["inputs"][-1] == {"name": "images", "shape": ["batch", 8, 8, 1], "dtype": "uint8"}
@@ -226,6 +227,7 @@ def test_non_image_files_are_refused(trained: Path, tmp_path: Path) -> None:
     assert "it holds 2 arrays, x, y; must be one" in refused(trained, tmp_path / "a.npz")
 
 
+@pytest.mark.medium
 def test_wrong_arguments_are_refused(trained: Path, tmp_path: Path) -> None:
     assert "infer takes RUN_DIR or FOLDER, and FILE ..." in refused(trained)
     assert "--fast: there is no such option" in refused(trained, "a.png", "--fast")
@@ -298,6 +300,7 @@ def test_partial_export_is_refused_and_can_be_completed(
     assert {file.name for file in folder.iterdir()} == {file.name for file in exported.iterdir()}
 
 
+@pytest.mark.medium
 def test_damaged_export_is_refused(exported: Path, tmp_path: Path) -> None:
     for name in ("model.bin", "model.json", "weights.safetensors"):
         folder = tmp_path / name

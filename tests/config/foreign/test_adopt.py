@@ -20,6 +20,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.medium
 @given(st.dictionaries(st.sampled_from([*SMALL, "unknown", "x\ny", "mixup", "ema"]), VALUES))
 @settings(max_examples=100, deadline=None)
 def test_accepted_file_has_one_row_per_setting(changes: dict[str, Any]) -> None:
@@ -34,6 +35,7 @@ def test_accepted_file_has_one_row_per_setting(changes: dict[str, Any]) -> None:
     assert all(row.keys or row.note for row in adoption.rows)
 
 
+@pytest.mark.medium
 def test_setting_cannot_inject_recipe_lines() -> None:
     hostile = "a\ntrain: {steps: 9}\n# @package hydra"
     adoption = adopt(

@@ -28,6 +28,7 @@ def write_recipe(folder: Path, values: Mapping[str, Any], *overrides: str) -> Re
     return load_recipe(str(file), overrides)
 
 
+@pytest.mark.medium
 def test_yaml_values_are_in_the_recipe(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, SMALL)
     train = recipe.train
@@ -51,6 +52,7 @@ def test_yaml_values_are_in_the_recipe(tmp_path: Path) -> None:
     assert scale == {"name": "fixed", "scale": 1024, "drop_overflow_update": False}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", mark_slow_except({"squeezenet_mixup", "densenet121"}, MINDCV))
 def test_ten_yamls_become_recipes(name: str, tmp_path: Path) -> None:
     values = MINDCV[name]
@@ -105,6 +107,7 @@ def decayed(name: str, epoch: float) -> float:
     }[name]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "name",
     mark_slow_except(

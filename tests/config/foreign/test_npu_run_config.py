@@ -36,6 +36,7 @@ def find_problems(folder: Path, text: str) -> list[str]:
     return [problem.partition(".py: ")[2] for problem in caught.value.problems]
 
 
+@pytest.mark.medium
 def test_short_run_config_becomes_a_recipe(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, PLAIN_RUN)
     assert recipe.device.name == "ascend"
@@ -43,6 +44,7 @@ def test_short_run_config_becomes_a_recipe(tmp_path: Path) -> None:
     assert recipe.checkpoint.every_steps == 100
 
 
+@pytest.mark.medium
 def test_full_run_config_becomes_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = write_recipe(tmp_path, FULL_RUN)

@@ -22,6 +22,7 @@ def write_recipe(folder: Path, **changes: Any) -> Recipe:
     return load_recipe(str(file))
 
 
+@pytest.mark.medium
 def test_args_values_are_in_the_recipe(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path)
     train = recipe.train
@@ -54,6 +55,7 @@ def test_device_string_selects_the_device(device: str, name: str) -> None:
     assert rows["device"].keys == {"device": name}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("changes", "precision", "scale"),
     [

@@ -23,6 +23,7 @@ def test_series_match_braceexpand_golden() -> None:
         assert sorted(expand_braces(pattern)) == sorted(names)
 
 
+@pytest.mark.medium
 @given(st.lists(st.one_of(TEXTS, RANGES, CHOICES), min_size=1, max_size=4))
 def test_names_match_bash(parts: list[str]) -> None:
     pattern = f"x{''.join(parts)}"

@@ -16,6 +16,7 @@ from pipeline.core.files.csv_file import format_csv, write_csv
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
 
 
+@pytest.mark.medium
 @given(pairs=st.lists(st.tuples(texts, texts), min_size=1))
 def test_rows_round_trip(pairs: list[tuple[str, str]]) -> None:
     rows = [{"name": name, "value, unit": value} for name, value in pairs]

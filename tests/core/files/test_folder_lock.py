@@ -68,6 +68,7 @@ def test_holder_notices_lock_taken_by_another_process(tmp_path: Path, replaced: 
     first.release()
 
 
+@pytest.mark.medium
 def test_lock_file_removed_during_wait_is_recreated(
     tmp_path: Path,
 ) -> None:

@@ -25,6 +25,7 @@ numbers = arrays(
 )
 
 
+@pytest.mark.medium
 @given(array=numbers, fortran=st.booleans())
 def test_archive_has_the_arrays_written_by_numpy(
     tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, fortran: bool
@@ -39,6 +40,7 @@ def test_archive_has_the_arrays_written_by_numpy(
     np.testing.assert_array_equal(read, stored)
 
 
+@pytest.mark.medium
 @given(dtype=scalar_dtypes(), shape=array_shapes(max_dims=3))
 def test_zeros_are_aligned_for_devices(dtype: np.dtype, shape: tuple[int, ...]) -> None:
     array = make_aligned_zeros(shape, dtype)

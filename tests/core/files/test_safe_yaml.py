@@ -17,6 +17,7 @@ from pipeline.core.files.safe_yaml import _PlainLoader, parse_written_yaml, pars
 ODD = ["=", "<<", "1_0", "0x1F", "yes", "1e3", "2020-01-01"]
 
 
+@pytest.mark.medium
 @given(st.text(st.sampled_from("ab1: -[]{}&*!<>|'\"#\n,?%@="), max_size=24))
 def test_fast_reader_agrees_with_the_strict_reader(text: str) -> None:
     with suppress(ValueError):
@@ -33,6 +34,7 @@ def test_scalars_have_the_types_that_omegaconf_gives_them(text: str) -> None:
     assert tags[0] == tags[1]
 
 
+@pytest.mark.medium
 def test_shipped_recipes_are_read_equally_by_both_readers() -> None:
     files = [*RECIPES.glob("*.yaml"), *CONF.rglob("*.yaml")]
     assert len(files) > 50

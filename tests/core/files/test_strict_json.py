@@ -33,6 +33,7 @@ def refuse(name: str) -> None:
     raise AssertionError(f"{name} is no JSON")
 
 
+@pytest.mark.medium
 @given(value=values)
 def test_json_round_trips_with_null_for_nan_and_infinities(value: Any) -> None:
     assert json.loads(format_json(value), parse_constant=refuse) == without_nan(value)

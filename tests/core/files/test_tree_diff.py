@@ -48,6 +48,7 @@ def test_tree_has_no_differences_from_itself(tree: object) -> None:
     assert list_differences(tree, tree) == []
 
 
+@pytest.mark.medium
 @given(TREES, TREES)
 def test_swapped_trees_have_the_same_differences(one: object, other: object) -> None:
     swapped = {(d.path, repr(d.other_value), repr(d.value)) for d in list_differences(other, one)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.medium
 @given(PLAIN)
 def test_written_yaml_is_read_as_by_the_strict_reader(value: object) -> None:
     text = format_yaml(value)

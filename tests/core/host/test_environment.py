@@ -43,6 +43,7 @@ def test_removed_working_folder_is_refused(tmp_path: Path, monkeypatch: pytest.M
         require_usable_environment()
 
 
+@pytest.mark.medium
 def test_command_in_removed_folder_has_no_traceback(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
@@ -86,6 +87,7 @@ def test_unreadable_clock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         require_usable_environment()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
@@ -103,6 +105,7 @@ def test_unknown_xla_flags_are_refused(
     assert str(caught.value).startswith(f"XLA_FLAGS = {flags}: XLA refuses it: {reason}")
 
 
+@pytest.mark.medium
 def test_known_xla_flags_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false --xla_gpu_autotune_level=0")
     require_known_flags()
@@ -117,6 +120,7 @@ def test_check_without_xla_flags_starts_no_process(monkeypatch: pytest.MonkeyPat
     require_known_flags()
 
 
+@pytest.mark.medium
 def test_command_with_wrong_xla_flag_fails_cleanly() -> None:
     ended = _command(XLA_FLAGS="--xla_banana=1")
     assert (ended.returncode, ended.stdout) == (1, "")

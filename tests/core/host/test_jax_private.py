@@ -125,6 +125,7 @@ def test_compile_logger_names_the_function() -> None:
     assert any(line.startswith("Compiling jit(sine)") for line in lines)
 
 
+@pytest.mark.medium
 def test_devices_are_opened_at_first_use() -> None:
     script = (
         "import jax; from pipeline.core.host import jax_private as p;"

@@ -213,6 +213,7 @@ def test_inner_equations_are_listed_with_enclosing_equations() -> None:
     assert join_scope(scan, "a/b") == "a/b/outer"
 
 
+@pytest.mark.medium
 def test_composite_is_read_as_a_call() -> None:
     equation = only_equation(lambda x: lax.composite(jnp.sin, "p.sine")(x), "composite", X)
     called = find_called_jaxpr(equation)

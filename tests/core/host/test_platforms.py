@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from pipeline.core.host.platforms import CPU, GPU, PLATFORMS, Platform, get_platform
 
 ROOT = Path(__file__).parents[3] / "pipeline"
@@ -22,6 +24,7 @@ def test_unknown_platform_has_default_properties() -> None:
     assert not get_platform("abacus").is_traceable
 
 
+@pytest.mark.medium
 def test_no_code_compares_with_a_device_name() -> None:
     wrong = {
         f"{file.relative_to(ROOT)}: {found[0]}"

@@ -41,6 +41,7 @@ def test_opened_file_does_not_replace_a_closed_stream(
     assert path.read_text() == "True"
 
 
+@pytest.mark.medium
 def test_command_without_stdout_succeeds() -> None:
     ended = _run((1,), "-m", "pipeline", "--help")
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import fromstring
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from pipeline.core.pages.drawing import MARGIN, Drawing, stack_drawings
 SVG = "{http://www.w3.org/2000/svg}"
 
 
+@pytest.mark.medium
 @given(words=st.text(), tip=st.text(), label=st.text())
 def test_any_text_is_escaped(words: str, tip: str, label: str) -> None:
     drawing = Drawing(10, 10, label)

@@ -78,6 +78,7 @@ def test_flag_without_a_file_is_refused(typed: list[str]) -> None:
         take_flags(typed)
 
 
+@pytest.mark.medium
 def test_plugin_file_is_the_module_of_references(write: Write) -> None:
     file = write("class Net:\n    def deeper(self): return 3\n")
     (plugin,) = load(file)
@@ -95,6 +96,7 @@ def test_malformed_reference_is_refused(reference: str) -> None:
         find_object(reference)
 
 
+@pytest.mark.medium
 def test_unknown_reference_is_refused_with_a_hint(write: Write) -> None:
     with pytest.raises(ValueError, match="runs only where the command line names it: add --plugin"):
         find_object("os:system")
@@ -112,6 +114,7 @@ def test_installed_module_can_be_a_plugin(write: Write) -> None:
     assert find_object("hypothesis.strategies:integers") is not None
 
 
+@pytest.mark.medium
 def test_plugin_file_is_loaded_once_for_any_path(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +136,7 @@ def test_plugin_variable_has_absolute_path(
     assert os.environ[VARIABLE] == str(file)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -187,6 +191,7 @@ def test_invalid_module_name_is_refused(write: Write) -> None:
     )
 
 
+@pytest.mark.medium
 def test_two_files_of_one_name_are_refused(write: Write) -> None:
     one = write("x = 1\n", f"own_{next(NUMBERS)}.py")
     other = write("x = 2\n", one.name, "folder")
@@ -198,6 +203,7 @@ def test_path_with_path_separator_is_refused(write: Write) -> None:
     assert refused(file) == f"must have no {os.pathsep} in its path"
 
 
+@pytest.mark.medium
 def test_file_already_imported_is_not_imported_again(write: Write) -> None:
     """As a test of custom components does, before it starts a run."""
     file = write("x = []\n")
@@ -207,6 +213,7 @@ def test_file_already_imported_is_not_imported_again(write: Write) -> None:
     assert plugin.module is module
 
 
+@pytest.mark.medium
 def test_module_beside_a_file_is_imported_without_replacing_modules(write: Write) -> None:
     write("x = 1\n", "own_beside.py")
     write("raise RuntimeError\n", "hypothesis.py")
@@ -220,6 +227,7 @@ def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+@pytest.mark.medium
 def test_digests_cover_the_file_and_its_local_imports(write: Write) -> None:
     below = write("x = 1\n", "own_below.py", "own_package")
     write("x = 1\n", "own_unused.py")
@@ -256,6 +264,7 @@ except RecipeError as error:
 """
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("text", "printed"),
     [

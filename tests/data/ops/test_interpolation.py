@@ -40,6 +40,7 @@ def test_interpolation_weights_sum_to_one(source: int, target: int, interpolatio
         assert fixed.pixels.max() < source
 
 
+@pytest.mark.medium
 @given(source=st.integers(1, 8), grown=st.integers(0, 12))
 def test_widening_by_a_whole_factor_repeats_pixels(source: int, grown: int) -> None:
     target = source + grown

@@ -62,12 +62,14 @@ def test_random_resized_crop_boxes_match_golden():
         assert_alike(theirs[:, first:last], ours[:, first:last])
 
 
+@pytest.mark.medium
 def test_random_crop_places_match_golden():
     op = RandomCrop(size=(HEIGHT, WIDTH), padding=(1, 3, 2, 0))
     ours = op(np, places().repeat(SAMPLES, axis=0), drawn(op))[:, -5, 5, :2]
     assert_alike(GOLDEN["crops"], ours.astype(np.int8))
 
 
+@pytest.mark.medium
 def test_cutout_holes_match_golden():
     op = Cutout(size=5, convention="mindspore")
     blank = op(np, places().repeat(SAMPLES, axis=0), drawn(op))[..., 0] == 0

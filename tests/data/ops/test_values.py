@@ -110,6 +110,7 @@ def test_one_hot_smoothing_is_spread_over_all_classes():
     np.testing.assert_allclose(result, [[0.05, 0.85, 0.05, 0.05], [0, 0, 0, 0]], rtol=1e-6)
 
 
+@pytest.mark.medium
 def test_join_concatenates_columns() -> None:
     op = Join(inputs=("age", "image"))
     specs = (ColumnSpec((2, 2, 1), "uint8"), ColumnSpec((), "float32"))

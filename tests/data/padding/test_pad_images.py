@@ -102,6 +102,7 @@ def test_crop_is_a_contiguous_part_of_the_sample(drawn: bool) -> None:
         assert (result[1], result[2], result[3]) == ({(1, 1)}, {(1, 2)}, {(3, 1)})
 
 
+@pytest.mark.medium
 def test_crop_place_depends_only_on_seed_epoch_and_sample() -> None:
     """Host and compiled step agree, and neither the batch nor the position in it matters."""
     columns = padded()

@@ -215,6 +215,7 @@ def test_scalar_lists_are_refused() -> None:
         list(_parse_scalars(b"\x93\x90\x90\x90", schema))
 
 
+@pytest.mark.medium
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20))
 def test_packed_integers_round_trip(values: list[int]) -> None:
     """The inverse, written from the description of the format."""

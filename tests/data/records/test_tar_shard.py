@@ -206,6 +206,7 @@ def test_wrong_samples_are_named(tmp_path: Path) -> None:
         features["mp4"]
 
 
+@pytest.mark.medium
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_changed_bytes_are_read_or_refused(data: st.DataObject, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def read(*overrides: str) -> RawData:
     return recipe.dataset.read(Path())
 
 
+@pytest.mark.medium
 def test_concat_reads_sources_in_sequence(folder: Path) -> None:
     raw = read("dataset=concat", f"dataset.sources=[{source(folder, 'a')},{source(folder, 'b')}]")
     images = raw.train.columns["image"][:]
@@ -51,11 +52,13 @@ def test_concat_reads_sources_in_sequence(folder: Path) -> None:
     assert len(raw.eval) == 4
 
 
+@pytest.mark.medium
 def test_source_is_accepted_as_a_name() -> None:
     raw = read("dataset=concat", "dataset.sources=[digits,digits]")
     assert len(raw.train) == 2 * 1438
 
 
+@pytest.mark.medium
 def test_zip_combines_images_and_labels(folder: Path) -> None:
     first, second = source(folder, "a"), source(folder, "b")
     raw = read("dataset=zip", f"dataset.images={first}", f"dataset.labels={second}")

@@ -96,6 +96,7 @@ def test_wrong_pattern_is_refused(folder: Path) -> None:
         read(folder, train_files=".")
 
 
+@pytest.mark.medium
 def test_series_of_shards_must_be_complete(folder: Path) -> None:
     assert len(read(folder, train_files="train-{000..001}.tar").train) == 2 * SAMPLES
     with pytest.raises(DataError, match=r"lacks train-003.tar, train-004.tar of train-{000..004}"):
@@ -146,6 +147,7 @@ def test_wrong_samples_are_refused(files: Files, message: str, tmp_path: Path) -
     assert message in str(refused.value)
 
 
+@pytest.mark.medium
 def test_damaged_image_is_named_when_it_is_read(folder: Path) -> None:
     raw = read(folder)
     path = folder / "train-001.tar"

@@ -216,6 +216,7 @@ def test_shipped_tables_are_read(
     assert data.train.columns["image"].shape[1] == columns
 
 
+@pytest.mark.medium
 def test_parquet_and_csv_tables_are_equal(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")

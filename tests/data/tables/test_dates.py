@@ -25,6 +25,7 @@ moments = st.datetimes(datetime(1900, 1, 1), datetime(2100, 1, 1)).map(
 )
 
 
+@pytest.mark.medium
 @given(moment=moments, date_format=st.sampled_from([name for name in FORMATS if " %H" in name]))
 def test_days_count_from_1970_with_the_time_as_a_fraction(
     moment: datetime, date_format: str
@@ -74,6 +75,7 @@ def test_day_cycle_requires_hours() -> None:
     assert "sin_day" in list_date_parts(np.array([1.0, 2.5]))
 
 
+@pytest.mark.medium
 @given(moment=moments, cycle=st.sampled_from(["year", "week", "day"]))
 def test_sine_and_cosine_encode_one_position(moment: datetime, cycle: str) -> None:
     days = parse_days([moment.isoformat(), "missing"], ISO)

@@ -59,6 +59,7 @@ def as_input(table: FittedTable, rows: np.ndarray, reads: Any = "features") -> n
     return on_host
 
 
+@pytest.mark.medium
 def test_encoding_matches_scikit_learn_golden(tmp_path: Path) -> None:
     """StandardScaler, SimpleImputer with indicators and OneHotEncoder, fitted on the first rows."""
     golden = json.loads((ROOT / "tests" / "golden" / "tables.json").read_text())["encoding"]
@@ -70,6 +71,7 @@ def test_encoding_matches_scikit_learn_golden(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_encoded_rows(path, again), rows)
 
 
+@pytest.mark.medium
 def test_missing_value_is_a_category_and_unknown_value_is_zeros(
     tmp_path: Path,
 ) -> None:

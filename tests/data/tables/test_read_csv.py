@@ -230,6 +230,7 @@ FIELD = st.one_of(
 )
 
 
+@pytest.mark.medium
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(FIELD, FIELD), min_size=1, max_size=12), st.integers(1, 5))
 def test_columns_match_a_plain_csv_reader(

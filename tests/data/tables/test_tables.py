@@ -313,6 +313,7 @@ def test_records_of_a_table_are_refused(houses: Path, cache: Path, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.medium
 def test_network_of_images_describes_its_input(houses: Path, cache: Path, tmp_path: Path) -> None:
     data = [f"dataset.root={houses}", "dataset.target=garage", "model=lenet5"]
     expected = r"model lenet5: conv_0: shape .*; must be images \(batch, height, width, channels\)"

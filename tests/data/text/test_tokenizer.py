@@ -25,6 +25,7 @@ from tests.data.text.made_up import WORDS, tokenizer_json
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
+@pytest.mark.medium
 @given(TEXTS)
 def test_byte_tokens_are_utf8(text: str) -> None:
     tokens = ByteTokenizer().encode(text)
@@ -32,6 +33,7 @@ def test_byte_tokens_are_utf8(text: str) -> None:
     assert ByteTokenizer().decode(tokens) == text
 
 
+@pytest.mark.medium
 @given(TEXTS.filter(bool), TEXTS)
 def test_vocabulary_characters_round_trip_and_new_characters_are_unknown(
     known: str, text: str
@@ -105,6 +107,7 @@ def test_excessive_vocabulary_is_refused() -> None:
         parse_tokenizer(content)
 
 
+@pytest.mark.medium
 def test_library_panic_is_raised_as_value_error() -> None:
     """Numbers of special tokens that the library reads, and then has no vocabulary for."""
     draw, content = random.Random(1), tokenizer_json()

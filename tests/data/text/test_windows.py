@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pipeline.data.text.windows import make_window_columns, to_narrow_dtype
 
 
+@pytest.mark.medium
 @given(st.integers(1, 9), st.integers(1, 12), st.data())
 def test_labels_are_the_next_tokens(length: int, stride: int, data: st.DataObject) -> None:
     size = data.draw(st.integers(length + 1, 80))

@@ -72,6 +72,7 @@ def test_non_finite_metric_is_not_the_best_value() -> None:
     assert fresh.state() == [None, 1]
 
 
+@pytest.mark.medium
 @given(st.lists(st.sampled_from([1.0, 2.0, 3.0]), max_size=12), st.integers(0, 12))
 def test_plateau_count_continues_after_a_resume(values: list[float], middle: int) -> None:
     spec = ReduceOnPlateau(factor=0.5, patience=2)

@@ -88,6 +88,7 @@ def test_session_opens_with_the_settings_of_its_spec() -> None:
     assert callback._tracker.start(TrackedRun("a", "b", None, Path(), {}, 0), None) == ("new", 27)
 
 
+@pytest.mark.medium
 def test_steps_evaluations_and_files_are_logged(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +128,7 @@ def test_resumed_run_continues_its_tracked_run_without_repeated_steps(
     assert [step for step, row in session.rows if "train/loss" in row] == list(range(28, 46))
 
 
+@pytest.mark.medium
 def test_missing_package_is_reported_before_data_is_read(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +142,7 @@ def test_missing_package_is_reported_before_data_is_read(
     ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("path", ["/etc/passwd", "../other", "a/../../b"])
 def test_files_outside_the_run_directory_are_refused(path: str, tiny: Compose) -> None:
     with pytest.raises(RecipeError, match="must be a path inside of the run directory"):

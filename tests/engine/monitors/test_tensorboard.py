@@ -57,6 +57,7 @@ def scalars(folder: Path, tag: str) -> dict[int, float]:
     return {event.step: event.value for event in read(folder).Scalars(tag)}
 
 
+@pytest.mark.medium
 def test_every_step_is_written(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         writer.on_steps(telemetry(0, 3000), 1.0)

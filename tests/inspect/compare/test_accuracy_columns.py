@@ -79,6 +79,7 @@ def test_incomparable_arrays_have_nan_columns(left: np.ndarray, right: np.ndarra
 numbers = st.floats(-1e3, 1e3, width=32).filter(lambda x: x == 0 or abs(x) > 1e-3)
 
 
+@pytest.mark.medium
 @given(of_numpy.arrays(np.float32, st.integers(2, 40), elements=numbers))
 @settings(max_examples=150, deadline=None)
 def test_columns_match_cann_formulas(x: np.ndarray) -> None:
@@ -97,6 +98,7 @@ def test_columns_match_cann_formulas(x: np.ndarray) -> None:
     assert found.right == pytest.approx(cann_formulas.mean_and_deviation(right), rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.medium
 def test_sums_are_float64() -> None:
     many = np.full(1 << 20, 0.1, np.float32)
     found = compare_arrays(many, many)

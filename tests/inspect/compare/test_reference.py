@@ -100,6 +100,7 @@ def read_rows(args: list[str], tmp_path: Path) -> tuple[int, list[dict[str, str]
     return status, list(csv.DictReader(io.StringIO(file.read_text())))
 
 
+@pytest.mark.medium
 def test_run_is_compared_with_files_of_another_framework(
     plain: Path,
     outputs: dict[str, np.ndarray],
@@ -134,6 +135,7 @@ def test_run_is_compared_with_files_of_another_framework(
     assert len(distances) == 4
 
 
+@pytest.mark.medium
 def test_error_is_marked_at_its_operator(
     plain: Path, outputs: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,6 +231,7 @@ def test_empty_array_is_compared_by_shape(tmp_path: Path) -> None:
     assert pairs == {"layer_a": ("a",), "layer_b": ("b",)}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("args", "error", "problem"),
     [
@@ -255,6 +258,7 @@ def test_invalid_input_is_refused(
     assert getattr(caught.value, "exit_status", None) == 2
 
 
+@pytest.mark.medium
 @given(st_numpy.arrays(np.float64, (2, 6), elements=st.sampled_from([0.0, 0.5, 1.0, 3.0])))
 def test_divergence_is_infinite_if_scipys_is(sides: np.ndarray) -> None:
     left, right = sides

@@ -96,6 +96,7 @@ def test_full_disk_does_not_end_the_run(
     assert json.loads((folder / "dump.json").read_text())["stopped"].startswith("stops at relu_0")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
@@ -161,6 +162,7 @@ def test_run_without_checkpoints_is_refused(tmp_path: Path, plain: Path) -> None
         main([str(tmp_path), "--step=3"])
 
 
+@pytest.mark.medium
 def test_run_of_several_processes_is_opened_in_one(tiny: Callable[..., Recipe]) -> None:
     local = ("launch=local", "launch.processes=2", "launch.restarts=1", "launch.min_processes=1")
     opened = open_recipe(tiny(*MLP, "parallel.mode=data", "parallel.devices=2", *local))

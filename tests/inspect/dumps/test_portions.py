@@ -89,6 +89,7 @@ def test_tensors_equal_separately_computed_layers(tiny: Callable[..., Recipe]) -
     np.testing.assert_allclose(found.parameters["dense_0/kernel"], by_kernel, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_tensors_are_equal_in_any_layout(tiny: Callable[..., Recipe]) -> None:
     opened = open_recipe(tiny(*SMALL))
     programs, batch = opened.programs(0), opened.batch(0)
@@ -121,6 +122,7 @@ def test_dropout_draws_are_equal_in_any_precision(tiny: Callable[..., Recipe]) -
     assert np.mean(masks[0] == masks[1]) > 0.99
 
 
+@pytest.mark.medium
 def test_network_without_a_list_of_layers_is_refused(tiny: Callable[..., Recipe]) -> None:
     opened = open_recipe(tiny(*SMALL))
     config = vars(opened.built.step_config) | {"network": object()}

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Literal, Var
@@ -53,6 +54,7 @@ def test_token_has_no_dtype_to_widen() -> None:
     assert "create_token" in names(flat(lambda x: (lax.create_token(x), x + 1), X))
 
 
+@pytest.mark.medium
 def test_calls_are_inlined() -> None:
     @jax.jit
     def inner(x: Array) -> Array:
@@ -102,6 +104,7 @@ def test_call_without_inlining_is_a_separate_function() -> None:
     assert functions["cos"] == functions["add"] == 0
 
 
+@pytest.mark.medium
 def test_bfloat16_product_on_a_cpu_is_a_float32_product_between_conversions() -> None:
     x = X.astype(jnp.bfloat16)
 

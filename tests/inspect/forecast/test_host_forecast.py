@@ -65,6 +65,7 @@ def forecast(*overrides: str) -> HostForecast:
     return forecast_run(recipe, work, run_schedule, backend)
 
 
+@pytest.mark.medium
 def test_forecast_is_the_sum_of_its_parts(timed: list[StepPart]) -> None:
     found = forecast()
     assert found.step_ms == pytest.approx(found.products_ms + found.rest_ms + found.host_ms)
@@ -108,6 +109,7 @@ def test_every_microbatch_is_counted(timed: list[StepPart]) -> None:
     assert twice.products_ms == pytest.approx(once.products_ms, rel=0.2)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
@@ -120,6 +122,7 @@ def test_unsupported_recipe_is_refused(override: str, problem: str) -> None:
         forecast(*override.split(","))
 
 
+@pytest.mark.medium
 def test_absent_chip_is_not_timed(timed: list[StepPart]) -> None:
     recipe, work, run_schedule, backend = prepare(["+recipe=lenet5_digits"])
     absent: Any = SimpleNamespace(
@@ -194,6 +197,7 @@ def test_parts_of_any_dtype_are_timed(dtype: Any, looped: bool) -> None:
     assert 0 < measure_us(part, CPU, looped=looped) < 1e6
 
 
+@pytest.mark.medium
 def test_parts_with_keys_are_timed() -> None:
     def draw(key: Any) -> Any:
         return key, jax.random.bits(key, (8, 8))

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import Array, lax
@@ -98,6 +99,7 @@ def test_scalars_do_not_connect_parts() -> None:
     assert sorted(len(part.equations) for part in parts) == [1, 2, 2]
 
 
+@pytest.mark.medium
 def test_part_computes_the_same_as_the_program() -> None:
     function = jax.grad(lambda w, x: jnp.log(jnp.cosh(x * w)).sum())
     w, x = np.full((1, 8), 0.7, np.float32), np.full((4, 8), 0.3, np.float32)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.inspect.dumps.opened_recipe import open_recipe
@@ -39,6 +40,7 @@ def test_sections_match_the_definition() -> None:
     assert coverage.reached.sum() == len(reached)
 
 
+@pytest.mark.medium
 def test_neurons_are_features_of_all_layers(tiny: Callable[..., Recipe]) -> None:
     opened = open_recipe(tiny())
     config = opened.programs(0).config

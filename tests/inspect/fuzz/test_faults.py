@@ -22,6 +22,7 @@ PARAMS = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("fault", KINDS)
 @given(count=st.integers(1, 100), seed=st.integers(0, 2**31), trial=st.integers(0, 4))
 def test_faults_have_the_requested_number(fault: str, count: int, seed: int, trial: int) -> None:

@@ -13,6 +13,7 @@ from pipeline.data.random import seed_words
 from pipeline.inspect.fuzz.mutations import KINDS, ChangeLimits, _blur, mutate
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("radius", "white", "channels"),
     [
@@ -40,6 +41,7 @@ def test_changes_are_within_the_limits(radius: float, white: int, channels: int)
     assert np.array_equal(changed, np.asarray(again[0]))
 
 
+@pytest.mark.medium
 def test_every_change_is_drawn_and_changes() -> None:
     generator = np.random.default_rng(0)
     images = generator.integers(50, 150, (256, 8, 8, 1), dtype=np.uint8)
@@ -52,6 +54,7 @@ def test_every_change_is_drawn_and_changes() -> None:
         assert is_changed[kinds == kind].mean() > 0.8
 
 
+@pytest.mark.medium
 def test_blur_is_a_binomial_average() -> None:
     image = np.random.default_rng(2).integers(0, 256, (1, 5, 7, 1), dtype=np.uint8)
     padded = np.pad(image[0, :, :, 0].astype(int), 1, mode="edge")

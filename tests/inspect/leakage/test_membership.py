@@ -15,6 +15,7 @@ from pipeline.inspect.leakage.membership import PrivacyBound, rate_scores, score
 SCORES = st.lists(st.integers(-5, 5), min_size=1, max_size=30)
 
 
+@pytest.mark.medium
 @given(members=SCORES, held_out=SCORES)
 def test_auc_is_the_statistic_of_mann_and_whitney(members: list[int], held_out: list[int]) -> None:
     rows = rate_scores("loss", np.array(members, float), np.array(held_out, float), None)
@@ -25,6 +26,7 @@ def test_auc_is_the_statistic_of_mann_and_whitney(members: list[int], held_out: 
         assert rate.true_positives is None
 
 
+@pytest.mark.medium
 @given(st.integers(100, 2500), st.integers(0, 2**20))
 def test_no_threshold_within_the_false_positives_catches_more(held: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -53,6 +55,7 @@ def test_row_has_the_number_of_samples_of_its_rates() -> None:
     )
 
 
+@pytest.mark.medium
 @given(st.floats(0, 5000), st.floats(0, 1e-3), st.sampled_from([0.001, 0.01]))
 def test_bound_of_privacy_grows_from_guessing_to_certainty(
     epsilon: float, delta: float, rate: float

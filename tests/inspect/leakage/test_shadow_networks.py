@@ -57,6 +57,7 @@ def test_shadow_network_trains_on_one_sample_of_each_pair(tiny: Compose) -> None
     assert len(split) == len(train)
 
 
+@pytest.mark.medium
 def test_shadow_networks_repeat_and_differ(tiny: Compose) -> None:
     audit = plan_audit(open_recipe(tiny(*MLP)), 6, 20)
     margins, was_trained_on = audit.train_shadows(4, make_silent_reporter())
@@ -109,6 +110,7 @@ def test_refusals(overfitted_run: Path, tmp_path: Path) -> None:
         leakage.main(tmp_path, shadows=0, samples=10)
 
 
+@pytest.mark.medium
 def test_samples_without_one_class_are_refused(cache: Path) -> None:
     opened = open_recipe(load_recipe("diabetes_mlp", [f"cache.root={cache}"]))
     with pytest.raises(RecipeError, match="must have one class for each sample"):

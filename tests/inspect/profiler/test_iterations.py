@@ -111,6 +111,7 @@ def test_evaluation_between_steps_is_excluded() -> None:
 spans = st.tuples(st.sampled_from("abc"), st.integers(0, 1000), st.integers(0, 100))
 
 
+@pytest.mark.medium
 @given(st.lists(spans, min_size=1, max_size=30))
 def test_clock_shares_add_up_to_the_span(given: list[tuple[str, int, int]]) -> None:
     events = [TracedOp(name, "m", 1, begin, begin + length) for name, begin, length in given]

@@ -125,6 +125,7 @@ def test_profiled_executable_passes_calls_on() -> None:
     assert profiled.report is plain.report
 
 
+@pytest.mark.medium
 def test_trace_is_read_if_warnings_are_errors() -> None:
     """The first trace that a process reads: jaxlib 0.12 with Python 3.13 aborted."""
     script = (
@@ -163,6 +164,7 @@ def test_profile_command_prints_one_json_object(
     assert host["step"] == pytest.approx(host["device"] + host["wait"] + host["between"])
 
 
+@pytest.mark.medium
 def test_stages_without_steps_to_trace_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

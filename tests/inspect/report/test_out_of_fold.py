@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pipeline.inspect.report.out_of_fold import FoldMetric, read_fold_metrics
 
 
+@pytest.mark.medium
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20))
 def test_mean_and_spread_match_the_statistics_module(values: list[float]) -> None:
     metric = FoldMetric("loss", tuple(values))

@@ -62,6 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     return folder
 
 
+@pytest.mark.medium
 def test_flipped_labels_rank_first(folder: Path) -> None:
     rows = read_rows(folder / "report" / "suspicious_labels.csv")
     assert sorted(int(row["index"]) for row in rows) == list(range(1200))
@@ -77,6 +78,7 @@ def test_flipped_labels_rank_first(folder: Path) -> None:
     assert sum(int(row["readings"]) for row in rows) == 8 * (1200 // 32) * 32
 
 
+@pytest.mark.medium
 def test_page_shows_the_worst_samples_and_duplicates(folder: Path) -> None:
     page = (folder / "report" / "index.html").read_text()
     worst = read_rows(folder / "report" / "suspicious_labels.csv")[:50]
@@ -103,6 +105,7 @@ def test_excluded_samples_keep_sample_indices(folder: Path, cache: Path) -> None
     assert {int(row["index"]) for row in rows} == set(range(1200)) - excluded
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -128,6 +131,7 @@ def test_invalid_exclude_file_is_refused(
         run(recipe, tmp_path / "run")
 
 
+@pytest.mark.medium
 def test_numbers_are_of_the_split_as_it_was_read(folder: Path, cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "list.csv"
     keys = (f"dataset.exclude={file}", "dataset.train.select=[{name: skip, samples: 1000}]")
@@ -139,6 +143,7 @@ def test_numbers_are_of_the_split_as_it_was_read(folder: Path, cache: Path, tmp_
         run(compose(cache, folder, *keys, "stages=[data]"), tmp_path / "other")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "content",
     [
@@ -158,6 +163,7 @@ def test_exclusions_written_by_other_programs_are_read(
     assert summary.data["samples"]["train"] == 1198
 
 
+@pytest.mark.medium
 def test_pipe_as_exclude_file_is_refused(folder: Path, cache: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     recipe = compose(cache, folder, f"dataset.exclude={tmp_path / 'pipe'}", "stages=[data]")

@@ -68,6 +68,7 @@ def of_numpy(cache: Path, folder: Path, labels: np.ndarray, task: str) -> Recipe
     return load_recipe("lenet5_digits", [*data, f"loss={loss}", *MLP, *OPS, *rest, *quiet])
 
 
+@pytest.mark.medium
 def test_figures_equal_the_evaluation_of_the_run(written: Path, trained: Path) -> None:
     metrics = read_summary(trained)["metrics"]
     predictions = rows(written / "predictions.csv")
@@ -84,6 +85,7 @@ def test_figures_equal_the_evaluation_of_the_run(written: Path, trained: Path) -
     assert f"<dt>cross-entropy</dt><dd>{metrics['loss']:.4f}</dd>" in page
 
 
+@pytest.mark.medium
 def test_folder_with_other_files_is_not_overwritten(trained: Path, tmp_path: Path) -> None:
     """Names of a report's files are names that a user has, too."""
     (tmp_path / "labels.csv").write_text("mine")
@@ -123,6 +125,7 @@ def read_page(file: Path) -> Reader:
     return reader
 
 
+@pytest.mark.medium
 def test_page_is_self_contained_without_scripts(written: Path) -> None:
     page = read_page(written / "index.html")
     assert "script" not in page.tags
@@ -300,6 +303,7 @@ def test_invalid_arguments_are_refused(args: list[str], message: str) -> None:
         report(args)
 
 
+@pytest.mark.medium
 def test_non_run_folders_and_links_are_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="isn't a run directory"):
         report([str(tmp_path)])

@@ -23,12 +23,14 @@ class Network:
         self.values = (width, num_classes, dtype)
 
 
+@pytest.mark.medium
 def test_class_is_constructed_with_its_parameters() -> None:
     network = make_with("nets:Network", Network, {"width": 3}, 10, "float16", seed=1)
     assert network.values == (3, 10, jnp.float16)
     assert list_parameters(Network) == ["width", "num_classes", "dtype"]
 
 
+@pytest.mark.medium
 def test_recipe_arguments_take_precedence() -> None:
     arguments = {"width": 3, "num_classes": 5}
     assert make_with("n", Network, arguments, 10, "float32").values[1] == 5

@@ -43,6 +43,7 @@ def compile_evaluation(module: nn.Module) -> Callable[[Any], Any]:
     )
 
 
+@pytest.mark.medium
 def test_linen_module_keeps_its_names_and_results(imported: Build) -> None:
     module, own = imported("flax", "ConvNet", width=4), ConvNet(width=4)
     variables = draw_variables(shapes(module, IMAGES.shape[1:]))
@@ -82,6 +83,7 @@ def test_dropout_depends_on_the_key_only_in_training(
     np.testing.assert_array_equal(evaluation(variables), evaluation(variables))
 
 
+@pytest.mark.medium
 def test_module_fields_are_set_by_the_recipe(imported: Build) -> None:
     module = imported("flax", "Untyped", hidden=[3, 5])
     found = {path: leaf.shape for path, leaf in parameters(shapes(module, (2, 2, 1))).items()}
@@ -97,6 +99,7 @@ def test_classes_placeholder_is_replaced_at_any_depth(imported: Build) -> None:
     assert found["Dense_2/kernel"] == (3, 10)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "arguments"), [("ConvNet", {}), ("Untyped", {}), ("NnxNet", {"width": 4})]
@@ -135,6 +138,7 @@ def test_nnx_module_keeps_its_results_and_statistics(imported: Build) -> None:
     np.testing.assert_allclose(statistics["norm"]["mean"], own.norm.mean[...], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_nnx_weights_depend_on_the_seed(imported: Build) -> None:
     module = imported("flax", "NnxNet", width=4)
     draw = jax.jit(

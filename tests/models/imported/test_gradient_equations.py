@@ -213,6 +213,7 @@ def test_gradients_of_random_convolutions_match_jax(
     assert_equal(actual, jax.tree.map(lambda array: array.astype(dtype), expected))
 
 
+@pytest.mark.medium
 def test_gradients_are_recognised_for_any_pads_and_dilation() -> None:
     for how in ({}, {"padding": "SAME"}, {"padding": "VALID"}, {"rhs_dilation": (2, 1)}):
         for numbers, kernel, images in (
@@ -265,6 +266,7 @@ def test_gradients_of_random_max_pooling_match_jax(
     assert_agrees(gradients, random(*shape, seed=1), x)
 
 
+@pytest.mark.medium
 def test_gradient_of_flax_max_pool_matches_jax() -> None:
     def pool(weights: Array, x: Array) -> Array:
         return nn.max_pool(weights * x, (3, 2), (2, 2), padding="SAME")
@@ -274,6 +276,7 @@ def test_gradient_of_flax_max_pool_matches_jax() -> None:
     assert_agrees(gradients, random(2, 7, 6, 3, seed=1), x)
 
 
+@pytest.mark.medium
 def test_gradients_of_products_match_jax() -> None:
     for kernel, rows in (((5, 4), (6, 5)), ((5, 150), (6, 5)), ((5, 4), (2, 3, 5))):
         gradients = differentiated(lambda kernel, x: x @ kernel)
@@ -317,6 +320,7 @@ def test_gradients_in_calls_and_loops_match_jax(name: str) -> None:
     assert_agrees(gradients, weights, x)
 
 
+@pytest.mark.medium
 def test_gradient_problems_match_the_lowered_forward_pass() -> None:
     weights, x = net_operands()
     before, after = RecordingPolicy(), RecordingPolicy()
@@ -326,6 +330,7 @@ def test_gradient_problems_match_the_lowered_forward_pass() -> None:
     assert len(after.problems) == 3 * 3 + 2
 
 
+@pytest.mark.medium
 def test_gradients_have_the_pads_of_the_forward_convolution() -> None:
     # Pads of 1 after the images, which strides of 2 don't reach: the gradients don't show them.
     convolve = lax_convolution(NHWC, window_strides=(2, 2), padding=((1, 1), (1, 1)))
@@ -371,6 +376,7 @@ def test_gradients_of_unreplaced_convolutions_are_unreplaced() -> None:
     jax.tree.map(np.testing.assert_array_equal, jax.jit(ours)(*operands), plain)
 
 
+@pytest.mark.medium
 def test_function_without_gradient_needs_the_forward_role_only() -> None:
     assert roles(net, *net_operands()) == {
         "conv2d forward": 2,

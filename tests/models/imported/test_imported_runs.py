@@ -90,6 +90,7 @@ def test_run_without_a_loop_ends_at_a_non_finite_step(tiny: Compose, tmp_path: P
         run(tiny(*VOLUME, *SHORT, "train.optimizer.lr=3e38"), tmp_path / "diverged")
 
 
+@pytest.mark.medium
 def test_operations_left_to_xla_are_reported_and_end_loops_over_steps(tiny: Compose) -> None:
     text, single = reported(tiny(*VOLUME))
     assert "left to XLA: inner: convolution is 3-D\n" in text
@@ -100,6 +101,7 @@ def test_operations_left_to_xla_are_reported_and_end_loops_over_steps(tiny: Comp
     assert not single
 
 
+@pytest.mark.medium
 def test_completely_lowered_network_reports_nothing(tiny: Compose) -> None:
     text, single = reported(tiny(*CONV))
     assert "left to XLA" not in text
@@ -169,6 +171,7 @@ def test_autopsy_reports_the_layer(tiny: Compose, tmp_path: Path) -> None:
     assert "parameter Conv_" in found or "parameter Dense_0" in found
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
@@ -184,6 +187,7 @@ def test_settings_that_need_a_layer_list_are_refused(
         reported(tiny(*CONV, *keys))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("keys", "said"),
     [

@@ -16,6 +16,7 @@ Build = Callable[..., Any]
 IMAGES = random(4, 8, 8, 1)
 
 
+@pytest.mark.medium
 def test_parameters_are_named_by_their_pytree_path(imported: Build) -> None:
     module = imported("function", "perceptron", width=3)
     found = {path: leaf.shape for path, leaf in parameters(shapes(module, (2, 2, 1))).items()}
@@ -41,6 +42,7 @@ def test_apply_receives_parameters_as_returned_by_init(imported: Build) -> None:
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.medium
 def test_haiku_argument_order_is_supported(imported: Build) -> None:
     module = imported("function", "transformed")
     variables = initialise(module, IMAGES)
@@ -49,6 +51,7 @@ def test_haiku_argument_order_is_supported(imported: Build) -> None:
     np.testing.assert_allclose(logits, IMAGES.mean((1, 2)) @ weight, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_haiku_state_is_carried_as_statistics(imported: Build) -> None:
     """As `haiku.transform_with_state` returns it; evaluation leaves it as it is."""
     module = imported("function", "transformed_with_state")

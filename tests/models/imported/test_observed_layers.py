@@ -74,6 +74,7 @@ class Functions:
         return x @ kernels["head"], {}
 
 
+@pytest.mark.medium
 def test_kernels_are_tracked_through_transposes_and_calls() -> None:
     """But a kernel that is used the other way round, in a loop or in groups isn't observed."""
     network = ImportedNetwork(Functions(), "functions", "float32")
@@ -91,6 +92,7 @@ class Shared(Functions):
         return images.reshape(len(images), -1) @ kernel @ kernel, {}
 
 
+@pytest.mark.medium
 def test_kernel_used_twice_is_refused() -> None:
     network = ImportedNetwork(Shared(), "shared", "float32")
     with pytest.raises(ValueError, match=r"same: is applied twice in a step"):

@@ -164,11 +164,13 @@ def test_jax_functions_match_with_lowerings(name: str) -> None:
     assert recording.problems
 
 
+@pytest.mark.medium
 def test_mixed_function_matches_with_lowerings() -> None:
     function, kernel, images = FUNCTIONS["mixed"]
     assert_agrees(function, random(*kernel, seed=1), random(*images))
 
 
+@pytest.mark.medium
 def test_negative_pads_crop_the_images() -> None:
     # XLA:CPU itself reads beyond the images here, so that the images are cropped by hand.
     numbers = ("NHWC", "HWIO", "NHWC")
@@ -181,6 +183,7 @@ def test_negative_pads_crop_the_images() -> None:
     )
 
 
+@pytest.mark.medium
 def test_while_loop_matches_with_lowerings() -> None:
     def doubled(kernel: Array, x: Array) -> Array:
         return lax.while_loop(lambda y: y.sum() < 100.0, lambda y: y @ kernel, x)
@@ -190,6 +193,7 @@ def test_while_loop_matches_with_lowerings() -> None:
     np.testing.assert_array_equal(ours, doubled(kernel, x))
 
 
+@pytest.mark.medium
 def test_custom_derivative_is_preserved() -> None:
     @jax.custom_vjp
     def product(x: Array, kernel: Array) -> Array:

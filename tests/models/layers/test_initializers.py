@@ -76,6 +76,7 @@ def test_he_normal_deviation_is_gain_over_root_fan(mode: str, fan: int) -> None:
     assert np.abs(values).max() > 3.5 * sqrt(2 / fan)
 
 
+@pytest.mark.medium
 def test_he_normal_supports_the_gain_of_a_leaky_relu() -> None:
     assert_deviation(draw("he_normal", negative_slope=0.5), sqrt(2 / 1.25 / 300))
 
@@ -100,6 +101,7 @@ def test_xavier_normal_has_the_variance_of_both_fans() -> None:
     assert np.abs(values).max() > 3.5 * 2 * sqrt(2 / 500)
 
 
+@pytest.mark.medium
 def test_xavier_uniform_is_bounded_by_both_fans() -> None:
     bound = sqrt(6 / (FAN_IN + FAN_OUT))
     values = draw("xavier_uniform", CONV)

@@ -178,6 +178,7 @@ def test_gradients_in_a_loop_use_the_fast_cpu_dimension_order() -> None:
     assert orders(in_a_loop(native).lower().compile().as_text() or "") > {CANONICAL}
 
 
+@pytest.mark.medium
 def test_kernel_gradient_is_an_unfused_call() -> None:
     text = in_a_loop(conv2d).lower().compile().as_text()
     assert text is not None

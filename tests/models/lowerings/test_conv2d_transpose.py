@@ -84,6 +84,7 @@ class LastCandidate:
         return list_candidates(problem, frozenset(("xla",)))[-1]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("policy", [DEFAULTS, LastCandidate()], ids=["defaults", "chosen"])
 def test_grouped_windows_with_unreached_rows_match_jax(policy: LoweringPolicy) -> None:
     """Stride 3 and 2, dilation 1 and 3, pads, and rows after the last that a kernel reaches."""
@@ -111,6 +112,7 @@ def test_grouped_windows_with_unreached_rows_match_jax(policy: LoweringPolicy) -
     assert_close(found, expected)
 
 
+@pytest.mark.medium
 def test_chosen_lowerings_match_the_default() -> None:
     x, weights = operands(kernel=2)
     recording = RecordingPolicy()

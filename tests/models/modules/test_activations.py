@@ -18,6 +18,7 @@ def test_activation_in_float32_is_the_plain_function(name: str) -> None:
     np.testing.assert_array_equal(activate(name, jnp.asarray(X)), ACTIVATIONS[name](X))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", mark_slow_except([*ACTIVATIONS][:1], ACTIVATIONS))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_activation_in_half_precision_is_rounded_once(name: str, dtype: str) -> None:
@@ -34,6 +35,7 @@ def test_activation_in_half_precision_is_rounded_once(name: str, dtype: str) -> 
     )
 
 
+@pytest.mark.medium
 def test_gelu_rounded_at_each_operation_is_less_accurate() -> None:
     """So that the test above would see it."""
     assert "gelu" not in EXACT

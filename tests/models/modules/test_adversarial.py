@@ -59,6 +59,7 @@ def test_scores_train_either_generator_or_discriminator(variables: Any) -> None:
     assert trains == {"generator": [False, False, True], "discriminator": [True, True, False]}
 
 
+@pytest.mark.medium
 def test_statistics_are_updated_once_by_real_and_generated_images(variables: Any) -> None:
     """The third score must not count the generated images again."""
     before = variables["batch_stats"]["adversarial_0"]["discriminator"]["batch_norm_0"]["mean"]
@@ -71,6 +72,7 @@ def test_statistics_are_updated_once_by_real_and_generated_images(variables: Any
     assert np.all(np.abs(generated) <= bound * 1.001)
 
 
+@pytest.mark.medium
 def test_evaluated_sample_does_not_depend_on_its_batch(variables: Any) -> None:
     score = jax.jit(lambda images: MODULE.apply(variables, images, train=False))
     together = np.asarray(score(IMAGES))

@@ -99,6 +99,7 @@ def test_channels_far_from_zero_are_normalised_accurately() -> None:
     np.testing.assert_allclose(y, (x - 100) / np.sqrt(1 + 1e-5), rtol=0, atol=2e-5)
 
 
+@pytest.mark.medium
 def test_running_variance_uses_the_unbiased_estimate() -> None:
     _, changed = stepped(ours(), fresh(6), X)
     expected = 0.9 + 0.1 * X.var((0, 1, 2), ddof=1)
@@ -130,6 +131,7 @@ def test_channels_may_come_first() -> None:
         )
 
 
+@pytest.mark.medium
 def test_initial_statistics_are_independent_of_the_first_batch() -> None:
     variables = ours().init(jax.random.key(0), X)
     np.testing.assert_array_equal(variables["batch_stats"]["mean"], np.zeros(6))

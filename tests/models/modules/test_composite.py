@@ -115,6 +115,7 @@ def test_branches_need_at_least_one_branch() -> None:
         Branches(branches=())
 
 
+@pytest.mark.medium
 def test_branches_read_joined_inputs() -> None:
     layer = Branches(branches=((Flatten(), Tanh()), (Relu(),)), shapes=((2, 2, 1), (1,)))
     y, _ = out(layer, ROWS.reshape(-1)[:20].reshape(4, 5, 1, 1))

@@ -16,6 +16,7 @@ from pipeline.models.modules.dense import DenseModule, add_bias
 X = np.random.default_rng(0).normal(size=(3, 5, 4)).astype(np.float32)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_dense_in_float32_is_bit_equal_to_flax(use_bias: bool) -> None:
     settings: dict[str, Any] = {"features": 6, "use_bias": use_bias, "dtype": "float32"}
@@ -52,6 +53,7 @@ def test_bias_is_added_along_the_first_axis() -> None:
     assert added.shape == images.shape
 
 
+@pytest.mark.medium
 def test_unrounded_bias_is_added_in_full_precision() -> None:
     """2^-8 + 2^-16 is 2^-8 in bfloat16, and 1 + 2^-8 lies between 1 and 1 + 2^-7."""
     x = jnp.ones((1, 1), jnp.bfloat16)

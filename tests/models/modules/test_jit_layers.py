@@ -119,6 +119,7 @@ class NetWithMask(nn.Module):
         return nn.Dense(2, name="out")(Masked(x > 0, name="masked")(x))
 
 
+@pytest.mark.medium
 def test_layer_with_array_fields_is_not_compiled() -> None:
     net, paths = NetWithMask(), dict[LayerPath, None]()
     with record_module_paths(paths):

@@ -146,6 +146,7 @@ def test_last_state_matches_pytorch(key: str) -> None:
     np.testing.assert_allclose(y, GOLDEN[f"{key}/last"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "key", mark_slow_except(["gru/bidirectional"], ["lstm/bidirectional", "gru/bidirectional"])
 )
@@ -162,6 +163,7 @@ def test_padding_does_not_change_the_state(key: str) -> None:
         np.testing.assert_allclose(y[row : row + 1], alone, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_conv1d_reads_padding_as_zeros() -> None:
     """So real tokens don't depend on the values of padding."""
     layer = Conv1d(features=4, kernel=3)

@@ -35,6 +35,7 @@ class Net(nn.Module):
         return nn.Dense(2, name="head")(nn.Dense(3, name="body")(x))
 
 
+@pytest.mark.medium
 def test_equations_of_both_passes_have_flax_layer_names() -> None:
     variables = Net().init(jax.random.key(0), jnp.ones((1, 4)))
     traced = jax.make_jaxpr(jax.grad(lambda v: Net().apply(v, jnp.ones((1, 4))).sum()))(variables)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from flax import linen as nn
 
 from pipeline.models.modules.observe_modules import observe_modules
@@ -24,6 +25,7 @@ class Net(nn.Module):
         return 2 * x
 
 
+@pytest.mark.medium
 def test_module_calls_and_results_are_observed_in_nesting_order() -> None:
     events: list[tuple[Any, ...]] = []
 

@@ -161,6 +161,7 @@ def test_batch_norm_normalises_over_the_batch_in_training() -> None:
     np.testing.assert_allclose(running["var"], 0.75 + 0.25 * unbiased, rtol=1e-4)
 
 
+@pytest.mark.medium
 def test_batch_norm_uses_running_statistics_in_evaluation() -> None:
     module = network(BatchNorm(epsilon=0.1), Flatten())
     variables = initialise(module, IMAGES)
@@ -231,6 +232,7 @@ def test_max_pool_with_stride_and_padding_matches_its_definition(
     np.testing.assert_array_equal(y, np.stack(windows, 1).reshape(3, -1))
 
 
+@pytest.mark.medium
 def test_avg_pool_does_not_count_padding() -> None:
     y, _ = images_out(AvgPool(kernel=3, stride=2, padding="same"))
     padded = np.pad(IMAGES, ((0, 0), (0, 1), (1, 1), (0, 0)), constant_values=np.nan)
@@ -355,6 +357,7 @@ def test_images_of_any_float_dtype_are_read() -> None:
     np.testing.assert_allclose(y, expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.medium
 def test_layers_appear_by_name_in_the_compiled_program() -> None:
     module = network(Residual(body=(Conv(features=4, kernel=3), Relu())), GlobalAvgPool())
     variables = initialise(module, IMAGES)

@@ -274,6 +274,7 @@ def test_mask_with_a_different_number_of_tokens_is_refused() -> None:
         shapes(module, (5, 1, 2))
 
 
+@pytest.mark.medium
 def test_position_embedding_of_images_fits_one_size_only() -> None:
     """Patches of a smaller image lie elsewhere: its table fits one size alone."""
     module = network(Tokens(), PositionEmbedding(), Flatten())

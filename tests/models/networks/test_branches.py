@@ -23,6 +23,7 @@ from tests.models.build import (
 SMALL = {"widths": [3, 4, 5]}
 
 
+@pytest.mark.medium
 def test_unet_depths_halve_and_restore_the_image_size() -> None:
     seen = positions(conf_model("unet").build(7, "float32"), (32, 48, 3))
     deepest = "below0/branch_1/below1/branch_1/below2/branch_1/below3"
@@ -46,6 +47,7 @@ def test_unet_depths_enlarge_the_receptive_field() -> None:
     assert 12 < rows.max() < 31
 
 
+@pytest.mark.medium
 def test_unet_without_batch_norm_has_convolution_biases() -> None:
     paths = parameters(
         shapes(conf_model("unet", batch_norm=False).build(2, "float32"), (32, 32, 3))
@@ -54,6 +56,7 @@ def test_unet_without_batch_norm_has_convolution_biases() -> None:
     assert not any("batch_norm" in path for path in paths)
 
 
+@pytest.mark.medium
 def test_unet_refuses_image_sides_not_divisible_by_its_depth() -> None:
     with pytest.raises(ValueError, match="below2: the branches return shapes"):
         shapes(conf_model("unet").build(2, "float32"), (36, 32, 3))

@@ -60,6 +60,7 @@ def test_mobilenet_v1_alternates_depthwise_and_1x1_convolutions() -> None:
     assert [(conv.kernel, conv.groups) for conv in convs[2::2]] == [(1, 1)] * 13
 
 
+@pytest.mark.medium
 def test_mobilenet_v1_shrinks_images_32_times() -> None:
     seen = positions(conf_model("mobilenet_v1").build(10, "float32"), (224, 224, 3))
     assert seen["conv_26"] == (7, 7, 1024)
@@ -154,6 +155,7 @@ def test_squeezenet_versions_pool_at_different_modules() -> None:
     assert sizes("squeezenet1_1") == [56] * 2 + [27] * 2 + [13] * 4
 
 
+@pytest.mark.medium
 def test_squeezenet_fire_module_expands_eight_times() -> None:
     module = conf_model("squeezenet1_0").build(10, "float32")
     kernels = parameters(shapes(module, (227, 227, 3)))

@@ -39,6 +39,7 @@ def test_resnet_basic_blocks_refuse_groups(changes: dict[str, Any]) -> None:
         conf_model("resnet18", **changes)
 
 
+@pytest.mark.medium
 def test_resnet20_has_19_convolutions_and_two_shortcuts() -> None:
     variables = shapes(conf_model("resnet20").build(10, "float32"), (32, 32, 3))
     body = 432 + 6 * 9 * 16 * 16 + 9 * (16 * 32 + 32 * 64) + 5 * 9 * (32 * 32 + 64 * 64)
@@ -115,6 +116,7 @@ def test_wide_resnet28_10_has_the_published_parameter_count() -> None:
     assert count(shapes(module, (32, 32, 3))) == 36_479_194
 
 
+@pytest.mark.medium
 def test_wide_resnet40_10_has_six_blocks_in_each_stage() -> None:
     stem, head = 27 * 16, 2 * 640 + 641 * 10
     first = sum(
@@ -144,6 +146,7 @@ def test_resnet_v2_projection_follows_norm_and_relu() -> None:
     assert [layer.name for layer in same.body][:3] == ["batch_norm", "relu", "conv"]
 
 
+@pytest.mark.medium
 def test_resnet_v2_stages_after_the_first_halve_the_image() -> None:
     seen = positions(conf_model("resnetv2_50").build(10, "float32"), (224, 224, 3))
     assert seen["stage1_block2"] == (56, 56, 256)

@@ -59,12 +59,14 @@ def test_network_source_is_the_import_arguments_and_seed() -> None:
     assert network.dtype == "bfloat16"
 
 
+@pytest.mark.medium
 def test_module_seed_is_the_recipe_seed(tiny: Compose) -> None:
     recipe = tiny("model=torch", "model.import=my_nets:MyNet", "seed=5")
     assert recipe.model.model_dump()["seed"] == 5
     assert recipe.model.model_dump()["import"] == "my_nets:MyNet"
 
 
+@pytest.mark.medium
 def test_exactly_one_source_is_required(tiny: Compose) -> None:
     with pytest.raises(ValueError, match=r"has no network; must have import, such as torchvision"):
         conf_model("torch", seed=1).build(10, "float32")

@@ -85,6 +85,7 @@ def test_events_shorten_sinks(chosen: ChooseSink) -> None:
     assert found.reason.endswith("; something is due every 60 steps")
 
 
+@pytest.mark.medium
 def test_auto_selects_the_faster_mechanism(chosen: ChooseSink) -> None:
     assert chosen(Clockwork(soft_s=-5e-5)).mechanism == "soft"
 
@@ -116,6 +117,7 @@ def test_auto_is_off_if_no_sink_is_faster(
     assert found.summary()["predicted"]["gain"] == 1
 
 
+@pytest.mark.medium
 def test_measuring_takes_a_small_share_of_the_run(chosen: ChooseSink) -> None:
     """A share of what the run takes, of 10 s here."""
     clockwork = Clockwork(dispatch_s=2e-4, step_s=8e-4)

@@ -70,6 +70,7 @@ def test_single_dispatch_times_are_stored(
     assert 2 <= found.long_steps <= LONGEST
 
 
+@pytest.mark.medium
 def test_measurement_takes_about_its_time_budget(
     measured: Callable[[Clockwork, float], Measurement],
 ) -> None:

@@ -36,6 +36,7 @@ def trials(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.medium
 def test_steps_without_sinks_are_dispatched_singly(trials: TimedRuns, clockwork: Clockwork) -> None:
     timing = trials.time(Variant(None, "none"), 10)
     assert clockwork.ran == [(1, "none")] * 10

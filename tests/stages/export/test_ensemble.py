@@ -71,6 +71,7 @@ def test_outputs_of_other_shapes_are_refused() -> None:
         average_outputs([np.zeros((3, 4)), np.zeros((3, 2, 4))], "classification")
 
 
+@pytest.mark.medium
 def test_ensemble_predicts_the_mean_of_its_members(cache: Path) -> None:
     """Of two architectures, each with its own names of weights."""
     recipes = [compose_tiny(cache, *MLP), compose_tiny(cache, *CONVOLUTION)]

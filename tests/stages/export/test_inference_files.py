@@ -33,6 +33,7 @@ def images(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.medium
 def test_folder_images_are_inferred_in_path_order(
     trained: Path, images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -41,6 +42,7 @@ def test_folder_images_are_inferred_in_path_order(
     assert said == [str(images / name) for name in ("a.png", "b.png", "inner/c.jpg")]
 
 
+@pytest.mark.medium
 def test_csv_matches_the_printed_predictions(
     trained: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,6 +58,7 @@ def test_csv_matches_the_printed_predictions(
         assert float(row["probability"]) >= float(row["probability_2"])
 
 
+@pytest.mark.medium
 def test_folder_without_images_and_two_formats_are_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no images; names must end in one of \.png"):
         infer([str(trained), str(tmp_path)])

@@ -340,6 +340,7 @@ def vit_names(style: str) -> Arrays:
     return arrays
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("style", ["torchvision", "timm"])
 def test_packed_projection_of_transformers_is_split(style: str) -> None:
     network = needs("vit_tiny", features=6, hidden=8, heads=2, blocks=2)
@@ -353,6 +354,7 @@ def test_packed_projection_of_transformers_is_split(style: str) -> None:
         np.testing.assert_array_equal(matching.arrays[f"{attention}/{name}/kernel"], expected)
 
 
+@pytest.mark.medium
 def test_training_state_is_skipped() -> None:
     theirs = in_mindspore(resnet_names(WIDTHS))
     theirs |= {"moments.conv1.weight": theirs["conv1.weight"], "learning_rate": rand(1)}
@@ -476,6 +478,7 @@ def text_names(bert: bool, features: int = 6, hidden: int = 8) -> Arrays:
 TEXT = {"features": 6, "hidden": 8, "heads": 2, "blocks": 1}
 
 
+@pytest.mark.medium
 def test_segment_vectors_are_added_to_position_vectors() -> None:
     theirs = text_names(bert=True)
     network = needs("bert_base", (4, 1, 1), vocabulary=9, **TEXT)

@@ -29,6 +29,7 @@ VIT = {"features": 6, "hidden": 8, "heads": 2, "blocks": 2}
 VGG = {"convs": [1, 2], "widths": [4, 6], "hidden": 5, "batch_norm": True}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("make_theirs", "make_network"),
     [
@@ -75,6 +76,7 @@ def test_file_of_another_network_is_refused() -> None:
         convert_to_foreign_names("b.pth", lenet(), ours, lenet_needs())
 
 
+@pytest.mark.medium
 def test_convert_writes_names_of_a_reference_file(tmp_path: Path) -> None:
     theirs, others = lenet(), lenet()
     write_weights(tmp_path / "theirs.npz", theirs)

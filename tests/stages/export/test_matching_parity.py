@@ -103,6 +103,7 @@ LAYERS = [
 FILES = ["keras2.h5", "keras2.index", "keras3.index", "keras3.keras", "keras3.weights.h5"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", [*FILES, "saved_model.index", "names.index"])
 def test_tensorflow_weights_match_tensorflow_logits(name: str) -> None:
     if name.endswith(("h5", "keras")):

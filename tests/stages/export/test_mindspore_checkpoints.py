@@ -26,6 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     return run_dir
 
 
+@pytest.mark.medium
 def test_file_names_have_sink_epoch_and_step(trained: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     for _ in range(2):
@@ -35,6 +36,7 @@ def test_file_names_have_sink_epoch_and_step(trained: Path, tmp_path: Path) -> N
     assert sorted(file.name for file in folder.iterdir()) == sorted(expected)
 
 
+@pytest.mark.medium
 def test_optimizer_state_is_exported_on_request(trained: Path, tmp_path: Path) -> None:
     one = make_checkpoint_path(trained / "checkpoints", 40)
     assert export([str(one), str(tmp_path), "--to=ckpt", "--optimizer", "--prefix=net"]) == 0

@@ -89,12 +89,14 @@ def test_optimizer_is_saved_on_request(cache: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays[f"moments.{path}"], moment)
 
 
+@pytest.mark.medium
 def test_files_are_retained_like_checkpoints(tmp_path: Path) -> None:
     """Without a directory they lie in the run's."""
     save(tmp_path, None, 5, 10, 15)
     assert names(tmp_path / "ckpt") == ["net-1_10.ckpt", "net-2_5.ckpt"]
 
 
+@pytest.mark.medium
 def test_used_prefix_gets_a_number_and_a_resumed_run_keeps_its_prefix(
     tmp_path: Path,
 ) -> None:
@@ -124,6 +126,7 @@ def made(folder: Path) -> tuple[str, str]:
     return "one", "two"
 
 
+@pytest.mark.medium
 def test_kill_between_a_checkpoint_and_its_file_is_repaired(tmp_path: Path) -> None:
     save(tmp_path, None, 5, 10)
     (tmp_path / "ckpt" / "net-1_5.ckpt").unlink()

@@ -127,6 +127,7 @@ def test_top_k_1_is_greedy(trained: TrainedRun, cached: Decoder) -> None:
     assert every == sampled(trained, cached, PROMPT, 20, Sampling(1.0, seed=1))
 
 
+@pytest.mark.medium
 def test_samples_follow_the_softmax_of_the_top_k() -> None:
     logits = jnp.array([0.0, 1.0, 2.0, -1.0])
     flat = Decoder(lambda weights, cache, token, position: (logits, cache), (), 8)

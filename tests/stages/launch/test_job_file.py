@@ -72,6 +72,7 @@ def test_job_file_matches_golden_file(name: str, size: str, request: pytest.Fixt
 # Kubernetes
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("size", REQUESTS)
 @pytest.mark.parametrize("name", ["jobset", "trainjob"])
 def test_kubernetes_files_match_the_schema(name: str, size: str) -> None:
@@ -318,6 +319,7 @@ def test_ray_file_uses_existing_ray_api() -> None:
 PRINTABLE = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "))
 
 
+@pytest.mark.medium
 @given(arguments=st.lists(PRINTABLE, min_size=1, max_size=3))
 def test_arguments_are_passed_unchanged(arguments: list[str]) -> None:
     request = replace(PLAIN, arguments=arguments)

@@ -39,6 +39,7 @@ def test_run_records_its_provenance(tiny: Compose, tmp_path: Path) -> None:
     assert machine["processor"]
 
 
+@pytest.mark.medium
 def test_data_is_identified_by_its_samples(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny("stages=[data]")
     run(recipe, tmp_path)

@@ -64,6 +64,7 @@ def test_truncated_summary_means_unfinished(tiny: Compose, tmp_path: Path) -> No
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == wanted
 
 
+@pytest.mark.medium
 def test_auto_does_not_parse_recipes_of_finished_runs(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +237,7 @@ def test_auto_skips_unlockable_runs(tiny: Compose, tmp_path: Path) -> None:
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == wanted
 
 
+@pytest.mark.medium
 def test_equal_recipe_is_compared_without_defaults(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +253,7 @@ def test_equal_recipe_is_compared_without_defaults(
     assert filled != []
 
 
+@pytest.mark.medium
 def test_recorded_steps_for_a_deadline_are_reused(tiny: Compose, tmp_path: Path) -> None:
     """A run that was killed before it chose its steps chooses anew; another deadline is refused."""
     asked = tiny("train.minutes=5")

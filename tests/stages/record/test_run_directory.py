@@ -95,6 +95,7 @@ def test_processes_never_share_a_directory(tmp_path: Path) -> None:
     assert len(made) == len(set(made)) == 100
 
 
+@pytest.mark.medium
 def test_name_used_a_thousand_times_is_refused(tmp_path: Path) -> None:
     for attempt in range(1000):
         (tmp_path / (f"run_{attempt}" if attempt else "run")).mkdir()

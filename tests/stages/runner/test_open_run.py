@@ -52,6 +52,7 @@ def attempt(
     return run
 
 
+@pytest.mark.medium
 def test_death_restarts_from_the_run(attempt: Any, tmp_path: Path) -> None:
     first, second, third = attempt([DEATH, DEATH])
     assert first["train"]["resume"] is None
@@ -69,12 +70,14 @@ def test_error_is_not_restarted(attempt: Any) -> None:
     assert (len(trees), trees[-1]) == (2, None)
 
 
+@pytest.mark.medium
 def test_restart_excludes_dead_processes(attempt: Any) -> None:
     trees = attempt([DEATH, DEATH], "launch.min_processes=1")
     assert [tree["launch"]["processes"] for tree in trees] == [4, 2, 1]
     assert [tree["parallel"]["devices"] for tree in trees] == [4, 2, 1]
 
 
+@pytest.mark.medium
 def test_restart_does_not_restore_the_initial_weights(attempt: Any, tmp_path: Path) -> None:
     (tmp_path / "before").mkdir()
     restore = f"checkpoint.restore={tmp_path / 'before'}"
@@ -83,6 +86,7 @@ def test_restart_does_not_restore_the_initial_weights(attempt: Any, tmp_path: Pa
     assert second["checkpoint"]["restore"] is None
 
 
+@pytest.mark.medium
 def test_run_with_restored_weights_and_no_checkpoint_is_not_restarted(
     attempt: Any, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def mirror(tmp_path: Path) -> str:
     return f"checkpoint.mirror=file://{tmp_path}/store"
 
 
+@pytest.mark.medium
 def test_run_continues_from_the_mirror_alone(
     tiny: Compose, tmp_path: Path, mirror: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

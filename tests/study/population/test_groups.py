@@ -20,6 +20,7 @@ from pipeline.study.population.groups import (
 Tiny = Callable[..., Recipe]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "override",
     [
@@ -39,6 +40,7 @@ def test_numeric_and_host_settings_share_a_program(tiny: Tiny, override: str) ->
     assert make_program_key(tiny(*base)) == make_program_key(tiny(*base, override))
 
 
+@pytest.mark.medium
 def test_folds_share_a_program_unless_their_constants_differ(tiny: Tiny) -> None:
     folds = [tiny(f"dataset.folds.index={index}") for index in (0, 3)]
     assert make_program_key(folds[0]) == make_program_key(folds[1])
@@ -50,6 +52,7 @@ def test_folds_share_a_program_unless_their_constants_differ(tiny: Tiny) -> None
     assert make_program_key(tiny("dataset.folds.count=4")) != make_program_key(folds[0])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("override", "keys"),
     [
@@ -69,6 +72,7 @@ def test_compiled_settings_separate_groups(tiny: Tiny, override: str, keys: list
     require_population(recipes, groups)
 
 
+@pytest.mark.medium
 def test_compiled_number_separates_groups(tiny: Tiny) -> None:
     key = "train.optimizer.momentum"
     recipes = {str(m): tiny(f"{key}={m}") for m in (0.9, 0.8)}
@@ -76,6 +80,7 @@ def test_compiled_number_separates_groups(tiny: Tiny) -> None:
     assert len(group_recipes(recipes, [key])) == 2
 
 
+@pytest.mark.medium
 def test_sweep_without_shared_programs_is_refused(tiny: Tiny) -> None:
     recipes = {str(size): tiny(f"train.batch_size={size}") for size in (8, 16)}
     with pytest.raises(RecipeError) as error:
@@ -87,6 +92,7 @@ def test_sweep_without_shared_programs_is_refused(tiny: Tiny) -> None:
     require_population(one, group_recipes(one))
 
 
+@pytest.mark.medium
 def test_unsuitable_member_recipe_is_refused(tiny: Tiny) -> None:
     recipes = {str(seed): tiny(f"seed={seed}", "train.mode=eager") for seed in (1, 2)}
     with pytest.raises(RecipeError, match=r"train.mode = eager: must be graph with hydra.sweeper"):

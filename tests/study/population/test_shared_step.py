@@ -83,6 +83,7 @@ def losses(inputs: CompileInputs) -> tuple[np.ndarray, np.ndarray]:
     return telemetry.loss, np.asarray(compiled.evaluate(state, 0, STEPS).loss_sum)
 
 
+@pytest.mark.medium
 def test_shared_step_has_the_bits_of_a_separate_step(tiny: Tiny) -> None:
     """Bit for bit, also one whose numbers come later."""
     recipes = [recipe_of(tiny, *numbers) for numbers in ((0.9, 0.1), (0.7, 0.2), (0.35, 0.3))]
@@ -107,6 +108,7 @@ def test_equal_members_have_no_arguments(tiny: Tiny) -> None:
     assert shared.list_arguments(collect_numbers(recipe), inputs.step) == ()
 
 
+@pytest.mark.medium
 def test_program_changing_number_is_named(tiny: Tiny) -> None:
     recipes = [recipe_of(tiny, 0.9, 0.1), recipe_of(tiny, 0.5, 0.2)]
 
@@ -126,6 +128,7 @@ def test_program_changing_number_is_named(tiny: Tiny) -> None:
         share_step(recipes[0], members, refuse, inputs_of(make_step(recipes[0])))
 
 
+@pytest.mark.medium
 def test_later_member_with_another_program_is_refused(tiny: Tiny) -> None:
     recipes = [recipe_of(tiny, momentum, 0.1) for momentum in (0.9, 0.85, 0.5)]
 

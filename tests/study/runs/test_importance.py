@@ -13,6 +13,7 @@ from tests.study.runs.made_up import make_study
 pytest.importorskip("optuna", reason="optuna is not installed: the extra `sweep`")
 
 
+@pytest.mark.medium
 def test_deciding_key_ranks_first(tmp_path: Path) -> None:
     """Accuracy hangs on the learning rate; the width is drawn beside it."""
     make_study(tmp_path, 80, steps=2)
@@ -34,6 +35,7 @@ def test_importance_requires_20_runs(tmp_path: Path) -> None:
     assert found.endswith("has 19")
 
 
+@pytest.mark.medium
 def test_importance_is_deterministic(tmp_path: Path) -> None:
     make_study(tmp_path, 30, steps=2)
     runs = read_runs(tmp_path, curves=False)

@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from pipeline.study.runs.page import write_page
 from pipeline.study.runs.recorded_run import RecordedRun, read_runs
 from tests.study.runs.made_up import make_run, make_study
@@ -72,6 +74,7 @@ def test_page_fits_a_narrow_screen(tmp_path: Path) -> None:
     assert re.search(r"h1 {[^}]*overflow-wrap: anywhere", style)
 
 
+@pytest.mark.medium
 def test_page_of_a_hundred_runs_is_below_half_a_megabyte(tmp_path: Path) -> None:
     make_study(tmp_path, 100, steps=500)
     page = page_of(read_runs(tmp_path, curves=True), tmp_path)

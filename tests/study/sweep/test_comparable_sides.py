@@ -11,6 +11,7 @@ from pipeline.study.sweep.comparable_sides import require_comparable
 Tiny = Callable[..., Recipe]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("override", "rule"),
     [
@@ -40,6 +41,7 @@ def test_different_losses_are_compared_only_by_other_metrics(tiny: Tiny) -> None
             require_comparable(tiny(), smoothed, metric)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "override", ["dataset.exclude=wrong.csv", "dataset.train.select=[{name: take, samples: 30}]"]
 )

@@ -72,6 +72,7 @@ def test_search_finds_more_than_random_draws(acquisition: Acquisition) -> None:
     assert statistics.median(found) > max(0.97, statistics.median(drawn))
 
 
+@pytest.mark.medium
 def test_concurrent_trials_differ_and_are_reproducible_by_seed() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     space: dict[str, Any] = {"a": optuna.distributions.FloatDistribution(0, 1)}

@@ -669,6 +669,7 @@ def test_amortisation_curve_per_combination_of_other_keys(
     capsys.readouterr()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("place", "devices", "gpus"),
     [({"LOCAL_RANK": "1"}, 1, "1"), ({"LOCAL_RANK": "1"}, 2, "2,3"), ({}, 1, None)],
@@ -691,6 +692,7 @@ def test_local_rank_selects_the_gpus_of_a_shared_sweep(
     assert settings == {}
 
 
+@pytest.mark.medium
 def test_train_until_is_refused_in_a_sweep() -> None:
     with pytest.raises(RecipeError, match=r"until = 18:00: must be train\.minutes in a"):
         train_in_one_process(load_recipe("lenet5_digits", ["train.until=18:00"]))

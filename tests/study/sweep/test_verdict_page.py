@@ -69,6 +69,7 @@ def test_equal_differences_have_no_unpaired_cost(tmp_path: Path) -> None:
     assert "no number of separate seeds" in page
 
 
+@pytest.mark.medium
 def test_many_pairs_have_a_bounded_page(tmp_path: Path) -> None:
     page = write(tmp_path / "page.html", make_pairs([0.01, -0.01] * 100))
     assert "The first 100 of 200 pairs" in page

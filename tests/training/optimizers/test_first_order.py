@@ -101,6 +101,7 @@ def test_twenty_steps_match_optax(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), params, expected)
 
 
+@pytest.mark.medium
 def test_momentum_matches_hand_computed_values():
     """p 1, g 0.5 twice: v 0.6, p 0.97; then v 0.9 * 0.6 + 0.5 + 0.1 * 0.97."""
     plain = Momentum(**COMMON, momentum=0.9, nesterov=False).build()
@@ -117,6 +118,7 @@ def test_adam_decays_inside_the_moments_and_adamw_outside():
     np.testing.assert_allclose(directions(adamw, 2.0, [0.0]), [0.2], rtol=1e-6)
 
 
+@pytest.mark.medium
 def test_adam_adds_eps_to_the_corrected_root():
     """With eps = |g| the first direction is one half; MindSpore's placement would give 0.091."""
     spec = Adam(lr=LR, weight_decay=0.0, decay_rules=(), b1=0.9, b2=0.99, eps=1e-3)

@@ -57,6 +57,7 @@ def test_leaves_are_added_in_tree_order(
     assert np.asarray(total).tobytes() == add_by_hand(list(terms_of(count, seed))).tobytes()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_devices_continue_the_tree(devices: int) -> None:
     """Each adds its own terms, then all together: as if one had added everything."""

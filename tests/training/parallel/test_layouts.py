@@ -197,6 +197,7 @@ def test_layout_sums_are_close_to_exact_sums(tiny: Compose, tmp_path: Path) -> N
     assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+@pytest.mark.medium
 def test_missing_devices_are_refused(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny(*MLP, *SHORT, "device=gpu", "parallel.devices=2", "train.precision=O0")
     with pytest.raises(RunError, match=r"parallel.devices = 2: 2 devices are needed, and JAX sees"):

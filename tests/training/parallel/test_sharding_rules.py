@@ -33,6 +33,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("specs", REFUSED)
 def test_unsuitable_shardings_are_refused(tiny: Callable[..., Recipe], specs: str) -> None:
     recipe, reporter = tiny(*SHARED, f"parallel.specs={specs}"), Reporter()
@@ -51,6 +52,7 @@ CONSTRAINED = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("constraints", CONSTRAINED)
 def test_constraints_without_effect_are_refused(
     tiny: Callable[..., Recipe], constraints: str
@@ -61,6 +63,7 @@ def test_constraints_without_effect_are_refused(
     assert CONSTRAINED[constraints] in str(refused.value)
 
 
+@pytest.mark.medium
 def test_constraint_on_some_layers_is_accepted(tiny: Callable[..., Recipe]) -> None:
     constraints = "parallel.constraints=[{pattern: dense_*, axes: [model, null]}]"
     recipe, reporter = tiny(*SHARED, constraints), Reporter()

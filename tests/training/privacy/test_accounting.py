@@ -19,6 +19,7 @@ def make_accounting(
     return Accounting(sampling, accountant, **settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_epsilon_matches_dp_accounting(accountant: str) -> None:
     event = dp_accounting.SelfComposedDpEvent(
@@ -42,6 +43,7 @@ def test_fixed_order_spends_more_than_poisson_sampling() -> None:
     assert expected > 10 * make_accounting().compute_epsilon(1.1, STEPS)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("accountant", ["rdp", pytest.param("pld", marks=pytest.mark.slow)])
 def test_noise_for_an_epsilon_is_minimal(accountant: str) -> None:
     accounting = make_accounting(accountant=accountant)

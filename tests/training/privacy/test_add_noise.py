@@ -21,6 +21,7 @@ KEY = jnp.array([1, 2, 3, 4], jnp.uint32)
 draw = jax.jit(draw_normals, static_argnums=(2, 3))
 
 
+@pytest.mark.medium
 def test_draws_are_standard_normal() -> None:
     values = np.asarray(draw(KEY, 5, 1, 200_000), np.float64)
     assert stats.kstest(values, "norm").pvalue > 1e-3
@@ -29,6 +30,7 @@ def test_draws_are_standard_normal() -> None:
     assert abs(neighbours) < 0.01
 
 
+@pytest.mark.medium
 def test_draws_differ_by_step_parameter_and_key() -> None:
     """Noise differs for each step and parameter, and doesn't depend on the number of draws."""
     first = np.asarray(draw(KEY, 5, 1, 64))
@@ -39,6 +41,7 @@ def test_draws_differ_by_step_parameter_and_key() -> None:
     np.testing.assert_array_equal(draw(KEY.at[2:].set(9), 5, 1, 64), first)
 
 
+@pytest.mark.medium
 def test_noise_has_the_deviation_of_the_rule() -> None:
     """Planted mistake: noise off."""
     rule = PrivacyRule(expected_batch_size=10, clip=0.5)
@@ -51,6 +54,7 @@ def test_noise_has_the_deviation_of_the_rule() -> None:
     assert abs(np.corrcoef(noisy["a"], noisy["b"].ravel())[0, 1]) < 0.02
 
 
+@pytest.mark.medium
 def test_clip_adapts_to_the_share_within_it() -> None:
     rule = PrivacyRule(1_000_000, 1.0, AdaptiveClip(quantile=0.5, rate=0.2))
     privacy = PrivacyState(KEY, jnp.float32(1.0), jnp.float32(1.0))

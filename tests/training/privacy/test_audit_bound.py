@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from pipeline.training.privacy.audit_bound import bound_epsilon, compute_p_value
 
@@ -13,6 +14,7 @@ def answer_randomly(epsilon: float, count: int, seed: int) -> tuple[np.ndarray, 
     return np.where(is_right == members, 1.0, -1.0) + 1e-3 * rng.random(count), members
 
 
+@pytest.mark.medium
 def test_bound_is_below_the_epsilon_of_randomized_response() -> None:
     bounds = [bound_epsilon(*answer_randomly(1.0, 1000, seed), 1e-5) for seed in range(20)]
     assert sum(bound > 1.0 for bound in bounds) <= 2

@@ -16,6 +16,7 @@ def make_budget(steps: int = 20, **settings: object) -> Budget:
     return Budget(PrivacySpec.model_validate(tree), make_order(), steps)
 
 
+@pytest.mark.medium
 def test_budget_is_described() -> None:
     budget = make_budget()
     assert budget.rule.expected_batch_size == 40
@@ -28,6 +29,7 @@ def test_budget_is_described() -> None:
     assert make_budget(seed=3).summarize(0) == {**figures, "private": False, "epsilon": 0.0}
 
 
+@pytest.mark.medium
 def test_noise_for_an_epsilon_suffices() -> None:
     budget = make_budget(noise=None, epsilon=2.0)
     assert budget.compute_epsilon(20) <= 2.0

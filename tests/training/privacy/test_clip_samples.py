@@ -163,6 +163,7 @@ LABELS = np.array([0, 2, 1, 1, 0])
 PLAIN = ("dense", "dense without bias", "conv", "transposed", "norms", "tokens")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", mark_slow_except(PLAIN, CASES))
 def test_clipped_sums_match_per_sample_gradients(name: str) -> None:
     _, every, each = sum_by_network(CASES[name], 1e9, MASK, LABELS)
@@ -186,6 +187,7 @@ def require_weighted_sum(clipped: ClippedSum, each: Any, weights: np.ndarray) ->
         np.testing.assert_allclose(sums[path], expected, rtol=2e-4, atol=1e-6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", GOLDEN_LAYERS)
 def test_clipped_sums_match_golden_values(name: str) -> None:
     """Within 1e-6 of jax-privacy's, and without a clip within 1e-6 of the largest value."""
@@ -219,6 +221,7 @@ def select_arrays(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.nd
     return {key.removeprefix(prefix): arrays[key] for key in arrays if key.startswith(prefix)}
 
 
+@pytest.mark.medium
 def test_non_finite_sample_has_weight_zero() -> None:
     """Planted mistake: a gradient that isn't finite left unclipped."""
     case = CASES["conv"]
@@ -238,6 +241,7 @@ def test_non_finite_sample_has_weight_zero() -> None:
     assert 0 < total <= 3 * 0.5 + 1e-5
 
 
+@pytest.mark.medium
 def test_frozen_parameters_are_excluded_from_the_norm() -> None:
     module, variables, images = CASES["conv"].build()
 
@@ -253,6 +257,7 @@ def test_frozen_parameters_are_excluded_from_the_norm() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), clipped.values, expected)
 
 
+@pytest.mark.medium
 def test_nesting_layer_is_refused() -> None:
     tied = layer("tied_embedding", vocabulary=7, features=4, body=(layer("layer_norm"),))
     module, variables, images = Case((tied,), (3, 1, 1), tokens=True).build()

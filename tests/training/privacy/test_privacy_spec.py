@@ -32,6 +32,7 @@ SECTIONS = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", SECTIONS)
 def test_invalid_privacy_section_is_refused(tiny: Callable[..., Recipe], name: str) -> None:
     section, problem = SECTIONS[name]

@@ -55,6 +55,7 @@ def sum_batch() -> Callable[[Batch], np.ndarray]:
     return make_sum(make_private())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("left_out", range(BATCH))
 def test_sample_changes_the_sum_by_at_most_the_clip(
     left_out: int, sum_batch: Callable[[Batch], np.ndarray]
@@ -70,6 +71,7 @@ def test_sample_changes_the_sum_by_at_most_the_clip(
     assert change == pytest.approx(CLIP, rel=1e-4)
 
 
+@pytest.mark.medium
 def test_microbatches_clip_samples_instead_of_their_sums() -> None:
     """Planted mistake: accumulation that clips each microbatch."""
     batch = make_batch(samples=8)
@@ -79,6 +81,7 @@ def test_microbatches_clip_samples_instead_of_their_sums() -> None:
         np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.medium
 def test_divisor_is_the_expected_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted mistake: dividing by the drawn batch."""
     monkeypatch.setattr(add_noise, "draw_normals", lambda key, step, number, size: jnp.zeros(size))
@@ -101,6 +104,7 @@ def make_plain_optimizer() -> Any:
     return optax.identity()
 
 
+@pytest.mark.medium
 def test_step_without_samples_is_only_noise() -> None:
     config = make_private(optimizer=make_plain_optimizer())
     step = jax.jit(make_train_step(config).step)
@@ -118,6 +122,7 @@ def test_step_without_samples_is_only_noise() -> None:
     assert (flat(other.params) != flat(after.params)).mean() > 0.9
 
 
+@pytest.mark.medium
 def test_hostile_sample_does_not_stop_the_run() -> None:
     """Planted mistake: a gradient that isn't finite left unclipped."""
     config = make_private(train_ops=())
@@ -131,6 +136,7 @@ def test_hostile_sample_does_not_stop_the_run() -> None:
     assert int(after.step) == 1
 
 
+@pytest.mark.medium
 def test_clip_follows_the_norms() -> None:
     config = make_private(adaptive=AdaptiveClip(quantile=0.5, rate=0.2))
     step = jax.jit(make_train_step(config).step)

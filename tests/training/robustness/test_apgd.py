@@ -23,6 +23,7 @@ def test_windows_match_the_paper(steps: int) -> None:
             counter = 0
 
 
+@pytest.mark.medium
 def test_search_climbs_a_narrow_ridge_further_than_fixed_steps() -> None:
     """The loss has a maximum inside the ball, past which steps of the radius jump."""
     target = np.full((4, 2, 2, 1), 0.5, np.float32) + np.linspace(0, 0.1, 16).reshape(4, 2, 2, 1)

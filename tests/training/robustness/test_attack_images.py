@@ -64,12 +64,14 @@ def make(kind: Any, norm: Norm, **changed: Any) -> Any:
     return kind(attack=name, norm=norm, radius=RADII[norm], **changed)
 
 
+@pytest.mark.medium
 @NORMS
 def test_fgsm_matches_golden_images(norm: Norm) -> None:
     images, _ = run_attack(make(FgsmAttack, norm))
     np.testing.assert_allclose(images, golden()[f"fgsm_{norm}"], atol=TOLERANCES[norm])
 
 
+@pytest.mark.medium
 @NORMS
 def test_pgd_matches_golden_images(norm: Norm) -> None:
     radius = RADII[norm]
@@ -83,6 +85,7 @@ def test_pgd_matches_golden_images(norm: Norm) -> None:
     np.testing.assert_allclose(end, golden()[f"pgd_{norm}"], atol=TOLERANCES[norm])
 
 
+@pytest.mark.medium
 @NORMS
 @pytest.mark.parametrize("losses", [("ce",), ("dlr",)])
 def test_apgd_fools_images_that_golden_fools(norm: Norm, losses: tuple[str, ...]) -> None:
@@ -93,6 +96,7 @@ def test_apgd_fools_images_that_golden_fools(norm: Norm, losses: tuple[str, ...]
     assert fooled.mean() >= expected.mean() - 0.05
 
 
+@pytest.mark.medium
 def test_square_fools_as_many_as_golden() -> None:
     _, fooled = run_attack(make(SquareAttack, "linf", steps=300))
     # The toolbox draws one square for all images of a step.
@@ -110,6 +114,7 @@ ALL = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("attack", ALL, ids=lambda a: f"{a.attack}_{a.norm}")
 def test_images_are_within_the_radius_in_any_batch(attack: BallAttack) -> None:
     images, fooled = run_attack(attack)
@@ -127,6 +132,7 @@ def test_images_are_within_the_radius_in_any_batch(attack: BallAttack) -> None:
     np.testing.assert_allclose(part, images[7:20], atol=1e-4)
 
 
+@pytest.mark.medium
 def test_restart_draws_another_start() -> None:
     attack = make(PgdAttack, "linf", steps=10, restarts=4)
     assert attack.restarts == 4

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pipeline.training.robustness.attack_losses import (
     AttackedNetwork,
@@ -14,6 +15,7 @@ LOGITS = jnp.array([[3.0, 1.0, 0.5, -2.0], [0.0, 4.0, 1.0, 3.0], [1.0, 2.0, 5.0,
 LABELS = jnp.array([0, 3, 2])
 
 
+@pytest.mark.medium
 def test_losses_match_hand_computed_values() -> None:
     np.testing.assert_allclose(compute_margin(LOGITS, LABELS), [-2, 1, -1])
     np.testing.assert_allclose(
@@ -23,11 +25,13 @@ def test_losses_match_hand_computed_values() -> None:
     np.testing.assert_allclose(compute_cross_entropy(LOGITS, LABELS), expected, rtol=1e-6)
 
 
+@pytest.mark.medium
 def test_ratio_does_not_depend_on_scale_and_shift() -> None:
     expected = compute_logits_ratio(LOGITS, LABELS)
     np.testing.assert_allclose(compute_logits_ratio(100 * LOGITS + 7, LABELS), expected, rtol=1e-5)
 
 
+@pytest.mark.medium
 def test_gradients_are_per_image() -> None:
     weights = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)), jnp.float32)
     attacked = AttackedNetwork(lambda p: p.reshape(len(p), -1) @ weights, jnp.array([0, 1]))

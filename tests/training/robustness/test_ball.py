@@ -15,6 +15,7 @@ POINTS = arrays(np.float32, SHAPE, elements=st.floats(-100, 100, width=32))
 RADIUS = st.floats(1e-3, 1.0)
 
 
+@pytest.mark.medium
 @settings(max_examples=40, deadline=None)
 @given(PIXELS, POINTS, RADIUS, st.sampled_from(["linf", "l2"]))
 def test_projection_is_in_the_ball_and_idempotent(
@@ -29,6 +30,7 @@ def test_projection_is_in_the_ball_and_idempotent(
     np.testing.assert_allclose(ball.project(projected), projected, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_step_has_its_length_in_the_norm() -> None:
     images = jnp.full(SHAPE, 0.5)
     gradients = jnp.asarray(np.random.default_rng(0).normal(size=SHAPE), jnp.float32) * 1e-5
@@ -40,6 +42,7 @@ def test_step_has_its_length_in_the_norm() -> None:
     np.testing.assert_array_equal(Ball("l2", 0.4, images).step(images, 0 * gradients, 0.1), images)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_random_images_fill_the_ball(norm: str) -> None:
     shape = (200, 8, 8, 1)
@@ -53,6 +56,7 @@ def test_random_images_fill_the_ball(norm: str) -> None:
         assert float(drawn.std()) == pytest.approx(0.3 / 3**0.5, rel=0.05)
 
 
+@pytest.mark.medium
 def test_draws_depend_only_on_seed_turn_op_and_sample() -> None:
     seed = jnp.array([1, 0], jnp.uint32)
     all_draws = np.asarray(draw_uniforms(seed, 3, jnp.arange(10), 0, 8))

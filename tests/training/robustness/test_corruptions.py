@@ -14,6 +14,7 @@ LONG = ("noise", "pixelate", "rotate")
 """Corruptions whose operations take seconds to compile."""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", mark_slow_except(CORRUPTIONS.keys() - LONG, CORRUPTIONS))
 def test_corruptions_grow_with_severity(name: str) -> None:
     # Smooth images, which blur and shifts change in proportion.
@@ -29,6 +30,7 @@ def test_corruptions_grow_with_severity(name: str) -> None:
     assert 0 < changes[0] < changes[-1]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", mark_slow_except(CORRUPTIONS.keys() - {"noise"}, CORRUPTIONS))
 def test_corrupted_pixels_are_in_range_in_any_batch(name: str) -> None:
     corrupted = corrupt(name, 5, PIXELS, SEED, SAMPLE)
@@ -39,6 +41,7 @@ def test_corrupted_pixels_are_in_range_in_any_batch(name: str) -> None:
     np.testing.assert_allclose(part, corrupted[2:5], atol=1e-6)
 
 
+@pytest.mark.medium
 def test_corruption_amounts_match_the_severity() -> None:
     grey = jnp.full((40, 16, 16, 1), 0.5)
     sample = jnp.arange(40)

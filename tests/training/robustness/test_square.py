@@ -3,6 +3,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pipeline.training.robustness.attack_losses import AttackedNetwork
 from pipeline.training.robustness.ball import Ball
@@ -19,6 +20,7 @@ def test_square_sides_match_the_paper() -> None:
     assert list_sides(3, 2, 9).max() <= 2
 
 
+@pytest.mark.medium
 def test_square_search_succeeds_without_gradients() -> None:
     """The prediction changes with the sign of the mean change, and has no gradient."""
     images = jnp.full((6, 8, 8, 2), 0.5)

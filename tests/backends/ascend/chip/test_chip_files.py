@@ -49,6 +49,7 @@ def test_figure_is_used_by_a_formula(figure: str) -> None:
     assert f"self.{figure}" in properties or any(figure in text for text in sources)
 
 
+@pytest.mark.medium
 def test_obsolete_figure_of_an_earlier_file_is_ignored(tmp_path: Path) -> None:
     file = write(tmp_path, core_pipelines_count=FIGURE)
     assert load_chip(file) == load_chip("ascend910")

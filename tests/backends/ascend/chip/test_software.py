@@ -34,6 +34,7 @@ def test_unknown_version_is_refused_with_a_suggestion(software: str, message: st
     assert str(caught.value).startswith(f"software = {software!r:.80}: {message}")
 
 
+@pytest.mark.medium
 def test_unknown_version_in_a_recipe_is_refused() -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("lenet5_digits", ["device=ascend910", "device.software=mindspore_graph@1.4"])

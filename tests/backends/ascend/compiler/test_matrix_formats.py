@@ -38,6 +38,7 @@ def converted(graph: TaskGraph) -> list[Task]:
     ]
 
 
+@pytest.mark.medium
 def test_tokens_are_converted_unless_a_multiple_of_16() -> None:
     whole, odd = lowered(48), lowered(50)
     assert not only(whole, "transpose")
@@ -80,6 +81,7 @@ def test_slices_of_a_product_share_one_conversion() -> None:
     assert len(sources) == 2
 
 
+@pytest.mark.medium
 def test_image_positions_are_the_rows_of_a_matrix() -> None:
     def dense(p: dict[str, Array], x: Array) -> Array:
         return jax.nn.gelu(x @ p["w"]) @ p["w"]

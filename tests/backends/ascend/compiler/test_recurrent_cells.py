@@ -82,6 +82,7 @@ def test_recurrent_layer_is_one_op_in_each_pass(kind: str, op: str, within: bool
     assert max(task.steps for task in graph.tasks) == 20
 
 
+@pytest.mark.medium
 def test_fused_cell_has_the_multiply_adds_of_its_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("gru", "lstm"):
         scan, _ = priced_as_scan(traced(kind, 32, 20, 64, within=True), monkeypatch)
@@ -124,6 +125,7 @@ def test_custom_cell_is_launched_call_by_call_in_eager_mode() -> None:
     assert sum(task.repeat for task in graph.tasks if task.launched) > 20 * 12
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("by_op", [False, True])
 def test_framework_layer_is_one_op_in_each_direction(by_op: bool) -> None:
     layers = [

@@ -76,6 +76,7 @@ def test_short_messages_take_fewer_hops_than_a_ring() -> None:
     assert 3 * 12 < doubling_us < 14 * 12
 
 
+@pytest.mark.medium
 @given(st.sampled_from(DEVICES), st.integers(0, 10**9), st.integers(0, 10**9))
 def test_all_reduce_time_never_falls_with_bytes(devices: int, nbytes: int, more: int) -> None:
     assert all_reduce_us(nbytes, devices, HW) <= all_reduce_us(nbytes + more, devices, HW)
@@ -133,6 +134,7 @@ def test_collective_of_a_group_of_one_is_free(kind: Collective, nbytes: int, str
     assert collective_us(kind, nbytes, Group(1, 1, stride), HW) == 0.0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", KINDS)
 @given(nbytes=BYTES, more=BYTES, group=GROUPS)
 def test_collective_time_never_falls_with_bytes(
@@ -154,6 +156,7 @@ def test_collective_time_never_falls_with_members_per_server(
     assert few_us <= collective_us(kind, nbytes, Group(many, many), HW)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", KINDS)
 @given(
     nbytes=BYTES,
@@ -168,6 +171,7 @@ def test_collective_time_never_falls_with_servers(
     assert few_us <= many_us * (1 + 1e-12)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", KINDS)
 @given(nbytes=BYTES, size=st.integers(2, 8), data=st.data())
 def test_group_in_one_server_is_never_slower_than_across_servers(

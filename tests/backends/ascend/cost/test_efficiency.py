@@ -33,6 +33,7 @@ def test_invalid_calibration_file_is_refused(tmp_path: Path):
         load_calibration(file)
 
 
+@pytest.mark.medium
 def test_interval_holds_the_step_and_grows_with_the_spread():
     traced = trace_image_step("lenet5", 32, 32, 10)
     widths = []

@@ -11,6 +11,7 @@ from pipeline.backends.ascend.cost.l2_cache import measure_traffic, read_bytes
 from tests.backends.ascend.memory_graphs import buffer, graphs, task
 
 
+@pytest.mark.medium
 @given(graph=graphs(), l2_bytes=st.integers(1, 20_000))
 def test_bytes_are_read_from_the_l2_or_from_memory(graph: TaskGraph, l2_bytes: int) -> None:
     traffic = measure_traffic(graph, l2_bytes, 0.5, 1.5)

@@ -235,6 +235,7 @@ def test_task_on_one_core_is_slower() -> None:
     assert slow > 20 * us(graph)
 
 
+@pytest.mark.medium
 @given(graphs, st.sampled_from(BETTER), st.floats(0.1, 10))
 @settings(deadline=None)
 def test_task_time_is_never_below_the_roofline(
@@ -252,6 +253,7 @@ def test_task_time_is_never_below_the_roofline(
         assert time.us >= (moved - hw.l2_mib * 2**20) / nominal
 
 
+@pytest.mark.medium
 @given(graphs, st.sampled_from(BETTER), st.floats(1.01, 8))
 @example(convolution("conv", 3, 10, 1, 161, 49), "l1_to_l0a_bytes_per_cycle", 2.0)
 @settings(deadline=None)
@@ -268,6 +270,7 @@ def test_more_cores_are_never_slower(graph: TaskGraph, few: int, more: int) -> N
     assert us(graph, greater) <= us(graph, less) * (1 + 1e-9)
 
 
+@pytest.mark.medium
 @given(graphs, st.sampled_from(OVERHEADS), st.floats(1.01, 8))
 @settings(deadline=None)
 def test_larger_overheads_are_never_faster(graph: TaskGraph, figure: str, factor: float) -> None:
@@ -275,6 +278,7 @@ def test_larger_overheads_are_never_faster(graph: TaskGraph, figure: str, factor
     assert us(graph, worse) >= us(graph) * (1 - 1e-9)
 
 
+@pytest.mark.medium
 @given(graphs)
 @settings(deadline=None)
 def test_task_time_is_halved_on_hardware_twice_as_fast(graph: TaskGraph) -> None:
@@ -292,6 +296,7 @@ def test_longer_product_is_never_faster(m: int, k: int, n: int, dtype: str, more
         assert us(matmul(*larger, dtype), FLAT) >= base * (1 - 1e-9)
 
 
+@pytest.mark.medium
 @given(st.integers(1, 10**8), st.integers(0, 10**7), st.floats(0, 20), st.floats(0, 20))
 @settings(deadline=None)
 def test_longer_stream_is_never_faster(

@@ -64,6 +64,7 @@ def written_twice(draw: st.DrawFn) -> tuple[tuple[int, ...], ...]:
     return shape, order, split, split_order
 
 
+@pytest.mark.medium
 @given(written_twice(), st.sampled_from(("float16", "float32")))
 def test_transpose_price_depends_only_on_its_byte_permutation(
     written: tuple[tuple[int, ...], ...], dtype: str
@@ -72,6 +73,7 @@ def test_transpose_price_depends_only_on_its_byte_permutation(
     assert us(transpose_task(shape, order, dtype)) == us(transpose_task(split, split_order, dtype))
 
 
+@pytest.mark.medium
 @given(written_twice())
 def test_simplified_permutation_moves_the_same_elements(
     written: tuple[tuple[int, ...], ...],
@@ -130,6 +132,7 @@ def test_equivalent_transposes_cost_the_same(ways: str) -> None:
 sizes = st.integers(1, 3000)
 
 
+@pytest.mark.medium
 @given(st.integers(2, 10**7), st.floats(0, 30), st.floats(0.05, 0.95))
 def test_split_stream_is_never_cheaper(elements: int, simple: float, share: float) -> None:
     first = max(int(elements * share), 1)
@@ -139,6 +142,7 @@ def test_split_stream_is_never_cheaper(elements: int, simple: float, share: floa
     assert parts >= us(stream("elementwise", elements, simple)) * (1 - 1e-9)
 
 
+@pytest.mark.medium
 @given(st.integers(2, 64), st.integers(1, 60), st.integers(1, 300), st.data())
 def test_feature_map_split_by_images_is_never_cheaper(
     images: int, edge: int, channels: int, data: st.DataObject
@@ -163,6 +167,7 @@ def along_rows(rows: int, width: int, operations: int) -> TaskGraph:
     return graph_of("rows", [((rows, width), "float16")], ((rows, width), "float16"), vector=work)
 
 
+@pytest.mark.medium
 @given(
     st.integers(2, 10**6), st.integers(2, 3000), st.integers(1, 20), st.floats(0.05, 0.95),
     st.booleans(),
@@ -184,6 +189,7 @@ def test_row_task_cost_is_subadditive(
     assert price(2 * rows) <= 2 * whole + TASK_US
 
 
+@pytest.mark.medium
 @settings(max_examples=50)
 @given(st.integers(16, 2000), sizes, sizes)
 def test_product_split_by_rows_is_never_cheaper(m: int, k: int, n: int) -> None:
@@ -191,6 +197,7 @@ def test_product_split_by_rows_is_never_cheaper(m: int, k: int, n: int) -> None:
     assert us(matmul(half, k, n)) + us(matmul(m - half, k, n)) >= us(matmul(m, k, n)) * (1 - 1e-9)
 
 
+@pytest.mark.medium
 @settings(max_examples=60)
 @given(
     st.sampled_from(("conv", "conv_input_grad", "conv_kernel_grad", "depthwise")),
@@ -212,6 +219,7 @@ def test_convolution_of_double_batch_costs_at_most_twice_plus_a_task(
     assert twice <= 2 * once + TASK_US
 
 
+@pytest.mark.medium
 @given(
     st.sampled_from(("elementwise", "cast", "bn_update", "copy", "rows", "gather")),
     st.integers(1, 10**6),

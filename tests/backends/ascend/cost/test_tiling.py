@@ -175,6 +175,7 @@ def test_best_tiling_matches_brute_force(product: Product) -> None:
     assert time_us(best, product, SMALL) == pytest.approx(brute)
 
 
+@pytest.mark.medium
 @given(products, st.integers(1, 40), st.integers(1, 40), st.sampled_from(("best", "default")))
 @settings(max_examples=40, deadline=None)
 def test_more_cores_are_never_slower(product: Product, few: int, more: int, kind: str) -> None:

@@ -119,6 +119,7 @@ def test_extra_buffer_never_lowers_the_bound(
     assert before.lower_bound_bytes <= after.lower_bound_bytes
 
 
+@pytest.mark.medium
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4), st.integers(1, 3)), max_size=5))
 def test_plan_is_close_to_the_brute_force_optimum(spans: list[tuple[int, int, int]]) -> None:
@@ -286,6 +287,7 @@ def test_overlapping_plan_is_detected(hw: Hardware) -> None:
         replace(plan, placements=moved).verify()
 
 
+@pytest.mark.medium
 def test_plan_of_3000_buffers_is_fast(hw: Hardware) -> None:
     """Under 100 ms of processor time; the limit leaves room for a slow machine."""
     graph = chain(batch=8, layers=600)

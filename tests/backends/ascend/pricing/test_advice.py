@@ -43,6 +43,7 @@ def test_changes_are_sorted_by_gain_and_one_per_kind(pricing: Pricing) -> None:
     assert all(one.gain >= other.gain for one, other in pairwise(changes))
 
 
+@pytest.mark.medium
 def test_tuning_advice_does_not_change_bank_entries(pricing: Pricing, tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     config = replace(SMALL, tune_bank=str(bank))
@@ -79,6 +80,7 @@ def test_gain_matches_the_price_of_the_changed_options(kind: str, pricing: Prici
     assert change.gain == pytest.approx(after.samples_per_s / before.samples_per_s - 1)
 
 
+@pytest.mark.medium
 def test_larger_batch_is_traced_again(pricing: Pricing) -> None:
     tried: list[int] = []
 
@@ -93,6 +95,7 @@ def test_larger_batch_is_traced_again(pricing: Pricing) -> None:
     assert "batch" not in by_kind(advise(pricing, SMALL))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "figures",
     [{"hbm_gib": 1e-3, "feature_map_memory_gib": 1e-3}, {"data_queue_gib": 150e3 / 2**30}],

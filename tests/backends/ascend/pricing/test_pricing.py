@@ -87,6 +87,7 @@ def test_hand_written_step_is_priced() -> None:
     assert not report.coverage["unsupported"]
 
 
+@pytest.mark.medium
 def test_flax_model_is_priced() -> None:
     images, labels = float32(64, 32, 32, 3), jax.ShapeDtypeStruct((64,), jnp.int32)
     state = flax_state(images)
@@ -365,6 +366,7 @@ def test_numpy_numbers_are_accepted() -> None:
     assert report.step_ms == same.step_ms
 
 
+@pytest.mark.medium
 def test_auto_tune_results_are_stored_in_the_bank(tmp_path: Path) -> None:
     """Without a search everything is found there and priced the same."""
     bank = tmp_path / "bank.json"

@@ -87,6 +87,7 @@ def test_cube_with_float32_needs_no_casts(precision: Any) -> None:
     assert roofs[0] >= 4 * macs / A2.hardware.peak_fp16_macs_per_us
 
 
+@pytest.mark.medium
 def test_bfloat16_is_supported_only_by_atlas_a2() -> None:
     weights = {"up": of(512, 512, dtype=jnp.bfloat16)}
     batch = of(64, 48, 512, dtype=jnp.bfloat16)

@@ -71,6 +71,7 @@ def count_launches(activation: Function, rows: int) -> int:
     )
 
 
+@pytest.mark.medium
 @hypothesis.settings(max_examples=15, deadline=None)
 @hypothesis.given(
     st.lists(st.sampled_from(CALLS), min_size=1, max_size=8), st.sampled_from((16, 1024))

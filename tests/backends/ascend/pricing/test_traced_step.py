@@ -149,6 +149,7 @@ def test_empty_arrays_and_empty_batch_are_traced() -> None:
     assert all(task.phase != "data" for task in graph.tasks)
 
 
+@pytest.mark.medium
 def test_flax_network_with_batch_norm_and_optax_is_traced() -> None:
     class Network(nn.Module):
         @nn.compact

@@ -6,10 +6,12 @@ import math
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from pipeline.backends.ascend.published.convnext import ConvNeXt
 
 
+@pytest.mark.medium
 def test_convnext_tiny_has_the_published_parameters() -> None:
     """28,589,128, as in torchvision's and timm's convnext_tiny."""
     images = jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.float32)

@@ -28,6 +28,7 @@ def test_parameter_count_matches_torchvision() -> None:
     assert count(shapes(Swin(1000), (224, 224, 3))) == 28_288_354
 
 
+@pytest.mark.medium
 def test_joined_windows_equal_the_tokens_before_the_split() -> None:
     tokens = jnp.arange(2 * 14 * 21 * 3).reshape(2, 14, 21, 3)
     windows = split_windows(tokens)
@@ -51,6 +52,7 @@ def test_shifted_mask_allows_only_former_neighbours() -> None:
     assert (mask[3] == 0).sum() == 16**2 + 12**2 * 2 + 9**2
 
 
+@pytest.mark.medium
 def test_mindcv_attention_with_the_joined_weights_equals_the_authors() -> None:
     windows = jax.random.normal(jax.random.key(0), (4, 49, 64))
     mask = mask_shifted(14, 14, 3)
@@ -68,6 +70,7 @@ def test_mindcv_attention_with_the_joined_weights_equals_the_authors() -> None:
     )
 
 
+@pytest.mark.medium
 def test_mindcv_merging_equals_the_authors() -> None:
     tokens = jax.random.normal(jax.random.key(0), (2, 4, 6, 8))
     params = PatchMerging().init(jax.random.key(1), tokens)

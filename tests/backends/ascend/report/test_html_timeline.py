@@ -67,6 +67,7 @@ def test_picture_has_every_stream_and_number() -> None:
     assert line.bound in markup
 
 
+@pytest.mark.medium
 def test_thin_tasks_are_merged_into_few_marks() -> None:
     graph, times = network(3000, 5.0, 1000)
     line = schedule(graph, times, HW, StepOptions(sink_size=1000))

@@ -105,6 +105,7 @@ def test_only_cube_tasks_are_tuned() -> None:
     assert set(tuned(graph).tiles) == {1}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mode", MODES)
 def test_same_seed_has_the_same_result(mode: TuneMode) -> None:
     assert tuned(mode=mode, seed=3) == tuned(mode=mode, seed=3)
@@ -171,6 +172,7 @@ def test_search_without_improvement_stores_the_default(
     assert entry["tiling"] == DEFAULT_TILING
 
 
+@pytest.mark.medium
 def test_built_in_result_is_copied_to_the_custom_bank(tmp_path: Path) -> None:
     custom, built_in = tmp_path / "custom.json", tmp_path / "built_in.json"
     tuned(bank_path=built_in)
@@ -260,6 +262,7 @@ def test_unknown_autotune_mode_is_refused() -> None:
         tuned(mode="sa")
 
 
+@pytest.mark.medium
 def test_result_file_has_the_fields_of_the_vendor_file(tmp_path: Path) -> None:
     result = tuned(mode="rl")
     path = write_result(result.to_dict(), tmp_path, datetime(2020, 8, 8, 18, 3, 38, 42_000))

@@ -43,6 +43,7 @@ def test_first_genetic_round_is_better_than_random_tilings(product: Product) -> 
     assert searched(product, "ga").rounds[0].best_us < by_chance_us
 
 
+@pytest.mark.medium
 def test_network_learns_to_choose_the_best_tiling_of_the_tree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

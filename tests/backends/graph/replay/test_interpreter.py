@@ -110,6 +110,7 @@ def test_first_of_several_causes_is_reported() -> None:
     assert cause_of(function, X).origin.scope == "early"
 
 
+@pytest.mark.medium
 def test_masked_non_finite_values_are_not_a_cause() -> None:
     def function(x: Array) -> Array:
         masked = jnp.where(x > 0, in_layer("masked", jnp.log, x), 0.0)
@@ -159,6 +160,7 @@ def test_bitcast_of_a_non_finite_value_leads_to_its_cause() -> None:
     assert cause_of(function, X).origin.scope == "guilty"
 
 
+@pytest.mark.medium
 def test_cause_inside_a_loop_has_its_iteration() -> None:
     x = X.copy()
     x[1] = 0.0

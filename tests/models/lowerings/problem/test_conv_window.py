@@ -39,6 +39,7 @@ def convolve(window: ConvWindow, images: Any, kernel: Any) -> Any:
     )
 
 
+@pytest.mark.medium
 @given(window=windows())
 def test_output_size_matches_a_convolution(window: ConvWindow) -> None:
     images = jax.ShapeDtypeStruct((1, *window.sizes, 1), np.float32)

@@ -43,6 +43,7 @@ def problem(role: Role = "forward", padding: str = "VALID", groups: int = 1) -> 
     return ConvolutionProblem(role, window(padding, groups), BATCH, CHANNELS, FEATURES, "float32")
 
 
+@pytest.mark.medium
 @given(PROBLEMS)
 def test_text_of_a_problem_is_complete(asked: ConvolutionProblem) -> None:
     """So that no two of them share a key."""

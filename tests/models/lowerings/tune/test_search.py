@@ -53,6 +53,7 @@ def searched(
     return search(list(times_us), trial, strategy, seed), trial
 
 
+@pytest.mark.medium
 @given(TIMES_US, SEEDS)
 def test_exhaustive_search_returns_the_fastest(times_us: dict[Lowering, float], seed: int) -> None:
     found, trial = searched(times_us, "exhaustive", seed)
@@ -62,6 +63,7 @@ def test_exhaustive_search_returns_the_fastest(times_us: dict[Lowering, float], 
     assert [each.best_us for each in found.rounds] == [min(times_us.values())]
 
 
+@pytest.mark.medium
 @given(TIMES_US, SEEDS)
 def test_genetic_search_tries_candidates_once_and_improves(
     times_us: dict[Lowering, float], seed: int
@@ -86,6 +88,7 @@ def test_few_candidates_are_all_tried(times_us: dict[Lowering, float], seed: int
     assert times_us[found.best()] == min(few.values())
 
 
+@pytest.mark.medium
 @given(TIMES_US, SEEDS, st.sampled_from(STRATEGIES))
 def test_same_seed_tries_the_same_candidates(
     times_us: dict[Lowering, float], seed: int, strategy: Strategy

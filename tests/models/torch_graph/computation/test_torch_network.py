@@ -62,6 +62,7 @@ def test_dropout_depends_on_the_key() -> None:
     assert np.abs(first - other).max() > 1e-3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["dropout", "feature_dropout"])
 def test_dropout_drops_the_same_values_in_both_layouts(name: str) -> None:
     dropped = []

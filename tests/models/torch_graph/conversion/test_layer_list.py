@@ -17,6 +17,7 @@ from tests.models.build import network
 from tests.models.torch_graph.golden_graphs import golden_graph, golden_results
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["residual", pytest.param("mobile", marks=pytest.mark.slow)])
 def test_layer_list_logits_match_pytorch(name: str) -> None:
     found, theirs = list_layers(golden_graph(name)), golden_results(name)

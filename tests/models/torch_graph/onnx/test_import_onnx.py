@@ -95,6 +95,7 @@ def test_golden_networks_cover_every_framework() -> None:
     assert len(NAMES) == 20
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", mark_slow_except(PLAIN, NAMES))
 def test_logits_match_the_framework(name: str) -> None:
     arrays, logits = golden_arrays(name), logits_of(name)
@@ -115,6 +116,7 @@ def test_losses_match_the_framework(name: str) -> None:
     np.testing.assert_allclose(losses[exact:], arrays["losses"][exact:], rtol=0.05)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", mark_slow_except(PLAIN, NAMES))
 def test_imported_graph_supports_any_batch_size(name: str) -> None:
     """Also if the file was exported for one."""
@@ -126,6 +128,7 @@ def test_imported_graph_supports_any_batch_size(name: str) -> None:
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", NAMES)
 def test_graph_file_contains_the_network(name: str) -> None:
     graph = golden_network(name)
@@ -231,6 +234,7 @@ def integers(name: str, *numbers: int) -> bytes:
     return encode({1: name, 8: list(numbers), 20: 7})
 
 
+@pytest.mark.medium
 def test_recurrent_layer_may_have_the_batch_first(tmp_path: Path) -> None:
     images = np.random.default_rng(1).normal(size=(5, 1, 1, 6)).astype(np.float32)
     layout = encode({1: "layout", 3: 1, 20: 2})

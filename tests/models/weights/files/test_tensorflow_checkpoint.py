@@ -102,6 +102,7 @@ def test_missing_or_short_data_is_refused(tmp_path: Path) -> None:
 CONTENT = {name: (FOLDER / f"{name}.index").read_bytes() for name in NAMES}
 
 
+@pytest.mark.medium
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(NAMES), st.integers(0, 2**16), st.integers(0, 255))
 def test_file_with_a_changed_byte_is_read_or_refused(name: str, place: int, byte: int) -> None:

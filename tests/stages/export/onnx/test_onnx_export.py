@@ -97,6 +97,7 @@ def difference(trained: TrainedRun, images: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max()))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("model", mark_slow_except(["lenet5"], NETWORKS))
 def test_network_logits_match_onnx(model: str) -> None:
     size = SIZES.get(model, 64)
@@ -110,6 +111,7 @@ def test_network_logits_match_onnx(model: str) -> None:
 TASKS = ["classification", "multi_label", "regression"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("task", mark_slow_except(TASKS[:1], TASKS))
 def test_ensemble_logits_match_onnx(task: Task) -> None:
     """Of two architectures in one graph, whose constants have the same names."""
@@ -196,6 +198,7 @@ LAYERS: dict[str, list[str]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", mark_slow_except([*LAYERS][:1], LAYERS))
 def test_layer_outputs_match_onnx(kind: str) -> None:
     layers = ", ".join([*LAYERS[kind], "flatten", "{name: dense, features: $classes}"])
@@ -216,6 +219,7 @@ OPS = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", mark_slow_except([*OPS][:1], OPS))
 def test_map_ops_match_onnx(kind: str) -> None:
     """From bytes on: rounding is that of the op, to the bit."""

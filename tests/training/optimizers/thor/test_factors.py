@@ -148,6 +148,7 @@ def test_rows_are_written_in_portions_of_samples(
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_padding_does_not_count_as_a_sample() -> None:
     """Its cotangents are 0 already; what it shows to the layer must not count."""
     x, d = draw(5, 4), draw(5, 3, seed=1)

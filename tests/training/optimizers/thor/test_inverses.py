@@ -68,6 +68,7 @@ def test_indefinite_matrix_becomes_nan() -> None:
     np.testing.assert_allclose(inverse[1], [[0.5, 0.0], [0.0, 1.0]], rtol=1e-6)
 
 
+@pytest.mark.medium
 def test_inversion_does_not_call_lapack() -> None:
     """No call of LAPACK: its batches wait for the threads that they run on."""
     shapes = [jax.ShapeDtypeStruct((number, 20, 20), jnp.float32) for number in (3, 4)]

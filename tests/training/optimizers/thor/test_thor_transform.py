@@ -310,6 +310,7 @@ def test_update_without_observations_is_refused() -> None:
         optimizer.update(params, optimizer.init(params), params)
 
 
+@pytest.mark.medium
 def test_arrays_are_clipped_separately() -> None:
     updates = {"long": jnp.float32([3.0, 4.0]), "short": jnp.float32([0.3]), "none": jnp.zeros(2)}
     clip = clip_each_by_norm(0.5)
