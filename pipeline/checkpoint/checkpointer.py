@@ -24,7 +24,7 @@ import numpy as np
 from pipeline.checkpoint.checkpoint_folder import (
     FOLDER,
     HOST,
-    JSON,
+    META,
     METRICS,
     RECIPE,
     SECRET,
@@ -136,8 +136,8 @@ class Checkpoints:
         # Copied, since the device reuses the buffers while they are being written.
         arrays = {path: np.array(leaf) for path, leaf in flatten_by_path(state).items()}
         texts = {
-            f"{HOST}/{JSON}": json.dumps(host_state),
-            f"{RECIPE}/{JSON}": json.dumps(self._recipe),
+            f"{HOST}/{META}": json.dumps(host_state),
+            f"{RECIPE}/{META}": json.dumps(self._recipe),
         }
         if metrics_to_save:
             texts[f"{METRICS}/{METRICS}"] = json.dumps(dict(metrics_to_save))

@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.checkpoint_folder import HOST, JSON, LOST, MANIFEST, METRICS, RECIPE, STATE
+from pipeline.checkpoint.checkpoint_folder import HOST, LOST, MANIFEST, META, METRICS, RECIPE, STATE
 from pipeline.core.errors import DataError, PipelineError, RunError
 from pipeline.core.files import bounded_read
 
 DESCRIPTION = "_METADATA"
 """File of `STATE` in which orbax lists the arrays."""
-REQUIRED_FILES = (f"{STATE}/{DESCRIPTION}", f"{HOST}/{JSON}", f"{RECIPE}/{JSON}")
+REQUIRED_FILES = (f"{STATE}/{DESCRIPTION}", f"{HOST}/{META}", f"{RECIPE}/{META}")
 """Files that every manifest lists."""
 LATE_METRICS = f"{METRICS}/{METRICS}"
 """File of metrics, which may be added to a sealed checkpoint."""

@@ -49,7 +49,7 @@ Record = Mapping[str, Mapping[str, Any]]
 
 
 class MismatchError(RunError):
-    """A file that was downloaded differs from its record."""
+    """A file that was downloaded differs from its record. `retry` downloads it again."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,17 @@ class MirroredRun:
         faults: list[str] = []
         for step in sorted(self.records, reverse=True):
             record = self.records[step]
-            names = [name for name in record if not restored or name.startswith(f"{FOLDER}/")]
+            folder = make_checkpoint_path(draft / FOLDER, step)
+            # The run's files come with the newest sound step, the first in the draft.
+            is_first = not restored
+            names = [name for name in record if is_first or name.startswith(f"{FOLDER}/")]
             try:
                 for name in names:
                     self._download(step, name, record[name], draft / name)
-                require_complete(make_checkpoint_path(draft / FOLDER, step))
+                require_complete(folder)
             except DataError as error:
                 faults.append(str(error))
-                shutil.rmtree(draft if not restored else make_checkpoint_path(draft / FOLDER, step))
+                shutil.rmtree(draft if is_first else folder)
                 continue
             restored.append(step)
         if not restored:
@@ -146,8 +149,9 @@ class Mirror:
 
     The thread copies every checkpoint that the address lacks, the newest first, and removes those
     that the run directory lacks. `files` are names of files of the run that are copied with each
-    checkpoint if they exist. If a copy fails, `warn` is called, `failure` has the reason, and the
-    next checkpoint starts a new attempt. `failure` is None after an attempt without an error.
+    checkpoint if they exist. If a copy fails, `failure` has the reason, and the next checkpoint
+    starts a new attempt; `warn` is called for the first of successive failures. `failure` is None
+    after an attempt without an error.
     """
 
     def __init__(
@@ -194,6 +198,7 @@ class Mirror:
         self._wake()
 
     def _wake(self) -> None:
+        """Wake the thread, which finds itself what to copy and to remove."""
         with self._wakeup:
             self._has_work = True
             self._wakeup.notify()
@@ -249,7 +254,8 @@ class Mirror:
     def _find_uncopied_step(self) -> int | None:
         """Return the newest step that the address lacks, or whose files differ there, else None."""
         for step, record in sorted(self._list_local().items(), reverse=True):
-            if not record.items() <= self._records.get(step, {}).items():
+            copied = self._records.get(step, {})
+            if any(copied.get(name) != entry for name, entry in record.items()):
                 return step
         return None
 
@@ -323,7 +329,7 @@ def _parse(content: bytes | None) -> Mapping[str, Any] | None:
 def _parse_record(content: bytes | None, step: int) -> Record | None:
     """Return a record; None if it was written in part, or names files outside of the run."""
     match _parse(content):
-        case {"step": int(number), "files": dict(files)} if number == step:
+        case {"step": int() as number, "files": dict() as files} if number == step:
             if all(_is_safe(name, step) and is_entry(entry) for name, entry in files.items()):
                 return files
     return None

@@ -18,7 +18,7 @@ import numpy as np
 from pipeline.checkpoint.checkpoint_folder import (
     FOLDER,
     HOST,
-    JSON,
+    META,
     RECIPE,
     STATE,
     find_strangers,
@@ -142,10 +142,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Verify and read one checkpoint. Raises DamagedError if a byte has changed, and RunError as in
     `make_read_error`."""
     verify_files(folder)
-    recipe = read_json(folder / RECIPE / JSON)
+    recipe = read_json(folder / RECIPE / META)
     if not isinstance(recipe, dict):
-        raise DamagedError(f"{folder / RECIPE / JSON}: must be a JSON object")
-    file = folder / HOST / JSON
+        raise DamagedError(f"{folder / RECIPE / META}: must be a JSON object")
+    file = folder / HOST / META
     try:
         host = parse_host_state(read_json(file))
     except ValueError as error:

@@ -33,7 +33,7 @@ from pipeline.core.host.limits import read_limits
 from pipeline.core.plugins.loading import FLAG, list_loaded_plugins
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.forecast.host_forecast import forecast_run
-from pipeline.inspect.forecast.trial_run import NO_LOCAL, TrialRun, replace_overrides, run_trial
+from pipeline.inspect.forecast.trial_run import NO_LOCAL, TrialRun, make_run_arguments, run_trial
 from pipeline.stages.build import build
 from pipeline.stages.compile import make_compile_inputs
 from pipeline.stages.data import load_data
@@ -88,7 +88,7 @@ def main(
         launch = ["launch=auto", *NO_LOCAL] if recipe.launch.name == "local" else []
         request = JobRequest(
             recipe=recipe.name,
-            arguments=replace_overrides(overrides, [f"{RESUME}=auto", *launch]),
+            arguments=make_run_arguments(overrides, [f"{RESUME}=auto", *launch]),
             processes=processes,
             cores=max(1, int(read_limits().cores)),
             gpus=gpus,

@@ -36,12 +36,12 @@ def _sets_optional_key(override: str) -> bool:
 
 def _is_in_custom_section(path: Sequence[str]) -> bool:
     """Return whether a path is in a section with custom keys, such as `model.arguments`."""
-    return any(
-        get_origin(spec.model_fields[name].annotation) is dict
-        for position, name in enumerate(path)
-        for spec in _find_specs(path[:position])
-        if name in spec.model_fields
-    )
+    for position, name in enumerate(path):
+        specs = _find_specs(path[:position])
+        fields = [spec.model_fields[name] for spec in specs if name in spec.model_fields]
+        if any(get_origin(field.annotation) is dict for field in fields):
+            return True
+    return False
 
 
 def _find_specs(sections: Sequence[str]) -> list[type[Spec]]:
@@ -65,12 +65,13 @@ def _list_specs(annotation: Any, metadata: Sequence[Any] = ()) -> Iterator[type[
         yield annotation
     elif get_origin(annotation) is Annotated:
         yield from _list_specs(annotation.__origin__, annotation.__metadata__)
-    elif get_origin(annotation) is not tuple:  # an override can't set a key of a list's item
+    elif get_origin(annotation) is not tuple:
+        # Choices of a union. Lists are tuples, and an override can't set a key of a list's item.
         for choice in get_args(annotation):
             yield from _list_specs(choice)
 
 
 def _is_optional(spec: type[Spec], field: str) -> bool:
-    """Return whether `spec` has the field, with a default. Files of conf/ always have a name."""
+    """Return whether `spec` has the field, with a default. conf/ never lacks the key `name`."""
     info = spec.model_fields.get(field)
     return field != "name" and info is not None and not info.is_required()

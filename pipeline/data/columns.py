@@ -119,15 +119,16 @@ class Split:
     padding: int = 0
     """Number of rows of zeros to add after the samples on a device, so that folds of different
     sizes share a program. No step reads them."""
-    numbers: np.ndarray | None = None
-    """The number of each sample in the split as it was read, int64 (n,); None: 0 to n - 1."""
+    original_rows: np.ndarray | None = None
+    """Row of each sample in the split as it was read, int64 (n,); None: 0 to n - 1."""
 
     def __len__(self) -> int:
+        # A custom dataset may break the rule that all columns are equally long.
         return min(column.shape[0] for column in self.columns.values())
 
-    def list_numbers(self) -> np.ndarray:
-        """Return the number of each sample in the split as it was read, int64 (n,)."""
-        return np.arange(len(self)) if self.numbers is None else self.numbers
+    def list_rows(self) -> np.ndarray:
+        """Return the row of each sample in the split as it was read, int64 (n,)."""
+        return np.arange(len(self)) if self.original_rows is None else self.original_rows
 
     @property
     def sample_bytes(self) -> int:

@@ -34,16 +34,19 @@ class FoldsSpec(Spec):
 
 def find_folds(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) -> np.ndarray:
     """Return the fold of each training sample, int64 (n,). If each sample has one class, each class
-    is spread evenly over the folds. The label `ignore_index` isn't a class. Raises ValueError if
-    there are fewer samples than folds, in the split or in a class."""
+    is spread evenly over the folds, and samples with `ignore_index` too, which may be few. Raises
+    ValueError if there are fewer samples than folds, in the split or in a class."""
     labels = raw.train.columns["label"]
     samples = len(raw.train)
     if samples < folds.count:
-        raise ValueError(f"count = {folds.count}: must be at most {samples:,}, the samples")
+        raise ValueError(
+            f"count = {folds.count}: must be at most {samples:,}, the number of samples"
+        )
     if raw.targets.task != "classification" or len(labels.shape) != 1:
         return assign_folds(samples, folds.count, folds.seed)
     classes = np.asarray(labels[:])
-    class_ids, counts = np.unique(classes[classes != ignore_index], return_counts=True)
+    counted = classes if ignore_index is None else classes[classes != ignore_index]
+    class_ids, counts = np.unique(counted, return_counts=True)
     if counts.size and counts.min() < folds.count:
         name = raw.classes[int(class_ids[counts.argmin()])]
         raise ValueError(

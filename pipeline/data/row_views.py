@@ -95,7 +95,7 @@ def select_samples(split: Split, rows: np.ndarray) -> Split:
         # In another order the samples of a file aren't consecutive.
         file_bounds = np.cumsum((0, *split.files))
         files = np.diff(np.searchsorted(rows, file_bounds)).tolist()
-    return Split(columns, tuple(files), numbers=split.list_numbers()[rows])
+    return Split(columns, tuple(files), original_rows=split.list_rows()[rows])
 
 
 def join_splits(splits: Sequence[Split]) -> Split:

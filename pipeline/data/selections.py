@@ -81,7 +81,7 @@ def exclude_samples(raw: RawData, file: Path, samples: int) -> RawData:
     the file, for other numbers, if no sample is left, and if the file can't be read.
     """
     split = raw.train
-    numbers = split.list_numbers()
+    numbers = split.list_rows()
     excluded = _read_numbers(file)
     if excluded.max() >= samples:
         raise ValueError(

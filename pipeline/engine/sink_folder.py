@@ -12,14 +12,14 @@ from typing import Any
 
 import jax
 
-from pipeline.checkpoint.checkpoint_folder import FOLDER, HOST, JSON, list_saved_steps
+from pipeline.checkpoint.checkpoint_folder import FOLDER, HOST, META, list_saved_steps
 from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.manifest import read_json as read_checkpoint_json
 from pipeline.checkpoint.restore import Warn, arrange_arrays, read_saved
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.folder_lock import LOCK, Lock, own_folder
+from pipeline.core.files.folder_lock import LOCK, Lock, try_lock_folder
 from pipeline.core.files.real_files import require_real, require_real_trees
 from pipeline.engine.step_checks import ADDRESS, describe
 from pipeline.engine.user_step import CustomState, UserStep
@@ -99,7 +99,7 @@ def hold_folder(folder: Path) -> Iterator[Lock]:
         require_real_trees(folder, (FOLDER,))
     except OSError as error:
         raise RunError(f"save = {folder}: can't make it: {error.strerror}") from error
-    with own_folder(folder) as lock:
+    with try_lock_folder(folder) as lock:
         if lock is None:
             raise RunError(f"save = {folder}: another process is writing this run")
         names = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
@@ -163,7 +163,7 @@ def restore_sink(folder: Path, state: CustomState, warn: Warn) -> SavedSink | No
     if not list_saved_steps(folder / FOLDER):
         return None
     saved = read_saved(folder, warn)
-    tree = read_checkpoint_json(saved.folder / HOST / JSON)
+    tree = read_checkpoint_json(saved.folder / HOST / META)
     position = tree.get(DATA) if isinstance(tree, dict) else None
     if not isinstance(position, dict):
         raise DataError(f"{saved.folder}: doesn't hold the position in the data")

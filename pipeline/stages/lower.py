@@ -80,7 +80,7 @@ def lower(
     step_config = built.step_config
     if recipe.train.mode == "eager":
         return built
-    # Lowerings replace operations of a traced network. Layers get lowerings from their policy.
+    # A traced network has `lowerings`, which replace operations. A network of layers has a policy.
     if step_config.lowerings is not None:
         built = replace(built, single_steps=_needs_single_steps(recipe, built, backend, reporter))
     elif not hasattr(step_config.network, "policy"):
@@ -93,10 +93,11 @@ def lower(
         file = folder.path / LOWERINGS if folder else None
         earlier = read_choice(file) if file is not None and file.exists() else None
         banks = cache_root(recipe.cache) / "autotune"
-        chosen = None if earlier is None else earlier.lowerings
-        tuning = Tuning(recipe.autotune, recipe.autotune_search, banks, chosen)
+        fixed = earlier.lowerings if earlier is not None else None
+        tuning = Tuning(recipe.autotune, recipe.autotune_search, banks, fixed=fixed)
         request = _LoweringRequest(recipe, dataset, built, backend, tuning, reporter)
         if earlier is not None:
+            # With `fixed`, this only checks that the device can compute the earlier lowerings.
             choice = request.choose_in(earlier.layout)
             reporter.print_stage("lower", f"as before: {file}")
             return choice.to_document()
@@ -113,7 +114,7 @@ def lower(
 
 
 def _needs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter: Reporter) -> bool:
-    """Report unlowered operations; return whether a loop would slow down their convolutions."""
+    """Report unlowered operations; return whether the run has no loop, so as not to slow them."""
     unlowered = list_unlowered_operations(built.step_config, built.state, recipe.train.batch_size)
     if not unlowered:
         return False
@@ -122,10 +123,10 @@ def _needs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter
     has_slow_loops = get_platform(backend.device.platform).has_slow_loops
     is_slow = has_slow_loops and any(operation.is_convolution for operation in unlowered)
     if is_slow and recipe.train.mechanism == "loop":
-        reporter.warn("train.mechanism = loop: such convolutions are slow in a loop; soft has none")
+        reporter.warn("train.mechanism = loop: slows such convolutions down; soft has no loop")
     elif is_slow:
         reporter.print_stage(
-            "lower", "no loop over steps, in which such convolutions are slow: soft"
+            "lower", "mechanism soft: in a loop over steps such convolutions are slow"
         )
     return is_slow and recipe.train.mechanism != "loop"
 
@@ -213,12 +214,12 @@ def _report(
 ) -> None:
     """Report a choice, and write the result of tuning into the run directory."""
     if choice.layout != "nhwc":
-        reason = ", for few channels"
+        reason = ": few channels"
         if choice.timed_layout is not None:
             nhwc_ms = choice.timed_layout.times_us["nhwc"] / 1000
             chwn_ms = choice.timed_layout.times_us["chwn"] / 1000
             reason = f"; gradients {nhwc_ms:,.2f} -> {chwn_ms:,.2f} ms"
-        reporter.print_stage("lower", f"images as CHWN: vectors of samples{reason}")
+        reporter.print_stage("lower", f"images as CHWN, to vectorize over samples{reason}")
     if any(lowering != DEFAULT for _, lowering in choice.lowerings.chosen):
         reporter.print_stage("lower", _format_line(choice))
     if choice.num_timed and folder is not None:
@@ -280,8 +281,9 @@ def list_problems(
     def trace(step_config: StepConfig, batch: int, train: bool) -> list[Problem]:
         listing = RecordingPolicy()
         recorded = with_policy(step_config, listing)
-        forward = recorded.lower(_make_forward(recorded.network, train))
+        forward = recorded.apply_lowerings(_make_forward(recorded.network, train))
         images = _make_image_shapes(step_config, batch)
+        # Each layer also chooses the lowerings of its gradients in the forward pass.
         jax.eval_shape(forward, images, state.params, state.batch_stats)
         return list(listing.problems)
 
@@ -329,11 +331,11 @@ def _make_forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any]
 
 
 def _is_image_gradient(problem: Problem, image: tuple[int, ...]) -> bool:
-    """Return whether a problem is the gradient of the input images of the network."""
+    """Return whether a problem is, by its shape, the gradient of the network's input images."""
     if problem.role != "input_grad":
         return False
     if isinstance(problem, ConvolutionProblem):
-        return (*problem.window.sizes, problem.channels) == image
+        return (*problem.window.sizes, problem.channels) == image  # height, width, channels
     return isinstance(problem, DenseProblem) and problem.channels == prod(image)
 
 

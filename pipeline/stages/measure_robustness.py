@@ -163,7 +163,7 @@ class RobustnessMeasure:
                 logits: Any = network.apply(variables, inputs, train=False)
                 return logits.astype(jnp.float32)
 
-            attacked = AttackedNetwork(self.config.lower(apply), chunk.labels)
+            attacked = AttackedNetwork(self.config.apply_lowerings(apply), chunk.labels)
             return compute(attacked, chunk, *arguments)
 
         return jax.jit(call)

@@ -118,9 +118,9 @@ def _differentiate_microbatch(
         return loss.minimised * scale, (loss.reported, new_stats, readings)
 
     layers: dict[str, LayerSums] = {}
-    backward = jax.grad(config.lower(scaled_loss), has_aux=True)
+    backward = jax.grad(config.apply_lowerings(scaled_loss), has_aux=True)
     if config.curvature is not None:
-        observed = grad_observing_layers(scaled_loss, config.lower)
+        observed = grad_observing_layers(scaled_loss, config.apply_lowerings)
         values, auxiliary, captures = observed(trained)
         due = config.curvature.is_due(count_updates(state))
         layers = sum_layers(config.curvature, captures, batch.mask, due)
@@ -147,7 +147,7 @@ def _attack_images(
         logits: Any = config.network.apply(variables, images, train=False)
         return logits
 
-    apply = config.lower(apply)
+    apply = config.apply_lowerings(apply)
     plain_logits = apply(batch.images) if config.adversarial.beta is not None else None
 
     def compute_objective(images: Array) -> Array:

@@ -121,7 +121,7 @@ class StepConfig:
     """Policy by which the layers of a traced flax network get lowerings; None: the network's layers
     choose their lowerings themselves, or none is replaced."""
 
-    def lower(self, function: Lowered) -> Lowered:
+    def apply_lowerings(self, function: Lowered) -> Lowered:
         """Return `function`, which applies the network, with the lowerings of `lowerings`."""
         if self.lowerings is None:
             return function

@@ -368,7 +368,8 @@ def get_evaluated_weights(config: StepConfig, state: TrainState) -> dict[str, An
 def predict(config: StepConfig, variables: Any, batch: Batch) -> tuple[Array, Array]:
     """Return the logits of a batch in evaluation mode, and its labels."""
     images, labels = map_batch(config, config.eval_ops, batch)
-    logits: Any = config.lower(partial(config.network.apply, train=False))(variables, images)
+    apply = config.apply_lowerings(partial(config.network.apply, train=False))
+    logits: Any = apply(variables, images)
     return logits, labels
 
 

@@ -120,7 +120,7 @@ def test_more_folds_than_samples_of_a_class_are_refused() -> None:
 def test_more_folds_than_samples_are_refused() -> None:
     targets = Targets(("a", "b"), "multi_label")
     data = make_data(np.zeros((4, 2), np.float32), targets)
-    with pytest.raises(ValueError, match="count = 5: must be at most 4, the samples"):
+    with pytest.raises(ValueError, match="count = 5: must be at most 4, the number of samples"):
         take_fold(data, FoldsSpec())
 
 

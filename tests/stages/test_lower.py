@@ -314,9 +314,9 @@ def test_faster_layout_is_used_whatever_the_rule(
         reports.append(lines.splitlines()[:1])
     assert laid_out == ["chwn", layout, layout]
     assert sorted(timed) == ["chwn", "nhwc"]
-    assert reports[0] == ["lower      images as CHWN: vectors of samples, for few channels"]
+    assert reports[0] == ["lower      images as CHWN, to vectorize over samples: few channels"]
     if layout == "chwn":
-        line = "lower      images as CHWN: vectors of samples; gradients 3.00 -> 2.00 ms"
+        line = "lower      images as CHWN, to vectorize over samples; gradients 3.00 -> 2.00 ms"
         assert reports[1] == reports[2] == [line]
     (file,) = run_dirs[1].glob("tune_result*")
     (operator,) = json.loads(file.read_text())["operators"]

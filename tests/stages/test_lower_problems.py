@@ -151,7 +151,7 @@ def test_few_channels_use_chwn_in_layers_and_from_torch(tiny: Compose, tmp_path:
     for name in ("layers", "torch"):
         keys = (*WRITTEN[name], "autotune=bank", f"cache.root={tmp_path}")
         text, built = reported(tiny(*IMAGES, *keys))
-        assert "images as CHWN: vectors of samples, for few channels" in text
+        assert "images as CHWN, to vectorize over samples: few channels" in text
         found[name] = formulas(built, built.step_config)
     assert found["torch"] == found["layers"]
     assert not any(name == "conv_general_dilated" for name, *_ in found["torch"])
@@ -249,7 +249,7 @@ def test_unlowered_convolutions_are_named_and_disable_loops(tiny: Compose) -> No
     keys = ("model.name=volume", "dataset.train.ops=[]", "dataset.eval.ops=[]")
     text, built = reported(tiny(*keys))
     assert "left to XLA: inner: convolution is 3-D\n" in text
-    assert "no loop over steps, in which such convolutions are slow: soft" in text
+    assert "mechanism soft: in a loop over steps such convolutions are slow" in text
     assert built.single_steps
 
 

@@ -193,4 +193,5 @@ def make_loss(
         return reduce_losses(config, losses, labels, mask, divisor).minimised
 
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.opt_state))
-    return LossToPlan(name, config.lower(loss), state.params, batch, state_bytes, sync_batch_norm)
+    lowered = config.apply_lowerings(loss)
+    return LossToPlan(name, lowered, state.params, batch, state_bytes, sync_batch_norm)

@@ -39,16 +39,17 @@ class Lock:
         """
         while True:
             descriptor = open_real(self._file, os.O_RDWR | os.O_CREAT)
+            is_acquired = False
             try:
-                self.is_certain = try_flock(descriptor, wait=wait)
-                if _is_named(descriptor, self._file):
+                self.is_certain = lock_descriptor(descriptor, wait=wait)
+                is_acquired = _leads_to(self._file, descriptor)
+                if is_acquired:
                     self._descriptor = descriptor
-                    descriptor = NOT_HELD
                     return True
             except BlockingIOError:
                 return False
             finally:
-                if descriptor != NOT_HELD:
+                if not is_acquired:
                     os.close(descriptor)
 
     def keep(self) -> bool:
@@ -56,7 +57,7 @@ class Lock:
 
         Returns False if another process was faster. Raises OSError if the file can't be created.
         """
-        if _is_named(self._descriptor, self._file):
+        if _leads_to(self._file, self._descriptor):
             return True
         previous = self._descriptor
         if not self.acquire(wait=False):
@@ -70,7 +71,7 @@ class Lock:
         self._descriptor = NOT_HELD
 
 
-def try_flock(descriptor: int, *, wait: bool) -> bool:
+def lock_descriptor(descriptor: int, *, wait: bool) -> bool:
     """Lock an open file or folder until it is closed; return False if the system can't lock it.
     Raises BlockingIOError if another process holds the lock and `wait` is false."""
     try:
@@ -92,8 +93,8 @@ def lock_refusal(file: Path) -> str | None:
     return None
 
 
-def _is_named(descriptor: int, file: Path) -> bool:
-    """Return whether the path of a file refers to the opened file."""
+def _leads_to(file: Path, descriptor: int) -> bool:
+    """Return whether the path of a file still leads to the opened file."""
     try:
         return os.path.samestat(os.lstat(file), os.fstat(descriptor))
     except FileNotFoundError:
@@ -126,17 +127,17 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def own_folder(folder: Path) -> Iterator[Lock | None]:
+def try_lock_folder(folder: Path) -> Iterator[Lock | None]:
     """Hold the lock on a folder without waiting; None if another process holds it.
 
-    A file in the folder is locked, and the folder itself, whose lock remains if the file is
-    removed. Only processes of this machine see the folder's lock. On a network file system, if the
-    file is removed, another machine can acquire its lock until the holder's next `Lock.keep`.
+    Both the folder and a file in it are locked. The folder's lock remains if the file is removed,
+    but only processes of this machine see it. On a network file system, if the file is removed,
+    another machine can acquire the file's lock until the holder's next `Lock.keep`.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
-            try_flock(descriptor, wait=False)
+            lock_descriptor(descriptor, wait=False)
             is_free = True
         except BlockingIOError:
             is_free = False

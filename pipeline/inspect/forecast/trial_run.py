@@ -1,8 +1,9 @@
-"""A run of a recipe that is stopped after its first steps, for the times and memory of a job."""
+"""Trial run: the first steps of a recipe, which measure start, stop and memory for a job file."""
 
 from __future__ import annotations
 
-import resource
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from pipeline.engine.monitors.live_status import STATUS
 POLL_S = 0.05
 """Seconds between two checks for the run's status."""
 NO_LOCAL = ("launch.processes=null", "launch.restarts=0", "launch.min_processes=null")
-"""Overrides that a recipe needs unless it has `launch=local`."""
+"""Overrides that reset the keys that only `launch=local` may set."""
 WITHOUT_EFFECTS = (
     "launch=none",
     *NO_LOCAL,
@@ -28,7 +29,7 @@ WITHOUT_EFFECTS = (
     "checkpoint.prefix=null",
     "checkpoint.directory=null",
 )
-"""Overrides of a run in one process that changes no other files, and is logged nowhere else."""
+"""Overrides of a run in one process that writes and reports only in its directory."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class TrialRun:
     """Peak memory of the process."""
 
 
-def replace_overrides(overrides: Sequence[str], changes: Sequence[str]) -> list[str]:
-    """Return the arguments of a run with other values of keys, and with the loaded plug-ins."""
+def make_run_arguments(overrides: Sequence[str], changes: Sequence[str]) -> list[str]:
+    """Return a run's arguments: flags of loaded plug-ins, and overrides with `changes` of keys."""
     changed_keys = {get_key(change) for change in changes}
     unchanged = [override for override in overrides if get_key(override) not in changed_keys]
     return [*to_flags([plugin.source for plugin in list_loaded_plugins()]), *unchanged, *changes]
@@ -53,16 +54,20 @@ def replace_overrides(overrides: Sequence[str], changes: Sequence[str]) -> list[
 def run_trial(overrides: Sequence[str]) -> TrialRun:
     """Start a run in a temporary folder, and stop it after its first steps. Raises RunError."""
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
-        arguments = replace_overrides(overrides, [*WITHOUT_EFFECTS, f"hydra.run.dir={folder}"])
+        arguments = make_run_arguments(overrides, [*WITHOUT_EFFECTS, f"hydra.run.dir={folder}"])
         command = [sys.executable, "-m", "pipeline", *arguments]
         started_at = time.monotonic()
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             try:
-                while process.poll() is None and not (Path(folder) / STATUS).exists():
+                # WNOWAIT leaves the process to `wait4`, which returns its memory.
+                options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+                status_file = Path(folder, STATUS)
+                while not os.waitid(os.P_PID, process.pid, options) and not status_file.exists():
                     time.sleep(POLL_S)
                 start_s = time.monotonic() - started_at
-                process.terminate()
-                process.wait()
+                os.kill(process.pid, signal.SIGTERM)
+                _, status, usage = os.wait4(process.pid, 0)
+                process.returncode = os.waitstatus_to_exitcode(status)
             except BaseException:
                 process.kill()
                 raise
@@ -70,5 +75,4 @@ def run_trial(overrides: Sequence[str]) -> TrialRun:
     is_stopped = process.returncode == get_exit_status("stopped")
     if not is_stopped and process.returncode != 0:
         raise RunError(f"a run of this recipe ends here with exit status {process.returncode}")
-    peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return TrialRun(start_s, stop_s if is_stopped else None, 1024 * peak_kib)
+    return TrialRun(start_s, stop_s if is_stopped else None, 1024 * usage.ru_maxrss)

@@ -85,8 +85,8 @@ def _predict_out_of_fold(sweep_dir: Path) -> list[dict[str, Any]]:
             raw = read_selected(drop_folds(recipe))
             assigned = find_folds(raw, folds, recipe.dataset.ignore_index)
             numbers = np.arange(len(assigned))
-            if raw.train.numbers is not None:
-                numbers = raw.train.numbers
+            if raw.train.original_rows is not None:
+                numbers = raw.train.original_rows
         samples = numbers[assigned == folds.index]
         dataset = load_data(recipe, make_silent_reporter())
         predictions = evaluate_samples(replace(run, recipe=recipe), dataset)

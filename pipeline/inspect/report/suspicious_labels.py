@@ -116,7 +116,7 @@ def find_suspicious_labels(ledger: SampleLedger, dataset: Dataset) -> LedgerRows
     norms = compute_early_norms(ledger)
     scores = score_labels(ledger)
     order = np.argsort(-scores, kind="stable")
-    numbers = dataset.train.list_numbers()
+    numbers = dataset.train.list_rows()
     labels = _format_labels(dataset, dataset.train)
     rivals = columns["rival"]
     rows = [
@@ -187,7 +187,7 @@ def _list_duplicates(dataset: Dataset) -> Iterator[dict[str, Any]]:
         if digest in first_rows
     ]
     splits = {"train": dataset.train, "eval": dataset.whole_eval}
-    numbers = {key: split.list_numbers() for key, split in splits.items()}
+    numbers = {key: split.list_rows() for key, split in splits.items()}
     labels = {key: _format_labels(dataset, split) for key, split in splits.items()}
     for first_row, name, row in (*shared, *repeated):
         yield {
@@ -206,7 +206,7 @@ def _hash_split(split: Split) -> Iterator[bytes]:
 
 def _show_samples(rows: Sequence[Mapping[str, Any]], dataset: Dataset) -> Block:
     """Return the samples of rows as pictures, or as rows if they aren't images."""
-    number_rows = {number: row for row, number in enumerate(dataset.train.list_numbers().tolist())}
+    number_rows = {number: row for row, number in enumerate(dataset.train.list_rows().tolist())}
     split = dataset.train
     column = split.columns["image"]
     samples = np.array([number_rows[row["index"]] for row in rows])

@@ -1,15 +1,16 @@
 """A run's checkpoints as MindSpore's `.ckpt` files, written during a run or by a command.
 
 MindSpore's ModelCheckpoint names files `{prefix}-{epoch}_{step}.ckpt`. `epoch` is the number of the
-sink epoch: a sink if the run has sinks, else an epoch. `step` is the step in it. Both begin at 1.
+sink, or of the epoch in a run without sinks: the sink epoch. `step` counts in it. Both begin at 1.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -53,21 +54,20 @@ def _compile_file_pattern(prefix: str) -> re.Pattern[str]:
     return re.compile(rf"{re.escape(prefix)}-\d+_\d+\.ckpt")
 
 
-def find_free_prefix(folder: Path, prefix: str) -> str:
-    """Return the prefix, or the first of `{prefix}_1`, `{prefix}_2` and so on without files."""
+def iterate_free_prefixes(folder: Path, prefix: str) -> Iterator[str]:
+    """Yield those of the prefix, `{prefix}_1`, `{prefix}_2` and so on that have no files."""
     names = [file.name for file in folder.iterdir()]
-    candidate = prefix
-    number = 0
-    while any(map(_compile_file_pattern(candidate).fullmatch, names)):
-        number += 1
-        candidate = f"{prefix}_{number}"
-    return candidate
+    for number in count():
+        candidate = f"{prefix}_{number}" if number else prefix
+        if not any(map(_compile_file_pattern(candidate).fullmatch, names)):
+            yield candidate
 
 
-def list_weight_arrays(saved: Checkpoint, *, optimizer: bool) -> Mapping[str, np.ndarray]:
-    """Return the parameters of a checkpoint by path, and with `optimizer` its optimizer state.
+def collect_arrays(saved: Checkpoint, *, optimizer: bool) -> Mapping[str, np.ndarray]:
+    """Return the parameters of a checkpoint by path.
 
-    Names of the state are such as `moments.conv_0/kernel` and `optimizer.count`.
+    With `optimizer`, the step and the optimizer's state are added. Names of the state are such as
+    `moments.conv_0/kernel` and `optimizer.count`.
     """
     arrays = {path.removeprefix("params/"): array for path, array in saved.select_weights().items()}
     if not optimizer:
@@ -88,20 +88,20 @@ def write_checkpoints(
 ) -> list[Path]:
     """Write each checkpoint of a run as a file, and return the files.
 
-    `source` is a run directory or one checkpoint. Arrays have the names of `list_weight_arrays`.
+    `source` is a run directory or one checkpoint. Arrays have the names of `collect_arrays`.
     Raises DataError if there is no checkpoint, RunError if the folder can't be written.
     """
     run_dir = require_run_dir(source)
     recipe = read_run_recipe(run_dir)
     with convert_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        prefix = find_free_prefix(folder, prefix or recipe.model.name)
+        prefix = next(iterate_free_prefixes(folder, prefix or recipe.model.name))
     files = []
     checkpoints = _read_checkpoints(source, run_dir)
     steps_per_sink_epoch = _count_sink_epoch_steps(recipe, checkpoints[0])
     for saved in checkpoints:
         file = folder / make_file_name(prefix, steps_per_sink_epoch, saved.step)
-        write_weights(file, list_weight_arrays(saved, optimizer=optimizer))
+        write_weights(file, collect_arrays(saved, optimizer=optimizer))
         files.append(file)
     return files
 
@@ -118,7 +118,7 @@ def _read_checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
 
 
 def _count_sink_epoch_steps(recipe: Recipe, saved: Checkpoint) -> int:
-    """Return the steps of a sink epoch. Reads the dataset if it is an epoch."""
+    """Return the number of steps in a sink epoch. If this is an epoch, the dataset is read."""
     size = recipe.train.sink_size if recipe.train.sink else None
     if saved.host.sink is not None:
         size = saved.host.sink.size  # chosen by the run
@@ -149,7 +149,7 @@ class MindSporeCopies:
     ) -> None:
         self._folder = (shared_folder or run_dir / CHECKPOINT_FILES).absolute()
         self._has_optimizer = optimizer
-        # None for the folder in the run directory, so that the run may be moved.
+        # None if it isn't shared: the folder in the run directory, which may be moved.
         self._listed_folder = str(self._folder) if shared_folder is not None else None
         self._list_path = run_dir / CHECKPOINT_NAMES
         self._steps_per_sink_epoch = steps_per_sink_epoch
@@ -171,7 +171,7 @@ class MindSporeCopies:
         self._names[step] = name
         self._write_list()
         saved = read_checkpoint(checkpoint)
-        arrays = list_weight_arrays(saved, optimizer=self._has_optimizer)
+        arrays = collect_arrays(saved, optimizer=self._has_optimizer)
         write_weights(self._folder / name, arrays)
 
     def write_graph(self, graph: bytes) -> None:
@@ -200,16 +200,13 @@ class MindSporeCopies:
 
     def _claim_prefix(self, prefix: str) -> str:
         """Return a free prefix. In a shared folder, reserve it for this run."""
-        number = 0
+        free_prefixes = iterate_free_prefixes(self._folder, prefix)
         while True:
-            free = find_free_prefix(self._folder, prefix if number == 0 else f"{prefix}_{number}")
+            free = next(free_prefixes)
             if self._listed_folder is None:
                 return free
-            try:
+            with suppress(FileExistsError):
                 (self._folder / f".{free}.claim").touch(exist_ok=False)
-            except FileExistsError:
-                number += 1
-            else:
                 return free
 
     def _write_list(self) -> None:

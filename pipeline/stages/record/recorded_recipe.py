@@ -54,18 +54,18 @@ FREE_TO_CHANGE = (
     ("parallel", "mesh"),
     ("launch",),
 )
-"""Keys that a resumed run may change if `train.resume` names its directory. Of these, only the
-length decides losses, since the learning-rate schedule is as long as the run."""
+"""Keys that a resumed run may change if `train.resume` names its directory. Only those in `LENGTH`
+change losses, since the learning-rate schedule is as long as the run."""
 MODE = ("parallel", "mode")
 EQUAL_MODES = ("data", "fsdp")
-"""Values of `parallel.mode` with the same numbers."""
+"""Values of `parallel.mode` with which training computes the same losses and weights."""
 KEEP_ADVICE = "keep it, or start a new run with checkpoint.restore"
 FREE_AT_SAME_LENGTH = tuple(key for key in FREE_TO_CHANGE if key not in LENGTH)
 """Keys that a run may change if `train.resume=auto` finds it."""
 
 
-def decides_numbers(path: TreePath, free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE) -> bool:
-    """Return whether a key decides the numbers of a run: no prefix of its path is in `free`."""
+def forbids_change(path: TreePath, free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE) -> bool:
+    """Return whether a resumed run can't change a key: no prefix of its path is in `free`."""
     return not any(path[: len(prefix)] == prefix for prefix in free)
 
 
@@ -116,10 +116,10 @@ def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
 
 
 def keep_shards(recipe: Recipe) -> Recipe:
-    """Return the recipe with the shards of the run that `train.resume` names, on one device.
+    """Return the recipe with `parallel` of the run that `train.resume` names, for one device.
 
-    So a run of several devices computes the same numbers with `parallel.mode=none`. Other recipes
-    are returned unchanged. Raises RecipeError if the run's recipe can't be read.
+    So one device with `parallel.mode=none` resumes a run of several devices with the same numbers.
+    Other recipes are returned unchanged. Raises RecipeError if the run's recipe can't be read.
     """
     resume = recipe.train.resume
     if recipe.parallel.mode != "none" or resume in (None, "auto"):
@@ -133,10 +133,10 @@ def keep_shards(recipe: Recipe) -> Recipe:
 
 
 def keep_length(recipe: Recipe, recorded: Mapping[str, Any], run_dir: Path | str) -> Recipe:
-    """Return the recipe with the steps that the run to resume chose for the recipe's deadline.
+    """Return the recipe with the length that the run to resume chose by its deadline.
 
     A recipe without a deadline, or whose run hasn't chosen yet, is returned unchanged. Raises
-    RecipeError if the run's length was chosen for another deadline, or without one.
+    RecipeError if the run's length is for another deadline than the recipe's, or for none.
     """
     train = recipe.train
     lengths = {key: recorded.get("train", {}).get(key) for _, key in LENGTH}
@@ -144,8 +144,9 @@ def keep_length(recipe: Recipe, recorded: Mapping[str, Any], run_dir: Path | str
         return recipe
     planned_for = recorded["train"].get("planned_for")
     if train.deadline != planned_for:
-        length = f"{planned_for or 'no deadline'}; leave it out to keep that length"
-        raise RecipeError(f"train.{train.deadline}: {run_dir} has its length for {length}")
+        advice = "leave it out to keep that length"
+        problem = f"{run_dir} has its length for {planned_for or 'no deadline'}; {advice}"
+        raise RecipeError(f"train.{train.deadline}: {problem}")
     update = {**lengths, "planned_for": planned_for}
     return recipe.model_copy(update={"train": train.model_copy(update=update)})
 
@@ -156,16 +157,16 @@ def list_changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
     Raises RecipeError if the recipe can't be read.
     """
     try:
-        # A recipe of this version has all keys. Adding defaults for newer keys would take longer.
+        # First without defaults for newer keys, which take long: a recipe of this version has all.
         recorded = parse_written_yaml(read_text(run_dir / RECIPE, MAX_BYTES))
     except (OSError, ValueError):
         recorded = None
-    if isinstance(recorded, dict) and not list_changes_at_same_length(recipe, recorded, run_dir):
+    if isinstance(recorded, dict) and not list_changes_with_length(recipe, recorded, run_dir):
         return []
-    return list_changes_at_same_length(recipe, _read_recipe_to_resume(str(run_dir)), run_dir)
+    return list_changes_with_length(recipe, _read_recipe_to_resume(str(run_dir)), run_dir)
 
 
-def list_changes_at_same_length(
+def list_changes_with_length(
     recipe: Recipe, recorded: Mapping[str, Any], run_dir: Path | str
 ) -> list[str]:
     """Return a line for each key that differs from a recorded recipe, length included."""
@@ -204,6 +205,6 @@ def find_changes(
     changes = []
     for change in list_differences(recipe, recorded):
         modes = {change.value, change.other_value} if change.path == MODE else None
-        if decides_numbers(change.path, free) and modes != set(EQUAL_MODES):
+        if forbids_change(change.path, free) and modes != set(EQUAL_MODES):
             changes.append(change)
     return changes

@@ -34,7 +34,7 @@ from pipeline.checkpoint.checkpoint_folder import FOLDER as CHECKPOINTS
 from pipeline.checkpoint.mirror import DRAFT as MIRROR_DRAFT
 from pipeline.core.errors import DataError, RunError, printable
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.folder_lock import LOCK, Lock, own_folder
+from pipeline.core.files.folder_lock import LOCK, Lock, try_lock_folder
 from pipeline.core.files.real_files import require_real, require_real_trees
 from pipeline.core.files.value_text import join_first
 from pipeline.data.text.text_format import TOKENIZER
@@ -172,7 +172,7 @@ def lock_run(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
     DataError if a link in it would redirect writes.
     """
     require_real(run_dir, (LOCK,), ())
-    with own_folder(run_dir) as lock:
+    with try_lock_folder(run_dir) as lock:
         if lock is None:
             raise RunError(f"{run_dir}: another process is writing this run")
         # Checked under the lock, since two processes may have found the directory empty.
@@ -186,7 +186,7 @@ def lock_run(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
 def is_free(run_dir: Path) -> bool:
     """Return whether no process writes to a run; without locks, whether the run has ended."""
     try:
-        with own_folder(run_dir) as lock:
+        with try_lock_folder(run_dir) as lock:
             if lock is None:
                 return False
             return lock.is_certain or read_status(run_dir) is not None

@@ -21,15 +21,15 @@ from pipeline.checkpoint.restore import (
 from pipeline.config.defaults import normalise_recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.tree_diff import Difference, iterate_leaves
-from pipeline.stages.record.recorded_recipe import EQUAL_MODES, MODE, decides_numbers, find_changes
+from pipeline.stages.record.recorded_recipe import EQUAL_MODES, MODE, find_changes, forbids_change
 from pipeline.training.state import TrainState
 
 
 def hash_recipe(recipe: Mapping[str, Any]) -> str:
-    """Return a SHA-256 of the keys of a resolved recipe that decide the numbers of a run."""
+    """Return a SHA-256 of the keys of a resolved recipe that a resumed run can't change."""
     leaves = {}
     for path, leaf in iterate_leaves(recipe):
-        if decides_numbers(path):
+        if forbids_change(path):
             has_equal_mode = path == MODE and leaf in EQUAL_MODES
             leaves[json.dumps(path)] = EQUAL_MODES[0] if has_equal_mode else leaf
     return hashlib.sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()

@@ -17,7 +17,7 @@ from pipeline.core.files.storage import open_storage
 from pipeline.core.files.strict_json import format_json
 from pipeline.data.text.text_format import TOKENIZER
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
-from pipeline.stages.record.recorded_recipe import list_changes_at_same_length
+from pipeline.stages.record.recorded_recipe import list_changes_with_length
 from pipeline.stages.record.run_directory import LOG, LOWERINGS, PLAN, RECIPE
 from pipeline.stages.runner.context import RunContext
 
@@ -54,7 +54,7 @@ def find_mirrored_run(recipe: Recipe, run_dir: Path | None) -> MirroredRun | Non
         raise DataError(f"{url}: {RECIPE} can't be read: {error}") from error
     if not isinstance(recorded, dict):
         raise DataError(f"{url}: {RECIPE} must hold keys and values")
-    if changes := list_changes_at_same_length(recipe, normalise_recipe(recorded), url):
+    if changes := list_changes_with_length(recipe, normalise_recipe(recorded), url):
         raise RecipeError([f"{KEY} = {url}: holds a run of another recipe", *changes])
     if run_dir is not None and identify_run(run_dir) == mirrored.identity:
         newest = max(list_saved_steps(run_dir / FOLDER), default=0)

@@ -104,7 +104,7 @@ def sweep_pairs(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> N
             print(f"pairs      no time for another pair: {left_s:.0f} s are left", flush=True)
             return
         wave = jobs[len(SIDES) * begin : len(SIDES) * min(end, settings.pairs)]
-        enter_jobs(sweep_dir, wave, command, grows=False)
+        enter_jobs(sweep_dir, wave, command, is_whole_grid=False)
         run_all(wave, task.failures, start)
         longest_s = max(longest_s, time.monotonic() - wave_started_at)
         verdict = read_verdict(sweep_dir, settings.metric)

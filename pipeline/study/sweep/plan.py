@@ -75,7 +75,7 @@ def plan_job(
     Raises Hydra's errors for overrides that can't be composed.
     """
     config = compose_job(sweeper, overrides)
-    folder = _name_folder(config, number)
+    folder = _number_job(config, number)
     recipe = _check_recipe(config, overrides)
     return PlannedJob(number, folder, tuple(overrides), read_values(overrides, swept), recipe)
 
@@ -98,13 +98,14 @@ def plan_jobs(
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         single_values = [item for item in parsed if _sets_one_value(item, parsed, swept)]
         fixed = tuple(str(item.input_line) for item in parsed if item not in single_values)
+        # Jobs with the same fixed overrides share a configuration: each sets all other keys again.
         config = composed.get(fixed)
         if config is None:
             config = composed[fixed] = compose_job(sweeper, overrides)
         else:
             apply_overrides(single_values, config)
             _record_overrides(config, parsed)
-        folder = _name_folder(config, number)
+        folder = _number_job(config, number)
         needs_recipe = with_recipes or (folder / RECIPE).exists()
         recipe = _check_recipe(config, overrides) if needs_recipe else None
         changed = read_values(overrides, swept)
@@ -115,8 +116,8 @@ def plan_jobs(
 def _sets_one_value(
     override: Override, overrides: Sequence[Override], swept: Sequence[str]
 ) -> bool:
-    """Return whether an override sets one value of a swept key, which no other override sets, nor
-    a section above or below it."""
+    """Return whether an override sets one value of a swept key, and no other override sets this key
+    or a key above or below it."""
     key = override.key_or_group
     value = override.value()
     if key not in swept or override.type is not OverrideType.CHANGE or override.package:
@@ -125,19 +126,19 @@ def _sets_one_value(
         return False
     keys = [other.key_or_group for other in overrides if other is not override]
     return not any(
-        f"{other}.".startswith(f"{key}.") or key.startswith(f"{other}.") for other in keys
+        f"{other}.".startswith(f"{key}.") or f"{key}.".startswith(f"{other}.") for other in keys
     )
 
 
 def _record_overrides(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Write the overrides into the section `hydra` of a configuration, like a composition."""
+    """Write the overrides into the section `hydra` of a configuration, as composing does."""
     task_overrides = [override for override in overrides if not override.is_hydra_override()]
     with read_write(config), open_dict(config.hydra):
         config.hydra.overrides.task = [override.input_line for override in task_overrides]
         set_override_dirname(config.hydra.job, task_overrides)
 
 
-def _name_folder(config: DictConfig, number: int) -> Path:
+def _number_job(config: DictConfig, number: int) -> Path:
     """Set the number of a job in its configuration, and return the job's directory."""
     with open_dict(config):
         config.hydra.job.id = config.hydra.job.num = number
@@ -162,12 +163,12 @@ def _check_recipe(config: DictConfig, overrides: Sequence[str]) -> Recipe | None
 
 
 def enter_jobs(
-    sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool = True
+    sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, is_whole_grid: bool = True
 ) -> None:
     """Enter new jobs and the command into the sweep's directory.
 
-    `grows` is true for a grid: `jobs` are all of its jobs, and may be more than before. Other
-    sweeps enter some jobs at a time, and their command must be the same. Raises RunError if the
+    With `is_whole_grid`, `jobs` are all jobs of a grid, and may be more than before. Other sweeps
+    enter some jobs at a time, and their command must be the same. Raises RunError if the
     directory has another sweep, RecipeError if two jobs share a directory or one is outside of the
     sweep's, and DataError if existing files can't be read, are links or don't belong to a sweep.
     """
@@ -176,7 +177,7 @@ def enter_jobs(
     require_real(sweep_dir, (LOCK, JOURNAL, JOURNAL_LOCK), (JOURNAL,))
     require_real_trees(sweep_dir, (BEATS,))
     with hold_planning_lock(sweep_dir):
-        _require_same_sweep(sweep_dir, jobs, command, grows=grows)
+        _require_same_sweep(sweep_dir, jobs, command, is_whole_grid=is_whole_grid)
         new = [job for job in jobs if read_overrides(job.folder) is None]
         for job in jobs:
             require_real_folder(job.folder)
@@ -203,9 +204,9 @@ def _require_separate_folders(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> No
 
 
 def _require_same_sweep(
-    sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool
+    sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, is_whole_grid: bool
 ) -> None:
-    """Raise RunError if the directory has another sweep; with `grows`, this may have more jobs."""
+    """Raise RunError if the directory has another sweep. A whole grid may have further jobs."""
     problems = []
     recorded = read_command(sweep_dir)
     if recorded is not None:
@@ -216,14 +217,14 @@ def _require_same_sweep(
             problems.append(
                 f"the directory has hydra/sweeper={name}, the command {command.sweeper.name}"
             )
-        if not grows:
+        if not is_whole_grid:
             problems += [
                 f"only the directory has {item}" for item in earlier if item not in current
             ]
             problems += [f"only the command has {item}" for item in current if item not in earlier]
     problems += [problem for job in jobs for problem in _list_differences(job)]
     planned = {job.folder.name for job in jobs}
-    existing = find_jobs(sweep_dir) if grows else []
+    existing = find_jobs(sweep_dir) if is_whole_grid else []
     for folder in existing:
         if folder.name not in planned:
             keys = format_changed(read_overrides(folder) or {}) or "nothing"
@@ -243,4 +244,5 @@ def _list_differences(job: PlannedJob) -> list[str]:
     if job.recipe is None or not (job.folder / RECIPE).exists():
         return []
     lines = list_changed_keys(job.recipe, job.folder)
+    # After the semicolon is advice for a run to resume.
     return [f"job {job.folder.name}: {line.partition(';')[0]}" for line in lines]

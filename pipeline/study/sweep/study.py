@@ -130,7 +130,7 @@ class TrialPruner(Pruner):
 
     @property
     def prune_reason(self) -> str | None:
-        """Reason to end the run at this boundary; None while it should continue."""
+        """Reason to end the run after the last report; None while it should continue."""
         return self._prune_reason
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:

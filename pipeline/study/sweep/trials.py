@@ -95,7 +95,7 @@ def _open_search(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch
     for choice in choices:
         compose_job(sweeper, choice)
     first = plan_job(sweeper, 0, choices[0], ())
-    enter_jobs(sweep_dir, (), command, grows=False)
+    enter_jobs(sweep_dir, (), command, is_whole_grid=False)
     with hold_planning_lock(sweep_dir):
         study = open_study(settings, sweep_dir)
         if not study.get_trials(deepcopy=False):
@@ -187,7 +187,7 @@ def _run_trials(
         job = plan_job(sweeper, find_first_number(frozen), overrides, keys)
         numbered = (*job.overrides, f"hydra.sweeper.trial={trial.number}")
         jobs.append(replace(job, overrides=numbered))
-    enter_jobs(search.sweep_dir, jobs, search.command, grows=False)
+    enter_jobs(search.sweep_dir, jobs, search.command, is_whole_grid=False)
     if isinstance(start, Populations):
         require_members(job.recipe for job in jobs if job.recipe is not None)
     run_all(jobs, {}, start)

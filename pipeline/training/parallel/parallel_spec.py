@@ -14,8 +14,8 @@ MAX_DEVICES = 1 << 14
 """The largest number of devices, or of shards, in a recipe."""
 Axis = Literal["data", "model"]
 AXES: tuple[Axis, ...] = get_args(Axis)
-"""Axes of a mesh. Along `data` devices have different samples. Along `model` each has a part of the
-layers."""
+"""Axes of a mesh. Along `data` devices have different samples. Along `model` they have different
+slices of a layer's arrays."""
 DATA, MODEL = AXES
 
 Size = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
@@ -78,9 +78,9 @@ class ParallelSpec(Spec):
     sync_batch_norm: bool
     """Whether batch norm uses statistics of the whole batch, not of shards. Not with `exact`."""
     mirror_mean: bool
-    """Whether the gradients of devices are averaged; else they are added."""
+    """Whether gradients of devices are averaged, else added. Named by an old key of MindSpore."""
     batch_per_device: PositiveInt | None
-    """Batch size of one device, as in MindSpore (8 x 32); replaces `train.batch_size`."""
+    """Batch size of one device, as MindSpore counts it; replaces `train.batch_size`."""
     specs: Seq[ShardingSpec]
     """Shardings of parameters. The last rule that covers a parameter applies. Only with
     semi_auto."""
@@ -130,8 +130,8 @@ class LaunchSpec(Spec):
     restarts: NonNegativeInt
     """Most restarts of `local` from the last checkpoint, each after a process has died."""
     min_processes: PositiveInt | None
-    """Fewest processes of a restart that leaves out the processes that died; null: all start
-    again."""
+    """Fewest processes with which `local` restarts without those that died; null: it starts as many
+    as before."""
     start_seconds: Timeout | None
     """Seconds that processes wait for each other to start; null: 60 on one machine, else 1,800."""
     heartbeat_seconds: Timeout

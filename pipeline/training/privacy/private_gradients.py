@@ -38,7 +38,7 @@ def clip_microbatch(
         losses = jnp.where(batch.mask, compute_losses(config, logits, batch.labels), 0.0)
         return losses.sum(), losses
 
-    observed = grad_observing_layers(sum_losses, config.lower, all_modules=True)
+    observed = grad_observing_layers(sum_losses, config.apply_lowerings, all_modules=True)
     _, losses, captures = observed(trained)
     clipped = sum_clipped(captures, trained, batch.mask, get_privacy(state).clip)
     total = jnp.where(jnp.isfinite(losses), losses, 0.0).sum()

@@ -36,8 +36,8 @@ def search_squares(
     attacked: AttackedNetwork, ball: Ball, seed: Array, sample: Array, steps: int
 ) -> tuple[Array, Array]:
     """Return images of the linf ball, and whether their predictions are wrong, bool (B,). Random
-    numbers are a pure function of `seed`, uint32 (2,), and `sample`, int32 (B,). The search starts
-    from vertical stripes: the radius is added to or subtracted from a whole column of a channel."""
+    numbers are a pure function of `seed`, uint32 (2,), and the samples' numbers, int32 (B,). The
+    start has vertical stripes: the radius is added to or subtracted from a column of a channel."""
     shape = ball.images.shape[1:]
     height, width, channels = shape
     sides = jnp.asarray(list_sides(steps, height, width))
@@ -60,7 +60,7 @@ def search_squares(
         sign = jnp.where(draws[:, 2:] < 0.5, -1.0, 1.0)[:, None, None, :]
         painted = ball.project(jnp.where(is_inside, ball.images + ball.radius * sign, points))
         new_margins = compute_margin(attacked.predict(painted), attacked.labels)
-        # An image with a wrong prediction doesn't change any more.
+        # A prediction with a margin above 0 is wrong, and its image doesn't change any more.
         is_better = (new_margins > margins) & (margins <= 0)
         points = jnp.where(is_better[:, None, None, None], painted, points)
         return points, jnp.where(is_better, new_margins, margins)

@@ -10,10 +10,10 @@ import pytest
 from pipeline.core.files.folder_lock import (
     LOCK,
     Lock,
+    lock_descriptor,
     lock_file,
     lock_folder,
-    own_folder,
-    try_flock,
+    try_lock_folder,
 )
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -31,14 +31,14 @@ def test_lock_has_one_holder(tmp_path: Path) -> None:
 
 def test_owned_folder_remains_owned_without_its_lock_file(tmp_path: Path) -> None:
     """The lock was on a file; who removed it could write the same run."""
-    with own_folder(tmp_path) as first:
+    with try_lock_folder(tmp_path) as first:
         assert first is not None
         (tmp_path / LOCK).unlink()
-        with own_folder(tmp_path) as second:
+        with try_lock_folder(tmp_path) as second:
             assert second is None
         assert first.keep()
         assert (tmp_path / LOCK).exists()
-    with own_folder(tmp_path) as third:
+    with try_lock_folder(tmp_path) as third:
         assert third is not None
 
 
@@ -90,9 +90,9 @@ def _wait_and_mark(folder: Path) -> None:
 
     def look(descriptor: int, *, wait: bool) -> bool:
         (folder / "waits").touch()
-        return try_flock(descriptor, wait=wait)
+        return lock_descriptor(descriptor, wait=wait)
 
-    module.try_flock = look
+    module.lock_descriptor = look
     lock = Lock(folder / LOCK)
     assert lock.acquire(wait=True)
     assert os.path.samestat(os.stat(folder / LOCK), os.fstat(lock._descriptor))
@@ -131,7 +131,7 @@ def test_one_of_several_simultaneous_processes_owns_the_folder(tmp_path: Path) -
 
 def _own(folder: Path, start: Barrier, end: Event) -> None:
     start.wait()
-    with own_folder(folder) as lock:
+    with try_lock_folder(folder) as lock:
         (folder / f"tried-{os.getpid()}").touch()
         if lock is None:
             raise SystemExit(1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,14 @@ def test_trial_run_stops_after_its_first_steps(
     assert trial.start_s > 0
     assert 100 * MIB < trial.memory_bytes < 8192 * MIB
     assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_is_of_the_trial_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A new process begins with the peak of the process that starts it.
+    larger = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + 256 * MIB
+    subprocess.run([sys.executable, "-c", f"b'x' * {larger}"], check=True)
+    monkeypatch.setattr(sys, "executable", "true")
+    assert 0 < run_trial([]).memory_bytes < larger
 
 
 @pytest.mark.slow

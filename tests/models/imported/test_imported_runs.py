@@ -94,10 +94,10 @@ def test_run_without_a_loop_ends_at_a_non_finite_step(tiny: Compose, tmp_path: P
 def test_operations_left_to_xla_are_reported_and_end_loops_over_steps(tiny: Compose) -> None:
     text, single = reported(tiny(*VOLUME))
     assert "left to XLA: inner: convolution is 3-D\n" in text
-    assert "no loop over steps, in which such convolutions are slow: soft" in text
+    assert "mechanism soft: in a loop over steps such convolutions are slow" in text
     assert single
     text, single = reported(tiny(*VOLUME, "train.mechanism=loop"))
-    assert "train.mechanism = loop: such convolutions are slow in a loop; soft has none" in text
+    assert "train.mechanism = loop: slows such convolutions down; soft has no loop" in text
     assert not single
 
 

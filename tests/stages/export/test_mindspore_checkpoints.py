@@ -10,7 +10,7 @@ import pytest
 from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.core.errors import DataError
 from pipeline.models.weights.files.weight_files import read_weights
-from pipeline.stages.export.mindspore_checkpoints import find_free_prefix
+from pipeline.stages.export.mindspore_checkpoints import iterate_free_prefixes
 from tests import outcome
 from tests.command_line import export
 from tests.conftest import MLP, compose_tiny
@@ -56,10 +56,10 @@ def test_optimizer_state_is_exported_on_request(trained: Path, tmp_path: Path) -
 def test_prefix_is_used_only_by_files_of_its_form(tmp_path: Path) -> None:
     for name in ("net-x.ckpt", "net-1_2.txt", "nets-1_2.ckpt", "net-1.ckpt"):
         (tmp_path / name).touch()
-    assert find_free_prefix(tmp_path, "net") == "net"
+    assert next(iterate_free_prefixes(tmp_path, "net")) == "net"
     (tmp_path / "net-1_2.ckpt").touch()
     (tmp_path / "net_1-1_2.ckpt").touch()
-    assert find_free_prefix(tmp_path, "net") == "net_2"
+    assert next(iterate_free_prefixes(tmp_path, "net")) == "net_2"
 
 
 def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:

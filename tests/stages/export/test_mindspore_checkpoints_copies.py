@@ -120,6 +120,17 @@ def test_concurrent_runs_have_separate_files(tmp_path: Path) -> None:
     assert names(shared) == [".net.claim", ".net_1.claim", "net-1_5.ckpt", "net_1-1_5.ckpt"]
 
 
+def test_run_resumes_with_its_prefix_after_claims_and_files_of_others(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    for name in made(tmp_path):
+        copies_in(tmp_path / name, shared)
+    (shared / "net_1-1_5.ckpt").touch()
+    for steps in ((5,), (10, 15)):
+        save(tmp_path / "three", shared, *steps)
+    files = [path.name for path in sorted(shared.glob("net*.ckpt"))]
+    assert files == ["net_1-1_5.ckpt", "net_2-1_10.ckpt", "net_2-2_5.ckpt"]
+
+
 def made(folder: Path) -> tuple[str, str]:
     for name in ("one", "two"):
         (folder / name).mkdir(exist_ok=True)

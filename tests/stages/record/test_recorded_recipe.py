@@ -15,7 +15,7 @@ from pipeline.stages.record.recorded_recipe import (
     find_run_to_resume,
     keep_length,
     list_changed_keys,
-    list_changes_at_same_length,
+    list_changes_with_length,
     write_recipe,
 )
 from pipeline.stages.record.run_directory import SUMMARY, lock_run, make_run_dir
@@ -263,10 +263,10 @@ def test_recorded_steps_for_a_deadline_are_reused(tiny: Compose, tmp_path: Path)
     recorded = {**unplanned, "train": {**unplanned["train"], **frozen}}
     train = keep_length(asked, recorded, tmp_path).train
     assert (train.steps, train.minutes, train.end_step) == (45, None, 40)
-    assert list_changes_at_same_length(asked, recorded, tmp_path) == []
+    assert list_changes_with_length(asked, recorded, tmp_path) == []
     assert keep_length(tiny(), recorded, tmp_path) == tiny()
     other = tiny("train.until=18:00")
-    assert list_changes_at_same_length(other, recorded, "run") == [
+    assert list_changes_with_length(other, recorded, "run") == [
         "train.until = 18:00: run has its length for minutes = 5; leave it out to keep that length"
     ]
     counted = tiny().model_dump(mode="json")

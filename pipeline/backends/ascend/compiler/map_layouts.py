@@ -11,7 +11,7 @@ from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.map_moves import (
     SLICES,
     find_map_permutation,
-    has_broken_blocks,
+    needs_plain_tensors,
 )
 from pipeline.backends.ascend.compiler.phases import Phases
 from pipeline.backends.ascend.compiler.primitives import OPS
@@ -94,7 +94,7 @@ class MapLayouts:
         position = self.dataflow.producer[node.outputs[0]]
         backward = self.phases.of_node[position] == "backward"
         sources = [self.alias[index] for index in node.inputs]
-        return has_broken_blocks(
+        return needs_plain_tensors(
             self.graph, self.dataflow, self.buffers.axes, node, backward
         ) and not any(map(self.inserted.is_channels_last, sources))
 

@@ -1,8 +1,9 @@
-"""Channels of feature maps, and moves of maps: in blocks of channels, or on plain tensors.
+"""The channel axis of feature maps, and the layout in which maps are moved.
 
-`op_select_format` of CANN's split_d, concat_v2_d and strided_slice_d offers NC1HWC0 along the
-channels only if every part is whole blocks of 16. Other parts, reshapes of the channels, their
-transposes, and the Slice of a concatenation's gradient take plain tensors, NCHW.
+CANN's layout NC1HWC0 has blocks of 16 channels. By their `op_select_format`, split_d, concat_v2_d
+and strided_slice_d divide the channels in it only if every part is whole blocks. Other parts,
+reshapes and transposes of the channels, and the Slice of a concatenation's gradient take plain
+tensors, NCHW.
 """
 
 from __future__ import annotations
@@ -24,34 +25,38 @@ CHANNEL_CARRIERS = ("elementwise", "rows", "window", "move", "loop_view")
 def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     """Return the channel axis of each feature map.
 
-    Feature maps are inputs and outputs of convolutions, and results of element-wise work on them.
+    Feature maps are inputs and outputs of convolutions, and results of work on them that keeps the
+    channels: `CHANNEL_CARRIERS`, and transposes of the other axes.
     """
     axes: dict[int, int] = {}
     for position, node in enumerate(graph.nodes):
-        inputs = [dataflow.alias[index] for index in node.inputs]
+        sources = [dataflow.alias[index] for index in node.inputs]
         if node.primitive == "conv_general_dilated":
             numbers = node.params["dimension_numbers"]
-            if numbers.lhs_spec[:2] in ((0, 1), (0, len(numbers.lhs_spec) - 1)):
-                axes.setdefault(inputs[0], numbers.lhs_spec[1])
+            batch_axis, channel_axis, *position_axes = numbers.lhs_spec
+            if batch_axis == 0 and channel_axis in (1, len(position_axes) + 1):
+                axes.setdefault(sources[0], channel_axis)
                 axes[node.outputs[0]] = numbers.out_spec[1]
-        elif node.primitive == "transpose" and inputs[0] in axes:
-            source = graph.values[inputs[0]].shape
-            channels = source[axes[inputs[0]]] if axes[inputs[0]] < len(source) else 0
+        elif node.primitive == "transpose" and sources[0] in axes:
+            source_shape = graph.values[sources[0]].shape
+            axis = axes[sources[0]]
+            # 0, which no part has, if the source lacks the axis: see below.
+            channels = source_shape[axis] if axis < len(source_shape) else 0
             first = find_first_part(graph.values[node.inputs[0]].shape, channels)
             if first is not None and keeps_positions(node.params["permutation"], first):
                 axes[node.outputs[0]] = first
         elif dataflow.kinds[position] in CHANNEL_CARRIERS and node.primitive != "transpose":
             rank = len(graph.values[node.outputs[0]].shape)
-            for index, view in zip(inputs, node.inputs, strict=True):
-                if index in axes and len(graph.values[view].shape) == rank:
-                    axes.update(dict.fromkeys(node.outputs, axes[index]))
+            for source, operand in zip(sources, node.inputs, strict=True):
+                if source in axes and len(graph.values[operand].shape) == rank:
+                    axes.update(dict.fromkeys(node.outputs, axes[source]))
                     break
-    # A view of another shape has the index of its source, which may have fewer axes.
+    # A convolution of a reshaped value sets the axis of its source, which may have fewer axes.
     ranks = {index: len(graph.values[index].shape) for index in axes}
     return {index: axis for index, axis in axes.items() if axis < ranks[index]}
 
 
-def has_broken_blocks(
+def needs_plain_tensors(
     graph: Graph, dataflow: Dataflow, axes: Mapping[int, int], node: Node, backward: bool
 ) -> bool:
     """Return whether a move of feature maps runs on plain tensors.
@@ -60,51 +65,54 @@ def has_broken_blocks(
     """
     if node.primitive not in MAP_MOVES:
         return False
-    view = next((index for index in node.inputs if dataflow.alias[index] in axes), None)
-    if view is None:
+    operand = next((index for index in node.inputs if dataflow.alias[index] in axes), None)
+    if operand is None:
+        # The operands have no blocks yet.
         return any(out in axes for out in node.outputs)
     if node.primitive == "transpose" or (backward and node.primitive in SLICES):
         return True
-    source = dataflow.alias[view]
-    is_reshaped = len(graph.values[view].shape) != len(graph.values[source].shape)
+    source = dataflow.alias[operand]
+    is_reshaped = len(graph.values[operand].shape) != len(graph.values[source].shape)
     axis = axes[source]
     return is_reshaped or any(edge % CHANNEL_BLOCK for edge in _list_edges(graph, node, axis))
 
 
 def _list_edges(graph: Graph, node: Node, axis: int) -> Sequence[int]:
     """Return the numbers that must be multiples of 16, so that a move keeps blocks of channels."""
-    channels = [graph.values[index].shape[axis] for index in (*node.inputs[:1], *node.outputs)]
-    if node.primitive == "slice":
-        edges = [node.params["start_indices"][axis], node.params["limit_indices"][axis]]
-        return edges if channels[0] != channels[1] else []
     if node.primitive == "pad":
         return list(node.params["padding_config"][axis])
+    input_channels = [graph.values[index].shape[axis] for index in node.inputs]
+    output_channels = [graph.values[index].shape[axis] for index in node.outputs]
+    if node.primitive == "slice":
+        edges = [node.params["start_indices"][axis], node.params["limit_indices"][axis]]
+        return edges if input_channels != output_channels else []
     if node.primitive == "concatenate":
-        sizes = [graph.values[index].shape[axis] for index in node.inputs]
-        return sizes if node.params["dimension"] == axis else []
-    return channels[1:] if node.params["axis"] == axis else []
+        return input_channels if node.params["dimension"] == axis else []
+    return output_channels if node.params["axis"] == axis else []
 
 
 def find_map_permutation(shape: Sequence[int], order: Sequence[int], channels: int) -> Permutation:
-    """Return a transpose of a map of `channels` as frameworks with NCHW write it.
+    """Return the permutation by which a network in NCHW transposes a map.
 
-    With NCHW, a transpose that only reorders parts of the channels, such as a shuffle of groups,
-    moves whole planes. In JAX the channels are the minor axes.
+    `shape` and `order` are those in JAX, with `channels` in the minor axes. In NCHW, a reordering
+    of parts of the channels, such as a shuffle of groups, moves whole planes.
     """
     first = find_first_part(shape, channels)
     if first is None or not keeps_positions(order, first):
         return simplify_permutation(shape, order)
     positions = range(1, first)
-    axes = (0, *range(first, len(shape)), *positions)
-    place = {axis: number for number, axis in enumerate(axes)}
-    moved = [place[axis] for axis in (0, *order[first:], *positions)]
-    return simplify_permutation([shape[axis] for axis in axes], moved)
+    axes_before = (0, *range(first, len(shape)), *positions)
+    axes_after = (0, *order[first:], *positions)
+    nchw_order = [axes_before.index(axis) for axis in axes_after]
+    return simplify_permutation([shape[axis] for axis in axes_before], nchw_order)
 
 
 def find_first_part(shape: Sequence[int], channels: int) -> int | None:
-    """Return the first of the minor axes that together are the channels; None if none are."""
-    sizes = [math.prod(shape[axis:]) for axis in range(len(shape))]
-    return len(sizes) - 1 - sizes[::-1].index(channels) if channels in sizes[1:] else None
+    """Return the first of the fewest minor axes that together are the channels, else None."""
+    for axis in range(len(shape) - 1, 0, -1):
+        if math.prod(shape[axis:]) == channels:
+            return axis
+    return None
 
 
 def keeps_positions(order: Sequence[int], first: int) -> bool:

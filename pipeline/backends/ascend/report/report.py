@@ -24,8 +24,8 @@ LAYERS_IN_JSON = 10
 class Report(PricedStep):
     """The price of one steady step. All figures are modelled.
 
-    `tuning` is None without AutoTune. `modes` are the launch modes that the device can run the step
-    in: a sink's batches must fit the queue on the device.
+    `tuning` is None without AutoTune. `modes` has the step by launch mode. Modes that the device
+    can't run it in are left out, such as one whose batches don't fit the queue on the device.
     """
 
     memory: MemoryPlan
@@ -37,7 +37,7 @@ class Report(PricedStep):
 
     @property
     def tuned_us(self) -> tuple[float, float]:
-        """Microseconds of all products of a step before and after AutoTune; 0 without AutoTune."""
+        """Microseconds of the tuned products of a step before AutoTune, and after it; else 0."""
         tuned = self.tuning.tasks if self.tuning else ()
         repeats = [self.graph.tasks[task.index].repeat for task in tuned]
         before = sum(task.before_us * count for task, count in zip(tuned, repeats, strict=True))
@@ -47,6 +47,13 @@ class Report(PricedStep):
     def to_dict(self) -> dict[str, Any]:
         """Return all figures but the tasks, ready for JSON. Keys of times contain `modelled`."""
         before_us, after_us = self.tuned_us
+        auto_tune = None
+        if self.tuning is not None:
+            auto_tune = {
+                "operators": len(self.tuning.tasks),
+                "modelled_before_ms": before_us / 1e3,
+                "modelled_after_ms": after_us / 1e3,
+            }
         options = {field.name: getattr(self.config, field.name) for field in fields(self.config)}
         return {
             "hardware": self.chip,
@@ -79,13 +86,7 @@ class Report(PricedStep):
                 },
                 "components": dict(self.memory.components),
             },
-            "auto_tune": {
-                "operators": len(self.tuning.tasks),
-                "modelled_before_ms": before_us / 1e3,
-                "modelled_after_ms": after_us / 1e3,
-            }
-            if self.tuning
-            else None,
+            "auto_tune": auto_tune,
             "layers": [
                 {"layer": layer.layer, "modelled_ms": layer.us / 1e3, "share": layer.share}
                 for layer in self.layers[:LAYERS_IN_JSON]

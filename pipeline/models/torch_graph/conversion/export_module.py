@@ -31,13 +31,13 @@ from pipeline.models.torch_graph.operators.known_operators import require_comput
 MAX_BATCH = 1 << 20
 """Largest batch size for which torch.export makes a program."""
 MAX_CONSTANT_BYTES = 1 << 20
-"""Larger buffers that don't change are stored with the weights, not in the compiled program."""
+"""Larger constant buffers of floating-point numbers are stored with the weights, not compiled."""
 _KERNEL_ORDERS: Mapping[str, Order] = {"aten.conv2d": "hwio", "aten.linear": "io"}
-"""Order of the axes of a kernel by the operator whose argument 1 it is."""
+"""Order of the axes of the kernel by operator. The kernel is argument 1, counted from 0."""
 _PACKED = re.compile(r"in_proj_(weight|bias)$")
-"""Names of a projection of torch.nn.MultiheadAttention. PyTorch has no module for it."""
+"""Names of a projection of torch.nn.MultiheadAttention, whose paths are as of a module in_proj."""
 _LEAVES = {"running_mean": "mean", "running_var": "var"}
-"""Last parts of paths by PyTorch's names, when these differ."""
+"""Last parts of paths by the arrays' names in PyTorch, for those that differ."""
 Uses = Set[tuple[str, int]]
 """Uses of an array: an operator, and the array's index among its arguments."""
 
@@ -97,9 +97,9 @@ def export_module(
     example = torch.zeros((batch or 2, *shape), dtype=getattr(torch, dtype))
     try:
         module.train()
-        train = _export_form(torch, origin, module, example, batch)
+        train = _export_draft(torch, origin, module, example, batch)
         module.eval()
-        evaluate = _export_form(torch, origin, module, example, batch)
+        evaluate = _export_draft(torch, origin, module, example, batch)
     finally:
         module.train(was_training)
     names = _choose_names(module)
@@ -107,20 +107,20 @@ def export_module(
     evaluate = evaluate.rename_arrays(names, constant_suffix="@eval")
     arrays = dict(_read_arrays(torch, module, train, evaluate))
     graph = TorchGraph(
-        origin,
-        torch.__version__,
-        TensorSpec((batch, *shape), dtype),
-        tuple(arrays),
-        train.form,
-        evaluate.form,
-        {spec.name: array for spec, array in arrays.items()},
+        origin=origin,
+        torch_version=torch.__version__,
+        input=TensorSpec((batch, *shape), dtype),
+        arrays=tuple(arrays),
+        training=train.form,
+        evaluation=evaluate.form,
+        values={spec.name: array for spec, array in arrays.items()},
     )
     require_computable(graph)
     return graph
 
 
-def _export_form(torch: Any, origin: str, module: Any, example: Any, batch: int | None) -> Draft:
-    """Export the module in its current mode."""
+def _export_draft(torch: Any, origin: str, module: Any, example: Any, batch: int | None) -> Draft:
+    """Export the module in its current mode, to a form with torch's names of arrays."""
     dims = None
     if batch is None:
         dims = ({0: torch.export.Dim("batch", min=1, max=MAX_BATCH)},)
@@ -173,7 +173,9 @@ def _report_error(origin: str, train: bool, shape: tuple[int, ...]) -> Iterator[
             yield
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        if type(error) is ValueError and not (frames and "/torch/" in frames[-1].filename):
+        # Others are of this package, or of the module, and are raised unchanged.
+        is_raised_in_torch = bool(frames) and "/torch/" in frames[-1].filename
+        if type(error) is ValueError and not is_raised_in_torch:
             raise
         raise ValueError(_describe_failure(origin, mode, shape, error)) from error
     finally:
@@ -185,8 +187,8 @@ def _describe_failure(origin: str, mode: str, shape: tuple[int, ...], error: Bas
     name = type(error).__name__
     if "Constraint" in name or "Constraints violated" in message:
         return (
-            f"{origin}: its code fixes the batch size in {mode}, which must stay open, as in "
-            "x.flatten(1) instead of a fixed size; or set model.batch to the size that it computes"
+            f"{origin}: its code fixes the batch size in {mode}; use x.flatten(1) or the like "
+            "instead of a fixed size, or set model.batch to this size"
         )
     depends_on_data = "data-dependent" in message or name.startswith("GuardOnDataDependent")
     hint = "; its control flow must not depend on values of tensors" if depends_on_data else ""
@@ -198,6 +200,7 @@ def _describe_error(error: BaseException) -> str:
     """Return an error in one line: the start of its message, and the user's line that raised it."""
     lines = [line.strip(" -\t") for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith(("Caused by", "Suggested"))]
+    # Torch repeats an expression as `(unhinted: ...)`.
     message = " ".join(lines[:2]).partition(" (unhinted")[0][:400] or type(error).__name__
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
@@ -262,7 +265,8 @@ def choose_order(uses: Uses, ndim: int) -> Order:
         base_op = op.rpartition(".")[0]
         orders.add(_KERNEL_ORDERS.get(base_op, "torch") if index == 1 else "torch")
     order = orders.pop() if len(orders) == 1 else "torch"
-    return order if ndim == len(KERNEL_AXES.get(order, ())) else "torch"
+    has_kernel_rank = order in KERNEL_AXES and ndim == len(KERNEL_AXES[order])
+    return order if has_kernel_rank else "torch"
 
 
 def choose_path(name: str, order: Order, uses: Uses, ndim: int) -> str:

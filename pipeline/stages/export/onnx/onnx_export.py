@@ -1,4 +1,4 @@
-"""Export of a trained network of layers to ONNX, compared with the run in ONNX Runtime.
+"""Export of a trained network of layers to ONNX, whose logits are compared with the run's.
 
 model.onnx        raw images (batch, height, width, channels) -> logits float32
 model_int8.onnx   the same with convolutions and dense layers in int8, for --int8
@@ -167,6 +167,7 @@ def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
         )
     if recipe.dataset.padding_mask:
         raise RecipeError("dataset.padding_mask = true: has no translation to ONNX; must be false")
+    # The copy has the weights of this run, and adds to the same lists of nodes and constants.
     graph = replace(graph, weights=run.arrays)
     images = Images(NodeOutput(INPUT, samples.shape), samples.dtype)
     value = add_ops(recipe.dataset.eval.ops, images, graph)
@@ -184,11 +185,12 @@ def _add_average(outputs: Sequence[NodeOutput], task: Task, graph: GraphBuilder)
     if task == "regression":
         return NodeOutput(graph.add_node("Mean", names), outputs[0].shape)
     if task == "multi_label":
+        # With p = sigmoid(x), log p = -softplus(-x) and log(1 - p) = -softplus(x). The logit of the
+        # mean of p is log(sum p) - log(sum(1 - p)), in which the number of members cancels.
         negated = [graph.add_node("Neg", [name]) for name in names]
-        # log sigmoid(x) = -softplus(-x)
-        positive = [_add_negative_softplus(name, graph) for name in negated]
-        negative = [_add_negative_softplus(name, graph) for name in names]
-        terms = [_add_log_of_sum(logs, graph) for logs in (positive, negative)]
+        logs_of_p = [_add_negative_softplus(name, graph) for name in negated]
+        logs_of_not_p = [_add_negative_softplus(name, graph) for name in names]
+        terms = [_add_log_of_sum(logs, graph) for logs in (logs_of_p, logs_of_not_p)]
         return NodeOutput(graph.add_node("Sub", terms), outputs[0].shape)
     logs = [graph.add_node("LogSoftmax", [name], axis=-1) for name in names]
     log_count = graph.add_scalar(math.log(len(logs)))
@@ -220,7 +222,7 @@ def _open_session(content: bytes) -> Any:
 
 
 def _measure_difference(run: TrainedRun, session: Any, dataset: Dataset) -> float:
-    """Return the largest difference of a logit. Raises RunError if float32 exceeds `TOLERANCE`."""
+    """Return the largest difference of a logit. Raises RunError above `TOLERANCE` at level O0."""
     images = _sample_images(dataset.eval, NUM_COMPARED)
     expected = np.asarray(jax.jit(make_predict(run))(run.arrays, images), np.float64)
     logits = session.run([OUTPUT], {INPUT: images})[0]
@@ -291,6 +293,7 @@ def _quantize(content: bytes, images: np.ndarray) -> bytes:
             options.log_severity_level = LOG_ERRORS
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
             options.optimized_model_filepath = str(folded)
+            # Making the session writes the folded model.
             onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
             quantization.quantize_static(
                 folded,

@@ -22,7 +22,7 @@ TRANSLATED = "rescale, normalize, hwc2chw, type_cast, center_crop, and resize by
 
 @dataclass(frozen=True)
 class Images:
-    """Images between two ops: NHWC up to an op `hwc2chw`, NCHW after it."""
+    """Images between two ops: NHWC up to an op `hwc2chw`, which follows resizes; then NCHW."""
 
     value: NodeOutput
     dtype: str
@@ -65,11 +65,12 @@ def _add_op(op: MapOp, images: Images, graph: GraphBuilder) -> Images | None:
             left = (width - op.size[1]) // 2
             starts = [top, left]
             ends = [top + op.size[0], left + op.size[1]]
-            bounds = [
+            axes = [1, 2]
+            operands = [
                 graph.add_constant("bound", np.array(numbers, np.int64))
-                for numbers in (starts, ends, [1, 2])
+                for numbers in (starts, ends, axes)
             ]
-            name = graph.add_node("Slice", [images.value.name, *bounds])
+            name = graph.add_node("Slice", [images.value.name, *operands])
             return Images(NodeOutput(name, (*op.size, channels)), images.dtype)
         case Resize(interpolation="linear" | "nearest"):
             return _add_resize(op, images, graph)
@@ -124,12 +125,12 @@ def _add_resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
             "Div", [name, graph.add_constant("whole", np.array(number, np.int32))]
         )
 
-    # The arithmetic of `mix`: products without their last 16 bits, and a sum rounded from quarters.
+    # As in `interpolate`: the products of both rows are quarters, and 2 more round their sum.
     products = _weigh_taps(divide(mixed, 16), vertical, 1, graph)
-    upper, lower = (divide(product, 1 << 16) for product in products)
-    total = graph.add_node("Add", [upper, lower])
-    half = graph.add_constant("whole", np.array(2, np.int32))
-    result = divide(graph.add_node("Add", [total, half]), 4)
+    quarters = [divide(product, 1 << 16) for product in products]
+    total = graph.add_node("Add", quarters)
+    two = graph.add_constant("whole", np.array(2, np.int32))
+    result = divide(graph.add_node("Add", [total, two]), 4)
     return _add_cast(Images(NodeOutput(result, shape), "int32"), "uint8", graph)
 
 
@@ -137,6 +138,7 @@ def _weigh_taps(name: str, taps: Taps, axis: Axis, graph: GraphBuilder) -> list[
     """Add the products of the source pixels of each tap and its weights; return their names."""
     products = []
     for tap in range(taps.pixels.shape[-1]):
+        # From (1, length) to (1, length, 1, 1) along rows, or (1, 1, length, 1) along columns.
         weights = np.expand_dims(taps.weights[..., tap], (3 - axis, 3))
         pixels = _add_gather(name, taps.pixels[0, :, tap], axis, graph)
         products.append(graph.add_node("Mul", [pixels, graph.add_constant("weights", weights)]))

@@ -356,7 +356,7 @@ def test_data_dependent_control_flow_is_refused() -> None:
 
 def test_fixed_batch_size_is_refused() -> None:
     message = refused(lambda _, y: y.reshape(2, 4, 6, 6))
-    assert message.startswith("my_nets:Net: its code fixes the batch size in training, which must")
+    assert message.startswith("my_nets:Net: its code fixes the batch size in training; use x.")
 
 
 def test_draws_in_evaluation_are_refused() -> None:
