@@ -198,7 +198,7 @@ class Mirror:
         self._wake()
 
     def _wake(self) -> None:
-        """Wake the thread, which finds itself what to copy and to remove."""
+        """Wake the thread, which determines what to copy and to remove."""
         with self._wakeup:
             self._has_work = True
             self._wakeup.notify()
