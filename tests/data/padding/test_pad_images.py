@@ -46,7 +46,7 @@ def batch_of(columns: dict[str, Any], rows: np.ndarray, epoch: Any) -> Batch:
 
 def test_padding_of_images_keeps_facts_of_the_split() -> None:
     """Without the rows of zeros after them, folds of several sizes can't share a program."""
-    facts = {"files": (2, 4), "padding": 1, "numbers": np.arange(6)[::-1]}
+    facts = {"files": (2, 4), "padding": 1, "original_rows": np.arange(6)[::-1]}
     padded_split = pad_split(replace(split(), **facts), BUCKETS, ignore_index=-1, crop=True)
     assert {name: getattr(padded_split, name) for name in facts} == facts
 
