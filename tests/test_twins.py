@@ -436,6 +436,7 @@ def test_rows_name_modules_without_twins() -> None:
     assert sorted(set(COVERED) - {row_of(name) for name in without_twin()}) == []
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("row", COVERED)
 def test_tests_of_a_row_reach_its_modules(row: str) -> None:
     file, reason = COVERED[row]

@@ -49,6 +49,7 @@ def costs_what_it_says(choice: Choice, every: Arrays) -> bool:
     return (every[0][place], every[1][place]) == (choice.time, choice.memory)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", mark_slow_except(range(40), range(200)))
 def test_elimination_finds_the_best_assignment(seed: int) -> None:
     factors, sizes = random_factors(np.random.default_rng(seed))
