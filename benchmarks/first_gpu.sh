@@ -36,6 +36,11 @@ has() { case ",$parts," in *",$1,"*) true ;; *) false ;; esac; }
 # key=value of a GPU's device section: the CPU of the dry mode has none.
 gpu() { [ -n "$dry" ] || echo "$@"; }
 
+if { has d || has e; } && [ -z "$root$dry" ]; then
+    echo "first_gpu.sh: parts d and e need ROOT, the dataset.root of CIFAR-10" >&2
+    exit 2
+fi
+
 # network RECIPE KEY=VALUE...: in the dry mode the default recipe stands for every network.
 network() {
     if [ -n "$dry" ]; then echo "+recipe=lenet5_digits"; else echo "+recipe=$*"; fi
