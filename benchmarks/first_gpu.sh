@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The first ten minutes on a GPU: does it run, to the bit, what does the host cost a step, and how
-# fast is it? Ends in tables.
+# The first ten minutes on a GPU (estimated from single parts): does it run, to the bit, what does
+# the host cost a step, and how fast is it? Ends in tables.
 #
 #     benchmarks/first_gpu.sh OUT          # on a machine with a GPU, the `gpu` extra installed
 #     benchmarks/first_gpu.sh OUT --dry    # a few small steps on the CPU, to see that it works

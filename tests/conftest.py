@@ -250,10 +250,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     place = {ROOT / "tests" / file: number for number, file in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
     marks = list_left_out_marks(config)
-    left_out = [item for item in items if any(map(item.get_closest_marker, marks))]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not any(map(item.get_closest_marker, marks))]
+    runs: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        (left_out if any(map(item.get_closest_marker, marks)) else runs).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = runs
 
 
 def pytest_collection_finish() -> None:
