@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
 from math import prod, sqrt
 from typing import Any
 
@@ -291,79 +290,6 @@ def _add_tokens(layer: tokens.Tokens, x: NodeOutput, graph: GraphBuilder) -> Nod
     return graph.reshape(x, [-1, *shape], shape)
 
 
-@register_translation(standard.Sequence)
-def _add_sequence(layer: standard.Sequence, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    return add_layers(layer.body * layer.repeat, x, graph)
-
-
-@register_translation(standard.Residual)
-def _add_residual(layer: standard.Residual, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    body = add_layers(layer.body, x, graph)
-    shortcut = add_layers(layer.shortcut, x, graph.enter("shortcut"))
-    shortcut = graph.to_order(shortcut, body.order)
-    return replace(body, name=graph.add_node("Add", [body.name, shortcut.name]))
-
-
-@register_translation(standard.Branches)
-def _add_branches(layer: standard.Branches, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    """Add branches, and concatenate their outputs.
-
-    All branches read the input, or each reads one of its parts: by `shapes` of the flattened input,
-    by `split` of its channels.
-    """
-    if layer.shapes:
-        x = graph.to_order(x, "nhwc")
-        rows = graph.reshape(x, [-1, prod(x.shape)], (prod(x.shape),))
-        ends = [0, *accumulate(prod(shape) for shape in layer.shapes)]
-        parts = [_slice_channels(rows, start, stop, graph) for start, stop in pairwise(ends)]
-        inputs = [
-            graph.reshape(part, [-1, *shape], tuple(shape))
-            for part, shape in zip(parts, layer.shapes, strict=True)
-        ]
-    else:
-        x = graph.to_order(x, "nchw")
-        inputs = [x] * len(layer.branches)
-    if layer.split:
-        width = x.shape[-1] // len(layer.branches)
-        inputs = [
-            _slice_channels(x, start, start + width, graph)
-            for start in range(0, x.shape[-1], width)
-        ]
-    results = [
-        graph.to_order(add_layers(branch, part, graph.enter(f"branch_{index}")), "nchw")
-        for index, (branch, part) in enumerate(zip(layer.branches, inputs, strict=True))
-    ]
-    return _concatenate_channels(results, graph)
-
-
-@register_translation(standard.Gate, order="nchw")
-def _add_gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    factors = graph.to_order(add_layers(layer.body, x, graph), "nchw")
-    if factors.shape != x.shape:
-        ones = (1,) * (len(x.shape) - 1)
-        channels = factors.shape[-1]
-        # Channels are first in images, and last in other tensors.
-        sizes = (channels, *ones) if x.has_positions else (*ones, channels)
-        factors = graph.reshape(factors, [-1, *sizes], factors.shape)
-    return replace(x, name=graph.add_node("Mul", [x.name, factors.name]))
-
-
-@register_translation(standard.DualPath)
-def _add_dual_path(layer: standard.DualPath, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    """Sum the first `added` channels of body and shortcut, and append their other channels."""
-    body = graph.to_order(add_layers(layer.body, x, graph), "nchw")
-    shortcut = add_layers(layer.shortcut, x, graph.enter("shortcut"))
-    shortcut = graph.to_order(shortcut, "nchw")
-    added = layer.added
-    added_body = _slice_channels(body, 0, added, graph)
-    new_body = _slice_channels(body, added, body.shape[-1], graph)
-    added_shortcut = _slice_channels(shortcut, 0, added, graph)
-    new_shortcut = _slice_channels(shortcut, added, shortcut.shape[-1], graph)
-    total = replace(added_body, name=graph.add_node("Add", [added_body.name, added_shortcut.name]))
-    parts = (total, new_shortcut, new_body)
-    return _concatenate_channels([part for part in parts if part.shape[-1]], graph)
-
-
 @register_translation(tokens.Lstm, tokens.Gru, order="nhwc")
 def _add_recurrent(layer: tokens.Recurrent, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     prefixes = ("", "reverse_") if layer.bidirectional else ("",)
@@ -401,27 +327,6 @@ def _add_recurrent(layer: tokens.Recurrent, x: NodeOutput, graph: GraphBuilder) 
     moved = graph.add_node("Transpose", [name], perm=(2, 0, 1, 3))
     shape = (x.shape[0], width)
     return graph.reshape(NodeOutput(moved, ()), [-1, *shape], shape)
-
-
-def _get_channel_axis(x: NodeOutput) -> int:
-    return 1 if x.has_positions else -1
-
-
-def _slice_channels(x: NodeOutput, start: int, stop: int, graph: GraphBuilder) -> NodeOutput:
-    """Add a slice of the channels from `start` to before `stop`."""
-    bounds = [
-        graph.add_constant("bound", np.array([number], np.int64))
-        for number in (start, stop, _get_channel_axis(x))
-    ]
-    name = graph.add_node("Slice", [x.name, *bounds])
-    return NodeOutput(name, (*x.shape[:-1], stop - start), x.order)
-
-
-def _concatenate_channels(parts: Sequence[NodeOutput], graph: GraphBuilder) -> NodeOutput:
-    """Add a concatenation of tensors of the same order along their channels."""
-    name = graph.add_node("Concat", [part.name for part in parts], axis=_get_channel_axis(parts[0]))
-    channels = sum(part.shape[-1] for part in parts)
-    return NodeOutput(name, (*parts[0].shape[:-1], channels), parts[0].order)
 
 
 def _add_bias(graph: GraphBuilder) -> list[str]:

@@ -28,6 +28,7 @@ from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.stages.data import load_data
 from pipeline.stages.export.ensemble import require_equal_shapes
 from pipeline.stages.export.export import DESCRIPTION, ONNX_FILES
+from pipeline.stages.export.onnx import composite_nodes as composite_nodes
 from pipeline.stages.export.onnx.graph_builder import (
     BATCH,
     IR_VERSION,
