@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pipeline.checkpoint.host_state import HostState, PendingBoundary, Requests
 from pipeline.core.errors import RunError
+from pipeline.core.host.heap import HeapTrimmer
 from pipeline.engine.callback_calls import change_rates, combine_changes, with_parameters
 from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.history import History, Progress
@@ -95,6 +96,7 @@ class TrainingRun:
     progress: Progress
     dispatch_size: DispatchSize
     sink: SinkClock = field(default_factory=SinkClock)
+    heap: HeapTrimmer = field(default_factory=HeapTrimmer)
 
 
 def train(
@@ -190,6 +192,7 @@ def run_segment(
     history = progress.history
     telemetry, seconds = dispatch(training.program, segment, progress)
     training.dispatch_size.record(len(telemetry), seconds)
+    training.heap.trim()
     hooks.saves.prepare()  # not earlier: the first step would wait for it
     for monitor in hooks.monitors:
         monitor.on_steps(telemetry, seconds)

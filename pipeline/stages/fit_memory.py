@@ -17,6 +17,7 @@ from pipeline.backends.base import Backend, Executable, Mechanism, WrappedExecut
 from pipeline.backends.xla import Programs, XlaExecutable
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, first_line
+from pipeline.core.host.heap import return_free_pages
 from pipeline.core.host.limits import find_usable_bytes, read_limits
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
@@ -67,7 +68,8 @@ def compile_in_memory(
     executable = compile_programs(recipe, dataset, built, backend, reporter)
     figures = {} if figures is None else figures
     fitted = FittedExecutable(recipe, built, backend, executable, reporter, figures)
-    # Measured once: compiling takes memory of this process, which later compilations reuse.
+    # Compiling took memory, which the heap keeps free. Measured once: later compilations reuse it.
+    return_free_pages()
     at_hand_bytes = fitted.read_usable_bytes()
     while (needed_bytes := fitted.needed_bytes) + RESERVED_BYTES > at_hand_bytes:
         fitted.halve(f"{_format(needed_bytes)} are needed, {_format(at_hand_bytes)} are at hand")
@@ -197,6 +199,9 @@ class FittedExecutable(WrappedExecutable[XlaExecutable]):
         if self._built.at_once > 1 and time.monotonic() - self._checked_at > CHECK_PERIOD_S:
             self._checked_at = time.monotonic()
             at_hand_bytes = self.read_usable_bytes()
+            if at_hand_bytes < RESERVED_BYTES:
+                return_free_pages()
+                at_hand_bytes = self.read_usable_bytes()
             if at_hand_bytes < RESERVED_BYTES:
                 self.halve(f"step {start + 1}: {_format(at_hand_bytes)} are at hand")
         return super().run(state, start, stop, mechanism)

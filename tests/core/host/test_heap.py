@@ -1,0 +1,92 @@
+"""Free memory goes back to the system when memory is short."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pipeline.core.host.heap import PERIOD_S, HeapTrimmer
+from pipeline.core.host.process_start import SETTINGS
+
+PROGRAM = """
+import ctypes
+from pipeline.core.host.heap import return_free_pages
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+SIZE = 50_000_000
+
+def read_resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+def dispatch():
+    block = libc.malloc(SIZE)
+    ctypes.memset(block, 1, SIZE)
+    libc.malloc(1_000_000)  # a result, so the freed block isn't at the end of the heap
+    libc.free(block)
+    libc.malloc(1_000_000)  # an array that takes a place in the freed block
+
+before = read_resident_bytes()
+for _ in range(3):
+    dispatch()
+kept = read_resident_bytes() - before
+return_free_pages()
+print(kept / SIZE, (read_resident_bytes() - before) / SIZE)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is Linux's C library")
+def test_pages_that_the_heap_keeps_are_returned() -> None:
+    output = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, **SETTINGS},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout.split()
+    kept_blocks, left_blocks = map(float, output)
+    assert kept_blocks > 1.5
+    assert left_blocks < 0.2
+
+
+def test_pages_are_returned_before_the_memory_ends() -> None:
+    """A heap grows by 1 GB in each dispatch on a machine of 8 GB."""
+    resident_bytes, now_s = 0, 0.0
+    peaks: list[int] = []
+
+    def return_pages() -> None:
+        nonlocal resident_bytes
+        peaks.append(resident_bytes)
+        resident_bytes = 500_000_000
+
+    trimmer = HeapTrimmer(
+        return_pages, lambda: resident_bytes, lambda: 8_000_000_000 - resident_bytes, lambda: now_s
+    )
+    for _ in range(24):
+        resident_bytes += 1_000_000_000
+        now_s += 1
+        trimmer.trim()
+    assert peaks == [7_000_000_000, 7_500_000_000, 7_500_000_000]
+
+
+def test_memory_is_checked_at_most_once_a_period() -> None:
+    now_s = 0.0
+    sizes_bytes = iter(range(0, 10_000, 100))
+    trimmed_at_s: list[float] = []
+    trimmer = HeapTrimmer(
+        lambda: trimmed_at_s.append(now_s), lambda: next(sizes_bytes), lambda: 1, lambda: now_s
+    )
+    for _ in range(100):
+        trimmer.trim()
+        now_s += PERIOD_S / 10.5
+    gaps_s = np.diff(trimmed_at_s)
+    assert len(gaps_s) == 9
+    assert gaps_s.min() >= PERIOD_S
