@@ -355,6 +355,23 @@ class DualPath(LayerSpec):
 
 
 @component("layer")
+class Views(LayerSpec):
+    """body(x) in training; in evaluation its mean over views of the images x, which is more
+    accurate and slower.
+
+    Views are the images, and the images moved by `shift` pixels towards the top left and towards
+    the bottom right. With `mirror` each of them is also seen mirrored. Pixels from outside are
+    reflected.
+    """
+
+    name: Literal["views"] = "views"
+    body: Annotated[Layers, Field(min_length=1)]
+    mirror: bool = True
+    shift: NonNegativeInt = 0
+    """0: only unmoved images."""
+
+
+@component("layer")
 class Adversarial(LayerSpec):
     """A generator and the discriminator of its images (Goodfellow et al. 2014).
 

@@ -17,6 +17,7 @@ from pipeline.models.modules.apply_layers import (
     apply_layers,
     computes,
     require_groups,
+    require_images,
 )
 
 
@@ -134,3 +135,42 @@ class _DualPath(nn.Module):
             )
         total = body[..., :added] + shortcut[..., :added]
         return jnp.concatenate([total, shortcut[..., added:], body[..., added:]], axis=-1)
+
+
+@computes(standard.Views)
+class _Views(nn.Module):
+    layer: standard.Views
+    context: LayerContext
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        require_images(x, self.context)
+        height, width = x.shape[1:3]
+        shift = self.layer.shift
+        if min(height, width) <= shift:
+            raise ValueError(
+                f"{self.context}: images are {height}x{width}; shift {shift} must be below both"
+            )
+        views = [x] if self.context.train else list_views(x, self.layer)
+        results = apply_layers(self.layer.body, jnp.concatenate(views), self.context)
+        if results.ndim != 2:
+            raise ValueError(
+                f"{self.context}: the body returns shape {results.shape}; must be values without "
+                "positions (batch, values), since views have their positions elsewhere"
+            )
+        return results.reshape(len(views), *x.shape[:1], -1).mean(0)
+
+
+def list_views(x: Array, layer: standard.Views) -> list[Array]:
+    """Return the views of images (batch, height, width, channels), each of their shape."""
+    views = [x]
+    shift = layer.shift
+    if shift:
+        height, width = x.shape[1:3]
+        padded = jnp.pad(x, ((0, 0), (shift, shift), (shift, shift), (0, 0)), mode="reflect")
+        views += [
+            padded[:, start : start + height, start : start + width] for start in (2 * shift, 0)
+        ]
+    if layer.mirror:
+        views += [view[:, :, ::-1] for view in views]
+    return views

@@ -14,8 +14,10 @@ from pipeline.models.layers.standard import (
     GlobalAvgPool,
     LayerSpec,
     Relu,
+    Sequence,
     Sigmoid,
     Tanh,
+    Views,
 )
 from tests.models.build import initialise, network, parameters, random, shapes
 
@@ -79,6 +81,30 @@ def test_dual_path_computes_its_shortcut_under_a_separate_path() -> None:
 
 
 @pytest.mark.parametrize(
+    ("mirror", "shift", "starts"),
+    [(True, 0, [(1, 1)]), (False, 1, [(1, 1), (2, 2), (0, 0)]), (False, 0, [(1, 1)])],
+)
+def test_views_are_averaged_in_evaluation(
+    mirror: bool, shift: int, starts: list[tuple[int, int]]
+) -> None:
+    layer = Views(body=(Tanh(), Flatten(), Dense(features=2)), mirror=mirror, shift=shift)
+    y, p = out(layer, IMAGES)
+    padded = np.pad(IMAGES, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
+    views = [padded[:, top : top + 6, left : left + 5] for top, left in starts]
+    if mirror:
+        views += [np.flip(view, 2) for view in views]
+    kernel, bias = p["views_0/dense_0/kernel"], p["views_0/dense_0/bias"]
+    expected = np.mean([np.tanh(view).reshape(3, -1) @ kernel + bias for view in views], 0)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_views_compute_only_the_image_in_training() -> None:
+    module = network(Views(body=(Flatten(),), shift=1))
+    y = module.apply({}, IMAGES, train=True)
+    np.testing.assert_array_equal(np.asarray(y), IMAGES.reshape(3, -1))
+
+
+@pytest.mark.parametrize(
     ("layer", "message"),
     [
         (
@@ -102,6 +128,18 @@ def test_dual_path_computes_its_shortcut_under_a_separate_path() -> None:
         (
             DualPath(body=(Conv(features=4, kernel=1, stride=2),), added=2),
             r"dual_path_0: the body returns shape \(1, 3, 3, 4\)",
+        ),
+        (
+            Views(body=(Relu(),), shift=5),
+            "views_0: images are 6x5; shift 5 must be below both",
+        ),
+        (
+            Views(body=(Relu(),)),
+            r"views_0: the body returns shape \(2, 6, 5, 4\); must be values without positions",
+        ),
+        (
+            Sequence(body=(Flatten(), Views(body=(Relu(),)))),
+            r"sequence_0/views_0: shape \(1, 120\) reaches the layer; must be images",
         ),
     ],
 )

@@ -87,17 +87,40 @@ def _add_dual_path(layer: standard.DualPath, x: NodeOutput, graph: GraphBuilder)
     return _concatenate_channels([part for part in parts if part.shape[-1]], graph)
 
 
+@register_translation(standard.Views, order="nchw")
+def _add_views(layer: standard.Views, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+    """Add the views, one batch of all of them, and the mean of the body's outputs over views."""
+    height, width, _ = x.shape
+    shift = layer.shift
+    views = [x.name]
+    if shift:
+        pads = graph.add_constant("pads", np.array([0, 0, shift, shift] * 2, np.int64))
+        padded = graph.add_node("Pad", [x.name, pads], mode="reflect")
+        for start in (2 * shift, 0):
+            bounds = ((start, start), (start + height, start + width), (2, 3))
+            views.append(_add_slice(padded, bounds, graph))
+    if layer.mirror:
+        bounds = ((-1,), (np.iinfo(np.int64).min,), (3,), (-1,))
+        views += [_add_slice(view, bounds, graph) for view in views]
+    batch = graph.add_node("Concat", views, axis=0)
+    y = add_layers(layer.body, replace(x, name=batch), graph)
+    parts = graph.reshape(y, [len(views), -1, *y.shape], y.shape)
+    return replace(y, name=graph.add_node("ReduceMean", [parts.name], axes=[0], keepdims=0))
+
+
+def _add_slice(x: str, bounds: Sequence[Sequence[int]], graph: GraphBuilder) -> str:
+    """Add a slice of `x`; `bounds` are its starts, ends, axes and perhaps steps."""
+    names = [graph.add_constant("bounds", np.array(numbers, np.int64)) for numbers in bounds]
+    return graph.add_node("Slice", [x, *names])
+
+
 def _get_channel_axis(x: NodeOutput) -> int:
     return 1 if x.has_positions else -1
 
 
 def _slice_channels(x: NodeOutput, start: int, stop: int, graph: GraphBuilder) -> NodeOutput:
     """Add a slice of the channels from `start` to before `stop`."""
-    bounds = [
-        graph.add_constant("bound", np.array([number], np.int64))
-        for number in (start, stop, _get_channel_axis(x))
-    ]
-    name = graph.add_node("Slice", [x.name, *bounds])
+    name = _add_slice(x.name, ((start,), (stop,), (_get_channel_axis(x),)), graph)
     return NodeOutput(name, (*x.shape[:-1], stop - start), x.order)
 
 

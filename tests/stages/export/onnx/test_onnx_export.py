@@ -195,6 +195,10 @@ LAYERS: dict[str, list[str]] = {
         "{name: dual_path, added: 4, body: [{name: conv, features: 7, kernel: 1}]}",
         "{name: sequence, repeat: 2, body: [{name: conv, features: 4, kernel: 1}, batch_norm]}",
     ],
+    "views": [
+        "{name: views, shift: 2, body: [{name: conv, features: 4, kernel: 3}, relu, flatten, "
+        "{name: dense, features: 5}]}",
+    ],
 }
 
 
