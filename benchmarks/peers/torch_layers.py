@@ -71,9 +71,10 @@ def _(layer: standard.Dense, path: str, weights: Weights, channels: int) -> nn.M
     kernel = weights[f"{path}/kernel"]
     # Behind a flattened image there are more rows than channels.
     rows = torch.from_numpy(rows_channel_first(kernel, channels))
-    module = nn.Linear(*kernel.shape)
+    module = nn.Linear(*kernel.shape, bias=layer.bias)
     put(module.weight, rows.T)
-    put(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
+    if layer.bias:
+        put(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
     module.features = module.out_features
     return module
 
@@ -95,6 +96,12 @@ def _(layer: standard.MaxPool, path: str, weights: Weights, channels: int) -> nn
 @module_of.register
 def _(layer: standard.Residual, path: str, weights: Weights, channels: int) -> nn.Module:
     return _Residual(layer, path, weights, channels)
+
+
+@module_of.register
+def _(layer: standard.Views, path: str, weights: Weights, channels: int) -> nn.Module:
+    """Only the body: peers don't evaluate."""
+    return Stack(layer.body, weights, channels, path)
 
 
 @module_of.register
