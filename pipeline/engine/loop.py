@@ -244,6 +244,7 @@ def evaluate(training: TrainingRun) -> Mapping[str, float] | None:
     # Requests are granted before, since an interrupted evaluation would lose new parameters.
     grant_requests(training)
     evaluation = hooks.evaluate(progress.state)
+    training.heap.trim()
     if evaluation is None:
         verdict = hooks.prune(progress.verdict) or progress.verdict
         progress.pending = PendingBoundary(progress.history.loss, verdict)

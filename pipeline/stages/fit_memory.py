@@ -196,13 +196,13 @@ class FittedExecutable(WrappedExecutable[XlaExecutable]):
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
         """Run steps as `Executable.run` does, with fewer shards at once if memory is short."""
-        if self._built.at_once > 1 and time.monotonic() - self._checked_at > CHECK_PERIOD_S:
+        if time.monotonic() - self._checked_at > CHECK_PERIOD_S:
             self._checked_at = time.monotonic()
             at_hand_bytes = self.read_usable_bytes()
             if at_hand_bytes < RESERVED_BYTES:
                 return_free_pages()
                 at_hand_bytes = self.read_usable_bytes()
-            if at_hand_bytes < RESERVED_BYTES:
+            if at_hand_bytes < RESERVED_BYTES and self._built.at_once > 1:
                 self.halve(f"step {start + 1}: {_format(at_hand_bytes)} are at hand")
         return super().run(state, start, stop, mechanism)
 

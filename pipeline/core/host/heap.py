@@ -51,16 +51,23 @@ class HeapTrimmer:
     read_clock_s: Callable[[], float] = time.monotonic
     resident_bytes: int = field(init=False)
     """Resident memory at the last check."""
+    limit_bytes: float | None = field(init=False)
+    """Resident memory beyond which the heap has grown; None until the check after pages were
+    returned."""
     largest_growth_bytes: int = field(default=0, init=False)
     """The largest growth from one check to the next."""
     checked_at_s: float = field(default=-inf, init=False)
 
     def __post_init__(self) -> None:
         self.resident_bytes = self.read_resident_bytes()
+        self.limit_bytes = self.resident_bytes
 
     def trim(self) -> None:
         """Return free pages if the heap has grown and wouldn't fit after another growth as large as
-        the largest one. Checked at most every `PERIOD_S`."""
+        the largest one. Checked at most every `PERIOD_S`.
+
+        The memory that a program takes again after its pages were returned isn't growth.
+        """
         now_s = self.read_clock_s()
         if now_s - self.checked_at_s < PERIOD_S:
             return
@@ -69,7 +76,11 @@ class HeapTrimmer:
         growth_bytes = resident_bytes - self.resident_bytes
         self.resident_bytes = resident_bytes
         self.largest_growth_bytes = max(self.largest_growth_bytes, growth_bytes)
+        if self.limit_bytes is None:
+            self.limit_bytes = resident_bytes + self.largest_growth_bytes / 2
+        has_grown = growth_bytes > 0 and resident_bytes > self.limit_bytes
         # Reading the available memory takes a millisecond.
-        if growth_bytes > 0 and self.read_available_bytes() < MARGIN * self.largest_growth_bytes:
+        if has_grown and self.read_available_bytes() < MARGIN * self.largest_growth_bytes:
             self.return_pages()
             self.resident_bytes = self.read_resident_bytes()
+            self.limit_bytes = None

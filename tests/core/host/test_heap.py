@@ -14,6 +14,7 @@ from pipeline.core.host.process_start import SETTINGS
 
 PROGRAM = """
 import ctypes
+import resource
 from pipeline.core.host.heap import return_free_pages
 
 libc = ctypes.CDLL(None)
@@ -24,7 +25,7 @@ SIZE = 50_000_000
 
 def read_resident_bytes():
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
+        return int(file.read().split()[1]) * resource.getpagesize()
 
 def dispatch():
     block = libc.malloc(SIZE)
@@ -42,7 +43,7 @@ print(kept / SIZE, (read_resident_bytes() - before) / SIZE)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is Linux's C library")
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="the heap is glibc's")
 def test_pages_that_the_heap_keeps_are_returned() -> None:
     output = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -77,16 +78,37 @@ def test_pages_are_returned_before_the_memory_ends() -> None:
     assert peaks == [7_000_000_000, 7_500_000_000, 7_500_000_000]
 
 
+def test_program_that_reuses_its_pages_is_trimmed_once() -> None:
+    """A program needs 4 GB in each dispatch on a machine of 8 GB, and leaves them in the heap."""
+    resident_bytes, now_s, trims = 500_000_000, 0.0, 0
+
+    def return_pages() -> None:
+        nonlocal resident_bytes, trims
+        resident_bytes = 500_000_000
+        trims += 1
+
+    trimmer = HeapTrimmer(
+        return_pages, lambda: resident_bytes, lambda: 8_000_000_000 - resident_bytes, lambda: now_s
+    )
+    for index in range(100):
+        resident_bytes = 4_500_000_000 + 4096 * index
+        now_s += 1
+        trimmer.trim()
+    assert trims == 1
+
+
 def test_memory_is_checked_at_most_once_a_period() -> None:
     now_s = 0.0
-    sizes_bytes = iter(range(0, 10_000, 100))
-    trimmed_at_s: list[float] = []
-    trimmer = HeapTrimmer(
-        lambda: trimmed_at_s.append(now_s), lambda: next(sizes_bytes), lambda: 1, lambda: now_s
-    )
+    read_at_s: list[float] = []
+
+    def read_resident_bytes() -> int:
+        read_at_s.append(now_s)
+        return 0
+
+    trimmer = HeapTrimmer(lambda: None, read_resident_bytes, lambda: 1, lambda: now_s)
     for _ in range(100):
         trimmer.trim()
         now_s += PERIOD_S / 10.5
-    gaps_s = np.diff(trimmed_at_s)
+    gaps_s = np.diff(read_at_s[1:])
     assert len(gaps_s) == 9
     assert gaps_s.min() >= PERIOD_S
