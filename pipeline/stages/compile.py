@@ -280,7 +280,7 @@ def count_blocks(network: nn.Module) -> int:
             return 1
         if isinstance(value, tuple):
             return sum(map(count, value))
-        if isinstance(value, standard.Sequence | standard.Gate):
+        if isinstance(value, standard.Sequence | standard.Gate | standard.Views):
             return getattr(value, "repeat", 1) * count(value.body)
         return 0
 

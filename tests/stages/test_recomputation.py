@@ -18,9 +18,9 @@ HIDDEN = "{name: dense, features: 512}, {name: relu}"
 BLOCK = f"{{name: residual, body: [{HIDDEN}, {{name: dense, features: 8}}]}}"
 NETWORK = [
     "model=layers",
-    "model.layers=[{name: flatten}, {name: dense, features: 8}, "
+    "model.layers=[{name: views, body: [{name: flatten}, {name: dense, features: 8}, "
     f"{{name: sequence, scope: blocks, repeat: 4, body: [{BLOCK}]}}, "
-    "{name: dense, features: $classes}]",
+    "{name: dense, features: $classes}]}]",
     *(f"dataset.train.ops={PLAIN}", f"dataset.eval.ops={PLAIN}"),
     *("train.batch_size=96", "train.steps=4", "stages=[data,build,compile,train]"),
 ]

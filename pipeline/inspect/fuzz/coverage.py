@@ -36,7 +36,9 @@ def apply_with_neurons(config: StepConfig, variables: Any, images: Array) -> tup
         if form.kind in SAME_VALUES:
             continue
         values = to_nhwc(output, form.layout).astype(jnp.float32)
-        neurons.append(values.mean(axis=tuple(range(1, values.ndim - 1))))
+        features = values.mean(axis=tuple(range(1, values.ndim - 1)))
+        # Layers inside `views` have a row for each view, after one another for an image.
+        neurons.append(features.reshape(len(images), -1, features.shape[-1]).mean(1))
     return logits.astype(jnp.float32), jnp.concatenate(neurons, axis=1)
 
 

@@ -152,13 +152,16 @@ class _Views(nn.Module):
                 f"{self.context}: images are {height}x{width}; shift {shift} must be below both"
             )
         views = [x] if self.context.train else list_views(x, self.layer)
-        results = apply_layers(self.layer.body, jnp.concatenate(views), self.context)
+        # Views of an image follow each other, so a batch that devices share stays where it is.
+        rows = jnp.stack(views, 1).reshape(-1, *x.shape[1:])
+        results = apply_layers(self.layer.body, rows, self.context)
         if results.ndim != 2:
             raise ValueError(
                 f"{self.context}: the body returns shape {results.shape}; must be values without "
                 "positions (batch, values), since views have their positions elsewhere"
             )
-        return results.reshape(len(views), *x.shape[:1], -1).mean(0)
+        dtype = jnp.promote_types(results.dtype, jnp.float32)
+        return results.reshape(x.shape[0], len(views), results.shape[-1]).mean(1, dtype)
 
 
 def list_views(x: Array, layer: standard.Views) -> list[Array]:

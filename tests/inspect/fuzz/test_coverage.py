@@ -52,3 +52,18 @@ def test_neurons_are_features_of_all_layers(tiny: Callable[..., Recipe]) -> None
     # The last layer's features are the logits.
     assert np.array_equal(neurons[:, -10:], logits)
     assert neurons.shape[1] > 200
+
+
+@pytest.mark.medium
+def test_neurons_inside_views_are_means_over_views(tiny: Callable[..., Recipe]) -> None:
+    layers = "[{name: views, shift: 1, body: [flatten, {name: dense, features: $classes}]}, tanh]"
+    opened = open_recipe(tiny("model=layers", f"model.layers={layers}"))
+    config = opened.programs(0).config
+    variables = get_evaluated_weights(config, opened.fresh_state())
+    images = jnp.asarray(np.random.default_rng(0).random((3, 32, 32, 1), np.float32))
+    logits, neurons = apply_with_neurons(config, variables, images)
+    # The network's dense layer, its views and the activation.
+    assert neurons.shape == (3, 30)
+    means, last = neurons[:, :20].reshape(3, 2, 10), neurons[:, 20:]
+    assert np.allclose(means, np.arctanh(logits)[:, None], atol=1e-5)
+    assert np.array_equal(last, logits)

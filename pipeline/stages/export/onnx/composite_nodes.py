@@ -97,11 +97,11 @@ def _add_views(layer: standard.Views, x: NodeOutput, graph: GraphBuilder) -> Nod
         pads = graph.add_constant("pads", np.array([0, 0, shift, shift] * 2, np.int64))
         padded = graph.add_node("Pad", [x.name, pads], mode="reflect")
         for start in (2 * shift, 0):
-            bounds = ((start, start), (start + height, start + width), (2, 3))
-            views.append(_add_slice(padded, bounds, graph))
+            ends = (start + height, start + width)
+            views.append(_add_slice(padded, ((start, start), ends, (2, 3)), graph))
     if layer.mirror:
-        bounds = ((-1,), (np.iinfo(np.int64).min,), (3,), (-1,))
-        views += [_add_slice(view, bounds, graph) for view in views]
+        backwards = ((-1,), (np.iinfo(np.int64).min,), (3,), (-1,))
+        views += [_add_slice(view, backwards, graph) for view in views]
     batch = graph.add_node("Concat", views, axis=0)
     y = add_layers(layer.body, replace(x, name=batch), graph)
     parts = graph.reshape(y, [len(views), -1, *y.shape], y.shape)
