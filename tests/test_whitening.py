@@ -39,4 +39,4 @@ def test_written_filters_are_the_first_kernel_of_the_recipe(tmp_path: Path) -> N
     )
     assert ran.returncode == 0, ran.stderr
     with np.load(file) as arrays:
-        assert arrays["conv_0/kernel"].shape == (2, 2, 3, 24)
+        assert arrays["views_0/conv_0/kernel"].shape == (2, 2, 3, 24)
