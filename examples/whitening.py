@@ -1,4 +1,4 @@
-"""Filters that whiten patches of a recipe's images, as weights for the kernel that it freezes.
+"""Filters that whiten patches of a recipe's images, as weights for the kernel that it freezes first.
 
     python examples/whitening.py whitening.npz cnn6_cifar10_speedrun dataset.root=DIR
 
@@ -35,6 +35,5 @@ if __name__ == "__main__":
     rows = np.arange(min(IMAGES, len(split)))
     columns, seed = {"image": split.columns["image"][rows]}, seed_words(recipe.seed)
     mapped = apply_ops(np, recipe.dataset.eval.ops, columns, seed, np.int32(0), rows)
-    kernel = next(name for name in recipe.train.freeze if name.endswith("/kernel"))
-    np.savez(file, **{kernel: whitening(mapped["image"])})
+    np.savez(file, **{recipe.train.freeze[0]: whitening(mapped["image"])})
     print(f"done: {file}, from {len(rows):,} images")
