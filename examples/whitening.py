@@ -1,4 +1,4 @@
-"""Filters that whiten patches of a recipe's images, as weights for the kernel that it freezes first.
+"""Filters that whiten patches of a recipe's images, as weights for its first frozen kernel.
 
     python examples/whitening.py whitening.npz cnn6_cifar10_speedrun dataset.root=DIR
 
