@@ -8,18 +8,18 @@ to four times the memory of the program.
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 
-from pipeline.core.host.memory import read_available_bytes
+from pipeline.core.host.memory import read_available_bytes, read_process_memory
 
 PERIOD_S = 0.2
 """Least time between two checks."""
 MARGIN = 1.25
+"""Least available memory, as a multiple of the largest growth."""
 FREEING_S = 0.01
 """Time in which a thread of XLA frees a dispatch's memory, after the results are there."""
 
@@ -36,8 +36,8 @@ def return_free_pages() -> None:
 
 def read_resident_bytes() -> int:
     """Return the resident memory of this process; 0 if the system doesn't have /proc."""
-    with suppress(OSError), open("/proc/self/statm", "rb", buffering=0) as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError):
+        return read_process_memory().resident_bytes
     return 0
 
 

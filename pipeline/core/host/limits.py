@@ -7,7 +7,13 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.core.host.memory import CGROUP, MEMBERSHIP, list_control_groups, read_available_bytes
+from pipeline.core.host.memory import (
+    CGROUP,
+    MEMBERSHIP,
+    list_control_groups,
+    read_available_bytes,
+    read_process_memory,
+)
 
 
 @dataclass(frozen=True)
@@ -47,14 +53,13 @@ def find_usable_bytes(process_bytes: int | None = None) -> int:
     It is limited by the available memory, the limit of address space and `process_bytes` of
     resident memory.
     """
-    pages = Path("/proc/self/statm").read_text(encoding="utf-8").split()
-    address_bytes, resident_bytes = (int(count) * resource.getpagesize() for count in pages[:2])
+    memory = read_process_memory()
     limits = read_limits()
     usable_bytes = [limits.memory_bytes]
     if limits.address_bytes is not None:
-        usable_bytes.append(limits.address_bytes - address_bytes)
+        usable_bytes.append(limits.address_bytes - memory.address_bytes)
     if process_bytes is not None:
-        usable_bytes.append(process_bytes - resident_bytes)
+        usable_bytes.append(process_bytes - memory.resident_bytes)
     return max(0, min(usable_bytes))
 
 

@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 CGROUP = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 _MEMINFO = Path("/proc/meminfo")
+_STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,20 @@ class _LimitFiles:
 
 _VERSION_2 = _LimitFiles("memory.max", "memory.current", "inactive_file")
 _VERSION_1 = _LimitFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+class ProcessMemory(NamedTuple):
+    """Memory of this process, in bytes."""
+
+    address_bytes: int
+    resident_bytes: int
+
+
+def read_process_memory() -> ProcessMemory:
+    """Return the memory of this process. Raises OSError if the system doesn't have /proc."""
+    with open(_STATM, "rb", buffering=0) as file:
+        pages = file.read().split()[:2]
+    return ProcessMemory._make(int(count) * os.sysconf("SC_PAGE_SIZE") for count in pages)
 
 
 def read_available_bytes(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:

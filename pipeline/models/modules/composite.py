@@ -151,7 +151,7 @@ class _Views(nn.Module):
             raise ValueError(
                 f"{self.context}: images are {height}x{width}; shift {shift} must be below both"
             )
-        views = [x] if self.context.train else list_views(x, self.layer)
+        views = [x] if self.context.train else _list_views(x, self.layer)
         # Views of an image follow each other, so a batch that devices share stays where it is.
         rows = jnp.stack(views, 1).reshape(-1, *x.shape[1:])
         results = apply_layers(self.layer.body, rows, self.context)
@@ -164,7 +164,7 @@ class _Views(nn.Module):
         return results.reshape(x.shape[0], len(views), results.shape[-1]).mean(1, dtype)
 
 
-def list_views(x: Array, layer: standard.Views) -> list[Array]:
+def _list_views(x: Array, layer: standard.Views) -> list[Array]:
     """Return the views of images (batch, height, width, channels), each of their shape."""
     views = [x]
     shift = layer.shift

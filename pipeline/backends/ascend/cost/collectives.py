@@ -202,6 +202,7 @@ def _compute_server_us(nbytes: float, devices: int, hw: Hardware) -> float:
 
 
 def _compute_pair_us(nbytes: float, hw: Hardware) -> float:
+    """Two devices share one link, so long messages take longer than among three."""
     return 2 * hw.hccs_pair_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
 
 
