@@ -65,7 +65,7 @@ _ADAMW = (
     *("optimizer=adamw", "train.optimizer.lr=0.0005", "train.optimizer.weight_decay=0.05"),
     "model.dropout=0.0",
 )
-# Peers have no Muon, which adds 0.1 % to the step's products.
+# Peers have no Muon, which adds 0.5 % to the products of a step of 2,000 images.
 _CNN6 = ("optimizer=momentum", "train.optimizer.lr=0.02", "train.optimizers=[]", "train.freeze=[]")
 _VIT = ("model=vit_tiny", "model.patch=4", "model.blocks=6", *_ADAMW)
 _GPT = ("model.features=256", "model.hidden=1024", "model.blocks=4", "model.heads=4", *_ADAMW)
