@@ -13,28 +13,15 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails
 
-from pipeline.core.registry import Spec
-from pipeline.models.layers.fields import CLASSES, Count
-from pipeline.models.layers.model_spec import Layers
+from pipeline.models.layers.fields import CLASSES
+from pipeline.models.layers.model_spec import BlockUse, Layers
 from pipeline.models.layers.standard import Sequence
 
 Blocks = Mapping[str, Any]
 Location = tuple[int | str, ...]
-
-
-class BlockUse(Spec):
-    """Use of a block: its layers, repeated `repeat` times, in a separate scope."""
-
-    block: str = Field(alias="use")
-    """The block's name under `blocks`."""
-    values: dict[str, Any] = Field({}, alias="with")
-    """Values of the block's parameters."""
-    repeat: Count = 1
-    scope: str | None = None
-    """null: the block's name and a number."""
 
 
 MAX_USES = 1000

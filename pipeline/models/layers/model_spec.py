@@ -6,9 +6,12 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from pipeline.core.registry import ComponentOf, Seq, Spec
+from pipeline.models.layers.fields import Count
 
 if TYPE_CHECKING:
     from flax import linen as nn
@@ -48,8 +51,32 @@ class LayerSpec(Spec):
         )
 
 
+class BlockUse(Spec):
+    """Use of a block: its layers, repeated `repeat` times, in a separate scope."""
+
+    block: str = Field(alias="use")
+    """The block's name under `blocks`."""
+    values: dict[str, Any] = Field({}, alias="with")
+    """Values of the block's parameters."""
+    repeat: Count = 1
+    scope: str | None = None
+    """null: the block's name and a number."""
+
+
+class _AllowUse:
+    """Lets the JSON schema of an item in a list of layers be a use of a block as well.
+
+    The values themselves need no such choice: uses are replaced before layers are validated.
+    """
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [BlockUse.model_json_schema(), handler(schema)]}
+
+
 Layer = Annotated[LayerSpec, ComponentOf("layer")]
-Layers = Seq[Layer]
+Layers = Seq[Annotated[Layer, _AllowUse()]]
 
 
 class InitRule(Spec):

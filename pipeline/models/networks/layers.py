@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from pipeline.core.registry import Seq, component
 from pipeline.models.blocks.common_blocks import map_layers
 from pipeline.models.blocks.layered_model import LayeredModelSpec
-from pipeline.models.blocks.recipe_blocks import BlockUse, expand_uses
+from pipeline.models.blocks.recipe_blocks import expand_uses
 from pipeline.models.layers.fields import CLASSES
 from pipeline.models.layers.model_spec import Layers, LayerSpec
-
-
-def _allow_uses(schema: dict[str, Any]) -> None:
-    schema["items"] = {"anyOf": [BlockUse.model_json_schema(), schema["items"]]}
 
 
 @component("model")
@@ -28,7 +24,7 @@ class LayerList(LayeredModelSpec):
 
     name: Literal["layers"] = "layers"
     blocks: dict[str, Seq[Any]]
-    layers: Annotated[Layers, Field(json_schema_extra=_allow_uses)]
+    layers: Layers
 
     @model_validator(mode="before")
     @classmethod

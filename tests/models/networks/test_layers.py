@@ -97,6 +97,8 @@ def test_layer_list_can_be_constructed_in_python() -> None:
     assert model.layers_for(3) == (Dense(features=3),)
 
 
-def test_schema_allows_a_block_use_as_a_layer() -> None:
-    items = TypeAdapter(LayerList).json_schema()["properties"]["layers"]["items"]
-    assert items["anyOf"][0]["required"] == ["use"]
+def test_schema_allows_a_block_use_in_every_list_of_layers() -> None:
+    schema = TypeAdapter(LayerList).json_schema()
+    views = schema["$defs"]["Views"]["properties"]["body"]
+    for layers in (schema["properties"]["layers"], views):
+        assert layers["items"]["anyOf"][0]["required"] == ["use"]
