@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.checkpoint.retention import Retention
-from pipeline.config.recipe import Recipe
+from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.config.run_length import MAX_STEPS, UNPLANNED_STEPS, schedule_events
 from pipeline.core.errors import RecipeError
 from pipeline.engine.deadline import Deadline, MovableEnd, find_last_step
@@ -81,7 +82,7 @@ def freeze_steps(
     budget_s = end_at - context.options.started_at
     started_at = time.perf_counter()
     with context.reporter.clock("measuring the pace"):
-        pace = measure_pace(run, sink, budget_s)
+        pace = measure_pace(run, sink, end_at)
     stop_at = end_at - pace.evaluation_s - pace.save_s - pace.closing_s
     events = {Event.EVALUATE: pace.evaluation_s, Event.CHECKPOINT: pace.save_s}
     schedule = schedule_events(context.recipe, replace(run.built.run_schedule, total=MAX_STEPS))
@@ -93,9 +94,7 @@ def freeze_steps(
     if train.iterations_per_loop is not None:
         steps -= steps % train.iterations_per_loop
     if steps < 1:
-        required_s = budget_s - left_s + pace.step_s * (train.iterations_per_loop or 1)
-        problem = f"must leave time for a step; {required_s / 60:,.2g} minutes would do here"
-        raise RecipeError(f"train.{train.deadline}: {problem}")
+        raise _too_short(train, budget_s - left_s + pace.step_s * (train.iterations_per_loop or 1))
     update = {"minutes": None, "until": None, "steps": steps, "planned_for": train.deadline}
     recipe = context.recipe.model_copy(update={"train": train.model_copy(update=update)})
     _write_recipe(context, recipe)
@@ -137,13 +136,22 @@ def _is_movable(run: CompiledRun, recipe: Recipe, steps: int) -> bool:
     return np.array_equal(rates, run.built.learning_rates[: len(rates)])
 
 
-def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
+def _too_short(train: TrainSpec, required_s: float) -> RecipeError:
+    """Return the error of a deadline before the first step, which needs `required_s` seconds."""
+    problem = f"must leave time for a step; it takes at least {required_s / 60:,.2g} minutes here"
+    return RecipeError(f"train.{train.deadline}: {problem}")
+
+
+def measure_pace(run: CompiledRun, sink: SinkPlan, end_at: float) -> Pace:
     """Time steps, a part of an evaluation, and a checkpoint.
 
-    Learning rates are 0 meanwhile, so that no step diverges. Takes about `TIMED_SHARE` of
-    `budget_s`. Raises RunError if a step isn't finite.
+    Learning rates are 0 meanwhile, so that no step diverges. Takes about `TIMED_SHARE` of the time
+    of the run, which ends at `end_at` by `time.perf_counter`. Raises RecipeError if a step can't
+    end by then, RunError if a step isn't finite.
     """
     recipe = run.context.recipe
+    run_started_at = run.context.options.started_at
+    budget_s = end_at - run_started_at
     executable = run.executable
     executable.set_learning_rates(np.zeros_like(run.built.learning_rates))
     started_at = time.perf_counter()
@@ -151,8 +159,14 @@ def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
     timed_s = float(np.clip(TIMED_SHARE * budget_s, LEAST_TIMED_S, MOST_TIMED_S))
     evaluation_s = compile_s = 0.0
     is_terminal = run.context.reporter.console.is_terminal
-    with TimedRuns(recipe, run.built.run_schedule, executable, is_terminal=is_terminal) as trials:
+    with (
+        closing(executable.loader),
+        TimedRuns(recipe, run.built.run_schedule, executable, is_terminal=is_terminal) as trials,
+    ):
         step_s = time_steps(trials, sink, timed_s)
+        first_end_at = time.perf_counter() + step_s
+        if first_end_at > end_at:
+            raise _too_short(recipe.train, first_end_at - run_started_at)
         if "eval" in recipe.stages:
             began_at = time.perf_counter()
             executable.evaluate(trials.state, 0, 1)
@@ -160,7 +174,6 @@ def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
             evaluation_s = _time_whole_evaluation(run, sink, trials, step_s, timed_s)
         save_s = _time_save(run, trials) if "checkpoint" in recipe.stages else 0.0
     executable.set_learning_rates(run.built.learning_rates)
-    executable.loader.close()
     # The program that predicts samples at the end takes about as long to compile as evaluation.
     predicts = recipe.monitor.tensorboard and recipe.monitor.sample_predictions > 0
     # Other work on the machine slows down the end of the run as it slowed down this measurement.
