@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
+from pipeline.config.recipe import Recipe
 from pipeline.core.pages.charts import Curve, draw_curves
 from pipeline.core.pages.page import Charts, Page, Section, write_page
 from pipeline.core.reporter import Reporter
@@ -30,7 +31,8 @@ def main(overrides: Sequence[str], steps: int, out: Path | None = None) -> Comma
         curve = measure_rate_curve(recipe, steps, reporter)
         suggestion = suggest_rate(curve)
         reporter.print_lines(f"\n{format_table(curve)}\n\n{suggestion}")
-        reporter.print_lines(f"try train.optimizer.lr={suggestion.rate:.2g}")
+        advice = _format_advice(suggestion.rate, recipe)
+        reporter.print_lines(f"try {advice}")
         if out is not None:
             averaged = Curve("loss", np.log10(curve.rates), curve.smoothed)
             chart = draw_curves("loss", [averaged], "learning rate, log10")
@@ -38,11 +40,19 @@ def main(overrides: Sequence[str], steps: int, out: Path | None = None) -> Comma
             about = f"{suggestion}. Losses of {steps:,} steps, and their average."
             sections = [Section("Loss by learning rate", about, charts)]
             title = f"Learning rates of {recipe.name}"
-            advice = f"Try train.optimizer.lr={suggestion.rate:.2g}"
-            write_page(out, Page("find-rate", title, advice, sections))
+            write_page(out, Page("find-rate", title, f"Try {advice}", sections))
             reporter.print_lines(f"the curve: {out}")
     losses = {"rates": curve.rates.tolist(), "losses": curve.losses.tolist()}
     return CommandResult({**asdict(suggestion), **losses})
+
+
+def _format_advice(rate: float, recipe: Recipe) -> str:
+    """Return the keys with which the learning rate is `rate`."""
+    optimizer = recipe.train.optimizer
+    lr = optimizer.unscale_rate(rate, recipe.train.batch_size)
+    base = optimizer.lr_for_batch
+    scaled = "" if base is None else f" train.optimizer.lr_for_batch={base}"
+    return f"train.optimizer.lr={lr:.2g}{scaled}"
 
 
 def format_table(curve: RateCurve) -> str:

@@ -152,7 +152,7 @@ class OptimizerSpec(Spec):
     lr_for_batch: PositiveInt | None = Field(default=None, exclude=True)
     """The batch size that `lr` is for. The learning rate is lr * batch_size / lr_for_batch (Goyal
     et al. 2017, "Accurate, Large Minibatch SGD", sec. 2.1); null: it is `lr` for every batch
-    size."""
+    size. In a checked recipe `lr` is already scaled."""
     weight_decay: NonNegativeFloat
     decay_rules: Seq[DecayRule]
     """Exceptions to `weight_decay`; the last rule that covers a parameter applies."""
@@ -161,8 +161,13 @@ class OptimizerSpec(Spec):
         """Return the optimizer with the learning rate for a batch of `batch_size` samples."""
         if self.lr_for_batch is None:
             return self
-        lr = self.lr * batch_size / self.lr_for_batch
-        return self.model_copy(update={"lr": lr, "lr_for_batch": None})
+        return self.model_copy(update={"lr": self.lr * batch_size / self.lr_for_batch})
+
+    def unscale_rate(self, rate: float, batch_size: int) -> float:
+        """Return the `lr` from which `scale_rate` computes `rate`, rounded to 12 digits."""
+        if self.lr_for_batch is None:
+            return rate
+        return float(f"{rate * self.lr_for_batch / batch_size:.12g}")
 
     @abstractmethod
     def build(self) -> optax.GradientTransformation:

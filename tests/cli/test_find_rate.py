@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import load_recipe
 from pipeline.cli.commands.root import ROOT
+from pipeline.cli.find_rate import _format_advice
 from pipeline.core.errors import UsageError
 from tests.conftest import MLP, TINY
 
@@ -26,6 +28,17 @@ def test_rate_is_printed_and_losses_are_drawn(
     assert "<svg" in text
     assert f"{facts['rate']:.2g}" in text
     assert [file.name for file in tmp_path.iterdir() if file.suffix != ""] == ["rates.html"]
+
+
+def test_advice_is_scaled_back_if_the_recipe_scales_rates() -> None:
+    recipe = load_recipe("lenet5_digits", ["train.batch_size=32"])
+    assert _format_advice(0.02, recipe) == "train.optimizer.lr=0.02"
+    recipe = load_recipe(
+        "lenet5_digits", ["train.batch_size=32", "train.optimizer.lr_for_batch=256"]
+    )
+    assert _format_advice(0.02, recipe) == (
+        "train.optimizer.lr=0.16 train.optimizer.lr_for_batch=256"
+    )
 
 
 @pytest.mark.parametrize("steps", ["19", "0", "many"])

@@ -100,6 +100,24 @@ def test_run_of_another_recipe_is_not_a_trial(
     assert capsys.readouterr().out.startswith("0 of 1 runs")
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize("lr", [LR, "train.optimizer.lr=0.03"])
+def test_rate_for_a_batch_size_is_read_as_it_was_typed(
+    lr: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A recorded rate is the scaled one, which the proposed command would scale again."""
+    base = "train.optimizer.lr_for_batch=112"
+    for batch in (16, 32):
+        keys = [f"train.batch_size={batch}", "train.optimizer.lr=0.03", base]
+        folder = make_run(tmp_path / f"{batch}", accuracy=batch / 100)
+        (folder / "recipe.yaml").write_text(format_yaml(recipe_with(keys).model_dump(mode="json")))
+    assert main([str(tmp_path), "+recipe=lenet5_digits", lr, BATCH, base]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("2 of 2 runs")
+    typed = "train.optimizer.lr=0.03 " if lr == LR else ""
+    assert lines[1] == f"best so far: accuracy 0.32 with {typed}train.batch_size=32"
+
+
 def needed(next_value: Callable[[optuna.Study], float], seed: int, known: int) -> int:
     """The number of trials until the made-up accuracy is within 0.01 of its best."""
     generator = random.Random(seed)

@@ -257,7 +257,7 @@ RUN_COMMANDS = (
             flag("--html", text="Write a page: table, curves, importance of keys, lineage."),
             out_option("FILE", "The page of --html (default: FOLDER/runs.html)."),
             metric_option(
-                "Rank by this metric (default: accuracy, else the one that most runs have)."
+                "Rank by this metric (default: the one most runs have, of several accuracy)."
             ),
             flag("--json", "as_json", text="Print a JSON object for each run."),
             flag("--watch", "watches", text="Print the table every 2 seconds until Ctrl-C."),

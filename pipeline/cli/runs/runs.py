@@ -72,7 +72,8 @@ def main(
             varied = [key for key in list_differing_keys(runs) if not key.startswith(MINOR)]
             rated_settings = []
             for run in runs:
-                if ranked_by in run.figures:
+                # A run that was stopped has trained for fewer steps.
+                if run.status == "done" and ranked_by in run.figures:
                     settings = {key: run.keys.get(key) for key in varied}
                     rated_settings.append((settings, run.figures[ranked_by]))
             print_ties(rated_settings, ranked_by)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ FREE_KEYS = ("name", *MINOR, "train.sink", "train.mechanism", "train.feed", "dev
 """Prefixes of keys in which an earlier run may differ: they hardly change a result."""
 WEIGHT_KEYS = ("checkpoint.restore", "checkpoint.rules", "checkpoint.renames", "checkpoint.partial")
 """Prefixes of keys that decide the initial weights of a run."""
+RATE = "train.optimizer.lr"
+BATCH_SIZE = "train.batch_size"
 
 ACQUISITIONS: Mapping[str, Acquisition] = {"gp": "ei", "gp-pi": "pi", "gp-ucb": "ucb"}
 """Acquisition of a Gaussian process by the name of its sampler."""
@@ -44,9 +47,22 @@ def read_trials(
     differ only in searched keys and `FREE_KEYS`. Raises DataError for a folder without a run.
     """
     runs = read_runs(folder, curves=False)
-    recipe_keys = flatten_keys(recipe.model_dump(mode="json"))
-    candidates = (_make_trial(run, recipe_keys, space, metric) for run in runs)
+    recipe_keys = _unscale_rate(flatten_keys(recipe.model_dump(mode="json")), recipe)
+    typed = (replace(run, keys=_unscale_rate(run.keys, recipe)) for run in runs)
+    candidates = (_make_trial(run, recipe_keys, space, metric) for run in typed)
     return [trial for trial in candidates if trial is not None], len(runs)
+
+
+def _unscale_rate(keys: Mapping[str, Any], recipe: Recipe) -> Mapping[str, Any]:
+    """Return the keys of a run with the learning rate as `recipe` would have it typed.
+
+    Runs record rates after `lr_for_batch` has scaled them.
+    """
+    rate = keys.get(RATE)
+    batch_size = keys.get(BATCH_SIZE)
+    if not isinstance(rate, int | float) or not isinstance(batch_size, int):
+        return keys
+    return {**keys, RATE: recipe.train.optimizer.unscale_rate(rate, batch_size)}
 
 
 def _make_trial(

@@ -114,8 +114,8 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
     """Return the verdict of a sweep's finished pairs, or the reason why there is none.
 
     `metric` is compared; None is the main metric of the first pair. Raises RunError if a job lacks
-    the metric or the sides evaluated different numbers of samples, and DataError if a job's files
-    can't be read.
+    the metric, if it isn't finite, or if the sides evaluated different numbers of samples, and
+    DataError if a job's files can't be read.
     """
     pairs_by_seed, failure = read_pairs(sweep_dir)
     pairs = list(pairs_by_seed.values())
@@ -127,6 +127,9 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
     for pair in pairs:
         for summary in pair:
             numbers = summary.numbers()
+            if metric in summary.metrics and metric not in numbers:
+                problem = f"{metric} of a run isn't a finite number, so there is no verdict"
+                raise RunError(f"{sweep_dir}: {problem}")
             if metric not in numbers:
                 problem = explain_unknown_name("metric of these runs", metric, numbers)
                 raise RunError(f"--metric {metric}: {problem}")

@@ -48,6 +48,18 @@ def test_runs_without_accuracy_are_ranked_last(
     assert "<p>4 done; ranked by accuracy, which 2 don't have</p>" in unescape(page)
 
 
+def test_ties_are_of_runs_that_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in range(6):
+        for lr, accuracy, status in ((0.1, 0.9, "done"), (0.2, 0.8, "done"), (0.2, 0.95, "pruned")):
+            folder = tmp_path / f"{lr}_{status}_{seed}"
+            make_run(folder, lr=lr, accuracy=accuracy + 0.001 * seed, status=status)
+            recipe = (folder / "recipe.yaml").read_text().replace("seed: 1", f"seed: {seed}")
+            (folder / "recipe.yaml").write_text(recipe)
+    assert main([str(tmp_path)]) == 0
+    best = "best mean over 6 seeds: train.optimizer.lr=0.1, 0.9025; all others are worse"
+    assert best in capsys.readouterr().out
+
+
 def test_folder_defaults_to_outputs(
     outputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -149,6 +149,13 @@ def test_jobs_without_a_metric_are_an_error(tmp_path: Path) -> None:
         read_verdict(tmp_path, None)
 
 
+def test_metric_that_is_not_finite_has_no_verdict(tmp_path: Path) -> None:
+    for number, value in enumerate((0.5, None)):
+        write_job(tmp_path, number, {"status": "done", "metrics": {"rmse": value}})
+    with pytest.raises(RunError, match="rmse of a run isn't a finite number"):
+        read_verdict(tmp_path, None)
+
+
 def test_sides_that_evaluate_other_samples_are_an_error(tmp_path: Path) -> None:
     """As `eval.samples=trained` does with another length of training."""
     for number, count in enumerate((30, 40)):
