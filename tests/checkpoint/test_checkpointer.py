@@ -230,11 +230,10 @@ def test_host_state_that_could_not_be_read_is_not_saved(
     monkeypatch.setattr("pipeline.checkpoint.checkpointer.MOST_JSON_BYTES", 100)
     large = {"callbacks": {"states": {"Actor-1": "x" * 100}}}
     problem = "can't save step 2: host/metadata would have 142 bytes, more than 100"
-    with (
-        pytest.raises(RunError, match=problem),
-        Checkpoints(tmp_path, kept(5, None)) as checkpoints,
-    ):
+    with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         checkpoints.save(1, state_of(1), {}, None)
+    checkpoints = Checkpoints(tmp_path, kept(5, None))
+    with pytest.raises(RunError, match=problem), checkpoints:
         checkpoints.save(2, state_of(2), large, None)
     assert outcome.checkpoints(tmp_path) == [1]
 
