@@ -270,7 +270,7 @@ class Callbacks(NoCallbacks):
         # A callback may change the arrays of its copies, while monitors write theirs.
         args = deepcopy(args)
         for _, callback in self._active:
-            self._attempt(callback, event, partial(getattr(callback, event), self.view, *args))
+            self._attempt(callback, event, partial(_call, callback, event, self.view, *args))
 
     def show_state(self, state: TrainState) -> None:
         """Replace the state that callbacks see, after a callback has set parameters."""
@@ -319,6 +319,11 @@ class Callbacks(NoCallbacks):
                 self.failure = CallbackError(text)
                 self.failure.__cause__ = error
         return None
+
+
+def _call(callback: Callback, event: str, *args: Any) -> None:
+    """Call a method of a callback. Raises its errors, also if it isn't a method."""
+    getattr(callback, event)(*args)
 
 
 def _read_state(callback: Callback) -> Any:

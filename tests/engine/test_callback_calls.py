@@ -476,6 +476,15 @@ def test_failing_callback_with_warn_is_not_called_again(event: str, play: Runner
     assert len([event for event, _ in other.told if event == "step"]) == TOTAL
 
 
+def test_callback_whose_event_is_not_a_method_is_a_failure(play: Runner) -> None:
+    actor = Actor()
+    actor.on_sink = None  # type: ignore[assignment, method-assign]
+    world = World()
+    with pytest.raises(CallbackError, match="callback Actor, on_sink: TypeError: 'NoneType'"):
+        play(world, actor)
+    assert list(world.saved) == [8]
+
+
 def test_system_exit_in_a_callback_is_a_failure(play: Runner) -> None:
     world = World()
     with pytest.raises(CallbackError, match="callback Failing, on_sink: SystemExit: 0"):
