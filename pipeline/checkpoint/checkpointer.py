@@ -37,7 +37,12 @@ from pipeline.checkpoint.checkpoint_folder import (
     remove_drafts,
 )
 from pipeline.checkpoint.host_state import LOGS
-from pipeline.checkpoint.manifest import DamagedError, require_complete, write_manifest
+from pipeline.checkpoint.manifest import (
+    MOST_JSON_BYTES,
+    DamagedError,
+    require_complete,
+    write_manifest,
+)
 from pipeline.checkpoint.orbax_arrays import silence_orbax, write_arrays
 from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
 from pipeline.checkpoint.retention import Retention, add_metrics
@@ -141,6 +146,8 @@ class Checkpoints:
         }
         if metrics_to_save:
             texts[f"{METRICS}/{METRICS}"] = json.dumps(dict(metrics_to_save))
+        with self._convert_errors(f"save step {step}"):
+            _require_readable(texts)
         logs = [self._root.parent / name for name in host_state.get(LOGS, {})]
         self._last_save = self._writer.submit(self._write, step, arrays, texts, logs)
 
@@ -228,6 +235,15 @@ class Checkpoints:
             raise RunError(f"{damage}; step {step} was complete when it was saved") from damage
         finally:
             self._writer.shutdown()
+
+
+def _require_readable(texts: Mapping[str, str]) -> None:
+    """Raise ValueError for a JSON file that a resumed run wouldn't read: callbacks' states may have
+    any size."""
+    for name, text in texts.items():
+        if len(text) > MOST_JSON_BYTES:
+            size = f"{len(text):,} bytes, more than {MOST_JSON_BYTES:,}"
+            raise ValueError(f"{name} would have {size}; do callbacks return large states?")
 
 
 def read_state(run_dir: Path, step: int, like: TrainState) -> TrainState:

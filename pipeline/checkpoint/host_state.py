@@ -12,6 +12,8 @@ from pipeline.core.errors import printable
 
 MAX_COUNT = 2**31 - 1
 """Largest step, since a step is an int32."""
+MAX_DIGITS = 308
+"""An integer of at most this many digits fits into a float64, whose largest is 1.8e308."""
 LOGS = "logs"
 """Name of the field `HostState.logs`."""
 MAX_RATE = 3.4028234663852886e38

@@ -7,6 +7,7 @@ record is written after its files and removed before them, so an interrupted cop
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -68,12 +69,15 @@ class MirroredRun:
         return max(self.records, default=0)
 
     def read_small(self, name: str, at_most_bytes: int) -> bytes:
-        """Return the first `at_most_bytes` of a file that was copied with the newest checkpoint.
-        Raises DataError if it is missing."""
-        content = retry(lambda: self.storage.read(f"{self.newest}/{name}", at_most_bytes))
-        if content is None:
-            raise DataError(f"{self.storage.url}: lacks {self.newest}/{name}")
-        return content
+        """Return a file of at most `at_most_bytes` that was copied with the newest checkpoint, or
+        with an older one if it is damaged there. Raises DataError if it is damaged everywhere."""
+        for step in sorted(self.records, reverse=True):
+            read = partial(self.storage.read, f"{step}/{name}", at_most_bytes)
+            content = retry(read) or b""
+            entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            if entry == self.records[step].get(name):
+                return content
+        raise DataError(f"{self.storage.url}: {name} is missing or damaged beside all checkpoints")
 
     def restore(self, run_dir: Path, warn: Warn) -> None:
         """Copy all checkpoints, and the run's files of the newest one, into a new run directory.
@@ -97,7 +101,7 @@ class MirroredRun:
                 require_complete(folder)
             except DataError as error:
                 faults.append(str(error))
-                shutil.rmtree(draft if is_first else folder)
+                shutil.rmtree(draft if is_first else folder, ignore_errors=True)
                 continue
             restored.append(step)
         if not restored:
@@ -262,10 +266,11 @@ class Mirror:
     def _copy(self, step: int) -> None:
         """Copy a checkpoint and the files of the run, then write the record."""
         self._require_ownership()
-        if step in self._records:
-            self._remove(step)
         try:
+            # Made first: a damaged checkpoint must not replace its copy.
             record = self._make_draft(step)
+            if step in self._records:
+                self._remove(step)
             for name in record:
                 retry(partial(self._storage.upload, self._draft / name, f"{step}/{name}"))
         finally:
@@ -284,7 +289,11 @@ class Mirror:
         shutil.rmtree(self._draft, ignore_errors=True)
         folder = make_checkpoint_path(self._draft / FOLDER, step)
         source = make_checkpoint_path(self._run_dir / FOLDER, step)
-        shutil.copytree(source, folder, copy_function=_link_or_copy)
+        # `shutil.copytree` would hide that a file is missing, if the run removes the checkpoint.
+        for file, _ in list_described_files(source):
+            target = self._draft / file.relative_to(self._run_dir)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _link_or_copy(file, target)
         record = {
             file.relative_to(self._draft).as_posix(): entry
             for file, entry in list_described_files(folder)
@@ -307,7 +316,7 @@ class Mirror:
             raise RunError(f"{self._storage.url}: another process writes this mirror now")
 
 
-def _link_or_copy(source: str, target: str) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except FileNotFoundError:

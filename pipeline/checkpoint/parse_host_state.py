@@ -13,11 +13,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.checkpoint.host_state import HostState
+from pipeline.checkpoint.host_state import MAX_DIGITS, HostState
 from pipeline.core.files.value_text import show
-
-MAX_DIGITS = 308
-"""An integer of at most this many digits fits into a float64, whose largest is 1.8e308."""
 
 
 def parse_host_state(data: Any) -> HostState:
@@ -35,7 +32,7 @@ def parse_host_state(data: Any) -> HostState:
 
 def _parse_integer(digits: str) -> int | str:
     """Return an integer. One that is too long stays a text, which validation refuses."""
-    return int(digits) if len(digits) <= MAX_DIGITS else digits
+    return int(digits) if len(digits.lstrip("-")) <= MAX_DIGITS else digits
 
 
 @cache

@@ -57,11 +57,14 @@ def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
 
 
 def _select_spaced(root: Path, steps: Sequence[int], spacing_s: float) -> Iterator[int]:
-    """Yield the first step, and each step saved at least `spacing_s` after the last yielded one."""
+    """Yield the first step, and each step saved at least `spacing_s` after the last yielded one.
+
+    If the clock was set back by more than that, the time since the last one is unknown.
+    """
     last_saved_at = -math.inf
     for step in steps:
         saved_at = _read_value(make_checkpoint_path(root, step) / MANIFEST, SAVED_AT)
-        if isinstance(saved_at, float) and saved_at - last_saved_at >= spacing_s:
+        if isinstance(saved_at, float) and abs(saved_at - last_saved_at) >= spacing_s:
             last_saved_at = saved_at
             yield step
 

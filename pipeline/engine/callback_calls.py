@@ -7,6 +7,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,15 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from pipeline.checkpoint.host_state import MAX_RATE, CallbackState, RateChange, Requests
+from pipeline.checkpoint.host_state import (
+    MAX_DIGITS,
+    MAX_RATE,
+    CallbackState,
+    RateChange,
+    Requests,
+)
 from pipeline.core.errors import RunError, first_line, printable
+from pipeline.core.files.bounded_read import parse_json
 from pipeline.core.files.value_text import show
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import Evaluation
@@ -29,6 +37,8 @@ if TYPE_CHECKING:
     from pipeline.training.component_specs import OptimizerRule, RateRule
     from pipeline.training.state import TrainState
 
+STATE_DEPTH = 3
+"""Number of JSON objects around the state of a callback in a checkpoint."""
 SETTING_EVENTS = ("on_begin", "on_sink", "on_eval")
 """Events at which parameters may be set."""
 
@@ -138,6 +148,7 @@ class RunView(RunControl):
     def log(self, name: str, value: float) -> None:
         if not isinstance(name, str) or not name or name == "step":
             raise ValueError(f"{name!r} must be the name of a scalar, other than step")
+        _require_readable(name)
         number = float(value)
         self.scalars[name] = number if math.isfinite(number) else None
 
@@ -256,8 +267,10 @@ class Callbacks(NoCallbacks):
         self.view.state = state
         self.view.step = step
         self.view.event = event
+        # A callback may change the arrays of its copies, while monitors write theirs.
+        args = deepcopy(args)
         for _, callback in self._active:
-            self._attempt(callback, event, partial(getattr(callback, event), self.view, *args))
+            self._attempt(callback, event, partial(_call, callback, event, self.view, *args))
 
     def show_state(self, state: TrainState) -> None:
         """Replace the state that callbacks see, after a callback has set parameters."""
@@ -308,26 +321,41 @@ class Callbacks(NoCallbacks):
         return None
 
 
+def _call(callback: Callback, event: str, *args: Any) -> None:
+    """Call a method of a callback. Raises its errors, also if it isn't a method."""
+    getattr(callback, event)(*args)
+
+
 def _read_state(callback: Callback) -> Any:
-    """Return the state of a callback as JSON. Raises ValueError if it isn't JSON."""
+    """Return the state of a callback as JSON. Raises ValueError if it isn't JSON, or if a resumed
+    run couldn't read it."""
     state = callback.state()
     try:
-        _require_text_keys(state)
-        return json.loads(json.dumps(state, allow_nan=False))
+        _require_readable(state)
+        text = json.dumps(state, allow_nan=False)
+        # A checkpoint has the states in nested objects, which count for the depth.
+        parse_json(f"{STATE_DEPTH * '['}{text}{STATE_DEPTH * ']'}")
+        return json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{show(state)} isn't JSON: {first_line(error)}") from error
 
 
-def _require_text_keys(state: Any) -> None:
-    """Raise ValueError for a key that isn't a text: JSON would convert it to a text."""
+def _require_readable(state: Any) -> None:
+    """Raise ValueError for a key that isn't a text, since JSON would convert it to a text, and for
+    texts and integers that aren't read from a checkpoint as they are written."""
     if isinstance(state, dict):
         for key, value in state.items():
             if not isinstance(key, str):
                 raise ValueError(f"key {show(key)} must be a text")
-            _require_text_keys(value)
+            _require_readable(key)
+            _require_readable(value)
     elif isinstance(state, list | tuple):
         for value in state:
-            _require_text_keys(value)
+            _require_readable(value)
+    elif isinstance(state, str):
+        state.encode()  # raises for surrogates, which stand for bytes of names that aren't UTF-8
+    elif isinstance(state, int) and abs(state) >= 10**MAX_DIGITS:
+        raise ValueError(f"an integer has more than {MAX_DIGITS} digits")
 
 
 def combine_changes(changes: Sequence[RateChange]) -> tuple[RateChange, ...]:

@@ -15,9 +15,10 @@ import numpy as np
 from pipeline.backends.loading.loader import Loader
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.checkpoint.host_state import LOGS, HostState
-from pipeline.checkpoint.restore import warn_on_stderr
+from pipeline.checkpoint.restore import set_others_aside, warn_on_stderr
 from pipeline.checkpoint.retention import Retention
 from pipeline.core.errors import PipelineError, RunError
+from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.core.files.folder_lock import Lock
 from pipeline.core.host.signals import Signals, handle_signals
 from pipeline.data.columns import SampleUnit
@@ -310,6 +311,8 @@ def _open_outputs(
     metrics = SinkMetrics()
     if folder is None:
         return _Outputs(metrics, (metrics,))
+    with convert_write_errors(folder):
+        set_others_aside(folder, start, warn_on_stderr)
     saved_marks = None if earlier.saved is None else earlier.saved.host.logs
     log = MetricsLog(folder, None, start, saved_marks)
     for finding in log.findings:

@@ -224,6 +224,20 @@ def test_step_is_saved_once(tmp_path: Path) -> None:
     assert outcome.arrays(tmp_path)["step"] == 1
 
 
+def test_host_state_that_could_not_be_read_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.checkpoint.checkpointer.MOST_JSON_BYTES", 100)
+    large = {"callbacks": {"states": {"Actor-1": "x" * 100}}}
+    problem = "can't save step 2: host/metadata would have 142 bytes, more than 100"
+    with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
+        checkpoints.save(1, state_of(1), {}, None)
+    checkpoints = Checkpoints(tmp_path, kept(5, None))
+    with pytest.raises(RunError, match=problem), checkpoints:
+        checkpoints.save(2, state_of(2), large, None)
+    assert outcome.checkpoints(tmp_path) == [1]
+
+
 def test_arrays_and_host_state_round_trip(tmp_path: Path) -> None:
     """K-02: the arrays with their dtypes, and what the host knows."""
     state, host = state_of(7), {"early_stop": {"best": 0.5, "waited": 1}}

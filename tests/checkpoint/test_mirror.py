@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path, remove_checkpoint
+from pipeline.checkpoint.checkpoint_folder import (
+    FOLDER,
+    MANIFEST,
+    make_checkpoint_path,
+    remove_checkpoint,
+)
 from pipeline.checkpoint.manifest import verify_files, write_manifest
 from pipeline.checkpoint.mirror import DRAFT, OWNER, Mirror, MirroredRun, read_mirror
 from pipeline.checkpoint.retention import add_metrics
@@ -114,7 +120,7 @@ def test_mirror_follows_added_and_removed_files(tmp_path: Path, run_dir: Path) -
 def test_files_are_copied_without_hard_links(
     tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(source: str, target: str) -> None:
+    def refuse(source: Path, target: Path) -> None:
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr("os.link", refuse)
@@ -197,6 +203,59 @@ def test_record_with_outside_path_is_ignored(name: str, tmp_path: Path, run_dir:
     record["files"][name] = {"bytes": 1, "sha256": "0"}
     file.write_text(json.dumps(record))
     assert sorted(read(tmp_path).records) == [10]
+
+
+def test_record_without_files_is_skipped(tmp_path: Path, run_dir: Path) -> None:
+    with mirror_of(tmp_path, run_dir):
+        pass
+    (tmp_path / "store/records/10.json").write_text('{"step": 10, "files": {}}')
+    restored, warnings = restore(tmp_path)
+    assert [path.name for path in (restored / FOLDER).iterdir()] == ["20"]
+    assert "left out, and step 20 is the newest" in warnings[0]
+
+
+@pytest.mark.parametrize("content", [None, "", "seed: 2\n"])
+def test_small_file_is_read_beside_an_older_checkpoint_if_damaged(
+    content: str | None, tmp_path: Path, run_dir: Path
+) -> None:
+    with mirror_of(tmp_path, run_dir):
+        pass
+    for step in (20, 10):
+        assert read(tmp_path).read_small("recipe.yaml", 100) == b"seed: 1\n"
+        file = tmp_path / f"store/{step}/recipe.yaml"
+        file.unlink()
+        if content is not None:
+            file.write_text(content)
+    with pytest.raises(DataError, match=r"recipe.yaml is missing or damaged beside all"):
+        read(tmp_path).read_small("recipe.yaml", 100)
+
+
+def test_checkpoint_that_is_removed_during_its_copy_is_not_a_failure(
+    tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def remove_and_link(source: Path, target: Path) -> None:
+        if (checkpoint := make_checkpoint_path(run_dir / FOLDER, 20)).exists():
+            remove_checkpoint(checkpoint)
+        link(source, target)
+
+    monkeypatch.setattr("os.link", remove_and_link)
+    warnings: list[str] = []
+    with mirror_of(tmp_path, run_dir, warnings):
+        pass
+    assert warnings == []
+    assert sorted(read(tmp_path).records) == [10]
+
+
+def test_damaged_checkpoint_does_not_replace_its_copy(tmp_path: Path, run_dir: Path) -> None:
+    with mirror_of(tmp_path, run_dir):
+        pass
+    (make_checkpoint_path(run_dir / FOLDER, 20) / MANIFEST).write_text("{")
+    with mirror_of(tmp_path, run_dir) as mirror:
+        mirror.add(save(run_dir, 30))
+    assert "must be JSON" in str(mirror.failure)
+    assert sorted(read(tmp_path).records) == [10, 20, 30]
 
 
 def test_foreign_folder_is_refused_as_mirror(tmp_path: Path) -> None:

@@ -31,6 +31,11 @@ def test_one_checkpoint_per_interval_is_retained_besides_newest(tmp_path: Path) 
     assert Retention(2, minutes=10).list_removable(tmp_path, steps) == [2, 3, 5]
 
 
+def test_clock_that_is_set_back_does_not_end_the_retention(tmp_path: Path) -> None:
+    steps = saved_at(tmp_path, [1000, 1010, 100, 104, 110, 120, 121])
+    assert Retention(1, minutes=10).list_removable(tmp_path, steps) == [4]
+
+
 def test_ages_survive_a_folder_copy(tmp_path: Path) -> None:
     steps = saved_at(tmp_path / "run", [0, 10, 20, 21])
     shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=shutil.copyfile)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import functools
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -168,6 +170,7 @@ class Runner:
         agree: Agree = decide_alone,
         rollbacks: Rollbacks | None = None,
         undone: int | None = None,
+        monitors: Sequence[Monitor] = (),
     ) -> History:
         """Run, from the newest checkpoint of the world where it is `resumed`."""
         schedule = RunSchedule(TOTAL, 6, sink)
@@ -189,7 +192,7 @@ class Runner:
         called = Callbacks(callbacks, view, world.warnings.append, world.on_scalars)
         composed = self.tiny("train.steps=24", "train.sink_size=8", *recipe)
         hooks = Hooks(
-            monitors=[world],
+            monitors=[world, *monitors],
             evaluate=world.evaluate,
             saves=Saves(world, composed.checkpoint.every_seconds),
             callbacks=called if callbacks else NoCallbacks(),
@@ -473,6 +476,15 @@ def test_failing_callback_with_warn_is_not_called_again(event: str, play: Runner
     assert len([event for event, _ in other.told if event == "step"]) == TOTAL
 
 
+def test_callback_whose_event_is_not_a_method_is_a_failure(play: Runner) -> None:
+    actor = Actor()
+    actor.on_sink = None  # type: ignore[assignment, method-assign]
+    world = World()
+    with pytest.raises(CallbackError, match="callback Actor, on_sink: TypeError: 'NoneType'"):
+        play(world, actor)
+    assert list(world.saved) == [8]
+
+
 def test_system_exit_in_a_callback_is_a_failure(play: Runner) -> None:
     world = World()
     with pytest.raises(CallbackError, match="callback Failing, on_sink: SystemExit: 0"):
@@ -502,14 +514,60 @@ def test_failing_on_begin_saves_nothing(play: Runner) -> None:
         ({"a": [{1: 2}]}, "isn't JSON: key 1 must be a text"),
         (np.float32(1), "1.0 isn't JSON: Object of type float32"),
         (sys, "isn't JSON: Object of type module"),
+        ([os.fsdecode(b"\xff")], "isn't JSON: .* surrogates not allowed"),
+        ({os.fsdecode(b"\xff"): 1}, "isn't JSON: .* surrogates not allowed"),
+        (10**308, "isn't JSON: an integer has more than 308 digits"),
+        (functools.reduce(lambda inner, _: [inner], range(62), 0), "isn't JSON: is nested too"),
     ],
-    ids=["set", "NaN", "keys", "numpy", "module"],
+    ids=["set", "NaN", "keys", "numpy", "module", "bytes", "key of bytes", "integer", "deep"],
 )
 def test_callback_state_that_is_not_json_is_refused(state: Any, problem: str, play: Runner) -> None:
     actor = Actor()
     actor.state = lambda: state  # type: ignore[method-assign]
     with pytest.raises(CallbackError, match=problem):
         play(World(), actor)
+
+
+def test_largest_callback_state_is_restored(play: Runner) -> None:
+    world = World()
+    deep = functools.reduce(lambda inner, _: [inner], range(61), 1 - 10**308)
+    first = Actor()
+    first.state = lambda: deep  # type: ignore[method-assign]
+    play(world, first)
+    second = Actor()
+    restored: list[Any] = []
+    second.restore = restored.append  # type: ignore[method-assign]
+    play(world, second, resumed=True)
+    assert restored == [deep]
+
+
+def test_changes_of_telemetry_and_evaluations_stay_in_the_callback(play: Runner) -> None:
+    class Changing(Callback):
+        def on_steps(self, run: RunControl, telemetry: Telemetry) -> None:
+            telemetry.loss[:] = 0
+
+        def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
+            evaluation.metrics.clear()  # type: ignore[attr-defined]
+
+    class Keeping(Monitor):
+        """Reads the events after the run, as a monitor in another thread may do."""
+
+        def __init__(self) -> None:
+            self.losses: list[np.ndarray] = []
+            self.evaluations: list[Evaluation] = []
+
+        def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+            self.losses.append(telemetry.loss)
+
+        def on_eval(self, step: int, evaluation: Evaluation) -> None:
+            self.evaluations.append(evaluation)
+
+    monitor = Keeping()
+    recipe = ("eval.every_steps=8",)
+    history = play(World(), Changing(), recipe=recipe, monitors=[monitor])
+    assert history.status == "done"
+    assert all(losses.all() for losses in monitor.losses)
+    assert all(evaluation.metrics for evaluation in monitor.evaluations)
 
 
 def test_failing_restore_ends_the_run_before_training(play: Runner) -> None:

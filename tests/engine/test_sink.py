@@ -203,6 +203,18 @@ def test_finished_run_yields_its_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.medium
+def test_damaged_last_checkpoint_is_set_aside_and_saved_again(tmp_path: Path) -> None:
+    expected = train(save=tmp_path, size=10, save_every=20)[1]
+    folder = tmp_path / "checkpoints"
+    (folder / "60" / "host" / "metadata").write_text("{}")
+    _, state, steps = train(save=tmp_path, size=10, save_every=20)
+    assert steps == [50, 60]
+    assert np.array_equal(state["w"], expected["w"])
+    assert {path.name for path in folder.iterdir()} == {"20", "40", "60", "damaged-60-1"}
+    assert train(save=tmp_path, size=10)[2] == [60]
+
+
+@pytest.mark.medium
 def test_checkpoint_steps_do_not_depend_on_sink_size(tmp_path: Path) -> None:
     train(save=tmp_path, size="all", save_every=25)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"25", "50", "60"}

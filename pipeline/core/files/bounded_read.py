@@ -40,7 +40,11 @@ def read_text(path: Path, at_most_bytes: int = MAX_BYTES) -> str:
 
 def read_json(path: Path, at_most_bytes: int = MAX_BYTES) -> Any:
     """Parse a JSON file. Raises OSError, and ValueError if it isn't valid."""
-    text = read_text(path, at_most_bytes)
+    return parse_json(read_text(path, at_most_bytes))
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON. Raises ValueError if it isn't valid or is nested too deeply."""
     try:
         document = json.loads(text)
     except RecursionError:

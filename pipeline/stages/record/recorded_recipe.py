@@ -139,10 +139,12 @@ def keep_length(recipe: Recipe, recorded: Mapping[str, Any], run_dir: Path | str
     RecipeError if the run's length is for another deadline than the recipe's, or for none.
     """
     train = recipe.train
-    lengths = {key: recorded.get("train", {}).get(key) for _, key in LENGTH}
+    section = recorded.get("train")
+    section = section if isinstance(section, Mapping) else {}
+    lengths = {key: section.get(key) for _, key in LENGTH}
     if train.deadline is None or not any(lengths[key] for key in ("epochs", "passes", "steps")):
         return recipe
-    planned_for = recorded["train"].get("planned_for")
+    planned_for = section.get("planned_for")
     if train.deadline != planned_for:
         advice = "leave it out to keep that length"
         problem = f"{run_dir} has its length for {planned_for or 'no deadline'}; {advice}"

@@ -34,7 +34,8 @@ def find_mirrored_run(recipe: Recipe, run_dir: Path | None) -> MirroredRun | Non
 
     `run_dir` is the local run to resume; None without one. If it is the mirror's run, and its last
     checkpoint isn't older than the mirror's, nothing is restored. Raises RecipeError if the mirror
-    is of another run, DataError or RunError if it can't be read.
+    is of another run, or newer than a run that `train.resume` names; DataError or RunError if it
+    can't be read.
     """
     url = recipe.checkpoint.mirror
     if url is None or "checkpoint" not in recipe.stages:
@@ -43,9 +44,13 @@ def find_mirrored_run(recipe: Recipe, run_dir: Path | None) -> MirroredRun | Non
     if mirrored is None or not mirrored.records:
         return None
     if recipe.train.resume != "auto":
+        advice = "name another address, or continue that run: train.resume=auto"
         if run_dir is None or identify_run(run_dir) != mirrored.identity:
-            advice = "name another address, or continue that run: train.resume=auto"
             raise RecipeError(f"{KEY} = {url}: holds another run; {advice}")
+        if _find_newest(run_dir) < mirrored.newest:
+            # The run would remove these checkpoints.
+            problem = f"holds step {mirrored.newest} of {run_dir}, which has no checkpoint as new"
+            raise RecipeError(f"{KEY} = {url}: {problem}; {advice}")
         return None
     text = mirrored.read_small(RECIPE, MAX_BYTES).decode(errors="replace")
     try:
@@ -56,11 +61,14 @@ def find_mirrored_run(recipe: Recipe, run_dir: Path | None) -> MirroredRun | Non
         raise DataError(f"{url}: {RECIPE} must hold keys and values")
     if changes := list_changes_with_length(recipe, normalise_recipe(recorded), url):
         raise RecipeError([f"{KEY} = {url}: holds a run of another recipe", *changes])
-    if run_dir is not None and identify_run(run_dir) == mirrored.identity:
-        newest = max(list_saved_steps(run_dir / FOLDER), default=0)
-        if newest >= mirrored.newest:
-            return None
-    return mirrored
+    if run_dir is None or identify_run(run_dir) != mirrored.identity:
+        return mirrored
+    return mirrored if _find_newest(run_dir) < mirrored.newest else None
+
+
+def _find_newest(run_dir: Path) -> int:
+    """Return the step of the newest checkpoint of a run; 0 without any."""
+    return max(list_saved_steps(run_dir / FOLDER), default=0)
 
 
 def identify_run(run_dir: Path) -> str:

@@ -93,7 +93,8 @@ def test_auto_without_an_unfinished_run_starts_a_new_run(tiny: Compose, tmp_path
 def test_auto_skips_unreadable_recipes(tiny: Compose, tmp_path: Path) -> None:
     """A run killed while it wrote its recipe, or a stranger's folder, is no reason to fail."""
     wanted = leave(tmp_path / "day" / "run", tiny(), None, age_s=10)
-    for name, text in (("half", "name: [unclosed"), ("empty", ""), ("list", "- 1")):
+    texts = {"half": "name: [unclosed", "empty": "", "list": "- 1", "null": "train: null"}
+    for name, text in texts.items():
         broken = leave(tmp_path / "day" / name, tiny())
         (broken / "recipe.yaml").write_text(text)
         os.utime(broken / "recipe.yaml", (2e9, 2e9))

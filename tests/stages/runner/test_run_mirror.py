@@ -85,6 +85,11 @@ def test_newer_of_local_run_and_mirror_is_continued(
     assert identify_run(Path(restored.run_dir or "")) == identify_run(Path("outputs/day/run"))
     named = run(tiny(*KEYS, mirror, f"train.resume={restored.run_dir}"))
     assert named.status == "done"
+    records = sorted(os.listdir(tmp_path / "store/records"))
+    shutil.rmtree(tmp_path / str(restored.run_dir) / "checkpoints/45")
+    with pytest.raises(RecipeError, match=r"holds step 45 of .*, which has no checkpoint as new"):
+        run(tiny(*KEYS, mirror, f"train.resume={restored.run_dir}"))
+    assert sorted(os.listdir(tmp_path / "store/records")) == records
 
 
 @pytest.mark.slow
