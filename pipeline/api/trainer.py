@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +88,6 @@ class Trainer:
         self._requested_dir = None if run_dir is None else Path(run_dir)
         self._watch = _Watch()
         self._trained: TrainedRun | None = None
-        self._signals = Signals()
 
     @classmethod
     def load(cls, run_dir: Path | str) -> Trainer:
@@ -128,10 +127,10 @@ class Trainer:
         inside the loop, only earlier checkpoints remain. If a signal stops the run, saves it and
         raises Interrupted.
         """
-        self._signals = Signals()
+        signals = Signals()
         options = RunOptions(
             self._requested_dir,
-            signals=self._signals,
+            signals=signals,
             callbacks=(*self._callbacks, self._watch),
             inspection=RunInspection(),
         )
@@ -157,14 +156,14 @@ class Trainer:
                     if not isinstance(end, StopIteration):
                         raise
                     self.summary = end.value
-                    self._signals.check()
+                    signals.check()
                     return
                 yield report
         finally:
             if not is_exiting:
                 atexit.unregister(end_with_process)
             if not has_ended:
-                self._signals.stop = "the loop over its sinks was left"
+                signals.stop = "the loop over its sinks was left"
                 self.summary = exhaust(reports)
 
     @property
@@ -269,8 +268,13 @@ class Trainer:
         """Yield the columns of each batch of an epoch by name, as the network reads them.
 
         Images are float32 (B, H, W, C). The last batch may be smaller. The first epoch is 0. Order
-        and random augmentation are the same as in that epoch of training.
+        and random augmentation are the same as in that epoch of training. Raises ValueError for
+        another split or a negative epoch.
         """
+        if split not in get_args(SplitKey):
+            raise ValueError(f"split = {split!r}: must be one of {', '.join(get_args(SplitKey))}")
+        if epoch < 0:
+            raise ValueError(f"epoch = {epoch}: must be at least 0")
         dataset = self.dataset
         order = dataset.train_order if split == "train" else dataset.eval_order
         for step in range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch):

@@ -54,8 +54,11 @@ _KEY_ERROR = re.compile(
 def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
     """Compose a recipe by name or YAML file, with overrides as on the command line.
 
-    Raises RecipeError with every problem found.
+    Raises RecipeError with every problem found, ValueError for one text as `overrides`.
     """
+    if isinstance(overrides, str):
+        # Each of its letters would be an override.
+        raise ValueError(f"overrides = {overrides!r}: must be a list, as in [{overrides!r}]")
     return compose_and_check([f"+recipe={name}", *overrides])
 
 

@@ -69,6 +69,11 @@ def test_overrides_of_a_loaded_recipe_are_refused(recipe: Recipe) -> None:
         Trainer(recipe, ["train.steps=3"])
 
 
+def test_one_text_as_overrides_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must be a list, as in \['train\.steps=3'\]"):
+        Trainer("lenet5_digits", "train.steps=3")
+
+
 def test_loading_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"isn't a run directory; it holds no recipe.yaml"):
         Trainer.load(tmp_path)
@@ -187,6 +192,16 @@ def test_interrupted_loop_can_be_resumed(
     assert outcome.metrics(left) == outcome.metrics(unbroken)
     assert outcome.read_lines(left / "evals.jsonl") == outcome.read_lines(unbroken / "evals.jsonl")
     outcome.assert_equal_arrays(outcome.arrays(left), outcome.arrays(unbroken))
+
+
+@pytest.mark.slow
+def test_refused_fit_inside_the_loop_does_not_change_where_it_stops(trainer: Trainer) -> None:
+    for _ in trainer.sinks():
+        with pytest.raises(RunError, match="holds a run already"):
+            trainer.fit()
+        break
+    assert trainer.summary is not None
+    assert (trainer.summary.status, trainer.summary.steps) == ("stopped", 8)
 
 
 @pytest.mark.slow

@@ -47,6 +47,17 @@ def test_epoch_has_every_sample_once(tiny: Compose) -> None:
         assert sorted(labels.tolist()) == sorted(raw.columns["label"].tolist())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("test", 0), "split = 'test': must be one of train, eval"), (("train", -1), "epoch = -1")],
+)
+def test_batches_of_an_absent_split_or_epoch_are_refused(
+    arguments: tuple[Any, int], message: str, tiny: Compose
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        next(Trainer(tiny("model=mlp")).dicts(*arguments))
+
+
 @pytest.mark.slow
 def test_batches_equal_training_batches(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

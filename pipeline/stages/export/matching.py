@@ -184,7 +184,10 @@ def _match_entry(
         note = f"is {array.dtype}; must be floating point"
         return replace(row, status="misshapen", note=note), None
     array = array if framework is None else convert_layout(array, target, network)
-    array = array.astype(np.float32)
+    converted = _convert_type(array, np.dtype(np.float32))
+    if converted is None:
+        return replace(row, status="misshapen", note="has values beyond float32"), None
+    array = converted
     earlier = matched.get(target)
     if entry.added:
         if earlier is None:
@@ -205,6 +208,14 @@ def _match_entry(
     return row, array
 
 
+def _convert_type(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
+    """Return an array in a type; None if the type can't hold one of its finite values."""
+    with np.errstate(over="ignore"):
+        converted = array.astype(dtype)
+    overflows = np.isinf(converted) & np.isfinite(array)
+    return None if overflows.any() else converted
+
+
 def _format_shape(shape: tuple[int, ...] | None) -> str:
     if shape is None:
         return "-"
@@ -219,8 +230,8 @@ def convert_to_foreign_names(
     `entries` are the file's entries by name. To invert the rules that read a file, they are applied
     to arrays of indices: the result has, for each value of the network, its index in the file.
     Entries that aren't weights, such as counters, keep the file's values. Entries that are added to
-    another array become 0. Raises DataError for a file of another network, and for an entry that
-    `arrays` lacks.
+    another array become 0. Raises DataError for a file of another network, for an entry that
+    `arrays` lacks, and for values that the file's type can't hold.
     """
     matching = match_weights(file, entries, network)
     matching.require(partial=False)
@@ -241,5 +252,12 @@ def convert_to_foreign_names(
         indices = entry.array
         if matching.rules is not None:
             indices = convert_layout(indices, entry.target, network)
-        result[entry.source].flat[indices.reshape(-1)] = arrays[entry.target].reshape(-1)
+        dtype = result[entry.source].dtype
+        values = _convert_type(arrays[entry.target], dtype)
+        if values is None:
+            raise DataError(
+                f"{file}: has {show_name(entry.source)} as {dtype}, which can't hold the largest "
+                f"values of {show_name(entry.target)}"
+            )
+        result[entry.source].flat[indices.reshape(-1)] = values.reshape(-1)
     return result

@@ -399,6 +399,14 @@ def test_integer_arrays_are_misshapen() -> None:
     ]
 
 
+def test_values_beyond_float32_are_misshapen() -> None:
+    theirs = lenet() | {"fc3.bias": np.full(10, 1e300), "fc2.bias": np.full(84, np.inf)}
+    rows = match_weights("f", theirs, lenet_needs()).rows
+    assert [(row.source, row.note) for row in rows if row.status == "misshapen"] == [
+        ("fc3.bias", "has values beyond float32")
+    ]
+
+
 def test_long_table_is_truncated() -> None:
     theirs = {f"layer{index}.oops": rand(1) for index in range(100)}
     text = format_table(match_weights("f", theirs, lenet_needs()).rows)

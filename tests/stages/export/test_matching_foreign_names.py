@@ -65,6 +65,14 @@ def test_dtypes_follow_the_file() -> None:
     np.testing.assert_array_equal(back["fc1.weight"], theirs["fc1.weight"].astype(np.float16))
 
 
+def test_values_beyond_the_type_of_the_file_are_refused() -> None:
+    ours = match_weights("a.pth", lenet(), lenet_needs()).arrays
+    ours["params/dense_2/bias"] = np.full(10, 1e5, np.float32)
+    model = {name: array.astype(np.float16) for name, array in lenet().items()}
+    with pytest.raises(DataError, match=r"has fc3.bias as float16, which can't hold the largest"):
+        convert_to_foreign_names("b.pth", model, ours, lenet_needs())
+
+
 def test_file_of_another_network_is_refused() -> None:
     ours = match_weights("a.pth", lenet(), lenet_needs()).arrays
     with pytest.raises(DataError, match=r"b.pth: 7 of 8 arrays matched .*1 misshapen"):

@@ -80,7 +80,7 @@ def write_mindspore(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
     for name, array in arrays.items():
         dtype = array.dtype.newbyteorder("<") if array.dtype != BFLOAT16 else BFLOAT16
         if dtype not in _NAMES:
-            raise ValueError(f"{name} is {array.dtype}, which a .ckpt can't hold")
+            raise ValueError(f"{show_name(name)} is {array.dtype}, which a .ckpt can't hold")
         key = _encode_varint(_DIMS << 3 | VARINT)
         # In MindSpore's files a scalar has the dimensions (0,).
         dims = b"".join(key + _encode_varint(size) for size in array.shape or (0,))

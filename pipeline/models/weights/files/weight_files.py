@@ -83,7 +83,8 @@ def require_writable_suffix(path: Path) -> None:
 def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays under their names, replacing the file atomically.
 
-    Raises DataError for a suffix that can't be written, and RunError if writing fails.
+    Raises DataError for a suffix that can't be written, and RunError if writing fails or if the
+    format can't hold an array or its name.
     """
     require_writable_suffix(path)
     writer = _WRITERS[path.suffix.lower()]
@@ -91,7 +92,7 @@ def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     try:
         writer(draft, {name: np.asarray(array, order="C") for name, array in arrays.items()})
         commit(draft, path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         with suppress(OSError):
             draft.unlink()
         reason = getattr(error, "strerror", None) or error
@@ -147,11 +148,16 @@ def _write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays as numpy.savez does, which however refuses some names, such as `file`."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in arrays.items():
+            if array.dtype.kind == "V":
+                # numpy would write bfloat16 as bytes without a type.
+                raise ValueError(f"{show_name(name)} is {array.dtype}, which a .npz can't hold")
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 npy.write_array(file, array, allow_pickle=False)
 
 
 def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    if "__metadata__" in arrays:
+        raise ValueError("a .safetensors can't hold an array called __metadata__")
     # The package's save_file makes the file readable only by its owner.
     path.write_bytes(safetensors.numpy.save(dict(arrays)))
 

@@ -265,12 +265,12 @@ def _add_upsample(layer: standard.Upsample, x: NodeOutput, graph: GraphBuilder) 
 def _add_channel_shuffle(
     layer: standard.ChannelShuffle, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
-    height, width, channels = x.shape
-    sizes = [-1, layer.groups, channels // layer.groups, height, width]
+    *positions, channels = x.shape
+    sizes = [-1, layer.groups, channels // layer.groups, *positions]
     parts = graph.reshape(x, sizes, x.shape)
-    swapped = graph.add_node("Transpose", [parts.name], perm=(0, 2, 1, 3, 4))
+    swapped = graph.add_node("Transpose", [parts.name], perm=(0, 2, 1, *range(3, len(sizes))))
     swapped_x = NodeOutput(swapped, x.shape, "nchw")
-    return graph.reshape(swapped_x, [-1, channels, height, width], x.shape)
+    return graph.reshape(swapped_x, [-1, channels, *positions], x.shape)
 
 
 @register_translation(standard.Flatten, order="nhwc")

@@ -425,6 +425,25 @@ def test_unwritable_weight_paths_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("suffix", "name", "array", "reason"),
+    [
+        (".ckpt", "w", np.ones(2, np.complex64), "w is complex64, which a .ckpt can't hold"),
+        (".ckpt", "w", np.array(["text"]), "w is <U4, which a .ckpt can't hold"),
+        (".npz", "w", np.ones(2, ml_dtypes.bfloat16), "w is bfloat16, which a .npz can't hold"),
+        (".safetensors", "__metadata__", np.ones(2), "can't hold an array called __metadata__"),
+        (".npz", "half \ud800", np.ones(2), "surrogates not allowed"),
+    ],
+)
+def test_arrays_that_a_format_cannot_hold_are_refused(
+    suffix: str, name: str, array: np.ndarray, reason: str, tmp_path: Path
+) -> None:
+    """And nothing is left behind."""
+    with pytest.raises(RunError, match=f"weights{suffix}: can't be written: .*{reason}"):
+        write_weights(tmp_path / f"weights{suffix}", {name: array})
+    assert not list(tmp_path.iterdir())
+
+
 def test_zip_with_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
     content = bytearray((GOLDEN / "torch_tiny.pth").read_bytes())
     at = content.index(np.arange(12, dtype=np.float32).tobytes())

@@ -187,6 +187,11 @@ LAYERS: dict[str, list[str]] = {
     "last state": ["{name: reshape, shape: [12, 27]}", "{name: gru, features: 5, output: last}"],
     "upsample": ["{name: upsample, factor: 2}"],
     "shuffle": ["{name: conv, features: 6, kernel: 1}", "{name: channel_shuffle, groups: 3}"],
+    "shuffled features": [
+        "{name: conv, features: 6, kernel: 1}",
+        "global_avg_pool",
+        "{name: channel_shuffle, groups: 3}",
+    ],
     "branches": [
         "{name: conv, features: 8, kernel: 1}",
         "{name: branches, split: true, branches: [[], [{name: conv, features: 2, kernel: 3}]]}",
