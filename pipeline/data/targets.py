@@ -74,7 +74,9 @@ def standardise_targets(
             raise ValueError(f"{column} has values in the {split_name} split that are not finite")
     mean = np.asarray(train, np.float64).mean(axis=0)
     std = np.asarray(train, np.float64).std(axis=0)
-    constant = [name for name, value in zip(names, std, strict=True) if value == 0]
+    # The computed deviation of equal numbers such as 0.1 isn't always 0.
+    is_constant = (std == 0) | (train == train[0]).all(axis=0)
+    constant = [name for name, is_equal in zip(names, is_constant, strict=True) if is_equal]
     if constant:
         raise ValueError(f"{', '.join(constant)} is the same in all training samples")
 
