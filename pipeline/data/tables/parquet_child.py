@@ -81,9 +81,10 @@ class _File:
 
 def _encode_column(name: str, values: Any, is_text: bool) -> list[bytes | memoryview]:
     """Return the bytes of a column: the letter n and numbers as float64, or the letter t, codes as
-    int32 and the different texts as JSON, in the order of first occurrence. The code -1 is a missing
-    or empty text. Before each piece but the letter is its length, as `LENGTH`. With `is_text` numbers become texts. Raises ValueError
-    for values that are neither numbers nor texts."""
+    int32 and the different texts as JSON, in the order of first occurrence. The code -1 is a
+    missing or empty text. Before each piece but the letter is its length, as `LENGTH`. With
+    `is_text` numbers become texts. Raises ValueError for values that are neither numbers nor texts.
+    """
     import pyarrow as pa
 
     dtype = values.type
