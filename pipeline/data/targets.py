@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pipeline.core.registry import MAX_FLOAT
+
 Task = Literal["classification", "regression", "multi_label", "next_token"]
 
 
@@ -66,15 +68,19 @@ def standardise_targets(
 ) -> tuple[np.ndarray, np.ndarray, Targets]:
     """Standardise the numbers of both splits, (n, K), by the training split. Returns the training
     and evaluation numbers, float32 (n, K), and their targets. Raises ValueError for numbers that
-    aren't finite, and if all training numbers of a column are equal."""
+    aren't finite in float32, and if all training numbers of a column are equal."""
     for split_name, values in (("training", train), ("evaluation", evaluated)):
-        is_finite = np.isfinite(values).all(axis=0)
+        is_finite = (np.abs(values) <= MAX_FLOAT).all(axis=0)
         if not is_finite.all():
             column = names[int(np.flatnonzero(~is_finite)[0])]
-            raise ValueError(f"{column} has values in the {split_name} split that are not finite")
+            raise ValueError(
+                f"{column} has values in the {split_name} split that are not finite in float32"
+            )
     mean = np.asarray(train, np.float64).mean(axis=0)
     std = np.asarray(train, np.float64).std(axis=0)
-    constant = [name for name, value in zip(names, std, strict=True) if value == 0]
+    # The computed deviation of equal numbers such as 0.1 isn't always 0.
+    is_constant = (std == 0) | (train == train[0]).all(axis=0)
+    constant = [name for name, is_equal in zip(names, is_constant, strict=True) if is_equal]
     if constant:
         raise ValueError(f"{', '.join(constant)} is the same in all training samples")
 

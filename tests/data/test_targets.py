@@ -35,7 +35,9 @@ def test_class_outputs_have_no_units() -> None:
     ("train", "evaluated", "message"),
     [
         ([[1.0], [1.0]], [[2.0]], "price is the same in all training samples"),
+        ([[0.1]] * 24, [[2.0]], "price is the same in all training samples"),
         ([[1.0], [np.nan]], [[2.0]], "price has values in the training split that are not finite"),
+        ([[1.0], [1e300]], [[2.0]], "price has values in the training split that are not finite"),
         ([[1.0], [2.0]], [[np.inf]], "price has values in the evaluation split"),
     ],
 )

@@ -28,6 +28,10 @@ _FRACTION_BITS = 5
 """Bits after the point of the weights in a linear interpolation, which are multiples of 1/32."""
 
 
+_FAR = 1 << 30
+"""Largest shift, in 1/1024 pixel."""
+
+
 @dataclass(frozen=True)
 class Maps:
     """Affine maps from target to source pixels, in fixed point. The arrays are int32 (n, 2, 3): a
@@ -50,9 +54,23 @@ def to_fixed_point(matrices: np.ndarray, height: int, width: int) -> Maps:
     # A remainder times a coordinate is then below 2**29, so the sum of three fits into int32.
     bits = 29 - int(max(height, width)).bit_length()
     scaled = matrices * (1 << _UNIT_BITS)
+    # A limited shift still leads out of the image, by what `require_fixed_point` accepts.
+    scaled[..., 2] = scaled[..., 2].clip(-_FAR, _FAR)
     pixels = np.floor(scaled)
     remainders = np.rint((scaled - pixels) * (1 << bits))
     return Maps(pixels.astype(np.int32), remainders.astype(np.int32), bits)
+
+
+def require_fixed_point(matrices: np.ndarray, height: int, width: int) -> None:
+    """Raise ValueError for maps from target to source pixels, (n, 2, 3), by which the source of an
+    image is so large that its coordinates don't fit into int32 with any shift."""
+    extent = float((np.abs(matrices[..., :2]) @ np.array([width, height])).max())
+    limit = (_FAR // 2) >> _UNIT_BITS
+    if extent > limit:
+        raise ValueError(
+            f"shrinks or shears images of {height}x{width} to parts of {extent:,.0f} pixels; must "
+            f"be at most {limit:,}"
+        )
 
 
 def _compute_sources(maps: Maps, height: int, width: int) -> tuple[Any, Any]:
@@ -178,10 +196,11 @@ class _AffineOp(GeometricOp):
         """Return the maps from target to source pixels, float64 (maps, 2, 3), for a size."""
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        *_, channels = require_image(value)
+        height, width, channels = require_image(value)
         if value.dtype != "uint8":
             raise ValueError(f"needs uint8 images, not {value.dtype}; list it before rescale")
         list_fill_levels(self.fill, channels)
+        require_fixed_point(self.make_matrices(height, width), height, width)
         return value
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:

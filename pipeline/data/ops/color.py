@@ -17,7 +17,14 @@ from pydantic import AfterValidator
 from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
-from pipeline.data.ops.image import Range, draw_rows, list_steps, repeat_op, require_image
+from pipeline.data.ops.image import (
+    MAX_SUMMED_PIXELS,
+    Range,
+    draw_rows,
+    list_steps,
+    repeat_op,
+    require_image,
+)
 from pipeline.data.ops.interpolation import divide_rounded
 from pipeline.data.random import scale_to_integers
 
@@ -105,12 +112,17 @@ class RandomColorAdjust(Op):
 
 
 def require_rgb_bytes(value: ColumnSpec) -> None:
-    """Raise ValueError for values other than images of three channels of bytes."""
-    *_, channels = require_image(value)
+    """Raise ValueError for values other than images of three channels of bytes, and for more than
+    `MAX_SUMMED_PIXELS`."""
+    height, width, channels = require_image(value)
     if value.dtype != "uint8" or channels != 3:
         raise ValueError(
             f"needs uint8 images of 3 channels, not {value.dtype} of {channels}; list it before "
             "rescale and normalize"
+        )
+    if height * width > MAX_SUMMED_PIXELS:
+        raise ValueError(
+            f"can't average over images as large as {height}x{width}; crop or resize first"
         )
 
 

@@ -20,6 +20,8 @@ Padding = Annotated[
 Probability = Annotated[float, Field(ge=0, le=1)]
 Axis = Literal[1, 2]
 """The axis of rows (1) or columns (2) in a batch of images."""
+MAX_SUMMED_PIXELS = 2**31 // 255
+"""The most pixels of bytes that are averaged: their sum must fit into int32."""
 STEPS = 4096
 """Number of even steps of a range, one of which is drawn. The host computes functions such as sine
 for all steps, in float64, and the compiled step looks them up. XLA's functions differ from numpy's

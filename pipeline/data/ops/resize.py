@@ -14,6 +14,7 @@ from pipeline.core.registry import Expected, Seq, component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp
 from pipeline.data.ops.image import (
+    MAX_SUMMED_PIXELS,
     Axis,
     Range,
     Size,
@@ -37,9 +38,6 @@ from pipeline.data.ops.interpolation import (
 from pipeline.data.random import scale_to_integers
 
 Interpolation = Literal["linear", "nearest", "cubic", "area", "pil_cubic", "antialias"]
-_AREA_LIMIT = 2**31 // 255
-"""The most pixels of an image of bytes that "area" can average: weighted sums must fit into int32.
-"""
 MAX_SIZES = 32
 """The most sizes of `random_size`. Each is a branch of the compiled program."""
 
@@ -68,7 +66,8 @@ class Resize(GeometricOp):
                 f"{self.interpolation} needs uint8 images, not {value.dtype}; resize before "
                 "rescale, or use linear, nearest, cubic or area"
             )
-        if self.interpolation == "area" and value.dtype == "uint8" and height * width > _AREA_LIMIT:
+        is_summed = self.interpolation == "area" and value.dtype == "uint8"
+        if is_summed and height * width > MAX_SUMMED_PIXELS:
             raise ValueError(f"can't average over images as large as {height}x{width}; crop first")
         return replace(value, shape=(*compute_target_size(self.size, height, width), channels))
 
@@ -152,6 +151,8 @@ class RandomSize(GeometricOp):
 
 
 CropInterpolation = Literal["linear", "nearest", "cubic"]
+_LONGEST_SIDE = 2**30
+"""Limit of a drawn side in pixels, which is longer than any image and fits into int32."""
 
 
 def _require_positive(bounds: tuple[float, float]) -> tuple[float, float]:
@@ -237,15 +238,15 @@ class RandomResizedCrop(GeometricOp):
         inverse = (1 / aspect).astype(np.float32)
         number = scale_to_integers(xp, uniforms[:, attempts : 2 * attempts], len(aspect))
         sides = draw_rows(xp, uniforms[:, :attempts], side)
-        columns = xp.rint(sides * xp.asarray(root)[number]).clip(1)
-        rows = xp.rint(columns * xp.asarray(inverse)[number]).clip(1)
+        columns = xp.rint(sides * xp.asarray(root)[number]).clip(1, _LONGEST_SIDE)
+        rows = xp.rint(columns * xp.asarray(inverse)[number]).clip(1, _LONGEST_SIDE)
         return rows.astype(np.int32), columns.astype(np.int32)
 
     def _find_central(self, height: int, width: int) -> Box:
         """Return the largest central box with a ratio in the range. Its fields are integers."""
         min_ratio, max_ratio = self.ratio
-        rows = round(width / min_ratio) if width / height < min_ratio else height
-        columns = round(height * max_ratio) if width / height > max_ratio else width
+        rows = max(1, round(width / min_ratio)) if width / height < min_ratio else height
+        columns = max(1, round(height * max_ratio)) if width / height > max_ratio else width
         # As in MindSpore, an odd border is larger at the top and at the right.
         return Box(
             top=(height - rows + 1) // 2, left=(width - columns) // 2, height=rows, width=columns

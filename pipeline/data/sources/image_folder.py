@@ -214,7 +214,7 @@ def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
 
 def list_class_folders(folder: Path) -> tuple[str, ...]:
     """Return the sorted names of the visible folders in `folder`. Raises DataError without any."""
-    names = tuple(entry.name for entry in _scan_folder(folder) if entry.is_dir())
+    names = tuple(entry.name for entry in _scan_folder(folder) if _is_folder(entry))
     if not names:
         raise DataError(f"{folder}: must have one folder per class; it has none")
     return names
@@ -245,7 +245,7 @@ def list_classes(folder: Path, classes: Sequence[str], within: Path | None = Non
             f"{folder}: must have one folder per class; it has only {classes[0]}, whose images "
             f"are in subfolders; did you mean dataset.root={folder / classes[0]}?"
         )
-    left_out = [entry.path for entry in _scan_folder(folder) if not entry.is_dir()]
+    left_out = [entry.path for entry in _scan_folder(folder) if not _is_folder(entry)]
     left_out += (path for listing in listings for path in listing.left_out)
     return ClassImages(paths, labels, tuple(left_out))
 
@@ -278,9 +278,9 @@ def list_images(
         for entry in _scan_folder(current):
             if entry.is_symlink():
                 require_within(Path(entry.path), within)
-            if entry.is_dir():
+            if _is_folder(entry):
                 folders.append((Path(entry.path), ancestors | {real}))
-            elif entry.is_file() and entry.name.lower().endswith(tuple(suffixes)):
+            elif os.path.isfile(entry) and entry.name.lower().endswith(tuple(suffixes)):
                 images.append(entry.path)
             else:
                 left_out.append(entry.path)
@@ -308,11 +308,21 @@ def describe_left_out(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
 
 def require_within(path: Path, folder: Path | None) -> None:
     """Raise DataError if a path leads out of a folder; None permits every path."""
-    if folder is not None and not path.resolve().is_relative_to(folder):
+    # `Path.resolve` raises RuntimeError for a loop of links in Python 3.11 and 3.12.
+    target = Path(os.path.realpath(path))
+    if folder is not None and not target.is_relative_to(folder):
         raise DataError(
-            f"{path}: leads out of {folder}, to {path.resolve()}; copy its target, or set "
+            f"{path}: leads out of {folder}, to {target}; copy its target, or set "
             "dataset.follow_links=true on the command line"
         )
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder or leads to one. False for a loop of links."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:

@@ -65,7 +65,7 @@ class TextCsv(DatasetSpec):
         file = self.root or SHIPPED
         rows = read_two_columns(file, (self.text_column, self.class_column))
         texts = [text for text, _ in rows]
-        names = [name for _, name in rows]
+        names = [name.strip() for _, name in rows]
         with name_file(file):
             require_room(8 * len(rows) * self.max_tokens, f"{len(rows):,} texts")
             classes = _name_classes(names)
@@ -91,7 +91,10 @@ class TextCsv(DatasetSpec):
 
 
 def _name_classes(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the sorted names of the classes. Raises ValueError for a single class or too many."""
+    """Return the sorted names of the classes. Raises ValueError for a row without a class, and
+    for a single class or too many."""
+    if "" in names:
+        raise ValueError(f"row {names.index('') + 1:,} has no class; every text needs one")
     counts = Counter(names)
     if len(counts) < 2:
         raise ValueError(

@@ -19,6 +19,8 @@ _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?!\d)")
 _MAX_TRIED = 1000
 """Number of texts that a format is tried on first. Parsing all takes long."""
 _YEAR = re.compile(r"\d{4}")
+_DAY_DIRECTIVE = re.compile("%[^HIMSfpzZ%]")
+"""A part of a format that stands for a part of the day, as the year after the time of `ctime`."""
 _DAYS = (
     *("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m"),
     *("%d %b %Y", "%d-%b-%Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y"),
@@ -106,7 +108,7 @@ def _parse(text: str, date_format: str) -> datetime | None:
                 return datetime.fromisoformat(text).replace(tzinfo=None)
         return None
     time_start = max(date_format.find(" %H"), date_format.find(" %I"))
-    if time_start < 0:
+    if time_start < 0 or _DAY_DIRECTIVE.search(date_format, time_start):
         return _parse_part(text, date_format)
     # Days and times are parsed apart, since a column has few different ones, which are cached.
     words = text.rsplit(" ", date_format.count(" ", time_start))

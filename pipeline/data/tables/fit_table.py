@@ -181,11 +181,13 @@ def _fit_numbers(
         return ()
     # Sines and cosines need no scaling. Of the parts of a date only the days have an indicator.
     is_wave = date is not None and date.part != "days"
+    # The computed deviation of equal numbers such as 0.1 isn't always 0.
+    is_constant = bool(present.min() == present.max())
     column = TableColumn(
         name=name,
         kind="numeric",
-        mean=float(present.mean()),
-        std=float(present.std()) or 1.0,  # 1 for equal numbers, so that they become 0
+        mean=float(present[0] if is_constant else present.mean()),
+        std=1.0 if is_constant else float(present.std()) or 1.0,
         standardised=options.standardise and not is_wave,
         indicator=options.indicators and present.size < numbers.size and not is_wave,
         date=date,

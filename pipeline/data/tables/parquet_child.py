@@ -81,9 +81,10 @@ class _File:
 
 def _encode_column(name: str, values: Any, is_text: bool) -> list[bytes | memoryview]:
     """Return the bytes of a column: the letter n and numbers as float64, or the letter t, codes as
-    int32 and the different texts as JSON, in the order of first occurrence. Before each piece but
-    the letter is its length, as `LENGTH`. With `is_text` numbers become texts. Raises ValueError
-    for values that are neither numbers nor texts."""
+    int32 and the different texts as JSON, in the order of first occurrence. The code -1 is a
+    missing or empty text. Before each piece but the letter is its length, as `LENGTH`. With
+    `is_text` numbers become texts. Raises ValueError for values that are neither numbers nor texts.
+    """
     import pyarrow as pa
 
     dtype = values.type
@@ -110,6 +111,10 @@ def _encode_column(name: str, values: Any, is_text: bool) -> list[bytes | memory
         raise ValueError(f"{show_name(name)} is {dtype}; must be numbers or texts") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{show_name(name)} has a text that is not UTF-8") from error
+    # As in a CSV file, an empty text is a missing value.
+    present = [number for number, text in enumerate(used_texts) if text.strip()]
+    used_codes = used_codes[present]
+    used_texts = [used_texts[number] for number in present]
     # The last of the new codes stays -1, for the code -1 of a missing value.
     new_codes = np.full(len(texts.dictionary) + 1, -1, np.int32)
     new_codes[used_codes] = np.arange(len(used_codes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import re
 from collections.abc import Callable, Iterator
@@ -252,7 +253,7 @@ def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
 @contextmanager
 def _open_text(path: Path, form: TableFormat) -> Iterator[IO[str]]:
     # The byte order mark of Windows isn't a part of the first name.
-    is_utf8 = form.encoding.lower() in ("utf-8", "utf8")
+    is_utf8 = codecs.lookup(form.encoding).name == "utf-8"
     with open_unpacked(path) as file:
         yield TextIOWrapper(file, "utf-8-sig" if is_utf8 else form.encoding, newline="")
 
@@ -276,9 +277,9 @@ def _split_fields(lines: Iterator[str], delimiter: str) -> Any:
 
 
 def _find_delimiter(lines: Iterator[str]) -> str:
-    """Return the most frequent delimiter of the first line. If the line has none, it is the space
-    if it splits all lines into equal numbers of fields, else the comma."""
-    first = next(lines, "")
+    """Return the most frequent delimiter of the first line that isn't blank. If the line has none,
+    it is the space if it splits all lines into equal numbers of fields, else the comma."""
+    first = next((line for line in lines if line.strip("\r\n")), "")
     if not any(delimiter in first for delimiter in DELIMITERS):
         rows = _split_fields(chain([first], lines), " ")
         fields = set()

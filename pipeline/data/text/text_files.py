@@ -55,7 +55,9 @@ def read_files(files: list[Path]) -> list[bytes]:
 def read_text_lines(file: Path) -> list[str]:
     """Return the stripped lines of a text file that aren't empty. Raises DataError without any."""
     with name_file(file):
-        lines = [line.strip() for line in decode_utf8(_read_file(file)).splitlines()]
+        # Windows writes a byte order mark. Only \n, \r\n and \r end a line.
+        text = decode_utf8(_read_file(file)).removeprefix("\ufeff")
+        lines = [line.strip() for line in io.StringIO(text, newline=None)]
     texts = [line for line in lines if line]
     if not texts:
         raise DataError(f"{file}: holds no text; must have one on each line")
@@ -87,6 +89,9 @@ def _parse_rows(text: str, columns: tuple[str, str]) -> list[tuple[str, str]]:
     if missing:
         listed = ", ".join(map(show_name, names[:20])) or "nothing"
         raise ValueError(f"has no column {', '.join(map(show_name, missing))}; it has {listed}")
+    repeated = [column for column in columns if names.count(column) > 1]
+    if repeated:
+        raise ValueError(f"has the column {show_name(repeated[0])} more than once")
     rows = []
     for row in reader:
         if None in row or None in row.values():

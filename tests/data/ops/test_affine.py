@@ -13,7 +13,7 @@ from scipy import stats
 
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.ops.affine import MAPS, RandomAffine, RandomRotation, make_rotation
-from tests.data.ops.op_calls import BYTES, GREY, on_host
+from tests.data.ops.op_calls import BYTES, GREY, on_host, spec_of
 
 HEIGHT, WIDTH = 11, 14
 PIXELS = np.random.default_rng(2).integers(1, 256, (6, HEIGHT, WIDTH, 3), np.uint8)
@@ -105,6 +105,25 @@ def test_drawn_parameters_fill_their_ranges() -> None:
 def test_invalid_affine_parameters_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         RandomAffine(**fields)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        RandomAffine(translate_x=(1e9, 1e9), fill=7),
+        RandomAffine(translate_y=(-1e30, -1e30), fill=7),
+        RandomRotation(degrees=(30, 30), center=(1e9, 1e9), fill=7),
+    ],
+)
+def test_image_moved_far_away_leaves_its_fill(op: RandomAffine | RandomRotation) -> None:
+    assert op.output(spec_of(BYTES)) == spec_of(BYTES)
+    assert (on_host(op, BYTES) == 7).all()
+
+
+@pytest.mark.parametrize("fields", [{"shear_x": (89.9999, 89.9999)}, {"scale": (0.01, 0.01)}])
+def test_source_beyond_fixed_point_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="shrinks or shears images of 6000x2 to parts"):
+        RandomAffine(**fields).output(ColumnSpec((6000, 2, 3), "uint8"))
 
 
 def test_floats_are_refused() -> None:

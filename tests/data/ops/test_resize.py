@@ -102,6 +102,18 @@ def test_resize_refuses_integers_other_than_bytes():
         Resize(size=(4, 4)).output(ColumnSpec((7, 9, 3), "int32"))
 
 
+@pytest.mark.parametrize("scale", [(0.5, 1), (1e30, 1e30)])
+@pytest.mark.parametrize("ratio", [(1e-12, 1e-12), (10, 20), (1e12, 1e12), (1e-30, 1e30)])
+@pytest.mark.parametrize("size", [(1, 1), (1, 4), (4, 1), (7, 9)])
+def test_box_of_any_scale_and_ratio_is_within_the_image(scale, ratio, size):
+    op = RandomResizedCrop(size=(4, 4), scale=scale, ratio=ratio)
+    box = op.draw_box(np, uniforms_for(op), *size)
+    for first, length, limit in ((box.top, box.height, size[0]), (box.left, box.width, size[1])):
+        assert (first >= 0).all()
+        assert (length >= 1).all()
+        assert (first + length <= limit).all()
+
+
 def test_unfit_random_resized_crop_is_the_largest_central_crop():
     op = RandomResizedCrop(size=(4, 4), scale=(1.0, 1.0), ratio=(3.0, 3.0), max_attempts=3)
     box = op.draw_box(np, uniforms_for(op), 7, 9)

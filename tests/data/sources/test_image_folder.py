@@ -284,6 +284,18 @@ def test_images_in_deeper_folders_belong_to_the_class(tmp_path: Path) -> None:
     assert data.notes == ()
 
 
+@pytest.mark.parametrize("follow_links", [False, True])
+def test_loops_of_links_are_left_out(tmp_path: Path, follow_links: bool) -> None:
+    write_tree(tmp_path)
+    train = tmp_path / "train"
+    for link, target in (("loop", "loop"), ("ant/x", "y"), ("ant/y", "x"), ("ant/z.png", "z.png")):
+        (train / link).symlink_to(target)
+    spec = ImageFolder(**section(root=tmp_path, follow_links=follow_links))
+    data = spec.read(tmp_path / "cache")
+    assert data.targets.names == ("ant", "owl")
+    assert data.notes[0].startswith("left out: 4 files (3 of no suffix, 1 of .png)")
+
+
 def test_left_out_files_are_counted(tmp_path: Path) -> None:
     write_tree(tmp_path)
     for name in ("ant/1.heic", "ant/deep/2.heic", "owl/notes.TXT", "beside.png", ".hidden"):

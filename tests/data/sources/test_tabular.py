@@ -248,6 +248,20 @@ def test_parquet_and_csv_tables_are_equal(tmp_path: Path) -> None:
     assert found.table.columns == wanted.table.columns
 
 
+@pytest.mark.medium
+def test_empty_text_of_parquet_is_missing(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    columns = {"a": ["x", "", None, " ", "y"] * 4, "b": [0, 1] * 10}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    raw = ParquetTable(**section(root=tmp_path / "a.parquet", target="b")).load(tmp_path)
+    assert raw.table is not None
+    assert raw.table.columns[0].categories == ("", "x", "y")
+    assert raw.notes == ()
+    with pytest.raises(DataError, match="row 2: a is missing, and it is a target"):
+        ParquetTable(**section(root=tmp_path / "a.parquet", target="a")).load(tmp_path)
+
+
 @pytest.mark.slow
 def test_invalid_parquet_is_named(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")

@@ -48,6 +48,13 @@ def test_invalid_date_is_nan() -> None:
     )
 
 
+@pytest.mark.parametrize("date_format", ["%a %b %d %H:%M:%S %Y", "%H:%M %d/%m/%y", "%Y %H %j"])
+def test_time_may_stand_before_parts_of_the_day(date_format: str) -> None:
+    moment = datetime(2021, 3, 4, 12)
+    (days,) = parse_days([moment.strftime(date_format)], date_format)
+    assert datetime(1970, 1, 1) + timedelta(days=float(days)) == moment
+
+
 @pytest.mark.parametrize(
     ("texts", "formats"),
     [

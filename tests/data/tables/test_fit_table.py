@@ -111,6 +111,14 @@ def test_standardisation_can_be_disabled(tmp_path: Path) -> None:
     assert fitted(path, 3)[1].tolist() == [[-1, 0], [0, 0], [1, 0]]
 
 
+def test_equal_numbers_become_zero(tmp_path: Path) -> None:
+    # The computed deviation of 24 numbers 0.1 is 1.4e-17, by which the last row would be 7e15.
+    path = write(tmp_path, [[0.1]] * 24 + [[0.2]], "x")
+    table, rows = fitted(path, 24)
+    assert (table.columns[0].mean, table.columns[0].std) == (0.1, 1)
+    np.testing.assert_allclose(rows.ravel(), [0] * 24 + [0.1], rtol=1e-6)
+
+
 def test_empty_column_is_left_out(tmp_path: Path) -> None:
     path = write(tmp_path, [["", 1, ""], ["", 2, "x"]], "a", "b", "c")
     table, rows = fitted(path, 1)

@@ -113,9 +113,16 @@ def test_table_larger_than_memory_is_refused(
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_delimiter_is_detected(tmp_path: Path, delimiter: str) -> None:
-    table = read(tmp_path, f"a{delimiter}b\n1{delimiter}2\n")
+@pytest.mark.parametrize("start", ["", "\n", "\r\n\r\n"])
+def test_delimiter_is_detected(tmp_path: Path, delimiter: str, start: str) -> None:
+    table = read(tmp_path, f"{start}a{delimiter}b\n1{delimiter}2\n")
     assert (values(table, "a"), values(table, "b")) == ([1], [2])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "UTF8", "utf_8", "U8"])
+def test_byte_order_mark_is_not_in_a_name(tmp_path: Path, encoding: str) -> None:
+    table = read(tmp_path, b"\xef\xbb\xbfa,b\n1,2\n", encoding=encoding)
+    assert table.names == ("a", "b")
 
 
 def test_space_separated_columns_are_detected(tmp_path: Path) -> None:

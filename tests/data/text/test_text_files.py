@@ -45,6 +45,12 @@ def test_folder_without_texts_and_outside_link_are_refused(tmp_path: Path) -> No
 
 def test_empty_lines_are_left_out(tmp_path: Path) -> None:
     assert read_text_lines(write(tmp_path / "a.txt", " one \n\n\ttwo\r\n")) == ["one", "two"]
+    marked = "\ufeffone\r\ntwo\x0c\u2028 more\rthree"  # a file of Windows
+    assert read_text_lines(write(tmp_path / "a.txt", marked)) == [
+        "one",
+        "two\x0c\u2028 more",
+        "three",
+    ]
     with pytest.raises(DataError, match="holds no text; must have one on each line"):
         read_text_lines(write(tmp_path / "b.txt", " \n\n"))
 
