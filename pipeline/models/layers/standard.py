@@ -24,6 +24,7 @@ from pipeline.models.layers.fields import (
     Padding,
     Size,
     VolumeSize,
+    pair,
 )
 from pipeline.models.layers.model_spec import Initializer, Layers, LayerSpec
 
@@ -207,6 +208,19 @@ class Pool(LayerSpec):
     stride: Size | None = None
     """Step of the window; null: the size of the window."""
     padding: Padding = "valid"
+
+    @model_validator(mode="after")
+    def _check_padding(self) -> Self:
+        if isinstance(self.padding, str):
+            return self
+        sides = self.padding if isinstance(self.padding, tuple) else ((self.padding,),) * 2
+        for window, widths in zip(pair(self.kernel), sides, strict=True):
+            if max(widths) >= window:
+                raise ValueError(
+                    f"padding {max(widths)} must be less than kernel {window}, or a window would "
+                    "have no pixel"
+                )
+        return self
 
 
 @component("layer")

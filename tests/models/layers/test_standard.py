@@ -89,6 +89,13 @@ def test_conv_refuses_groups_that_do_not_divide_its_features() -> None:
         Conv(features=10, kernel=3, groups=4)
 
 
+@pytest.mark.parametrize("padding", [2, [[0, 0], [0, 3]]])
+def test_pool_refuses_padding_as_large_as_its_window(padding: Any) -> None:
+    with pytest.raises(ValidationError, match=r"padding [23] must be less than kernel [23]"):
+        layer({"name": "max_pool", "kernel": [2, 3], "padding": padding})
+    assert layer({"name": "avg_pool", "kernel": [2, 3], "padding": [[1, 1], [2, 0]]})
+
+
 def test_conv_features_may_be_the_classes() -> None:
     assert Conv(features="$classes", kernel=1, groups=2).features == "$classes"
 
