@@ -6,7 +6,7 @@ Devices are those of one process (`jax_num_cpu_devices`), which share the cores.
 the same in a loop of one program, so dispatch is not counted. What is kept is processor time, not
 time on the clock: neighbours on the machine double the one and hardly change the other. A device's
 share of it is its time on a core of its own; the planner multiplies it by the devices for each
-core. `gloo` is two processes on a loopback, measured apart; its figures are kept in this file.
+core.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ GROUPS = (2, 4, 8)
 SIZES = tuple(1 << exponent for exponent in (10, 14, 16, 18, 20, 21, 23, 25))
 BYTES_A_ROUND = 1 << 27
 MOST_LOOPS, LEAST_LOOPS, ROUNDS = 100, 3, 5
-GLOO = "2 processes on loopback, 2 shared cores, 1 KiB to 32 MiB: 4 ms + bytes / 0.42 GB/s"
-
 Body = Callable[..., jax.Array]
 
 
@@ -120,12 +118,8 @@ def main() -> None:
         "nbytes": list(SIZES),
         "us": collective_curves(),
     }
-    gloo = {
-        "message_us": figure(2000.0, f"measured, {GLOO}, halved: an all-reduce is two messages"),
-        "bytes_per_us": figure(420.0, f"measured, {GLOO}"),
-    }
     print("# Written by python -m benchmarks.host_rates; see rates.py")
-    rates = {"device": one, "in_process": links, "gloo": gloo}
+    rates = {"device": one, "in_process": links}
     # Lists in one line each.
     print(yaml.safe_dump(rates, sort_keys=False, default_flow_style=None, width=99), end="")
 

@@ -18,7 +18,7 @@ from pipeline.core.registry import Spec, list_components
 
 
 def find_unfit_components(
-    tree: Mapping[str, Any], override_keys: Collection[str] = ()
+    tree: Mapping[str, Any], override_keys: Collection[str]
 ) -> Mapping[TreePath, str]:
     """Return the problems of sections whose keys belong to another component, by path.
 

@@ -36,7 +36,7 @@ def read_image_table(
     path_column: str | None,
     label_columns: Sequence[str],
     *,
-    follow_links: bool = False,
+    follow_links: bool,
 ) -> ImageTable:
     """Read a CSV file whose first row names its columns, and whose paths are relative to `folder`.
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.engine.schedule import LEAST_S, DispatchSize, Event, Schedule
 
-NO_COST: Mapping[Event, float] = {}
-
 
 @dataclass(frozen=True)
 class Deadline:
@@ -125,7 +123,7 @@ def find_last_step(
     first: int,
     left_s: float,
     step_s: float,
-    event_s: Mapping[Event, float] = NO_COST,
+    event_s: Mapping[Event, float],
 ) -> int:
     """Return the last step that ends within `left_s` seconds after boundary `first`.
 

@@ -81,11 +81,11 @@ class RunSchedule:
         """
         event_periods = {**every, Event.SINK_END: (self.sink_steps or 1,)}
         all_periods = {period for periods in event_periods.values() for period in periods}
-        all_steps = {step for steps in at.values() for step in steps}
+        all_steps = {self.total} | {step for steps in at.values() for step in steps}
         while first < self.total:
             ends = [(first // period + 1) * period for period in all_periods]
             ends += [step for step in all_steps if step > first]
-            stop = min(self.total, *ends)
+            stop = min(ends)
             events = {event for event, periods in event_periods.items() if is_due(stop, periods)}
             events |= {event for event, steps in at.items() if stop in steps}
             if stop == self.total:

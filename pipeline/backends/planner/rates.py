@@ -18,25 +18,6 @@ from pipeline.core.errors import RunError
 HOST_RATES_FILE = Path(__file__).with_name("host_rates.yaml")
 
 
-@dataclass(frozen=True, slots=True)
-class LinkRates:
-    """Two rates of links between devices: the time of a message, and bytes per microsecond.
-
-    In a ring of n devices, an all-gather, a reduce-scatter or an all-to-all sends (n - 1) / n of
-    the bytes over each link. An all-reduce sends twice the bytes and twice the messages.
-    """
-
-    message_us: float
-    bytes_per_us: float
-
-    def collective_us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
-        """Return the microseconds of a collective over `size` devices."""
-        if size == 1:
-            return 0.0
-        rounds = 2 if kind == "all_reduce" else 1
-        return rounds * (self.message_us + nbytes * (size - 1) / size / self.bytes_per_us)
-
-
 @dataclass(frozen=True)
 class LinkCurves:
     """Measured times of collectives, by kind, number of devices and bytes.
@@ -66,9 +47,6 @@ class LinkCurves:
         return us * max(1.0, nbytes / max_nbytes)
 
 
-Links = LinkRates | LinkCurves
-
-
 def _interpolate(places: Sequence[float], values: Sequence[float], place: float) -> float:
     """Return the value at a place, interpolated in logarithms between the nearest `places`."""
     right = min(max(bisect_right(places, place), 1), len(places) - 1)
@@ -90,8 +68,8 @@ class MeasuredRates:
 
     flops_per_us: float
     bytes_per_us: float
-    links: Links
-    far_links: Links
+    links: LinkCurves
+    far_links: LinkCurves
     per_server: int = 8
     exposed_share: float = 1.0
     scatters_sums: bool = False
@@ -112,12 +90,12 @@ class MeasuredRates:
 
 
 @cache
-def load_host_rates(links: str = "in_process", path: Path = HOST_RATES_FILE) -> MeasuredRates:
-    """Read a host's rates; `links` is in_process or gloo. Raises RunError for an invalid file."""
+def load_host_rates(path: Path = HOST_RATES_FILE) -> MeasuredRates:
+    """Read a host's rates. Raises RunError for an invalid file."""
     try:
         tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         device = tree["device"]
-        measured = _parse_links(tree[links])
+        measured = _parse_links(tree["in_process"])
         return MeasuredRates(
             flops_per_us=float(device["flops_per_us"]["value"]),
             bytes_per_us=float(device["bytes_per_us"]["value"]),
@@ -129,12 +107,7 @@ def load_host_rates(links: str = "in_process", path: Path = HOST_RATES_FILE) -> 
         raise RunError(f"{path}: not a file of a host's rates: {error!r}") from error
 
 
-def _parse_links(tree: Any) -> Links:
-    if "message_us" in tree:
-        return LinkRates(
-            message_us=float(tree["message_us"]["value"]),
-            bytes_per_us=float(tree["bytes_per_us"]["value"]),
-        )
+def _parse_links(tree: Any) -> LinkCurves:
     nbytes = tuple(float(size) for size in tree["nbytes"])
     curves = {
         kind: {int(size): tuple(map(float, us)) for size, us in sorted(rows.items())}

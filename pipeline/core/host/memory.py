@@ -84,9 +84,7 @@ def _read_number(file: Path, pattern: str) -> int:
     return int(match[1]) if match else 0
 
 
-def list_control_groups(
-    controller: str, root: Path = CGROUP, membership: Path = MEMBERSHIP
-) -> tuple[Path, ...]:
+def list_control_groups(controller: str, root: Path, membership: Path) -> tuple[Path, ...]:
     """Return the folders of this process's control group and its parents, in versions 2 and 1.
 
     `controller` is, for example, `memory`. Version 2 has one tree, version 1 a tree per controller.

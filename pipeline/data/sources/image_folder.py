@@ -232,7 +232,7 @@ class ClassImages:
     """Files of other kinds."""
 
 
-def list_classes(folder: Path, classes: Sequence[str], within: Path | None = None) -> ClassImages:
+def list_classes(folder: Path, classes: Sequence[str], within: Path | None) -> ClassImages:
     """List the images of each class. Raises DataError for a class without images, for links out of
     `within`, and for a single class with all images in subfolders, since these may be the classes.
     """

@@ -37,7 +37,7 @@ class Records(LocalDatasetSpec):
 
 
 def open_split(
-    folder: Path, spec: RecordSplitSpec, classes: int, ignore_index: int | None = None
+    folder: Path, spec: RecordSplitSpec, classes: int, ignore_index: int | None
 ) -> Split:
     """Return a split. `classes` is the number of classes. Raises DataError for a damaged file, and
     for labels in memory that aren't classes or `ignore_index`."""

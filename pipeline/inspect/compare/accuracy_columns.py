@@ -18,7 +18,7 @@ sums are in float64. `epsilon` is the float32 epsilon.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import inf, nan
 from typing import NamedTuple
 
@@ -61,9 +61,6 @@ class Columns:
     root_mean_square: float = nan
     max_relative: float = nan
     mean_relative: float = nan
-
-
-COLUMNS = tuple(field.name for field in fields(Columns))
 
 
 def compare_arrays(left: np.ndarray, right: np.ndarray) -> Columns:

@@ -104,7 +104,7 @@ def measure_layer_errors(
     wide: LayerTensors,
     captured: LayerTensors,
     *,
-    has_winograd: bool = False,
+    has_winograd: bool,
 ) -> list[LayerError]:
     """Return the errors of all tensors that layers return, in the order of the layers.
 

@@ -102,9 +102,7 @@ class WorstSample:
     label: str
 
 
-def write_report(
-    sources: Sequence[Path], out: Path | None = None
-) -> tuple[Path, Mapping[str, str]]:
+def write_report(sources: Sequence[Path], out: Path | None) -> tuple[Path, Mapping[str, str]]:
     """Write the report of a run into `out`, by default into `report` of its directory.
 
     A source is a run directory, one of its checkpoints or a sweep; several runs are an ensemble.

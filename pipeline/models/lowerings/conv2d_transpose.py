@@ -52,9 +52,7 @@ def conv2d_transpose(
     return transpose_window(window, x, kernel, policy)
 
 
-def transpose_window(
-    window: ConvWindow, x: Array, kernel: Array, policy: LoweringPolicy = DEFAULTS
-) -> Array:
+def transpose_window(window: ConvWindow, x: Array, kernel: Array, policy: LoweringPolicy) -> Array:
     """Transpose the convolution that slides by `window` over images of the result's size. The
     kernel is HWIO, of the same dtype as x (batch, height, width, channels), and not rotated:
     (height, width, channels // groups, features). Forward-mode differentiation isn't supported."""

@@ -82,7 +82,7 @@ class GoogLeNet(StridedModelSpec):
 
 
 def _make_scaled_conv(
-    width: float, features: int, kernel: Size, stride: int = 1, padding: Padding = "same"
+    width: float, features: int, kernel: Size, stride: int, padding: Padding = "same"
 ) -> Stack:
     features = max(1, round(features * width))
     return (*conv_norm(features, kernel, stride, padding=padding, epsilon=1e-3), Relu())

@@ -58,9 +58,7 @@ class ExportedNetwork:
     """(weights, cache, token, position) -> (logits of the next token, cache)."""
 
 
-def export_run(
-    run: TrainedRun, folder: Path, onnx_entries: Mapping[str, Any] | None = None
-) -> None:
+def export_run(run: TrainedRun, folder: Path, onnx_entries: Mapping[str, Any] | None) -> None:
     """Write the prediction of a run as a program for any batch size, on CPU and GPU.
 
     `onnx_entries` are added to model.json. This file is removed first and written last, so that an

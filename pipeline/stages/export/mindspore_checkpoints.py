@@ -84,7 +84,7 @@ def collect_arrays(saved: Checkpoint, *, optimizer: bool) -> Mapping[str, np.nda
 
 
 def write_checkpoints(
-    source: Path, folder: Path, prefix: str | None = None, *, optimizer: bool = False
+    source: Path, folder: Path, prefix: str | None, *, optimizer: bool
 ) -> list[Path]:
     """Write each checkpoint of a run as a file, and return the files.
 

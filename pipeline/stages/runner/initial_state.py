@@ -74,7 +74,7 @@ def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], 
 
 
 def make_initial_state(
-    run: CompiledRun, restored: Restored | None, secret: np.ndarray | None = None
+    run: CompiledRun, restored: Restored | None, secret: np.ndarray | None
 ) -> tuple[TrainState, HostState]:
     """Return the initial state on the device, and the state of the host.
 

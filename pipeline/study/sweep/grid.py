@@ -39,7 +39,7 @@ def sweep_grid(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> No
 
 
 def plan_grid(
-    sweeper: BasicSweeper, arguments: Sequence[str], *, with_recipes: bool = False
+    sweeper: BasicSweeper, arguments: Sequence[str], *, with_recipes: bool
 ) -> list[PlannedJob]:
     """Plan the jobs of a grid; the last key varies fastest."""
     swept = list_swept_keys(arguments)

@@ -85,7 +85,7 @@ def plan_jobs(
     combinations: Sequence[Sequence[str]],
     swept: Sequence[str],
     *,
-    with_recipes: bool = False,
+    with_recipes: bool,
 ) -> list[PlannedJob]:
     """Plan the jobs of a grid: the result of `plan_job` for each combination of overrides.
 

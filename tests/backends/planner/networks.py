@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pipeline.backends.planner.rates import LinkRates, MeasuredRates
+from pipeline.backends.planner.rates import MeasuredRates
 from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.backends.rates import CollectiveKind, DeviceGroup
 
@@ -154,6 +154,25 @@ class MindSporeRates:
         """Bytes that are communicated."""
         halved = kind in ("all_gather", "reduce_scatter")
         return self.beta * nbytes * (group.size > 1) * (0.5 if halved else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRates:
+    """Two rates of links between devices: the time of a message, and bytes per microsecond.
+
+    In a ring of n devices, an all-gather, a reduce-scatter or an all-to-all sends (n - 1) / n of
+    the bytes over each link. An all-reduce sends twice the bytes and twice the messages.
+    """
+
+    message_us: float
+    bytes_per_us: float
+
+    def collective_us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
+        """Return the microseconds of a collective over `size` devices."""
+        if size == 1:
+            return 0.0
+        rounds = 2 if kind == "all_reduce" else 1
+        return rounds * (self.message_us + nbytes * (size - 1) / size / self.bytes_per_us)
 
 
 FAST_LINKS = LinkRates(5.0, 100_000.0)

@@ -164,7 +164,7 @@ def _find_sliced_arrays(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     return within
 
 
-def is_aligned(shape: Sequence[int], batch: int = 1) -> bool:
+def is_aligned(shape: Sequence[int], batch: int) -> bool:
     """Return whether both edges of a matrix are multiples of 16, so that it fills its fractals.
 
     The tokens of an image in rows and columns, which a product without a `batch` reads, are the
@@ -176,7 +176,7 @@ def is_aligned(shape: Sequence[int], batch: int = 1) -> bool:
     return len(edges) == 2 and all(edge % CHANNEL_BLOCK == 0 for edge in edges)
 
 
-def count_padded_elements(value: Value, layout: Layout, channel_axis: int | None = None) -> int:
+def count_padded_elements(value: Value, layout: Layout, channel_axis: int | None) -> int:
     """Return the number of elements that a layout stores for a value.
 
     Channels are padded to blocks of 16. FRACTAL_NZ pads both minor axes of a matrix.

@@ -38,7 +38,6 @@ class Packing:
 
     offsets: tuple[int, ...]
     extent_bytes: int
-    heuristic: str
 
 
 def sum_live_bytes(blocks: Iterable[Block], num_tasks: int) -> np.ndarray:
@@ -68,7 +67,7 @@ def pack_blocks(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
         offsets = _place_blocks(table, np.argsort(-weight, kind="stable"), fit, limit)
         if offsets is not None:
             extent = int((offsets + nbytes).max(initial=0))
-            best = Packing(tuple(offsets.tolist()), extent, f"{order}, {fit} fit")
+            best = Packing(tuple(offsets.tolist()), extent)
         if best is not None and best.extent_bytes <= bound_bytes * (1 + CLOSE):
             break
     assert best is not None, "the first heuristic has no limit to fail at"

@@ -68,7 +68,7 @@ def apply_form(
     return output.plain(), run.changed
 
 
-def make_input(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> TorchTensor:
+def make_input(spec: TensorSpec, images: Array, layout: Layout) -> TorchTensor:
     """Return images (batch, height, width, channels) as a graph's input.
 
     An input of four axes has the order of the layout; for any other `spec` the images are reshaped.

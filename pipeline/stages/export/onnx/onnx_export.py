@@ -84,7 +84,7 @@ def require_onnx() -> None:
         raise RunError(f"--to onnx {INSTALL}") from error
 
 
-def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int = 0) -> OnnxExport:
+def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int) -> OnnxExport:
     """Write model.onnx and predict.py, and model_int8.onnx unless `calibration_samples` is 0.
 
     At most that many training samples calibrate int8. Raises RecipeError for a layer or an op
