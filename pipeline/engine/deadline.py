@@ -30,8 +30,11 @@ class Deadline:
         if self.stop_at is None or step_s is None:
             return schedule
         left_s = self.stop_at - time.perf_counter()
-        next_dispatch = _end_at(schedule, step + dispatch_size.max_steps + 1)
         spare_s = left_s - dispatch_size.dispatch_s
+        num_next = dispatch_size.max_steps + 1
+        if bound_seconds(schedule, num_next, step_s, self.event_s) <= spare_s:
+            return schedule
+        next_dispatch = _end_at(schedule, step + num_next)
         last_step = find_last_step(next_dispatch, step, spare_s, step_s, self.event_s)
         if last_step >= next_dispatch.run.total:
             return schedule
@@ -77,7 +80,8 @@ class MovableEnd:
         step_s = max(dispatch_size.step_s, LEAST_S)
         soon = step + 2 * dispatch_size.max_steps
         if now < self._due_at and soon < schedule.run.total:
-            # This runs after each dispatch, so only the steps of the next two are checked.
+            if bound_seconds(schedule, soon + 1 - step, step_s, self.event_s) <= left_s:
+                return schedule
             next_dispatches = _end_at(schedule, soon + 1)
             if find_last_step(next_dispatches, step, left_s, step_s, self.event_s) > soon:
                 return schedule
@@ -111,6 +115,21 @@ class MovableEnd:
             for period in schedule.every.get(event, ())
         )
         return max(seconds - events_s, seconds / 2) / (step - first)
+
+
+def bound_seconds(
+    schedule: Schedule, num_steps: int, step_s: float, event_s: Mapping[Event, float]
+) -> float:
+    """Return a time in which `num_steps` steps and their events end, from any boundary.
+
+    Unlike `find_last_step`, this is fast enough to be called after each dispatch.
+    """
+    events_s = (
+        event_s.get(event, 0.0) * (num_steps // period + 1)
+        for event, periods in schedule.every.items()
+        for period in periods
+    )
+    return num_steps * step_s + sum(events_s)
 
 
 def _end_at(schedule: Schedule, step: int) -> Schedule:
