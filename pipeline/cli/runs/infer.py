@@ -220,7 +220,10 @@ def _read_runs(sources: Sequence[Path]) -> TrainedRun:
 
 
 def _compute_in_batches(compute_logits: ComputeLogits, images: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the logits of each image, float64 (classes,), or (H, W, classes) of its pixels."""
+    """Yield the logits of each image, float64 (classes,), or (H, W, classes) of its pixels.
+
+    Raises DataError for outputs of another rank, and for NaN and positive infinity.
+    """
     for start in range(0, len(images), MAX_BATCH):
         batch = images[start : start + MAX_BATCH]
         # The last batch is padded, since another size would need another compilation.
@@ -232,6 +235,9 @@ def _compute_in_batches(compute_logits: ComputeLogits, images: np.ndarray) -> It
                 f"the network returns logits of shape {logits.shape[1:]} for an image; must be one "
                 "for each class: export it and call the program"
             )
+        # Negative infinity is the logarithm of an ensemble's probability of 0.
+        if not (logits < np.inf).all():
+            raise DataError("the network returns NaN or infinity; did its training diverge?")
         yield from logits
 
 

@@ -250,6 +250,17 @@ def test_network_with_logits_per_row_is_refused(
     assert "returns logits of shape (8, 3) for an image" in refused(trained, tmp_path / "a.npy")
 
 
+@pytest.mark.slow
+def test_outputs_that_are_not_finite_are_refused(
+    monkeypatch: pytest.MonkeyPatch, trained: Path, tmp_path: Path
+) -> None:
+    samples = read_trained_run(trained).samples
+    diverged = (lambda images: np.full((len(images), 10), np.nan, np.float32), samples)
+    monkeypatch.setattr("pipeline.cli.runs.infer._load_network", lambda source: diverged)
+    np.save(tmp_path / "a.npy", np.zeros((8, 8, 1), np.uint8))
+    assert "returns NaN or infinity; did its training" in refused(trained, tmp_path / "a.npy")
+
+
 def test_csv_path_equal_to_an_input_is_refused(trained: Path, tmp_path: Path) -> None:
     file = tmp_path / "a.npy"
     np.save(file, np.zeros((8, 8, 1), np.uint8))
