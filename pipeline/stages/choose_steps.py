@@ -138,7 +138,7 @@ def _is_movable(run: CompiledRun, recipe: Recipe, steps: int) -> bool:
 
 def _too_short(train: TrainSpec, required_s: float) -> RecipeError:
     """Return the error of a deadline before the first step, which needs `required_s` seconds."""
-    problem = f"must leave time for a step; it takes at least {required_s / 60:,.2g} minutes here"
+    problem = f"must leave time for a step; it takes at least {required_s / 60:,.3g} minutes here"
     return RecipeError(f"train.{train.deadline}: {problem}")
 
 
