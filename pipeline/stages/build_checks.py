@@ -349,7 +349,8 @@ def check_buckets(draft: StepDraft) -> None:
     """Refuse a network that can't compute images of all buckets."""
     if not draft.step_config.buckets:
         return
-    step = make_train_step(draft.step_config)
+    # A single sample can't be split into shards.
+    step = make_train_step(replace(draft.step_config, shards=None))
     batch = _make_batch_shapes(draft.dataset.eval, 1)
     try:
         jax.eval_shape(step.evaluate, _get_state(draft), batch, jax.eval_shape(step.zero_sums))

@@ -142,6 +142,15 @@ def test_run_does_not_depend_on_sinks_and_loaders(
     assert (len(losses), len(set(losses)) > 20) == (30, True)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_programs")
+def test_shards_of_buckets_do_not_depend_on_devices(ragged: Compose, tmp_path: Path) -> None:
+    for devices in ("1", "2"):
+        keys = ["parallel.mode=data", "parallel.shards=2", f"parallel.devices={devices}"]
+        run(ragged(*keys), tmp_path / devices)
+    outcome.assert_same_run(tmp_path / "1", tmp_path / "2")
+
+
 def small_batch(dataset: Dataset, rows: list[int]) -> Batch:
     columns = {
         name: jnp.asarray(column[np.array(rows)]) for name, column in dataset.train.columns.items()
