@@ -68,7 +68,8 @@ def standardise_targets(
 ) -> tuple[np.ndarray, np.ndarray, Targets]:
     """Standardise the numbers of both splits, (n, K), by the training split. Returns the training
     and evaluation numbers, float32 (n, K), and their targets. Raises ValueError for numbers that
-    aren't finite in float32, and if all training numbers of a column are equal."""
+    aren't finite in float32, also once they are standardised, and if all training numbers of a
+    column are equal."""
     for split_name, values in (("training", train), ("evaluation", evaluated)):
         is_finite = (np.abs(values) <= MAX_FLOAT).all(axis=0)
         if not is_finite.all():
@@ -79,13 +80,22 @@ def standardise_targets(
     mean = np.asarray(train, np.float64).mean(axis=0)
     std = np.asarray(train, np.float64).std(axis=0)
     # The computed deviation of equal numbers such as 0.1 isn't always 0.
-    is_constant = (std == 0) | (train == train[0]).all(axis=0)
+    is_constant = (std == 0) | (train == train[:1]).all(axis=0)
     constant = [name for name, is_equal in zip(names, is_constant, strict=True) if is_equal]
     if constant:
         raise ValueError(f"{', '.join(constant)} is the same in all training samples")
 
     def standardise(values: np.ndarray) -> np.ndarray:
-        return ((np.asarray(values, np.float64) - mean) / std).astype(np.float32)
+        with np.errstate(over="ignore"):
+            return ((np.asarray(values, np.float64) - mean) / std).astype(np.float32)
 
     targets = Targets(names, "regression", tuple(mean.tolist()), tuple(std.tolist()))
-    return standardise(train), standardise(evaluated), targets
+    scaled = standardise(evaluated)
+    overflows = ~np.isfinite(scaled).all(axis=0)
+    if overflows.any():
+        column = names[int(np.flatnonzero(overflows)[0])]
+        spread = "the standard deviation of the training split"
+        raise ValueError(
+            f"{column} has values in the evaluation split that overflow, divided by {spread}"
+        )
+    return standardise(train), scaled, targets

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 STATE_DEPTH = 3
 """Number of JSON objects around the state of a callback in a checkpoint."""
+_TOO_LONG = 10**MAX_DIGITS
+"""Smallest integer of too many digits. To compute it for each integer of a state takes long."""
 SETTING_EVENTS = ("on_begin", "on_sink", "on_eval")
 """Events at which parameters may be set."""
 
@@ -354,7 +356,7 @@ def _require_readable(state: Any) -> None:
             _require_readable(value)
     elif isinstance(state, str):
         state.encode()  # raises for surrogates, which stand for bytes of names that aren't UTF-8
-    elif isinstance(state, int) and abs(state) >= 10**MAX_DIGITS:
+    elif isinstance(state, int) and abs(state) >= _TOO_LONG:
         raise ValueError(f"an integer has more than {MAX_DIGITS} digits")
 
 

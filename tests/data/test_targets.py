@@ -39,6 +39,7 @@ def test_class_outputs_have_no_units() -> None:
         ([[1.0], [np.nan]], [[2.0]], "price has values in the training split that are not finite"),
         ([[1.0], [1e300]], [[2.0]], "price has values in the training split that are not finite"),
         ([[1.0], [2.0]], [[np.inf]], "price has values in the evaluation split"),
+        ([[0.0], [1e-9]], [[1e38]], "price has values in the evaluation split that overflow"),
     ],
 )
 def test_non_standardisable_numbers_are_refused(

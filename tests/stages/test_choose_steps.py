@@ -254,7 +254,9 @@ def test_run_length_is_chosen_from_the_measured_pace(
 
 def test_deadline_too_short_for_a_step_is_refused(tiny: Compose, pace: Any, tmp_path: Path) -> None:
     pace(1e3, closing_s=5.0)
-    rule = r"train\.minutes = 0\.2: must leave time for a step; it takes at least 16\.\d minutes here$"
+    rule = (
+        r"train\.minutes = 0\.2: must leave time for a step; it takes at least 16\.\d minutes here$"
+    )
     with pytest.raises(RecipeError, match=rule):
         run(tiny(*COSINE, "train.minutes=0.2"), tmp_path / "run")
     past = r"train\.until = 2026-01-01T00:00: is past; must be a later time$"

@@ -22,7 +22,7 @@ from scipy.special import softmax
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.csv_file import write_csv
 from pipeline.core.files.error_text import show_name
-from pipeline.data.targets import Targets
+from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_files import read_text_lines
 from pipeline.data.text.text_format import TextFormat
 from pipeline.stages.export.ensemble import read_network
@@ -108,7 +108,7 @@ def main(
     targets = samples.targets
     rows = []
     for file, names, images in _read_inputs(arguments, samples):
-        all_logits = _compute_in_batches(compute_logits, images)
+        all_logits = _compute_in_batches(compute_logits, images, targets.task)
         for index, (name, logits) in enumerate(zip(names, all_logits, strict=True)):
             if logits.ndim != 1:
                 if csv is not None:
@@ -219,10 +219,13 @@ def _read_runs(sources: Sequence[Path]) -> TrainedRun:
     return read_network(members)
 
 
-def _compute_in_batches(compute_logits: ComputeLogits, images: np.ndarray) -> Iterator[np.ndarray]:
+def _compute_in_batches(
+    compute_logits: ComputeLogits, images: np.ndarray, task: Task
+) -> Iterator[np.ndarray]:
     """Yield the logits of each image, float64 (classes,), or (H, W, classes) of its pixels.
 
-    Raises DataError for outputs of another rank, and for NaN and positive infinity.
+    Raises DataError for outputs of another rank, for NaN and infinity. Negative infinity, whose
+    probability is 0, is permitted beside a finite logit.
     """
     for start in range(0, len(images), MAX_BATCH):
         batch = images[start : start + MAX_BATCH]
@@ -235,8 +238,8 @@ def _compute_in_batches(compute_logits: ComputeLogits, images: np.ndarray) -> It
                 f"the network returns logits of shape {logits.shape[1:]} for an image; must be one "
                 "for each class: export it and call the program"
             )
-        # Negative infinity is the logarithm of an ensemble's probability of 0.
-        if not (logits < np.inf).all():
+        least = logits.min(axis=-1) if task == "regression" else logits.max(axis=-1)
+        if not ((logits < np.inf).all() and (least > -np.inf).all()):
             raise DataError("the network returns NaN or infinity; did its training diverge?")
         yield from logits
 

@@ -78,6 +78,8 @@ class RandomColorAdjust(Op):
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
         require_rgb_bytes(value)
+        if self.contrast != (1.0, 1.0):
+            require_summable(value)
         return value
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
@@ -112,14 +114,18 @@ class RandomColorAdjust(Op):
 
 
 def require_rgb_bytes(value: ColumnSpec) -> None:
-    """Raise ValueError for values other than images of three channels of bytes, and for more than
-    `MAX_SUMMED_PIXELS`."""
-    height, width, channels = require_image(value)
+    """Raise ValueError for values other than images of three channels of bytes."""
+    *_, channels = require_image(value)
     if value.dtype != "uint8" or channels != 3:
         raise ValueError(
             f"needs uint8 images of 3 channels, not {value.dtype} of {channels}; list it before "
             "rescale and normalize"
         )
+
+
+def require_summable(value: ColumnSpec) -> None:
+    """Raise ValueError for images of more than `MAX_SUMMED_PIXELS`, whose mean is needed."""
+    height, width, _ = require_image(value)
     if height * width > MAX_SUMMED_PIXELS:
         raise ValueError(
             f"can't average over images as large as {height}x{width}; crop or resize first"

@@ -15,7 +15,7 @@ from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.affine import Fill, Interpolation, list_fill_levels
-from pipeline.data.ops.color import require_rgb_bytes
+from pipeline.data.ops.color import require_rgb_bytes, require_summable
 from pipeline.data.ops.color_changes import Change, Changes, apply_changes, tabulate
 from pipeline.data.ops.image import Size, repeat_op
 from pipeline.data.random import scale_to_integers
@@ -52,6 +52,7 @@ class Policy(Op):
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
         require_rgb_bytes(value)
+        require_summable(value)
         list_fill_levels(self.fill, 3)
         return value
 

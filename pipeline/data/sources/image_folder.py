@@ -280,7 +280,7 @@ def list_images(
                 require_within(Path(entry.path), within)
             if _is_folder(entry):
                 folders.append((Path(entry.path), ancestors | {real}))
-            elif os.path.isfile(entry) and entry.name.lower().endswith(tuple(suffixes)):
+            elif _is_file(entry) and entry.name.lower().endswith(tuple(suffixes)):
                 images.append(entry.path)
             else:
                 left_out.append(entry.path)
@@ -321,6 +321,15 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is a folder or leads to one. False for a loop of links."""
     try:
         return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a file or leads to one. False for a loop of links."""
+    try:
+        # `os.path.isfile` would ask the file system for each image.
+        return entry.is_file()
     except OSError:
         return False
 

@@ -60,7 +60,7 @@ def _unscale_rate(keys: Mapping[str, Any], recipe: Recipe) -> Mapping[str, Any]:
     """
     rate = keys.get(RATE)
     batch_size = keys.get(BATCH_SIZE)
-    if not isinstance(rate, int | float) or not isinstance(batch_size, int):
+    if not isinstance(rate, int | float) or not isinstance(batch_size, int) or batch_size < 1:
         return keys
     return {**keys, RATE: recipe.train.optimizer.unscale_rate(rate, batch_size)}
 

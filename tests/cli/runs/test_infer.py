@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
+from pipeline.cli.runs.infer import _compute_in_batches
 from pipeline.core.errors import DataError, PipelineError, RunError, UsageError
+from pipeline.data.targets import Task
 from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages.export.export import read_export
 from pipeline.stages.export.prediction import make_predict
@@ -259,6 +261,26 @@ def test_outputs_that_are_not_finite_are_refused(
     monkeypatch.setattr("pipeline.cli.runs.infer._load_network", lambda source: diverged)
     np.save(tmp_path / "a.npy", np.zeros((8, 8, 1), np.uint8))
     assert "returns NaN or infinity; did its training" in refused(trained, tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize(
+    ("logits", "task", "is_valid"),
+    [
+        ([-np.inf, 1.0], "classification", True),
+        ([-np.inf, -np.inf], "classification", False),
+        ([-np.inf, 1.0], "regression", False),
+        ([np.inf, 1.0], "classification", False),
+    ],
+)
+def test_negative_infinity_is_only_permitted_beside_a_finite_logit(
+    logits: list[float], task: Task, is_valid: bool
+) -> None:
+    outputs = _compute_in_batches(lambda images: np.array([logits]), np.zeros((1, 8, 8, 1)), task)
+    if is_valid:
+        assert next(outputs).tolist() == logits
+    else:
+        with pytest.raises(DataError, match="returns NaN or infinity"):
+            next(outputs)
 
 
 def test_csv_path_equal_to_an_input_is_refused(trained: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ def test_image_whose_mean_overflows_is_refused():
     for op in (RandomColorAdjust(contrast=(0, 2)), RandAugment()):
         with pytest.raises(ValueError, match="can't average over images as large as 3000x3000"):
             op.output(spec)
+    assert RandomColorAdjust(brightness=(0, 2), hue=(-0.1, 0.1)).output(spec) == spec
 
 
 def test_drawn_factors_match_an_exact_blend():

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from pydantic import ValidationError
 from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
 from pipeline.data.sources.image_columns import decode, find_common_size
-from pipeline.data.sources.image_folder import ImageFolder
+from pipeline.data.sources.image_folder import ImageFolder, list_images
 from tests.data.section import section
 
 
@@ -294,6 +296,22 @@ def test_loops_of_links_are_left_out(tmp_path: Path, follow_links: bool) -> None
     data = spec.read(tmp_path / "cache")
     assert data.targets.names == ("ant", "owl")
     assert data.notes[0].startswith("left out: 4 files (3 of no suffix, 1 of .png)")
+
+
+def test_listing_reads_no_status_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a network disk, each would take as long as to read a small image."""
+    write_tree(tmp_path)
+    read_status = os.stat
+    asked = []
+
+    def note(path: Any, *args: Any, **options: Any) -> os.stat_result:
+        asked.append(os.fspath(path))
+        return read_status(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", note)
+    images = list_images(tmp_path / "train").images
+    assert len(images) == 3
+    assert not set(images) & set(asked)
 
 
 def test_left_out_files_are_counted(tmp_path: Path) -> None:
