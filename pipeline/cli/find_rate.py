@@ -50,7 +50,7 @@ def _format_advice(rate: float, recipe: Recipe) -> str:
     """Return the keys with which the learning rate is `rate`."""
     optimizer = recipe.train.optimizer
     lr = optimizer.unscale_rate(rate, recipe.train.batch_size)
-    base = optimizer.lr_for_batch
+    base = optimizer.base_batch
     scaled = "" if base is None else f" train.optimizer.lr_for_batch={base}"
     return f"train.optimizer.lr={lr:.2g}{scaled}"
 

@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, get_args
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    PrivateAttr,
+    model_validator,
+)
 
 from pipeline.core.registry import ComponentOf, Seq, Spec, list_components
 from pipeline.data.targets import Targets, Task
@@ -152,22 +159,31 @@ class OptimizerSpec(Spec):
     lr_for_batch: PositiveInt | None = Field(default=None, exclude=True)
     """The batch size that `lr` is for. The learning rate is lr * batch_size / lr_for_batch (Goyal
     et al. 2017, "Accurate, Large Minibatch SGD", sec. 2.1); null: it is `lr` for every batch
-    size. In a checked recipe `lr` is already scaled."""
+    size. In a checked recipe `lr` is scaled, and this is null."""
     weight_decay: NonNegativeFloat
     decay_rules: Seq[DecayRule]
     """Exceptions to `weight_decay`; the last rule that covers a parameter applies."""
+    _base_batch: int | None = PrivateAttr(default=None)
+
+    @property
+    def base_batch(self) -> int | None:
+        """The `lr_for_batch` by which `lr` was scaled; None if it wasn't."""
+        return self._base_batch
 
     def scale_rate(self, batch_size: int) -> Self:
         """Return the optimizer with the learning rate for a batch of `batch_size` samples."""
         if self.lr_for_batch is None:
             return self
-        return self.model_copy(update={"lr": self.lr * batch_size / self.lr_for_batch})
+        lr = self.lr * batch_size / self.lr_for_batch
+        scaled = self.model_copy(update={"lr": lr, "lr_for_batch": None})
+        scaled._base_batch = self.lr_for_batch
+        return scaled
 
     def unscale_rate(self, rate: float, batch_size: int) -> float:
         """Return the `lr` from which `scale_rate` computes `rate`, rounded to 12 digits."""
-        if self.lr_for_batch is None:
+        if self._base_batch is None:
             return rate
-        return float(f"{rate * self.lr_for_batch / batch_size:.12g}")
+        return float(f"{rate * self._base_batch / batch_size:.12g}")
 
     @abstractmethod
     def build(self) -> optax.GradientTransformation:

@@ -125,6 +125,9 @@ def test_lr_for_batch_scales_rate_with_batch() -> None:
     assert "lr_for_batch" not in {**tree["optimizer"], **tree["optimizers"][0]["optimizer"]}
     recorded = recipe.model_dump(mode="json")
     assert check_tree(recorded).model_dump(mode="json") == recorded
+    # A recipe that is validated again isn't scaled again.
+    assert type(recipe.train).model_validate(recipe.train).optimizer.lr == 0.025
+    assert recipe.train.optimizer.unscale_rate(0.025, batch_size=64) == 0.1
 
 
 def test_lr_for_batch_must_be_positive() -> None:
