@@ -72,8 +72,8 @@ def compile_in_memory(
     return_free_pages()
     at_hand_bytes = fitted.read_usable_bytes()
     while (needed_bytes := fitted.needed_bytes) + RESERVED_BYTES > at_hand_bytes:
-        needed = f"{_format(needed_bytes)} and {_format(RESERVED_BYTES)} to spare are needed"
-        fitted.halve(f"{needed}, {_format(at_hand_bytes)} are at hand")
+        requirement = f"{_format(needed_bytes)} and {_format(RESERVED_BYTES)} to spare are needed"
+        fitted.halve(f"{requirement}, {_format(at_hand_bytes)} are at hand")
     figures |= {
         "memory": recipe.train.memory,
         "samples_at_once": fitted.samples_at_once,
