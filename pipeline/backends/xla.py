@@ -347,8 +347,16 @@ def _take_initial_parts(sharing: StateSharing, init: Callable[..., Any]) -> Call
 def _gather_weights(sharing: StateSharing, evaluate: Callable[..., EvalSums]) -> Callable[..., Any]:
     """Return an evaluation that gathers the weights of a shared state first."""
 
-    def gather_and_evaluate(state: TrainState, *arguments: Any) -> EvalSums:
-        return evaluate(sharing.gather_fields(state, "params", "average"), *arguments)
+    def gather_and_evaluate(
+        state: TrainState,
+        sums: EvalSums,
+        inputs: Inputs,
+        first: Array,
+        last: Array,
+        constants: Sequence[Array],
+    ) -> EvalSums:
+        gathered = sharing.gather_fields(state, "params", "average")
+        return evaluate(gathered, sums, inputs, first, last, constants)
 
     return gather_and_evaluate
 

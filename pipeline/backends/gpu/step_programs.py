@@ -197,8 +197,9 @@ def make_train_spec(
 def make_carry_shapes(work: CompileInputs, chip: Chip) -> StepCarry:
     """Return the shapes and dtypes of a `StepCarry`, placed on the device."""
     state = jax.eval_shape(work.step.init, work.seed)
-    buffers = jax.eval_shape(make_buffers, work.train.get_window(0).inputs)
-    return StepCarry(chip.to_shapes(np.int32(0)), chip.to_shapes(LoopCarry(state, *buffers)))
+    rows, should_continue = jax.eval_shape(make_buffers, work.train.get_window(0).inputs)
+    carried = LoopCarry(state, rows, should_continue)
+    return StepCarry(chip.to_shapes(np.int32(0)), chip.to_shapes(carried))
 
 
 def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]:

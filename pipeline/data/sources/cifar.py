@@ -286,8 +286,9 @@ def read_split(folder: Path, files: Mapping[str, int], release: Release) -> Spli
     """Read the records of all files, in order. `files` has their numbers of records by name. Raises
     DataError with the file if it can't be read or is damaged."""
     pieces = [read_records(folder / name, count, release) for name, count in files.items()]
-    images, labels = zip(*pieces, strict=True)
-    return Split({"image": np.concatenate(images), "label": np.concatenate(labels)})
+    images = np.concatenate([images for images, _ in pieces])
+    labels = np.concatenate([labels for _, labels in pieces])
+    return Split({"image": images, "label": labels})
 
 
 def read_records(path: Path, count: int, release: Release) -> tuple[np.ndarray, np.ndarray]:

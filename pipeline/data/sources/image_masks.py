@@ -81,7 +81,9 @@ class ImageMasks(LocalDatasetSpec):
         else:
             count = self.classes
             if count is None:
-                count = 1 + find_largest_value([*chain(*split_masks)], self.ignore_index)
+                count = 1 + find_largest_value(
+                    [*chain.from_iterable(split_masks)], self.ignore_index
+                )
             names = tuple(str(label) for label in range(count))
         values = MaskValues(len(names), self.ignore_index)
         images = make_image_columns(

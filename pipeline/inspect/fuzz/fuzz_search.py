@@ -93,14 +93,15 @@ def make_predict(opened: OpenedRecipe, step: int) -> Predict:
         return apply_with_neurons(config, variables, map_batch(config, config.eval_ops, batch)[0])
 
     def predict(variables: Any, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        results = []
+        logits = []
+        neurons = []
         for first in range(0, len(images), ROUND_SAMPLES):
             chunk = images[first : first + ROUND_SAMPLES]
             rows = np.resize(np.arange(len(chunk)), ROUND_SAMPLES)
-            outputs = compute(variables, chunk[rows])
-            results.append([np.asarray(output)[: len(chunk)] for output in outputs])
-        logits, neurons = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
-        return logits, neurons
+            chunk_logits, chunk_neurons = compute(variables, chunk[rows])
+            logits.append(np.asarray(chunk_logits)[: len(chunk)])
+            neurons.append(np.asarray(chunk_neurons)[: len(chunk)])
+        return np.concatenate(logits), np.concatenate(neurons)
 
     return predict
 

@@ -257,12 +257,20 @@ def _list_layers(
         sums["flops"] += row.flops
         sums["bytes"] += row.nbytes
     span_ms = traced.span_ns * scale or 1.0
-    rows = []
+    layers = []
     for layer, sums in sums_by_layer.items():
         ms = sum(sums[phase] for phase in PHASES)
-        parts = (sums[part] for part in ("forward", "backward", "flops", "bytes"))
-        rows.append(LayerTime(layer, ms, ms / span_ms, *parts))
-    return tuple(sorted(rows, key=lambda row: (-row.ms, row.layer)))
+        layer_time = LayerTime(
+            layer,
+            ms,
+            ms / span_ms,
+            forward_ms=sums["forward"],
+            backward_ms=sums["backward"],
+            flops=sums["flops"],
+            nbytes=sums["bytes"],
+        )
+        layers.append(layer_time)
+    return tuple(sorted(layers, key=lambda layer: (-layer.ms, layer.layer)))
 
 
 def bytes_of_tree(tree: Any) -> int:

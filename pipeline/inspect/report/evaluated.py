@@ -339,6 +339,8 @@ def _add_counts(first: ClassCounts, second: ClassCounts) -> ClassCounts:
 
 def _concatenate_batches(batches: Iterator[Rows]) -> tuple[np.ndarray, np.ndarray]:
     """Return outputs and labels in the order of the split."""
-    rows, outputs, labels = map(np.concatenate, zip(*batches, strict=True))
-    order = np.argsort(rows, kind="stable")
+    parts = list(batches)
+    order = np.argsort(np.concatenate([rows for rows, _, _ in parts]), kind="stable")
+    outputs = np.concatenate([outputs for _, outputs, _ in parts])
+    labels = np.concatenate([labels for _, _, labels in parts])
     return outputs[order], labels[order]

@@ -56,10 +56,10 @@ def apply_observed(
 ) -> Any:
     """Apply the network and observe its layers. Raises ValueError if a kernel is used twice."""
 
-    def trace(*arguments: Any) -> Any:
+    def trace(variables: Any, images: Array, key: Array | None) -> Any:
         # Without an observer: flax's modules would pass the same layers to it.
         with with_observer(None):
-            return apply(*arguments)
+            return apply(variables, images, key)
 
     arguments = (variables, images, key)
     paths, _ = jax.tree.flatten_with_path(arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -113,6 +113,11 @@ Function = TypeVar("Function", bound=ReadNode)
 
 def onnx_operator(*names: str) -> Callable[[Function], Function]:
     """Return a decorator that registers a function for these operators."""
+    return onnx_operators(names)
+
+
+def onnx_operators(names: Iterable[str]) -> Callable[[Function], Function]:
+    """Return a decorator that registers a function for the operators of a table."""
 
     def register(function: Function) -> Function:
         for name in names:
