@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.host.heap import return_free_pages
 from pipeline.core.host.limits import find_usable_bytes, read_limits
+from pipeline.core.host.memory_watch import end_without_memory
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
@@ -65,7 +67,8 @@ def compile_in_memory(
             "processes, each of which would choose for itself"
         )
     built = begin_at_once(recipe, built, backend)
-    executable = compile_programs(recipe, dataset, built, backend, reporter)
+    with _watch_compiler(recipe):
+        executable = compile_programs(recipe, dataset, built, backend, reporter)
     figures = {} if figures is None else figures
     fitted = FittedExecutable(recipe, built, backend, executable, reporter, figures)
     # Compiling took memory, which the heap keeps free. Measured once: later compilations reuse it.
@@ -86,6 +89,14 @@ def compile_in_memory(
         f"{_format(at_hand_bytes)} at hand",
     )
     return fitted
+
+
+def _watch_compiler(recipe: Recipe) -> AbstractContextManager[None]:
+    """Return a context that ends the process if compiling takes the memory of the host."""
+    return end_without_memory(
+        RESERVED_BYTES,
+        f"train.memory = {recipe.train.memory}: compiling takes more memory than is at hand",
+    )
 
 
 def begin_at_once(recipe: Recipe, built: Built, backend: Backend) -> Built:
@@ -173,9 +184,10 @@ class FittedExecutable(WrappedExecutable[XlaExecutable]):
         work = self._executable.work
         built = recompute_blocks(self._built) if work.recomputes else self._built
         step = built.step_on(built.step_config.shards, work.sharing)
-        executable = compile_to_executable(
-            replace(work, step=step), self._recipe, self._backend, self._reporter
-        )
+        with _watch_compiler(self._recipe):
+            executable = compile_to_executable(
+                replace(work, step=step), self._recipe, self._backend, self._reporter
+            )
         assert isinstance(executable, XlaExecutable)
         self._executable = executable
         if self._rates is not None:
