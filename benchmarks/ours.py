@@ -1,6 +1,6 @@
-"""This project as a contestant: the recipe's own stages, `train` again and again on one program.
+"""This project as a contestant: the recipe's stages, and `train` repeated on one program.
 
-A round is the training stage as a run has it: sampling, gathering from uint8 and normalising inside
+A round is the training stage of a run: sampling, gathering from uint8 and normalising inside
 the compiled step, the loop of sinks, and all telemetry of every step (metrics.jsonl, TensorBoard,
 run.log), from opening these files to closing them.
 """
@@ -44,7 +44,7 @@ class OursTraining:
         self._recipe = recipe = load_recipe(task.recipe, task.overrides)
         self._folder = task.folder / "runs"
         self._rounds = 0
-        with _quiet() as reporter:
+        with _make_quiet_reporter() as reporter:
             self._backend = recipe.device.open(recipe.parallel)
             dataset = load_data(recipe, reporter)
             self._built = build(recipe, dataset, reporter)
@@ -64,11 +64,12 @@ class OursTraining:
         return self._executable.program_text
 
     def run(self, steps: int) -> Result:
-        """Train so many steps more, into a run directory of their own."""
+        """Train `steps` more steps, into a new run directory."""
         self._rounds += 1
         folder = self._folder / f"{self._rounds:04}"
         folder.mkdir(parents=True)
-        recipe, first = self._recipe, self._history.step
+        recipe = self._recipe
+        first = self._history.step
         run_schedule = replace(self._built.run_schedule, total=first + steps)
         mechanism, _ = self._backend.choose_mechanism(
             recipe.train.mechanism, sink=recipe.train.sink
@@ -76,7 +77,7 @@ class OursTraining:
         tally = _Tally()
         settings = make_observer_settings(recipe)
         with (
-            _quiet(folder) as reporter,
+            _make_quiet_reporter(folder) as reporter,
             open_observers(settings, folder, run_schedule, first, reporter) as observers,
         ):
             schedule = schedule_events(recipe, run_schedule)
@@ -90,24 +91,24 @@ class OursTraining:
 
 
 class _Tally(Monitor):
-    """Adds up the seconds of dispatches, and keeps the losses."""
+    """Adds up the seconds of dispatches, and collects the losses."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.losses: list[np.ndarray] = []
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Take note of a dispatch."""
+        """Record a dispatch."""
         self.seconds += seconds
         self.losses.append(np.array(telemetry.loss))
 
 
 def enter(task: Task) -> OursTraining:
-    """Compile the recipe and write its initial weights, with which the peers start as well."""
+    """Compile the recipe and write its initial weights, with which the peers start too."""
     return OursTraining(task)
 
 
-def _quiet(folder: Path | None = None) -> Reporter:
+def _make_quiet_reporter(folder: Path | None = None) -> Reporter:
     return Reporter(folder, Console(file=open(os.devnull, "w"), soft_wrap=True))
 
 

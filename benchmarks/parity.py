@@ -1,17 +1,17 @@
 """Losses of one training in float32, here and elsewhere, against the same in float64.
 
-    python -m benchmarks.parity given FOLDER --root DIR      # weights and batches, written here
+    python -m benchmarks.parity given FOLDER --root DIR      # writes weights and batches
     python -m benchmarks.parity ours FOLDER --root DIR
     python -m benchmarks.parity torch FOLDER                 # float32, and float64 as the judge
     python -m benchmarks.parity mindspore FOLDER
     python -m benchmarks.parity table FOLDER
 
-Every side starts from the same weights and takes the same batches of MNIST in the same order, with
-Momentum 0.9 and a rate at which the loss falls within the first 100 steps. Images are divided by
-255 in float32 (and padded to 32x32 for LeNet-5), which is the same bits everywhere, so that what
-differs is the training alone. `table` prints for each side after how many steps its loss first
-differs from the judge's by more than a relative 1e-6, 1e-5, ...: the lowest of the seeds, and the
-highest. Each side runs where its framework is installed; their files meet in FOLDER.
+Every side starts from the same weights and trains on the same batches of MNIST in the same order,
+with Momentum 0.9 and a rate at which the loss falls within the first 100 steps. Images are divided
+by 255 in float32 (and padded to 32x32 for LeNet-5), with the same bits everywhere, so that only the
+training differs. `table` prints the step at which the loss of each side first differs from the
+judge's loss by more than a relative 1e-6, 1e-5, ...: the lowest of the seeds, and the highest. Each
+side needs its framework; their files meet in FOLDER.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from typing import Any
 
 import numpy as np
 
-STEPS, SEEDS, MOMENTUM = 1000, (1, 2), 0.9
+STEPS = 1000
+SEEDS = (1, 2)
+MOMENTUM = 0.9
 LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 JUDGE = "torch_float64"
 _RESCALE = "{name: rescale, factor: 0.00392156862745098, shift: 0.0}"
@@ -65,7 +67,7 @@ def main() -> None:
 Side = Callable[[Path, Path, str, int], Iterator[tuple[str, Mapping[str, Any]]]]
 
 
-def _recipe(root: Path, case: str, seed: int) -> Any:
+def _make_recipe(root: Path, case: str, seed: int) -> Any:
     from pipeline import load_recipe
 
     name, rate, keys = CASES[case]
@@ -82,15 +84,18 @@ def _recipe(root: Path, case: str, seed: int) -> Any:
     )
 
 
-def given(folder: Path, root: Path, case: str, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The initial weights; with the first seed the images uint8 and labels of all steps too."""
+def draw_inputs(
+    folder: Path, root: Path, case: str, seed: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the initial weights, and the batches of all steps: images uint8, and labels."""
     import jax
 
     from pipeline.core.reporter import Reporter
     from pipeline.stages.build import build
     from pipeline.stages.data import load_data
 
-    recipe, reporter = _recipe(root, case, seed), Reporter()
+    recipe = _make_recipe(root, case, seed)
+    reporter = Reporter()
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
     leaves = jax.tree.leaves_with_path(built.step.init(built.seed).params)
@@ -104,33 +109,35 @@ def given(folder: Path, root: Path, case: str, seed: int) -> Iterator[tuple[str,
     yield "batches", {"images": images, "labels": labels}
 
 
-def ours(folder: Path, root: Path, case: str, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The losses of a run here."""
+def run_ours(
+    folder: Path, root: Path, case: str, seed: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the losses of a run of this project."""
     import json
 
     from pipeline import run
 
     with tempfile.TemporaryDirectory() as run_dir:
-        run(_recipe(root, case, seed), Path(run_dir))
+        run(_make_recipe(root, case, seed), Path(run_dir))
         lines = (Path(run_dir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     yield "ours", {"losses": [json.loads(line)["loss"] for line in lines]}
 
 
-def torch_losses(
+def train_torch(
     folder: Path, root: Path, case: str, seed: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The losses of PyTorch in float32 and in float64."""
+    """Yield the losses of PyTorch in float32 and in float64."""
     import torch
     from torch.nn import functional
 
     weights, images, labels = _read(folder, case, seed)
     for dtype in (torch.float32, torch.float64):
         tensors = {
-            name: torch.tensor(_as_elsewhere(name, array), dtype=dtype, requires_grad=True)
+            name: torch.tensor(_convert_array(name, array), dtype=dtype, requires_grad=True)
             for name, array in weights.items()
         }
 
-        def logits(x: Any, w: Mapping[str, Any] = tensors) -> Any:
+        def compute_logits(x: Any, w: Mapping[str, Any] = tensors) -> Any:
             if case == "lenet5":
                 for layer in ("conv_0", "conv_1"):
                     x = functional.conv2d(x, w[f"{layer}/kernel"], w.get(f"{layer}/bias"))
@@ -145,8 +152,8 @@ def torch_losses(
         optimizer = torch.optim.SGD(tensors.values(), rate, momentum=MOMENTUM)
         losses = []
         for batch, label in zip(images, labels, strict=True):
-            x = torch.from_numpy(_inputs(case, batch)).to(dtype)
-            loss = functional.cross_entropy(logits(x), torch.from_numpy(label).long())
+            x = torch.from_numpy(_convert_images(case, batch)).to(dtype)
+            loss = functional.cross_entropy(compute_logits(x), torch.from_numpy(label).long())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -154,10 +161,10 @@ def torch_losses(
         yield f"torch_{str(dtype).removeprefix('torch.')}", {"losses": losses}
 
 
-def mindspore_losses(
+def train_mindspore(
     folder: Path, root: Path, case: str, seed: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The losses of MindSpore in graph mode."""
+    """Yield the losses of MindSpore in graph mode."""
     import mindspore
     from mindspore import Tensor, nn
 
@@ -166,59 +173,59 @@ def mindspore_losses(
     weights, images, labels = _read(folder, case, seed)
     cells: list[Any] = []
     for name, array in weights.items():
-        layer, _, what = name.partition("/")
-        if what != "kernel":
+        layer, _, part = name.partition("/")
+        if part != "kernel":
             continue
-        turned = Tensor(_as_elsewhere(name, array))
+        kernel = Tensor(_convert_array(name, array))
         bias = weights.get(f"{layer}/bias")
-        biased = {} if bias is None else {"bias_init": Tensor(bias)}
+        bias_options = {} if bias is None else {"bias_init": Tensor(bias)}
         if layer.startswith("conv"):
-            out, into, size, _ = turned.shape
-            about = {"pad_mode": "valid", "has_bias": bias is not None}
-            conv = nn.Conv2d(into, out, size, weight_init=turned, **about, **biased)
+            out, into, size, _ = kernel.shape
+            options = {"pad_mode": "valid", "has_bias": bias is not None, **bias_options}
+            conv = nn.Conv2d(into, out, size, weight_init=kernel, **options)
             cells += [conv, nn.ReLU(), nn.MaxPool2d(2, 2)]
         else:
             cells += [nn.Flatten()] if layer == "dense_0" else [nn.ReLU()]
-            cells.append(nn.Dense(*turned.shape[::-1], weight_init=turned, **biased))
+            cells.append(nn.Dense(*kernel.shape[::-1], weight_init=kernel, **bias_options))
     network = nn.SequentialCell(*cells)
     optimizer = nn.Momentum(network.trainable_params(), CASES[case][1], MOMENTUM)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     cell = nn.TrainOneStepCell(nn.WithLossCell(network, loss), optimizer)
     cell.set_train()
     losses = [
-        float(cell(Tensor(_inputs(case, batch)), Tensor(label)).asnumpy())
+        float(cell(Tensor(_convert_images(case, batch)), Tensor(label)).asnumpy())
         for batch, label in zip(images, labels, strict=True)
     ]
     yield "mindspore", {"losses": losses}
 
 
 _SIDES: Mapping[str, Side] = {
-    "given": given,
-    "ours": ours,
-    "torch": torch_losses,
-    "mindspore": mindspore_losses,
+    "given": draw_inputs,
+    "ours": run_ours,
+    "torch": train_torch,
+    "mindspore": train_mindspore,
 }
 
 
 def _read(folder: Path, case: str, seed: int) -> tuple[Weights, np.ndarray, np.ndarray]:
-    """Weights by path in the order of the layers; images (steps, batch, H, W, 1); labels."""
+    """Read weights by path in the order of layers; images (steps, batch, H, W, 1); labels."""
     with np.load(folder / f"{case}_{seed}_given.npz") as file:
         weights = {name: file[name] for name in sorted(file.files)}
     with np.load(folder / f"{case}_{seed}_batches.npz") as file:
         return weights, file["images"], file["labels"]
 
 
-def _inputs(case: str, images: np.ndarray) -> np.ndarray:
-    """Images uint8 (n, H, W, 1) as float32 (n, 1, H', W'), the bits that the map ops give."""
+def _convert_images(case: str, images: np.ndarray) -> np.ndarray:
+    """Return images uint8 (n, H, W, 1) as float32 (n, 1, H', W'), bits as by the map ops."""
     pad = 2 if case == "lenet5" else 0
     padded = np.pad(images[..., 0], ((0, 0), (pad, pad), (pad, pad)))
     return (padded.astype(np.float32) * np.float32(1 / 255))[:, None]
 
 
-def _as_elsewhere(name: str, array: np.ndarray) -> np.ndarray:
-    """A kernel as other frameworks have it: (out, in), (out, in, height, width); others as is.
+def _convert_array(name: str, array: np.ndarray) -> np.ndarray:
+    """Return an array as other frameworks order it: kernels (out, in) or (out, in, height, width).
 
-    LeNet-5's first dense layer has its inputs by channel there.
+    The first dense layer of LeNet-5 has its inputs by channel there.
     """
     if not name.endswith("/kernel"):
         return array
@@ -230,43 +237,44 @@ def _as_elsewhere(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def table(folder: Path) -> Iterator[str]:
-    """The rows of a Markdown table."""
+    """Yield the rows of a Markdown table."""
     levels = " | ".join(f"{level:g}" for level in LEVELS)
     yield f"| network | loss at 1, 100, {STEPS} | side | {levels} |"
     yield f"| --- | --- | --- |{' --- |' * len(LEVELS)}"
     for case in CASES:
-        judged = {seed: _losses(folder, case, seed, JUDGE) for seed in SEEDS}
-        first = judged[SEEDS[0]]
+        exact = {seed: _read_losses(folder, case, seed, JUDGE) for seed in SEEDS}
+        first = exact[SEEDS[0]]
         fall = ", ".join(f"{first[step - 1]:.3g}" for step in (1, 100, STEPS))
         for side in ("ours", "torch_float32", "mindspore"):
-            there = [s for s in SEEDS if (folder / f"{case}_{s}_{side}.npz").exists()]
+            seeds = [s for s in SEEDS if (folder / f"{case}_{s}_{side}.npz").exists()]
             parts = [
-                _first_above(_losses(folder, case, seed, side), judged[seed], level)
+                _find_first_above(_read_losses(folder, case, seed, side), exact[seed], level)
                 for level in LEVELS
-                for seed in there
+                for seed in seeds
             ]
-            if there:
+            if seeds:
                 cells = [
-                    _range(parts[n : n + len(there)]) for n in range(0, len(parts), len(there))
+                    _format_range(parts[n : n + len(seeds)])
+                    for n in range(0, len(parts), len(seeds))
                 ]
                 yield f"| {case} | {fall} | {side} | {' | '.join(cells)} |"
 
 
-def _losses(folder: Path, case: str, seed: int, side: str) -> np.ndarray:
+def _read_losses(folder: Path, case: str, seed: int, side: str) -> np.ndarray:
     with np.load(folder / f"{case}_{seed}_{side}.npz") as file:
         return np.asarray(file["losses"], np.float64)
 
 
-def _first_above(losses: np.ndarray, judged: np.ndarray, level: float) -> int | None:
-    """The first step, from 1, that differs relatively by more than `level`; None without any."""
-    above = np.flatnonzero(np.abs(losses - judged) > level * np.abs(judged))
+def _find_first_above(losses: np.ndarray, exact: np.ndarray, level: float) -> int | None:
+    """Return the first step, from 1, that differs relatively by more than `level`, or None."""
+    above = np.flatnonzero(np.abs(losses - exact) > level * np.abs(exact))
     return int(above[0]) + 1 if len(above) else None
 
 
-def _range(steps: list[int | None]) -> str:
-    known = sorted(step for step in steps if step is not None)
-    last = f"> {STEPS}" if len(known) < len(steps) else str(known[-1])
-    return f"{known[0]} to {last}" if known and str(known[0]) != last else last
+def _format_range(steps: list[int | None]) -> str:
+    reached = sorted(step for step in steps if step is not None)
+    last = f"> {STEPS}" if len(reached) < len(steps) else str(reached[-1])
+    return f"{reached[0]} to {last}" if reached and str(reached[0]) != last else last
 
 
 if __name__ == "__main__":

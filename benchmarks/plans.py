@@ -3,10 +3,10 @@
     python -m benchmarks.plans --save
 
 Every plan is priced with the rates of this host (pipeline/backends/planner/host_rates.yaml), then
-compiled and trained as `parallel.mode=semi_auto` has it, in turn with the others. Prints, per plan,
-the predicted milliseconds of a step, the median and range of those on the clock, and the median of
-processor time over the cores, which is a step's time where nobody else uses them; and Kendall's tau
-of the prediction and each.
+compiled and trained by `parallel.mode=semi_auto`, in turn with the others. Prints, per plan, the
+predicted milliseconds of a step, their median and range on the clock, and the median of processor
+time over the cores, which is a step's time if no other program uses them; and Kendall's tau of the
+prediction and both.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ SAMPLES = 512
 class Strategy:
     """Plans that a user would consider: a mesh, and what `model` shards of operators by pattern.
 
-    The last pattern that matches a parameter's path counts; `None` leaves an operator replicated
-    along `model`, and `data` shards samples. Without `roles` the plan is the best on the mesh.
+    The last pattern that matches a parameter's path counts; with `None` an operator stays
+    replicated along `model`, and `data` shards samples. Without `roles` the plan is the best.
     """
 
     name: str
@@ -65,24 +65,25 @@ class Strategy:
     roles: Mapping[str, Role | None] | None = None
 
     def keeps(self, blocks: StepBlocks, use: OperatorUse, sharding: Layout) -> bool:
-        """Whether the strategy shards an operator so."""
+        """Return whether the strategy shards an operator like this."""
         if self.roles is None:
             return True
-        path, dims = blocks.weights[use.weight].path, use.operator.dims
-        wanted = [role for pattern, role in self.roles.items() if fnmatchcase(path, pattern)][-1]
+        path = blocks.weights[use.weight].path
+        roles = [role for pattern, role in self.roles.items() if fnmatchcase(path, pattern)]
+        role = roles[-1]
         by_data, by_model = sharding
         if self.mesh.data > 1 and by_data != use.operator.samples:
             return False
         if self.mesh.model == 1 or by_model is None:
-            return by_model is None and (self.mesh.model == 1 or wanted is None)
-        if wanted == "batch":
+            return by_model is None and (self.mesh.model == 1 or role is None)
+        if role == "batch":
             return by_model == use.operator.samples
-        return dims[by_model].role == wanted
+        return use.operator.dims[by_model].role == role
 
 
 @dataclass(frozen=True)
 class Network:
-    """A recipe's network, and strategies of which the first different ones are measured."""
+    """A recipe's network, and strategies; the first plans that differ are measured."""
 
     overrides: tuple[str, ...]
     image: tuple[int, ...]
@@ -96,7 +97,7 @@ class Network:
         return f"`{' '.join(self.overrides)}`, {self.classes:,} classes"
 
     def keys(self, data: Path, steps: int) -> list[str]:
-        """Keys of a recipe that trains it for so many steps."""
+        """Return the keys of a recipe that trains it for `steps` steps."""
         return [
             *("dataset=numpy", f"dataset.root={data}", f"dataset.classes={self.classes}"),
             *("dataset.train.ops=[]", "dataset.eval.ops=[]"),
@@ -109,21 +110,21 @@ class Network:
         """Write samples to train on."""
         rng = np.random.default_rng(0)
         shape = (SAMPLES, *self.image)
-        # Numbers of tokens where there is a label for each of them, else pixels.
+        # Numbers of tokens if each has a label, else pixels.
         x = rng.integers(0, self.classes, shape) if self.label else rng.standard_normal(shape)
         images = x.astype(np.float32)
         labels = rng.integers(0, self.classes, (SAMPLES, *self.label), np.int32)
         np.savez(path, x_train=images, y_train=labels, x_test=images[:256], y_test=labels[:256])
 
 
-def on_meshes(name: str, roles: Mapping[str, Role | None], *along_model: int) -> Iterator[Strategy]:
-    """A strategy on meshes with so many devices along `model`."""
+def repeat(name: str, roles: Mapping[str, Role | None], *along_model: int) -> Iterator[Strategy]:
+    """Yield a strategy for meshes with these numbers of devices along `model`."""
     for model in along_model:
         yield Strategy(name, Mesh(DEVICES // model, model), roles)
 
 
-def searched(*along_model: int) -> Iterator[Strategy]:
-    """The search's best plan of each mesh."""
+def search_meshes(*along_model: int) -> Iterator[Strategy]:
+    """Yield a search for the best plan of each mesh."""
     for model in along_model:
         yield Strategy("best of the mesh", Mesh(DEVICES // model, model))
 
@@ -142,13 +143,13 @@ NETWORKS = {
         classes=8192,
         strategies=(
             DATA_PARALLEL,
-            *searched(8, 4, 2),
-            *on_meshes("head by classes", {"*": "batch", HEAD: "output"}, 8, 4, 2),
-            *on_meshes("pairs", PAIRS, 8, 4, 2),
-            *on_meshes("head by features", {"*": "batch", HEAD: "contracted"}, 8, 4),
-            *on_meshes("outputs", {"*": "output"}, 8),
-            *on_meshes("inputs", {"*": "contracted"}, 8),
-            *on_meshes("head alone", {"*": None, HEAD: "output"}, 4, 2),
+            *search_meshes(8, 4, 2),
+            *repeat("head by classes", {"*": "batch", HEAD: "output"}, 8, 4, 2),
+            *repeat("pairs", PAIRS, 8, 4, 2),
+            *repeat("head by features", {"*": "batch", HEAD: "contracted"}, 8, 4),
+            *repeat("outputs", {"*": "output"}, 8),
+            *repeat("inputs", {"*": "contracted"}, 8),
+            *repeat("head alone", {"*": None, HEAD: "output"}, 4, 2),
         ),
     ),
     "gpt": Network(
@@ -161,13 +162,13 @@ NETWORKS = {
         classes=8192,
         strategies=(
             DATA_PARALLEL,
-            *searched(8, 4, 2),
-            *on_meshes("blocks in pairs", PAIRS | {"*table": "batch"}, 8, 4, 2),
-            *on_meshes("all in pairs", PAIRS, 8, 4, 2),
-            *on_meshes("table alone", {"*": "batch", "*table": "output"}, 8, 4),
-            *on_meshes("outputs", {"*": "output"}, 8),
-            *on_meshes("inputs", {"*": "contracted"}, 8),
-            *on_meshes("dense layers alone", PAIRS | {"*attention*": None, "*table": None}, 4, 2),
+            *search_meshes(8, 4, 2),
+            *repeat("blocks in pairs", PAIRS | {"*table": "batch"}, 8, 4, 2),
+            *repeat("all in pairs", PAIRS, 8, 4, 2),
+            *repeat("table alone", {"*": "batch", "*table": "output"}, 8, 4),
+            *repeat("outputs", {"*": "output"}, 8),
+            *repeat("inputs", {"*": "contracted"}, 8),
+            *repeat("dense layers alone", PAIRS | {"*attention*": None, "*table": None}, 4, 2),
         ),
     ),
 }
@@ -184,8 +185,9 @@ class Contestant:
     """A recipe under a plan, compiled and trained round by round."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset, built: Built, steps: int) -> None:
-        self._steps, self._done = steps, 0
-        with quiet() as reporter:
+        self._steps = steps
+        self._next_step = 0
+        with make_quiet_reporter() as reporter:
             backend = recipe.device.open(recipe.parallel)
             lowered = lower(recipe, dataset, built, backend, None, reporter)
             self._executable: Executable = compile_programs(
@@ -195,28 +197,27 @@ class Contestant:
         self()
 
     def __call__(self) -> Times:
-        """Train some steps more, and time them."""
-        stop = self._done + self._steps
-        clock, processor = time.perf_counter(), time.process_time()
-        self._state, _ = self._executable.run(self._state, self._done, stop, "loop")
-        self._done = stop
+        """Train further steps, and time them."""
+        stop = self._next_step + self._steps
+        started_at = time.perf_counter()
+        processor_before_s = time.process_time()
+        self._state, _ = self._executable.run(self._state, self._next_step, stop, "loop")
+        self._next_step = stop
         per_step = 1000 / self._steps
         return Times(
-            per_step * (time.perf_counter() - clock),
-            per_step * (time.process_time() - processor) / usable_cores(),
+            per_step * (time.perf_counter() - started_at),
+            per_step * (time.process_time() - processor_before_s) / usable_cores(),
         )
 
 
-def quiet() -> Reporter:
-    """A reporter whose words nobody reads."""
+def make_quiet_reporter() -> Reporter:
+    """Return a reporter that prints nothing."""
     return Reporter(console=Console(file=io.StringIO()))
 
 
-def different_plans(
-    network: Network, blocks: StepBlocks, state_ratio: float
-) -> dict[str, ParallelPlan]:
-    """The first different plans of a network's strategies, priced, by name."""
-    found: dict[str, ParallelPlan] = {}
+def find_plans(network: Network, blocks: StepBlocks, state_ratio: float) -> dict[str, ParallelPlan]:
+    """Return the first plans of a network's strategies that differ, priced, by name."""
+    plans: dict[str, ParallelPlan] = {}
     for strategy in network.strategies:
         prices = ShardingPrices(blocks, strategy.mesh, load_host_rates(), state_ratio)
 
@@ -224,42 +225,38 @@ def different_plans(
             return strategy.keeps(blocks, use, sharding)
 
         plan = find_best_plan(Decisions(prices, keeps))
-        if plan is None or any(_alike(plan, other) for other in found.values()):
+        if plan is None or any(_alike(plan, other) for other in plans.values()):
             continue
-        found[f"{strategy.mesh}, {strategy.name}"] = plan
-    return dict(list(found.items())[:PLANS])
+        plans[f"{strategy.mesh}, {strategy.name}"] = plan
+    return dict(list(plans.items())[:PLANS])
 
 
 def _alike(plan: ParallelPlan, other: ParallelPlan) -> bool:
-    return (plan.mesh, plan.batch, plan.specs, plan.constraints) == (
-        other.mesh,
-        other.batch,
-        other.specs,
-        other.constraints,
-    )
+    names = ("mesh", "batch", "specs", "constraints")
+    return all(getattr(plan, name) == getattr(other, name) for name in names)
 
 
 def compare(network: Network, steps: int, rounds: int) -> str:
-    """Measure the plans of a network; the table and Kendall's tau as Markdown."""
+    """Measure the plans of a network; return the table and Kendall's tau as Markdown."""
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder, "samples.npz")
         network.write(data)
         recipe = load_recipe("lenet5_digits", network.keys(data, steps * (rounds + 1)))
-        with quiet() as reporter:
+        with make_quiet_reporter() as reporter:
             recipe.device.open(recipe.parallel)
             dataset = load_data(recipe, reporter)
             built = build(recipe, dataset, reporter)
         step = trace_step(recipe, dataset, built)
         blocks = find_blocks(step)
-        plans = different_plans(network, blocks, step.state_bytes / blocks.parameter_bytes)
+        plans = find_plans(network, blocks, step.state_bytes / blocks.parameter_bytes)
         contestants = {
             name: Contestant(with_plan(recipe, plan), dataset, built, steps)
             for name, plan in plans.items()
         }
         times = alternate(contestants, rounds)
-    clock = {name: [one.clock for one in of] for name, of in times.items()}
-    medians = {name: statistics.median(of) for name, of in clock.items()}
-    processor = {name: statistics.median(one.processor for one in of) for name, of in times.items()}
+    clock = {name: [time.clock for time in times[name]] for name in times}
+    medians = {name: statistics.median(clock[name]) for name in times}
+    processor = {name: statistics.median(time.processor for time in times[name]) for name in times}
     rows = [
         [
             name,
@@ -272,7 +269,10 @@ def compare(network: Network, steps: int, rounds: int) -> str:
         for name in sorted(plans, key=medians.__getitem__)
     ]
     predicted = [plans[name].step_ms for name in plans]
-    taus = [kendalltau(predicted, [of[n] for n in plans]).statistic for of in (medians, processor)]
+    taus = [
+        kendalltau(predicted, [column[name] for name in plans]).statistic
+        for column in (medians, processor)
+    ]
     return (
         f"{table(HEADER, rows)}\nKendall's tau of the prediction and the clock's median: "
         f"{taus[0]:.2f}; and processor time: {taus[1]:.2f}\n"
@@ -291,10 +291,11 @@ def main() -> None:
         f"## {name}: {NETWORKS[name].words}\n\n{compare(NETWORKS[name], args.steps, args.rounds)}"
         for name in args.networks
     ]
-    what = f"python -m benchmarks.plans --networks {' '.join(args.networks)} --steps {args.steps}"
-    head = heading("Plans", f"{what} --rounds {args.rounds}", PACKAGES)
-    about = f"{args.rounds} rounds of {args.steps} steps; load {os.getloadavg()[2]:.0f}."
-    publish("\n".join([head, f"{about}\n", *parts]), args.save)
+    networks = f"--networks {' '.join(args.networks)}"
+    options = f"{networks} --steps {args.steps} --rounds {args.rounds}"
+    head = heading("Plans", f"python -m benchmarks.plans {options}", PACKAGES)
+    setting = f"{args.rounds} rounds of {args.steps} steps; load {os.getloadavg()[2]:.0f}."
+    publish("\n".join([head, f"{setting}\n", *parts]), args.save)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@
 
 The jobs differ in learning rate and seed. Each contestant does the whole sweep, from the command
 to the last summary, with the programs of the recipe in the cache: `vectorized` in one program,
-`joblib` in two processes, the others job after job, in one process or in one each. Rounds
+`joblib` in two processes, the others job after job, in one process or in a process per job. Rounds
 alternate. Prints Markdown: wall time and processor time, with the range, and the ratio to
-`vectorized` in each round. `steps alone` are those of members in this process, by their shared
-program, as many at once as there are processors and one member after the other.
+`vectorized` in each round. `steps alone` are steps of members in this process, by their shared
+program: a member per processor at once, and one member after the other.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ONE_BY_ONE = "one member after the other"
 
 
 @dataclass(frozen=True)
-class Took:
+class Cost:
     """Seconds of a sweep: by the clock, and of all processors."""
 
     wall_s: float
@@ -73,102 +73,113 @@ def main() -> None:
     overrides = [f"+recipe={args.recipe}", *args.overrides]
     with tempfile.TemporaryDirectory() as cache:
         _run([*overrides, f"cache.root={cache}"])
-        contestants: dict[str, Callable[[], Took]] = {
+        contestants: dict[str, Callable[[], Cost]] = {
             name: partial(_sweep, overrides, cache, args.members, more)
             for name, more in SWEEPS.items()
         }
-        contestants[PROCESSES] = partial(_processes, overrides, cache, args.members)
-        wanted = {name: c for name, c in contestants.items() if name not in args.without}
-        sweeps = alternate(wanted, args.rounds)
-        steps = _steps(args.recipe, [*args.overrides, f"cache.root={cache}"], args.rounds)
-    asked = f"--recipe {args.recipe} --members {args.members} --rounds {args.rounds}"
-    command = f"python -m benchmarks.population {asked} {shlex.join(args.overrides)}".rstrip()
+        contestants[PROCESSES] = partial(_run_processes, overrides, cache, args.members)
+        for name in args.without:
+            contestants.pop(name, None)
+        sweeps = alternate(contestants, args.rounds)
+        steps = _time_steps(args.recipe, [*args.overrides, f"cache.root={cache}"], args.rounds)
+    options = f"--recipe {args.recipe} --members {args.members} --rounds {args.rounds}"
+    command = f"python -m benchmarks.population {options} {shlex.join(args.overrides)}".rstrip()
     publish(_report(command, args.members, sweeps, steps), args.save)
 
 
 def _values(members: int) -> list[tuple[float, int]]:
-    """Learning rate and seed of each member: four rates, and as many seeds as that takes."""
+    """Return the learning rate and seed of each member: four rates, and seeds to fill them."""
     seeds = -(-members // 4)
     pairs = [(rate, seed) for rate in (0.005, 0.01, 0.02, 0.04) for seed in range(seeds)]
     return pairs[:members]
 
 
-def _sweep(overrides: Sequence[str], cache: str, members: int, more: Sequence[str]) -> Took:
+def _sweep(overrides: Sequence[str], cache: str, members: int, more: Sequence[str]) -> Cost:
     rates = ",".join(map(str, dict.fromkeys(rate for rate, _ in _values(members))))
     seeds = ",".join(map(str, dict.fromkeys(seed for _, seed in _values(members))))
     swept = [f"train.optimizer.lr={rates}", f"seed={seeds}"]
     return _run([*overrides, f"cache.root={cache}", *swept, *more], sweeps=members)
 
 
-def _processes(overrides: Sequence[str], cache: str, members: int) -> Took:
-    done = [
+def _run_processes(overrides: Sequence[str], cache: str, members: int) -> Cost:
+    costs = [
         _run([*overrides, f"cache.root={cache}", f"train.optimizer.lr={rate}", f"seed={seed}"])
         for rate, seed in _values(members)
     ]
-    return Took(sum(one.wall_s for one in done), sum(one.cpu_s for one in done))
+    return Cost(sum(cost.wall_s for cost in costs), sum(cost.cpu_s for cost in costs))
 
 
-def _run(overrides: Sequence[str], sweeps: int = 0) -> Took:
-    """Run a command in a folder of its own. Exits where it fails, or where a job did."""
+def _run(overrides: Sequence[str], sweeps: int = 0) -> Cost:
+    """Run a command in a new folder. Exits if the command or a job fails."""
     with tempfile.TemporaryDirectory() as folder:
-        where = f"hydra.{'sweep' if sweeps else 'run'}.dir={folder}/runs"
+        directory = f"hydra.{'sweep' if sweeps else 'run'}.dir={folder}/runs"
         command = [sys.executable, "-m", "pipeline", *(["-m"] if sweeps else [])]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-        before, begun = _children_s(), time.perf_counter()
-        done = subprocess.run(
-            [*command, *overrides, where], capture_output=True, text=True, env=environment
+        children_s = _read_children_s()
+        started_at = time.perf_counter()
+        process = subprocess.run(
+            [*command, *overrides, directory], capture_output=True, text=True, env=environment
         )
-        took = Took(time.perf_counter() - begun, _children_s() - before)
+        cost = Cost(time.perf_counter() - started_at, _read_children_s() - children_s)
         runs = Path(folder, "runs")
         jobs = [runs / str(job) for job in range(sweeps)] or [runs]
-        if done.returncode or any(read_summary(job).status != "done" for job in jobs):
-            raise SystemExit(f"{shlex.join(overrides)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return took
+        if process.returncode or any(read_summary(job).status != "done" for job in jobs):
+            output = f"{process.stdout[-2000:]}{process.stderr[-2000:]}"
+            raise SystemExit(f"{shlex.join(overrides)}: {output}")
+    return cost
 
 
-def _children_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def _read_children_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
-def _steps(recipe_name: str, overrides: Sequence[str], rounds: int) -> dict[str, list[Took]]:
-    """The steps of one window for as many members as there are processors, per step."""
+def _time_steps(recipe_name: str, overrides: Sequence[str], rounds: int) -> dict[str, list[Cost]]:
+    """Time the steps of a window, with a member per processor; the costs are of one step."""
     recipe = load_recipe(recipe_name, overrides)
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        reporter = Reporter(None, Console(file=nowhere))
-        dataset, backend = load_data(recipe, reporter), recipe.device.open(recipe.parallel)
+    with open(os.devnull, "w", encoding="utf-8") as null_file:
+        reporter = Reporter(None, Console(file=null_file))
+        dataset = load_data(recipe, reporter)
+        backend = recipe.device.open(recipe.parallel)
         built = build(recipe, dataset, reporter)
         built = lower(recipe, dataset, built, backend, None, reporter)
-        compiled = compile_programs(recipe, dataset, built, backend, reporter)
-    assert isinstance(compiled, XlaExecutable)
-    steps, places = min(200, built.run_schedule.total), max(2, usable_cores())
+        executable = compile_programs(recipe, dataset, built, backend, reporter)
+    assert isinstance(executable, XlaExecutable)
+    num_steps = min(200, built.run_schedule.total)
+    num_members = max(2, usable_cores())
     members = [
-        replace(compiled, buffers=jax.tree.map(lambda x: x.copy(), compiled.buffers))
-        for _ in range(places)
+        replace(executable, buffers=jax.tree.map(lambda x: x.copy(), executable.buffers))
+        for _ in range(num_members)
     ]
     states = [member.put(member.init()) for member in members]
 
-    def train(place: int) -> None:
-        states[place], _ = members[place].run(states[place], 0, steps, "loop")
-        jax.block_until_ready(states[place])
+    def train(index: int) -> None:
+        states[index], _ = members[index].run(states[index], 0, num_steps, "loop")
+        jax.block_until_ready(states[index])
 
-    def timed(threads: int) -> Took:
-        begun, used = time.perf_counter(), time.process_time()
+    def time_members(threads: int) -> Cost:
+        started_at = time.perf_counter()
+        cpu_before_s = time.process_time()
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(train, range(places)))
-        each = steps * places
-        return Took((time.perf_counter() - begun) / each, (time.process_time() - used) / each)
+            list(pool.map(train, range(num_members)))
+        total = num_steps * num_members
+        wall_s = time.perf_counter() - started_at
+        cpu_s = time.process_time() - cpu_before_s
+        return Cost(wall_s / total, cpu_s / total)
 
-    contestants = {f"{places} at once": partial(timed, places), ONE_BY_ONE: partial(timed, 1)}
-    timed(1)
+    contestants = {
+        f"{num_members} at once": partial(time_members, num_members),
+        ONE_BY_ONE: partial(time_members, 1),
+    }
+    time_members(1)
     return alternate(contestants, max(5, rounds))
 
 
 def _report(
     command: str,
     members: int,
-    sweeps: Mapping[str, Sequence[Took]],
-    steps: Mapping[str, Sequence[Took]],
+    sweeps: Mapping[str, Sequence[Cost]],
+    steps: Mapping[str, Sequence[Cost]],
 ) -> str:
     first = next(iter(steps))
     heads = ("a sweep", "seconds", "processor seconds", f"against {VECTORIZED}")
@@ -177,26 +188,26 @@ def _report(
             heading("A sweep in one program", command, PACKAGES),
             f"{members} jobs, medians of {len(sweeps[VECTORIZED])} alternating rounds, with ranges;"
             " ratios are of rounds.\n",
-            table(heads, [_row(name, sweeps, VECTORIZED, 1) for name in sweeps]),
+            table(heads, [_make_row(name, sweeps, VECTORIZED, 1) for name in sweeps]),
             "",
             table(
                 ("steps alone", "ms a step", "processor ms", f"against {first}"),
-                [_row(name, steps, first, 1000) for name in steps],
+                [_make_row(name, steps, first, 1000) for name in steps],
             ),
         )
     )
 
 
-def _row(name: str, taken: Mapping[str, Sequence[Took]], base: str, unit: float) -> list[str]:
-    walls = [unit * one.wall_s for one in taken[name]]
-    cpus = [unit * one.cpu_s for one in taken[name]]
+def _make_row(name: str, costs: Mapping[str, Sequence[Cost]], base: str, unit: float) -> list[str]:
+    walls = [unit * cost.wall_s for cost in costs[name]]
+    cpus = [unit * cost.cpu_s for cost in costs[name]]
     ratios = [
-        one.wall_s / other.wall_s for one, other in zip(taken[name], taken[base], strict=True)
+        cost.wall_s / other.wall_s for cost, other in zip(costs[name], costs[base], strict=True)
     ]
-    return [name, _span(walls), _span(cpus), _span(ratios) + " x"]
+    return [name, _format_span(walls), _format_span(cpus), _format_span(ratios) + " x"]
 
 
-def _span(values: Sequence[float]) -> str:
+def _format_span(values: Sequence[float]) -> str:
     digits = 1 if min(values) >= 10 else 2 if min(values) >= 1 else 4
     low, middle, high = (
         f"{np.round(x, digits):.{digits}f}"

@@ -1,7 +1,7 @@
 """How long it takes to price ResNet-50 on the emulated Ascend: `python -m benchmarks.pricing`.
 
-Cold is a process of its own, imports and tracing included; warm asks the same again; what-ifs
-change one figure of the chip each; 1024 devices are asked of a step that is priced already.
+Cold is a new process, with imports and tracing; warm prices the same step again; each what-if
+changes a figure of the chip; 1024 devices are priced for a step that has a price already.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ print(f"{step.step_ms:.2f} {step.interval_ms[0]:.2f} {memory.verdict}")
 """
 
 
-def seconds(work: Callable[[], object], rounds: int = 5) -> list[float]:
-    """Seconds of each of so many rounds."""
-    found = []
+def time_rounds(work: Callable[[], object], rounds: int = 5) -> list[float]:
+    """Return the seconds of each round."""
+    seconds = []
     for _ in range(rounds):
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         work()
-        found.append(time.perf_counter() - begun)
-    return found
+        seconds.append(time.perf_counter() - started_at)
+    return seconds
 
 
-def cold() -> None:
+def price_cold() -> None:
     """Price in a new process."""
     subprocess.run([sys.executable, "-c", COLD], check=True, stdout=subprocess.DEVNULL)
 
@@ -48,23 +48,22 @@ def main() -> None:
     pricing = Pricing(traced, chip)
     pricing.price_step(ExecutionConfig())
 
-    def what_ifs() -> None:
+    def price_what_ifs() -> None:
         for percent in range(100):
             pricing.with_figures(hbm_sustained_gb_per_s=800.0 + 4 * percent).price_step(
                 ExecutionConfig()
             )
 
     ways: dict[str, Callable[[], object]] = {
-        "cold process": cold,
+        "cold process": price_cold,
         "warm": lambda: Pricing(traced, chip).price_step(ExecutionConfig()).interval_ms,
-        "100 what-ifs": what_ifs,
+        "100 what-ifs": price_what_ifs,
         "1024 devices": lambda: pricing.price_step(ExecutionConfig(devices=1024)),
     }
     for name, work in ways.items():
-        taken = seconds(work)
-        print(
-            f"{name:14} {median(taken):8.3f} s  ({min(taken):.3f} to {max(taken):.3f})", flush=True
-        )
+        seconds = time_rounds(work)
+        span = f"{min(seconds):.3f} to {max(seconds):.3f}"
+        print(f"{name:14} {median(seconds):8.3f} s  ({span})", flush=True)
 
 
 if __name__ == "__main__":

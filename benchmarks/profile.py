@@ -2,11 +2,11 @@
 
     python -m benchmarks.profile --task resnet50 --precision bf16 --root DIR
 
-The step is that of `benchmarks.train`, traced by JAX's profiler behind some that warm up.
-Every operation that XLA runs is counted among one kind. Some run at the same time, so the kinds add
-up to more than the step. Bytes are those of operands and results, each read or written once; what a
-cache keeps from one operation to the next makes a rate exceed that of the memory, which is measured
-beside it by copying an array, on the GPU where that computes.
+The step is the step of `benchmarks.train`, traced by JAX's profiler after steps that warm up.
+Every operation that XLA runs has one kind. Some run at the same time, so the kinds add up to more
+than the step. Bytes are the bytes of operands and results, each read or written once. What a cache
+holds between operations makes a rate exceed the rate of the memory, which is measured beside it by
+copying an array, on the GPU if it computes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COPIES = 5
 
 @dataclass(frozen=True)
 class Profile:
-    """Of some steps: seconds of all, and by operation how long it ran and how often."""
+    """Seconds of all steps, and by operation how long it ran and how often."""
 
     steps: int
     seconds: float
@@ -77,27 +77,26 @@ def main() -> None:
             precision=args.precision,
             sink_size=args.steps,
             threads=usable_cores(),
-            overrides=traceable(args.override),
+            overrides=drop_graphs(args.override),
         )
         training = OursTraining(task)
         program = parse_program(training.program_text)
         profile = take_profile(training, args.steps, Path(folder) / "trace")
-    save = (
-        RESULTS / f"profile_{args.task}_{args.precision}.md" if args.save == RESULTS else args.save
-    )
-    copied = gpu_copied_gb_s() if task.on_gpu else copied_gb_s()
-    publish(_report(task, profile, program, copied, args.override), save)
+    file_name = f"profile_{args.task}_{args.precision}.md"
+    save = RESULTS / file_name if args.save == RESULTS else args.save
+    copy_gb_s = measure_gpu_copy_gb_s() if task.on_gpu else measure_copy_gb_s()
+    publish(_report(task, profile, program, copy_gb_s, args.override), save)
 
 
-def traceable(overrides: Sequence[str]) -> tuple[str, ...]:
-    """The overrides, on a GPU without CUDA graphs, which have no names of operations."""
-    graphs = [one for one in overrides if one.startswith("device.graphs=")]
-    off = ["device.graphs=off"] if "device=gpu" in overrides and not graphs else []
+def drop_graphs(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides; on a GPU without CUDA graphs, which have no names of operations."""
+    has_graphs = any(key.startswith("device.graphs=") for key in overrides)
+    off = ["device.graphs=off"] if "device=gpu" in overrides and not has_graphs else []
     return (*overrides, *off)
 
 
 def take_profile(training: OursTraining, steps: int, folder: Path) -> Profile:
-    """Trace a sink behind steps that warm up."""
+    """Trace a sink after steps that warm up."""
     for _ in range(WARM_UPS):
         training.run(1)
     options = jax.profiler.ProfileOptions()
@@ -107,7 +106,8 @@ def take_profile(training: OursTraining, steps: int, folder: Path) -> Profile:
     (file,) = glob.glob(f"{folder}/**/*.trace.json.gz", recursive=True)
     with gzip.open(file) as stream:
         events = json.load(stream)["traceEvents"]
-    busy_us, calls = Counter[str](), Counter[str]()
+    busy_us = Counter[str]()
+    calls = Counter[str]()
     for event in events:
         if event.get("ph") == "X" and "hlo_op" in event.get("args", {}):
             busy_us[event["name"]] += event["dur"]
@@ -115,26 +115,27 @@ def take_profile(training: OursTraining, steps: int, folder: Path) -> Profile:
     return Profile(steps, seconds, busy_us, calls)
 
 
-def copied_gb_s() -> float:
-    """Gigabytes a second, read and written, of copying an array by one core; the best of some."""
-    source, target = np.ones(COPIED_BYTES, np.uint8), np.empty(COPIED_BYTES, np.uint8)
+def measure_copy_gb_s() -> float:
+    """Measure the rate of copying an array by one core: GB read and written a second, at best."""
+    source = np.ones(COPIED_BYTES, np.uint8)
+    target = np.empty(COPIED_BYTES, np.uint8)
     times_s = []
     for _ in range(COPIES):
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         np.copyto(target, source)
-        times_s.append(time.perf_counter() - begun)
+        times_s.append(time.perf_counter() - started_at)
     return 2 * COPIED_BYTES / min(times_s) / 1e9
 
 
-def gpu_copied_gb_s() -> float:
-    """Gigabytes a second, read and written, of copying an array on the GPU; the best of some."""
+def measure_gpu_copy_gb_s() -> float:
+    """Measure the rate of copying an array on the GPU: GB read and written a second, at best."""
     source = jax.device_put(np.ones(COPIED_BYTES, np.uint8), jax.devices("gpu")[0])
     copy = jax.jit(jnp.copy)
     times_s = []
     for _ in range(COPIES + 1):
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         jax.block_until_ready(copy(source))
-        times_s.append(time.perf_counter() - begun)
+        times_s.append(time.perf_counter() - started_at)
     return 2 * COPIED_BYTES / min(times_s) / 1e9
 
 
@@ -145,7 +146,9 @@ def _report(
     memory_gb_s: float,
     overrides: Sequence[str] = (),
 ) -> str:
-    busy_ms, moved_gb, operations = Counter[str](), Counter[str](), Counter[str]()
+    busy_ms = Counter[str]()
+    moved_gb = Counter[str]()
+    operations = Counter[str]()
     for name, us in profile.busy_us.items():
         kind = program.find_kind(name)
         if kind is None:
@@ -166,15 +169,15 @@ def _report(
         for kind, ms in busy_ms.most_common()
     ]
     header = ["operations", "ms a step", "share", "how many", "GB", "GB/s"]
-    said = f"--task {task.name}"
-    said += f" --precision {task.precision}" if task.precision != "float32" else ""
-    said += "".join(f" --override {one}" for one in overrides)
-    whose = "The GPU" if task.on_gpu else "One core"
+    options = f"--task {task.name}"
+    options += f" --precision {task.precision}" if task.precision != "float32" else ""
+    options += "".join(f" --override {key}" for key in overrides)
+    copier = "The GPU" if task.on_gpu else "One core"
     title = f"{task.name}, batch {task.batch_size}, {task.precision}: where a step goes"
     return (
-        heading(title, f"python -m benchmarks.profile {said} --steps {profile.steps}", PACKAGES)
+        heading(title, f"python -m benchmarks.profile {options} --steps {profile.steps}", PACKAGES)
         + f"\nA step took {1000 * profile.seconds / profile.steps:,.2f} ms while it was traced. "
-        f"{whose} copies {memory_gb_s:.0f} GB/s.\n\n" + table(header, rows)
+        f"{copier} copies {memory_gb_s:.0f} GB/s.\n\n" + table(header, rows)
     )
 
 

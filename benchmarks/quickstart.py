@@ -5,8 +5,8 @@
     python -m benchmarks.quickstart table RESULTS
 
 Trains the recipe `mlp_quickstart` with each seed and initialiser, and the same in MindSpore: batch
-64 of the images in their order, the last batch of an epoch kept, plain SGD of 0.01. Images are not
-shuffled, so a seed varies the initial weights alone. Each training prints one JSON line: framework,
+64 of the images in their order, with the last batch of an epoch, plain SGD of 0.01. Images aren't
+shuffled, so a seed varies only the initial weights. Each training prints one JSON line: framework,
 initialiser, seed, and (accuracy, mean loss) on the 10,000 test images after each epoch. `table`
 prints the medians and ranges in Markdown beside the figures of the documents.
 """
@@ -28,7 +28,8 @@ import numpy as np
 Course = list[tuple[float, float]]
 """Accuracy and mean loss after each epoch."""
 
-NORMAL, UNIFORM = "Normal(0.01), biases 0", "uniform in 1 / sqrt(inputs)"
+NORMAL = "Normal(0.01), biases 0"
+UNIFORM = "uniform in 1 / sqrt(inputs)"
 INITIALISERS: Mapping[str, tuple[str, ...]] = {
     NORMAL: (),
     UNIFORM: (
@@ -38,10 +39,11 @@ INITIALISERS: Mapping[str, tuple[str, ...]] = {
         "{pattern: dense_2/bias, init: {name: uniform, scale: 0.04419417}}]",
     ),
 }
-"""Overrides of the recipe: the initial weights of nn.Dense in MindSpore 1.x, and in 2.x, where the
-biases are uniform too."""
+"""Overrides of the recipe: the initial weights of nn.Dense in MindSpore 1.x, and in 2.x, which also
+draws uniform biases."""
 DOCUMENTS: Course = [(0.853, 0.528851), (0.902, 0.334850)]
-BATCH, RATE = 64, 0.01
+BATCH = 64
+RATE = 0.01
 
 
 def main() -> None:
@@ -68,7 +70,7 @@ def main() -> None:
 
 
 def train_ours(root: Path, initialiser: str, seed: int, shuffle: bool) -> Course:
-    """Train the recipe here."""
+    """Train the recipe with this project."""
     from pipeline import load_recipe, run
     from pipeline.engine.monitors.log_lines import EVALS
 
@@ -78,11 +80,11 @@ def train_ours(root: Path, initialiser: str, seed: int, shuffle: bool) -> Course
     with tempfile.TemporaryDirectory() as folder:
         run(load_recipe("mlp_quickstart", keys), Path(folder))
         lines = (Path(folder) / EVALS).read_text(encoding="utf-8").splitlines()
-    return [(found["accuracy"], found["loss"]) for found in map(json.loads, lines)]
+    return [(line["accuracy"], line["loss"]) for line in map(json.loads, lines)]
 
 
 def train_mindspore(root: Path, initialiser: str, seed: int, shuffle: bool) -> Course:
-    """Train the same in MindSpore, in graph mode."""
+    """Train the same network in MindSpore, in graph mode."""
     import mindspore
     from mindspore import Tensor, nn
 
@@ -90,15 +92,15 @@ def train_mindspore(root: Path, initialiser: str, seed: int, shuffle: bool) -> C
     mindspore.set_device("CPU")
     mindspore.set_seed(seed)
     sizes = (784, 512, 512, 10)
-    dense = [nn.Dense(n, m, **_mindspore_arguments(initialiser)) for n, m in pairwise(sizes)]
+    dense = [nn.Dense(n, m, **_make_dense_options(initialiser)) for n, m in pairwise(sizes)]
     network = nn.SequentialCell(dense[0], nn.ReLU(), dense[1], nn.ReLU(), dense[2])
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     cell = nn.TrainOneStepCell(
         nn.WithLossCell(network, loss), nn.SGD(network.trainable_params(), RATE)
     )
-    images, labels = _mnist(root, "train")
+    images, labels = _read_mnist(root, "train")
     generator = np.random.default_rng(seed)
-    test_images, test_labels = _mnist(root, "t10k")
+    test_images, test_labels = _read_mnist(root, "t10k")
     course = []
     for _ in range(2):
         cell.set_train()
@@ -116,8 +118,8 @@ def train_mindspore(root: Path, initialiser: str, seed: int, shuffle: bool) -> C
     return course
 
 
-def _mindspore_arguments(initialiser: str) -> dict[str, Any]:
-    """The arguments of nn.Dense; without any it initialises as MindSpore 2.x."""
+def _make_dense_options(initialiser: str) -> dict[str, Any]:
+    """Return the arguments of nn.Dense; without any it initialises as MindSpore 2.x."""
     if initialiser != NORMAL:
         return {}
     from mindspore.common.initializer import Normal
@@ -125,42 +127,42 @@ def _mindspore_arguments(initialiser: str) -> dict[str, Any]:
     return {"weight_init": Normal(0.01), "bias_init": "zeros"}
 
 
-def _mnist(root: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images float32 (n, 784), normalised as the recipe does, and labels int32 (n,)."""
+def _read_mnist(root: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Read images float32 (n, 784), normalised as by the recipe, and labels int32 (n,)."""
     image_file, label_file = (
-        _bytes(root / f"{split}-{what}-ubyte") for what in ("images-idx3", "labels-idx1")
+        _read_bytes(root / f"{split}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")
     )
     pixels = np.frombuffer(image_file, np.uint8, offset=16).reshape(-1, 784)
     images = (pixels.astype(np.float32) / np.float32(255) - np.float32(0.1307)) / np.float32(0.3081)
     return images, np.frombuffer(label_file, np.uint8, offset=8).astype(np.int32)
 
 
-def _bytes(file: Path) -> bytes:
+def _read_bytes(file: Path) -> bytes:
     packed = file.with_name(f"{file.name}.gz")
     return gzip.decompress(packed.read_bytes()) if packed.exists() else file.read_bytes()
 
 
 def table(lines: list[str]) -> Iterator[str]:
-    """The rows of a Markdown table: medians over the seeds, and from the lowest to the highest."""
+    """Yield the rows of a Markdown table: medians over the seeds, and ranges."""
     courses: dict[tuple[str, str], list[Course]] = {}
     for line in map(json.loads, filter(None, lines)):
         courses.setdefault((line["framework"], line["init"]), []).append(line["course"])
     yield "| | initial weights | accuracy after epoch 1 | loss | accuracy after epoch 2 | loss |"
     yield "| --- | --- | --- | --- | --- | --- |"
-    said = " | ".join(f"{accuracy:.1%} | {loss:.3f}" for accuracy, loss in DOCUMENTS)
-    yield f"| the documents | not said | {said} |"
+    cells = " | ".join(f"{accuracy:.1%} | {loss:.3f}" for accuracy, loss in DOCUMENTS)
+    yield f"| the documents | not said | {cells} |"
     for (framework, init), runs in courses.items():
-        cells = [
-            _spread([run[which][what] for run in runs], "{:.2%}" if what == 0 else "{:.3f}")
-            for which in (0, 1)
-            for what in (0, 1)
-        ]
-        yield f"| {framework}, {len(runs)} seeds | {init} | {' | '.join(cells)} |"
+        cells = " | ".join(
+            _format_spread([run[epoch][column] for run in runs], form)
+            for epoch in (0, 1)
+            for column, form in enumerate(("{:.2%}", "{:.3f}"))
+        )
+        yield f"| {framework}, {len(runs)} seeds | {init} | {cells} |"
 
 
-def _spread(values: list[float], form: str) -> str:
-    shown = [form.format(value) for value in (statistics.median(values), min(values), max(values))]
-    return f"{shown[0]} ({shown[1]} to {shown[2]})"
+def _format_spread(values: list[float], form: str) -> str:
+    middle, low, high = map(form.format, (statistics.median(values), min(values), max(values)))
+    return f"{middle} ({low} to {high})"
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
     python -m benchmarks.recommend --save
 
-A trial trains an MLP of 64-16-10 on the shipped digits for five epochs and is rated by its loss on
-the 359 evaluation samples; learning rate, momentum and batch size are searched. One run at a time
-is proposed from the results of all before it, as `python -m pipeline recommend --count=1` does
-again and again, by the same samplers. The goal is a loss that one in a hundred random trials
-reaches, found out by trials of other seeds. Momentum and batch size are compiled into a program,
-of which there is one for each pair; a learning rate is an argument.
+A trial trains an MLP of 64-16-10 on the shipped digits for five epochs; its score is the loss on
+the 359 evaluation samples. Learning rate, momentum and batch size are searched. One run at a time
+is proposed from the results of all before it, as by repeated
+`python -m pipeline recommend --count=1`, with the same samplers. The goal is the loss that one in a
+hundred random trials of other seeds reaches. Each pair of momentum and batch size has a compiled
+program; a learning rate is an argument.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ SPACE: Mapping[str, BaseDistribution] = {
     "train.batch_size": CategoricalDistribution(("16", "32", "64")),
 }
 FIXED = ["model=mlp", "model.hidden=[16]", "schedule=constant", "train.passes=5"]
-CALIBRATION_TRIALS, SHARE = 600, 0.01
+CALIBRATION_TRIALS = 600
+SHARE = 0.01
 MOST_TRIALS = 300
 SEEDS = 10
 Params = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Programs for all learning rates."""
+class Program:
+    """The compiled program of a momentum and a batch size, for all learning rates."""
 
     recipe: Recipe
     dataset: Dataset
@@ -63,7 +64,7 @@ class Prepared:
 
 
 @cache
-def _prepared(momentum: str, batch_size: str) -> Prepared:
+def _compile_program(momentum: str, batch_size: str) -> Program:
     keys = [f"train.optimizer.momentum={momentum}", f"train.batch_size={batch_size}"]
     recipe = load_recipe("lenet5_digits", [*FIXED, *keys])
     reporter = Reporter(console=Console(file=io.StringIO()))
@@ -72,42 +73,44 @@ def _prepared(momentum: str, batch_size: str) -> Prepared:
     backend = recipe.device.open(recipe.parallel)
     lowered = lower(recipe, dataset, built, backend, None, reporter)
     executable = compile_programs(recipe, dataset, lowered, backend, reporter)
-    return Prepared(recipe, dataset, executable, built.run_schedule.total)
+    return Program(recipe, dataset, executable, built.run_schedule.total)
 
 
-def loss_of(params: Params) -> float:
-    """The evaluation loss of a trial; a large number where it diverges."""
-    task = _prepared(params["train.optimizer.momentum"], params["train.batch_size"])
-    run, rates = task.executable, np.full(task.steps, params["train.optimizer.lr"], np.float32)
-    run.set_learning_rates(rates)
-    state, telemetry = run.run(run.init(), 0, task.steps, "loop")
+def compute_loss(params: Params) -> float:
+    """Return the evaluation loss of a trial; 100 if it diverges."""
+    program = _compile_program(params["train.optimizer.momentum"], params["train.batch_size"])
+    executable = program.executable
+    rates = np.full(program.steps, params["train.optimizer.lr"], np.float32)
+    executable.set_learning_rates(rates)
+    state, telemetry = executable.run(executable.init(), 0, program.steps, "loop")
     if telemetry.non_finite_step is not None:
         return 100.0
-    found = evaluate(run, state, task.dataset, EvalOptions(task.recipe.train.dispatch_seconds))
-    assert found is not None, "nobody gives it up"
-    loss = float(found.metrics["loss"])
+    options = EvalOptions(program.recipe.train.dispatch_seconds)
+    evaluation = evaluate(executable, state, program.dataset, options)
+    assert evaluation is not None, "an evaluation without a stop isn't cancelled"
+    loss = float(evaluation.metrics["loss"])
     return min(loss, 100.0) if math.isfinite(loss) else 100.0
 
 
-def goal() -> float:
-    """The loss that `SHARE` of random trials reach."""
+def find_goal() -> float:
+    """Return the loss that `SHARE` of random trials reach."""
     draws = suggest_values(
         [], SPACE, CALIBRATION_TRIALS, sampler=make_sampler("random", 10**6), maximizes=False
     )
-    return float(np.quantile([loss_of(one) for one in draws], SHARE))
+    return float(np.quantile([compute_loss(params) for params in draws], SHARE))
 
 
-def trials_needed(sampler: str, seed: int, wanted: float) -> int:
-    """The number of trials until one has reached the loss, each proposed from all before it."""
-    known: list[optuna.trial.FrozenTrial] = []
+def count_trials(sampler: str, seed: int, goal: float) -> int:
+    """Count the trials until one reaches the goal, each proposed from all before it."""
+    trials: list[optuna.trial.FrozenTrial] = []
     for number in range(1, MOST_TRIALS + 1):
-        # Each command has a sampler of its own: with the seed of its first, all would be alike.
-        own = make_sampler(sampler, 1000 * seed + number)
-        (params,) = suggest_values(known, SPACE, 1, sampler=own, maximizes=False)
-        loss = loss_of(params)
-        if loss <= wanted:
+        # Each command makes a new sampler: with the same seed, all suggestions would be alike.
+        fresh = make_sampler(sampler, 1000 * seed + number)
+        (params,) = suggest_values(trials, SPACE, 1, sampler=fresh, maximizes=False)
+        loss = compute_loss(params)
+        if loss <= goal:
             return number
-        known.append(
+        trials.append(
             optuna.create_trial(params=dict(params), distributions=dict(SPACE), value=loss)
         )
     return MOST_TRIALS
@@ -123,32 +126,30 @@ def main() -> None:
     add_save(parser, "recommend.md")
     args = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    wanted = goal()
-    needed = {
-        name: [
-            trials_needed(name, seed, wanted) for seed in range(args.first, args.first + args.seeds)
-        ]
-        for name in ("tpe", "random")
+    goal = find_goal()
+    seeds = range(args.first, args.first + args.seeds)
+    counts = {
+        name: [count_trials(name, seed, goal) for seed in seeds] for name in ("tpe", "random")
     }
     command = f"python -m benchmarks.recommend --seeds {args.seeds} --first {args.first}"
-    publish(report(needed, wanted, command), args.save)
+    publish(report(counts, goal, command), args.save)
 
 
-def report(needed: Mapping[str, list[int]], wanted: float, command: str) -> str:
-    """The result in Markdown."""
-    at_random = statistics.median(needed["random"])
+def report(counts: Mapping[str, list[int]], goal: float, command: str) -> str:
+    """Return the result in Markdown."""
+    random_median = statistics.median(counts["random"])
     rows = [
         [
             name,
-            f"{statistics.median(counts):g}",
-            f"{min(counts)} to {max(counts)}",
-            f"{statistics.median(counts) / at_random:.2f}",
+            f"{statistics.median(column):g}",
+            f"{min(column)} to {max(column)}",
+            f"{statistics.median(column) / random_median:.2f}",
         ]
-        for name, counts in needed.items()
+        for name, column in counts.items()
     ]
     head = heading("Recommend", command, PACKAGES)
-    about = f"Trials until an evaluation loss of {wanted:.4f}."
-    return "\n".join([head, about, "", table(["sampler", "median", "range", "of random"], rows)])
+    line = f"Trials until an evaluation loss of {goal:.4f}."
+    return "\n".join([head, line, "", table(["sampler", "median", "range", "of random"], rows)])
 
 
 if __name__ == "__main__":

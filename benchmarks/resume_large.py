@@ -3,9 +3,9 @@
     python -m benchmarks.resume_large                  # 300 million parameters, 8 GB
     python -m benchmarks.resume_large --width 256      # 19 million
 
-A ViT of 24 blocks trains six steps and saves every two. It is killed (SIGKILL) when the checkpoint
-of step 2 is there, and resumed; losses and gradient norms must be those of a run that nobody has
-killed. Prints a Markdown table.
+A ViT of 24 blocks trains six steps and saves after every second. It is killed (SIGKILL) when the
+checkpoint of step 2 exists, and resumed; losses and gradient norms must equal those in an unbroken
+run. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from pathlib import Path
 from benchmarks.measure import add_save, heading, publish, table
 
 PACKAGES = ("jax", "jaxlib", "orbax-checkpoint", "numpy")
-STEPS, EVERY = 6, 2
+STEPS = 6
+EVERY = 2
 POLL_S = 0.02
 
 
 def main() -> int:
-    """Measure and print; returns 1 where losses differ."""
+    """Measure and print; return 1 if losses differ."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -37,33 +38,30 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        whole = _train(root / "whole", args.width)
+        unbroken = _train(root / "whole", args.width)
         _train(root / "broken", args.width, kill=True)
         resumed = _train(root / "broken", args.width)
-        equal = _losses(root / "whole") == _losses(root / "broken")
+        equal = _read_losses(root / "whole") == _read_losses(root / "broken")
         rows = [
-            [name, f"{seconds:.1f}", f"{peak_mb / 1e3:.2f}", said]
-            for name, (seconds, peak_mb, said) in (("unbroken", whole), ("resumed", resumed))
+            [name, f"{seconds:.1f}", f"{peak_mb / 1e3:.2f}", log]
+            for name, (seconds, peak_mb, log) in (("unbroken", unbroken), ("resumed", resumed))
         ]
     head = heading(
         "A large model, resumed",
         f"python -m benchmarks.resume_large --width {args.width}",
         PACKAGES,
     )
-    shown = table(["run", "seconds", "peak GB", "log"], rows)
+    result = table(["run", "seconds", "peak GB", "log"], rows)
     verdict = "are equal bit for bit" if equal else "DIFFER"
-    publish(
-        f"{head}\nLoad {os.getloadavg()[2]:.0f}. Losses and norms {verdict}.\n\n{shown}", args.save
-    )
+    load = f"Load {os.getloadavg()[2]:.0f}."
+    publish(f"{head}\n{load} Losses and norms {verdict}.\n\n{result}", args.save)
     return 0 if equal else 1
 
 
 def _train(run_dir: Path, width: int, *, kill: bool = False) -> tuple[float, float, str]:
-    """Train, or resume, in a process of its own; seconds, its peak in MB, and its log's times."""
+    """Train, or resume, in a new process; return seconds, its peak in MB, and its log's times."""
     network = [f"model.features={width}", f"model.hidden={4 * width}", "model.heads=16"]
-    resume = (
-        f"train.resume={run_dir}" if (run_dir / "recipe.yaml").exists() else "train.resume=null"
-    )
+    resume = f"train.resume={run_dir if (run_dir / 'recipe.yaml').exists() else 'null'}"
     command = [
         *(sys.executable, "-m", "pipeline", "+recipe=lenet5_digits", "dataset=synthetic"),
         *("model=vit_b_16", "model.blocks=24", "model.patch=7", *network, "train.batch_size=2"),
@@ -72,7 +70,7 @@ def _train(run_dir: Path, width: int, *, kill: bool = False) -> tuple[float, flo
         *("stages=[data,build,compile,train,checkpoint]", "train.sink_size=1"),
         f"hydra.run.dir={run_dir}",
     ]
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while kill and not (run_dir / "checkpoints" / str(EVERY)).is_dir() and process.poll() is None:
         time.sleep(POLL_S)
@@ -81,10 +79,10 @@ def _train(run_dir: Path, width: int, *, kill: bool = False) -> tuple[float, flo
     _, _, usage = os.wait4(process.pid, 0)
     lines = (run_dir / "run.log").read_text().splitlines()
     times = [line.partition("time ")[2].strip() for line in lines if "first step after" in line]
-    return time.perf_counter() - began, usage.ru_maxrss / 1e3, times[-1] if times else ""
+    return time.perf_counter() - started_at, usage.ru_maxrss / 1e3, times[-1] if times else ""
 
 
-def _losses(run_dir: Path) -> list[tuple[object, ...]]:
+def _read_losses(run_dir: Path) -> list[tuple[object, ...]]:
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     return [(step["step"], step["loss"], step["grad_norm"]) for step in steps]

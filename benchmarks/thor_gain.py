@@ -6,12 +6,12 @@
     python -m benchmarks.thor_gain RESULTS --table
 
 Both start from `resnet20_cifar10`, crop and flip, batch 128, a cosine to 0 over `--passes`. Each is
-tuned with the first seed by the settings below; the best of each, by the steps to the accuracy and
-where none got there by the accuracy at the end, is trained with the other seeds, and the medians
-over the seeds of both are compared. A training ends once an evaluation of all 10,000 test images
-has shown the accuracy. RESULTS gets one JSON line for each training that ended: called again, those
-that are there are not done again, so it may be stopped at any time. `--blocks 1` makes ResNet-8,
-`--share 4` trains on a quarter of the images.
+tuned with the first seed by the settings below. The best setting of each needs the fewest steps to
+the accuracy, or has the highest accuracy at the end if none reaches it. It is trained with the
+other seeds, and the medians over the seeds of both are compared. A training ends once an evaluation
+of all 10,000 test images has the accuracy. RESULTS gets a JSON line for each training that ended,
+and another call doesn't repeat these, so it may be stopped at any time. `--blocks 1` makes
+ResNet-8, `--share 4` trains on a quarter of the images.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from pathlib import Path
 from typing import Any
 
 EVALUATIONS_PER_EPOCH = 2
-"""Evaluations an epoch."""
-THOR, _DECAY = "optimizer=thor", "decay_rate: 0.87, decay_steps: 390"
+_DECAY = "decay_rate: 0.87, decay_steps: 390"
 SETTINGS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "momentum": tuple((f"train.optimizer.lr={lr}",) for lr in (0.05, 0.1, 0.2)),
     "thor": tuple(
         (
-            THOR,
+            "optimizer=thor",
             f"train.optimizer.lr={lr}",
             "train.optimizer.momentum=0.9",
             "train.optimizer.weight_decay=5.0e-4",
@@ -43,12 +42,12 @@ SETTINGS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         for lr, damping in ((0.02, 0.1), (0.05, 0.1), (0.05, 0.3), (0.1, 0.3))
     ),
 }
-"""Settings to tune by: of Momentum its learning rate, of THOR learning rate and damping.
-A large damping goes with a large learning rate, as docs/thor.md found for LeNet-5."""
+"""Settings to tune by: learning rates of Momentum, learning rates and damping of THOR.
+A large damping goes with a large learning rate, as for LeNet-5 in docs/thor.md."""
 
 
 def main() -> None:
-    """Train what RESULTS does not have yet; then, or with --table, print the table."""
+    """Train what RESULTS doesn't have yet; then, or with --table, print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -64,36 +63,36 @@ def main() -> None:
     args = parser.parse_args()
     seeds = [int(seed) for seed in args.seeds.split(",")]
     if not args.table:
-        for setting, seed in _open(args, seeds):
+        for setting, seed in _list_open(args, seeds):
             if args.minutes is not None and time.process_time() > 60 * args.minutes:
                 break
             line = train(setting, seed, args)
             with args.results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
-    print("\n".join([*table(_lines(args)), *compare_medians(_lines(args))]))
+    print("\n".join([*table(_read_lines(args)), *compare_medians(_read_lines(args))]))
 
 
-def _open(args: argparse.Namespace, seeds: list[int]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """What is to be trained next, in turn: tuning first, then the other seeds of the best."""
+def _list_open(args: argparse.Namespace, seeds: list[int]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield what to train next, in turn: tuning first, then the other seeds of the best."""
     for position in range(max(map(len, SETTINGS.values()))):
         for settings in SETTINGS.values():
             if position < len(settings):
-                yield from _unless_done(args, settings[position], seeds[0])
+                yield from _skip_done(args, settings[position], seeds[0])
     for name in SETTINGS:
         for seed in seeds[1:]:
-            yield from _unless_done(args, best(_lines(args), name), seed)
+            yield from _skip_done(args, find_best(_read_lines(args), name), seed)
 
 
-def _unless_done(
+def _skip_done(
     args: argparse.Namespace, setting: tuple[str, ...], seed: int
 ) -> Iterator[tuple[tuple[str, ...], int]]:
-    if not any(_is(line, setting) and line["seed"] == seed for line in _lines(args)):
+    if not any(_has_setting(line, setting) and line["seed"] == seed for line in _read_lines(args)):
         yield setting, seed
 
 
 def train(setting: tuple[str, ...], seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Train once, and return when it reached the accuracy and what it took."""
+    """Train once, and return when it reached the accuracy and the time."""
     from pipeline import load_recipe, run
     from pipeline.core.errors import RunError
 
@@ -109,16 +108,15 @@ def train(setting: tuple[str, ...], seed: int, args: argparse.Namespace) -> dict
     ]
     line: dict[str, Any] = {"setting": list(setting), "seed": seed, "accuracy": args.accuracy}
     line |= {"passes": args.passes, "blocks": args.blocks, "share": args.share}
-    began, used = time.perf_counter(), time.process_time()
+    started_at = time.perf_counter()
+    processor_before_s = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         try:
             summary = run(load_recipe("resnet20_cifar10", [*keys, *setting]), Path(folder))
         except RunError as error:
             return {**line, "reached_step": None, "last": math.nan, "ended": str(error)[:200]}
-        evals = [
-            json.loads(found)
-            for found in (Path(folder) / "evals.jsonl").read_text(encoding="utf-8").splitlines()
-        ]
+        text = (Path(folder) / "evals.jsonl").read_text(encoding="utf-8")
+        evals = [json.loads(entry) for entry in text.splitlines()]
     reached = next((e["step"] for e in evals if e["accuracy"] >= args.accuracy), None)
     return {
         **line,
@@ -127,46 +125,46 @@ def train(setting: tuple[str, ...], seed: int, args: argparse.Namespace) -> dict
         "last": evals[-1]["accuracy"],
         "curve": [[e["step"], e["accuracy"]] for e in evals],
         "median_step_ms": summary.time["median_step_ms"],
-        "wall_s": time.perf_counter() - began,
-        "processor_s": time.process_time() - used,
+        "wall_s": time.perf_counter() - started_at,
+        "processor_s": time.process_time() - processor_before_s,
     }
 
 
-def _lines(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The trainings of this task: those to another accuracy or on other data are none of it."""
+def _read_lines(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Read the trainings of this task, without trainings to another accuracy or on other data."""
     if not args.results.exists():
         return []
     text = args.results.read_text(encoding="utf-8")
     lines = [json.loads(line) for line in text.splitlines() if line]
-    task = "accuracy", "passes", "blocks", "share"
-    return [line for line in lines if all(line[key] == getattr(args, key) for key in task)]
+    keys = ("accuracy", "passes", "blocks", "share")
+    return [line for line in lines if all(line[key] == getattr(args, key) for key in keys)]
 
 
-def _is(line: Mapping[str, Any], setting: tuple[str, ...]) -> bool:
+def _has_setting(line: Mapping[str, Any], setting: tuple[str, ...]) -> bool:
     return tuple(line["setting"]) == setting
 
 
-def best(lines: list[dict[str, Any]], name: str) -> tuple[str, ...]:
-    """The setting of an optimizer that got to the accuracy first, or nearest to it."""
+def find_best(lines: list[dict[str, Any]], name: str) -> tuple[str, ...]:
+    """Return the setting of an optimizer that reached the accuracy first, or came nearest."""
 
     def rank(setting: tuple[str, ...]) -> tuple[float, float]:
-        found = next((line for line in lines if _is(line, setting)), None)
-        if found is None or math.isnan(found["last"]):
+        match = next((line for line in lines if _has_setting(line, setting)), None)
+        if match is None or math.isnan(match["last"]):
             return math.inf, math.inf
-        step = found["reached_step"]
-        return math.inf if step is None else step, -found["last"]
+        step = match["reached_step"]
+        return math.inf if step is None else step, -match["last"]
 
     return min(SETTINGS[name], key=rank)
 
 
 def table(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """The rows of a Markdown table, a line for each setting."""
+    """Yield the rows of a Markdown table, a line for each setting."""
     yield "| optimizer | seeds | epochs to the accuracy | accuracy at the end | processor s |"
     yield "| --- | --- | --- | --- | --- |"
     for name, settings in SETTINGS.items():
         for setting in settings:
-            found = [line for line in lines if _is(line, setting)]
-            if not found:
+            trained = [line for line in lines if _has_setting(line, setting)]
+            if not trained:
                 continue
             keys = ", ".join(
                 key.removeprefix("train.optimizer.")
@@ -174,23 +172,21 @@ def table(lines: list[dict[str, Any]]) -> Iterator[str]:
                 if "lr=" in key or "damping" in key
             )
             epochs = ", ".join(
-                "never"
-                if line["reached_step"] is None
-                else f"{line['reached_step'] / line['steps_per_pass']:.2f}"
-                for line in found
+                "never" if line["reached_step"] is None else f"{_count_epochs(line):.2f}"
+                for line in trained
             )
-            ends = ", ".join(f"{line['last']:.4f}" for line in found)
-            seconds = statistics.median(line.get("processor_s", math.nan) for line in found)
-            seeds = ", ".join(str(line["seed"]) for line in found)
+            ends = ", ".join(f"{line['last']:.4f}" for line in trained)
+            seconds = statistics.median(line.get("processor_s", math.nan) for line in trained)
+            seeds = ", ".join(str(line["seed"]) for line in trained)
             yield f"| {name}, {keys} | {seeds} | {epochs} | {ends} | {seconds:.0f} |"
 
 
 def compare_medians(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """The median epochs to the accuracy of the best settings, over the seeds that both have."""
+    """Yield the median epochs to the accuracy of the best settings, over the seeds of both."""
     epochs_by_seed = {}
     for name in SETTINGS:
-        found = [line for line in lines if _is(line, best(lines, name))]
-        epochs_by_seed[name] = {line["seed"]: _count_epochs(line) for line in found}
+        trained = [line for line in lines if _has_setting(line, find_best(lines, name))]
+        epochs_by_seed[name] = {line["seed"]: _count_epochs(line) for line in trained}
     seeds = sorted(set.intersection(*map(set, epochs_by_seed.values())))
     if not seeds:
         return
@@ -200,7 +196,7 @@ def compare_medians(lines: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _count_epochs(line: Mapping[str, Any]) -> float:
-    """Epochs to the accuracy, infinite if it was never reached."""
+    """Return the epochs to the accuracy, infinite if it was never reached."""
     step = line["reached_step"]
     return math.inf if step is None else step / line["steps_per_pass"]
 

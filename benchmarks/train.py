@@ -1,21 +1,21 @@
-"""The same training here and in what one would use instead, side by side.
+"""The same training in this project and in other frameworks, side by side.
 
     python -m benchmarks.train --task lenet5 --peers torch,torch_compile,keras,mindspore,jax_loop
 
 Every contestant trains the same network from the same initial weights with the same batches of real
-data, optimizer, batch size and precision, on all cores, in a process of its own; they have their
+data, optimizer, batch size and precision, on all cores, in a separate process; they have their
 rounds in turn. Before anything is timed, the sizes of their parameters must be equal and their
-first losses must agree, so a row that appears in the table is known to train the same thing.
+first losses must agree, so every row of the table trains the same thing.
 
 What is timed: ours is the whole training stage, with sampling, gathering from uint8, normalising
 and all telemetry of every step written. The peers find normalised float32 batches in memory, and
-write and print nothing. Nobody augments, resizes or evaluates, compiling is done beforehand, and a
-round begins behind a step that is not timed; LeNet-5 is given MNIST at 32x32, ResNet-50 512 images
-of CIFAR-10 at 224x224, both resized before.
-What each peer does in a step stands in its module under `benchmarks/peers`.
+write and print nothing. No contestant augments, resizes or evaluates, compiling is done before, and
+a round begins after a step that isn't timed. LeNet-5 trains on MNIST at 32x32, ResNet-50 on 512
+images of CIFAR-10 at 224x224, both resized before.
+What each peer does in a step is in its module under `benchmarks/peers`.
 
-The peers come with `pip install '.[bench]'`; where there is no GPU, install the CPU build of torch
-before, or pip fetches CUDA with it. Those that are not installed are left out.
+The peers come with `pip install '.[bench]'`. Without a GPU, install the CPU build of torch before,
+or pip fetches CUDA with it. Peers that aren't installed are left out.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ OURS = "ours"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "keras", "mindspore", "numpy")
 QUIET_LOAD = 0.5
 FIRST = 0.002
-"""How far apart the losses of the first step may be, relatively."""
+"""The largest relative difference of the losses of the first step."""
 LATER = {"float32": 0.02, "bf16": 0.05}
-"""The same of the next two steps, as frameworks sum in other orders."""
+"""The same for the next two steps, as frameworks sum in other orders."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came out: warm contestants, their rounds, and why others have none."""
+    """The result: warm contestants, their rounds, and why others have none."""
 
     task: Task
     ready: Mapping[str, Ready]
     rounds: Mapping[str, list[Round]]
     absent: Mapping[str, str]
     load: float
-    """The load average of the machine before anything ran: what others were doing."""
+    """The load average of the machine before anything ran, which other programs caused."""
 
 
 def main() -> int:
-    """Compare, print a Markdown table, and save it where asked to."""
+    """Compare, print a Markdown table, and save it with `--save`."""
     args = _arguments()
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -78,7 +78,9 @@ def main() -> int:
             print(f"benchmarks.train: {error}", file=sys.stderr)
             return error.exit_status if isinstance(error, PipelineError) else 1
     save = RESULTS / _file_name(task) if args.save == RESULTS else args.save
-    publish(report(comparison, f"python -m benchmarks.train {' '.join(_said(args))}"), save)
+    publish(
+        report(comparison, f"python -m benchmarks.train {' '.join(_format_options(args))}"), save
+    )
     return 0
 
 
@@ -106,19 +108,19 @@ def _arguments() -> argparse.Namespace:
 
 
 def compare(task: Task, peers: list[str], rounds: int, round_s: float) -> Comparison:
-    """Start ours and the peers, see that they train the same, and let them have their rounds.
+    """Start ours and the peers, check that they train the same, and run their rounds.
 
-    A peer that is not installed or fails is absent, and why is said. Raises ContestantError where
-    ours fails, or a peer turns out to train something else.
+    A peer that isn't installed or fails is absent, with the reason. Raises ContestantError if ours
+    fails, or if a peer trains something else.
     """
     ready: dict[str, Ready] = {}
     turns: dict[str, Callable[[], Round]] = {}
     absent: dict[str, str] = {}
-    load = _say_load()
+    load = _check_load()
     with ExitStack() as stack:
         for name in (OURS, *peers):
             try:
-                contestant = stack.enter_context(started(_module(name), task, round_s))
+                contestant = stack.enter_context(started(_find_module(name), task, round_s))
                 ready[name] = contestant.warm_up()
             except ContestantError as error:
                 if name == OURS:
@@ -133,8 +135,8 @@ def compare(task: Task, peers: list[str], rounds: int, round_s: float) -> Compar
         return Comparison(task, ready, alternate(turns, rounds), absent, load)
 
 
-def _say_load() -> float:
-    """The load average; where others are busy, a warning."""
+def _check_load() -> float:
+    """Return the load average; print a warning if other programs are busy."""
     load = os.getloadavg()[0]
     if load > QUIET_LOAD:
         warning = f"load average {load:.1f}: others are running, so judge nothing by this"
@@ -142,8 +144,8 @@ def _say_load() -> float:
     return load
 
 
-def _module(name: str) -> str:
-    """Where a contestant is found. Raises ContestantError where what it needs is not installed."""
+def _find_module(name: str) -> str:
+    """Return a contestant's module. Raises ContestantError if a package isn't installed."""
     if name == OURS:
         return "benchmarks.ours"
     missing = PEERS[name].missing
@@ -160,17 +162,21 @@ def _check_same(name: str, peer: Ready, ours: Ready, later: float) -> None:
             f"{sum(ours.sizes):,} in {len(ours.sizes)}: not the same network"
         )
     pairs = enumerate(zip(peer.proof, ours.proof, strict=True))
-    # Written so that a loss that is not a number agrees with nothing.
+    # This form refuses a loss that is NaN.
     if not all(
-        abs(its - own) <= (later if step else FIRST) * abs(own) for step, (its, own) in pairs
+        abs(theirs - expected) <= (later if step else FIRST) * abs(expected)
+        for step, (theirs, expected) in pairs
     ):
-        shown = " against ".join(", ".join(f"{x:.4f}" for x in p) for p in (peer.proof, ours.proof))
-        raise ContestantError(f"{name} trains something else: its first losses are {shown}")
+        losses = " against ".join(
+            ", ".join(f"{loss:.4f}" for loss in proof) for proof in (peer.proof, ours.proof)
+        )
+        raise ContestantError(f"{name} trains something else: its first losses are {losses}")
 
 
 def report(comparison: Comparison, command: str) -> str:
-    """Markdown: what was compared, the table, the rounds, the machine and the versions."""
-    task, ready = comparison.task, comparison.ready
+    """Return Markdown: what was compared, the table, the rounds, the machine and the versions."""
+    task = comparison.task
+    num_parameters = sum(comparison.ready[OURS].sizes)
     header = (
         "contestant",
         "ms/step, median",
@@ -183,81 +189,81 @@ def report(comparison: Comparison, command: str) -> str:
         "steps a round",
     )
     # A round is as long as fits into its seconds, which may be less than a sink.
-    sink = min(task.sink_size, min(one.steps for one in comparison.rounds[OURS]))
+    sink = min(task.sink_size, min(turn.steps for turn in comparison.rounds[OURS]))
     title = f"{task.name}, batch {task.batch_size}, {task.precision}, ours in sinks of {sink:,}"
     return "\n".join(
         (
             heading(title, command, PACKAGES),
-            f"{sum(ready[OURS].sizes):,} parameters in each; {len(comparison.rounds[OURS])} "
+            f"{num_parameters:,} parameters in each; {len(comparison.rounds[OURS])} "
             f"rounds, alternating; load average before: {comparison.load:.1f}.\n",
-            table(header, _rows(comparison)),
+            table(header, _make_rows(comparison)),
             "Milliseconds a step, round by round:\n",
-            table(*_round_table(comparison)),
+            table(*_make_round_table(comparison)),
         )
     )
 
 
-def _rows(comparison: Comparison) -> list[list[str]]:
-    task, columns = comparison.task, _step_ms(comparison)
+def _make_rows(comparison: Comparison) -> list[list[str]]:
+    columns = _collect_step_ms(comparison)
     ours_ms = statistics.median(columns[OURS])
     rows = []
     for name, times in columns.items():
         median_ms = statistics.median(times)
         contestant = OURS if name.startswith(OURS) else name
-        proof, last = comparison.ready[contestant].proof, comparison.rounds[contestant][-1]
+        proof = comparison.ready[contestant].proof
+        last = comparison.rounds[contestant][-1]
         rows.append(
             [
                 name if name.startswith(OURS) else f"{name}: {PEERS[name].how}",
                 f"{median_ms:.3f}",
                 f"{min(times):.3f} to {max(times):.3f}",
-                f"{1e3 * task.batch_size / median_ms:,.0f}",
+                f"{1e3 * comparison.task.batch_size / median_ms:,.0f}",
                 f"{median_ms / ours_ms:.2f}x",
                 f"{proof[0]:.4f}",
                 f"{proof[-1]:.4f}",
                 f"{last.result.loss:.4f}",
-                _steps_a_round(comparison.rounds[contestant]),
+                _format_steps(comparison.rounds[contestant]),
             ]
         )
     rows += [[name, why, *[""] * 7] for name, why in comparison.absent.items()]
     return rows
 
 
-def _steps_a_round(rounds: Sequence[Round]) -> str:
-    """The steps of the rounds: their range where they differ."""
-    counts = [one.steps for one in rounds]
-    least, most = min(counts), max(counts)
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+def _format_steps(rounds: Sequence[Round]) -> str:
+    """Return the steps of a round, as a range if rounds differ."""
+    counts = sorted({turn.steps for turn in rounds})
+    return f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
 
 
-def _step_ms(comparison: Comparison) -> dict[str, list[float]]:
-    """Milliseconds a step of every round; of ours also those of the dispatches alone."""
+def _collect_step_ms(comparison: Comparison) -> dict[str, list[float]]:
+    """Return milliseconds a step of every round; of ours also of its dispatches alone."""
     columns = {}
     for name, rounds in comparison.rounds.items():
-        columns[name] = [one.step_ms for one in rounds]
-        parts = [one.result.part_s for one in rounds if one.result.part_s is not None]
+        columns[name] = [turn.step_ms for turn in rounds]
+        parts = [turn.result.part_s for turn in rounds if turn.result.part_s is not None]
         if parts:
             columns[f"{name}, dispatches alone"] = [
-                1e3 * part / one.steps for part, one in zip(parts, rounds, strict=True)
+                1e3 * part / turn.steps for part, turn in zip(parts, rounds, strict=True)
             ]
     return columns
 
 
-def _round_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    columns = _step_ms(comparison)
+def _make_round_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    columns = _collect_step_ms(comparison)
     count = len(comparison.rounds[OURS])
     rows = [[name, *(f"{ms:.3f}" for ms in times)] for name, times in columns.items()]
     return ["contestant", *map(str, range(1, count + 1))], rows
 
 
-def _said(args: argparse.Namespace) -> list[str]:
-    """The arguments that decide the figures."""
-    said = [f"--task {args.task}"]
-    said += [f"--peers {','.join(args.peers)}"] if args.peers else []
-    said += [f"--precision {args.precision}"] if args.precision != "float32" else []
-    said += [f"--batch-size {args.batch_size}"] if args.batch_size else []
-    said += [f"--sink-size {args.sink_size}"] if args.sink_size != 1000 else []
-    said += [f"--rounds {args.rounds}"]
-    return [*said, *(f"--override {override}" for override in args.override)]
+def _format_options(args: argparse.Namespace) -> list[str]:
+    """Return the arguments that decide the figures."""
+    options = [f"--task {args.task}"]
+    options += [f"--peers {','.join(args.peers)}"] if args.peers else []
+    options += [f"--precision {args.precision}"] if args.precision != "float32" else []
+    options += [f"--batch-size {args.batch_size}"] if args.batch_size else []
+    options += [f"--sink-size {args.sink_size}"] if args.sink_size != 1000 else []
+    options += [f"--rounds {args.rounds}"]
+    return [*options, *(f"--override {override}" for override in args.override)]
 
 
 def _file_name(task: Task) -> str:

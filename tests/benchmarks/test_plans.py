@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import plans
-from benchmarks.plans import DEVICES, NETWORKS, Network, Strategy, Times, different_plans
+from benchmarks.plans import DEVICES, NETWORKS, Network, Strategy, Times, find_plans
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Mesh
 from pipeline.data.sources.npz import load_arrays
@@ -24,7 +24,7 @@ def network(*strategies: Strategy) -> Network:
 
 
 def test_strategy_shards_its_dimensions() -> None:
-    found = different_plans(
+    found = find_plans(
         network(
             Strategy("data parallel", Mesh(8, 1), {"*": None}),
             Strategy("head", Mesh(1, 8), {"*": "batch", "dense_2/*": "output"}),
@@ -45,7 +45,7 @@ def test_strategy_shards_its_dimensions() -> None:
 
 def test_equal_plans_are_measured_once() -> None:
     strategies = [Strategy(name, Mesh(1, 8), {"*": "output"}) for name in ("one", "other")]
-    assert list(different_plans(network(*strategies), BLOCKS, 1.0)) == ["1 x 8, one"]
+    assert list(find_plans(network(*strategies), BLOCKS, 1.0)) == ["1 x 8, one"]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

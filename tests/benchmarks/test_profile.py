@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.profile import Profile, _report, copied_gb_s, traceable
+from benchmarks.profile import Profile, _report, drop_graphs, measure_copy_gb_s
 from pipeline.backends.graph.hlo_program import HloInstruction, HloProgram
 
 PROGRAM = HloProgram(
@@ -45,9 +45,9 @@ def test_kinds_are_ranked_by_time_without_containers() -> None:
 
 
 def test_gpu_is_traced_without_graphs_by_default() -> None:
-    assert traceable(["train.ema.decay=0.9"]) == ("train.ema.decay=0.9",)
-    assert traceable(["device=gpu"]) == ("device=gpu", "device.graphs=off")
-    assert traceable(["device=gpu", "device.graphs=step"]) == ("device=gpu", "device.graphs=step")
+    assert drop_graphs(["train.ema.decay=0.9"]) == ("train.ema.decay=0.9",)
+    assert drop_graphs(["device=gpu"]) == ("device=gpu", "device.graphs=off")
+    assert drop_graphs(["device=gpu", "device.graphs=step"]) == ("device=gpu", "device.graphs=step")
 
 
 def test_calls_of_nvidias_libraries_are_distinguished() -> None:
@@ -63,4 +63,4 @@ def test_calls_of_nvidias_libraries_are_distinguished() -> None:
 
 @pytest.mark.slow
 def test_memory_bandwidth_is_measured() -> None:
-    assert 0.1 < copied_gb_s() < 10_000
+    assert 0.1 < measure_copy_gb_s() < 10_000

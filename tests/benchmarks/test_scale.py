@@ -29,15 +29,15 @@ def test_scale_row_has_costs_and_growth(
 
 @pytest.mark.medium
 def test_scale_rows_run_at_small_sizes() -> None:
-    assert scale.tables(3) > 0
-    assert scale.resume_auto(2) > 0
-    assert scale.resumed_log(10_000) > 0
+    assert scale.write_tables(3) > 0
+    assert scale.find_resumed_run(2) > 0
+    assert scale.open_resumed_log(10_000) > 0
 
 
 def test_trials_are_counted_until_the_loss_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([3.0, 2.0, 0.5, 1.0])
-    monkeypatch.setattr(recommend, "loss_of", lambda params: next(losses))
-    assert recommend.trials_needed("random", 0, wanted=0.5) == 3
+    monkeypatch.setattr(recommend, "compute_loss", lambda params: next(losses))
+    assert recommend.count_trials("random", 0, goal=0.5) == 3
 
 
 def test_medians_are_compared_with_random_search() -> None:
