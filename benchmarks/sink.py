@@ -1,10 +1,10 @@
-"""What sinking buys: one recipe at several sink sizes, in turn, in one process.
+"""The gain of sinking: one recipe at several sink sizes, in turn, in one process.
 
     python -m benchmarks.sink --recipe mlp_mnist --steps 2000 --root DIR
     python -m benchmarks.sink model=mlp train.batch_size=16
 
-Prints, per sink size, the median over the rounds of milliseconds a step: of the whole training
-stage, everything that the host does included, and of the dispatches alone.
+Prints, per sink size, the median over the rounds of milliseconds a step: of the training stage with
+everything that the host does, and of the dispatches alone.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def main() -> None:
     for _ in range(args.rounds):
         for sink, times in measured.items():
             times.append(_measure(args.recipe, overrides, sink, args.steps))
-    what = f"--recipe {args.recipe} --steps {args.steps} {shlex.join(args.overrides)}".rstrip()
-    publish(_report(what, measured), args.save)
+    options = f"--recipe {args.recipe} --steps {args.steps} {shlex.join(args.overrides)}".rstrip()
+    publish(_report(options, measured), args.save)
 
 
 def _measure(recipe: str, overrides: list[str], sink: str, steps: int) -> tuple[float, float]:
-    """Milliseconds a step of the training stage and of its dispatches."""
-    how = ["train.sink=false"] if sink == "off" else [f"train.sink_size={sink}"]
+    """Return milliseconds a step of the training stage and of its dispatches."""
+    sink_keys = ["train.sink=false"] if sink == "off" else [f"train.sink_size={sink}"]
     with tempfile.TemporaryDirectory() as folder:
-        times = run(load_recipe(recipe, [*overrides, *how]), Path(folder)).time
+        times = run(load_recipe(recipe, [*overrides, *sink_keys]), Path(folder)).time
     return 1000 * (times["train_s"] or 0) / steps, times["median_step_ms"] or 0
 
 
-def _report(what: str, measured: dict[str, list[tuple[float, float]]]) -> str:
+def _report(options: str, measured: dict[str, list[tuple[float, float]]]) -> str:
     medians = {
         sink: [statistics.median(column) for column in zip(*times, strict=True)]
         for sink, times in measured.items()
@@ -64,7 +64,7 @@ def _report(what: str, measured: dict[str, list[tuple[float, float]]]) -> str:
     header = ("sink", "training stage, ms/step", "against off", "dispatches alone, ms/step")
     return "\n".join(
         (
-            heading("Sinks of several sizes", f"python -m benchmarks.sink {what}", PACKAGES),
+            heading("Sinks of several sizes", f"python -m benchmarks.sink {options}", PACKAGES),
             f"Medians of {len(measured['off'])} rounds.\n",
             table(header, rows),
         )

@@ -3,7 +3,7 @@
     python -m benchmarks.sink_step [--rounds 5] [--seconds 3]
 
 The loop puts all examples on the device once, dispatches `jax.jit(step, donate_argnums=0)` for each
-batch, and reads the loss once at the end. The sink logs every step to a directory of its own.
+batch, and reads the loss once at the end. The sink logs every step to a new directory.
 Times are milliseconds a step, without compilation.
 """
 
@@ -109,12 +109,13 @@ def run_jitted(state: TrainState, data: Any, batch: int) -> Callable[[int], floa
     )
 
     def time_ms(steps: int) -> float:
-        now: Any = jax.tree.map(lambda leaf: jax.numpy.array(leaf, copy=True), state)
-        now, _ = jitted(now, gather(on_device, order.batches(0, 1).indices[0]))
-        rows, metrics = order.batches(1, steps).indices, {"loss": jax.numpy.zeros(())}
+        current: Any = jax.tree.map(lambda leaf: jax.numpy.array(leaf, copy=True), state)
+        current, _ = jitted(current, gather(on_device, order.batches(0, 1).indices[0]))
+        rows = order.batches(1, steps).indices
+        metrics = {"loss": jax.numpy.zeros(())}
         started_at = time.perf_counter()
         for number in range(steps):
-            now, metrics = jitted(now, gather(on_device, rows[number]))
+            current, metrics = jitted(current, gather(on_device, rows[number]))
         float(metrics["loss"])
         return 1000 * (time.perf_counter() - started_at) / steps
 
@@ -154,9 +155,10 @@ def main() -> None:
         params = network.init(jax.random.key(0), data["x"][:1])["params"]
         tx = optax.sgd(0.01, momentum=0.9)
         state = TrainState.create(apply_fn=network.apply, params=params, tx=tx)
-        jitted, sunk = run_jitted(state, data, batch), run_sunk(state, data, batch)
-        steps = max(10, int(1000 * options.seconds / jitted(10)))
-        rounds = [(jitted(steps), sunk(steps)) for _ in range(options.rounds)]
+        time_jitted_ms = run_jitted(state, data, batch)
+        time_sunk_ms = run_sunk(state, data, batch)
+        steps = max(10, int(1000 * options.seconds / time_jitted_ms(10)))
+        rounds = [(time_jitted_ms(steps), time_sunk_ms(steps)) for _ in range(options.rounds)]
         cells = [describe(column) for column in zip(*rounds, strict=True)]
         ratios = [loop_ms / sink_ms for loop_ms, sink_ms in rounds]
         print(f"| {name} | {cells[0]} | {cells[1]} | {describe(ratios)} |", flush=True)

@@ -1,14 +1,14 @@
-"""Start-up: seconds from the command to the first step, cold and warm, and what they go to.
+"""Start-up: seconds from the command to the first step, cold and warm, and their parts.
 
     python -m benchmarks.startup --recipe lenet5_digits --rounds 5
     python -m benchmarks.startup --against ../another/checkout
 
-Every run is a process of its own. A cold one starts with an empty cache folder, a warm one with
-that which a cold one left; downloads are no part of it, name `--root` for a recipe that needs them.
-Python finds its byte code, as in every start but the first after an installation. With `--against`
-the commands of another checkout have their turn after each of these, on the same machine.
-Prints a Markdown table of medians; parts are those of `summary.json`, `time`. What is left is the
-interpreter's start and end and whatever lies between the parts.
+Every run is a new process. A cold run starts with an empty cache folder, a warm run with the folder
+of a cold one. Downloads don't count: use `--root` for a recipe that needs them. Python has its byte
+code, as in every start but the first after an installation. With `--against` the commands of
+another checkout have their turn after each of these, on the same machine.
+Prints a Markdown table of medians, with the parts of `time` in `summary.json`. The remaining part
+is the interpreter's start and end and the time between the parts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from benchmarks.measure import add_save, heading, publish, table
 from pipeline.stages.record.summary import START_UP
 
 PACKAGES = ("jax", "jaxlib")
-FIRST_STEP, WHOLE, PROCESSOR = "first step", "whole command", "of the processor"
-OWN = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[1]
 Measured = Mapping[tuple[str, str], Sequence[Mapping[str, float]]]
 """Runs by the state of the cache and by checkout."""
 
@@ -48,12 +47,14 @@ def main() -> None:
     args = parser.parse_args()
     overrides = [f"+recipe={args.recipe}", *args.overrides]
     overrides += [f"dataset.root={args.root}"] if args.root else []
-    checkouts = {"": OWN} | ({str(args.against): args.against.resolve()} if args.against else {})
+    checkouts = {"": CHECKOUT} | (
+        {str(args.against): args.against.resolve()} if args.against else {}
+    )
     measured: dict[tuple[str, str], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as byte_code:
-        environment = _environment(Path(byte_code))
+        environment = _make_environment(Path(byte_code))
         for checkout in checkouts.values():
-            # Leaves its byte code behind.
+            # This run writes the byte code.
             with tempfile.TemporaryDirectory() as cache:
                 _measure(overrides, Path(cache), checkout, environment)
         for _ in range(args.rounds):
@@ -64,44 +65,52 @@ def main() -> None:
                         cache.mkdir(exist_ok=True)
                         run = _measure(overrides, cache, checkout, environment)
                         measured.setdefault((state, name), []).append(run)
-    said = f"--recipe {args.recipe} --rounds {args.rounds} {shlex.join(args.overrides)}".rstrip()
-    publish(_report(said, measured), args.save)
+    options = f"--recipe {args.recipe} --rounds {args.rounds} {shlex.join(args.overrides)}".rstrip()
+    publish(_report(options, measured), args.save)
 
 
 def _measure(
     overrides: Sequence[str], cache: Path, checkout: Path, environment: Mapping[str, str]
 ) -> dict[str, float]:
-    """Seconds of every part of one run, in a process of its own."""
+    """Return the seconds of every part of a run in a new process."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        where = [f"cache.root={cache}", f"hydra.run.dir={run_dir}"]
-        command = [sys.executable, "-m", "pipeline", *overrides, *where]
+        folders = [f"cache.root={cache}", f"hydra.run.dir={run_dir}"]
+        command = [sys.executable, "-m", "pipeline", *overrides, *folders]
         env = {**environment, "PYTHONPATH": str(checkout)}
-        before, begun = _processor_s(), time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
-        seconds, processor_s = time.perf_counter() - begun, _processor_s() - before
-        if done.returncode:
-            raise SystemExit(done.stderr)
+        processor_before_s = _read_processor_s()
+        started_at = time.perf_counter()
+        process = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
+        seconds = time.perf_counter() - started_at
+        processor_s = _read_processor_s() - processor_before_s
+        if process.returncode:
+            raise SystemExit(process.stderr)
         times = json.loads((run_dir / "summary.json").read_text())["time"]
     parts = {name: times[key] for name, key in START_UP.items()}
-    other = times["first_step_s"] - sum(parts.values())
-    whole = {FIRST_STEP: times["first_step_s"], WHOLE: seconds, PROCESSOR: processor_s}
-    return {**parts, "other": other, **whole}
+    first_step_s = times["first_step_s"]
+    return {
+        **parts,
+        "other": first_step_s - sum(parts.values()),
+        "first step": first_step_s,
+        "whole command": seconds,
+        "of the processor": processor_s,
+    }
 
 
-def _processor_s() -> float:
-    """Seconds of processor time of all processes that were started and have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def _read_processor_s() -> float:
+    """Return the processor seconds of all ended child processes."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
-def _environment(byte_code: Path) -> Mapping[str, str]:
-    """This one, with a folder for byte code, whatever is set here."""
-    kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPYCACHEPREFIX": str(byte_code)}
+def _make_environment(byte_code: Path) -> Mapping[str, str]:
+    """Return this environment with a folder for byte code, which Python then always writes."""
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(byte_code)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
 
 
-def _report(what: str, measured: Measured) -> str:
+def _report(options: str, measured: Measured) -> str:
     (first, *_), *_ = measured.values()
     rows = [
         [
@@ -112,7 +121,7 @@ def _report(what: str, measured: Measured) -> str:
     ]
     return "\n".join(
         (
-            heading("Start-up", f"python -m benchmarks.startup {what}", PACKAGES),
+            heading("Start-up", f"python -m benchmarks.startup {options}", PACKAGES),
             f"Seconds, medians of {len(next(iter(measured.values())))} processes; load average "
             f"{os.getloadavg()[0]:.1f}.\n",
             table(("cache", *first), rows),

@@ -3,11 +3,11 @@
     python -m benchmarks.streamed_batches
     python -m benchmarks.streamed_batches --root DIR lenet5_mnist "mlp_mnist train.batch_size=16"
 
-A contestant is a recipe, with overrides behind it in the same word. Its data are streamed however
-few they are: a window of up to 1,024 batches is read while the one before it is trained on. The
-figures are those of `feed` and `time` in summary.json: the median step, what preparing a batch took
-the threads that read, and how long training waited for a window, spread over the steps before it.
-The first window, which nobody can prepare, is left out. Prints a Markdown table of medians.
+A contestant is a recipe and its overrides, in one argument. Its data are streamed, however few: a
+window of up to 1,024 batches is read while training runs on the window before. The figures come
+from `feed` and `time` in summary.json: the median step, the time of the reading threads to prepare
+a batch, and the time that training waited for a window, spread over the steps before it. The first
+window, which can't be prepared in time, doesn't count. Prints a Markdown table of medians.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ CONTESTANTS = (
 
 @dataclass(frozen=True)
 class LoaderCost:
-    """What the loader of one run cost, and what its steps took."""
+    """Costs of the loader of one run, and the time of its steps."""
 
     step_ms: float
     prepare_ms: float
-    """A batch, all threads that read together."""
+    """Of a batch, the sum over all reading threads."""
     wait_ms: float
-    """A step, on the training thread."""
+    """Of a step, on the training thread."""
     ready: float
-    """The mean share of a window that was there when it was asked for."""
+    """The mean share of a window that was read when training requested it."""
 
     @property
     def wait_share(self) -> float:
@@ -77,21 +77,21 @@ def main() -> int:
         print(f"benchmarks.streamed_batches: {error}", file=sys.stderr)
         return 1
     named = [] if args.contestants is CONTESTANTS else args.contestants
-    what = shlex.join(["--steps", str(args.steps), "--rounds", str(args.rounds), *named])
-    publish(report(what, measured), args.save)
+    options = shlex.join(["--steps", str(args.steps), "--rounds", str(args.rounds), *named])
+    publish(report(options, measured), args.save)
     return 0
 
 
 def measure(contestant: str, common: Sequence[str]) -> LoaderCost:
-    """Train once. Raises PipelineError where that can't be done."""
-    recipe, *own = contestant.split()
+    """Train once. Raises PipelineError if that fails."""
+    recipe, *overrides = contestant.split()
     with tempfile.TemporaryDirectory() as folder:
-        summary = run(load_recipe(recipe, [*common, *own, "train.feed=stream"]), Path(folder))
+        summary = run(load_recipe(recipe, [*common, *overrides, "train.feed=stream"]), Path(folder))
     return read_cost(contestant, summary)
 
 
 def read_cost(contestant: str, summary: Summary) -> LoaderCost:
-    """What the loader cost a run. Ends the process if the run was too short to measure it."""
+    """Return the loader's costs in a run. Ends the process if the run is too short to measure."""
     figures = summary.feed
     step_ms = summary.time["median_step_ms"]
     if figures["wait_ms_per_step"] is None or step_ms is None:
@@ -103,8 +103,8 @@ def read_cost(contestant: str, summary: Summary) -> LoaderCost:
     return LoaderCost(step_ms, prepare_ms, figures["wait_ms_per_step"], figures["queue_depth"])
 
 
-def report(what: str, measured: Mapping[str, Sequence[LoaderCost]]) -> str:
-    """Markdown: the table, the machine and the versions."""
+def report(options: str, measured: Mapping[str, Sequence[LoaderCost]]) -> str:
+    """Return Markdown: the table, the machine and the versions."""
     rows = []
     for name, runs in measured.items():
         shares = [cost.wait_share for cost in runs]
@@ -125,7 +125,9 @@ def report(what: str, measured: Mapping[str, Sequence[LoaderCost]]) -> str:
     count = len(next(iter(measured.values())))
     return "\n".join(
         (
-            heading("Streamed batches", f"python -m benchmarks.streamed_batches {what}", PACKAGES),
+            heading(
+                "Streamed batches", f"python -m benchmarks.streamed_batches {options}", PACKAGES
+            ),
             f"Medians of {count} rounds, alternating.\n",
             table(header, rows),
         )

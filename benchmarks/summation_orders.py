@@ -4,9 +4,10 @@
     python -m benchmarks.summation_orders --networks resnet18 --seeds 3
 
 A network in training with batch norm over few samples magnifies rounding: a sum in another order
-moves a value across a ReLU's zero, and the next losses part. For each seed of batches, the relative
-differences from PyTorch's losses in float64: of PyTorch as it is; with images NHWC; without oneDNN;
-on one thread; with weights that differ by about 2^-24; and of the imported network, in NHWC.
+moves a value across a ReLU's zero, and the next losses part. For each seed of batches, it prints
+relative differences from PyTorch's losses in float64: of PyTorch as it is; with images NHWC;
+without oneDNN; on one thread; with weights that differ by about 2^-24; and of the imported network,
+in NHWC.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, 
 from pipeline.models.torch_graph.conversion.export_module import export_module
 
 PACKAGES = ("jax", "jaxlib", "torch", "torchvision", "timm")
-SIDE, RATE, STEPS = 64, 1e-2, 4
+SIDE = 64
+RATE = 1e-2
+STEPS = 4
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
-"""What the telemetry of a sink costs: every step's record, from the device's rows to the files.
+"""The cost of a sink's telemetry: every step's record, from the device's rows to the files.
 
     python -m benchmarks.telemetry --steps 10000
 
-The observers of a run are told of one sink of so many steps, as training tells them. The training
-thread is done once it has handed the rows over, the writer's thread once the files have them all:
-metrics.jsonl, TensorBoard, the lines of run.log. Meanwhile nothing is trained. Every round has a
-run directory of its own; opening its files and importing libraries are no part of it. Prints a
-Markdown table of medians.
+The observers of a run get one sink of `--steps` steps, as from training. The training thread is
+done once it has handed the rows over, the writer's thread once all are in the files: metrics.jsonl,
+TensorBoard, the lines of run.log. Meanwhile nothing is trained. Every round has a new run
+directory; opening its files and importing libraries don't count. Prints a Markdown table of
+medians.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ from pipeline.training.telemetry import Telemetry
 
 PACKAGES = ("numpy", "tensorboardX")
 TENSORBOARD = {"metrics.jsonl and TensorBoard": "true", "metrics.jsonl alone": "false"}
-"""What is written, and the `monitor.tensorboard` that has it so."""
+"""The written files, and `monitor.tensorboard` for them."""
 NAMES = ("loss", "learning_rate", "grad_norm", "loss_scale", "skipped")
-STEPS_PER_EPOCH, SINK_S = 100, 1.0
-"""They decide no more than numbers in lines."""
+STEPS_PER_EPOCH = 100
+SINK_S = 1.0
+"""Both only change numbers in lines."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of the telemetry of one sink."""
+    """Costs of the telemetry of one sink."""
 
     training_thread_us: float
     writer_thread_ms: float
@@ -63,21 +64,21 @@ def main() -> None:
     add_save(parser, "telemetry.md")
     args = parser.parse_args()
     turns = {
-        name: partial(measure, _recipe(args.steps, tensorboard), device_rows(args.steps))
+        name: partial(measure, _make_recipe(args.steps, tensorboard), device_rows(args.steps))
         for name, tensorboard in TENSORBOARD.items()
     }
     publish(report(args.steps, alternate(turns, args.rounds)), args.save)
 
 
-def _recipe(steps: int, tensorboard: str) -> Recipe:
+def _make_recipe(steps: int, tensorboard: str) -> Recipe:
     sink = f"train.steps={steps}", f"train.sink_size={steps}"
     return load_recipe("lenet5_digits", [*sink, f"monitor.tensorboard={tensorboard}"])
 
 
 def device_rows(steps: int) -> np.ndarray:
-    """Rows as a sink brings them back, float32 (steps, 5).
+    """Return rows as a sink returns them, float32 (steps, 5).
 
-    Losses, rates and norms have all their digits; the loss scale is 1, and no update was skipped.
+    Losses, rates and norms have all their digits; the loss scale is 1, and no update is skipped.
     """
     rows = np.ones((steps, len(NAMES)), np.float32)
     rows[:, :3] = np.random.default_rng(0).random((steps, 3), np.float32)
@@ -86,9 +87,9 @@ def device_rows(steps: int) -> np.ndarray:
 
 
 def measure(recipe: Recipe, rows: np.ndarray) -> Cost:
-    """Tell a run's observers of the one sink that brought `rows`, in a directory of their own.
+    """Hand the rows of one sink to a run's observers, in a new directory.
 
-    Ends the process where what was told is not all written.
+    Ends the process if a step isn't written.
     """
     steps = len(rows)
     with tempfile.TemporaryDirectory() as name:
@@ -103,21 +104,23 @@ def measure(recipe: Recipe, rows: np.ndarray) -> Cost:
                 reporter,
             ) as observers,
         ):
-            monitor, clock = observers.monitor, SinkClock()
+            monitor = observers.monitor
+            clock = SinkClock()
             monitor.flush()
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             telemetry = Telemetry.from_rows(0, rows, NAMES, NAMES[-1:])
             monitor.on_steps(telemetry, SINK_S)
             clock.add(telemetry, SINK_S)
             monitor.on_sink(clock.report(steps))
-            told = time.perf_counter()
+            handed_at = time.perf_counter()
             monitor.flush()
-            written = time.perf_counter()
-        return Cost(1e6 * (told - begun), 1e3 * (written - told), _written_bytes(folder, steps))
+            written_at = time.perf_counter()
+        thread_us = 1e6 * (handed_at - started_at)
+        return Cost(thread_us, 1e3 * (written_at - handed_at), _written_bytes(folder, steps))
 
 
 def _written_bytes(folder: Path, steps: int) -> int:
-    """The size of the steps' files, which must have been written to the last step."""
+    """Return the size of the steps' files. Ends the process if the last step is missing."""
     log = (folder / "run.log").read_text(encoding="utf-8")
     if WARNING in log or last_step(folder / METRICS) != steps:
         raise SystemExit(f"benchmarks.telemetry: not all of {steps} steps was written\n{log}")
@@ -126,7 +129,7 @@ def _written_bytes(folder: Path, steps: int) -> int:
 
 
 def report(steps: int, costs: Mapping[str, Sequence[Cost]]) -> str:
-    """Markdown: the table, the machine and the versions."""
+    """Return Markdown: the table, the machine and the versions."""
     rows = []
     for name, rounds in costs.items():
         writing_ms = [cost.writer_thread_ms for cost in rounds]

@@ -1,14 +1,14 @@
-"""Networks of torchvision, imported: logits, losses and time of import beside PyTorch's own.
+"""Networks of torchvision, imported: logits, losses and time of import beside PyTorch's.
 
     python -m benchmarks.torch_networks --save
     python -m benchmarks.torch_networks --networks resnet18,vit_b_16 --rounds 3
 
 For each network, from the same weights with the same batches: the largest difference of logits in
 evaluation, relative to the largest logit; the largest relative difference of the losses of 20 steps
-of SGD with momentum in float32, and beside it that of PyTorch's float32 to its own float64; the
-seconds that `torch.export` takes for both forms, and the import with it, in turn. Then the step of
-ResNet-18 imported, beside the one of `model=resnet18`. Dropout and stochastic depth are off, since
-their draws differ.
+of SGD with momentum in float32, beside the same of PyTorch's float32 to its float64; the seconds of
+`torch.export` for both forms, and of the import with it, in turn. Then the step of ResNet-18
+imported, beside the step of `model=resnet18`. Dropout and stochastic depth are off, since their
+draws differ.
 """
 
 from __future__ import annotations
@@ -58,9 +58,12 @@ NETWORKS = {
 """Height and width of the images, by network."""
 RATE = 1e-4
 RATES = dict.fromkeys(list(NETWORKS)[-6:], 1e-6)
-"""Learning rates of networks whose batch norm over few samples makes PyTorch's own float32 part
-from its float64 within a few steps of the common rate."""
-CLASSES, BATCH, BATCHES, STEPS = 10, 8, 4, 20
+"""Learning rates of networks whose batch norm over few samples makes PyTorch's float32 part from
+its float64 within a few steps of the common rate."""
+CLASSES = 10
+BATCH = 8
+BATCHES = 4
+STEPS = 20
 _OPS = "[{name:resize,size:[64,64],interpolation:linear},{name:rescale,factor:0.0039,shift:0.0}]"
 COMMON = [
     "dataset=synthetic",
@@ -88,13 +91,14 @@ class Comparison:
     nodes: int
     logits: float
     losses: float
-    own_losses: float
+    torch_losses: float
     export_s: list[float]
     import_s: list[float]
 
-    def row(self) -> list[str]:
-        """The figures as a row of the table."""
-        export_s, import_s = statistics.median(self.export_s), statistics.median(self.import_s)
+    def make_row(self) -> list[str]:
+        """Return the figures as a row of the table."""
+        export_s = statistics.median(self.export_s)
+        import_s = statistics.median(self.import_s)
         return [
             self.name,
             f"{self.side}x{self.side}",
@@ -102,7 +106,7 @@ class Comparison:
             f"{self.nodes:,}",
             f"{self.logits:.1e}",
             f"{self.losses:.1e}",
-            f"{self.own_losses:.1e}",
+            f"{self.torch_losses:.1e}",
             f"{export_s:.1f}",
             f"{import_s:.1f}",
             f"{import_s - export_s:+.1f}",
@@ -119,42 +123,37 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     for name in filter(None, args.networks.split(",")):
-        rows.append(compare(name, NETWORKS[name], args.rounds).row())
+        rows.append(compare(name, NETWORKS[name], args.rounds).make_row())
         print(" | ".join(rows[-1]), flush=True)
     text = heading(
         "Networks of torchvision, imported", "python -m benchmarks.torch_networks", PACKAGES
     )
-    header = [
-        "network",
-        "images",
-        "rate",
-        "nodes",
-        "logits",
-        "losses",
-        "PyTorch float32 to float64",
-    ]
-    header += ["torch.export, s", "import, s", "more, s"]
-    text += f"\n{table(header, rows)}\n{_steps(args.rounds, args.steps)}"
+    header = ["network", "images", "rate", "nodes", "logits", "losses"]
+    header += ["PyTorch float32 to float64", "torch.export, s", "import, s", "more, s"]
+    text += f"\n{table(header, rows)}\n{_time_steps(args.rounds, args.steps)}"
     publish(text, args.save)
 
 
 def compare(name: str, side: int, rounds: int) -> Comparison:
     """Compare an imported network with PyTorch's."""
-    module, rate = make_module(name, side), RATES.get(name, RATE)
+    module = make_module(name, side)
+    rate = RATES.get(name, RATE)
     example = torch.zeros(2, 3, side, side)
-    timed = {
-        "export": lambda: _seconds(lambda: _export_both(module, example)),
-        "import": lambda: _seconds(lambda: export_module(module, (3, side, side))),
+    calls = {
+        "export": lambda: _time_call(lambda: _export_both(module, example)),
+        "import": lambda: _time_call(lambda: export_module(module, (3, side, side))),
     }
-    times = alternate(timed, rounds)
+    times = alternate(calls, rounds)
     _warm_statistics(module, side)
     graph = export_module(module, (3, side, side), origin=name)
-    network, variables = TorchNetwork(graph, "float32"), initial_variables_of(graph)
+    network = TorchNetwork(graph, "float32")
+    variables = initial_variables_of(graph)
     images = np.random.default_rng(1).normal(size=(4, 3, side, side)).astype(np.float32)
-    own = jax.jit(lambda v, x: network.apply(v, x, train=False))(variables, to_nhwc(images))
+    apply = jax.jit(lambda variables, x: network.apply(variables, x, train=False))
+    logits = np.asarray(apply(variables, to_nhwc(images)))
     with torch.no_grad():
-        theirs = module.eval()(torch.from_numpy(images)).numpy()
-    batches = list(_batches(side))
+        expected = module.eval()(torch.from_numpy(images)).numpy()
+    batches = list(_draw_batches(side))
     losses = np.array(train_jax(network, variables, batches, rate))
     in_64_bits = np.array(train_torch(copy.deepcopy(module).double(), batches, rate, torch.float64))
     in_32_bits = np.array(train_torch(module, batches, rate, torch.float32))
@@ -163,22 +162,22 @@ def compare(name: str, side: int, rounds: int) -> Comparison:
         side,
         rate,
         len(graph.training.nodes),
-        float(np.abs(np.asarray(own) - theirs).max() / np.abs(theirs).max()),
-        _largest(losses, in_32_bits),
-        _largest(in_64_bits, in_32_bits),
+        float(np.abs(logits - expected).max() / np.abs(expected).max()),
+        _find_largest(losses, in_32_bits),
+        _find_largest(in_64_bits, in_32_bits),
         times["export"],
         times["import"],
     )
 
 
-def _largest(losses: np.ndarray, others: np.ndarray) -> float:
-    return float((np.abs(losses - others) / np.abs(others)).max())
+def _find_largest(losses: np.ndarray, expected: np.ndarray) -> float:
+    return float((np.abs(losses - expected) / np.abs(expected)).max())
 
 
-def _seconds(work: Any) -> float:
-    begun = time.perf_counter()
+def _time_call(work: Any) -> float:
+    started_at = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started_at
 
 
 def _export_both(module: nn.Module, example: torch.Tensor) -> None:
@@ -189,7 +188,7 @@ def _export_both(module: nn.Module, example: torch.Tensor) -> None:
 
 
 def make_module(name: str, side: int) -> nn.Module:
-    """Make a network of torchvision, or else of timm, without anything random in training."""
+    """Make a network of torchvision, or else of timm, without random draws in training."""
     torch.manual_seed(0)
     options: dict[str, Any] = {"image_size": side} if name.startswith("vit") else {}
     if name == "googlenet":
@@ -200,12 +199,12 @@ def make_module(name: str, side: int) -> nn.Module:
         import timm
 
         module = timm.create_model(name, num_classes=CLASSES)
-    for each in module.modules():
-        if isinstance(each, nn.Dropout) or type(each).__name__ == "StochasticDepth":
-            each.p = 0.0
-    for own_name, parameter in module.named_parameters():
-        # ViT's head starts at zero, so that all logits would be.
-        if own_name.startswith("heads."):
+    for layer in module.modules():
+        if isinstance(layer, nn.Dropout) or type(layer).__name__ == "StochasticDepth":
+            layer.p = 0.0
+    for path, parameter in module.named_parameters():
+        # ViT's head starts at zero, so that all logits would be zero.
+        if path.startswith("heads."):
             nn.init.normal_(parameter.data, std=0.05)
     return module
 
@@ -221,7 +220,7 @@ Batches = Sequence[tuple[np.ndarray, np.ndarray]]
 """Images NCHW and labels of each step."""
 
 
-def _batches(side: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _draw_batches(side: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     random = np.random.default_rng(0)
     images = random.normal(size=(BATCHES, BATCH, 3, side, side)).astype(np.float32)
     labels = random.integers(0, CLASSES, (BATCHES, BATCH))
@@ -255,7 +254,7 @@ def train_jax(network: TorchNetwork, variables: Any, batches: Batches, rate: flo
 
     @jax.jit
     def step(params: Any, stats: Any, state: Any, images: Any, labels: Any) -> Any:
-        def loss_of(params: Any) -> Any:
+        def compute_loss(params: Any) -> Any:
             logits, changed = network.apply(
                 {"params": params, "batch_stats": stats},
                 images,
@@ -266,21 +265,23 @@ def train_jax(network: TorchNetwork, variables: Any, batches: Batches, rate: flo
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             return losses.mean(), changed.get("batch_stats", {})
 
-        (loss, stats), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        (loss, stats), gradients = jax.value_and_grad(compute_loss, has_aux=True)(params)
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), stats, state, loss
 
-    params, stats = variables["params"], variables["batch_stats"]
-    state, losses = optimizer.init(params), []
+    params = variables["params"]
+    stats = variables["batch_stats"]
+    state = optimizer.init(params)
+    losses = []
     for images, labels in batches:
-        inputs = jnp.asarray(to_nhwc(images)), jnp.asarray(labels)
-        params, stats, state, loss = step(params, stats, state, *inputs)
+        x = jnp.asarray(to_nhwc(images))
+        params, stats, state, loss = step(params, stats, state, x, jnp.asarray(labels))
         losses.append(float(loss))
     return losses
 
 
-def _steps(rounds: int, steps: int) -> str:
-    """Time the step of ResNet-18, native and imported, in turn."""
+def _time_steps(rounds: int, steps: int) -> str:
+    """Time the step of ResNet-18, of this project and imported, in turn."""
     export_plugins(["torchvision.models"])
     load_all()
     imported = ["model=torch", "model.import=torchvision.models:resnet18"]
@@ -291,19 +292,15 @@ def _steps(rounds: int, steps: int) -> str:
     }
     times = alternate(contestants, rounds * 2 + 1)
     base = statistics.median(times["model=resnet18"])
-    rows = [_step_row(name, own, base) for name, own in times.items()]
+    rows = [_make_step_row(name, column, base) for name, column in times.items()]
     header = ["ResNet-18, 64x64, batch 32, float32", "ms/step", "range", "ratio"]
     return table(header, rows)
 
 
-def _step_row(name: str, times: Sequence[float], base: float) -> list[str]:
+def _make_step_row(name: str, times: Sequence[float], base: float) -> list[str]:
     median = statistics.median(times)
-    return [
-        name,
-        f"{median:,.0f}",
-        f"{min(times):,.0f} to {max(times):,.0f}",
-        f"{median / base:.2f}x",
-    ]
+    span = f"{min(times):,.0f} to {max(times):,.0f}"
+    return [name, f"{median:,.0f}", span, f"{median / base:.2f}x"]
 
 
 if __name__ == "__main__":
