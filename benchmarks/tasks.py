@@ -1,9 +1,9 @@
-"""What all contestants of `benchmarks.train` train: one network, one set of images, one optimizer.
+"""Tasks of `benchmarks.train`: the network, images and optimizer of all contestants.
 
-A task is a recipe of this project with three changes, the same for everybody: images are read from
-one .npz of uint8 that lies in memory (resized beforehand where the recipe resizes), the only map
-ops left are rescaling and normalising, and the learning rate is constant without label smoothing.
-Texts are read as bytes, which need no map ops.
+A task is a recipe of this project with three changes: images are read from an .npz of uint8 in
+memory (resized before if the recipe resizes), the only map ops left are rescaling and normalising,
+and the learning rate is constant without label smoothing. Texts are read as bytes, which need no
+map ops.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from pipeline.training.optimizers.first_order import AdamW, Momentum
 
 Precision = Literal["float32", "bf16"]
 PRECISIONS: Mapping[Precision, str] = {"float32": "O0", "bf16": "bf16"}
-CLASSES, BYTES = 10, 256
+CLASSES = 10
+BYTES = 256
 EVALUATED = 16
 RESIZED_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """A recipe, what it is given on top, and how many of its training samples are used.
+    """A recipe, its overrides, and the number of training samples that are used.
 
-    `mean` and `std` are of pixels in [0, 1], one per channel; texts have none.
+    `mean` and `std` are of pixels in [0, 1], a value per channel; texts have none.
     """
 
     recipe: str
@@ -47,7 +48,7 @@ class TaskSpec:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     padded_apart: float = 0.0
-    """How far apart losses after the first may be, relatively, because PyTorch pads a strided
+    """The largest relative difference of losses after the first, since PyTorch pads a strided
     convolution on other sides."""
 
     @property
@@ -56,7 +57,7 @@ class TaskSpec:
         return not self.mean
 
 
-# Weights of deviation 0.02, the recipe's, leave the loss of LeNet-5 where it is for 2,000 steps.
+# With the recipe's weights of deviation 0.02, the loss of LeNet-5 stays the same for 2,000 steps.
 _LENET5_INIT = ("model.init.conv=he_normal", "model.init.dense=he_uniform", "model.init.bias=zeros")
 _MNIST = ((0.1307,), (0.3081,))
 _CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
@@ -79,20 +80,20 @@ TASKS: Mapping[str, TaskSpec] = {
     "vit": TaskSpec("resnet18_cifar10", (*_VIT, "train.batch_size=64"), 12_800, *_CIFAR10),
     "gpt": TaskSpec("gpt_text", (*_GPT, "train.clip.norm=null", "train.batch_size=16"), 1_000_000),
 }
-"""The learning rates of the ResNets are made for a warmup that a benchmark is too short for. Of a
-text all samples are used, as ours reads it from its own dataset."""
+"""The recipes' learning rates of ResNets need a warmup, for which a benchmark is too short. All
+samples of a text are used, as ours reads it from the recipe's dataset."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task as every contestant is given it."""
+    """A task as every contestant gets it."""
 
     name: str
     recipe: str
     overrides: tuple[str, ...]
-    """What makes the recipe of this project out of `recipe`."""
+    """Changes of `recipe` for this project."""
     folder: Path
-    """Where images, initial weights and run directories lie."""
+    """Folder of images, initial weights and run directories."""
     layers: tuple[LayerSpec, ...]
     spec: TaskSpec
     optimizer: Momentum | AdamW
@@ -111,7 +112,7 @@ class Task:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether all contestants train on a GPU: where our recipe is told to."""
+        """Whether all contestants train on a GPU, as our recipe does."""
         return "device=gpu" in self.overrides
 
     @property
@@ -139,11 +140,11 @@ def make_task(
     """Write the images of a task into `folder` and put the task together.
 
     `overrides` change our recipe; the peers follow in layers and optimizer. Raises
-    DataError where the data can't be had.
+    DataError if the data can't be read.
     """
     spec = TASKS[name]
-    where = [f"dataset.root={root}"] if root and not spec.reads_text else []
-    source = load_recipe(spec.recipe, [*spec.overrides, *where])
+    folders = [f"dataset.root={root}"] if root and not spec.reads_text else []
+    source = load_recipe(spec.recipe, [*spec.overrides, *folders])
     if not isinstance(source.train.optimizer, Momentum | AdamW):
         raise TypeError(f"{spec.recipe}: a task needs the optimizer momentum or adamw")
     if not isinstance(source.model, LayeredModelSpec):
@@ -151,7 +152,7 @@ def make_task(
     batch_size = batch_size or source.train.batch_size
     images = folder / "images.npz"
     _write_images(source, spec.samples, images)
-    changes = (*_changes(spec, images, batch_size, precision, sink_size), *overrides)
+    changes = (*_make_changes(spec, images, batch_size, precision, sink_size), *overrides)
     recipe = load_recipe(spec.recipe, changes)
     assert isinstance(recipe.train.optimizer, Momentum | AdamW)
     assert isinstance(recipe.model, LayeredModelSpec)
@@ -171,18 +172,18 @@ def make_task(
     )
 
 
-def _changes(
+def _make_changes(
     spec: TaskSpec, images: Path, batch_size: int, precision: Precision, sink_size: int
 ) -> tuple[str, ...]:
     return (
         *spec.overrides,
-        *(() if spec.reads_text else _data(spec, images)),
+        *(() if spec.reads_text else _make_data_keys(spec, images)),
         "schedule=constant",
         "train.loss.smoothing=0.0",
         f"train.batch_size={batch_size}",
         f"train.precision={PRECISIONS[precision]}",
         f"train.sink_size={sink_size}",
-        # A round is as long as it turns out to be; this only bounds all of them together.
+        # A bound for all rounds together, whose lengths are found by timing.
         "train.steps=1000000",
         "eval.samples=all",
         "eval.every_passes=null",
@@ -194,7 +195,7 @@ def _changes(
     )
 
 
-def _data(spec: TaskSpec, images: Path) -> tuple[str, ...]:
+def _make_data_keys(spec: TaskSpec, images: Path) -> tuple[str, ...]:
     ops = (
         f"[{{name: rescale, factor: {1 / 255}, shift: 0.0}},"
         f" {{name: normalize, mean: {list(spec.mean)}, std: {list(spec.std)}}}]"
@@ -209,20 +210,21 @@ def _data(spec: TaskSpec, images: Path) -> tuple[str, ...]:
 
 
 def _write_images(recipe: Recipe, samples: int, path: Path) -> None:
-    """The first training samples, resized as the recipe resizes; a few more for evaluation."""
+    """Write the first training samples, resized as by the recipe, and a few for evaluation."""
     raw = recipe.dataset.read(cache_root(recipe.cache))
-    train, evaluated = _resized(recipe, raw.train, samples), _resized(recipe, raw.eval, EVALUATED)
+    train = _resize_samples(recipe, raw.train, samples)
+    test = _resize_samples(recipe, raw.eval, EVALUATED)
     np.savez(
         path,
         x_train=train["image"],
         y_train=train["label"],
-        x_test=evaluated["image"],
-        y_test=evaluated["label"],
+        x_test=test["image"],
+        y_test=test["label"],
     )
 
 
-def _resized(recipe: Recipe, split: Split, samples: int) -> dict[str, np.ndarray]:
-    """The first samples after the recipe's resize, if it has one; uint8 stays uint8."""
+def _resize_samples(recipe: Recipe, split: Split, samples: int) -> dict[str, np.ndarray]:
+    """Return the first samples after the recipe's resize, if it has one; uint8 stays uint8."""
     ops = tuple(op for op in recipe.dataset.train.ops if op.name == "resize")
     images = []
     for first in range(0, min(samples, len(split)), RESIZED_AT_ONCE):
@@ -236,10 +238,10 @@ def _resized(recipe: Recipe, split: Split, samples: int) -> dict[str, np.ndarray
 
 @dataclass(frozen=True)
 class Batches:
-    """One epoch in the order in which this project sees it: float32 (n, B, H, W, C), int32 (n, B).
+    """An epoch in the order of this project: float32 (n, B, H, W, C), int32 (n, B).
 
-    Images are normalised, contiguous and in memory, so a peer's batch is a slice. Of texts both are
-    int32 (n, B, tokens).
+    Images are normalised, contiguous and in memory, so a peer's batch is a slice. For texts both
+    arrays are int32 (n, B, tokens).
     """
 
     images: np.ndarray
@@ -250,9 +252,10 @@ class Batches:
 
 
 def load_batches(task: Task) -> Batches:
-    """The batches that the peers repeat, epoch after epoch."""
+    """Read the batches that the peers repeat, epoch after epoch."""
     with np.load(task.images) as arrays:
-        images, labels = arrays["x_train"], arrays["y_train"]
+        images = arrays["x_train"]
+        labels = arrays["y_train"]
     order = SampleOrder(
         seed=task.seed,
         samples=len(labels),
@@ -266,7 +269,8 @@ def load_batches(task: Task) -> Batches:
     if task.spec.reads_text:
         tokens = images.reshape(len(images), -1).astype(np.int32)
         return Batches(tokens[indices], labels[indices])
-    mean, std = np.array(task.spec.mean, np.float32), np.array(task.spec.std, np.float32)
+    mean = np.array(task.spec.mean, np.float32)
+    std = np.array(task.spec.std, np.float32)
     batches = np.empty((*indices.shape, *images.shape[1:]), np.float32)
     for step, rows in enumerate(indices):
         batches[step] = (images[rows] * np.float32(1 / 255) - mean) / std
@@ -274,16 +278,16 @@ def load_batches(task: Task) -> Batches:
 
 
 def load_weights(task: Task) -> dict[str, np.ndarray]:
-    """The initial weights: parameter path, such as "conv_0/kernel" -> float32 array.
+    """Read the initial weights: parameter path, such as "conv_0/kernel" -> float32 array.
 
-    Kernels of convolutions are (height, width, in, out), of dense layers (in, out).
+    Kernels of convolutions are (height, width, in, out), kernels of dense layers (in, out).
     """
     with np.load(task.weights) as arrays:
         return dict(arrays)
 
 
 def named_layers(layers: tuple[LayerSpec, ...], scope: str = "") -> Iterator[tuple[str, LayerSpec]]:
-    """Layers with their paths, which are also those of their weights."""
+    """Yield layers with their paths, which their weights share."""
     for name, layer in zip(name_scopes(layers), layers, strict=True):
         yield f"{scope}/{name}" if scope else name, layer
 
@@ -291,9 +295,12 @@ def named_layers(layers: tuple[LayerSpec, ...], scope: str = "") -> Iterator[tup
 def window_of(
     layer: Conv | MaxPool, *, bias: bool = False
 ) -> tuple[int, int, Literal["same", "valid"]]:
-    """Kernel, stride and padding. Raises TypeError for what a peer has no counterpart of; `bias`
-    says whether it has convolutions that add one."""
-    kernel, padding = layer.kernel, layer.padding
+    """Return kernel, stride and padding. Raises TypeError if the peers have no counterpart.
+
+    `bias` is whether the peer's convolutions can add a bias.
+    """
+    kernel = layer.kernel
+    padding = layer.padding
     stride = kernel if layer.stride is None else layer.stride
     special = isinstance(layer, Conv) and (
         (layer.groups, layer.dilation) != (1, 1) or (layer.bias and not bias)
@@ -306,9 +313,9 @@ def window_of(
 
 
 def rows_channel_first(kernel: np.ndarray, channels: int) -> np.ndarray:
-    """A dense kernel (in, out) behind a flattened image, its rows by channel, height and width.
+    """Order the rows of a dense kernel (in, out) after an image by channel, height and width.
 
-    Networks that keep the channels first flatten them in this order. Images are square.
+    Networks with the channels first flatten square images in this order.
     """
     side = round((kernel.shape[0] / channels) ** 0.5)
     return kernel.reshape(side, side, channels, -1).transpose(2, 0, 1, 3).reshape(kernel.shape)

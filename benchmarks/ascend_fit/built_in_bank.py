@@ -1,7 +1,7 @@
 """Write AutoTune's built-in bank: `python -m benchmarks.ascend_fit.built_in_bank`.
 
-It has every product of ResNet-50 at a batch of 32 in O2, tuned by all tilings. Which operators the
-vendor's own built-in bank has is not published.
+It has every product of ResNet-50 at a batch of 32 in O2, tuned by all tilings. The operators of the
+vendor's built-in bank aren't published.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def main() -> None:
     graph = trace_image_step("resnet50", 32, 224, 1000).tasks("O2")
     hardware = extract_hardware(load_chip("ascend910"))
     with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder) / "bank.json"
-        tune(graph, hardware, TuneSettings(bank_path=found))
-        entries = read_bank(found, check_tile_entry)
+        bank_path = Path(folder) / "bank.json"
+        tune(graph, hardware, TuneSettings(bank_path=bank_path))
+        entries = read_bank(bank_path, check_tile_entry)
     lines = (f"  {json.dumps(key)}: {json.dumps(entry)}" for key, entry in sorted(entries.items()))
     head = f'{{\n "version": {BANK_VERSION},\n "entries": {{\n'
     BUILT_IN.write_text(head + ",\n".join(lines) + "\n }\n}\n", encoding="utf-8")

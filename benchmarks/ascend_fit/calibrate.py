@@ -2,8 +2,8 @@
 
 It has few parameters, each with a prior: the log of a multiplier for every group of classes, and a
 task's time beyond its kernel. The loss is Huber's on log(modelled / published), one-sided for rows
-that the host's pipeline may have bounded; a row of a family of n weighs 1 / sqrt(n). A step is
-taken as linear in the groups' times, which holds for one step of a stream.
+that the host's pipeline may have bounded; a row of a family of n weighs 1 / sqrt(n). A step counts
+as linear in the groups' times, which holds for one step of a stream.
 """
 
 from __future__ import annotations
@@ -33,54 +33,54 @@ from pipeline.backends.ascend.published.workloads import (
 from pipeline.backends.ascend.report.priced_step import NORMAL_90, compute_class_spread
 
 PRIOR_LOG_SD = {"products": 0.05, "windows": 0.55, "normalisation": 0.15, "depthwise": 0.15}
-"""Prior spread of each group's multiplier. Published steps of one network differ by a third from
-one software to the next, so that they say little against products, which were timed in two
-networks. Poolings were timed in AlexNet alone, which has three, and differ by this much
-(`log_sd` of their classes in efficiency.yaml)."""
+"""Prior spread of each group's multiplier. Published steps of one network differ by a third
+between software releases, so they change products little, which were timed in two networks.
+Poolings were timed only in AlexNet, which has three, and differ by this deviation (`log_sd` of
+their classes in efficiency.yaml)."""
 TASK_US_PRIOR = (1.0, 0.7)
 """Mean and spread: the floors come from AlexNet, whose kernels are few and large."""
 HUBER = 0.2
 PROBES = ("MS0081", "TR0341", "PT0661")
-"""Rows whose step at multiplier 1 the file keeps: where it changes, the calibration is outdated, as
-it once was by changes of networks that nobody took for the emulator's."""
+"""Rows whose step at multiplier 1 is in the file: if it changes, the calibration is outdated, as
+once by changes of networks, which seemed to have no effect on the emulator."""
 
 
 @dataclass(frozen=True)
 class Parts:
     """A published row, and its modelled step in ms by groups.
 
-    `groups` are the groups' work at multiplier 1, `tasks` the number of tasks in thousands, `rest`
-    the part that no parameter changes; `spread` is the standard deviation from its classes'
-    spreads.
+    `groups` are the groups' work at multiplier 1, `tasks` the number of tasks in thousands,
+    `fixed_ms` the part that no parameter changes; `spread` is the standard deviation from its
+    classes' spreads.
     """
 
     row: Published
     groups: np.ndarray
     tasks: float
-    rest: float
+    fixed_ms: float
     spread: float
 
     def step_ms(self, point: np.ndarray) -> float:
         """Return the step at (log multipliers, task_us)."""
-        return float(self.rest + self.groups @ np.exp(-point[:-1]) + self.tasks * point[-1])
+        return float(self.fixed_ms + self.groups @ np.exp(-point[:-1]) + self.tasks * point[-1])
 
 
 def split_by_group(row: Published) -> Parts:
     """Price a row with each group at twice its rate; the time saved is half the group's work."""
     ones = dict.fromkeys(GROUPS, 1.0)
-    whole = price_row(row, calibrate_with(ones, 0.0))
+    step = price_row(row, calibrate_with(ones, 0.0))
     groups = []
     for group in GROUPS:
         faster = price_row(row, calibrate_with({**ones, group: 2.0}, 0.0))
-        groups.append(2 * (whole.step_ms - faster.step_ms))
-    tasks = sum(task.repeat for task in whole.graph.tasks if task.engine in ("cube", "vector"))
-    spread = compute_class_spread(whole.graph, whole.times, whole.timeline, whole.calibration)
-    return Parts(row, np.array(groups), tasks / 1e3, whole.step_ms - sum(groups), spread)
+        groups.append(2 * (step.step_ms - faster.step_ms))
+    tasks = sum(task.repeat for task in step.graph.tasks if task.engine in ("cube", "vector"))
+    spread = compute_class_spread(step.graph, step.times, step.timeline, step.calibration)
+    return Parts(row, np.array(groups), tasks / 1e3, step.step_ms - sum(groups), spread)
 
 
 def unit_ms(part: Parts) -> float:
     """Return a row's modelled step with all multipliers at 1 and no time between tasks."""
-    return part.rest + float(part.groups.sum())
+    return part.fixed_ms + float(part.groups.sum())
 
 
 def fit(parts: Sequence[Parts]) -> np.ndarray:
@@ -91,16 +91,16 @@ def fit(parts: Sequence[Parts]) -> np.ndarray:
     means = np.append(np.zeros(len(GROUPS)), TASK_US_PRIOR[0])
     lowest = np.append(np.full(len(GROUPS), -np.inf), 0.0)
 
-    def residuals(point: np.ndarray) -> np.ndarray:
-        towards = (point - means) / [*spreads, TASK_US_PRIOR[1]]
-        return np.append(_errors(parts, point) / HUBER, towards)
+    def compute_residuals(point: np.ndarray) -> np.ndarray:
+        distances = (point - means) / [*spreads, TASK_US_PRIOR[1]]
+        return np.append(_compute_errors(parts, point) / HUBER, distances)
 
-    def loss(squares: np.ndarray) -> np.ndarray:
+    def compute_loss(squares: np.ndarray) -> np.ndarray:
         rows, priors = np.split(squares, [len(parts)])
-        of_priors = [priors, np.ones_like(priors), np.zeros_like(priors)]
-        return np.hstack([weights * _huber(rows), of_priors])
+        prior_loss = [priors, np.ones_like(priors), np.zeros_like(priors)]
+        return np.hstack([weights * _huber(rows), prior_loss])
 
-    return least_squares(residuals, means, loss=loss, bounds=(lowest, np.inf)).x
+    return least_squares(compute_residuals, means, loss=compute_loss, bounds=(lowest, np.inf)).x
 
 
 def _huber(squares: np.ndarray) -> np.ndarray:
@@ -112,14 +112,14 @@ def _huber(squares: np.ndarray) -> np.ndarray:
     )
 
 
-def _errors(parts: Sequence[Parts], point: np.ndarray) -> np.ndarray:
-    """Return log(modelled / published) by row, 0 where a bound is kept."""
+def _compute_errors(parts: Sequence[Parts], point: np.ndarray) -> np.ndarray:
+    """Return log(modelled / published) by row, 0 if it is within a bound."""
     errors = np.log([part.step_ms(point) / part.row.ms for part in parts])
     bounds = [part.row.quality != "device" for part in parts]
     return np.where(bounds, np.maximum(errors, 0.0), errors)
 
 
-def calibration_at(
+def make_calibration(
     point: np.ndarray, log_sd: float = 0.2, interval_scale: float = 1.0
 ) -> Calibration:
     """Return the calibration at a fitted point."""
@@ -128,28 +128,28 @@ def calibration_at(
 
 
 def left_out_errors(parts: Sequence[Parts]) -> np.ndarray:
-    """Return log(modelled / published) of every row, by the fit to all families but its own."""
+    """Return log(modelled / published) of every row, by the fit to all other families."""
     errors = np.zeros(len(parts))
     for family in sorted({part.row.family for part in parts}):
         point = fit([part for part in parts if part.row.family != family])
-        for place, part in enumerate(parts):
+        for index, part in enumerate(parts):
             if part.row.family == family:
-                errors[place] = math.log(part.step_ms(point) / part.row.ms)
+                errors[index] = math.log(part.step_ms(point) / part.row.ms)
     return errors
 
 
 def spread_of(parts: Sequence[Parts]) -> tuple[float, float]:
-    """Return the spread beyond the classes' own, and the scale that puts 80 % of rows inside.
+    """Return the spread beyond the classes' spreads, and the scale that puts 80 % of rows inside.
 
     Families weigh as in the fit. The first is the normal standard deviation that corresponds to the
     median absolute error of held-out rows (0.6745 is the normal's 75th percentile).
     """
-    device = [place for place, part in enumerate(parts) if part.row.quality == "device"]
+    device = [index for index, part in enumerate(parts) if part.row.quality == "device"]
     errors = np.abs(left_out_errors(parts))[device]
-    families = Counter(parts[place].row.family for place in device)
-    weights = np.array([families[parts[place].row.family] ** -0.5 for place in device])
+    families = Counter(parts[index].row.family for index in device)
+    weights = np.array([families[parts[index].row.family] ** -0.5 for index in device])
     log_sd = quantile(errors, weights, 0.5) / 0.6745
-    spreads = np.hypot([parts[place].spread for place in device], log_sd)
+    spreads = np.hypot([parts[index].spread for index in device], log_sd)
     return log_sd, quantile(errors / spreads, weights, 0.8) / NORMAL_90
 
 
@@ -179,9 +179,9 @@ def left_out_rows(parts: Sequence[Parts]) -> list[dict[str, str | float]]:
     """
     rows = []
     for family in sorted({row.family for row in load_published_steps()}):
-        others = [part for part in parts if part.row.family != family]
-        log_sd, scale = spread_of(others)
-        multipliers, task_us = fitted_values(fit(others), 6)
+        other_parts = [part for part in parts if part.row.family != family]
+        log_sd, scale = spread_of(other_parts)
+        multipliers, task_us = fitted_values(fit(other_parts), 6)
         spreads = {"log_sd": round(log_sd, 6), "interval_scale": round(scale, 6)}
         rows.append({"family": family, **multipliers, "task_us": task_us, **spreads})
     return rows
@@ -198,7 +198,7 @@ def main() -> None:
     parts = fitted_parts(lambda row: print(f"pricing {row.id} {row.model}", flush=True))
     log_sd, scale = spread_of(parts)
     multipliers, task_us = fitted_values(fit(parts), 3)
-    fitted = {
+    calibration = {
         "multipliers": multipliers,
         "task_us": task_us,
         "log_sd": round(log_sd, 3),
@@ -206,13 +206,14 @@ def main() -> None:
         "probes": {part.row.id: round(unit_ms(part), 4) for part in parts if part.row.id in PROBES},
     }
     head = "# Written by python -m benchmarks.ascend_fit.calibrate; see efficiency.py\n"
-    CALIBRATION_FILE.write_text(head + yaml.safe_dump(fitted, sort_keys=False), encoding="utf-8")
+    text = yaml.safe_dump(calibration, sort_keys=False)
+    CALIBRATION_FILE.write_text(head + text, encoding="utf-8")
     rows = left_out_rows(parts)
     with LEFT_OUT_FILE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    print(yaml.safe_dump(fitted, sort_keys=False))
+    print(text)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 Shared constants start from the figures of documents and arithmetic (`PRIORS`), rates of the classes
 from 1. Coordinate descent lowers a Huber loss of log(measured / modelled), in which a kernel weighs
-by its time, plus the distance from the start. No kernel is singled out. Classes with fewer than
-`FEWEST` kernels keep the rates of the file.
+by its time, plus the distance from the start. All kernels are treated alike. Classes with fewer
+than `FEWEST` kernels keep the rates of the file.
 """
 
 from __future__ import annotations
@@ -57,25 +57,26 @@ PRIORS = Constants(
     pool_grad_tap_cycles=4.1,
 )
 """Start of the fit. Overlap: 1 adds stages, infinity counts only the longest. The cycles are slopes
-of a few kernels of one kind that differ in size, read off the traces by hand. Writes are held at
-device memory's nominal rate, which MemSet reaches."""
+of a few kernels of one kind that differ in size, read off the traces by hand. Writes stay at device
+memory's nominal rate, which MemSet reaches."""
 
 AT_LEAST_ONE = ("cube_overlap", "vector_overlap")
 FEWEST = 5
 HUBER = 0.2
-CONSTANT_SD, RATE_SD = 0.4, 0.8
+CONSTANT_SD = 0.4
+RATE_SD = 0.8
 SHORT_US = 10.0
-"""Kernels much shorter than this weigh less: they are floor and little else."""
+"""Kernels much shorter than this weigh less: they are mostly floor."""
 STEPS = (0.2, 0.07, 0.02)
 LEAST_SD = 0.1
 OTHER_SCHEDULE_CORES = 16
 """Products of the 2020 trace on fewer cores are skipped: its release put batches of 2 on 1 to 8
-cores, which the one of 2023 doesn't."""
+cores, but the release of 2023 doesn't."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelResidual:
-    """One kernel against the model; `ratio` is measured / modelled."""
+    """A kernel against the model."""
 
     trace: str
     kernel: str
@@ -106,47 +107,52 @@ def measure_residuals(
     traces: Sequence[Trace], hw: Hardware, efficiency: Efficiency
 ) -> list[KernelResidual]:
     """Return the traces' kernels against the model; float32 products are separate."""
-    compared = []
+    residuals = []
     for trace in traces:
         times = price_tasks(trace.graph, hw, efficiency)
         for kernel, task, time in zip(trace.kernels, trace.graph.tasks, times, strict=True):
             if task.cost_class == "conv" and 0 < kernel.cores < OTHER_SCHEDULE_CORES:
                 continue
             name = "matmul (float32)" if runs_on_vector(task, hw) else task.cost_class
-            compared.append(KernelResidual(trace.name, kernel.name, name, kernel.us, time.us))
-    return compared
+            residuals.append(KernelResidual(trace.name, kernel.name, name, kernel.us, time.us))
+    return residuals
 
 
 def fit(traces: Sequence[Trace], hw: Hardware, start: Efficiency) -> Efficiency:
     """Return the constants and rates that lower the loss; deterministic."""
-    fitted = _fitted_classes(measure_residuals(traces, hw, start))
-    point = {**_logs(asdict(PRIORS)), **_logs({f"rate {name}": 1.0 for name in fitted})}
+    counts = _count_fitted(measure_residuals(traces, hw, start))
+    point = {
+        **_compute_logs(asdict(PRIORS)),
+        **_compute_logs({f"rate {name}": 1.0 for name in counts}),
+    }
     origin = dict(point)
 
-    def loss(at: Mapping[str, float]) -> float:
-        residuals = measure_residuals(traces, hw, _efficiency_at(at, start))
-        return _misfit(residuals) + _distance(at, origin)
+    def compute_loss(point: Mapping[str, float]) -> float:
+        residuals = measure_residuals(traces, hw, _make_efficiency(point, start))
+        return _compute_misfit(residuals) + _compute_distance(point, origin)
 
     for step in STEPS:
-        point = _descend(point, step, loss)
-    return _with_spread(_efficiency_at(point, start), fitted, traces, hw)
+        point = _descend(point, step, compute_loss)
+    return _add_spread(_make_efficiency(point, start), counts, traces, hw)
 
 
 def _descend(point: dict[str, float], step: float, loss: Any) -> dict[str, float]:
-    """Step along one coordinate after another until none helps, at most ten times round."""
+    """Step along one coordinate after another until none helps, for at most ten rounds."""
     best = loss(point)
     for _ in range(10):
         before = best
         for name in point:
             for sign in (1, -1):
-                while (value := loss(tried := {**point, name: point[name] + sign * step})) < best:
-                    point, best = tried, value
+                while (value := loss(trial := {**point, name: point[name] + sign * step})) < best:
+                    point = trial
+                    best = value
         if before - best < 1e-4:
             break
     return point
 
 
-def _fitted_classes(residuals: Sequence[KernelResidual]) -> dict[str, int]:
+def _count_fitted(residuals: Sequence[KernelResidual]) -> dict[str, int]:
+    """Return the number of kernels of each class that is fitted."""
     counts: dict[str, int] = {}
     for residual in residuals:
         counts[residual.cost_class] = counts.get(residual.cost_class, 0) + 1
@@ -157,12 +163,12 @@ def _fitted_classes(residuals: Sequence[KernelResidual]) -> dict[str, int]:
     }
 
 
-def _logs(values: Mapping[str, float]) -> dict[str, float]:
+def _compute_logs(values: Mapping[str, float]) -> dict[str, float]:
     return {name: math.log(value) for name, value in values.items()}
 
 
-def _efficiency_at(at: Mapping[str, float], start: Efficiency) -> Efficiency:
-    values = {name: math.exp(value) for name, value in at.items()}
+def _make_efficiency(point: Mapping[str, float], start: Efficiency) -> Efficiency:
+    values = {name: math.exp(value) for name, value in point.items()}
     for name in AT_LEAST_ONE:
         values[name] = max(values[name], 1.0)
     values["hbm_write"] = min(values["hbm_write"], PRIORS.hbm_write)
@@ -173,13 +179,13 @@ def _efficiency_at(at: Mapping[str, float], start: Efficiency) -> Efficiency:
     for name, value in values.items():
         if name.startswith("rate "):
             cost_class = name.removeprefix("rate ")
-            most = 1.0 if cost_class in CUBE_CLASSES else high
-            rate = min(max(value, low), most)
+            limit = 1.0 if cost_class in CUBE_CLASSES else high
+            rate = min(max(value, low), limit)
             classes[cost_class] = replace(classes[cost_class], rate=rate)
     return Efficiency(constants, MappingProxyType(classes))
 
 
-def _misfit(residuals: Sequence[KernelResidual]) -> float:
+def _compute_misfit(residuals: Sequence[KernelResidual]) -> float:
     return sum(
         _huber(residual.log_ratio) * residual.measured_us / (residual.measured_us + SHORT_US)
         for residual in residuals
@@ -191,20 +197,20 @@ def _huber(value: float) -> float:
     return size * size / 2 / HUBER if size <= HUBER else size - HUBER / 2
 
 
-def _distance(at: Mapping[str, float], origin: Mapping[str, float]) -> float:
+def _compute_distance(point: Mapping[str, float], origin: Mapping[str, float]) -> float:
     return sum(
         ((value - origin[name]) / (RATE_SD if name.startswith("rate ") else CONSTANT_SD)) ** 2 / 2
-        for name, value in at.items()
+        for name, value in point.items()
     )
 
 
-def _with_spread(
-    efficiency: Efficiency, fitted: Mapping[str, int], traces: Sequence[Trace], hw: Hardware
+def _add_spread(
+    efficiency: Efficiency, counts: Mapping[str, int], traces: Sequence[Trace], hw: Hardware
 ) -> Efficiency:
-    """Return each class's spread and source; numbers are rounded as in the file."""
+    """Return the efficiency with each fitted class's spread and source, rounded as in the file."""
     residuals = measure_residuals(traces, hw, efficiency)
     classes = dict(efficiency.classes)
-    for name, count in fitted.items():
+    for name, count in counts.items():
         sizes = [min(abs(r.log_ratio), 1.0) for r in residuals if r.cost_class == name]
         log_sd = max(1.25 * fmean(sizes), LEAST_SD)
         source = f"{count} kernels of public traces (benchmarks/ascend_fit/kernels.csv)"
@@ -217,18 +223,20 @@ def _with_spread(
 def summarise(residuals: Sequence[KernelResidual], efficiency: Efficiency) -> list[ClassFit]:
     """Return one row for each class of the traces."""
     names = sorted({residual.cost_class for residual in residuals})
-    return [_summary(name, residuals, efficiency) for name in names]
+    return [_summarise_class(name, residuals, efficiency) for name in names]
 
 
-def _summary(name: str, residuals: Sequence[KernelResidual], efficiency: Efficiency) -> ClassFit:
-    chosen = [residual for residual in residuals if residual.cost_class == name]
-    logs = [residual.log_ratio for residual in chosen]
+def _summarise_class(
+    name: str, residuals: Sequence[KernelResidual], efficiency: Efficiency
+) -> ClassFit:
+    kernels = [residual for residual in residuals if residual.cost_class == name]
+    logs = [kernel.log_ratio for kernel in kernels]
     middle = median(logs)
-    total = sum(r.measured_us for r in chosen) / sum(r.modelled_us for r in chosen)
+    total = sum(k.measured_us for k in kernels) / sum(k.modelled_us for k in kernels)
     entry = efficiency.classes.get(name)
     return ClassFit(
         name,
-        len(chosen),
+        len(kernels),
         entry.rate if entry else 1.0,
         math.exp(middle),
         median(abs(value - middle) for value in logs),
@@ -237,7 +245,7 @@ def _summary(name: str, residuals: Sequence[KernelResidual], efficiency: Efficie
 
 
 def write_efficiency(efficiency: Efficiency, path: Path = EFFICIENCY_FILE) -> None:
-    """Return the file that `load_efficiency` reads."""
+    """Write the file that `load_efficiency` reads."""
     head = "# Written by python -m benchmarks.ascend_fit.fit_kernels; fields: efficiency.py.\n"
     document = {
         "constants": asdict(efficiency.constants),
@@ -260,11 +268,10 @@ def main() -> None:
             f" {row.mad:5.2f} {row.total_ratio:6.2f}"
         )
     for trace in traces:
-        chosen = [residual for residual in residuals if residual.trace == trace.name]
-        measured, modelled = (
-            sum(getattr(r, key) for r in chosen) for key in ("measured_us", "modelled_us")
-        )
-        print(f"{trace.name}: measured {measured:.0f} us, modelled {modelled:.0f} us")
+        kernels = [residual for residual in residuals if residual.trace == trace.name]
+        measured_us = sum(kernel.measured_us for kernel in kernels)
+        modelled_us = sum(kernel.modelled_us for kernel in kernels)
+        print(f"{trace.name}: measured {measured_us:.0f} us, modelled {modelled_us:.0f} us")
 
 
 if __name__ == "__main__":

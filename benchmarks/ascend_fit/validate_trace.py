@@ -3,8 +3,8 @@
 The modelled AlexNet step is compared with every kernel of a published trace of the same step.
 
 The trace (msprof, 2023: MindSpore's AlexNet for CIFAR-10, batch 32 on each of 8 devices) also
-normalises and transposes its images on the device, four kernels of 317 us together, which the
-modelled step has done on the host; the sums skip them.
+normalises and transposes its images on the device, by four kernels of 317 us in sum. The modelled
+step does this on the host, so the sums skip them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEP_MS = 15.375
 
 @dataclass(frozen=True)
 class Compared:
-    """One line: traced and modelled value, in the same unit."""
+    """A line: traced and modelled value, in the same unit."""
 
     name: str
     published: float
@@ -37,7 +37,7 @@ class Compared:
 
     @property
     def ratio(self) -> float:
-        """Modelled against published."""
+        """Modelled by published."""
         return self.modelled / self.published
 
 
@@ -62,7 +62,7 @@ def compare_step(step: PricedStep) -> list[Compared]:
 
 def compare_classes(step: PricedStep) -> list[Compared]:
     """Compare kernels by class, in us."""
-    (trace,) = [known for known in read_traces() if known.name == TRACE]
+    (trace,) = [trace for trace in read_traces() if trace.name == TRACE]
     published: dict[str, float] = defaultdict(float)
     for kernel, task in zip(trace.kernels, trace.graph.tasks, strict=True):
         if kernel.name not in ON_THE_HOST:
@@ -77,15 +77,15 @@ def compare_classes(step: PricedStep) -> list[Compared]:
 
 
 def lines(step: PricedStep) -> Iterator[str]:
-    """Return the comparison as text."""
+    """Yield the comparison as lines of text."""
     for name, unit, rows in (
         ("AlexNet's trace", "ms", compare_step(step)),
         ("its kernels", "us", compare_classes(step)),
     ):
         yield f"{name:22} {'published':>10} {'modelled':>10}  ratio"
         for row in rows:
-            published, modelled = f"{row.published:7.2f} {unit}", f"{row.modelled:7.2f} {unit}"
-            yield f"  {row.name:20} {published} {modelled}  {row.ratio:5.2f}"
+            values = f"{row.published:7.2f} {unit} {row.modelled:7.2f} {unit}"
+            yield f"  {row.name:20} {values}  {row.ratio:5.2f}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Peers: the same training as a competent user of another framework would write it.
 
-Each module has `enter(task) -> Training`. A peer builds its network layer by layer from the task's
-list, starts from the task's weights, and finds the batches of an epoch in memory, normalised
-float32.
+Each module has `enter(task) -> Training`. A peer builds its network from the task's list of layers,
+starts from the task's weights, and has the batches of an epoch in memory, normalised float32.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from importlib.util import find_spec
 
 @dataclass(frozen=True)
 class Peer:
-    """Where a peer is found, what must be installed for it, and how it trains, in a few words."""
+    """A peer's module, the packages that it needs, and how it trains, in a few words."""
 
     module: str
     packages: tuple[str, ...]

@@ -1,6 +1,6 @@
 """JAX as a competent user writes it: a flax network, optax, one jitted step a dispatch.
 
-Timed is, per step: the dispatch of a compiled update (donated state) on a batch that lies on the
+Timed is, per step: the dispatch of a compiled update (donated state) on a batch that is on the
 device as normalised float32. Dispatches are asynchronous; the round ends when the last is done.
 """
 
@@ -29,23 +29,24 @@ class JaxTraining:
     """A training loop over a jitted step."""
 
     def __init__(self, task: Task) -> None:
-        batches, choice = load_batches(task), task.momentum
+        batches = load_batches(task)
+        momentum = task.momentum
         self._batches = [
             jax.device_put(batch) for batch in zip(batches.images, batches.labels, strict=True)
         ]
         network = _Stack(task.layers, "bfloat16" if task.precision == "bf16" else "float32")
         shapes = jax.eval_shape(network.init, jax.random.key(0), batches.images[0])
         params = unflatten_dict(load_weights(task), sep="/")
-        sgd = optax.sgd(choice.lr, choice.momentum, nesterov=choice.nesterov)
-        optimizer = optax.chain(optax.add_decayed_weights(choice.weight_decay), sgd)
-        stats = jax.tree.map_with_path(_fresh, shapes.get("batch_stats", {}))
+        sgd = optax.sgd(momentum.lr, momentum.momentum, nesterov=momentum.nesterov)
+        optimizer = optax.chain(optax.add_decayed_weights(momentum.weight_decay), sgd)
+        stats = jax.tree.map_with_path(_make_statistics, shapes.get("batch_stats", {}))
         self._state = jax.device_put((params, stats, optimizer.init(params)))
-        self._update = _jitted(network, optimizer)
+        self._update = _make_update(network, optimizer)
         self._step = 0
         self.sizes = tuple(sorted(leaf.size for leaf in jax.tree.leaves(params)))
 
     def run(self, steps: int) -> Result:
-        """Train so many steps more."""
+        """Train `steps` more steps."""
         losses = []
         for _ in range(steps):
             images, labels = self._batches[self._step % len(self._batches)]
@@ -57,12 +58,12 @@ class JaxTraining:
 
 
 def enter(task: Task) -> JaxTraining:
-    """A jitted step in a Python loop."""
+    """Make the training: a jitted step in a Python loop."""
     return JaxTraining(task)
 
 
-def _jitted(network: nn.Module, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
-    def loss_of(params: Any, stats: Any, images: Array, labels: Array) -> tuple[Array, Any]:
+def _make_update(network: nn.Module, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
+    def compute_loss(params: Any, stats: Any, images: Array, labels: Array) -> tuple[Array, Any]:
         variables = {"params": params, "batch_stats": stats}
         logits, changed = network.apply(variables, images, mutable=["batch_stats"])
         losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)
@@ -71,7 +72,7 @@ def _jitted(network: nn.Module, optimizer: optax.GradientTransformation) -> Call
     @partial(jax.jit, donate_argnums=0)
     def update(state: Any, images: Array, labels: Array) -> tuple[Any, Array]:
         params, stats, opt_state = state
-        gradient = jax.value_and_grad(loss_of, has_aux=True)
+        gradient = jax.value_and_grad(compute_loss, has_aux=True)
         (loss, stats), gradients = gradient(params, stats, images, labels)
         updates, opt_state = optimizer.update(gradients, opt_state, params)
         return (optax.apply_updates(params, updates), stats, opt_state), loss
@@ -79,8 +80,8 @@ def _jitted(network: nn.Module, optimizer: optax.GradientTransformation) -> Call
     return update
 
 
-def _fresh(path: Any, shape: jax.ShapeDtypeStruct) -> Array:
-    """Batch statistics at the start: mean 0, variance 1."""
+def _make_statistics(path: Any, shape: jax.ShapeDtypeStruct) -> Array:
+    """Return batch statistics at the start: mean 0, variance 1."""
     value = 1.0 if path[-1].key == "var" else 0.0
     return jnp.full(shape.shape, value, shape.dtype)
 
@@ -120,7 +121,7 @@ def _apply(layer: LayerSpec, x: Array, name: str, dtype: str) -> Array:
 def _(layer: standard.Conv, x: Array, name: str, dtype: str) -> Array:
     size, stride, padding = window_of(layer)
     conv = nn.Conv(
-        _features(layer),
+        _get_features(layer),
         (size, size),
         stride,
         padding.upper(),
@@ -133,7 +134,7 @@ def _(layer: standard.Conv, x: Array, name: str, dtype: str) -> Array:
 
 @_apply.register
 def _(layer: standard.Dense, x: Array, name: str, dtype: str) -> Array:
-    return nn.Dense(_features(layer), dtype=dtype, name=name)(x)
+    return nn.Dense(_get_features(layer), dtype=dtype, name=name)(x)
 
 
 @_apply.register
@@ -174,7 +175,7 @@ def _(layer: standard.GlobalAvgPool, x: Array, name: str, dtype: str) -> Array:
     return x.mean((1, 2))
 
 
-def _features(layer: standard.Conv | standard.Dense) -> int:
+def _get_features(layer: standard.Conv | standard.Dense) -> int:
     if isinstance(layer.features, str):
-        raise TypeError(f"features {layer.features} is no number")
+        raise TypeError(f"features {layer.features} isn't a number")
     return layer.features

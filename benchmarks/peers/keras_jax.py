@@ -1,7 +1,7 @@
 """Keras on its JAX backend: `model.fit` on arrays, `steps_per_execution` as long as a sink.
 
-Timed is one `fit` over as many batches as a round has, without shuffling, metrics or progress bar:
-what Keras does for a user who trains on numpy arrays. The losses are Keras's own mean.
+Timed is one `fit` over the batches of a round, without shuffling, metrics or progress bar, as for a
+user who trains on numpy arrays. The losses are Keras's mean.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class KerasTraining:
         self._batch_size = task.batch_size
         self._images = batches.images.reshape(-1, *batches.images.shape[2:])
         self._labels = batches.labels.reshape(-1)
-        self._model = _model(task, self._images.shape[1:])
+        self._model = _build_model(task, self._images.shape[1:])
         self._model.compile(
             _Momentum(task),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -41,11 +41,12 @@ class KerasTraining:
         self.sizes = tuple(sorted(int(np.prod(v.shape)) for v in self._model.trainable_variables))
 
     def run(self, steps: int) -> Result:
-        """Train so many steps more; where the epoch ends in between, another `fit` goes on."""
-        total, left = 0.0, steps
-        while left:
+        """Train `steps` more steps; after the end of an epoch, another `fit` continues."""
+        total = 0.0
+        remaining = steps
+        while remaining:
             first = self._step % (len(self._labels) // self._batch_size)
-            count = min(left, len(self._labels) // self._batch_size - first)
+            count = min(remaining, len(self._labels) // self._batch_size - first)
             rows = slice(first * self._batch_size, (first + count) * self._batch_size)
             history = self._model.fit(
                 self._images[rows],
@@ -56,103 +57,103 @@ class KerasTraining:
             )
             total += count * history.history["loss"][-1]
             self._step += count
-            left -= count
+            remaining -= count
         return Result(total / steps)
 
 
 class _Momentum(keras.optimizers.SGD):
-    """SGD whose weight decay is added to the gradient, as in all other contestants.
+    """SGD that adds weight decay to the gradient, as in all other contestants.
 
-    Keras's own takes it off the weights, which is another training.
+    Keras's SGD subtracts it from the weights, which is another training.
     """
 
     def __init__(self, task: Task) -> None:
-        choice = task.momentum
-        super().__init__(choice.lr, choice.momentum, choice.nesterov)
-        self._decay = choice.weight_decay
+        momentum = task.momentum
+        super().__init__(momentum.lr, momentum.momentum, momentum.nesterov)
+        self._decay = momentum.weight_decay
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """One variable's update."""
+        """Update a variable."""
         if self._decay:
             gradient = gradient + self._decay * variable
         super().update_step(gradient, variable, learning_rate)
 
 
 def enter(task: Task) -> KerasTraining:
-    """Keras."""
+    """Make the training: `model.fit` of Keras."""
     return KerasTraining(task)
 
 
-def _model(task: Task, shape: tuple[int, ...]) -> keras.Model:
+def _build_model(task: Task, shape: tuple[int, ...]) -> keras.Model:
     images = keras.Input(shape)
-    made: dict[str, keras.layers.Layer] = {}
-    x = _stack(task.layers, images, "", made)
+    layers: dict[str, keras.layers.Layer] = {}
+    x = _apply_stack(task.layers, images, "", layers)
     model = keras.Model(images, keras.layers.Activation("linear", dtype="float32")(x))
     weights = load_weights(task)
-    for path, layer in made.items():
-        values = [weights[f"{path}/{name}"] for name in _names(layer)]
+    for path, layer in layers.items():
+        values = [weights[f"{path}/{name}"] for name in _get_names(layer)]
         layer.set_weights([*values, *layer.get_weights()[len(values) :]])
     return model
 
 
-def _names(layer: keras.layers.Layer) -> tuple[str, ...]:
-    """Our names of a layer's weights in Keras's order; moving statistics come behind them."""
+def _get_names(layer: keras.layers.Layer) -> tuple[str, ...]:
+    """Return our names of a layer's weights in Keras's order; moving statistics come after them."""
     if isinstance(layer, keras.layers.Conv2D):
         return ("kernel",)
     return ("kernel", "bias") if isinstance(layer, keras.layers.Dense) else ("scale", "bias")
 
 
-def _stack(stack: tuple[LayerSpec, ...], x: Any, scope: str, made: dict[str, Any]) -> Any:
+def _apply_stack(stack: tuple[LayerSpec, ...], x: Any, scope: str, layers: dict[str, Any]) -> Any:
     for path, layer in named_layers(stack, scope):
-        x = _apply(layer, x, path, made)
+        x = _apply(layer, x, path, layers)
     return x
 
 
 @singledispatch
-def _apply(layer: LayerSpec, x: Any, path: str, made: dict[str, Any]) -> Any:
+def _apply(layer: LayerSpec, x: Any, path: str, layers: dict[str, Any]) -> Any:
     raise TypeError(f"{path}: the Keras peer has no layer {layer.name}")
 
 
 @_apply.register
-def _(layer: standard.Conv, x: Any, path: str, made: dict[str, Any]) -> Any:
+def _(layer: standard.Conv, x: Any, path: str, layers: dict[str, Any]) -> Any:
     size, stride, padding = window_of(layer)
-    made[path] = keras.layers.Conv2D(layer.features, size, stride, padding, use_bias=False)
-    return made[path](x)
+    layers[path] = keras.layers.Conv2D(layer.features, size, stride, padding, use_bias=False)
+    return layers[path](x)
 
 
 @_apply.register
-def _(layer: standard.Dense, x: Any, path: str, made: dict[str, Any]) -> Any:
-    made[path] = keras.layers.Dense(layer.features)
-    return made[path](x)
+def _(layer: standard.Dense, x: Any, path: str, layers: dict[str, Any]) -> Any:
+    layers[path] = keras.layers.Dense(layer.features)
+    return layers[path](x)
 
 
 @_apply.register
-def _(layer: standard.BatchNorm, x: Any, path: str, made: dict[str, Any]) -> Any:
-    made[path] = keras.layers.BatchNormalization(momentum=layer.momentum, epsilon=layer.epsilon)
-    return made[path](x)
+def _(layer: standard.BatchNorm, x: Any, path: str, layers: dict[str, Any]) -> Any:
+    layers[path] = keras.layers.BatchNormalization(momentum=layer.momentum, epsilon=layer.epsilon)
+    return layers[path](x)
 
 
 @_apply.register
-def _(layer: standard.MaxPool, x: Any, path: str, made: dict[str, Any]) -> Any:
+def _(layer: standard.MaxPool, x: Any, path: str, layers: dict[str, Any]) -> Any:
     return keras.layers.MaxPooling2D(*window_of(layer))(x)
 
 
 @_apply.register
-def _(layer: standard.Residual, x: Any, path: str, made: dict[str, Any]) -> Any:
-    body = _stack(layer.body, x, path, made)
-    return keras.layers.Add()([body, _stack(layer.shortcut, x, f"{path}/shortcut", made)])
+def _(layer: standard.Residual, x: Any, path: str, layers: dict[str, Any]) -> Any:
+    body = _apply_stack(layer.body, x, path, layers)
+    return keras.layers.Add()([body, _apply_stack(layer.shortcut, x, f"{path}/shortcut", layers)])
 
 
 @_apply.register
-def _(layer: standard.Relu, x: Any, path: str, made: dict[str, Any]) -> Any:
+def _(layer: standard.Relu, x: Any, path: str, layers: dict[str, Any]) -> Any:
     return keras.layers.ReLU()(x)
 
 
 @_apply.register
-def _(layer: standard.Flatten, x: Any, path: str, made: dict[str, Any]) -> Any:
+def _(layer: standard.Flatten, x: Any, path: str, layers: dict[str, Any]) -> Any:
     return keras.layers.Flatten()(x)
 
 
 @_apply.register
-def _(layer: standard.GlobalAvgPool, x: Any, path: str, made: dict[str, Any]) -> Any:
+def _(layer: standard.GlobalAvgPool, x: Any, path: str, layers: dict[str, Any]) -> Any:
     return keras.layers.GlobalAveragePooling2D()(x)

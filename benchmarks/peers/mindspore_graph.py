@@ -1,7 +1,7 @@
 """MindSpore in graph mode: `TrainOneStepCell`, the whole update as one compiled graph.
 
-Timed is, per step: the call of that cell on a batch that lies ready as tensors. MindSpore's own
-sinking (`data_sink`, `dataset_sink_mode`) refuses the CPU.
+Timed is, per step: the call of that cell on a batch of tensors in memory. MindSpore's sinking
+(`data_sink`, `dataset_sink_mode`) refuses the CPU.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ class MindSporeTraining:
         mindspore.set_device("CPU")
         if task.precision == "bf16":
             raise NotImplementedError("no bfloat16 in MindSpore's MatMul and Conv2D on the CPU")
-        batches, choice = load_batches(task), task.momentum
+        batches = load_batches(task)
+        momentum = task.momentum
         images = np.ascontiguousarray(batches.images.transpose(0, 1, 4, 2, 3))
         self._batches = [
             (Tensor(x), Tensor(y)) for x, y in zip(images, batches.labels, strict=True)
         ]
         network = _Stack(task.layers, load_weights(task), channels=images.shape[2])
-        # On the CPU its Momentum takes no notice of use_nesterov; its SGD does.
+        # On the CPU its Momentum ignores use_nesterov, but its SGD doesn't.
         optimizer = nn.SGD(
             network.trainable_params(),
-            choice.lr,
-            choice.momentum,
-            weight_decay=choice.weight_decay,
-            nesterov=choice.nesterov,
+            momentum.lr,
+            momentum.momentum,
+            weight_decay=momentum.weight_decay,
+            nesterov=momentum.nesterov,
         )
         loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
         self._cell = nn.TrainOneStepCell(nn.WithLossCell(network, loss), optimizer)
@@ -56,7 +57,7 @@ class MindSporeTraining:
         self.sizes = tuple(sorted(p.size for p in network.trainable_params()))
 
     def run(self, steps: int) -> Result:
-        """Train so many steps more."""
+        """Train `steps` more steps."""
         losses = []
         for _ in range(steps):
             losses.append(self._cell(*self._batches[self._step % len(self._batches)]))
@@ -65,19 +66,19 @@ class MindSporeTraining:
 
 
 def enter(task: Task) -> MindSporeTraining:
-    """MindSpore."""
+    """Make the training: a compiled cell of MindSpore."""
     return MindSporeTraining(task)
 
 
 class _Stack(nn.SequentialCell):
-    """Layers one after the other, with their weights; `features` come out of the last."""
+    """Layers one after the other, with their weights; the last returns `features`."""
 
     def __init__(
         self, stack: tuple[LayerSpec, ...], weights: Weights, channels: int, scope: str = ""
     ) -> None:
         cells = []
         for path, layer in named_layers(stack, scope):
-            cell = _cell(layer, path, weights, channels)
+            cell = _build_cell(layer, path, weights, channels)
             channels = getattr(cell, "features", channels)
             cells.append(cell)
         super().__init__(*cells)
@@ -105,11 +106,11 @@ class _GlobalAvgPool(nn.Cell):
 
 
 @singledispatch
-def _cell(layer: LayerSpec, path: str, weights: Weights, channels: int) -> nn.Cell:
+def _build_cell(layer: LayerSpec, path: str, weights: Weights, channels: int) -> nn.Cell:
     raise TypeError(f"{path}: the MindSpore peer has no layer {layer.name}")
 
 
-@_cell.register
+@_build_cell.register
 def _(layer: standard.Conv, path: str, weights: Weights, channels: int) -> nn.Cell:
     kernel = np.ascontiguousarray(weights[f"{path}/kernel"].transpose(3, 2, 0, 1))
     size, stride, padding = window_of(layer)
@@ -118,7 +119,7 @@ def _(layer: standard.Conv, path: str, weights: Weights, channels: int) -> nn.Ce
     return cell
 
 
-@_cell.register
+@_build_cell.register
 def _(layer: standard.Dense, path: str, weights: Weights, channels: int) -> nn.Cell:
     kernel = rows_channel_first(weights[f"{path}/kernel"], channels)
     cell = nn.Dense(
@@ -130,7 +131,7 @@ def _(layer: standard.Dense, path: str, weights: Weights, channels: int) -> nn.C
     return cell
 
 
-@_cell.register
+@_build_cell.register
 def _(layer: standard.BatchNorm, path: str, weights: Weights, channels: int) -> nn.Cell:
     return nn.BatchNorm2d(
         channels,
@@ -141,26 +142,26 @@ def _(layer: standard.BatchNorm, path: str, weights: Weights, channels: int) -> 
     )
 
 
-@_cell.register
+@_build_cell.register
 def _(layer: standard.MaxPool, path: str, weights: Weights, channels: int) -> nn.Cell:
     return nn.MaxPool2d(*window_of(layer))
 
 
-@_cell.register
+@_build_cell.register
 def _(layer: standard.Residual, path: str, weights: Weights, channels: int) -> nn.Cell:
     return _Residual(layer, path, weights, channels)
 
 
-@_cell.register
+@_build_cell.register
 def _(layer: standard.Relu, path: str, weights: Weights, channels: int) -> nn.Cell:
     return nn.ReLU()
 
 
-@_cell.register
+@_build_cell.register
 def _(layer: standard.Flatten, path: str, weights: Weights, channels: int) -> nn.Cell:
     return nn.Flatten()
 
 
-@_cell.register
+@_build_cell.register
 def _(layer: standard.GlobalAvgPool, path: str, weights: Weights, channels: int) -> nn.Cell:
     return _GlobalAvgPool()

@@ -1,4 +1,4 @@
-"""PyTorch with torch.compile in its default mode, which takes network and loss as one graph.
+"""PyTorch with torch.compile in its default mode, with network and loss as one graph.
 
 All else is as in `torch_eager`. Compiling happens in the steps before the first round.
 """
@@ -10,5 +10,5 @@ from benchmarks.tasks import Task
 
 
 def enter(task: Task) -> TorchTraining:
-    """Compiled PyTorch."""
+    """Make the training with compiled PyTorch."""
     return TorchTraining(task, compiled=True)

@@ -1,12 +1,12 @@
-"""PyTorch, eagerly: forward, backward and optimizer call by call, as most training loops are.
+"""Eager PyTorch: forward, backward and optimizer call by call, as in most training loops.
 
 Timed is, per step: a slice of the normalised images in memory, zero_grad, forward (under autocast
-for bf16), backward, SGD. Losses are left on the device until the round ends. With `device=gpu`
-images and network lie on the GPU, and a round ends when it has done all of it.
+for bf16), backward, SGD. Losses stay on the device until the round ends. With `device=gpu` images
+and network are on the GPU, and a round ends when the GPU is done.
 
-A strided convolution pads both sides alike, as PyTorch networks do; our `same` puts the odd row
-behind. It is the same work, but other losses, so the steps that prove that all train the same pad
-as ours do.
+A strided convolution pads both sides alike, as in PyTorch networks; our `same` puts the odd row
+last. The work is the same, but the losses differ, so the steps that are compared with ours pad as
+ours do.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def enter(task: Task) -> TorchTraining:
-    """Eager PyTorch."""
+    """Make the training with eager PyTorch."""
     return TorchTraining(task, compiled=False)
 
 
 class TorchTraining:
-    """A training loop, the network and loss of which may be compiled."""
+    """A training loop whose network and loss may be compiled."""
 
     def __init__(self, task: Task, *, compiled: bool) -> None:
         torch.set_num_threads(task.threads)
-        self._device = _device(task)
+        self._device = _find_device(task)
         batches = load_batches(task)
         images = torch.from_numpy(batches.images).to(self._device)
         # A slice in channel-first order has the strides of channels_last.
@@ -47,7 +47,7 @@ class TorchTraining:
         self._network = network.to(self._device, memory_format=torch.channels_last)
         self._forward = torch.compile(self._loss) if compiled else self._loss
         self._bf16 = task.precision == "bf16"
-        self._optimizer = _optimizer(task.optimizer, network)
+        self._optimizer = _make_optimizer(task.optimizer, network)
         self._step = 0
         self.sizes = tuple(sorted(p.numel() for p in network.parameters()))
 
@@ -56,7 +56,7 @@ class TorchTraining:
         return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
     def run(self, steps: int) -> Result:
-        """Train so many steps more."""
+        """Train `steps` more steps."""
         if self._step >= PROOF_STEPS:
             return self._run(steps, self._forward)
         with _same_padding(self._network):
@@ -75,33 +75,33 @@ class TorchTraining:
             self._step += 1
         mean = float(torch.stack(losses).float().mean())
         if self._device.type == "cuda":
-            # The last update, too, is part of the round.
+            # The last update is part of the round too.
             torch.cuda.synchronize()
         return Result(mean)
 
 
-def _optimizer(choice: Momentum | AdamW, network: nn.Module) -> torch.optim.Optimizer:
-    if isinstance(choice, AdamW):
+def _make_optimizer(settings: Momentum | AdamW, network: nn.Module) -> torch.optim.Optimizer:
+    if isinstance(settings, AdamW):
         return torch.optim.AdamW(
             network.parameters(),
-            lr=choice.lr,
-            betas=(choice.b1, choice.b2),
-            eps=choice.eps,
-            weight_decay=choice.weight_decay,
+            lr=settings.lr,
+            betas=(settings.b1, settings.b2),
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
             fused=True,
         )
     return torch.optim.SGD(
         network.parameters(),
-        lr=choice.lr,
-        momentum=choice.momentum,
-        nesterov=choice.nesterov,
-        weight_decay=choice.weight_decay,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        weight_decay=settings.weight_decay,
         fused=True,
     )
 
 
-def _device(task: Task) -> torch.device:
-    """The GPU where ours has it, with the products that XLA's default precision allows: TF32."""
+def _find_device(task: Task) -> torch.device:
+    """Return the GPU if ours uses it, with the products of XLA's default precision: TF32."""
     if not task.on_gpu:
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -113,20 +113,20 @@ def _device(task: Task) -> torch.device:
 
 @contextmanager
 def _same_padding(network: nn.Module) -> Iterator[None]:
-    """Meanwhile, strided layers pad as `same` does."""
+    """Let layers with a padding pad as `same` does meanwhile."""
     windows = (m for m in network.modules() if isinstance(m, nn.Conv2d | nn.MaxPool2d))
-    strided = [window for window in windows if window.padding not in (0, (0, 0))]
-    for module in strided:
-        module.forward = partial(_padded, module)
+    padded = [window for window in windows if window.padding not in (0, (0, 0))]
+    for module in padded:
+        module.forward = partial(_apply_padded, module)
     try:
         yield
     finally:
-        for module in strided:
+        for module in padded:
             del module.forward
 
 
-def _padded(module: nn.Conv2d | nn.MaxPool2d, x: torch.Tensor) -> torch.Tensor:
-    """A layer with its padding as we have it: ceil(size / stride) positions, the odd row behind."""
+def _apply_padded(module: nn.Conv2d | nn.MaxPool2d, x: torch.Tensor) -> torch.Tensor:
+    """Apply a layer with our padding: ceil(size / stride) positions, the odd row last."""
     convolves = isinstance(module, nn.Conv2d)
     kernel, stride = (
         size[0] if isinstance(size, tuple) else size for size in (module.kernel_size, module.stride)

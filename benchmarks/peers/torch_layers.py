@@ -1,4 +1,4 @@
-"""Layers of images as PyTorch modules, channel first, with the weights that they start from."""
+"""Layers of images as PyTorch modules, channel first, with their initial weights."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Weights = dict[str, np.ndarray]
 
 
 class Stack(nn.Sequential):
-    """Layers one after the other, with their weights; `features` come out of the last."""
+    """Layers one after the other, with their weights; the last returns `features`."""
 
     def __init__(
         self, stack: tuple[LayerSpec, ...], weights: Weights, channels: int, scope: str = ""
     ) -> None:
         modules = []
         for path, layer in named_layers(stack, scope):
-            module = module_of(layer, path, weights, channels)
+            module = build_module(layer, path, weights, channels)
             channels = getattr(module, "features", channels)
             modules.append(module)
         super().__init__(*modules)
@@ -49,76 +49,76 @@ class _GlobalAvgPool(nn.Module):
 
 
 @singledispatch
-def module_of(layer: LayerSpec, path: str, weights: Weights, channels: int) -> nn.Module:
+def build_module(layer: LayerSpec, path: str, weights: Weights, channels: int) -> nn.Module:
     raise TypeError(f"{path}: the PyTorch peer has no layer {layer.name}")
 
 
-@module_of.register
+@build_module.register
 def _(layer: standard.Conv, path: str, weights: Weights, channels: int) -> nn.Module:
     kernel = torch.from_numpy(weights[f"{path}/kernel"]).permute(3, 2, 0, 1)
     size, stride, padding = window_of(layer, bias=True)
     both = size // 2 if padding == "same" else 0
     module = nn.Conv2d(channels, len(kernel), size, stride, both, bias=layer.bias)
-    put(module.weight, kernel)
+    assign(module.weight, kernel)
     if layer.bias:
-        put(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
+        assign(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
     module.features = len(kernel)
     return module
 
 
-@module_of.register
+@build_module.register
 def _(layer: standard.Dense, path: str, weights: Weights, channels: int) -> nn.Module:
     kernel = weights[f"{path}/kernel"]
-    # Behind a flattened image there are more rows than channels.
+    # After a flattened image there are more rows than channels.
     rows = torch.from_numpy(rows_channel_first(kernel, channels))
     module = nn.Linear(*kernel.shape, bias=layer.bias)
-    put(module.weight, rows.T)
+    assign(module.weight, rows.T)
     if layer.bias:
-        put(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
+        assign(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
     module.features = module.out_features
     return module
 
 
-@module_of.register
+@build_module.register
 def _(layer: standard.BatchNorm, path: str, weights: Weights, channels: int) -> nn.Module:
     module = nn.BatchNorm2d(channels, eps=layer.epsilon, momentum=1 - layer.momentum)
-    put(module.weight, torch.from_numpy(weights[f"{path}/scale"]))
-    put(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
+    assign(module.weight, torch.from_numpy(weights[f"{path}/scale"]))
+    assign(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
     return module
 
 
-@module_of.register
+@build_module.register
 def _(layer: standard.MaxPool, path: str, weights: Weights, channels: int) -> nn.Module:
     size, stride, padding = window_of(layer)
     return nn.MaxPool2d(size, stride, size // 2 if padding == "same" else 0)
 
 
-@module_of.register
+@build_module.register
 def _(layer: standard.Residual, path: str, weights: Weights, channels: int) -> nn.Module:
     return _Residual(layer, path, weights, channels)
 
 
-@module_of.register
+@build_module.register
 def _(layer: standard.Views, path: str, weights: Weights, channels: int) -> nn.Module:
-    """Only the body: peers don't evaluate."""
+    """Return only the body, since peers don't evaluate."""
     return Stack(layer.body, weights, channels, path)
 
 
-@module_of.register
+@build_module.register
 def _(layer: standard.Relu, path: str, weights: Weights, channels: int) -> nn.Module:
     return nn.ReLU(inplace=True)
 
 
-@module_of.register
+@build_module.register
 def _(layer: standard.Flatten, path: str, weights: Weights, channels: int) -> nn.Module:
     return nn.Flatten()
 
 
-@module_of.register
+@build_module.register
 def _(layer: standard.GlobalAvgPool, path: str, weights: Weights, channels: int) -> nn.Module:
     return _GlobalAvgPool()
 
 
-def put(parameter: torch.Tensor, values: torch.Tensor) -> None:
+def assign(parameter: torch.Tensor, values: torch.Tensor) -> None:
     with torch.no_grad():
         parameter.copy_(values)

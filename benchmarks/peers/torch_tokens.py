@@ -1,4 +1,4 @@
-"""Layers of tokens as PyTorch modules, (batch, tokens, features), with the weights they start from.
+"""Layers of tokens as PyTorch modules, (batch, tokens, features), with their initial weights.
 
 Attention is `scaled_dot_product_attention`, which PyTorch computes in blocks on a CPU.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from benchmarks.peers.torch_layers import Stack, Weights, module_of, put
+from benchmarks.peers.torch_layers import Stack, Weights, assign, build_module
 from pipeline.models.layers import standard, tokens
 
 
@@ -43,7 +43,8 @@ class _PositionEmbedding(nn.Module):
 class _TiedEmbedding(nn.Module):
     def __init__(self, table: torch.Tensor, body: nn.Module) -> None:
         super().__init__()
-        self.table, self.body = nn.Parameter(table), body
+        self.table = nn.Parameter(table)
+        self.body = body
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(self.body(nn.functional.embedding(x, self.table)), self.table)
@@ -54,10 +55,11 @@ class _SelfAttention(nn.Module):
         self, layer: tokens.SelfAttention, path: str, weights: Weights, features: int
     ) -> None:
         super().__init__()
-        self.heads, self.causal = layer.heads, layer.causal
+        self.heads = layer.heads
+        self.causal = layer.causal
         dense = standard.Dense(features=features)
         self.query, self.key, self.value, self.out = (
-            module_of(dense, f"{path}/{name}", weights, features)
+            build_module(dense, f"{path}/{name}", weights, features)
             for name in ("query", "key", "value", "out")
         )
 
@@ -66,62 +68,62 @@ class _SelfAttention(nn.Module):
             linear(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for linear in (self.query, self.key, self.value)
         )
-        read = nn.functional.scaled_dot_product_attention(*heads, is_causal=self.causal)
-        return self.out(read.transpose(1, 2).flatten(2))
+        attention = nn.functional.scaled_dot_product_attention(*heads, is_causal=self.causal)
+        return self.out(attention.transpose(1, 2).flatten(2))
 
 
-@module_of.register
+@build_module.register
 def _(layer: tokens.Tokens, path: str, weights: Weights, channels: int) -> nn.Module:
     return _Tokens()
 
 
-@module_of.register
+@build_module.register
 def _(layer: tokens.FirstToken, path: str, weights: Weights, channels: int) -> nn.Module:
     return _FirstToken()
 
 
-@module_of.register
+@build_module.register
 def _(layer: tokens.ClassToken, path: str, weights: Weights, channels: int) -> nn.Module:
     return _ClassToken(torch.from_numpy(weights[f"{path}/token"]))
 
 
-@module_of.register
+@build_module.register
 def _(layer: tokens.PositionEmbedding, path: str, weights: Weights, channels: int) -> nn.Module:
     return _PositionEmbedding(torch.from_numpy(weights[f"{path}/table"]))
 
 
-@module_of.register
+@build_module.register
 def _(layer: tokens.TiedEmbedding, path: str, weights: Weights, channels: int) -> nn.Module:
     table = torch.from_numpy(weights[f"{path}/table"])
     return _TiedEmbedding(table, Stack(layer.body, weights, table.shape[1], path))
 
 
-@module_of.register
+@build_module.register
 def _(layer: tokens.SelfAttention, path: str, weights: Weights, channels: int) -> nn.Module:
     if layer.dropout:
         raise TypeError(f"{path}: the PyTorch peer has no dropout of attention")
     return _SelfAttention(layer, path, weights, channels)
 
 
-@module_of.register
+@build_module.register
 def _(layer: standard.LayerNorm, path: str, weights: Weights, channels: int) -> nn.Module:
     module = nn.LayerNorm(channels, eps=layer.epsilon)
-    put(module.weight, torch.from_numpy(weights[f"{path}/scale"]))
-    put(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
+    assign(module.weight, torch.from_numpy(weights[f"{path}/scale"]))
+    assign(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
     return module
 
 
-@module_of.register
+@build_module.register
 def _(layer: standard.Gelu, path: str, weights: Weights, channels: int) -> nn.Module:
     return nn.GELU(approximate="tanh")
 
 
-@module_of.register
+@build_module.register
 def _(layer: standard.Dropout, path: str, weights: Weights, channels: int) -> nn.Module:
     return nn.Dropout(layer.rate)
 
 
-@module_of.register
+@build_module.register
 def _(layer: standard.Sequence, path: str, weights: Weights, channels: int) -> nn.Module:
     if layer.repeat != 1:
         raise TypeError(f"{path}: the PyTorch peer has no repeated sequence")
