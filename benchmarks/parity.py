@@ -64,7 +64,9 @@ def main() -> None:
                 print(case, seed, name, flush=True)
 
 
-Side = Callable[[Path, Path, str, int], Iterator[tuple[str, Mapping[str, Any]]]]
+Files = Iterator[tuple[str, Mapping[str, Any]]]
+"""Arrays by name, for each file to write."""
+Side = Callable[[Path, Path, str, int], Files]
 
 
 def _make_recipe(root: Path, case: str, seed: int) -> Any:
@@ -84,9 +86,7 @@ def _make_recipe(root: Path, case: str, seed: int) -> Any:
     )
 
 
-def draw_inputs(
-    folder: Path, root: Path, case: str, seed: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def draw_inputs(folder: Path, root: Path, case: str, seed: int) -> Files:
     """Yield the initial weights, and the batches of all steps: images uint8, and labels."""
     import jax
 
@@ -109,9 +109,7 @@ def draw_inputs(
     yield "batches", {"images": images, "labels": labels}
 
 
-def run_ours(
-    folder: Path, root: Path, case: str, seed: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def run_ours(folder: Path, root: Path, case: str, seed: int) -> Files:
     """Yield the losses of a run of this project."""
     import json
 
@@ -123,9 +121,7 @@ def run_ours(
     yield "ours", {"losses": [json.loads(line)["loss"] for line in lines]}
 
 
-def train_torch(
-    folder: Path, root: Path, case: str, seed: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def train_torch(folder: Path, root: Path, case: str, seed: int) -> Files:
     """Yield the losses of PyTorch in float32 and in float64."""
     import torch
     from torch.nn import functional
@@ -161,9 +157,7 @@ def train_torch(
         yield f"torch_{str(dtype).removeprefix('torch.')}", {"losses": losses}
 
 
-def train_mindspore(
-    folder: Path, root: Path, case: str, seed: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def train_mindspore(folder: Path, root: Path, case: str, seed: int) -> Files:
     """Yield the losses of MindSpore in graph mode."""
     import mindspore
     from mindspore import Tensor, nn
@@ -247,15 +241,11 @@ def table(folder: Path) -> Iterator[str]:
         fall = ", ".join(f"{first[step - 1]:.3g}" for step in (1, 100, STEPS))
         for side in ("ours", "torch_float32", "mindspore"):
             seeds = [s for s in SEEDS if (folder / f"{case}_{s}_{side}.npz").exists()]
-            parts = [
-                _find_first_above(_read_losses(folder, case, seed, side), exact[seed], level)
-                for level in LEVELS
-                for seed in seeds
-            ]
-            if seeds:
+            losses = {seed: _read_losses(folder, case, seed, side) for seed in seeds}
+            if losses:
                 cells = [
-                    _format_range(parts[n : n + len(seeds)])
-                    for n in range(0, len(parts), len(seeds))
+                    _format_range([_find_first_above(losses[s], exact[s], level) for s in seeds])
+                    for level in LEVELS
                 ]
                 yield f"| {case} | {fall} | {side} | {' | '.join(cells)} |"
 

@@ -124,7 +124,7 @@ def _run(overrides: Sequence[str], sweeps: int = 0) -> Cost:
         runs = Path(folder, "runs")
         jobs = [runs / str(job) for job in range(sweeps)] or [runs]
         if process.returncode or any(read_summary(job).status != "done" for job in jobs):
-            output = f"{process.stdout[-2000:]}{process.stderr[-2000:]}"
+            output = process.stdout[-2000:] + process.stderr[-2000:]
             raise SystemExit(f"{shlex.join(overrides)}: {output}")
     return cost
 
@@ -183,19 +183,16 @@ def _report(
 ) -> str:
     first = next(iter(steps))
     heads = ("a sweep", "seconds", "processor seconds", f"against {VECTORIZED}")
-    return "\n".join(
-        (
-            heading("A sweep in one program", command, PACKAGES),
-            f"{members} jobs, medians of {len(sweeps[VECTORIZED])} alternating rounds, with ranges;"
-            " ratios are of rounds.\n",
-            table(heads, [_make_row(name, sweeps, VECTORIZED, 1) for name in sweeps]),
-            "",
-            table(
-                ("steps alone", "ms a step", "processor ms", f"against {first}"),
-                [_make_row(name, steps, first, 1000) for name in steps],
-            ),
-        )
-    )
+    step_heads = ("steps alone", "ms a step", "processor ms", f"against {first}")
+    parts = [
+        heading("A sweep in one program", command, PACKAGES),
+        f"{members} jobs, medians of {len(sweeps[VECTORIZED])} alternating rounds, with ranges;"
+        " ratios are of rounds.\n",
+        table(heads, [_make_row(name, sweeps, VECTORIZED, 1) for name in sweeps]),
+        "",
+        table(step_heads, [_make_row(name, steps, first, 1000) for name in steps]),
+    ]
+    return "\n".join(parts)
 
 
 def _make_row(name: str, costs: Mapping[str, Sequence[Cost]], base: str, unit: float) -> list[str]:
@@ -209,10 +206,8 @@ def _make_row(name: str, costs: Mapping[str, Sequence[Cost]], base: str, unit: f
 
 def _format_span(values: Sequence[float]) -> str:
     digits = 1 if min(values) >= 10 else 2 if min(values) >= 1 else 4
-    low, middle, high = (
-        f"{np.round(x, digits):.{digits}f}"
-        for x in (min(values), statistics.median(values), max(values))
-    )
+    figures = (min(values), statistics.median(values), max(values))
+    low, middle, high = (f"{np.round(figure, digits):.{digits}f}" for figure in figures)
     return f"{middle} ({low} to {high})"
 
 

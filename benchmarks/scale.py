@@ -174,11 +174,7 @@ def open_resumed_log(steps: int) -> float:
 
 ROWS = {
     "sweep_memory": Row(
-        "1 memory of a sweep in one process, by jobs",
-        (8, 20),
-        rows.measure_sweep_memory,
-        "< 50 MB",
-        "MB",
+        "1 memory of a sweep in one process, by jobs", (8, 20), rows.measure_sweep, "< 50 MB", "MB"
     ),
     "second_job": Row(
         "2 compiling a ResNet with oneDNN again, by blocks a stage",
@@ -241,11 +237,7 @@ ROWS = {
         "GB/s",
     ),
     "npz": Row(
-        "13 peak memory of an .npz, by samples",
-        (100_000, 400_000),
-        rows.measure_npz_memory,
-        "1.15",
-        "x",
+        "13 peak memory of an .npz, by samples", (100_000, 400_000), rows.measure_npz, "1.15", "x"
     ),
     "order": Row(
         "14 order of a window, by samples",

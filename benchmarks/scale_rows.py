@@ -15,12 +15,8 @@ from typing import Any
 import numpy as np
 
 TINY = (
-    "dataset=synthetic",
-    "model=mlp",
-    "model.hidden=[16]",
-    "train.steps=200",
-    "monitor.tensorboard=false",
-    "monitor.sample_images=0",
+    *("dataset=synthetic", "model=mlp", "model.hidden=[16]", "train.steps=200"),
+    *("monitor.tensorboard=false", "monitor.sample_images=0"),
 )
 IMAGE = (28, 28, 1)
 
@@ -49,12 +45,12 @@ def _run(overrides: Sequence[str]) -> Any:
         return run(load_recipe("lenet5_digits", list(overrides)), Path(tempfile.mkdtemp()))
 
 
-def measure_sweep_memory(jobs: int) -> float:
+def measure_sweep(jobs: int) -> float:
     """Measure by how many MB jobs after the second raise a process's peak; .npz data of 100 MB."""
-    return measure_in_process(_measure_sweep_memory, jobs)
+    return measure_in_process(_measure_sweep, jobs)
 
 
-def _measure_sweep_memory(jobs: int) -> float:
+def _measure_sweep(jobs: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         data = _write_npz(Path(folder), 120_000)
         peaks = []
@@ -72,12 +68,12 @@ def _write_npz(folder: Path, samples: int) -> Path:
     return folder / "data.npz"
 
 
-def measure_npz_memory(samples: int) -> float:
+def measure_npz(samples: int) -> float:
     """Measure the peak memory of reading an .npz, without imports, as a multiple of its size."""
-    return measure_in_process(_measure_npz_memory, samples)
+    return measure_in_process(_measure_npz, samples)
 
 
-def _measure_npz_memory(samples: int) -> float:
+def _measure_npz(samples: int) -> float:
     from pipeline import load_recipe
     from pipeline.core.reporter import Reporter
     from pipeline.stages.data import load_data

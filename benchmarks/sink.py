@@ -62,13 +62,8 @@ def _report(options: str, measured: dict[str, list[tuple[float, float]]]) -> str
         for sink, (stage_ms, dispatch_ms) in medians.items()
     ]
     header = ("sink", "training stage, ms/step", "against off", "dispatches alone, ms/step")
-    return "\n".join(
-        (
-            heading("Sinks of several sizes", f"python -m benchmarks.sink {options}", PACKAGES),
-            f"Medians of {len(measured['off'])} rounds.\n",
-            table(header, rows),
-        )
-    )
+    head = heading("Sinks of several sizes", f"python -m benchmarks.sink {options}", PACKAGES)
+    return f"{head}\nMedians of {len(measured['off'])} rounds.\n\n{table(header, rows)}"
 
 
 if __name__ == "__main__":

@@ -87,14 +87,9 @@ def _measure(
             raise SystemExit(process.stderr)
         times = json.loads((run_dir / "summary.json").read_text())["time"]
     parts = {name: times[key] for name, key in START_UP.items()}
-    first_step_s = times["first_step_s"]
-    return {
-        **parts,
-        "other": first_step_s - sum(parts.values()),
-        "first step": first_step_s,
-        "whole command": seconds,
-        "of the processor": processor_s,
-    }
+    parts["other"] = times["first_step_s"] - sum(parts.values())
+    parts |= {"first step": times["first_step_s"], "whole command": seconds}
+    return {**parts, "of the processor": processor_s}
 
 
 def _read_processor_s() -> float:
@@ -105,9 +100,7 @@ def _read_processor_s() -> float:
 
 def _make_environment(byte_code: Path) -> Mapping[str, str]:
     """Return this environment with a folder for byte code, which Python then always writes."""
-    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(byte_code)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    return environment
+    return {**os.environ, "PYTHONPYCACHEPREFIX": str(byte_code), "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def _report(options: str, measured: Measured) -> str:
@@ -119,14 +112,11 @@ def _report(options: str, measured: Measured) -> str:
         ]
         for (state, name), runs in measured.items()
     ]
-    return "\n".join(
-        (
-            heading("Start-up", f"python -m benchmarks.startup {options}", PACKAGES),
-            f"Seconds, medians of {len(next(iter(measured.values())))} processes; load average "
-            f"{os.getloadavg()[0]:.1f}.\n",
-            table(("cache", *first), rows),
-        )
-    )
+    head = heading("Start-up", f"python -m benchmarks.startup {options}", PACKAGES)
+    count = len(next(iter(measured.values())))
+    load = f"load average {os.getloadavg()[0]:.1f}."
+    result = table(("cache", *first), rows)
+    return f"{head}\nSeconds, medians of {count} processes; {load}\n\n{result}"
 
 
 if __name__ == "__main__":

@@ -123,15 +123,9 @@ def report(options: str, measured: Mapping[str, Sequence[LoaderCost]]) -> str:
         *("share of the step", "min to max", "ready when asked for"),
     )
     count = len(next(iter(measured.values())))
-    return "\n".join(
-        (
-            heading(
-                "Streamed batches", f"python -m benchmarks.streamed_batches {options}", PACKAGES
-            ),
-            f"Medians of {count} rounds, alternating.\n",
-            table(header, rows),
-        )
-    )
+    command = f"python -m benchmarks.streamed_batches {options}"
+    head = heading("Streamed batches", command, PACKAGES)
+    return f"{head}\nMedians of {count} rounds, alternating.\n\n{table(header, rows)}"
 
 
 if __name__ == "__main__":

@@ -185,12 +185,8 @@ def _make_changes(
         f"train.sink_size={sink_size}",
         # A bound for all rounds together, whose lengths are found by timing.
         "train.steps=1000000",
-        "eval.samples=all",
-        "eval.every_passes=null",
-        "eval.every_steps=null",
-        "checkpoint.every_passes=null",
-        "checkpoint.best=null",
-        "monitor.loss_every=0",
+        *("eval.samples=all", "eval.every_passes=null", "eval.every_steps=null"),
+        *("checkpoint.every_passes=null", "checkpoint.best=null", "monitor.loss_every=0"),
         "stages=[data,build,compile,train]",
     )
 
@@ -201,11 +197,8 @@ def _make_data_keys(spec: TaskSpec, images: Path) -> tuple[str, ...]:
         f" {{name: normalize, mean: {list(spec.mean)}, std: {list(spec.std)}}}]"
     )
     return (
-        "dataset=numpy",
-        f"dataset.root={images}",
-        f"dataset.classes={CLASSES}",
-        f"dataset.train.ops={ops}",
-        f"dataset.eval.ops={ops}",
+        *("dataset=numpy", f"dataset.root={images}", f"dataset.classes={CLASSES}"),
+        *(f"dataset.train.ops={ops}", f"dataset.eval.ops={ops}"),
     )
 
 

@@ -144,13 +144,8 @@ def report(steps: int, costs: Mapping[str, Sequence[Cost]]) -> str:
     header = ("written", "writer's thread, ms", "min to max", "training thread, us", "files, MB")
     count = len(next(iter(costs.values())))
     command = f"python -m benchmarks.telemetry --steps {steps} --rounds {count}"
-    return "\n".join(
-        (
-            heading(f"Telemetry of a sink of {steps:,} steps", command, PACKAGES),
-            f"Medians of {count} rounds, alternating.\n",
-            table(header, rows),
-        )
-    )
+    head = heading(f"Telemetry of a sink of {steps:,} steps", command, PACKAGES)
+    return f"{head}\nMedians of {count} rounds, alternating.\n\n{table(header, rows)}"
 
 
 if __name__ == "__main__":

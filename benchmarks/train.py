@@ -178,29 +178,21 @@ def report(comparison: Comparison, command: str) -> str:
     task = comparison.task
     num_parameters = sum(comparison.ready[OURS].sizes)
     header = (
-        "contestant",
-        "ms/step, median",
-        "min to max",
-        "images/s",
-        "ours is faster by",
-        "loss of step 1",
-        "step 3",
-        "mean of the last round",
-        "steps a round",
+        *("contestant", "ms/step, median", "min to max", "images/s", "ours is faster by"),
+        *("loss of step 1", "step 3", "mean of the last round", "steps a round"),
     )
     # A round is as long as fits into its seconds, which may be less than a sink.
     sink = min(task.sink_size, min(turn.steps for turn in comparison.rounds[OURS]))
     title = f"{task.name}, batch {task.batch_size}, {task.precision}, ours in sinks of {sink:,}"
-    return "\n".join(
-        (
-            heading(title, command, PACKAGES),
-            f"{num_parameters:,} parameters in each; {len(comparison.rounds[OURS])} "
-            f"rounds, alternating; load average before: {comparison.load:.1f}.\n",
-            table(header, _make_rows(comparison)),
-            "Milliseconds a step, round by round:\n",
-            table(*_make_round_table(comparison)),
-        )
-    )
+    parts = [
+        heading(title, command, PACKAGES),
+        f"{num_parameters:,} parameters in each; {len(comparison.rounds[OURS])} "
+        f"rounds, alternating; load average before: {comparison.load:.1f}.\n",
+        table(header, _make_rows(comparison)),
+        "Milliseconds a step, round by round:\n",
+        table(*_make_round_table(comparison)),
+    ]
+    return "\n".join(parts)
 
 
 def _make_rows(comparison: Comparison) -> list[list[str]]:

@@ -21,7 +21,6 @@ from scipy.optimize import least_squares
 from pipeline.backends.ascend.cost.efficiency import (
     CALIBRATION_FILE,
     GROUPS,
-    Calibration,
     calibrate_with,
 )
 from pipeline.backends.ascend.published.workloads import (
@@ -117,14 +116,6 @@ def _compute_errors(parts: Sequence[Parts], point: np.ndarray) -> np.ndarray:
     errors = np.log([part.step_ms(point) / part.row.ms for part in parts])
     bounds = [part.row.quality != "device" for part in parts]
     return np.where(bounds, np.maximum(errors, 0.0), errors)
-
-
-def make_calibration(
-    point: np.ndarray, log_sd: float = 0.2, interval_scale: float = 1.0
-) -> Calibration:
-    """Return the calibration at a fitted point."""
-    multipliers = dict(zip(GROUPS, np.exp(point[:-1]).tolist(), strict=True))
-    return calibrate_with(multipliers, float(point[-1]), log_sd, interval_scale)
 
 
 def left_out_errors(parts: Sequence[Parts]) -> np.ndarray:
