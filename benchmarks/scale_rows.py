@@ -182,7 +182,7 @@ def restore(parameters: int) -> float:
 
 
 def _measure_checkpoint_gb_per_s(parameters: int) -> tuple[float, float]:
-    from pipeline.checkpoint.checkpointer import Checkpoints
+    from pipeline.checkpoint.checkpointer import Checkpoints, read_state
     from pipeline.checkpoint.retention import Retention
     from pipeline.training.state import TrainState
 
@@ -202,7 +202,7 @@ def _measure_checkpoint_gb_per_s(parameters: int) -> tuple[float, float]:
         checkpoints.save(2, state, {}, None)
         checkpoints.finish()
         saved_at = time.perf_counter()
-        checkpoints.read(2, state)
+        read_state(Path(folder), 2, state)
         read_at = time.perf_counter()
     gigabytes = numbers.nbytes / 1e9
     return gigabytes / (saved_at - started_at), gigabytes / (read_at - saved_at)
