@@ -1,4 +1,4 @@
-"""Losses of one training in float32, here and elsewhere, against the same in float64.
+"""Losses of one training in float32, in three frameworks, against the same in float64.
 
     python -m benchmarks.parity given FOLDER --root DIR      # writes weights and batches
     python -m benchmarks.parity ours FOLDER --root DIR

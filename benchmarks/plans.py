@@ -1,4 +1,4 @@
-"""Whether the planner ranks plans as the machine does: 12 plans on 8 devices of this host.
+"""The planner's ranks of plans against measured ones: 12 plans on 8 devices of this host.
 
     python -m benchmarks.plans --save
 

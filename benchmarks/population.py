@@ -87,7 +87,7 @@ def main() -> None:
     publish(_report(command, args.members, sweeps, steps), args.save)
 
 
-def _values(members: int) -> list[tuple[float, int]]:
+def _list_values(members: int) -> list[tuple[float, int]]:
     """Return the learning rate and seed of each member: four rates, and seeds to fill them."""
     seeds = -(-members // 4)
     pairs = [(rate, seed) for rate in (0.005, 0.01, 0.02, 0.04) for seed in range(seeds)]
@@ -95,8 +95,8 @@ def _values(members: int) -> list[tuple[float, int]]:
 
 
 def _sweep(overrides: Sequence[str], cache: str, members: int, more: Sequence[str]) -> Cost:
-    rates = ",".join(map(str, dict.fromkeys(rate for rate, _ in _values(members))))
-    seeds = ",".join(map(str, dict.fromkeys(seed for _, seed in _values(members))))
+    rates = ",".join(map(str, dict.fromkeys(rate for rate, _ in _list_values(members))))
+    seeds = ",".join(map(str, dict.fromkeys(seed for _, seed in _list_values(members))))
     swept = [f"train.optimizer.lr={rates}", f"seed={seeds}"]
     return _run([*overrides, f"cache.root={cache}", *swept, *more], sweeps=members)
 
@@ -104,7 +104,7 @@ def _sweep(overrides: Sequence[str], cache: str, members: int, more: Sequence[st
 def _run_processes(overrides: Sequence[str], cache: str, members: int) -> Cost:
     costs = [
         _run([*overrides, f"cache.root={cache}", f"train.optimizer.lr={rate}", f"seed={seed}"])
-        for rate, seed in _values(members)
+        for rate, seed in _list_values(members)
     ]
     return Cost(sum(cost.wall_s for cost in costs), sum(cost.cpu_s for cost in costs))
 

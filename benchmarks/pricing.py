@@ -1,4 +1,4 @@
-"""How long it takes to price ResNet-50 on the emulated Ascend: `python -m benchmarks.pricing`.
+"""The time to price ResNet-50 on the emulated Ascend: `python -m benchmarks.pricing`.
 
 Cold is a new process, with imports and tracing; warm prices the same step again; each what-if
 changes a figure of the chip; 1024 devices are priced for a step that has a price already.

@@ -1,4 +1,4 @@
-"""Where the time of our training step goes: milliseconds a step by kind of operation.
+"""The parts of our training step's time: milliseconds a step by kind of operation.
 
     python -m benchmarks.profile --task resnet50 --precision bf16 --root DIR
 

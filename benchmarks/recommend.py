@@ -1,4 +1,4 @@
-"""How many trials `recommend` needs on a real task, against random search.
+"""The number of trials that `recommend` needs on a real task, against random search.
 
     python -m benchmarks.recommend --save
 

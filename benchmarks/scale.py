@@ -1,4 +1,4 @@
-"""What grows with the number of runs, jobs, steps, samples and parameters, and how fast.
+"""Growth of costs with the number of runs, jobs, steps, samples and parameters.
 
     python -m benchmarks.scale
     python -m benchmarks.scale --rows planning table --save

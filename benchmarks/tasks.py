@@ -86,7 +86,7 @@ samples of a text are used, as ours reads it from the recipe's dataset."""
 
 @dataclass(frozen=True)
 class Task:
-    """A task as every contestant gets it."""
+    """A task for every contestant."""
 
     name: str
     recipe: str
@@ -279,13 +279,13 @@ def load_weights(task: Task) -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
-def named_layers(layers: tuple[LayerSpec, ...], scope: str = "") -> Iterator[tuple[str, LayerSpec]]:
+def name_layers(layers: tuple[LayerSpec, ...], scope: str = "") -> Iterator[tuple[str, LayerSpec]]:
     """Yield layers with their paths, which their weights share."""
     for name, layer in zip(name_scopes(layers), layers, strict=True):
         yield f"{scope}/{name}" if scope else name, layer
 
 
-def window_of(
+def get_window(
     layer: Conv | MaxPool, *, bias: bool = False
 ) -> tuple[int, int, Literal["same", "valid"]]:
     """Return kernel, stride and padding. Raises TypeError if the peers have no counterpart.
@@ -305,7 +305,7 @@ def window_of(
     return kernel, stride, padding
 
 
-def rows_channel_first(kernel: np.ndarray, channels: int) -> np.ndarray:
+def order_rows(kernel: np.ndarray, channels: int) -> np.ndarray:
     """Order the rows of a dense kernel (in, out) after an image by channel, height and width.
 
     Networks with the channels first flatten square images in this order.

@@ -64,7 +64,7 @@ def main() -> None:
     add_save(parser, "telemetry.md")
     args = parser.parse_args()
     turns = {
-        name: partial(measure, _make_recipe(args.steps, tensorboard), device_rows(args.steps))
+        name: partial(measure, _make_recipe(args.steps, tensorboard), make_rows(args.steps))
         for name, tensorboard in TENSORBOARD.items()
     }
     publish(report(args.steps, alternate(turns, args.rounds)), args.save)
@@ -75,7 +75,7 @@ def _make_recipe(steps: int, tensorboard: str) -> Recipe:
     return load_recipe("lenet5_digits", [*sink, f"monitor.tensorboard={tensorboard}"])
 
 
-def device_rows(steps: int) -> np.ndarray:
+def make_rows(steps: int) -> np.ndarray:
     """Return rows as a sink returns them, float32 (steps, 5).
 
     Losses, rates and norms have all their digits; the loss scale is 1, and no update is skipped.
@@ -116,10 +116,10 @@ def measure(recipe: Recipe, rows: np.ndarray) -> Cost:
             monitor.flush()
             written_at = time.perf_counter()
         thread_us = 1e6 * (handed_at - started_at)
-        return Cost(thread_us, 1e3 * (written_at - handed_at), _written_bytes(folder, steps))
+        return Cost(thread_us, 1e3 * (written_at - handed_at), _sum_file_bytes(folder, steps))
 
 
-def _written_bytes(folder: Path, steps: int) -> int:
+def _sum_file_bytes(folder: Path, steps: int) -> int:
     """Return the size of the steps' files. Ends the process if the last step is missing."""
     log = (folder / "run.log").read_text(encoding="utf-8")
     if WARNING in log or last_step(folder / METRICS) != steps:

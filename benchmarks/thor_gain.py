@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--accuracy", type=float, default=0.8)
     parser.add_argument("--passes", type=int, default=6)
     parser.add_argument("--blocks", type=int, default=3, help="residual blocks of each stage")
-    parser.add_argument("--share", type=int, default=1, help="train on one of so many shards")
+    parser.add_argument("--share", type=int, default=1, help="train on one of N shards")
     parser.add_argument("--seeds", default="1,2,3,4,5")
     parser.add_argument("--minutes", type=float, help="of the processors, after which none begins")
     parser.add_argument("--table", action="store_true")

@@ -129,7 +129,7 @@ def left_out_errors(parts: Sequence[Parts]) -> np.ndarray:
     return errors
 
 
-def spread_of(parts: Sequence[Parts]) -> tuple[float, float]:
+def measure_spread(parts: Sequence[Parts]) -> tuple[float, float]:
     """Return the spread beyond the classes' spreads, and the scale that puts 80 % of rows inside.
 
     Families weigh as in the fit. The first is the normal standard deviation that corresponds to the
@@ -151,7 +151,7 @@ def quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
     return float(values[order][np.searchsorted(reached, share)])
 
 
-def fitted_parts(
+def split_rows(
     watch: Callable[[Published], None] = lambda row: None,
 ) -> tuple[Parts, ...]:
     """Return all rows of the fit, by groups."""
@@ -163,7 +163,7 @@ def fitted_parts(
     return tuple(parts)
 
 
-def left_out_rows(parts: Sequence[Parts]) -> list[dict[str, str | float]]:
+def calibrate_left_out(parts: Sequence[Parts]) -> list[dict[str, str | float]]:
     """Return the calibration by all other rows for each family of published steps.
 
     The columns are those of left_out.csv.
@@ -171,14 +171,14 @@ def left_out_rows(parts: Sequence[Parts]) -> list[dict[str, str | float]]:
     rows = []
     for family in sorted({row.family for row in load_published_steps()}):
         other_parts = [part for part in parts if part.row.family != family]
-        log_sd, scale = spread_of(other_parts)
-        multipliers, task_us = fitted_values(fit(other_parts), 6)
+        log_sd, scale = measure_spread(other_parts)
+        multipliers, task_us = round_parameters(fit(other_parts), 6)
         spreads = {"log_sd": round(log_sd, 6), "interval_scale": round(scale, 6)}
         rows.append({"family": family, **multipliers, "task_us": task_us, **spreads})
     return rows
 
 
-def fitted_values(point: np.ndarray, digits: int) -> tuple[dict[str, float], float]:
+def round_parameters(point: np.ndarray, digits: int) -> tuple[dict[str, float], float]:
     """Return the multipliers by group and the time of a task in us, rounded."""
     multipliers = np.round(np.exp(point[:-1]), digits).tolist()
     return dict(zip(GROUPS, multipliers, strict=True)), round(float(point[-1]), digits)
@@ -186,9 +186,9 @@ def fitted_values(point: np.ndarray, digits: int) -> tuple[dict[str, float], flo
 
 def main() -> None:
     """Fit with all rows and without each family; write calibration.yaml and left_out.csv."""
-    parts = fitted_parts(lambda row: print(f"pricing {row.id} {row.model}", flush=True))
-    log_sd, scale = spread_of(parts)
-    multipliers, task_us = fitted_values(fit(parts), 3)
+    parts = split_rows(lambda row: print(f"pricing {row.id} {row.model}", flush=True))
+    log_sd, scale = measure_spread(parts)
+    multipliers, task_us = round_parameters(fit(parts), 3)
     calibration = {
         "multipliers": multipliers,
         "task_us": task_us,
@@ -199,7 +199,7 @@ def main() -> None:
     head = "# Written by python -m benchmarks.ascend_fit.calibrate; see efficiency.py\n"
     text = yaml.safe_dump(calibration, sort_keys=False)
     CALIBRATION_FILE.write_text(head + text, encoding="utf-8")
-    rows = left_out_rows(parts)
+    rows = calibrate_left_out(parts)
     with LEFT_OUT_FILE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()

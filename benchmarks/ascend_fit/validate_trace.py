@@ -41,7 +41,7 @@ class Compared:
         return self.modelled / self.published
 
 
-def alexnet_step(calibration: Calibration) -> PricedStep:
+def price_alexnet(calibration: Calibration) -> PricedStep:
     """Return the traced step, priced."""
     traced = trace_image_step("alexnet", 32, 227, 10)
     pricing = Pricing(traced, chipset("ascend910"), calibration)
@@ -89,4 +89,4 @@ def lines(step: PricedStep) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(lines(alexnet_step(load_calibration()))))
+    print("\n".join(lines(price_alexnet(load_calibration()))))

@@ -18,7 +18,7 @@ from flax import linen as nn
 from flax.traverse_util import unflatten_dict
 
 from benchmarks.contestant import Result
-from benchmarks.tasks import Task, load_batches, load_weights, named_layers, window_of
+from benchmarks.tasks import Task, get_window, load_batches, load_weights, name_layers
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import LayerSpec
 
@@ -94,7 +94,7 @@ class _Stack(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        for name, layer in named_layers(self.layers):
+        for name, layer in name_layers(self.layers):
             x = _apply(layer, x, name, self.dtype)
         return x
 
@@ -107,7 +107,7 @@ class _Residual(nn.Module):
     def __call__(self, x: Array) -> Array:
         shortcut = _Stack(self.layer.shortcut, self.dtype, name="shortcut")(x)
         body = x
-        for name, layer in named_layers(self.layer.body):
+        for name, layer in name_layers(self.layer.body):
             body = _apply(layer, body, name, self.dtype)
         return body + shortcut
 
@@ -119,7 +119,7 @@ def _apply(layer: LayerSpec, x: Array, name: str, dtype: str) -> Array:
 
 @_apply.register
 def _(layer: standard.Conv, x: Array, name: str, dtype: str) -> Array:
-    size, stride, padding = window_of(layer)
+    size, stride, padding = get_window(layer)
     conv = nn.Conv(
         _get_features(layer),
         (size, size),
@@ -151,7 +151,7 @@ def _(layer: standard.BatchNorm, x: Array, name: str, dtype: str) -> Array:
 
 @_apply.register
 def _(layer: standard.MaxPool, x: Array, name: str, dtype: str) -> Array:
-    size, stride, padding = window_of(layer)
+    size, stride, padding = get_window(layer)
     return nn.max_pool(x, (size, size), (stride, stride), padding.upper())
 
 

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from benchmarks.contestant import Result
-from benchmarks.tasks import Task, load_batches, load_weights, named_layers, window_of
+from benchmarks.tasks import Task, get_window, load_batches, load_weights, name_layers
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import LayerSpec
 
@@ -104,7 +104,7 @@ def _get_names(layer: keras.layers.Layer) -> tuple[str, ...]:
 
 
 def _apply_stack(stack: tuple[LayerSpec, ...], x: Any, scope: str, layers: dict[str, Any]) -> Any:
-    for path, layer in named_layers(stack, scope):
+    for path, layer in name_layers(stack, scope):
         x = _apply(layer, x, path, layers)
     return x
 
@@ -116,7 +116,7 @@ def _apply(layer: LayerSpec, x: Any, path: str, layers: dict[str, Any]) -> Any:
 
 @_apply.register
 def _(layer: standard.Conv, x: Any, path: str, layers: dict[str, Any]) -> Any:
-    size, stride, padding = window_of(layer)
+    size, stride, padding = get_window(layer)
     layers[path] = keras.layers.Conv2D(layer.features, size, stride, padding, use_bias=False)
     return layers[path](x)
 
@@ -135,7 +135,7 @@ def _(layer: standard.BatchNorm, x: Any, path: str, layers: dict[str, Any]) -> A
 
 @_apply.register
 def _(layer: standard.MaxPool, x: Any, path: str, layers: dict[str, Any]) -> Any:
-    return keras.layers.MaxPooling2D(*window_of(layer))(x)
+    return keras.layers.MaxPooling2D(*get_window(layer))(x)
 
 
 @_apply.register

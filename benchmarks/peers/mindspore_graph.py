@@ -15,11 +15,11 @@ from mindspore import Tensor, nn, ops
 from benchmarks.contestant import Result
 from benchmarks.tasks import (
     Task,
+    get_window,
     load_batches,
     load_weights,
-    named_layers,
-    rows_channel_first,
-    window_of,
+    name_layers,
+    order_rows,
 )
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import LayerSpec
@@ -77,7 +77,7 @@ class _Stack(nn.SequentialCell):
         self, stack: tuple[LayerSpec, ...], weights: Weights, channels: int, scope: str = ""
     ) -> None:
         cells = []
-        for path, layer in named_layers(stack, scope):
+        for path, layer in name_layers(stack, scope):
             cell = _build_cell(layer, path, weights, channels)
             channels = getattr(cell, "features", channels)
             cells.append(cell)
@@ -113,7 +113,7 @@ def _build_cell(layer: LayerSpec, path: str, weights: Weights, channels: int) ->
 @_build_cell.register
 def _(layer: standard.Conv, path: str, weights: Weights, channels: int) -> nn.Cell:
     kernel = np.ascontiguousarray(weights[f"{path}/kernel"].transpose(3, 2, 0, 1))
-    size, stride, padding = window_of(layer)
+    size, stride, padding = get_window(layer)
     cell = nn.Conv2d(channels, len(kernel), size, stride, padding, weight_init=Tensor(kernel))
     cell.features = len(kernel)
     return cell
@@ -121,7 +121,7 @@ def _(layer: standard.Conv, path: str, weights: Weights, channels: int) -> nn.Ce
 
 @_build_cell.register
 def _(layer: standard.Dense, path: str, weights: Weights, channels: int) -> nn.Cell:
-    kernel = rows_channel_first(weights[f"{path}/kernel"], channels)
+    kernel = order_rows(weights[f"{path}/kernel"], channels)
     cell = nn.Dense(
         *kernel.shape,
         weight_init=Tensor(np.ascontiguousarray(kernel.T)),
@@ -144,7 +144,7 @@ def _(layer: standard.BatchNorm, path: str, weights: Weights, channels: int) -> 
 
 @_build_cell.register
 def _(layer: standard.MaxPool, path: str, weights: Weights, channels: int) -> nn.Cell:
-    return nn.MaxPool2d(*window_of(layer))
+    return nn.MaxPool2d(*get_window(layer))
 
 
 @_build_cell.register

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.tasks import named_layers, rows_channel_first, window_of
+from benchmarks.tasks import get_window, name_layers, order_rows
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import LayerSpec
 
@@ -22,7 +22,7 @@ class Stack(nn.Sequential):
         self, stack: tuple[LayerSpec, ...], weights: Weights, channels: int, scope: str = ""
     ) -> None:
         modules = []
-        for path, layer in named_layers(stack, scope):
+        for path, layer in name_layers(stack, scope):
             module = build_module(layer, path, weights, channels)
             channels = getattr(module, "features", channels)
             modules.append(module)
@@ -56,7 +56,7 @@ def build_module(layer: LayerSpec, path: str, weights: Weights, channels: int) -
 @build_module.register
 def _(layer: standard.Conv, path: str, weights: Weights, channels: int) -> nn.Module:
     kernel = torch.from_numpy(weights[f"{path}/kernel"]).permute(3, 2, 0, 1)
-    size, stride, padding = window_of(layer, bias=True)
+    size, stride, padding = get_window(layer, bias=True)
     both = size // 2 if padding == "same" else 0
     module = nn.Conv2d(channels, len(kernel), size, stride, both, bias=layer.bias)
     assign(module.weight, kernel)
@@ -70,7 +70,7 @@ def _(layer: standard.Conv, path: str, weights: Weights, channels: int) -> nn.Mo
 def _(layer: standard.Dense, path: str, weights: Weights, channels: int) -> nn.Module:
     kernel = weights[f"{path}/kernel"]
     # After a flattened image there are more rows than channels.
-    rows = torch.from_numpy(rows_channel_first(kernel, channels))
+    rows = torch.from_numpy(order_rows(kernel, channels))
     module = nn.Linear(*kernel.shape, bias=layer.bias)
     assign(module.weight, rows.T)
     if layer.bias:
@@ -89,7 +89,7 @@ def _(layer: standard.BatchNorm, path: str, weights: Weights, channels: int) -> 
 
 @build_module.register
 def _(layer: standard.MaxPool, path: str, weights: Weights, channels: int) -> nn.Module:
-    size, stride, padding = window_of(layer)
+    size, stride, padding = get_window(layer)
     return nn.MaxPool2d(size, stride, size // 2 if padding == "same" else 0)
 
 

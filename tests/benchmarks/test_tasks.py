@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks.tasks import (
     Task,
+    get_window,
     load_batches,
     make_task,
-    named_layers,
-    rows_channel_first,
-    window_of,
+    name_layers,
+    order_rows,
 )
 from pipeline import load_recipe
 from pipeline.models.layers.standard import Conv, MaxPool, Relu, Residual
@@ -81,9 +81,9 @@ def test_text_is_tokens_with_next_tokens_as_labels(tmp_path: Path) -> None:
 
 def test_layer_names_match_weight_names() -> None:
     residual = Residual(scope="block", body=(Conv(features=2, kernel=3),))
-    named = dict(named_layers((Conv(features=2, kernel=3), Relu(), residual)))
+    named = dict(name_layers((Conv(features=2, kernel=3), Relu(), residual)))
     assert list(named) == ["conv_0", "relu_0", "block"]
-    assert [path for path, _ in named_layers(residual.body, "block")] == ["block/conv_0"]
+    assert [path for path, _ in name_layers(residual.body, "block")] == ["block/conv_0"]
 
 
 def test_rows_channel_first_matches_channel_first_flattening() -> None:
@@ -92,13 +92,13 @@ def test_rows_channel_first_matches_channel_first_flattening() -> None:
     kernel = rng.normal(size=(48, 5))
     expected = images.reshape(2, -1) @ kernel
     flattened = images.transpose(0, 3, 1, 2).reshape(2, -1)
-    np.testing.assert_allclose(flattened @ rows_channel_first(kernel, 3), expected)
+    np.testing.assert_allclose(flattened @ order_rows(kernel, 3), expected)
 
 
 def test_only_windows_supported_by_every_peer_are_accepted() -> None:
-    assert window_of(Conv(features=2, kernel=3, stride=2)) == (3, 2, "same")
-    assert window_of(MaxPool(kernel=2)) == (2, 2, "valid")
-    assert window_of(Conv(features=2, kernel=3, bias=True), bias=True) == (3, 1, "same")
+    assert get_window(Conv(features=2, kernel=3, stride=2)) == (3, 2, "same")
+    assert get_window(MaxPool(kernel=2)) == (2, 2, "valid")
+    assert get_window(Conv(features=2, kernel=3, bias=True), bias=True) == (3, 1, "same")
     for layer in (
         Conv(features=2, kernel=3, groups=2),
         Conv(features=2, kernel=3, bias=True),
@@ -106,4 +106,4 @@ def test_only_windows_supported_by_every_peer_are_accepted() -> None:
         Conv(features=2, kernel=3, padding=1),
     ):
         with pytest.raises(TypeError, match="the peers have no"):
-            window_of(layer)
+            get_window(layer)

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks import telemetry
-from benchmarks.telemetry import Cost, device_rows
+from benchmarks.telemetry import Cost, make_rows
 from pipeline.engine.monitors.log_lines import METRICS, read_lines
 from tests.step_rows import NAMES
 
@@ -21,9 +21,9 @@ STEPS = 40
 def test_telemetry_timing_includes_writing_both_files(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = device_rows(STEPS)
+    rows = make_rows(STEPS)
     sizes = []
-    written_bytes = telemetry._written_bytes
+    written_bytes = telemetry._sum_file_bytes
 
     def look(folder: Path, steps: int) -> int:
         lines = list(read_lines(folder / METRICS))
@@ -41,7 +41,7 @@ def test_telemetry_timing_includes_writing_both_files(
         assert written_bytes(folder, steps) == size
         return size
 
-    monkeypatch.setattr(telemetry, "_written_bytes", look)
+    monkeypatch.setattr(telemetry, "_sum_file_bytes", look)
     monkeypatch.setattr(sys, "argv", ["telemetry", f"--steps={STEPS}", "--rounds=1"])
     telemetry.main()
     said = capsys.readouterr().out
@@ -59,7 +59,7 @@ def test_unwritten_telemetry_is_an_error(tmp_path: Path, last: int, line: str) -
     (tmp_path / METRICS).write_text(f'{{"step": {last}}}\n')
     (tmp_path / "run.log").write_text(f"00:00:00 {line}\n")
     with pytest.raises(SystemExit, match=f"not all of {STEPS} steps was written\n.*{line}"):
-        telemetry._written_bytes(tmp_path, STEPS)
+        telemetry._sum_file_bytes(tmp_path, STEPS)
 
 
 def test_telemetry_rows_are_medians() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.ascend_fit.calibrate import Parts, fit, left_out_errors, quantile, spread_of
+from benchmarks.ascend_fit.calibrate import Parts, fit, left_out_errors, measure_spread, quantile
 from pipeline.backends.ascend.cost.efficiency import GROUPS
 from pipeline.backends.ascend.published.workloads import load_published_steps
 
@@ -67,7 +67,7 @@ def test_spread_covers_four_fifths_of_the_rows():
         part([10.0] * len(GROUPS), 41.1 * factor, f"f{factor}")
         for factor in np.linspace(0.7, 1.4, 15)
     ]
-    log_sd, scale = spread_of(rows)
+    log_sd, scale = measure_spread(rows)
     errors = np.abs(left_out_errors(rows))
     half_width = 1.2816 * scale * np.hypot(0.1, log_sd)
     assert np.mean(errors <= half_width + 1e-12) == pytest.approx(0.8)

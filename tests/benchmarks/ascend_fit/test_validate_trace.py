@@ -10,10 +10,10 @@ import pytest
 from benchmarks.ascend_fit.fit_kernels import measure_residuals, summarise
 from benchmarks.ascend_fit.measured_kernels import read_traces
 from benchmarks.ascend_fit.validate_trace import (
-    alexnet_step,
     compare_classes,
     compare_step,
     lines,
+    price_alexnet,
 )
 from pipeline.backends.ascend.cost.efficiency import load_calibration, load_efficiency
 from tests.backends.ascend.made_up import HW
@@ -24,7 +24,7 @@ EFFICIENCY = load_efficiency()
 @pytest.mark.slow
 def test_alexnet_step_matches_its_trace():
     """The goals: the step within 15 %, phases 25 %, classes of kernels 35 % in the median."""
-    report = alexnet_step(load_calibration())
+    report = price_alexnet(load_calibration())
     step, *phases = compare_step(report)
     assert abs(step.ratio - 1) < 0.15
     assert all(abs(phase.ratio - 1) < 0.25 for phase in phases)
