@@ -166,7 +166,7 @@ def split_rows(
 def calibrate_left_out(parts: Sequence[Parts]) -> list[dict[str, str | float]]:
     """Return the calibration by all other rows for each family of published steps.
 
-    The columns are those of left_out.csv.
+    The columns are as in left_out.csv.
     """
     rows = []
     for family in sorted({row.family for row in load_published_steps()}):

@@ -71,7 +71,7 @@ def enter(task: Task) -> MindSporeTraining:
 
 
 class _Stack(nn.SequentialCell):
-    """Layers one after the other, with their weights; the last returns `features`."""
+    """Layers one after the other, with their weights; `features` are the channels of the result."""
 
     def __init__(
         self, stack: tuple[LayerSpec, ...], weights: Weights, channels: int, scope: str = ""

@@ -16,7 +16,7 @@ Weights = dict[str, np.ndarray]
 
 
 class Stack(nn.Sequential):
-    """Layers one after the other, with their weights; the last returns `features`."""
+    """Layers one after the other, with their weights; `features` are the channels of the result."""
 
     def __init__(
         self, stack: tuple[LayerSpec, ...], weights: Weights, channels: int, scope: str = ""
