@@ -37,7 +37,8 @@ NETWORKS = ("alexnet", "vgg11", "squeezenet1_1", "mobilenet_v3_small", "convnext
 AUTOCAST: Mapping[Level, torch.dtype] = {"bf16": torch.bfloat16, "O2": torch.float16}
 SCALE: Mapping[Level, float] = {"bf16": 1.0, "O2": 16384.0}
 """Factors of the loss, by which small gradients of float16 aren't zero."""
-SIDE, CLASSES = 64, 10
+SIDE = 64
+CLASSES = 10
 ZERO = 1e-9
 """Norm of a bias's gradient, relative to all biases', below which it is rounding alone."""
 Gradients = dict[str, np.ndarray]
@@ -80,10 +81,14 @@ def compare(name: str, batch: int, precisions: list[Level]) -> list[list[str]]:
     for level in precisions:
         ours = _differentiate_jax(graph, images, labels, level)
         theirs = _differentiate_torch(copy.deepcopy(module), images, labels, level)
-        own = _errors({key: ours[paths[key]] for key in exact}, exact)
-        other = _errors({key: theirs[key] for key in exact}, exact)
-        cells = [f"{value:.2%}" for pair in zip(own, other, strict=True) for value in pair]
-        rows.append([name, level, str(len(exact)), *cells, f"{own[0] / other[0]:.2f}x"])
+        our_errors = _errors({key: ours[paths[key]] for key in exact}, exact)
+        their_errors = _errors({key: theirs[key] for key in exact}, exact)
+        cells = [
+            f"{value:.2%}" for pair in zip(our_errors, their_errors, strict=True) for value in pair
+        ]
+        rows.append(
+            [name, level, str(len(exact)), *cells, f"{our_errors[0] / their_errors[0]:.2f}x"]
+        )
     return rows
 
 

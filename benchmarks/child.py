@@ -41,15 +41,15 @@ def child_process(
             process.kill()
 
 
-def names_among(known: Collection[str]) -> Callable[[str], list[str]]:
-    """An argparse type: names of `known`, with commas between them."""
+def names_among(peers: Collection[str]) -> Callable[[str], list[str]]:
+    """Return an argparse type: names of `peers`, with commas between them."""
 
     def parse(text: str) -> list[str]:
         names = [name for name in text.split(",") if name]
-        unknown = [name for name in names if name not in known]
+        unknown = [name for name in names if name not in peers]
         if unknown:
             raise argparse.ArgumentTypeError(
-                f"no peer {', '.join(unknown)}; there are {', '.join(known)}"
+                f"no peer {', '.join(unknown)}; there are {', '.join(peers)}"
             )
         return names
 

@@ -147,7 +147,7 @@ def _serve(pipe: Connection, module: str, task: Task, round_s: float) -> None:
     # Some frameworks print while they load; what counts comes through the pipe.
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     training: Training | None = None
     steps = 0
     while True:
@@ -160,7 +160,7 @@ def _serve(pipe: Connection, module: str, task: Task, round_s: float) -> None:
                 training = importlib.import_module(module).enter(task)
                 proof = tuple(training.run(1).loss for _ in range(PROOF_STEPS))
                 steps = _settled(training, round_s, task.sink_size)
-                answer: Any = Ready(training.sizes, proof, steps, time.perf_counter() - begun)
+                answer: Any = Ready(training.sizes, proof, steps, time.perf_counter() - started_at)
             else:
                 assert training is not None
                 # Others had caches and memory meanwhile: the first step is slower for everybody.
@@ -192,6 +192,6 @@ def _fitting(took: Round, round_s: float, sink_size: int) -> int:
 
 
 def _round(training: Training, steps: int) -> Round:
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     result = training.run(steps)
-    return Round(time.perf_counter() - begun, steps, result)
+    return Round(time.perf_counter() - started_at, steps, result)

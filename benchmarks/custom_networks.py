@@ -42,8 +42,11 @@ from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax")
-THIS, COMPONENTS = "benchmarks.custom_networks", "benchmarks.custom_components"
-BATCH, RATE, MOMENTUM = 32, 0.01, 0.9
+THIS = "benchmarks.custom_networks"
+COMPONENTS = "benchmarks.custom_components"
+BATCH = 32
+RATE = 0.01
+MOMENTUM = 0.9
 LAYERS = (
     "[{name: conv, features: 16, kernel: 3, bias: true}, relu, {name: max_pool, kernel: 2},"
     "{name: conv, features: 32, kernel: 3, bias: true}, relu, {name: max_pool, kernel: 2},"
@@ -66,33 +69,37 @@ class Trained:
     """A recipe, compiled and trained round by round."""
 
     def __init__(self, keys: tuple[str, ...], overrides: list[str], steps: int) -> None:
-        recipe, self._steps = load_recipe("lenet5_digits", [*overrides, *keys]), steps
+        recipe = load_recipe("lenet5_digits", [*overrides, *keys])
+        self._steps = steps
         with Reporter(console=Console(file=open(os.devnull, "w"))) as reporter:
-            self.recipe, self.dataset = recipe, load_data(recipe, reporter)
+            self.recipe = recipe
+            self.dataset = load_data(recipe, reporter)
             backend = recipe.device.open(recipe.parallel)
             built = build(recipe, self.dataset, reporter)
             built = lower(recipe, self.dataset, built, backend, None, reporter)
             self._executable: Executable = compile_programs(
                 recipe, self.dataset, built, backend, reporter
             )
-        self._state, self._done = self._executable.init(), 0
+        self._state = self._executable.init()
+        self._done = 0
         self()
 
     def __call__(self) -> float:
         """Train some steps more, and return the milliseconds of one."""
         stop = self._done + self._steps
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         self._state, _ = self._executable.run(self._state, self._done, stop, "loop")
         self._done = stop
-        return 1000 * (time.perf_counter() - begun) / self._steps
+        return 1000 * (time.perf_counter() - started_at) / self._steps
 
 
 class Plain:
     """The module under `jax.jit`, as a short script trains it."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset, steps: int) -> None:
-        self._images, self._labels = _mapped(recipe, dataset)
-        self._steps, self._generator = steps, np.random.default_rng(0)
+        self._images, self._labels = _map_images(recipe, dataset)
+        self._steps = steps
+        self._generator = np.random.default_rng(0)
         module = ConvNet(len(dataset.classes))
         optimizer = optax.sgd(RATE, MOMENTUM)
         self._params = module.init(jax.random.key(0), self._images[:1])
@@ -103,14 +110,15 @@ class Plain:
     def __call__(self) -> float:
         """Train some steps more, and return the milliseconds of one."""
         rows = self._generator.integers(len(self._labels), size=(self._steps, BATCH))
-        begun, losses = time.perf_counter(), []
+        started_at = time.perf_counter()
+        losses = []
         for row in rows:
             self._params, self._moments, loss = self._step(
                 self._params, self._moments, self._images, self._labels, row
             )
             losses.append(loss)
         jax.block_until_ready(losses)
-        return 1000 * (time.perf_counter() - begun) / self._steps
+        return 1000 * (time.perf_counter() - started_at) / self._steps
 
 
 def _step(
@@ -131,8 +139,8 @@ def _step(
     return optax.apply_updates(params, updates), moments, loss
 
 
-def _mapped(recipe: Recipe, dataset: Dataset) -> tuple[Array, Array]:
-    """All training images after the map ops, float32, and their labels."""
+def _map_images(recipe: Recipe, dataset: Dataset) -> tuple[Array, Array]:
+    """Return all training images after the map ops, float32, and their labels."""
     columns = {name: jnp.asarray(values) for name, values in dataset.train.columns.items()}
     number = jnp.arange(len(dataset.train), dtype=jnp.uint32)
     seed = jnp.zeros(2, jnp.uint32)
@@ -165,7 +173,7 @@ def main() -> None:
     base = times["layers in YAML"]
     rows = []
     for name, rounds in times.items():
-        ratios = [own / other for own, other in zip(rounds, base, strict=True)]
+        ratios = [ms / base_ms for ms, base_ms in zip(rounds, base, strict=True)]
         rows.append(
             [
                 name,

@@ -118,18 +118,20 @@ class LoaderError(Exception):
 def compare(
     contestants: Mapping[str, Contestant], work: Work, rounds: int, round_s: float
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Images a second, round by round, of all that are installed; and why others are absent.
+    """Return images a second by round of all that are installed, and why others are absent.
 
-    Raises LoaderError where one fails or loads something else.
+    Raises LoaderError if a loader fails or loads something else.
     """
-    turns, absent, proof = {}, {}, None
+    turns = {}
+    absent = {}
+    proof = None
     with ExitStack() as stack:
         for name, contestant in contestants.items():
             if contestant.missing:
                 absent[name] = f"not installed: {', '.join(contestant.missing)}"
                 continue
             loader = stack.enter_context(
-                _started(name, contestant, replace(work, way=contestant.way), round_s)
+                _start_loader(name, contestant, replace(work, way=contestant.way), round_s)
             )
             loaded = loader.warm_up()
             proof = proof or loaded
@@ -143,7 +145,9 @@ class LoaderProcess:
     """The parent's end of a pipeline's process."""
 
     def __init__(self, name: str, pipe: Connection, work: Work) -> None:
-        self._name, self._pipe, self._work = name, pipe, work
+        self._name = name
+        self._pipe = pipe
+        self._work = work
 
     def warm_up(self) -> Loaded:
         """Load a few batches, and settle how many a round has."""
@@ -166,11 +170,11 @@ class LoaderProcess:
 
 
 @contextmanager
-def _started(
+def _start_loader(
     name: str, contestant: Contestant, work: Work, round_s: float
 ) -> Iterator[LoaderProcess]:
-    """A pipeline in a process that ends with the context."""
-    # No daemon: a DataLoader has processes of its own.
+    """Start a pipeline in a process that ends with the context."""
+    # No daemon: a DataLoader starts processes.
     child = child_process(_serve, contestant.module, work, round_s, daemon=False)
     with child as (_, pipe):
         yield LoaderProcess(name, pipe, work)
@@ -178,7 +182,8 @@ def _started(
 
 def _serve(pipe: Connection, module: str, work: Work, round_s: float) -> None:
     """The child's end: answer requests until the pipe is closed."""
-    loader, batches = None, 0
+    loader = None
+    batches = 0
     while True:
         try:
             request = pipe.recv()
@@ -189,12 +194,12 @@ def _serve(pipe: Connection, module: str, work: Work, round_s: float) -> None:
                 loader = importlib.import_module(f"benchmarks.loading.{module}").open_loader(work)
             if request == "warm up":
                 answer: Any = _mean(loader.load(1) for _ in range(WARM_UP_BATCHES))
-                begun = time.perf_counter()
+                started_at = time.perf_counter()
                 loader.load(WARM_UP_BATCHES)
-                batches = int(round_s * WARM_UP_BATCHES / (time.perf_counter() - begun)) + 1
+                batches = int(round_s * WARM_UP_BATCHES / (time.perf_counter() - started_at)) + 1
             else:
-                begun = time.perf_counter()
-                answer = loader.load(batches), time.perf_counter() - begun
+                started_at = time.perf_counter()
+                answer = loader.load(batches), time.perf_counter() - started_at
         except Exception as error:
             answer = f"{type(error).__name__}: {error}"
         pipe.send(answer)
@@ -214,12 +219,12 @@ def report(
     rows = [
         [
             name,
-            f"{statistics.median(each):,.0f}",
-            f"{min(each):,.0f} to {max(each):,.0f}",
-            f"{1e6 / statistics.median(each):.2f}",
-            f"{ours / statistics.median(each):.1f}x",
+            f"{statistics.median(speeds):,.0f}",
+            f"{min(speeds):,.0f} to {max(speeds):,.0f}",
+            f"{1e6 / statistics.median(speeds):.2f}",
+            f"{ours / statistics.median(speeds):.1f}x",
         ]
-        for name, each in rates.items()
+        for name, speeds in rates.items()
     ]
     rows += [[name, why, "", "", ""] for name, why in absent.items()]
     header = ("pipeline", "images/s, median", "min to max", "us an image", "ours is faster by")

@@ -101,8 +101,8 @@ def run_until_deadline(overrides: list[str], budget_s: float) -> Outcome:
         started_at = time.perf_counter()
         process = subprocess.run(command, capture_output=True, text=True, check=False)
         late_s = time.perf_counter() - started_at - budget_s
-        chosen = re.search(r"^deadline +([\d,]+) steps", process.stdout, re.MULTILINE)
-        first_steps = chosen[1] if chosen else ""
+        plan_line = re.search(r"^deadline +([\d,]+) steps", process.stdout, re.MULTILINE)
+        first_steps = plan_line[1] if plan_line else ""
         if process.returncode:
             return Outcome(late_s, first_steps, process.stderr.strip().splitlines()[-1])
         run_dir = Path(folder, "run")

@@ -25,7 +25,8 @@ from pipeline.stages.data import load_data
 
 PACKAGES = ("jax", "jaxlib", "flax")
 WARM_UP = 3
-EAGER, GRAPH = "eager", "graph, no sinks"
+EAGER = "eager"
+GRAPH = "graph, no sinks"
 
 
 def main() -> None:
@@ -59,22 +60,24 @@ def main() -> None:
 
 
 def _steps(recipe: str, overrides: list[str], steps: int) -> Callable[[], float]:
-    """Open a run, and return what does its next steps and returns the median seconds of one."""
-    chosen, reporter = load_recipe(recipe, overrides), Reporter()
+    """Open a run, and return a function of the next steps that returns their median seconds."""
+    loaded = load_recipe(recipe, overrides)
+    reporter = Reporter()
     with contextlib.redirect_stdout(io.StringIO()):
-        backend = chosen.device.open(chosen.parallel)
-        dataset = load_data(chosen, reporter)
-        built = build(chosen, dataset, reporter)
-        executable = compile_programs(chosen, dataset, built, backend, reporter)
-    state, done = executable.init(), 0
+        backend = loaded.device.open(loaded.parallel)
+        dataset = load_data(loaded, reporter)
+        built = build(loaded, dataset, reporter)
+        executable = compile_programs(loaded, dataset, built, backend, reporter)
+    state = executable.init()
+    done = 0
 
     def advance(count: int = steps) -> float:
         nonlocal state, done
         times = []
         for _ in range(count):
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             state, _ = executable.run(state, done, done + 1, "none")
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - started_at)
             done += 1
         return statistics.median(times)
 
@@ -82,12 +85,15 @@ def _steps(recipe: str, overrides: list[str], steps: int) -> Callable[[], float]
     return advance
 
 
-def report(found: dict[str, list[float]]) -> str:
-    """The table of a step's milliseconds, and of the ratios to eager mode."""
-    rounds = len(found[EAGER])
+def report(seconds_by_mode: dict[str, list[float]]) -> str:
+    """Return the table of a step's milliseconds, and of the ratios to eager mode."""
+    rounds = len(seconds_by_mode[EAGER])
     rows = []
-    for name, seconds in found.items():
-        ratios = [eager / own for eager, own in zip(found[EAGER], seconds, strict=True)]
+    for name, seconds in seconds_by_mode.items():
+        ratios = [
+            eager_s / mode_s
+            for eager_s, mode_s in zip(seconds_by_mode[EAGER], seconds, strict=True)
+        ]
         rows.append(
             [
                 name,

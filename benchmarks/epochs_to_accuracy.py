@@ -59,17 +59,18 @@ def main() -> None:
 
 
 def _train(contestant: str, overrides: list[str], accuracy: float) -> Course:
-    recipe, *own = contestant.split()
+    recipe, *recipe_overrides = contestant.split()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            summary = run(load_recipe(recipe, [*overrides, *own]), Path(folder))
+            summary = run(load_recipe(recipe, [*overrides, *recipe_overrides]), Path(folder))
         except RunError as error:
             print(f"{contestant}: {error}")
             return Course(None, None, math.nan, math.nan)
         lines = (Path(folder) / "evals.jsonl").read_text().splitlines()
     evals = [json.loads(line) for line in lines]
     step = next((line["step"] for line in evals if line["accuracy"] >= accuracy), None)
-    step_ms, steps_per_epoch = summary.time["median_step_ms"] or 0.0, summary.steps / summary.passes
+    step_ms = summary.time["median_step_ms"] or 0.0
+    steps_per_epoch = summary.steps / summary.passes
     return Course(
         epochs=step / steps_per_epoch if step else None,
         train_s=step * step_ms / 1000 if step else None,
@@ -84,23 +85,23 @@ def _print_table(rows: dict[str, list[Course]], accuracy: float, every_steps: in
     print("| --- | --- | --- | --- | --- | --- |")
     for name, courses in rows.items():
         epochs = [run_schedule.epochs for run_schedule in courses]
-        each = ", ".join("never" if each is None else f"{each:.2f}" for each in epochs)
+        by_seed = ", ".join("never" if n is None else f"{n:.2f}" for n in epochs)
         reached = [run_schedule for run_schedule in courses if run_schedule.epochs is not None]
         median = _median([run_schedule.epochs or 0 for run_schedule in reached], len(courses))
         seconds = _median([run_schedule.train_s or 0 for run_schedule in reached], len(courses))
         step_ms = _median_of_finite([run_schedule.step_ms for run_schedule in courses])
         final = _median_of_finite([run_schedule.final for run_schedule in courses])
-        print(f"| {name} | {median} | {each} | {seconds} | {step_ms:.2f} | {final:.4f} |")
+        print(f"| {name} | {median} | {by_seed} | {seconds} | {step_ms:.2f} | {final:.4f} |")
 
 
 def _median_of_finite(values: list[float]) -> float:
-    """The median over the runs that did not diverge; NaN where all did."""
+    """Return the median over the runs that didn't diverge; NaN if all did."""
     finite = [value for value in values if math.isfinite(value)]
     return statistics.median(finite) if finite else math.nan
 
 
 def _median(values: list[float], runs: int) -> str:
-    """The median over all runs, those that never got there counting as endless."""
+    """Return the median over all runs; a run without the accuracy counts as infinite."""
     ordered = sorted(values) + [float("inf")] * (runs - len(values))
     middle = statistics.median(ordered)
     return "never" if middle == float("inf") else f"{middle:.2f}"

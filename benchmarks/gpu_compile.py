@@ -88,7 +88,8 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", help="of each recipe, as train.batch_size=16")
     add_save(parser, "gpu_compile.md")
     args = parser.parse_args()
-    rows, flaws = [], []
+    rows = []
+    flaws = []
     for name in args.networks.split(","):
         work = inputs_of(name, args.target, args.overrides)
         for variant in args.variants.split(","):
@@ -118,9 +119,9 @@ def inputs_of(
         taken.append((work, chip, backend.target))
         raise TakenError
 
-    recipe, *given = NETWORKS[name]
+    recipe, *recipe_overrides = NETWORKS[name]
     stages = ["device=gpu", f"device.target={target}", "stages=[data,build,compile]"]
-    loaded = load_recipe(recipe.removeprefix("+recipe="), [*given, *stages, *overrides])
+    loaded = load_recipe(recipe.removeprefix("+recipe="), [*recipe_overrides, *stages, *overrides])
     original = AbsentGpuBackend.compile
     AbsentGpuBackend.compile = take  # type: ignore[method-assign]
     try:
@@ -141,20 +142,20 @@ def compile_variant(variant: str, work: CompileInputs, chip: Chip, target: ChipT
         options = make_compiler_options(variant, deterministic=True)  # type: ignore[arg-type]
         spec = make_train_spec(work, chip, options, 0 if variant == "loop" else MAX_PROGRAM_STEPS)
     spec = ProgramSpec(**{**vars(spec), "platforms": chip.platforms})
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     _, report = make_compiler(target)(spec, _watch)
-    return Compiled(time.perf_counter() - begun, report.figures or {})
+    return Compiled(time.perf_counter() - started_at, report.figures or {})
 
 
 def _spec_before(work: CompileInputs, chip: Chip) -> ProgramSpec:
     """The loop of other devices: its length is an argument, and nothing says how the state lies."""
-    whole = SingleDeviceSharding(chip.device)
+    sharding = SingleDeviceSharding(chip.device)
     carry = make_carry_shapes(work, chip)
     inputs = chip.to_shapes(work.train.get_window(0).inputs)
     rates = chip.to_shapes(pad_to_block(work.learning_rates))
     args = carry.loop, inputs, rates, carry.position, carry.position
     loop = make_train_loop(work.step.step, jax.lax.while_loop)
-    return ProgramSpec("training loop", loop, args, donated=0, out_shardings=whole)
+    return ProgramSpec("training loop", loop, args, donated=0, out_shardings=sharding)
 
 
 @contextmanager
@@ -163,9 +164,9 @@ def _watch(name: str) -> Iterator[None]:
 
 
 def flaws_of(figures: Mapping[str, Any]) -> list[str]:
-    """What a dispatch should be free of, and is not."""
+    """Return what a dispatch has and should not have."""
     hlo = figures["hlo"]
-    found = {
+    is_present = {
         f"{hlo['callbacks']} host callbacks": hlo["callbacks"],
         f"{hlo['donated']} of {figures['results']} arrays donated": (
             hlo["donated"] != figures["results"]
@@ -175,12 +176,13 @@ def flaws_of(figures: Mapping[str, Any]) -> list[str]:
         f"{figures['loops']} loops": figures["loops"] != 1,
         "a loop that waits for the host": figures["waits_for_host"],
     }
-    return [flaw for flaw, is_there in found.items() if is_there]
+    return [flaw for flaw, is_there in is_present.items() if is_there]
 
 
 def row_of(name: str, variant: str, compiled: Compiled) -> list[str]:
     """A row of the table."""
-    figures, step = compiled.figures, compiled.figures["step"]
+    figures = compiled.figures
+    step = figures["step"]
     hlo = figures["hlo"]
     convolutions = [f"{n} {t}" for t, n in hlo["calls_by_library"].items() if "conv" in t]
     return [

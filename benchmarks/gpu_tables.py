@@ -50,14 +50,14 @@ def _row(name: str, summary: Mapping[str, Any]) -> list[str]:
         summary["status"],
         str(summary["versions"].get("device", "")),
         f"{summary['steps']:,}",
-        _shown(time.get("median_step_ms"), 3),
-        _shown(speed, 0),
-        _shown(time.get("compile_s"), 1),
-        _shown(summary["metrics"].get("train_loss"), 4),
+        _format(time.get("median_step_ms"), 3),
+        _format(speed, 0),
+        _format(time.get("compile_s"), 1),
+        _format(summary["metrics"].get("train_loss"), 4),
     ]
 
 
-def _shown(number: float | None, digits: int) -> str:
+def _format(number: float | None, digits: int) -> str:
     return "" if number is None else f"{number:,.{digits}f}"
 
 

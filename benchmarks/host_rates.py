@@ -30,7 +30,9 @@ DEVICES = 8
 GROUPS = (2, 4, 8)
 SIZES = tuple(1 << exponent for exponent in (10, 14, 16, 18, 20, 21, 23, 25))
 BYTES_A_ROUND = 1 << 27
-MOST_LOOPS, LEAST_LOOPS, ROUNDS = 100, 3, 5
+MOST_LOOPS = 100
+LEAST_LOOPS = 3
+ROUNDS = 5
 Body = Callable[..., jax.Array]
 
 
@@ -48,8 +50,8 @@ def device_us(body: Body, group: int, loops: int, *arrays: jax.Array) -> float:
     @partial(
         jax.shard_map, mesh=mesh, in_specs=(spec,) * len(arrays), out_specs=spec, check_vma=False
     )
-    def loop(x: jax.Array, *rest: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, loops, lambda _, y: body(y, *rest), x)
+    def loop(x: jax.Array, *operands: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, loops, lambda _, y: body(y, *operands), x)
 
     jax.block_until_ready(loop(*arrays))
     times = []
@@ -73,8 +75,8 @@ def collectives(group: int, values: int) -> Mapping[str, Body]:
 
 
 def collective_curves() -> dict[str, dict[int, list[float]]]:
-    """Microseconds of each kind, number of devices and size; they don't fall where sizes grow."""
-    found: dict[str, dict[int, list[float]]] = {}
+    """Return microseconds by kind and number of devices, for each size; they never fall."""
+    times_by_kind: dict[str, dict[int, list[float]]] = {}
     for group in GROUPS:
         for nbytes in SIZES:
             x = jnp.zeros((DEVICES, nbytes // 4), jnp.float32)
@@ -82,20 +84,21 @@ def collective_curves() -> dict[str, dict[int, list[float]]]:
             for kind, body in collectives(group, nbytes // 4).items():
                 us = device_us(body, group, loops, x)
                 print("#", kind, group, nbytes, f"{us:.1f}", file=sys.stderr)
-                found.setdefault(kind, {}).setdefault(group, []).append(us)
+                times_by_kind.setdefault(kind, {}).setdefault(group, []).append(us)
     return {
         kind: {
             group: [float(f"{us:.3g}") for us in np.maximum.accumulate(times)]
             for group, times in by_group.items()
         }
-        for kind, by_group in found.items()
+        for kind, by_group in times_by_kind.items()
     }
 
 
 def main() -> None:
     """Print the rates as YAML."""
     jax.config.update("jax_num_cpu_devices", DEVICES)
-    n, cores = 1024, usable_cores()
+    n = 1024
+    cores = usable_cores()
     a = jnp.full((DEVICES * n, n), 1 / n, jnp.float32)
     flops = 2 * n**3 / device_us(lambda x, y: x @ y, 1, LEAST_LOOPS, a, a)
     b = jnp.ones((DEVICES, 1 << 22), jnp.float32)
@@ -107,7 +110,7 @@ def main() -> None:
     def figure(value: float, source: str) -> dict[str, Any]:
         return {"value": float(f"{value:.3g}"), "source": source, "confidence": "measured"}
 
-    one = {
+    device = {
         "cores_count": {"value": cores, "source": source, "confidence": "measured"},
         "flops_per_us": figure(flops, f"{source}; products of 1024 x 1024 float32"),
         "bytes_per_us": figure(rate, f"{source}; x * 0.5 + 1 over 16 MiB a device"),
@@ -119,7 +122,7 @@ def main() -> None:
         "us": collective_curves(),
     }
     print("# Written by python -m benchmarks.host_rates; see rates.py")
-    rates = {"device": one, "in_process": links}
+    rates = {"device": device, "in_process": links}
     # Lists in one line each.
     print(yaml.safe_dump(rates, sort_keys=False, default_flow_style=None, width=99), end="")
 

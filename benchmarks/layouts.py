@@ -49,7 +49,8 @@ class Contestant:
     def __init__(
         self, recipe_name: str, overrides: list[str], steps: int, at_once: int | None = 1
     ) -> None:
-        recipe, self._steps = load_recipe(recipe_name, overrides), steps
+        recipe = load_recipe(recipe_name, overrides)
+        self._steps = steps
         with Reporter(console=Console(file=open(os.devnull, "w"))) as reporter:
             backend = recipe.device.open(recipe.parallel)
             dataset = load_data(recipe, reporter)
@@ -69,11 +70,11 @@ class Contestant:
     def __call__(self) -> float:
         """Train some steps more, and return the milliseconds of one."""
         stop = self._done + self._steps
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         self._state, telemetry = self._executable.run(self._state, self._done, stop, "loop")
         self.losses = telemetry.loss.tobytes()
         self._done = stop
-        return 1000 * (time.perf_counter() - begun) / self._steps
+        return 1000 * (time.perf_counter() - started_at) / self._steps
 
 
 def main() -> None:

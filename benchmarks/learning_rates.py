@@ -52,8 +52,8 @@ def main() -> None:
         print(rows[-1], flush=True)
     titles = ["recipe", "suggested", "best of the sweep", "ratio", "losses of the sweep"]
     head = heading("Learning rates", "python -m benchmarks.learning_rates", ["jax"])
-    about = f"Rates of the sweep: {', '.join(f'{rate:g}' for rate in RATES)}."
-    publish("\n".join([head, about, "", table(titles, rows)]), args.save)
+    note = f"Rates of the sweep: {', '.join(f'{rate:g}' for rate in RATES)}."
+    publish("\n".join([head, note, "", table(titles, rows)]), args.save)
 
 
 def _compare(name: str, keys: Sequence[str]) -> list[str]:

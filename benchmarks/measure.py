@@ -55,20 +55,20 @@ def machine() -> str:
 
 
 def gpus() -> str:
-    """The GPUs with their driver, CUDA and cuDNN, in one line; empty where there is none."""
+    """Return the GPUs with their driver, CUDA and cuDNN, in one line; empty without a GPU."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
-        found = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+        process = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    names = "; ".join(found.stdout.strip().splitlines())
+    names = "; ".join(process.stdout.strip().splitlines())
     libraries = {name: text for name, text in read_cuda_versions().items() if name != "driver"}
-    told = ", ".join(f"{name} {text}" for name, text in libraries.items())
-    return f"{names} ({told})" if told else names
+    versions_text = ", ".join(f"{name} {text}" for name, text in libraries.items())
+    return f"{names} ({versions_text})" if versions_text else names
 
 
 def _cpu_facts() -> dict[str, str]:
-    """The first processor of /proc/cpuinfo; empty where there is none."""
+    """Return the first processor of /proc/cpuinfo; empty without that file."""
     path = Path("/proc/cpuinfo")
     if not path.is_file():
         return {}
@@ -79,13 +79,13 @@ def _cpu_facts() -> dict[str, str]:
 
 def versions(packages: Iterable[str]) -> str:
     """Python and the packages that are installed, in one line."""
-    found = [f"Python {platform.python_version()}"]
+    parts = [f"Python {platform.python_version()}"]
     for package in packages:
         try:
-            found.append(f"{package} {metadata.version(package)}")
+            parts.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
-            found.append(f"{package} not installed")
-    return ", ".join(found)
+            parts.append(f"{package} not installed")
+    return ", ".join(parts)
 
 
 def today() -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 PAD = 4
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+MEAN = (0.4914, 0.4822, 0.4465)
+STD = (0.2023, 0.1994, 0.2010)
 
 
 @dataclass(frozen=True)

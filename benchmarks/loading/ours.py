@@ -37,7 +37,8 @@ class Windows:
     """Batches out of the windows of a loader."""
 
     def __init__(self, loader: Loader, batch_size: int) -> None:
-        self._loader, self._step = loader, 0
+        self._loader = loader
+        self._step = 0
         self._images = jnp.zeros((batch_size, 32, 32, 3), jnp.float32)
         self._labels = jnp.zeros(batch_size, jnp.int32)
         self._loop = jax.jit(_loop, donate_argnums=(0, 1))

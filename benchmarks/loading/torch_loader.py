@@ -48,7 +48,7 @@ def _pil_sample(pixels: np.ndarray) -> torch.Tensor:
     image = padded.crop((left, top, left + 32, top + 32))
     if torch.rand(1) < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return _normalised(np.array(image))
+    return _normalize(np.array(image))
 
 
 def with_numpy() -> Transform:
@@ -63,10 +63,10 @@ def _numpy_sample(pixels: np.ndarray) -> torch.Tensor:
     image = padded[top : top + 32, left : left + 32]
     if np.random.rand() < 0.5:
         image = image[:, ::-1]
-    return _normalised(image)
+    return _normalize(image)
 
 
-def _normalised(image: np.ndarray) -> torch.Tensor:
+def _normalize(image: np.ndarray) -> torch.Tensor:
     values = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
     return values.to(torch.float32).div_(255).sub_(_MEAN).div_(_STD)
 
@@ -75,10 +75,12 @@ TRANSFORMS = {"torchvision": with_torchvision, "pil": with_pil, "numpy": with_nu
 
 
 class Samples(Dataset[tuple[torch.Tensor, int]]):
-    """CIFAR-10 in memory, mapped when it is asked for."""
+    """CIFAR-10 in memory, mapped when they are read."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, transform: Transform) -> None:
-        self._images, self._labels, self._transform = images, labels, transform
+        self._images = images
+        self._labels = labels
+        self._transform = transform
 
     def __len__(self) -> int:
         return len(self._images)
