@@ -1,23 +1,22 @@
-"""Faults put into single layers of three networks: does the comparison name the layer?
+"""Does the comparison name the layer with a fault? Faults in single layers of three networks.
 
     python -m tests.injected_layers [--faults=100] [--clean=50]
 
-A side with a fault is compared with a clean one, in float32 and with bfloat16 against float32. The
-faults: another epsilon, a wrong axis, a sum kept in bfloat16, stale statistics, the other gelu, a
-wrong stride. Clean pairs differ in precision, layout, lowerings, state and batch. Prints each
-injection's effect, its error over the expected one, and which layer was named.
+A faulty step is compared with a clean one, in float32 and with bfloat16 against float32. The
+faults: another epsilon, a wrong axis, a sum in bfloat16, stale statistics, the other gelu, a wrong
+stride. Clean pairs differ in precision, layout, lowerings, state and batch. Prints the effect of
+each injection (its error over the expected error) and the layer that the comparison named.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,9 +24,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from rich.console import Console
 
-from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
 from pipeline.inspect.dumps.captured_step import capture_step
@@ -36,15 +33,11 @@ from pipeline.inspect.dumps.wide_replay import QUICK
 from pipeline.models.lowerings.conv2d_formulas import CONVOLUTIONS
 from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings, RecordingPolicy
 from pipeline.models.modules.layout import find_layer_without_chwn
-from pipeline.stages.build import build
-from pipeline.stages.data import load_data
 from pipeline.training.state import StepConfig, TrainState
-from tests.conftest import compose_tiny
-
-apply_module = importlib.import_module("pipeline.models.modules.apply_layers")
+from tests.patched_layers import build_silently, patch_layers
 
 TRAINED_STEPS = 4
-"""Steps that a network is trained for before it is compared."""
+"""Training steps of a network before it is compared."""
 
 NETWORKS = {
     "LeNet-5": [],
@@ -75,7 +68,7 @@ WEIGHTED = ("conv", "dense", "self_attention", *NORMS, "global_avg_pool", "avg_p
 
 @dataclass(frozen=True)
 class Injection:
-    """A fault in one layer of a network, whose examined side computes in `dtype`."""
+    """A fault in the layer at `path`; the faulty step computes in `dtype`."""
 
     network: str
     dtype: str
@@ -89,12 +82,12 @@ class Injection:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The effect of an injection, over the expected error, and the layer that was named."""
+    """The error of an injection over the expected error, and the layer that was named."""
 
     injection: Injection
     effect: float
     named: str
-    """"" where no layer was."""
+    """Empty if no layer was named."""
 
     @property
     def is_right(self) -> bool:
@@ -115,67 +108,59 @@ class Subject:
 
 
 @cache
-def subject(network: str, folder: Path, seed: int = 1) -> Subject:
-    """A network by name on the tiny dataset, trained for a few steps."""
-    recipe = compose_tiny(folder, *NETWORKS[network], "train.steps=6", f"seed={seed}")
-    with open("/dev/null", "w") as nowhere:
-        reporter = Reporter(None, Console(file=nowhere))
-        dataset = load_data(recipe, reporter)
-        built = build(recipe, dataset, reporter)
+def train_subject(network: str, folder: Path, seed: int = 1) -> Subject:
+    """Train a network of NETWORKS on the tiny dataset for a few steps."""
+    dataset, built = build_silently(folder, [*NETWORKS[network], f"seed={seed}"])
     order = dataset.train_order.batches(0, TRAINED_STEPS + 1)
 
-    def batch(number: int) -> Batch:
+    def make_batch(number: int) -> Batch:
         rows = order.indices[number]
         columns = {name: jnp.asarray(c[rows]) for name, c in dataset.train.columns.items()}
-        about = order.epochs[number], rows, jnp.int32(order.counts[number])
-        return Batch(columns, jnp.asarray(built.seed), *map(jnp.asarray, about))
+        epochs = jnp.asarray(order.epochs[number])
+        count = jnp.int32(order.counts[number])
+        return Batch(columns, jnp.asarray(built.seed), epochs, jnp.asarray(rows), count)
 
     step = jax.jit(built.step.step, compiler_options=QUICK)
     state = jax.jit(built.step.init)(built.seed)
     for number in range(TRAINED_STEPS):
-        state, _ = step(state, batch(number), built.learning_rates)
-    return Subject(built.step_config, state, batch(TRAINED_STEPS))
+        state, _ = step(state, make_batch(number), built.learning_rates)
+    return Subject(built.step_config, state, make_batch(TRAINED_STEPS))
 
 
 @cache
-def reference(network: str, folder: Path, seed: int = 1) -> ReferenceStep:
-    """The clean step of a network in float32."""
-    found = subject(network, folder, seed)
-    programs = LayerPrograms(found.step_config, jax.devices("cpu")[0])
-    weights = Weights.of(found.state)
-    step = capture_step(programs, weights, found.batch, int(found.state.step))
+def capture_reference(network: str, folder: Path, seed: int = 1) -> ReferenceStep:
+    """Capture the clean step of a network in float32."""
+    subject = train_subject(network, folder, seed)
+    programs = LayerPrograms(subject.step_config, jax.devices("cpu")[0])
+    weights = Weights.of(subject.state)
+    step = capture_step(programs, weights, subject.batch, int(subject.state.step))
     return ReferenceStep(programs, step)
 
 
-@contextmanager
-def faulty(injection: Injection) -> Iterator[None]:
-    """Have one layer computed wrongly by programs that are traced in the body."""
-    apply_layer = apply_module.apply_layer
-    spoil = FAULTS[injection.fault]
+def inject_fault(injection: Injection) -> AbstractContextManager[None]:
+    """Compute one layer wrongly in programs that are traced in the body."""
+    compute_wrongly = FAULTS[injection.fault]
 
-    def changed(layer: Any, x: Any, context: Any) -> Any:
+    def apply_faulty(apply_layer: Any, layer: Any, x: Any, context: Any) -> Any:
         if "/".join(context.path) != injection.path:
             return apply_layer(layer, x, context)
-        return spoil(
-            lambda x, layer=layer, context=context: apply_layer(layer, x, context),
-            *(layer, x, context),
-        )
 
-    apply_module.apply_layer = changed
-    try:
-        yield
-    finally:
-        apply_module.apply_layer = apply_layer
+        def compute(x: Any, layer: Any = layer, context: Any = context) -> Any:
+            return apply_layer(layer, x, context)
+
+        return compute_wrongly(compute, layer, x, context)
+
+    return patch_layers(apply_faulty)
 
 
 Compute = Callable[..., Any]
 
 
-def _epsilon(compute: Compute, layer: Any, x: Any, context: Any) -> Any:
+def _change_epsilon(compute: Compute, layer: Any, x: Any, context: Any) -> Any:
     return compute(x, layer.model_copy(update={"epsilon": 0.1}))
 
 
-def _wrong_axis(compute: Compute, layer: Any, x: Any, context: Any) -> Any:
+def _reduce_wrong_axis(compute: Compute, layer: Any, x: Any, context: Any) -> Any:
     if layer.name == "layer_norm":
         # Statistics over the tokens, not over the features.
         centred = x - x.mean(1, keepdims=True)
@@ -193,15 +178,17 @@ def _wrong_axis(compute: Compute, layer: Any, x: Any, context: Any) -> Any:
     return compute(x[..., ::-1])
 
 
-def _bf16_sum(compute: Compute, layer: Any, x: Any, context: Any) -> Any:
-    """The result as the sum of those of eight blocks of channels, added in bfloat16."""
+def _sum_in_bf16(compute: Compute, layer: Any, x: Any, context: Any) -> Any:
+    """Add the results of eight blocks of channels in bfloat16."""
     if layer.name not in ("conv", "dense"):
         narrow = x.astype(jnp.bfloat16).astype(x.dtype)
         return compute(narrow).astype(jnp.bfloat16).astype(x.dtype)
     block = max(1, x.shape[-1] // 8)
-    of_block = jnp.arange(x.shape[-1]) // block
-    blocks = [jnp.where(of_block == number, x, 0) for number in range(-(-x.shape[-1] // block))]
-    # A flax module may be called once alone.
+    block_numbers = jnp.arange(x.shape[-1]) // block
+    blocks = [
+        jnp.where(block_numbers == number, x, 0) for number in range(-(-x.shape[-1] // block))
+    ]
+    # A flax module may be called only once.
     stacked = compute(jnp.concatenate([jnp.zeros_like(x), *blocks]))
     base, *results = jnp.split(stacked, len(blocks) + 1)
     total = base.astype(jnp.bfloat16)
@@ -210,41 +197,42 @@ def _bf16_sum(compute: Compute, layer: Any, x: Any, context: Any) -> Any:
     return total.astype(base.dtype)
 
 
-def _stale(compute: Compute, layer: Any, x: Any, context: Any) -> Any:
+def _use_stale_statistic(compute: Compute, layer: Any, x: Any, context: Any) -> Any:
     if layer.name == "batch_norm":
         return compute(x, layer, dataclasses.replace(context, train=False))
-    # The deviation of the sample before.
+    # The deviation of the previous sample.
     axes = tuple(range(1, x.ndim)) if layer.name == "group_norm" else (-1,)
     spread = x.astype(jnp.float32).std(axes, keepdims=True) + 1e-6
     return (compute(x) * (spread / jnp.roll(spread, 1, axis=0))).astype(x.dtype)
 
 
-def _other_gelu(compute: Compute, layer: Any, x: Any, context: Any) -> Any:
+def _compute_exact_gelu(compute: Compute, layer: Any, x: Any, context: Any) -> Any:
     return jax.nn.gelu(x, approximate=False)
 
 
-def _wrong_stride(compute: Compute, layer: Any, x: Any, context: Any) -> Any:
-    """The layer of x as read with a stride of rows that is one too long."""
+def _read_wrong_stride(compute: Compute, layer: Any, x: Any, context: Any) -> Any:
+    """Read x with a stride of rows that is one element too long."""
     if x.ndim == 2:
         rows, size = x.shape
-        at = (jnp.arange(rows)[:, None] * (size + 1) + jnp.arange(size)) % x.size
-        return compute(x.reshape(-1)[at])
+        positions = (jnp.arange(rows)[:, None] * (size + 1) + jnp.arange(size)) % x.size
+        return compute(x.reshape(-1)[positions])
     length = x.shape[2] if x.ndim == 4 else x.shape[1]
     count = x.shape[1] if x.ndim == 4 else x.shape[0]
-    at = (jnp.arange(count)[:, None] * (length + 1) + jnp.arange(length)) % (count * length)
+    positions = jnp.arange(count)[:, None] * (length + 1) + jnp.arange(length)
+    positions %= count * length
     if x.ndim == 4:
         flat = x.reshape(x.shape[0], -1, x.shape[-1])
-        return compute(flat[:, at].reshape(x.shape))
-    return compute(x.reshape(-1, x.shape[-1])[at].reshape(x.shape))
+        return compute(flat[:, positions].reshape(x.shape))
+    return compute(x.reshape(-1, x.shape[-1])[positions].reshape(x.shape))
 
 
 FAULTS: dict[Fault, Callable[..., Any]] = {
-    "epsilon": _epsilon,
-    "wrong axis": _wrong_axis,
-    "bf16 sum": _bf16_sum,
-    "stale statistic": _stale,
-    "other gelu": _other_gelu,
-    "wrong stride": _wrong_stride,
+    "epsilon": _change_epsilon,
+    "wrong axis": _reduce_wrong_axis,
+    "bf16 sum": _sum_in_bf16,
+    "stale statistic": _use_stale_statistic,
+    "other gelu": _compute_exact_gelu,
+    "wrong stride": _read_wrong_stride,
 }
 FITS: dict[Fault, tuple[str, ...]] = {
     "epsilon": NORMS,
@@ -256,51 +244,51 @@ FITS: dict[Fault, tuple[str, ...]] = {
 }
 
 
-def injections(folder: Path, count: int, seed: int = 0) -> list[Injection]:
-    """Draw injections: of each fault about as many, over all networks, layers and types."""
+def draw_injections(folder: Path, count: int, seed: int = 0) -> list[Injection]:
+    """Draw about equally many injections of each fault, over all networks, layers and dtypes."""
     generator = random.Random(seed)
     by_fault: dict[Fault, list[Injection]] = {fault: [] for fault in FAULTS}
     for network in NETWORKS:
-        forms = reference(network, folder).step.merge_passes().forms
+        forms = capture_reference(network, folder).step.merge_passes().forms
         for path, form in forms.items():
             for fault, kinds in FITS.items():
                 if form.kind in kinds:
-                    # What a layer rounds in bfloat16 anyway is no fault there.
-                    summed = fault != "bf16 sum" or form.kind in ("conv", "dense")
+                    # A layer that rounds in bfloat16 anyway has no such fault.
+                    fits_bf16 = fault != "bf16 sum" or form.kind in ("conv", "dense")
                     by_fault[fault] += [
                         Injection(network, dtype, fault, path, form.kind)
-                        for dtype in ("float32", *(("bfloat16",) if summed else ()))
+                        for dtype in (("float32", "bfloat16") if fits_bf16 else ("float32",))
                     ]
-    for drawn in by_fault.values():
-        generator.shuffle(drawn)
+    for injections in by_fault.values():
+        generator.shuffle(injections)
     result: list[Injection] = []
     while len(result) < count and any(by_fault.values()):
-        result += [drawn.pop() for drawn in by_fault.values() if drawn]
+        result += [injections.pop() for injections in by_fault.values() if injections]
     return result[:count]
 
 
 def inject(injection: Injection, folder: Path) -> Verdict:
-    """Compare a side with a fault with the clean one."""
-    clean = reference(injection.network, folder)
+    """Compare a faulty step with the clean step."""
+    clean = capture_reference(injection.network, folder)
     network = clean.programs.config.network.clone(dtype=injection.dtype)
     config = dataclasses.replace(clean.programs.config, network=network)
-    # Without the fault, and once for all.
+    # Cached for all injections, so computed before the fault is there.
     clean.compute_float64()
     clean.expected_in(network)
-    with faulty(injection):
-        found = clean.compare(LayerPrograms(config, clean.programs.device))
-    named = found.findings[0].name.layer if found.findings else ""
-    return Verdict(injection, effect_of(found, injection.path), named)
+    with inject_fault(injection):
+        comparison = clean.compare(LayerPrograms(config, clean.programs.device))
+    named = comparison.findings[0].name.layer if comparison.findings else ""
+    return Verdict(injection, measure_effect(comparison, injection.path), named)
 
 
-def effect_of(found: ForcedComparison, path: str) -> float:
-    """The largest error of what a layer makes, over the expected one."""
-    return max(one.ratio for one in found.errors if one.name.layer == path)
+def measure_effect(comparison: ForcedComparison, path: str) -> float:
+    """Return the largest error of a layer's tensors over the expected error."""
+    return max(error.ratio for error in comparison.errors if error.name.layer == path)
 
 
 @dataclass(frozen=True)
 class CleanPair:
-    """Two clean sides that differ in type, layout and lowerings."""
+    """Two clean steps that differ in dtype, layout and lowerings."""
 
     network: str
     dtype: str
@@ -309,17 +297,17 @@ class CleanPair:
     seed: int
 
     def __str__(self) -> str:
-        how = "drawn lowerings" if self.lowered and self.layout == "nhwc" else self.layout
-        return f"{self.network:8} {self.dtype:8} {how:16} seed {self.seed}"
+        form = "drawn lowerings" if self.lowered and self.layout == "nhwc" else self.layout
+        return f"{self.network:8} {self.dtype:8} {form:16} seed {self.seed}"
 
 
-def clean_pairs(folder: Path, count: int, seed: int = 0) -> list[CleanPair]:
-    """Draw pairs: networks, types, layouts, lowerings and seeds."""
+def draw_clean_pairs(folder: Path, count: int, seed: int = 0) -> list[CleanPair]:
+    """Draw networks, dtypes, layouts, lowerings and seeds of pairs."""
     generator = random.Random(seed)
     result = []
     for number in range(count):
         network = list(NETWORKS)[number % len(NETWORKS)]
-        layers = subject(network, folder).step_config.network.layers
+        layers = train_subject(network, folder).step_config.network.layers
         layouts = ["nhwc", "chwn"] if find_layer_without_chwn(layers) is None else ["nhwc"]
         result.append(
             CleanPair(
@@ -334,22 +322,23 @@ def clean_pairs(folder: Path, count: int, seed: int = 0) -> list[CleanPair]:
 
 
 def compare_clean(pair: CleanPair, folder: Path, draw: int = 0) -> ForcedComparison:
-    """Compare the two sides of a clean pair."""
-    clean = reference(pair.network, folder, pair.seed)
+    """Compare the two steps of a clean pair."""
+    clean = capture_reference(pair.network, folder, pair.seed)
     network = clean.programs.config.network.clone(dtype=pair.dtype, layout=pair.layout)
     if pair.lowered and pair.layout == "nhwc":
-        network = network.clone(policy=_drawn_lowerings(clean, network, draw))
+        network = network.clone(policy=_draw_lowerings(clean, network, draw))
     config = dataclasses.replace(clean.programs.config, network=network)
     return clean.compare(LayerPrograms(config, clean.programs.device))
 
 
-def _drawn_lowerings(clean: ReferenceStep, network: Any, draw: int) -> Lowerings:
-    """Any formula that fits for every convolution."""
-    generator, recording = random.Random(draw), RecordingPolicy()
+def _draw_lowerings(clean: ReferenceStep, network: Any, draw: int) -> Lowerings:
+    """Draw a formula that fits each convolution."""
+    generator = random.Random(draw)
+    recording = RecordingPolicy()
     config = dataclasses.replace(clean.programs.config, network=network.clone(policy=recording))
-    one = clean.step.passes[0]
+    first_pass = clean.step.passes[0]
     programs = LayerPrograms(config, clean.programs.device)
-    programs.forms(one.weights, one.portion)
+    programs.forms(first_pass.weights, first_pass.portion)
     chosen = []
     for problem in recording.problems:
         if problem.kind != "conv2d":
@@ -362,33 +351,35 @@ def _drawn_lowerings(clean: ReferenceStep, network: Any, draw: int) -> Lowerings
 
 
 def main() -> int:
-    """Print the table; the exit status is 1 where less is named rightly than is promised."""
+    """Print the table; the exit status is 1 if fewer faults are named rightly than promised."""
     options = dict(arg.removeprefix("--").partition("=")[::2] for arg in sys.argv[1:])
-    began, verdicts, named = time.monotonic(), list[Verdict](), 0
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        drawn = injections(folder, int(options.get("faults", 100)))
-        pairs = clean_pairs(folder, int(options.get("clean", 50)))
-        for number in range(max(len(drawn), 2 * len(pairs))):
-            if number < len(drawn):
-                verdicts.append(verdict := inject(drawn[number], folder))
-                print(verdict, flush=True)
+    start_s = time.monotonic()
+    verdicts: list[Verdict] = []
+    num_named = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        injections = draw_injections(folder, int(options.get("faults", 100)))
+        pairs = draw_clean_pairs(folder, int(options.get("clean", 50)))
+        for number in range(max(len(injections), 2 * len(pairs))):
+            if number < len(injections):
+                verdicts.append(inject(injections[number], folder))
+                print(verdicts[-1], flush=True)
             if number % 2 == 0 and number // 2 < len(pairs):
                 pair = pairs[number // 2]
-                found = compare_clean(pair, folder, number)
-                named += bool(found.findings)
-                worst = max(found.errors, key=lambda one: one.score)
-                told = f"{worst.name} {worst.ratio:.2f}, score {worst.score:.2f}"
-                print(f"{pair!s:64} {told} {'NAMED' if found.findings else ''}", flush=True)
-    counted = [one for one in verdicts if one.effect > 2]
-    right = sum(one.is_right for one in counted)
+                comparison = compare_clean(pair, folder, number)
+                num_named += bool(comparison.findings)
+                worst = max(comparison.errors, key=lambda error: error.score)
+                text = f"{worst.name} {worst.ratio:.2f}, score {worst.score:.2f}"
+                print(f"{pair!s:64} {text} {'NAMED' if comparison.findings else ''}", flush=True)
+    counted = [verdict for verdict in verdicts if verdict.effect > 2]
+    right = sum(verdict.is_right for verdict in counted)
     print(f"{right} of {len(counted)} whose effect is over twice the expected error named rightly")
     for fault in FAULTS:
-        own = [one for one in counted if one.injection.fault == fault]
-        every = sum(one.injection.fault == fault for one in verdicts)
-        print(f"  {fault:16} {sum(one.is_right for one in own)} of {len(own)}, of {every} in all")
-    print(f"{named} of {len(pairs)} clean pairs named; {time.monotonic() - began:.0f} s")
-    return int(right < 0.95 * len(counted) or named > 0)
+        hits = [verdict.is_right for verdict in counted if verdict.injection.fault == fault]
+        total = sum(verdict.injection.fault == fault for verdict in verdicts)
+        print(f"  {fault:16} {sum(hits)} of {len(hits)}, of {total} in all")
+    print(f"{num_named} of {len(pairs)} clean pairs named; {time.monotonic() - start_s:.0f} s")
+    return int(right < 0.95 * len(counted) or num_named > 0)
 
 
 if __name__ == "__main__":

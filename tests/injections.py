@@ -1,22 +1,21 @@
-"""What is not finite, put into every layer of three networks: does the autopsy name where?
+"""Does the autopsy name the origin of a non-finite value? Injections into three networks.
 
     python -m tests.injections
 
-NaN, infinity and overflow go into what a layer gives, into the gradient at that, into each
-parameter and into a sample. Where a parameter or a pixel is finite but huge, the first layer to
-give something that is not finite is found by another way, looking at what every layer gives while
-the network is called as usual. Prints the share of injections that were named rightly, by kind.
+NaN, infinity and overflow go into the output of each layer, into its gradient, into each parameter
+and into a sample. If a parameter or a pixel is finite but huge, an independent way finds the first
+layer with a non-finite output: it calls the network as usual and looks at all outputs. Prints the
+share of injections that were named rightly, by kind.
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -26,22 +25,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from rich.console import Console
 
-from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.data.transform import apply_ops
 from pipeline.inspect.autopsy.examine import examine
 from pipeline.inspect.autopsy.finding import Autopsy
-from pipeline.stages.build import build
-from pipeline.stages.data import load_data
 from pipeline.training.state import StepConfig, TrainState
-from tests.conftest import compose_tiny
-
-apply_module = importlib.import_module("pipeline.models.modules.apply_layers")
+from tests.patched_layers import build_silently, patch_layers
 
 ROW = 3
-"""The place in the batch of the sample that is spoilt."""
+"""The position of the spoilt sample in the batch."""
 
 NETWORKS = {
     "LeNet-5": [],
@@ -79,7 +72,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Injection:
-    """One thing that is spoilt; `path` is that of a layer or a parameter."""
+    """A spoilt tensor; `path` is the path of a layer or a parameter."""
 
     network: str
     target: Target
@@ -92,21 +85,17 @@ class Injection:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an injection was named rightly; None where the step was finite all the same."""
+    """Whether an injection was named rightly; None if the step was finite all the same."""
 
     injection: Injection
     hit: bool | None
-    told: str
+    text: str
 
 
 @cache
-def subject(network: str, folder: Path, *overrides: str) -> Subject:
-    """A network by name, on the tiny dataset."""
-    recipe = compose_tiny(folder, *NETWORKS[network], *overrides, "train.steps=6")
-    with open("/dev/null", "w") as nowhere:
-        reporter = Reporter(None, Console(file=nowhere))
-        dataset = load_data(recipe, reporter)
-        built = build(recipe, dataset, reporter)
+def build_subject(network: str, folder: Path) -> Subject:
+    """Build a network of NETWORKS for the tiny dataset."""
+    dataset, built = build_silently(folder, NETWORKS[network])
     order = dataset.train_order.batches(0, 1)
     columns = {name: column[order.indices[0]] for name, column in dataset.train.columns.items()}
     columns["image"] = columns["image"].astype(np.float32)
@@ -114,37 +103,33 @@ def subject(network: str, folder: Path, *overrides: str) -> Subject:
     return Subject(built.step_config, jax.jit(built.step.init)(built.seed), batch)
 
 
-@contextmanager
-def change_layers(change: Callable[[str, Any], Any]) -> Iterator[None]:
-    """Change the result of every layer, in the layer's scope, by its path."""
-    apply_layer = apply_module.apply_layer
+def change_layers(change: Callable[[str, Any], Any]) -> AbstractContextManager[None]:
+    """Replace the output y of each layer by `change(path, y)`, in the layer's scope."""
 
-    def changed(layer: Any, x: Any, context: Any) -> Any:
+    def apply_changed(apply_layer: Any, layer: Any, x: Any, context: Any) -> Any:
         y = apply_layer(layer, x, context)
         with jax.named_scope(context.name):
             return change("/".join(context.path), y)
 
-    apply_module.apply_layer = changed
-    try:
-        yield
-    finally:
-        apply_module.apply_layer = apply_layer
+    return patch_layers(apply_changed)
 
 
-def layers_of(found: Subject) -> list[str]:
-    """The paths of all layers, in the order in which they are done."""
-    return list(_seen(found, jax.eval_shape))
+def list_layers(subject: Subject) -> list[str]:
+    """Return the paths of all layers, in the order of their computation."""
+    return list(_collect_outputs(subject, jax.eval_shape))
 
 
-def _seen(found: Subject, call: Callable[..., Any]) -> dict[str, Any]:
-    """What each layer gives, by path, when the network is called by `call`."""
-    seen: dict[str, Any] = {}
+def _collect_outputs(subject: Subject, call: Callable[..., Any]) -> dict[str, Any]:
+    """Return the output of each layer by path, if `call` calls the network."""
+    outputs: dict[str, Any] = {}
 
-    def note(path: str, y: Any) -> Any:
-        seen[path] = y
+    def collect(path: str, y: Any) -> Any:
+        outputs[path] = y
         return y
 
-    batch, step_config, state = found.batch, found.step_config, found.state
+    batch = subject.batch
+    step_config = subject.step_config
+    state = subject.state
 
     def forward(columns: Any, params: Any) -> Any:
         key = batch.seed, batch.epoch, batch.sample
@@ -155,19 +140,19 @@ def _seen(found: Subject, call: Callable[..., Any]) -> dict[str, Any]:
             weights, images, train=True, mutable=["batch_stats"], rngs=rngs
         )
 
-    with change_layers(note):
+    with change_layers(collect):
         call(forward, batch.columns, state.params)
-    return seen
+    return outputs
 
 
-def first_non_finite_layer(found: Subject) -> str | None:
-    """The first layer that gives something that is not finite, by calling the network."""
-    seen = _seen(found, lambda function, *args: function(*args))
-    return next((path for path, y in seen.items() if not np.isfinite(np.asarray(y)).all()), None)
+def find_non_finite_layer(subject: Subject) -> str | None:
+    """Call the network and return the first layer with a non-finite output."""
+    outputs = _collect_outputs(subject, lambda function, *args: function(*args))
+    return next((path for path, y in outputs.items() if not np.isfinite(np.asarray(y)).all()), None)
 
 
-def _rows(y: Any, value: float) -> np.ndarray:
-    """Ones, and the value for the sample that is spoilt, to multiply y with."""
+def _make_factor(y: Any, value: float) -> np.ndarray:
+    """Return a factor for y: ones, but `value` for the spoilt sample."""
     factor = np.ones((y.shape[0],) + (1,) * (y.ndim - 1), y.dtype)
     factor[ROW] = value
     return factor
@@ -189,7 +174,7 @@ def _spoil_backward(factor: Any, cotangent: Any) -> tuple[Any, Any]:
 _spoil_gradient.defvjp(_spoil_forward, _spoil_backward)
 
 
-def _factor(kind: Kind, dtype: Any) -> float:
+def _choose_value(kind: Kind, dtype: Any) -> float:
     return {"NaN": np.nan, "Inf": np.inf, "overflow": float(jnp.finfo(dtype).max)}[kind]
 
 
@@ -197,7 +182,7 @@ def _spoil_layer(injection: Injection) -> Callable[[str, Any], Any]:
     def change(path: str, y: Any) -> Any:
         if path != injection.path:
             return y
-        factor = _rows(y, _factor(injection.kind, y.dtype))
+        factor = _make_factor(y, _choose_value(injection.kind, y.dtype))
         if injection.target == "gradient":
             return _spoil_gradient(y, factor)
         if injection.kind == "overflow":
@@ -207,96 +192,98 @@ def _spoil_layer(injection: Injection) -> Callable[[str, Any], Any]:
     return change
 
 
-def _spoil_parameter(found: Subject, injection: Injection) -> Subject:
-    params = flatten_dict(dict(found.state.params), sep="/")
+def _spoil_parameter(subject: Subject, injection: Injection) -> Subject:
+    params = flatten_dict(dict(subject.state.params), sep="/")
     leaf = np.array(params[injection.path])
     if injection.kind == "overflow":
         leaf[...] = np.finfo(np.float32).max
     else:
-        leaf.flat[0] = _factor(injection.kind, leaf.dtype)
+        leaf.flat[0] = _choose_value(injection.kind, leaf.dtype)
     params[injection.path] = jnp.asarray(leaf)
-    return replace(found, state=replace(found.state, params=unflatten_dict(params, sep="/")))
+    return replace(subject, state=replace(subject.state, params=unflatten_dict(params, sep="/")))
 
 
-def _spoil_sample(found: Subject, injection: Injection) -> Subject:
-    images = found.batch.columns["image"].copy()
-    images[ROW, 2:6, 2:6] = _factor(injection.kind, images.dtype)
-    columns = {**found.batch.columns, "image": images}
-    return replace(found, batch=replace(found.batch, columns=columns))
+def _spoil_sample(subject: Subject, injection: Injection) -> Subject:
+    images = subject.batch.columns["image"].copy()
+    images[ROW, 2:6, 2:6] = _choose_value(injection.kind, images.dtype)
+    columns = {**subject.batch.columns, "image": images}
+    return replace(subject, batch=replace(subject.batch, columns=columns))
 
 
-def inject(found: Subject, injection: Injection) -> Verdict:
-    """Spoil a step, examine it, and compare what is found with what was done."""
-    where: str | None = injection.path
+def inject(subject: Subject, injection: Injection) -> Verdict:
+    """Spoil a step, examine it, and compare the finding with the injection."""
+    path: str | None = injection.path
     if injection.target in ("activation", "gradient"):
         with change_layers(_spoil_layer(injection)):
-            autopsy = _examine(found)
+            autopsy = _examine(subject)
     else:
         spoil = _spoil_parameter if injection.target == "parameter" else _spoil_sample
-        found = spoil(found, injection)
-        autopsy = _examine(found)
-        where = first_non_finite_layer(found) if injection.kind == "overflow" else where
+        subject = spoil(subject, injection)
+        autopsy = _examine(subject)
+        if injection.kind == "overflow":
+            path = find_non_finite_layer(subject)
     if autopsy.finding is None:
         return Verdict(injection, None, str(autopsy))
-    return Verdict(injection, _is_right(injection, autopsy, where, found), str(autopsy))
+    return Verdict(injection, _is_right(injection, autopsy, path, subject), str(autopsy))
 
 
-def _examine(found: Subject) -> Autopsy:
-    return examine(found.step_config, found.state, found.batch)
+def _examine(subject: Subject) -> Autopsy:
+    return examine(subject.step_config, subject.state, subject.batch)
 
 
 def _is_right(
-    injection: Injection, autopsy: Autopsy, where: str | None, found: Subject
+    injection: Injection, autopsy: Autopsy, path: str | None, subject: Subject
 ) -> bool | None:
     finding = autopsy.finding
     assert finding is not None
     positions = () if finding.samples is None else finding.samples.positions
     ids = () if finding.samples is None else finding.samples.ids
-    if ids != tuple(np.asarray(found.batch.sample)[list(positions)].tolist()):
+    if ids != tuple(np.asarray(subject.batch.sample)[list(positions)].tolist()):
         return False
-    in_layer = finding.layer == where or finding.layer.startswith(f"{where}/")
+    in_layer = finding.layer == path or finding.layer.startswith(f"{path}/")
     if injection.target in ("activation", "gradient"):
         phase = "forward" if injection.target == "activation" else "backward"
         return (finding.phase, positions) == (phase, (ROW,)) and in_layer
     if injection.kind == "overflow":
-        # Finite layers and a loss that is not, or a gradient: nothing to compare with.
-        return None if where is None else finding.phase == "forward" and in_layer
+        # If all layers are finite but the loss or a gradient isn't, there is no layer to compare.
+        return None if path is None else finding.phase == "forward" and in_layer
     if injection.target == "parameter":
-        return (finding.phase, finding.tensor.name) == ("update", where)
+        return (finding.phase, finding.tensor.name) == ("update", path)
     return (finding.phase, finding.tensor.name, positions) == ("data", "image", (ROW,))
 
 
-def injections(network: str, found: Subject) -> Iterator[Injection]:
-    """Everything that is put into a network."""
+def iter_injections(network: str, subject: Subject) -> Iterator[Injection]:
+    """Yield all injections into a network."""
     for kind in KINDS:
-        for path in layers_of(found):
+        for path in list_layers(subject):
             yield Injection(network, "activation", kind, path)
             yield Injection(network, "gradient", kind, path)
-        for path in flatten_dict(dict(found.state.params), sep="/"):
+        for path in flatten_dict(dict(subject.state.params), sep="/"):
             yield Injection(network, "parameter", kind, path)
         yield Injection(network, "sample", kind)
 
 
 def main() -> int:
-    """Print the hit rate by network, target and kind; the exit status is 1 where one was missed."""
-    begun, verdicts = time.monotonic(), []
+    """Print the hit rate by network, target and kind; return 1 if a verdict is wrong."""
+    start_s = time.monotonic()
+    verdicts: list[Verdict] = []
     with tempfile.TemporaryDirectory() as folder:
         for network in NETWORKS:
-            found = subject(network, Path(folder))
-            verdicts += [inject(found, injection) for injection in injections(network, found)]
-    print(_table(verdicts))
+            subject = build_subject(network, Path(folder))
+            verdicts += [inject(subject, fault) for fault in iter_injections(network, subject)]
+    print(_format_table(verdicts))
     missed = [verdict for verdict in verdicts if verdict.hit is False]
     for verdict in missed:
-        print(f"\nmissed: {verdict.injection}\n{verdict.told}")
+        print(f"\nmissed: {verdict.injection}\n{verdict.text}")
     judged = sum(verdict.hit is not None for verdict in verdicts)
     print(
         f"\n{judged - len(missed)} of {judged} named rightly; {len(verdicts) - judged} more left "
-        f"the step finite or had no layer to compare with; {time.monotonic() - begun:.0f} s"
+        f"the step finite or had no layer to compare with; {time.monotonic() - start_s:.0f} s"
     )
     return 1 if missed else 0
 
 
-def _table(verdicts: list[Verdict]) -> str:
+def _format_table(verdicts: list[Verdict]) -> str:
     counts = Counter(
         ((v.injection.network, v.injection.target, v.injection.kind), v.hit) for v in verdicts
     )

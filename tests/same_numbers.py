@@ -1,11 +1,11 @@
-"""Compare two commits: do the same recipes give the same numbers, and old files work with new code?
+"""Compare two commits: are the numbers of recipes the same, and do old files work with new code?
 
     python -m tests.same_numbers BASE [--head HEAD] [--rounds 5] [--data ../shared/data]
 
-Checks both commits out beside each other and runs a set of recipes with each. Every metrics.jsonl
-must be the same byte for byte, the price of a step on the emulated device the same but for names,
-and the newer code must resume a run and use a knowledge bank of the older. Prints one line a check
-and the ratio of start-up times; the exit status is 1 where something differs.
+Checks out both commits beside each other and runs a set of recipes with each. Every metrics.jsonl
+must be the same byte for byte, the price of a step on the emulated device the same except for
+names, and the newer code must resume a run and use a knowledge bank of the older code. Prints a
+line for each check and the ratio of start-up times; the exit status is 1 if something differs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 QUIET = ("monitor.tensorboard=false", "monitor.sample_images=0")
 TRAIN_ONLY = "stages=[data,build,compile,train]"
-SHORT = "+recipe=lenet5_digits", "train.passes=3"
-TWO_PROCESSES = "parallel.mode=data", "launch=local", "launch.processes=2"
+SHORT = ("+recipe=lenet5_digits", "train.passes=3")
+TWO_PROCESSES = ("parallel.mode=data", "launch=local", "launch.processes=2")
 VECTORIZED = (
     *SHORT, "seed=1,2", "hydra.sweeper.vectorize=true", "monitor.tensorboard=false",
 )  # fmt: skip
@@ -37,7 +37,7 @@ VECTORIZED = (
 
 @dataclass(frozen=True)
 class Checkout:
-    """A commit in a folder of its own, with a cache of its own."""
+    """A commit in a separate folder, with a separate cache."""
 
     folder: Path
     work: Path
@@ -45,8 +45,9 @@ class Checkout:
     def run(self, name: str, *arguments: str, cache: Path | None = None) -> Path:
         """Run the command line in a new directory and return it. Raises RuntimeError."""
         run_dir = self.work / name
-        named = [] if any(a.startswith("train.resume=") for a in arguments) else [run_dir]
-        command = [*arguments, *QUIET, *(f"hydra.run.dir={folder}" for folder in named)]
+        command = [*arguments, *QUIET]
+        if not any(argument.startswith("train.resume=") for argument in arguments):
+            command.append(f"hydra.run.dir={run_dir}")
         environment = {
             **os.environ,
             "PYTHONPATH": str(self.folder),
@@ -65,8 +66,8 @@ class Checkout:
         return run_dir
 
 
-def trained(data: Path | None, folder: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Names and arguments of the runs whose metrics are compared."""
+def iter_runs(data: Path | None, folder: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield names and arguments of the runs whose metrics are compared."""
     yield "lenet5_digits", ("+recipe=lenet5_digits",)
     yield "lenet5_digits, O2", (*SHORT, "train.precision=O2")
     yield "lenet5_digits, THOR", (*SHORT, "optimizer=thor", "train.optimizer.lr=0.01")
@@ -83,28 +84,28 @@ def trained(data: Path | None, folder: Path) -> Iterator[tuple[str, tuple[str, .
     yield "resnet20_cifar10, 8 steps", ("+recipe=resnet20_cifar10", cifar, "train.steps=8")
 
 
-def differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
-    """Places where two trees of JSON differ, keys that only one has among them."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in sorted(one.keys() | other.keys()):
-            if key not in one or key not in other:
-                yield f"{where}.{key}: only in one"
+def iter_differences(base: Any, head: Any, path: str = "") -> Iterator[str]:
+    """Yield the differences of two JSON trees, with keys that only one of them has."""
+    if isinstance(base, dict) and isinstance(head, dict):
+        for key in sorted(base.keys() | head.keys()):
+            if key not in base or key not in head:
+                yield f"{path}.{key}: only in one"
             else:
-                yield from differences(one[key], other[key], f"{where}.{key}")
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for i, (a, b) in enumerate(zip(one, other, strict=True)):
-            yield from differences(a, b, f"{where}[{i}]")
-    elif one != other:
-        yield f"{where}: {one!r} and {other!r}"
+                yield from iter_differences(base[key], head[key], f"{path}.{key}")
+    elif isinstance(base, list) and isinstance(head, list) and len(base) == len(head):
+        for i, pair in enumerate(zip(base, head, strict=True)):
+            yield from iter_differences(pair[0], pair[1], f"{path}[{i}]")
+    elif base != head:
+        yield f"{path}: {base!r} and {head!r}"
 
 
 def check_metrics(base: Checkout, head: Checkout, data: Path | None) -> Iterator[str | None]:
-    """Yield for every recipe None where both wrote the same metrics.jsonl, else what differs."""
+    """Yield None for a recipe if both commits wrote the same metrics.jsonl, else the difference."""
     with tempfile.TemporaryDirectory() as folder:
-        for i, (name, arguments) in enumerate(trained(data, Path(folder))):
-            only = () if name == "lenet5_digits" else (TRAIN_ONLY,)
+        for i, (name, arguments) in enumerate(iter_runs(data, Path(folder))):
+            stages = () if name == "lenet5_digits" else (TRAIN_ONLY,)
             logs = [
-                (side.run(f"train{i}", *arguments, *only) / "metrics.jsonl").read_bytes()
+                (side.run(f"train{i}", *arguments, *stages) / "metrics.jsonl").read_bytes()
                 for side in (base, head)
             ]
             lines = logs[0].count(b"\n")
@@ -113,7 +114,7 @@ def check_metrics(base: Checkout, head: Checkout, data: Path | None) -> Iterator
 
 
 def check_vectorized(base: Checkout, head: Checkout) -> str | None:
-    """Compare the logs of two members of a sweep that one program trains."""
+    """Compare the logs of two members of a vectorized sweep."""
     logs = []
     for side in (base, head):
         folder = side.work / "sweep"
@@ -140,43 +141,46 @@ def check_price(base: Checkout, head: Checkout) -> str | None:
         json.loads((side.run("price", *arguments) / "price.json").read_text())
         for side in (base, head)
     ]
-    found = list(differences(*prices))
-    print(f"price.json: {'the same' if not found else f'{len(found)} differences'}")
-    for line in found[:20]:
+    differences = list(iter_differences(prices[0], prices[1]))
+    print(f"price.json: {f'{len(differences)} differences' if differences else 'the same'}")
+    for line in differences[:20]:
         print(f"    {line}")
-    numbers = [line for line in found if not line.endswith("only in one") and "'" not in line]
+    numbers = [line for line in differences if not line.endswith("only in one") and "'" not in line]
     return f"price.json: {numbers[0]}" if numbers else None
 
 
 def check_old_files(base: Checkout, head: Checkout) -> Iterator[str | None]:
-    """Resume a run of the base commit, and use a knowledge bank that it filled, with the head."""
-    saving = "stages=[data,build,compile,train,checkpoint]", "schedule=constant"
+    """Resume a run of the base commit with the head, and use a knowledge bank of the base."""
+    saving = ("stages=[data,build,compile,train,checkpoint]", "schedule=constant")
     whole = base.run("whole", *SHORT, *saving) / "metrics.jsonl"
     part = base.run("part", *SHORT, *saving, "train.passes=2")
     head.run("part", *SHORT, *saving, f"train.resume={part}")
     same = (part / "metrics.jsonl").read_bytes() == whole.read_bytes()
     print(f"a checkpoint of the base, resumed: {'the same' if same else 'DIFFERENT'}")
     yield None if same else "a run of the base that is resumed has other metrics"
-    cache, small = base.work / "bank", (*SHORT, TRAIN_ONLY, "train.batch_size=16")
+    cache = base.work / "bank"
+    small = (*SHORT, TRAIN_ONLY, "train.batch_size=16")
     tuned = base.run("tuned", *small, "autotune=tune", cache=cache)
     used = head.run("used", *small, cache=cache)
-    one, other = (json.loads((d / "lowerings.json").read_text()) for d in (tuned, used))
-    found = list(differences(one, other))
-    print(f"a knowledge bank of the base: {'the same lowerings' if not found else found[:3]}")
-    yield None if not found else "a knowledge bank of the base gives other lowerings"
+    files = [run_dir / "lowerings.json" for run_dir in (tuned, used)]
+    lowerings = [json.loads(file.read_text()) for file in files]
+    differences = list(iter_differences(lowerings[0], lowerings[1]))
+    print(f"a knowledge bank of the base: {differences[:3] or 'the same lowerings'}")
+    yield "other lowerings with a knowledge bank of the base" if differences else None
 
 
-def start_ups(base: Checkout, head: Checkout, rounds: int) -> None:
-    """Print how long both take to train one step, in alternating runs, programs being cached."""
+def time_starts(base: Checkout, head: Checkout, rounds: int) -> None:
+    """Print the time to train one step with cached programs, in alternating runs."""
     seconds: dict[Path, list[float]] = {base.folder: [], head.folder: []}
     for number in range(rounds + 1):
         for side in (base, head):
-            begun = time.perf_counter()
+            start_s = time.perf_counter()
             side.run(f"start{number}", "+recipe=lenet5_digits", "train.steps=1", TRAIN_ONLY)
             if number:
-                seconds[side.folder].append(time.perf_counter() - begun)
+                seconds[side.folder].append(time.perf_counter() - start_s)
     old, new = (statistics.median(seconds[side.folder]) for side in (base, head))
-    ratios = [a / b for a, b in zip(seconds[head.folder], seconds[base.folder], strict=True)]
+    pairs = zip(seconds[head.folder], seconds[base.folder], strict=True)
+    ratios = [head_s / base_s for head_s, base_s in pairs]
     print(
         f"start-up: base {old:.2f} s, head {new:.2f} s; head over base, by rounds: median "
         f"{statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}, n={rounds}"
@@ -184,8 +188,8 @@ def start_ups(base: Checkout, head: Checkout, rounds: int) -> None:
 
 
 @contextmanager
-def checked_out(commit: str, folder: Path) -> Iterator[Path]:
-    """A worktree of a commit, removed afterwards."""
+def check_out(commit: str, folder: Path) -> Iterator[Path]:
+    """Add a worktree of a commit, and remove it afterwards."""
     git = ["git", "-C", str(ROOT), "worktree"]
     subprocess.run([*git, "add", "--quiet", "--detach", str(folder), commit], check=True)
     try:
@@ -207,20 +211,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.data}: is not there; recipes of MNIST and CIFAR-10 are left out")
     with (
         tempfile.TemporaryDirectory() as temporary,
-        checked_out(options.base, Path(temporary) / "base") as old,
-        checked_out(options.head, Path(temporary) / "head") as new,
+        check_out(options.base, Path(temporary) / "base") as old,
+        check_out(options.head, Path(temporary) / "head") as new,
     ):
         base = Checkout(old, Path(temporary) / "work_base")
         head = Checkout(new, Path(temporary) / "work_head")
-        found = [
+        results = [
             *check_metrics(base, head, data),
             check_vectorized(base, head),
             check_price(base, head),
             *check_old_files(base, head),
         ]
-        start_ups(base, head, options.rounds)
-    problems = [problem for problem in found if problem is not None]
-    print("\n".join(problems) if problems else f"{len(found)} comparisons: nothing differs")
+        time_starts(base, head, options.rounds)
+    problems = [problem for problem in results if problem is not None]
+    print("\n".join(problems) if problems else f"{len(results)} comparisons: nothing differs")
     return 1 if problems else 0
 
 

@@ -1,11 +1,11 @@
-"""Kill workers of a sweep with -9 and see what becomes of its jobs.
+"""Kill workers of a sweep with SIGKILL and count its jobs.
 
     python -m tests.sweep_survival [--storage journal|database|none] [--workers 4] [--kills 3]
                                    [--trials 12] [--seed 1] [--folder DIR]
 
 `none` is a plain grid, without Optuna. Every worker is the same command on the same directory; some
-are killed at random moments in the middle of a job. The exit status is 0 when every job was
-finished once.
+are killed at random moments in the middle of a job. The exit status is 0 if every job was finished
+once.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ RUN = (f"train.steps={STEPS}", "train.sink_size=50", "checkpoint.every_steps=50"
 STORAGES = ("journal", "database", "none")
 DEADLINE_S = 600
 COUNTS = {"workers": 4, "kills": 3, "trials": 12, "seed": 1}
-"""The arguments that are numbers, and what they are unless given."""
+"""Numeric options and their defaults."""
 
 
 @dataclass(frozen=True)
 class Survival:
-    """What became of a sweep whose workers were killed."""
+    """Jobs of a sweep whose workers were killed, by outcome."""
 
     trials: int
     workers: int
@@ -46,11 +46,11 @@ class Survival:
     done_twice: int
     lost: int
     exit_status: int
-    """Of the workers that were left alone, the worst."""
+    """The highest exit status of the surviving workers."""
 
     @property
     def is_whole(self) -> bool:
-        """Was every job finished, and once?"""
+        """Whether every job was finished, and once."""
         return (self.done, self.done_twice, self.lost, self.exit_status) == (self.trials, 0, 0, 0)
 
     def __str__(self) -> str:
@@ -71,11 +71,12 @@ def survive(
     seed: int,
     cache: Path | None = None,
 ) -> Survival:
-    """Start workers on one sweep in `folder`, kill some, and count what the others leave."""
-    sweep_dir, draw = folder / "sweep", random.Random(seed)
-    kept = [f"cache.root={cache}"] if cache else []
+    """Start workers on one sweep in `folder`, kill some, and count the jobs of the sweep."""
+    sweep_dir = folder / "sweep"
+    draw = random.Random(seed)
+    cache_override = [f"cache.root={cache}"] if cache else []
     place = f"hydra.sweep.dir={sweep_dir}"
-    command = [*TINY, *RUN, *kept, place, *_search(storage, trials, folder)]
+    command = [*TINY, *RUN, *cache_override, place, *_search(storage, trials, folder)]
     processes = [_start(command, folder, number) for number in range(workers)]
     doomed = draw.sample(range(workers), kills)
     for number in doomed:
@@ -114,37 +115,38 @@ def _start(command: Sequence[str], folder: Path, number: int) -> subprocess.Pope
 
 
 def _await_progress(process: subprocess.Popen[bytes], out: Path) -> None:
-    """Wait until a worker is inside a job: has told the loss of one more sink."""
-    told, deadline = _lines_of_losses(out), time.monotonic() + DEADLINE_S
-    while _lines_of_losses(out) == told and process.poll() is None:
+    """Wait until a worker is inside a job: it has printed the loss of another sink."""
+    before = _count_losses(out)
+    deadline = time.monotonic() + DEADLINE_S
+    while _count_losses(out) == before and process.poll() is None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{out}: no step in {DEADLINE_S} s")
         time.sleep(0.02)
 
 
-def _lines_of_losses(out: Path) -> int:
+def _count_losses(out: Path) -> int:
     return out.read_bytes().count(b", loss is ")
 
 
 def _count(sweep_dir: Path, trials: int, workers: int, killed: int, worst: int) -> Survival:
-    """Read what is left, from the files alone."""
+    """Count the jobs by the files alone."""
     jobs = find_jobs(sweep_dir)
     whole = sum(_is_whole(job) for job in jobs)
-    told = "".join(out.read_text() for out in sweep_dir.parent.glob("*.out"))
-    retried = len(re.findall("^job .*, resumed$", told, re.MULTILINE))
-    twice = sum(max(0, _endings(job) - 1) for job in jobs)
+    output = "".join(out.read_text() for out in sweep_dir.parent.glob("*.out"))
+    retried = len(re.findall("^job .*, resumed$", output, re.MULTILINE))
+    twice = sum(max(0, _count_endings(job) - 1) for job in jobs)
     lost = trials - whole
     return Survival(trials, workers, killed, retried, whole, twice, lost, worst)
 
 
-def _endings(job: Path) -> int:
-    """How often a job's log, whose lines open with the time, says that it is done."""
+def _count_endings(job: Path) -> int:
+    """Count the lines of a job's log, after their time, that report its end."""
     lines = (job / "run.log").read_text().splitlines()
     return sum(line.split()[1:2] == ["done"] for line in lines)
 
 
 def _is_whole(job: Path) -> bool:
-    """Is a job done, with every step in its log, in order, once?"""
+    """Return whether a job is done and its log has every step once, in order."""
     try:
         status = json.loads((job / "summary.json").read_text())["status"]
         lines = (job / "metrics.jsonl").read_text().splitlines()
@@ -155,19 +157,19 @@ def _is_whole(job: Path) -> bool:
 
 
 def main() -> int:
-    """Do what the arguments say, print the figures; 0 when every job was finished once."""
+    """Run the sweep and print its figures; return 0 if every job was finished once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--storage", choices=STORAGES, default="journal")
     for name, default in COUNTS.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--folder", type=Path, help="where to keep the sweep; else it is removed")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = (given.folder or Path(scratch)).absolute()
+        folder = (options.folder or Path(scratch)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        counts = {name: getattr(given, name) for name in COUNTS}
-        survival = survive(folder, given.storage, **counts)
-    print(f"{given.storage}: {survival} (seed {given.seed})")
+        counts = {name: getattr(options, name) for name in COUNTS}
+        survival = survive(folder, options.storage, **counts)
+    print(f"{options.storage}: {survival} (seed {options.seed})")
     return 0 if survival.is_whole else 1
 
 

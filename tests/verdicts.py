@@ -1,10 +1,10 @@
-"""Verdicts on runs that were made slow, on healthy ones, and what the advised change brings.
+"""Verdicts on slow and healthy runs, and the gain of the advised change.
 
     python -m tests.verdicts slow            # slow runs, each again with the change
     python -m tests.verdicts healthy [ROOT]  # shipped recipes and networks, with data in ROOT
 
-Each run is profiled as `python -m pipeline profile` does. The gain that is achieved is the ratio of
-the whole training of both runs, in turn; the fastest of some rounds counts.
+Each run is profiled as `python -m pipeline profile` does. The achieved gain is the ratio of the
+training times of both runs, which run in turn; the fastest round counts.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ END = ",global_avg_pool,{name: dense, features: $classes}]"
 
 @dataclass(frozen=True)
 class Case:
-    """A run made slow, the verdict that is right, and the keys of the change."""
+    """A slow run, the right verdict, and the keys of the change."""
 
     name: str
     slow: Sequence[str]
     verdict: str
     fixed: Sequence[str]
-    """Keys of the change, after those of the slow run."""
-    keeps: bool = True
-    """Whether programs are kept from run to run; not where compiling them is what is slow."""
+    """Overrides of the change; they replace the same keys of the slow run."""
+    caches: bool = True
+    """Whether runs share a cache of programs; false if compiling them is the slow part."""
 
     @property
-    def fixed_whole(self) -> list[str]:
-        """The overrides of the changed run: a key that is given again replaces the first."""
+    def fixed_overrides(self) -> list[str]:
+        """All overrides of the changed run."""
         keys = {override.partition("=")[0] for override in self.fixed}
-        kept = [one for one in self.slow if one.partition("=")[0] not in keys]
-        return [*kept, *self.fixed]
+        unchanged = [text for text in self.slow if text.partition("=")[0] not in keys]
+        return [*unchanged, *self.fixed]
 
 
 SLOW_READER = [
@@ -63,7 +63,7 @@ SLOW_READER = [
 ]
 
 
-# Long enough that compiling the evaluation beside the first steps does not count.
+# Long enough to hide the compilation of the evaluation beside the first steps.
 NEW_SHAPES = [*DIGITS, "model=mlp", "model.hidden=[64]", "train.steps=8000", "train.batch_size=16"]
 NEW_SHAPES += ["train.callbacks=[{name: new_shapes}]"]
 SAME_SHAPES = ["train.callbacks=[{name: new_shapes, changes: false}]"]
@@ -87,14 +87,14 @@ CASES = (
         [*NEW_SHAPES, "train.sink_size=200"],
         "recompiling",
         SAME_SHAPES,
-        keeps=False,
+        caches=False,
     ),
     Case(
         "shape change, four times as often",
         [*NEW_SHAPES, "train.sink_size=50"],
         "recompiling",
         SAME_SHAPES,
-        keeps=False,
+        caches=False,
     ),
     Case(
         "bf16 products that convert",
@@ -133,49 +133,51 @@ HEALTHY: tuple[tuple[str, Sequence[str]], ...] = (
     ("resnet50_cifar10", [*CIFAR, "train.batch_size=2"]),
     ("lenet5_digits_finetune", ["checkpoint.restore=null"]),
 )
-"""Recipes with the keys that they need here."""
+"""Recipes and the overrides that they need here."""
 
 
-def profiled(
-    overrides: Sequence[str], recipe: str = "lenet5_digits", *, keeps: bool = True
-) -> tuple[dict[str, Any], str]:
-    """Return profile.json of a run, and all that it printed."""
-    said = StringIO()
-    with tempfile.TemporaryDirectory() as folder, redirect_stdout(said):
+def profile_recipe(
+    overrides: Sequence[str], recipe: str = "lenet5_digits", *, caches: bool = True
+) -> dict[str, Any]:
+    """Profile a run and return its profile.json."""
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         run_dir = Path(folder) / "run"
-        cache = [] if keeps else [f"cache.root={folder}/cache"]
+        cache = [] if caches else [f"cache.root={folder}/cache"]
         run(load_recipe(recipe, [*overrides, *ONLY, *cache]), run_dir)
-        return read_json(run_dir / "profile" / "profile.json"), said.getvalue()
+        return read_json(run_dir / "profile" / "profile.json")
 
 
-def trained_ms(overrides: Sequence[str], *, keeps: bool) -> float:
-    """Return milliseconds a step of a whole training, without a profile."""
+def time_step_ms(overrides: Sequence[str], *, caches: bool) -> float:
+    """Train without a profile and return the mean milliseconds of a step."""
     slow_components.forget_programs()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
-        given = [one for one in ONLY if not one.startswith("profile.")]
-        given += [] if keeps else [f"cache.root={folder}/cache"]
-        summary = run(load_recipe("lenet5_digits", [*overrides, *given]), Path(folder) / "run")
+        unprofiled = [text for text in ONLY if not text.startswith("profile.")]
+        unprofiled += [] if caches else [f"cache.root={folder}/cache"]
+        recipe = load_recipe("lenet5_digits", [*overrides, *unprofiled])
+        summary = run(recipe, Path(folder) / "run")
         return 1000 * (summary.time["train_s"] or 0.0) / summary.steps
 
 
-def slow(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each slow run: verdicts, predicted and achieved gain."""
+def judge_slow_runs(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each slow run: verdict, predicted and achieved gain."""
     for case in CASES:
         if names and case.name not in names:
             continue
-        found, _ = profiled(case.slow, keeps=case.keeps)
-        verdict, (before, *_) = found["verdict"], found["profiles"]
+        profile = profile_recipe(case.slow, caches=case.caches)
+        verdict = profile["verdict"]
         right = verdict["name"].partition(",")[0] == case.verdict
-        runs = (case.slow, case.fixed_whole)
-        times = [[trained_ms(own, keeps=case.keeps) for own in runs] for _ in range(ROUNDS)]
-        slow_ms, fixed_ms = (min(own) for own in zip(*times, strict=True))
+        slow_ms = float("inf")
+        fixed_ms = float("inf")
+        for _ in range(ROUNDS):
+            slow_ms = min(slow_ms, time_step_ms(case.slow, caches=case.caches))
+            fixed_ms = min(fixed_ms, time_step_ms(case.fixed_overrides, caches=case.caches))
         predicted = verdict["change"]["gain"] if verdict["change"] else float("nan")
         achieved = slow_ms / fixed_ms
         print(f"{case.name}: {verdict['text']}", flush=True)
         yield (
             case.name,
             verdict["name"] if right else f"WRONG: {verdict['name']}",
-            f"{before['step_ms']:.3g}",
+            f"{profile['profiles'][0]['step_ms']:.3g}",
             f"{slow_ms:.3g}",
             f"{fixed_ms:.3g}",
             f"{predicted:.2f}x",
@@ -184,26 +186,25 @@ def slow(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
         )
 
 
-def healthy(root: Path | None) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each recipe that nothing makes slow."""
+def judge_healthy_runs(root: Path | None) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each healthy recipe."""
     for name, overrides in HEALTHY:
-        given = [word.replace("{root}", str(root)) for word in overrides]
         if any("{root}" in word for word in overrides) and root is None:
             continue
-        recipe = name.partition(",")[0]
+        filled = [word.replace("{root}", str(root)) for word in overrides]
         try:
-            found, _ = profiled(given, recipe)
+            profile = profile_recipe(filled, name.partition(",")[0])
         except PipelineError as error:
             yield name, "not run", str(error).splitlines()[-1]
             continue
-        verdict, (profile, *_) = found["verdict"], found["profiles"]
-        covered = profile["coverage"]
+        verdict = profile["verdict"]
+        coverage = profile["profiles"][0]["coverage"]
         yield (
             name,
             verdict["name"],
-            f"{profile['step_ms']:.3g}",
-            f"{covered['named']:.1%}",
-            f"{covered['parts_of_step']:.1%}",
+            f"{profile['profiles'][0]['step_ms']:.3g}",
+            f"{coverage['named']:.1%}",
+            f"{coverage['parts_of_step']:.1%}",
             verdict["text"],
         )
 
@@ -221,10 +222,10 @@ def main(arguments: Sequence[str]) -> int:
             "achieved",
             "off by",
         )
-        rows = slow(arguments[1:])
+        rows = judge_slow_runs(arguments[1:])
     elif arguments[:1] == ["healthy"]:
         heads = ("recipe", "verdict", "ms", "named", "parts", "text")
-        rows = healthy(Path(arguments[1]) if len(arguments) > 1 else None)
+        rows = judge_healthy_runs(Path(arguments[1]) if len(arguments) > 1 else None)
     else:
         print(__doc__)
         return 2

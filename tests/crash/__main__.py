@@ -1,8 +1,10 @@
-"""`python -m tests.crash --kills 200 [--seed N]`: kill -9 at random moments, resume, compare.
+"""Kill runs with SIGKILL at random moments, resume them, and compare.
 
-Runs of LeNet-5 in sinks of 1000 steps are killed at moments drawn uniformly from a run's lifetime,
-one in three while a checkpoint is being written, and taken up by the same command until they are
-done. Each must then equal, to the bit, one that was never broken: every line of metrics.jsonl and
+    python -m tests.crash --kills 200 [--seed N]
+
+Runs of LeNet-5 in sinks of 1000 steps are killed at moments drawn uniformly from their lifetime,
+one in three while a checkpoint is being written. The same command resumes them until they are done.
+Each run must then equal an uninterrupted run to the bit: every line of metrics.jsonl and
 evals.jsonl, the same checkpoints, the same bits in every array.
 """
 
@@ -20,30 +22,30 @@ EVERY_STEPS = 100
 
 
 def main() -> int:
-    """Print the tally; 1 where anything is wrong."""
+    """Print the tally; return 1 if anything is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--steps", type=int, default=1200)
-    parser.add_argument("--minutes", type=float, default=60, help="after so many no run is begun")
-    asked = parser.parse_args()
-    begun = time.monotonic()
+    parser.add_argument("--minutes", type=float, default=60, help="start no run after this time")
+    options = parser.parse_args()
+    start_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        crashes = Crashes(Path(folder), asked.seed, asked.steps, EVERY_STEPS)
-        while crashes.tally.kills < asked.kills and _minutes_since(begun) < asked.minutes:
-            crashes.kill_one_run(asked.kills)
+        crashes = Crashes(Path(folder), options.seed, options.steps, EVERY_STEPS)
+        while crashes.tally.kills < options.kills and _minutes_since(start_s) < options.minutes:
+            crashes.kill_one_run(options.kills)
             tally = crashes.tally
             print(f"{tally.kills} kills, {tally.runs} runs", file=sys.stderr, flush=True)
-    show(crashes.tally, asked.seed, _minutes_since(begun))
+    print_tally(crashes.tally, options.seed, _minutes_since(start_s))
     return 1 if crashes.tally.wrong else 0
 
 
-def _minutes_since(begun: float) -> float:
-    return (time.monotonic() - begun) / 60
+def _minutes_since(start_s: float) -> float:
+    return (time.monotonic() - start_s) / 60
 
 
-def show(tally: Tally, seed: int, minutes: float) -> None:
-    """The table, and what is wrong."""
+def print_tally(tally: Tally, seed: int, minutes: float) -> None:
+    """Print the counts as a table, and the problems to stderr."""
     rows = {
         "kills": tally.kills,
         "of these with a checkpoint half written": tally.while_writing,

@@ -1,6 +1,6 @@
-"""Runs as processes that start in a moment: forked from one that has imported all there is.
+"""Runs as forked processes that start in a moment, since everything is already imported.
 
-JAX takes no harm from it as long as the process that is forked has opened no device.
+This is safe for JAX as long as the forking process has opened no device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.conftest import TINY
 
 CONTEXT = multiprocessing.get_context("forkserver")
-IMPORTED = [
+PRELOADED = [
     "tests.crash.lives",
     "tests.component_modules",
     "pipeline.cli.train",
@@ -35,21 +35,21 @@ ARGUMENTS = (
 
 
 def start(arguments: Sequence[str], folder: Path) -> ForkServerProcess:
-    """Start `python -m pipeline` with these arguments in a folder; what it says is kept there."""
-    CONTEXT.set_forkserver_preload(IMPORTED)
-    process = CONTEXT.Process(target=_live, args=(list(arguments), folder))
+    """Start `python -m pipeline` in a folder; its output goes to a file there."""
+    CONTEXT.set_forkserver_preload(PRELOADED)
+    process = CONTEXT.Process(target=_run_command, args=(list(arguments), folder))
     process.start()
     return process
 
 
-def run_directory_in(folder: Path) -> Path | None:
-    """That of the run in a folder, once it has a recipe."""
-    found = list(folder.glob("outputs/*/*/recipe.yaml"))
-    assert len(found) <= 1, f"{folder}: a run was started anew instead of being resumed"
-    return found[0].parent if found else None
+def find_run_dir(folder: Path) -> Path | None:
+    """Return the directory of the run in a folder, once it has a recipe."""
+    recipes = list(folder.glob("outputs/*/*/recipe.yaml"))
+    assert len(recipes) <= 1, f"{folder}: a run was started anew instead of being resumed"
+    return recipes[0].parent if recipes else None
 
 
-def _live(arguments: list[str], folder: Path) -> None:
+def _run_command(arguments: list[str], folder: Path) -> None:
     from pipeline.__main__ import main
 
     os.chdir(folder)

@@ -11,7 +11,7 @@ from tests.crash.killing import Crashes
 
 @pytest.mark.slow
 def test_killed_runs_equal_uninterrupted_runs(cache: Path, tmp_path: Path) -> None:
-    """kill -9, at random moments and while a checkpoint is written; K-05."""
+    """Kill at random moments and during the write of a checkpoint."""
     small = ["model=mlp", "+model.hidden=[8]", "eval.every_steps=130", f"cache.root={cache}"]
     crashes = Crashes(tmp_path, 7, 200, 20, small)
     while crashes.tally.kills < 3:

@@ -14,7 +14,7 @@ import pytest
 from pipeline.checkpoint.checkpoint_folder import list_saved_steps
 from tests import outcome
 from tests.crash.killing import Crashes
-from tests.crash.lives import ARGUMENTS, run_directory_in, start
+from tests.crash.lives import ARGUMENTS, find_run_dir, start
 
 SMALL = ["model=mlp", "+model.hidden=[8]", "train.batch_size=96"]
 BUDGET = "noise: 1.0, delta: 1.0e-3, expected_batch_size: 24, accountant: rdp"
@@ -61,7 +61,7 @@ def test_killed_run_repeats_the_noise_of_a_step(cache: Path, tmp_path: Path) -> 
             process.kill()
             kills += 1
         process.join(SLOWEST_S)
-        run_dir = run_directory_in(tmp_path)
+        run_dir = find_run_dir(tmp_path)
         assert run_dir is not None
         for line in (run_dir / "metrics.jsonl").read_bytes().splitlines(keepends=True):
             if line.endswith(b"\n"):
@@ -84,7 +84,7 @@ def test_killed_run_repeats_the_noise_of_a_step(cache: Path, tmp_path: Path) -> 
 def _wait_for_checkpoint(process: ForkServerProcess, folder: Path, step: int) -> None:
     """Wait until there is a checkpoint after `step`, or the run has ended."""
     while process.exitcode is None:
-        run_dir = run_directory_in(folder)
+        run_dir = find_run_dir(folder)
         if run_dir and max(list_saved_steps(run_dir / "checkpoints"), default=0) > step:
             return
         time.sleep(0.002)

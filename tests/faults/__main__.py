@@ -1,11 +1,13 @@
-"""`python -m tests.faults --all`: let file operations of a run fail, each in its turn, and judge.
+"""Let the file operations of a run fail, one after the other, and judge the runs.
 
-A library that is preloaded counts the calls below one folder of a run, by kind, and lets one of
-them fail with an errno, or it and all after it; or gives half of what was to be read or written. A
-run must then be done with all that it should have saved, or end with a message, and go on from
-what it has saved to the same end, bit for bit. Of the first scenario every call of every kind fails
-once with `--all`, some 1,400; of the others, of faults that last, and without `--all`, those that
-are evenly spread. Every case that fails is resumed without the fault.
+    python -m tests.faults --all
+
+A preloaded library counts the calls below one folder of a run, by kind. It lets one of them fail
+with an errno, or it and all later ones, or it transfers only half of the bytes. The run must then
+be done with everything that it should have saved, or end with a message; a failed run is resumed
+without the fault and must end with the same bits. With `--all`, every call of every kind fails once
+in the first scenario; in the others, for lasting faults and without `--all`, the failing calls are
+evenly spread.
 """
 
 from __future__ import annotations
@@ -26,17 +28,19 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Self
 
-from tests.faults.faults import LASTING, Fault, calls_of, faults_of, names
+from tests.faults.faults import LASTING, Fault, count_calls, iter_faults, list_names
 from tests.faults.judging import DEFECTS, Verdict, try_case
-from tests.faults.preload import compile_library, reason_to_skip
+from tests.faults.preload import compile_library, explain_skip
 from tests.faults.runs import Nursery
-from tests.faults.scenarios import SCENARIOS, Prepared, prepare
+from tests.faults.scenarios import SCENARIOS, Baseline, run_baseline
 
 MOST = 40
-"""Calls of a kind that fail in scenarios after the first, and of those after which all do."""
+"""Failing calls of a kind in scenarios after the first, and of lasting faults."""
 FEW = 12
-"""Calls of each name and scenario that fail without `--all`."""
-AT_ONCE = 2
+"""Failing calls of each name and scenario without `--all`."""
+NUM_NURSERIES = 2
+
+SCENARIO_NAMES = tuple(scenario.name for scenario in SCENARIOS)
 
 
 @dataclass
@@ -59,47 +63,50 @@ class Row:
         self.defects.update(verdict.defects)
 
 
-Case = tuple[Prepared, Fault]
+Case = tuple[Baseline, Fault]
 
 
 class Harness:
-    """Scenarios in a folder of their own, and as many nurseries as run at once."""
+    """Runs cases below a folder, on `num_nurseries` nurseries at once."""
 
-    def __init__(self, folder: Path, at_once: int = AT_ONCE) -> None:
-        self._folder, self._at_once = folder, at_once
+    def __init__(self, folder: Path, num_nurseries: int = NUM_NURSERIES) -> None:
+        self._folder = folder
+        self._num_nurseries = num_nurseries
         self._library = compile_library(folder)
-        self._numbers, self._stack = count(1), ExitStack()
+        self._numbers = count(1)
+        self._stack = ExitStack()
         self._free: SimpleQueue[Nursery | None] = SimpleQueue()
-        for _ in range(at_once):
+        for _ in range(num_nurseries):
             self._free.put(None)
 
-    def prepare(self, scenarios: Sequence[str]) -> list[Prepared]:
+    def run_baselines(self, names: Sequence[str]) -> list[Baseline]:
         """Run scenarios without faults."""
-        wanted = [scenario for scenario in SCENARIOS if scenario.name in scenarios]
-        with self._nursery() as nursery:
-            return [prepare(scenario, self._folder, nursery) for scenario in wanted]
+        scenarios = [scenario for scenario in SCENARIOS if scenario.name in names]
+        with self._borrow_nursery() as nursery:
+            return [run_baseline(scenario, self._folder, nursery) for scenario in scenarios]
 
     def try_all(
-        self, cases: Sequence[Case], kept: Path | None = None
+        self, cases: Sequence[Case], defect_dir: Path | None = None
     ) -> Iterator[tuple[Case, Verdict]]:
-        """Try cases, several at once; the folders of those that are wrong are kept in `kept`."""
-        with ThreadPoolExecutor(self._at_once) as pool:
-            yield from zip(cases, pool.map(lambda case: self._try(case, kept), cases), strict=True)
+        """Try cases, several at once; folders of cases with defects move to `defect_dir`."""
+        with ThreadPoolExecutor(self._num_nurseries) as pool:
+            verdicts = pool.map(lambda case: self._try(case, defect_dir), cases)
+            yield from zip(cases, verdicts, strict=True)
 
-    def _try(self, case: Case, kept: Path | None) -> Verdict:
+    def _try(self, case: Case, defect_dir: Path | None) -> Verdict:
         folder = self._folder / f"case_{next(self._numbers)}"
         folder.mkdir()
-        with self._nursery() as nursery:
-            verdict = try_case(*case, folder, nursery)
-        if verdict.defects and kept is not None:
-            shutil.move(folder, kept / folder.name)
+        with self._borrow_nursery() as nursery:
+            verdict = try_case(case[0], case[1], folder, nursery)
+        if verdict.defects and defect_dir is not None:
+            shutil.move(folder, defect_dir / folder.name)
         else:
             shutil.rmtree(folder)
         return verdict
 
     @contextmanager
-    def _nursery(self) -> Iterator[Nursery]:
-        """One that nobody uses meanwhile, made where there are too few."""
+    def _borrow_nursery(self) -> Iterator[Nursery]:
+        """Take an idle nursery, or start one if there are too few."""
         nursery = self._free.get() or self._stack.enter_context(Nursery(self._library))
         try:
             yield nursery
@@ -113,76 +120,82 @@ class Harness:
         self._stack.close()
 
 
-def plan(
-    prepared: Sequence[Prepared], wanted: Sequence[str], most: int | None, seed: int
+def plan_cases(
+    baselines: Sequence[Baseline], names: Sequence[str], most: int | None, seed: int
 ) -> list[Case]:
-    """Return cases of the faults of the `wanted` names; `most` of each in a scenario, if given."""
+    """Return cases of faults with these names; at most `most` of each in a scenario."""
     cases = []
-    for number, each in enumerate(prepared):
-        for name in wanted:
+    for number, baseline in enumerate(baselines):
+        for name in names:
             spread = MOST if number or name in LASTING else None
             limit = spread if most is None else most
-            cases += [(each, fault) for fault in faults_of(name, each.calls, limit, seed)]
+            faults = iter_faults(name, baseline.calls, limit, seed)
+            cases += [(baseline, fault) for fault in faults]
     return cases
 
 
 def main() -> int:
-    """Print the table and what is wrong; 1 where anything is."""
-    asked = _parser().parse_args()
-    if reason := reason_to_skip():
+    """Print the table and the defects; return 1 if there is one."""
+    options = _make_parser().parse_args()
+    if reason := explain_skip():
         print(f"nothing is injected: {reason}", file=sys.stderr)
         return 0
-    begun = time.monotonic()
-    if asked.keep is not None:
-        asked.keep.mkdir(parents=True, exist_ok=True)
+    start_s = time.monotonic()
+    if options.keep is not None:
+        options.keep.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        harness = stack.enter_context(Harness(Path(folder).resolve(), asked.at_once))
-        prepared = harness.prepare(asked.scenario or [each.name for each in SCENARIOS])
-        most = None if asked.all else asked.most
-        cases = plan(prepared, asked.kind or names(), most, asked.seed)
-        if asked.nth:
-            every = plan(prepared, asked.kind or names(), sys.maxsize, asked.seed)
-            cases = [case for case in every if case[1].nth in asked.nth]
-        if asked.limit is not None:
-            cases = random.Random(asked.seed).sample(cases, min(asked.limit, len(cases)))
-        rows = try_and_report(harness, cases, asked.keep)
-    print(table(rows))
-    print(f"{len(cases)} cases, seed {asked.seed}, {(time.monotonic() - begun) / 60:.1f} minutes")
+        harness = stack.enter_context(Harness(Path(folder).resolve(), options.at_once))
+        baselines = harness.run_baselines(options.scenario or list(SCENARIO_NAMES))
+        most = None if options.all else options.most
+        if options.nth:
+            most = sys.maxsize
+        cases = plan_cases(baselines, options.kind or list_names(), most, options.seed)
+        if options.nth:
+            cases = [case for case in cases if case[1].nth in options.nth]
+        if options.limit is not None:
+            cases = random.Random(options.seed).sample(cases, min(options.limit, len(cases)))
+        rows = try_and_report(harness, cases, options.keep)
+    print(format_table(rows))
+    minutes = (time.monotonic() - start_s) / 60
+    print(f"{len(cases)} cases, seed {options.seed}, {minutes:.1f} minutes")
     return 1 if any(row.defects for row in rows.values()) else 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--all", action="store_true", help="every call of every kind")
-    parser.add_argument("--kind", action="append", choices=names(), help="of fault; several")
-    parser.add_argument("--scenario", action="append", choices=[each.name for each in SCENARIOS])
-    parser.add_argument("--nth", type=int, action="append", help="this call alone; several")
+    parser.add_argument("--kind", action="append", choices=list_names(), help="of fault; several")
+    parser.add_argument("--scenario", action="append", choices=SCENARIO_NAMES)
+    parser.add_argument("--nth", type=int, action="append", help="only this call; several")
     parser.add_argument("--most", type=int, default=FEW, help="calls of each kind, evenly spread")
     parser.add_argument("--limit", type=int, help="cases in all, drawn by --seed")
     parser.add_argument("--seed", type=int, default=0, help="also decides the errno of a call")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="where folders of bad cases go")
-    parser.add_argument("--at-once", type=int, default=AT_ONCE)
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="for the folders of cases with defects"
+    )
+    parser.add_argument("--at-once", type=int, default=NUM_NURSERIES)
     return parser
 
 
 def try_and_report(
-    harness: Harness, cases: Sequence[Case], kept: Path | None = None
+    harness: Harness, cases: Sequence[Case], defect_dir: Path | None = None
 ) -> dict[tuple[str, str], Row]:
-    """Rows of the table by scenario and name of fault; what is wrong is printed at once."""
+    """Return the rows by scenario and name of fault; defects are printed at once."""
     rows: dict[tuple[str, str], Row] = {}
-    for number, ((prepared, fault), verdict) in enumerate(harness.try_all(cases, kept), start=1):
-        key = prepared.scenario.name, fault.name
-        rows.setdefault(key, Row(calls_of(fault.name, prepared.calls))).add(verdict)
-        for defect, seen in verdict.defects.items():
+    verdicts = harness.try_all(cases, defect_dir)
+    for number, ((baseline, fault), verdict) in enumerate(verdicts, start=1):
+        key = (baseline.scenario.name, fault.name)
+        rows.setdefault(key, Row(count_calls(fault.name, baseline.calls))).add(verdict)
+        for defect, text in verdict.defects.items():
             call = verdict.injected[0] if verdict.injected else "no call"
-            print(f"\n{defect}: {key[0]}, {fault} ({call})\n{seen}", file=sys.stderr, flush=True)
+            print(f"\n{defect}: {key[0]}, {fault} ({call})\n{text}", file=sys.stderr, flush=True)
         if number % 50 == 0:
             print(f"{number} of {len(cases)} cases", file=sys.stderr, flush=True)
     return rows
 
 
-def table(rows: dict[tuple[str, str], Row]) -> str:
-    """The counts by scenario and kind of fault."""
+def format_table(rows: dict[tuple[str, str], Row]) -> str:
+    """Return the counts by scenario and name of a fault."""
     columns = ("calls", "cases", "injected", "done", "failed", *DEFECTS)
     head = f"{'scenario':<10}{'fault':<16}" + "".join(
         f"{name:>{len(name) + 2}}" for name in columns

@@ -31,7 +31,7 @@ ERRNOS: Mapping[str, Sequence[int]] = {
     "chmod": (errno.EROFS, errno.EIO),
     "mmap": (errno.ENOMEM, errno.ENODEV),
 }
-"""What the system may answer to a kind of call; which of these a call gets goes by its number."""
+"""Errnos of a kind of call; the number of the call and the seed select one."""
 
 GROWING = ("mkdir", "create", "write", "rename", "link", "truncate", "copy")
 LASTING: Mapping[str, tuple[Sequence[str], int]] = {
@@ -43,18 +43,18 @@ LASTING: Mapping[str, tuple[Sequence[str], int]] = {
     "disk broken": (tuple(ERRNOS), errno.EIO),
     "no descriptors": (("create", "open", "list"), errno.EMFILE),
 }
-"""What stays as it is once it has come: the kinds of call that it affects, and their errno."""
+"""Faults of all later calls, too: the kinds of call that fail, and their errno."""
 
 SHORTENED = ("read", "write")
-"""Kinds of call that may do half of what they are asked for."""
+"""Kinds of call that may transfer only half of the bytes."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to the `nth` of the calls of some kinds, and in the mode "from" to all after."""
+    """A fault of the `nth` call of some kinds; with mode "from", of all later calls, too."""
 
     name: str
-    """As the table has it."""
+    """The name in the table."""
     kinds: Sequence[str]
     mode: Mode
     nth: int
@@ -66,9 +66,9 @@ class Fault:
         return f"{self.name}, call {self.nth}{ever_after}: {error}"
 
     def environment(self, root: Path, log: Path) -> dict[str, str]:
-        """Return what the library is to do, for calls below `root`."""
+        """Return the settings of the library for calls below `root`."""
         return {
-            **counting(root, log),
+            **make_counting_settings(root, log),
             "INJECT_KINDS": ",".join(self.kinds),
             "INJECT_MODE": self.mode,
             "INJECT_NTH": str(self.nth),
@@ -76,38 +76,39 @@ class Fault:
         }
 
     def reasons(self) -> Sequence[str]:
-        """Return the words of which a message that explains the fault has one."""
+        """Return texts; a message explains the fault if it has one of them."""
         return [os.strerror(self.error)] if self.error else []
 
 
-def counting(root: Path, log: Path) -> dict[str, str]:
-    """Return the library's settings under which nothing fails and every call is noted."""
+def make_counting_settings(root: Path, log: Path) -> dict[str, str]:
+    """Return settings of the library that log every call and let none fail."""
     return {"INJECT_ROOT": str(root), "INJECT_LOG": str(log), "INJECT_MODE": "count"}
 
 
-def names() -> list[str]:
-    """Return the names that faults have in the table."""
+def list_names() -> list[str]:
+    """Return the names of faults in the table."""
     return [*ERRNOS, *(f"{kind}, short" for kind in SHORTENED), *LASTING]
 
 
-def calls_of(name: str, counts: Counter[str]) -> int:
-    """Return how many calls there are that a fault of this name may be put into."""
-    return sum(counts[kind] for kind in kinds_of(name))
+def count_calls(name: str, counts: Counter[str]) -> int:
+    """Return the number of calls that a fault of this name may affect."""
+    return sum(counts[kind] for kind in list_kinds(name))
 
 
-def kinds_of(name: str) -> Sequence[str]:
-    """Return the kinds of call that a fault of this name is about."""
+def list_kinds(name: str) -> Sequence[str]:
+    """Return the kinds of call that a fault of this name affects."""
     if name in LASTING:
         return LASTING[name][0]
     return [name.partition(",")[0]]
 
 
-def faults_of(name: str, counts: Counter[str], most: int | None, seed: int) -> Iterator[Fault]:
-    """Generate the faults of a name: at every call, or at `most` that are evenly spread.
+def iter_faults(name: str, counts: Counter[str], most: int | None, seed: int) -> Iterator[Fault]:
+    """Yield the faults of a name: at every call, or at `most` evenly spread calls.
 
     The first and the last call are among them.
     """
-    calls, kinds = calls_of(name, counts), kinds_of(name)
+    calls = count_calls(name, counts)
+    kinds = list_kinds(name)
     for nth in _spread(calls, calls if most is None else most):
         if name in LASTING:
             yield Fault(name, kinds, "from", nth, LASTING[name][1])

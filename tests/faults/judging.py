@@ -1,4 +1,4 @@
-"""What a run with a fault in it must be: done with all it should have saved, or ended in order."""
+"""Judges a run with a fault: it must save everything, or end with a message and be resumable."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.checkpoint.restore import Checkpoint, list_saved_steps, read_checkpoint
 from pipeline.core.errors import DataError
 from tests.faults.faults import Fault
-from tests.faults.runs import Ended, Nursery
-from tests.faults.scenarios import RESUME, RUN, Prepared, begin
+from tests.faults.runs import Nursery, RunResult
+from tests.faults.scenarios import RESUME, RUN, Baseline, copy_template
 
 STATUSES = (0, 1, 2)
 CRASH = re.compile(
@@ -25,73 +25,73 @@ CRASH = re.compile(
     re.MULTILINE,
 )
 DEFECTS = ("hangs", "crashed", "not explained", "untrue", "lost", "not done")
-"""A run that never ends; a traceback, a signal; no reason given; "done" without what it should have
-saved; what was saved can't be resumed from; a failure where the run can do without."""
+"""A run that never ends; a traceback or a signal; no reason; "done" with missing or wrong files;
+saved files that can't be resumed; a failure although the files are expendable."""
 READING = Lock()
-"""orbax reads with threads of its own; one checkpoint at a time."""
+"""Orbax reads in its threads; only one checkpoint is read at a time."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a case; `defects` by kind, with what was seen."""
+    """The outcome of a case; `defects` maps kinds to evidence."""
 
     fault: Fault
     injected: Sequence[str]
-    """The calls that were disturbed; none where the run made fewer calls than usual."""
+    """The calls that failed; empty if the run made fewer calls than the baseline."""
     done: bool
     defects: Mapping[str, str] = field(default_factory=dict)
 
 
-def try_case(prepared: Prepared, fault: Fault, folder: Path, nursery: Nursery) -> Verdict:
+def try_case(baseline: Baseline, fault: Fault, folder: Path, nursery: Nursery) -> Verdict:
     """Run with a fault in an empty folder, and judge."""
-    case, log = begin(prepared, folder / "case"), folder / "calls"
-    environment = fault.environment(case / prepared.scenario.root, log)
+    case = copy_template(baseline, folder / "case")
+    log = folder / "calls"
+    environment = fault.environment(case / baseline.scenario.root, log)
     # Hydra makes the run directory first of all.
     whole = fault.nth == 1
-    ended = nursery.run(prepared.arguments, case, environment, whole=whole)
+    result = nursery.run(baseline.arguments, case, environment, whole=whole)
     injected = log.read_text().splitlines() if log.exists() else []
-    defects = dict(_defects(prepared, fault, case, ended, nursery))
-    if ended.status and _is_expendable(prepared, case, injected):
-        defects["not done"] = ended.console[-6000:]
-    return Verdict(fault, injected, ended.status == 0 and not ended.hangs, defects)
+    defects = dict(_list_defects(baseline, fault, case, result, nursery))
+    if result.status and _is_expendable(baseline, case, injected):
+        defects["not done"] = result.console[-6000:]
+    return Verdict(fault, injected, result.status == 0 and not result.hangs, defects)
 
 
-def _defects(
-    prepared: Prepared, fault: Fault, case: Path, ended: Ended, nursery: Nursery
+def _list_defects(
+    baseline: Baseline, fault: Fault, case: Path, result: RunResult, nursery: Nursery
 ) -> list[tuple[str, str]]:
-    said = ended.console[-6000:]
-    found = []
-    if ended.hangs:
-        found.append(("hangs", said))
-    elif ended.status not in STATUSES:
-        found.append(("crashed", f"exit status {ended.status}\n{said}"))
-    elif CRASH.search(ended.console):
-        found.append(("crashed", said))
-    elif ended.status and not _explains(ended.console, fault, prepared):
-        found.append(("not explained", said))
-    if ended.status == 0:
-        found += [("untrue", f"{lack}\n{said}") for lack in find_lacks(case / RUN, prepared)[:1]]
-        return found
-    return found + [
-        ("lost", f"{loss}\n{said}") for loss in _find_losses(prepared, case, nursery)[:1]
-    ]
+    text = result.console[-6000:]
+    defects = []
+    if result.hangs:
+        defects.append(("hangs", text))
+    elif result.status not in STATUSES:
+        defects.append(("crashed", f"exit status {result.status}\n{text}"))
+    elif CRASH.search(result.console):
+        defects.append(("crashed", text))
+    elif result.status and not _is_explained(result.console, fault, baseline):
+        defects.append(("not explained", text))
+    if result.status == 0:
+        lacks = find_lacks(case / RUN, baseline)
+        return defects + [("untrue", f"{lack}\n{text}") for lack in lacks[:1]]
+    losses = _find_losses(baseline, case, nursery)
+    return defects + [("lost", f"{loss}\n{text}") for loss in losses[:1]]
 
 
-def _is_expendable(prepared: Prepared, case: Path, injected: Sequence[str]) -> bool:
-    """Whether all calls that were disturbed are about what the run must do without."""
-    folder = prepared.scenario.expendable
+def _is_expendable(baseline: Baseline, case: Path, injected: Sequence[str]) -> bool:
+    """Return whether only calls in the expendable folder failed."""
+    folder = baseline.scenario.expendable
     return folder is not None and all(f" {case / folder}" in call for call in injected)
 
 
-def _explains(console: str, fault: Fault, prepared: Prepared) -> bool:
-    """Whether an error is said, and the path or the system's reason with it."""
+def _is_explained(console: str, fault: Fault, baseline: Baseline) -> bool:
+    """Return whether an error message has the path or the reason of the system."""
     _, error, message = console.partition("error: ")
-    clues = [*fault.reasons(), f"{RUN}/", f"{RUN}:", f"{prepared.scenario.root}/"]
+    clues = [*fault.reasons(), f"{RUN}/", f"{RUN}:", f"{baseline.scenario.root}/"]
     return bool(error) and any(clue in message for clue in clues)
 
 
-def find_lacks(run_dir: Path, prepared: Prepared) -> list[str]:
-    """Return what a run that says that it is done does not have, or has otherwise."""
+def find_lacks(run_dir: Path, baseline: Baseline) -> list[str]:
+    """Return the missing and the different files of a run that reports that it is done."""
     lacks = []
     try:
         status = json.loads((run_dir / "summary.json").read_text())["status"]
@@ -100,59 +100,62 @@ def find_lacks(run_dir: Path, prepared: Prepared) -> list[str]:
         json.loads((run_dir / "provenance.json").read_text())
     except (OSError, ValueError) as error:
         lacks.append(f"can't be read: {error}")
-    wanted = prepared.unbroken
+    expected = baseline.unbroken
     for name in ("metrics.jsonl", "evals.jsonl"):
         file = run_dir / name
-        if not file.exists() or file.read_bytes() != (wanted / name).read_bytes():
+        if not file.exists() or file.read_bytes() != (expected / name).read_bytes():
             lacks.append(f"{name} is another")
     if not (run_dir / "recipe.yaml").exists():
         lacks.append("there is no recipe.yaml")
-    for step in list_saved_steps(wanted / "checkpoints"):
-        lacks += _differences(make_checkpoint_path(run_dir / "checkpoints", step), prepared)
+    for step in list_saved_steps(expected / "checkpoints"):
+        folder = make_checkpoint_path(run_dir / "checkpoints", step)
+        lacks += _compare_checkpoint(folder, baseline)
     return lacks
 
 
-def _differences(folder: Path, prepared: Prepared) -> list[str]:
+def _compare_checkpoint(folder: Path, baseline: Baseline) -> list[str]:
     with READING:
         try:
-            found = read_checkpoint(folder)
+            checkpoint = read_checkpoint(folder)
         except (DataError, OSError) as error:
             return [f"checkpoint {folder.name}: {error}"]
-        wanted = read_checkpoint(prepared.unbroken / "checkpoints" / folder.name)
-    return [] if _are_same(found, wanted) else [f"checkpoint {folder.name} is another"]
+        expected = read_checkpoint(baseline.unbroken / "checkpoints" / folder.name)
+    return [] if _are_same(checkpoint, expected) else [f"checkpoint {folder.name} is another"]
 
 
-def _are_same(one: Checkpoint, other: Checkpoint) -> bool:
+def _are_same(checkpoint: Checkpoint, expected: Checkpoint) -> bool:
+    arrays = checkpoint.arrays
     return (
-        one.host == other.host
-        and one.arrays.keys() == other.arrays.keys()
-        and all(_same_bits(one.arrays[path], other.arrays[path]) for path in other.arrays)
+        checkpoint.host == expected.host
+        and arrays.keys() == expected.arrays.keys()
+        and all(_has_same_bits(arrays[path], array) for path, array in expected.arrays.items())
     )
 
 
-def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+def _has_same_bits(array: np.ndarray, expected: np.ndarray) -> bool:
+    return array.dtype == expected.dtype and array.tobytes() == expected.tobytes()
 
 
-def _find_losses(prepared: Prepared, case: Path, nursery: Nursery) -> list[str]:
-    """Go on with a run that failed, without faults, and return what it can't have any more."""
+def _find_losses(baseline: Baseline, case: Path, nursery: Nursery) -> list[str]:
+    """Resume a failed run without faults, and return what it has lost."""
     root = case / RUN / "checkpoints"
     steps = list_saved_steps(root) if root.is_dir() else []
-    lost = []
-    # One before it may be half gone: its deletion may have failed, once the newest was complete.
+    losses = []
+    # An older checkpoint may be half deleted: the deletion may have failed after the newest save.
     for step in steps[-1:]:
         try:
             with READING:
                 read_checkpoint(root / str(step))
         except (DataError, OSError) as error:
-            lost.append(f"checkpoint {step} is complete by its name, and is not: {error}")
-    begun = (case / RUN / "recipe.yaml").exists()
-    arguments = list(prepared.arguments)
-    again = [*arguments, RESUME] if begun and RESUME not in arguments else arguments
-    ended = nursery.run(again, case, {}, whole=False)
-    if ended.status != 0:
-        return [*lost, f"can't be gone on with: {ended.console[-3000:]}"]
-    resumed = re.findall(r"^resume .* from step (\d+)$", ended.console, re.MULTILINE)
+            losses.append(f"checkpoint {step} is complete by its name, and is not: {error}")
+    has_run = (case / RUN / "recipe.yaml").exists()
+    arguments = list(baseline.arguments)
+    if has_run and RESUME not in arguments:
+        arguments.append(RESUME)
+    result = nursery.run(arguments, case, {}, whole=False)
+    if result.status != 0:
+        return [*losses, f"can't be resumed: {result.console[-3000:]}"]
+    resumed = re.findall(r"^resume .* from step (\d+)$", result.console, re.MULTILINE)
     if steps and resumed != [str(max(steps))]:
-        lost.append(f"went on from {resumed} instead of {max(steps)}")
-    return lost + [f"resumed, {lack}" for lack in find_lacks(case / RUN, prepared)]
+        losses.append(f"resumed from {resumed} instead of {max(steps)}")
+    return losses + [f"resumed, {lack}" for lack in find_lacks(case / RUN, baseline)]

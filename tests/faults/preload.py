@@ -1,4 +1,4 @@
-"""The library that disturbs file operations, compiled where there is a compiler."""
+"""The library that lets file operations fail, compiled if there is a compiler."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pipeline.core.host.process_start import SETTINGS
 SOURCE = Path(__file__).with_name("inject.c")
 
 
-def reason_to_skip() -> str | None:
-    """Return why nothing can be injected here; None where it can."""
+def explain_skip() -> str | None:
+    """Return the reason why nothing can be injected here, or None."""
     if not sys.platform.startswith("linux"):
-        return "libraries are preloaded and calls counted on Linux alone"
+        return "libraries are preloaded and calls counted on Linux only"
     if shutil.which("cc") is None:
         return "there is no C compiler: cc"
     return None
@@ -31,6 +31,6 @@ def compile_library(folder: Path, source: Path = SOURCE) -> Path:
     return library
 
 
-def environment_with(library: Path) -> Mapping[str, str]:
-    """Return the environment of a process that has the library, and does not begin once more."""
+def make_environment(library: Path) -> Mapping[str, str]:
+    """Return the environment of a process that preloads the library and doesn't restart itself."""
     return {**os.environ, **SETTINGS, "LD_PRELOAD": str(library)}

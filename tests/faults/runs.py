@@ -1,4 +1,4 @@
-"""Runs that are asked of a nursery: what they are given, and how they end."""
+"""Runs in a nursery: their arguments, and how they end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from tests.faults.preload import environment_with
+from tests.faults.preload import make_environment
 
 LIMIT_S = 60.0
-"""A run takes two seconds; one that takes so long hangs."""
+"""A run takes two seconds; after this time it hangs."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunResult:
     """How a run ended; `status` is negative for a signal."""
 
     status: int
@@ -34,7 +34,7 @@ class Nursery:
             [sys.executable, "-m", "tests.faults.nursery"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment_with(library),
+            env=make_environment(library),
             text=True,
         )
 
@@ -46,10 +46,10 @@ class Nursery:
         *,
         whole: bool = True,
         limit_s: float = LIMIT_S,
-    ) -> Ended:
-        """Run the pipeline in a folder; what it says is kept beside it."""
+    ) -> RunResult:
+        """Run the pipeline in a folder; its output goes to a file beside it."""
         console = folder.with_name(f"{folder.name}.console")
-        asked = {
+        request = {
             "arguments": list(arguments),
             "folder": str(folder),
             "console": str(console),
@@ -59,9 +59,9 @@ class Nursery:
         }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        print(json.dumps(request), file=self._process.stdin, flush=True)
         answer = json.loads(self._process.stdout.readline())
-        return Ended(**answer, console=console.read_text(errors="replace"))
+        return RunResult(**answer, console=console.read_text(errors="replace"))
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Runs into which faults are put: what they are given, what is there before, what must be after."""
+"""Runs that faults are injected into: their arguments, files before, and expected results."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from io import StringIO
 from pathlib import Path
 
 from pipeline.__main__ import main as pipeline
-from tests.faults.faults import counting
+from tests.faults.faults import make_counting_settings
 from tests.faults.runs import Nursery
 
-RUN, CACHE, DATA = "run", "cache", "data"
-"""Folders of a case: the run directory, the cache, a dataset."""
+RUN = "run"
+CACHE = "cache"
+DATA = "data"
 PROGRAMS = f"{CACHE}/xla-2"
 SHORT = (
     "+recipe=lenet5_digits",
@@ -31,7 +32,7 @@ SHORT = (
     "eval.every_passes=1",
     f"hydra.run.dir={RUN}",
 )
-"""88 steps in two sinks and two epochs, each with a checkpoint at its end; the first one goes."""
+"""88 steps in two sinks and two epochs, each with a checkpoint at its end; the first is deleted."""
 STREAMED = ("dataset=records", f"dataset.root={DATA}/digits", "train.feed=stream")
 RESUME = f"train.resume={RUN}"
 RESUMED_STEP = 44
@@ -46,7 +47,7 @@ class Scenario:
     root: str
     arguments: Sequence[str]
     expendable: str | None = None
-    """A folder that the run must do without, where calls fail in there alone."""
+    """A folder that the run doesn't need: it must not fail if only calls in there fail."""
 
 
 SCENARIOS = (
@@ -62,51 +63,52 @@ SCENARIOS = (
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A scenario that has been run once without a fault."""
+class Baseline:
+    """A scenario and its run without a fault."""
 
     scenario: Scenario
     template: Path
-    """What a case's folder is a copy of."""
+    """The folder of a case before the run."""
     cache: Path
     unbroken: Path
     """The run directory of the run without a fault."""
     calls: Counter[str] = field(compare=False)
-    """How many calls of each kind it made."""
+    """Number of calls of each kind."""
 
     @property
     def arguments(self) -> Sequence[str]:
-        """Those of a run in a case's folder."""
-        # By a relative path: JAX's keys of programs have the path of the cache in them.
+        """Arguments of a run in the folder of a case."""
+        # A relative path, since JAX's keys of programs have the path of the cache in them.
         cache = CACHE if self.scenario.root == CACHE else self.cache
         return [*self.scenario.arguments, f"cache.root={cache}"]
 
 
-def prepare(scenario: Scenario, folder: Path, nursery: Nursery) -> Prepared:
-    """Run a scenario without faults, and keep what its cases begin with and must end as."""
-    cache, template = folder / CACHE, folder / f"{scenario.name}_template"
+def run_baseline(scenario: Scenario, folder: Path, nursery: Nursery) -> Baseline:
+    """Run a scenario without faults; the files before and after the run stay in `folder`."""
+    cache = folder / CACHE
+    template = folder / f"{scenario.name}_template"
     template.mkdir()
     if scenario.root == DATA:
         _convert_digits(template / DATA / "digits", cache)
-    prepared = Prepared(scenario, template, cache, folder / "nowhere", Counter())
+    baseline = Baseline(scenario, template, cache, folder / "nowhere", Counter())
     if RESUME in scenario.arguments:
-        _make_killed_run(prepared, nursery)
+        _make_killed_run(baseline, nursery)
     if scenario.root == CACHE:
-        _make_cache(prepared, nursery)
-    # Twice: the first one compiles what the second finds in the cache.
+        _make_cache(baseline, nursery)
+    # Twice: the first run compiles programs into the cache of the second.
     for name in ("first", "unbroken"):
-        place = begin(prepared, folder / f"{scenario.name}_{name}")
+        place = copy_template(baseline, folder / f"{scenario.name}_{name}")
         log = folder / f"{place.name}.calls"
-        environment = counting(place / scenario.root, log)
-        ended = nursery.run(prepared.arguments, place, environment)
-        assert ended.status == 0, ended.console
+        environment = make_counting_settings(place / scenario.root, log)
+        result = nursery.run(baseline.arguments, place, environment)
+        assert result.status == 0, result.console
     calls = Counter(line.split(" ", 1)[0] for line in log.read_text().splitlines())
-    return Prepared(scenario, template, cache, place / RUN, calls)
+    return Baseline(scenario, template, cache, place / RUN, calls)
 
 
-def begin(prepared: Prepared, folder: Path) -> Path:
+def copy_template(baseline: Baseline, folder: Path) -> Path:
     """Make the folder of a case."""
-    shutil.copytree(prepared.template, folder)
+    shutil.copytree(baseline.template, folder)
     return folder
 
 
@@ -117,24 +119,24 @@ def _convert_digits(folder: Path, cache: Path) -> None:
         assert pipeline(arguments) == 0
 
 
-def _make_killed_run(prepared: Prepared, nursery: Nursery) -> None:
-    """A run that was killed between its last checkpoint and its end."""
-    arguments = list(prepared.arguments)
+def _make_killed_run(baseline: Baseline, nursery: Nursery) -> None:
+    """Make a run that was killed between its last checkpoint and its end."""
+    arguments = list(baseline.arguments)
     arguments[arguments.index(RESUME)] = "checkpoint.keep=2"
-    ended = nursery.run(arguments, prepared.template, {})
-    assert ended.status == 0, ended.console
-    (prepared.template / RUN / "summary.json").unlink()
-    for folder in (prepared.template / RUN / "checkpoints").iterdir():
+    result = nursery.run(arguments, baseline.template, {})
+    assert result.status == 0, result.console
+    (baseline.template / RUN / "summary.json").unlink()
+    for folder in (baseline.template / RUN / "checkpoints").iterdir():
         if folder.name != str(RESUMED_STEP):
             shutil.rmtree(folder)
 
 
-def _make_cache(prepared: Prepared, nursery: Nursery) -> None:
-    """A cache that lacks one of the programs, so that it is both read and written."""
-    ended = nursery.run(prepared.arguments, prepared.template, {})
-    assert ended.status == 0, ended.console
-    shutil.rmtree(prepared.template / RUN)
-    programs = sorted((prepared.template / CACHE).rglob("jit_stage-*"))
+def _make_cache(baseline: Baseline, nursery: Nursery) -> None:
+    """Make a cache without one of the programs, so that it is both read and written."""
+    result = nursery.run(baseline.arguments, baseline.template, {})
+    assert result.status == 0, result.console
+    shutil.rmtree(baseline.template / RUN)
+    programs = sorted((baseline.template / CACHE).rglob("jit_stage-*"))
     assert programs, "a cache has a program of the initialisation"
     for program in programs:
         program.unlink()

@@ -1,7 +1,9 @@
-"""`python -m tests.layouts --recipes 50 [--seed N]`: random recipes on every layout, compared.
+"""Compare random recipes on every layout of devices.
+
+    python -m tests.layouts --recipes 50 [--seed N]
 
 Each recipe is trained on 1, 2, 4 and 8 devices of one process, and on 1, 2 and 4 devices in each of
-two processes: other sinks, loaders and modes, `data` or `fsdp`, in each. Losses, gradient norms,
+two processes, with different sinks, loaders and modes (`data` or `fsdp`). Losses, gradient norms,
 evaluations and every array of the last checkpoint must be the same bits.
 """
 
@@ -29,13 +31,13 @@ BATCH = 16
 
 @dataclass(frozen=True)
 class Layout:
-    """Processes, and devices in each."""
+    """A number of processes, and of devices in each of them."""
 
     processes: int
     devices: int
 
     def overrides(self) -> list[str]:
-        """Return the keys of a recipe that ask for it."""
+        """Return the overrides of a recipe."""
         total = [f"parallel.devices={self.processes * self.devices}"]
         if self.processes == 1:
             return total
@@ -49,8 +51,8 @@ ALONE = tuple(Layout(1, devices) for devices in (1, 2, 4, 8))
 IN_PROCESSES = tuple(Layout(2, devices) for devices in (1, 2, 4))
 
 
-def random_recipe(seed: int) -> list[str]:
-    """Draw a small network, with dropout, batch norm, accumulation, loss scale, average or none."""
+def draw_recipe(seed: int) -> list[str]:
+    """Draw the overrides of a small network, its optimizer and features of training."""
     rng = random.Random(seed)
     layers = []
     if rng.random() < 0.6:
@@ -82,15 +84,15 @@ def random_recipe(seed: int) -> list[str]:
 
 
 def train(recipe: Sequence[str], layout: Layout, folder: Path, cache: Path, seed: int) -> object:
-    """Train, and return what must be equal."""
+    """Train, and return the results that must be equal on all layouts."""
     rng = random.Random(f"{seed} {layout}")
     run_dir = folder / str(layout)
-    lr = [one for one in recipe if one.startswith("train.optimizer.lr")]
-    fixed = ("train.batch_size", "train.optimizer.lr")
+    lr = [override for override in recipe if override.startswith("train.optimizer.lr")]
+    replaced = ("train.batch_size", "train.optimizer.lr")
     arguments = [
         "model=layers",
-        *[one for one in TINY if not one.startswith(fixed)],
-        *[one for one in recipe if one not in lr],
+        *[override for override in TINY if not override.startswith(replaced)],
+        *[override for override in recipe if override not in lr],
         *lr,
         f"train.batch_size={BATCH}",
         "train.passes=null",
@@ -110,29 +112,32 @@ def train(recipe: Sequence[str], layout: Layout, folder: Path, cache: Path, seed
 
 
 def main() -> int:
-    """Print a line for each recipe; 1 where a layout differs."""
+    """Print a line for each recipe; return 1 if a layout differs."""
     parser = argparse.ArgumentParser(prog="python -m tests.layouts", description=__doc__)
     parser.add_argument("--recipes", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--alone", action="store_true", help="layouts of one process")
-    asked = parser.parse_args()
-    layouts = ALONE if asked.alone else (*ALONE, *IN_PROCESSES)
-    wrong, begun = 0, time.monotonic()
+    options = parser.parse_args()
+    layouts = ALONE if options.alone else (*ALONE, *IN_PROCESSES)
+    num_different = 0
+    start_s = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        for number in range(asked.seed, asked.seed + asked.recipes):
-            recipe, folder = random_recipe(number), Path(name) / str(number)
+        for number in range(options.seed, options.seed + options.recipes):
+            recipe = draw_recipe(number)
+            folder = Path(name) / str(number)
             first = train(recipe, layouts[0], folder, Path(name) / "cache", number)
             differing = [
                 str(layout)
                 for layout in layouts[1:]
                 if train(recipe, layout, folder, Path(name) / "cache", number) != first
             ]
-            wrong += bool(differing)
+            num_different += bool(differing)
             result = f"differs on {', '.join(differing)}" if differing else "equal"
             print(f"recipe {number}: {result}: {' '.join(recipe)}", flush=True)
-    minutes = (time.monotonic() - begun) / 60
-    print(f"{asked.recipes} recipes, {len(layouts)} layouts, {wrong} mismatches, {minutes:.1f} min")
-    return 1 if wrong else 0
+    minutes = (time.monotonic() - start_s) / 60
+    counts = f"{options.recipes} recipes, {len(layouts)} layouts, {num_different} mismatches"
+    print(f"{counts}, {minutes:.1f} min")
+    return 1 if num_different else 0
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""`python -m tests.layouts.kills --kills 100 [--seed N]`: kill -9 of a random process of two.
+"""Kill a random process of a run in two processes.
 
-A run in two processes is killed at moments drawn uniformly from its lifetime and taken up by the
-same command, or on one or four devices of one process, until it is done. After each kill no process
-may be left within 5 s; in the end losses, evaluations and weights must be those of a run that was
-never broken.
+    python -m tests.layouts.kills --kills 100 [--seed N]
+
+A process gets SIGKILL at moments drawn uniformly from the lifetime of the run. The same command, or
+a run on one or four devices of one process, resumes it until it is done. All processes must end
+within 5 s of a kill; losses, evaluations and weights must equal an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -43,37 +44,37 @@ END_S = 5.0
 
 
 def start(folder: Path, name: str, layout: tuple[str, ...]) -> subprocess.Popen[bytes]:
-    """Start the run in a directory, or go on with it."""
+    """Start the run in a directory, or resume it."""
     run_dir = folder / name
-    there = (run_dir / "recipe.yaml").exists()
-    place = f"train.resume={run_dir}" if there else f"hydra.run.dir={run_dir}"
-    with (folder / f"{name}.out").open("ab") as said:
+    exists = (run_dir / "recipe.yaml").exists()
+    place = f"train.resume={run_dir}" if exists else f"hydra.run.dir={run_dir}"
+    with (folder / f"{name}.out").open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "pipeline", *RUN, *layout, place, f"cache.root={folder}/cache"],
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
         )
 
 
-def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
-    """Return the IDs of a run's processes; its own where it is alone."""
+def list_workers(process: subprocess.Popen[bytes]) -> list[int]:
+    """Return the IDs of the worker processes of a run, or of the run itself if it has none."""
     try:
         text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
     except OSError:
         return []
-    found = []
+    workers = []
     for pid in map(int, text.split()):
         try:
             if b"pipeline.cli.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
+                workers.append(pid)
         except OSError:
             continue
-    return found or [process.pid]
+    return workers or [process.pid]
 
 
-def kill_one(process: subprocess.Popen[bytes], rng: random.Random) -> str | None:
-    """Kill one of the processes; return what is wrong afterwards."""
-    workers = workers_of(process)
+def kill_worker(process: subprocess.Popen[bytes], rng: random.Random) -> str | None:
+    """Kill one of the processes; return a problem, or None."""
+    workers = list_workers(process)
     if not workers:
         return None
     try:
@@ -85,30 +86,33 @@ def kill_one(process: subprocess.Popen[bytes], rng: random.Random) -> str | None
     except subprocess.TimeoutExpired:
         process.kill()
         return f"the command runs {END_S:g} s after a kill"
-    left = [pid for pid in workers if pid != process.pid and Path(f"/proc/{pid}").exists()]
-    return f"processes {left} are left" if left else None
+    remaining = [pid for pid in workers if pid != process.pid and Path(f"/proc/{pid}").exists()]
+    return f"processes {remaining} are left" if remaining else None
 
 
-def result(run_dir: Path) -> object:
-    """Return what must be equal."""
+def read_results(run_dir: Path) -> object:
+    """Read the results that must be equal to those of an uninterrupted run."""
     arrays = {path: array.tobytes() for path, array in read_saved(run_dir).arrays.items()}
     return outcome.metrics(run_dir), outcome.read_lines(run_dir / "evals.jsonl"), arrays
 
 
 def main() -> int:
-    """Kill and compare; 1 where anything is wrong."""
+    """Kill and compare; return 1 if anything is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.layouts.kills", description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    rng, kills, runs, wrong = random.Random(asked.seed), 0, 0, list[str]()
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    kills = 0
+    runs = 0
+    wrong: list[str] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         assert start(folder, "warm", TWO).wait() == 0
-        started_at = time.monotonic()
+        start_s = time.monotonic()
         assert start(folder, "whole", TWO).wait() == 0
-        life_s = time.monotonic() - started_at
-        while kills < asked.kills:
+        life_s = time.monotonic() - start_s
+        while kills < options.kills:
             runs += 1
             run = f"run_{runs}"
             for _ in range(6):
@@ -118,11 +122,11 @@ def main() -> int:
                     break
                 except subprocess.TimeoutExpired:
                     kills += 1
-                    problem = kill_one(process, rng)
+                    problem = kill_worker(process, rng)
                     wrong += [f"{run}: {problem}"] if problem else []
             else:
                 process = start(folder, run, TWO)
-            if process.wait() or result(folder / run) != result(folder / "whole"):
+            if process.wait() or read_results(folder / run) != read_results(folder / "whole"):
                 wrong.append(f"{run}: differs; {(folder / f'{run}.out').read_text()[-1000:]}")
             print(f"{kills} kills, {runs} runs, {len(wrong)} wrong", flush=True)
     print("\n".join(wrong))

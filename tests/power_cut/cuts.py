@@ -1,4 +1,4 @@
-"""Power cuts at random moments of a run, and what the resumed run must then be."""
+"""Power cuts at random moments of a run, and checks of the resumed run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Self
 
 from pipeline.stages.record.run_directory import read_status
-from tests.crash.killing import unlike
+from tests.crash.killing import compare_runs
 from tests.faults.preload import compile_library
 from tests.faults.runs import Nursery
 from tests.faults.scenarios import SHORT
 from tests.power_cut.disk import Disk
-from tests.power_cut.recording import SOURCE, Call, newest_saved, read_calls, recorded
+from tests.power_cut.recording import SOURCE, Call, find_newest_saved, make_settings, read_calls
 
 ARGUMENTS = (
     *(argument for argument in SHORT if not argument.startswith(("hydra.", "checkpoint."))),
@@ -27,23 +27,23 @@ ARGUMENTS = (
 )
 """88 steps in two sinks, and 11 checkpoints."""
 KEEPS = (1, 5)
-AGAIN = 0.3
-"""The share of resumed runs whose power is cut again."""
+REPEATED = 0.3
+"""Share of resumed runs whose power is cut again."""
 RESUMED = re.compile(r"^resume .* from step (\d+)$", re.MULTILINE)
 WARNING = re.compile(r"^warning (?!.*it is complete again$).*", re.MULTILINE)
-"""A warning, but not of a log that the checkpoint has repaired: a resumed run writes the line of
-its first evaluation again, and the power may be cut when the old one is gone."""
+"""A warning, except of a log that the checkpoint has repaired: a resumed run rewrites the line of
+its first evaluation, and the power may be cut after the old line is removed."""
 
 
 @dataclass
 class Tally:
-    """What was counted; `wrong` must stay empty."""
+    """Counts and problems; `wrong` must stay empty."""
 
     moments: int = 0
     with_checkpoint: int = 0
-    """Moments at which the run had said that a checkpoint is on disk."""
+    """Moments after the run had reported that a checkpoint is on disk."""
     during_resume: int = 0
-    """Moments at which a run was cut that had been resumed after a cut."""
+    """Moments in a run that had been resumed after a cut."""
     done: int = 0
     """Moments after which the run is done and needs no resume."""
     resumed: int = 0
@@ -52,51 +52,54 @@ class Tally:
 
 @dataclass(frozen=True)
 class Recording:
-    """A run that went to its end: what was there before, and its calls."""
+    """A complete run: the folder before it, and its calls."""
 
     before: Path
     calls: Sequence[Call]
 
 
 class RecordedCuts:
-    """Cuts of runs whose file operations are recorded; what is left is computed from these."""
+    """Cuts of runs whose file operations are recorded; the remaining files are computed."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.tally = Tally()
-        self._folder, self._draw, self._stack = folder, random.Random(seed), ExitStack()
+        self._folder = folder
+        self._draw = random.Random(seed)
+        self._stack = ExitStack()
         library = compile_library(folder, SOURCE)
         self._nursery = self._stack.enter_context(Nursery(library))
         self._usual_warnings: set[str] = set()
         self._recordings = {keep: self._record_unbroken(keep) for keep in KEEPS}
 
     def cut_one_run(self, keep: int) -> None:
-        """Cut the power of a run at a random moment and resume it, until it comes to its end."""
-        recording, saved = self._recordings[keep], 0
+        """Cut the power of a run at random moments and resume it until it is done."""
+        recording: Recording | None = self._recordings[keep]
+        saved = 0
         while recording is not None:
             number = self._draw.randint(0, len(recording.calls))
             calls = recording.calls[:number]
             # A resumed run adds to run.log.
-            saved = max(saved, newest_saved(calls))
+            saved = max(saved, find_newest_saved(calls))
             name = f"keep_{keep}_moment_{self.tally.moments}"
-            left = self._cut(recording.before, calls, self._folder / name)
+            remains = self._cut(recording.before, calls, self._folder / name)
             self.tally.moments += 1
             self.tally.with_checkpoint += saved > 0
-            recording = self._resume(left, keep, saved)
+            recording = self._resume(remains, keep, saved)
 
     def _record_unbroken(self, keep: int) -> Recording:
         before = self._folder / f"keep_{keep}"
         before.mkdir()
-        # The very first one compiles what all others find in the cache.
+        # The very first run compiles the programs of all others.
         for name in ("first", "unbroken") if keep == KEEPS[0] else ("unbroken",):
             recording, problems = self._run(before, self._folder / f"keep_{keep}_{name}", keep)
             self._usual_warnings.update(problems)
         disk = Disk(before)
-        disk.make(recording.calls)
-        disk.write(self._folder / "made")
-        assert files_of(self._folder / "made") == files_of(self._unbroken(keep)), (
+        disk.apply(recording.calls)
+        disk.write(self._folder / "written")
+        assert read_files(self._folder / "written") == read_files(self._unbroken(keep)), (
             "calls are missing"
         )
-        shutil.rmtree(self._folder / "made")
+        shutil.rmtree(self._folder / "written")
         return recording
 
     def _unbroken(self, keep: int) -> Path:
@@ -104,34 +107,34 @@ class RecordedCuts:
 
     def _cut(self, before: Path, calls: Sequence[Call], folder: Path) -> Path:
         disk = Disk(before)
-        disk.make(calls)
+        disk.apply(calls)
         disk.cut_power(self._draw, folder)
         return folder
 
-    def _resume(self, left: Path, keep: int, saved: int) -> Recording | None:
-        """Resume a run and check what comes of it; returns its recording if it is to be cut."""
-        resumed = left.with_name(f"{left.name}_resumed")
-        problems, recording = [], None
-        if is_done(left):
+    def _resume(self, remains: Path, keep: int, saved: int) -> Recording | None:
+        """Resume a run and check it; return its recording if its power is cut again."""
+        resumed = remains.with_name(f"{remains.name}_resumed")
+        recording = None
+        if is_done(remains):
             self.tally.done += 1
-            problems = differences(left, self._unbroken(keep))
+            problems = compare_folders(remains, self._unbroken(keep))
         else:
             self.tally.resumed += 1
-            recording, problems = self._run(left, resumed, keep, saved)
-            problems = problems or differences(resumed, self._unbroken(keep))
-        self.tally.wrong += [f"{left}: {problem}" for problem in problems]
+            recording, problems = self._run(remains, resumed, keep, saved)
+            problems = problems or compare_folders(resumed, self._unbroken(keep))
+        self.tally.wrong += [f"{remains}: {problem}" for problem in problems]
         if not problems:
             shutil.rmtree(resumed, ignore_errors=True)
-            if recording is not None and self._draw.random() < AGAIN:
+            if recording is not None and self._draw.random() < REPEATED:
                 self.tally.during_resume += 1
                 return recording
-            shutil.rmtree(left)
+            shutil.rmtree(remains)
         return None
 
     def _run(
         self, before: Path, folder: Path, keep: int, saved: int = 0
     ) -> tuple[Recording, list[str]]:
-        """Run in a copy of a folder to the end; returns the recording, and what is wrong."""
+        """Run in a copy of a folder to the end; return the recording and the problems."""
         shutil.copytree(before, folder)
         log = folder.with_name(f"{folder.name}.calls")
         arguments = [
@@ -139,12 +142,13 @@ class RecordedCuts:
             f"checkpoint.keep={keep}",
             f"cache.root={self._folder / 'cache'}",
         ]
-        ended = self._nursery.run(arguments, folder, recorded(folder, log), whole=False)
-        problems = [] if ended.status == 0 else [f"exit {ended.status}: {ended.console[-2000:]}"]
-        steps = [int(step) for step in RESUMED.findall(ended.console)]
+        result = self._nursery.run(arguments, folder, make_settings(folder, log), whole=False)
+        output = result.console[-2000:]
+        problems = [] if result.status == 0 else [f"exit {result.status}: {output}"]
+        steps = [int(step) for step in RESUMED.findall(result.console)]
         if max(steps, default=0) < saved:
-            problems.append(f"went on from {steps} and had saved {saved}: {ended.console[-2000:]}")
-        warnings = set(WARNING.findall(ended.console))
+            problems.append(f"resumed from {steps} and had saved {saved}: {output}")
+        warnings = set(WARNING.findall(result.console))
         problems += sorted(warnings - self._usual_warnings)
         recording = Recording(before, read_calls(folder, log))
         log.unlink()
@@ -157,30 +161,30 @@ class RecordedCuts:
         self._stack.close()
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     """Return the content of all files below a folder by path."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def run_directories_in(folder: Path) -> list[Path]:
-    """Return the directories of runs that have a recipe, which may be empty."""
+def list_run_dirs(folder: Path) -> list[Path]:
+    """Return the directories of runs with a recipe, which may be empty."""
     return [file.parent for file in folder.glob("outputs/*/*/recipe.yaml")]
 
 
-def differences(folder: Path, unbroken: Path) -> list[str]:
-    """Return where the run in a folder differs from the unbroken one in another."""
-    (wanted,) = run_directories_in(unbroken)
-    run_dirs = run_directories_in(folder)
+def compare_folders(folder: Path, unbroken: Path) -> list[str]:
+    """Return the differences of the run in a folder from the unbroken run in another folder."""
+    (expected,) = list_run_dirs(unbroken)
+    run_dirs = list_run_dirs(folder)
     if len(run_dirs) != 1:
         return [f"there are {len(run_dirs)} runs"]
     try:
-        return unlike(run_dirs[0], wanted)
+        return compare_runs(run_dirs[0], expected)
     except (OSError, ValueError) as error:
-        # orbax raises ValueError for damaged arrays.
+        # Orbax raises ValueError for damaged arrays.
         return [f"{run_dirs[0]}: {str(error)[:300]}"]
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a run in a folder needs no resume, by its summary."""
-    return any(read_status(run_dir) == "done" for run_dir in run_directories_in(folder))
+    """Return whether a run in a folder needs no resume, by its summary."""
+    return any(read_status(run_dir) == "done" for run_dir in list_run_dirs(folder))

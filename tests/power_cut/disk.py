@@ -1,8 +1,8 @@
-"""What a power cut leaves of files, by what POSIX promises and nothing else.
+"""A simulated disk: the files that remain after a power cut, by the promises of POSIX alone.
 
-A file has the content that it had when it was last synced: none if it never was. The names in a
-folder are those that it had when it was last synced; of the changes since, each has happened or
-not. A rename happens as a whole. File systems keep more than that, each of them something else.
+A file has its content at the last sync, or none. A folder has its names at the last sync; each
+change since then has happened or not. A rename is atomic. Real file systems promise more than that,
+but each of them something else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.power_cut.recording import Call
 
 @dataclass(eq=False)
 class File:
-    """A file: its content, and what of it is on the disk."""
+    """A file: its content, and the content on the disk."""
 
     content: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
@@ -27,14 +27,14 @@ class File:
         if draw.random() >= luck:
             return self.synced
         if self.content.startswith(self.synced):
-            # What was added may have been written in part.
+            # Appended bytes may be written in part.
             return bytes(self.content[: draw.randint(len(self.synced), len(self.content))])
         return bytes(self.content)
 
 
 @dataclass(eq=False)
 class Folder:
-    """A folder: the files and folders in it by name, and which names are on the disk."""
+    """A folder: its entries by name, and the entries on the disk."""
 
     entries: dict[str, File | Folder] = field(default_factory=dict)
     synced: dict[str, File | Folder] = field(default_factory=dict)
@@ -42,29 +42,29 @@ class Folder:
 
 @dataclass(eq=False)
 class Change:
-    """A change of names: what a name in a folder stands for from then on, None for nothing."""
+    """A change of names: the new entry of each name in a folder, None for a removed name."""
 
     names: Sequence[tuple[Folder, str, File | Folder | None]]
 
-    def happen(self) -> None:
+    def apply(self) -> None:
         """Change the names on the disk."""
         for folder, name, entry in self.names:
             _set(folder.synced, name, entry)
 
 
 class Disk:
-    """A folder to which calls are made; all that is there at the beginning is on the disk."""
+    """Applies calls to a folder in memory; its files are on the disk at first."""
 
     def __init__(self, folder: Path) -> None:
         self._root = _load(folder)
         self._pending: list[Change] = []
 
-    def make(self, calls: Iterable[Call]) -> None:
-        """Let calls take effect, in memory where nothing is synced."""
+    def apply(self, calls: Iterable[Call]) -> None:
+        """Apply calls; their effects are only in memory until a sync."""
         for call in calls:
-            self._make(call)
+            self._apply(call)
 
-    def _make(self, call: Call) -> None:
+    def _apply(self, call: Call) -> None:
         match call.kind:
             case "mkdir":
                 self._change((call.path, Folder()))
@@ -75,13 +75,13 @@ class Disk:
             case "open" if self._get(call.path) is None:
                 self._change((call.path, File()))
             case "open" if call.place:
-                self._file(call.path).content.clear()
+                self._find_file(call.path).content.clear()
             case "write":
-                content = self._file(call.path).content
+                content = self._find_file(call.path).content
                 content.extend(bytes(max(0, call.place - len(content))))
                 content[call.place : call.place + len(call.content)] = call.content
             case "truncate":
-                content = self._file(call.path).content
+                content = self._find_file(call.path).content
                 del content[call.place :]
                 content.extend(bytes(call.place - len(content)))
             case "sync":
@@ -100,12 +100,13 @@ class Disk:
         if isinstance(entry, File):
             entry.synced = bytes(entry.content)
             return
-        pending, self._pending = self._pending, []
-        for change in pending:
+        unsynced: list[Change] = []
+        for change in self._pending:
             if any(folder is entry for folder, _, _ in change.names):
-                change.happen()
+                change.apply()
             else:
-                self._pending.append(change)
+                unsynced.append(change)
+        self._pending = unsynced
 
     def _get(self, path: str) -> File | Folder | None:
         entry: File | Folder | None = self._root
@@ -119,23 +120,23 @@ class Disk:
         assert entry is not None, path
         return entry
 
-    def _file(self, path: str) -> File:
+    def _find_file(self, path: str) -> File:
         entry = self._find(path)
         assert isinstance(entry, File), path
         return entry
 
     def write(self, folder: Path) -> None:
-        """Write all that the calls have made into a new folder, as if nothing had gone wrong."""
+        """Write all files in memory into a new folder."""
         _write(self._root, folder)
 
     def cut_power(self, draw: random.Random, folder: Path) -> None:
-        """Write what a power cut leaves into a new folder; the disk can't be used any more."""
+        """Write the files after a power cut into a new folder; this ends the use of the disk."""
         luck = draw.choice((0.0, 0.5, 1.0))
         for change in self._pending:
             if draw.random() < luck:
-                change.happen()
-        # What is not synced of contents is lost as often as what is not synced of names is not.
-        _write_rest(self._root, folder, draw, draw.choice((0.0, 0.5)))
+                change.apply()
+        # Names may be newer than contents, or older.
+        _write_synced(self._root, folder, draw, draw.choice((0.0, 0.5)))
 
 
 def _set(entries: dict[str, File | Folder], name: str, entry: File | Folder | None) -> None:
@@ -162,10 +163,10 @@ def _write(entry: File | Folder, path: Path) -> None:
         _write(inner, path / name)
 
 
-def _write_rest(entry: File | Folder, path: Path, draw: random.Random, luck: float) -> None:
+def _write_synced(entry: File | Folder, path: Path, draw: random.Random, luck: float) -> None:
     if isinstance(entry, File):
         path.write_bytes(entry.outcome(draw, luck))
         return
     path.mkdir()
     for name, inner in entry.synced.items():
-        _write_rest(inner, path / name, draw, luck)
+        _write_synced(inner, path / name, draw, luck)

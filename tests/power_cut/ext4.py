@@ -1,7 +1,7 @@
-"""Power cuts of an ext4 file system: it stops at once, as for a cut, and replays its journal.
+"""Power cuts of an ext4 file system: it stops at once and replays its journal.
 
-Needs root and a loop device. Nothing that the system had not written by the moment of the cut gets
-to the disk, by EXT4_IOC_SHUTDOWN.
+Needs root and a loop device. EXT4_IOC_SHUTDOWN keeps everything from the disk that the system
+hasn't written before the cut.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from tests.power_cut.cuts import (
     RESUMED,
     WARNING,
     Tally,
-    differences,
+    compare_folders,
     is_done,
-    run_directories_in,
+    list_run_dirs,
 )
 from tests.power_cut.recording import SAVED
 
 SHUTDOWN = 0x8004587D
 """EXT4_IOC_SHUTDOWN: _IOR('X', 125, __u32)."""
-AT_ONCE = (2).to_bytes(4, "little")
+NO_FLUSH = (2).to_bytes(4, "little")
 """EXT4_GOING_FLAGS_NOLOGFLUSH: not even the journal is written."""
 IMAGE_BYTES = 64 << 20
 COMMIT_S = 1
-"""How often the journal is written; by default every 5 s, which is longer than these runs."""
+"""Interval of writes of the journal; the default, 5 s, is longer than these runs."""
 SLOWEST_S = 300.0
 
 
-def reason_to_skip_ext4(folder: Path) -> str | None:
-    """Return why no ext4 file system can be mounted here; None where one can."""
+def explain_skip_ext4(folder: Path) -> str | None:
+    """Return the reason why no ext4 file system can be mounted here, or None."""
     try:
         make_image(folder / "trial.img")
-        with mounted(folder / "trial.img", folder / "trial"):
+        with mount(folder / "trial.img", folder / "trial"):
             return None
     except FileNotFoundError as error:
         return f"there is no {error.filename}"
@@ -59,7 +59,7 @@ def make_image(image: Path) -> None:
 
 
 @contextmanager
-def mounted(image: Path, folder: Path) -> Iterator[Path]:
+def mount(image: Path, folder: Path) -> Iterator[Path]:
     """Mount an image, after a replay of its journal."""
     folder.mkdir(exist_ok=True)
     options = f"loop,commit={COMMIT_S}"
@@ -72,11 +72,12 @@ def mounted(image: Path, folder: Path) -> Iterator[Path]:
 
 
 class Ext4Cuts:
-    """Cuts of runs on an ext4 file system of their own."""
+    """Cuts of runs on a separate ext4 file system."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.tally = Tally()
-        self._folder, self._draw = folder, random.Random(seed)
+        self._folder = folder
+        self._draw = random.Random(seed)
         self._life_s = 0.0
         self._unbroken = {keep: self._run_unbroken(keep) for keep in KEEPS}
 
@@ -84,13 +85,13 @@ class Ext4Cuts:
         """Cut the power of a run at a random moment and resume it."""
         image = self._folder / "disk.img"
         make_image(image)
-        with mounted(image, self._folder / "disk") as disk:
+        with mount(image, self._folder / "disk") as disk:
             saved = self._cut(disk, keep)
         if saved is None:
             return
         self.tally.moments += 1
         self.tally.with_checkpoint += saved > 0
-        with mounted(image, self._folder / "disk") as disk:
+        with mount(image, self._folder / "disk") as disk:
             problems = self._resume(disk, keep, saved)
         self.tally.wrong += [f"keep={keep}, {saved} saved: {problem}" for problem in problems]
 
@@ -99,29 +100,30 @@ class Ext4Cuts:
 
     def _run_unbroken(self, keep: int) -> Path:
         for name in ("first", "unbroken"):
-            folder, begun = self._folder / f"keep_{keep}_{name}", time.monotonic()
+            folder = self._folder / f"keep_{keep}_{name}"
             folder.mkdir()
+            start_s = time.monotonic()
             process = self._start(folder, keep)
             process.join(SLOWEST_S)
-            assert process.exitcode == 0, _console(folder)
-            self._life_s = time.monotonic() - begun
+            assert process.exitcode == 0, _read_console(folder)
+            self._life_s = time.monotonic() - start_s
         return folder
 
     def _start(self, folder: Path, keep: int) -> ForkServerProcess:
         return start(self._arguments(keep), folder)
 
     def _cut(self, disk: Path, keep: int) -> int | None:
-        """Cut at a random moment; the step that the run had saved, None where it was done before.
+        """Cut at a random moment; return the newest saved step, or None if the run was done.
 
-        The process ends after the file system, which it can't change any more.
+        The process ends after the file system, so it can't change files any more.
         """
         process = self._start(disk, keep)
         process.join(self._draw.uniform(0, self._life_s))
         descriptor = os.open(disk, os.O_RDONLY)
         is_done_before = process.exitcode is not None
-        saved = 0 if is_done_before else _newest_saved(disk)
+        saved = 0 if is_done_before else _find_newest_saved(disk)
         if not is_done_before:
-            fcntl.ioctl(descriptor, SHUTDOWN, AT_ONCE)
+            fcntl.ioctl(descriptor, SHUTDOWN, NO_FLUSH)
         os.close(descriptor)
         process.kill()
         process.join()
@@ -130,29 +132,29 @@ class Ext4Cuts:
     def _resume(self, disk: Path, keep: int, saved: int) -> list[str]:
         if is_done(disk):
             self.tally.done += 1
-            return differences(disk, self._unbroken[keep])
+            return compare_folders(disk, self._unbroken[keep])
         self.tally.resumed += 1
         with suppress(FileNotFoundError):
             (disk / CONSOLE).unlink()
         process = self._start(disk, keep)
         process.join(SLOWEST_S)
-        console = _console(disk)
+        console = _read_console(disk)
         if process.exitcode != 0:
             return [f"exit {process.exitcode}: {console[-2000:]}"]
         steps = [int(step) for step in RESUMED.findall(console)]
         if max(steps, default=0) < saved:
-            return [f"went on from {steps}: {console[-2000:]}"]
-        usual = WARNING.findall(_console(self._unbroken[keep]))
+            return [f"resumed from {steps}: {console[-2000:]}"]
+        usual = WARNING.findall(_read_console(self._unbroken[keep]))
         warnings = [text for text in WARNING.findall(console) if text not in usual]
-        return warnings or differences(disk, self._unbroken[keep])
+        return warnings or compare_folders(disk, self._unbroken[keep])
 
 
-def _newest_saved(folder: Path) -> int:
-    logs = [run_dir / "run.log" for run_dir in run_directories_in(folder)]
+def _find_newest_saved(folder: Path) -> int:
+    logs = [run_dir / "run.log" for run_dir in list_run_dirs(folder)]
     steps = [int(n) for log in logs if log.exists() for n in SAVED.findall(log.read_bytes())]
     return max(steps, default=0)
 
 
-def _console(folder: Path) -> str:
+def _read_console(folder: Path) -> str:
     file = folder / CONSOLE
     return file.read_text(errors="replace") if file.exists() else ""

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.preload import reason_to_skip
-from tests.power_cut.cuts import KEEPS, RecordedCuts, files_of
+from tests.faults.preload import explain_skip
+from tests.power_cut.cuts import KEEPS, RecordedCuts, read_files
 from tests.power_cut.disk import Disk
 from tests.power_cut.recording import Call
 
 
 @pytest.mark.slow
 def test_runs_after_power_cuts_equal_uninterrupted_runs(tmp_path: Path) -> None:
-    if reason := reason_to_skip():
+    if reason := explain_skip():
         pytest.skip(reason)
     with RecordedCuts(tmp_path.resolve(), 7) as cuts:
         for keep in KEEPS:
@@ -33,7 +33,7 @@ SYNCED = [
     Call("rename", "draft", 0, b"file"),
     Call("sync", "."),
 ]
-"""A file that is replaced as it must be."""
+"""The safe way to replace a file."""
 
 
 @pytest.fixture
@@ -43,15 +43,16 @@ def before(tmp_path: Path) -> Path:
     return tmp_path / "before"
 
 
-def outcomes(before: Path, calls: list[Call]) -> set[bytes | None]:
-    """Return what a file may be after a power cut that comes after some calls."""
+def list_outcomes(before: Path, calls: list[Call]) -> set[bytes | None]:
+    """Return the possible contents of a file after some calls and a power cut."""
 
     def cuts() -> Iterator[bytes | None]:
         for seed in range(50):
-            disk, left = Disk(before), before.with_name("left")
-            disk.make(calls)
+            disk = Disk(before)
+            left = before.with_name("left")
+            disk.apply(calls)
             disk.cut_power(random.Random(seed), left)
-            yield files_of(left).get("file")
+            yield read_files(left).get("file")
             shutil.rmtree(left)
 
     return set(cuts())
@@ -60,24 +61,24 @@ def outcomes(before: Path, calls: list[Call]) -> set[bytes | None]:
 @pytest.mark.medium
 def test_file_synced_before_its_rename_is_always_complete(before: Path) -> None:
     for number in range(len(SYNCED)):
-        assert outcomes(before, SYNCED[:number]) <= {b"old", b"new"}
-    assert outcomes(before, SYNCED[:-1]) == {b"old", b"new"}
-    assert outcomes(before, SYNCED) == {b"new"}
+        assert list_outcomes(before, SYNCED[:number]) <= {b"old", b"new"}
+    assert list_outcomes(before, SYNCED[:-1]) == {b"old", b"new"}
+    assert list_outcomes(before, SYNCED) == {b"new"}
 
 
 def test_file_not_synced_before_its_rename_can_be_empty(before: Path) -> None:
     calls = [call for call in SYNCED if call.path != "draft" or call.kind != "sync"]
-    assert b"" in outcomes(before, calls)
+    assert b"" in list_outcomes(before, calls)
 
 
 def test_unsynced_removal_can_precede_earlier_calls(before: Path) -> None:
-    """So a checkpoint that is removed before the newer one is synced leaves none."""
+    """So no checkpoint remains if the old one is removed before the newer one is synced."""
     newer = [Call("mkdir", "draft"), Call("rename", "draft", 0, b"newer")]
-    assert outcomes(before, [*newer, Call("remove", "file")]) == {b"old", None}
+    assert list_outcomes(before, [*newer, Call("remove", "file")]) == {b"old", None}
 
 
 def test_appended_bytes_can_be_partially_written(before: Path) -> None:
-    left = outcomes(before, [Call("write", "file", 3, b"er and older")])
+    left = list_outcomes(before, [Call("write", "file", 3, b"er and older")])
     assert b"old" in left
     assert len(left) > 3
     assert all(content is not None and b"older and older".startswith(content) for content in left)
@@ -85,7 +86,7 @@ def test_appended_bytes_can_be_partially_written(before: Path) -> None:
 
 def test_disk_has_the_created_files(before: Path, tmp_path: Path) -> None:
     disk = Disk(before)
-    disk.make(
+    disk.apply(
         [
             Call("mkdir", "inner"),
             Call("open", "inner/log"),
@@ -96,5 +97,5 @@ def test_disk_has_the_created_files(before: Path, tmp_path: Path) -> None:
             Call("open", "file", 1),
         ]
     )
-    disk.write(tmp_path / "made")
-    assert files_of(tmp_path / "made") == {"outer/log": b"one three", "file": b""}
+    disk.write(tmp_path / "written")
+    assert read_files(tmp_path / "written") == {"outer/log": b"one three", "file": b""}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests import outcome
 from tests.conftest import TINY
-from tests.crash.killing import _same_bits
+from tests.crash.killing import _has_same_bits
 from tests.scheduler.faulty_storage import register_faulty_storage
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -185,7 +185,7 @@ class Scheduler:
         self.tally.wrong += [
             f"{run_dir}: {path} differs"
             for path in there
-            if not _same_bits(here.get(path), there[path])
+            if not _has_same_bits(here.get(path), there[path])
         ]
 
 

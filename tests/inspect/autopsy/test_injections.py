@@ -1,4 +1,4 @@
-"""Some of the injections of `python -m tests.injections`, which has all."""
+"""A part of the injections of `python -m tests.injections`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.injections import Injection, inject, layers_of, subject
+from tests.injections import Injection, build_subject, inject, list_layers
 
 NETWORK = "ResNet"
 CASES = [
@@ -28,12 +28,12 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("injection", CASES, ids=str)
 def test_injected_fault_is_named(injection: Injection, cache: Path) -> None:
-    verdict = inject(subject(injection.network, cache), injection)
-    assert verdict.hit is True, verdict.told
+    verdict = inject(build_subject(injection.network, cache), injection)
+    assert verdict.hit is True, verdict.text
 
 
 @pytest.mark.slow
 def test_injection_paths_are_layers(cache: Path) -> None:
-    paths = layers_of(subject(NETWORK, cache))
+    paths = list_layers(build_subject(NETWORK, cache))
     assert len(paths) == len(set(paths)) == 13
     assert {case.path for case in CASES if case.target in ("activation", "gradient")} < set(paths)

@@ -13,10 +13,10 @@ from tests.injected_layers import (
     CleanPair,
     Fault,
     Injection,
+    capture_reference,
     compare_clean,
-    effect_of,
     inject,
-    reference,
+    measure_effect,
 )
 
 SAMPLE: list[tuple[str, str, Fault, str]] = [
@@ -66,20 +66,21 @@ def test_injected_fault_in_a_deeper_network_is_named(
     ids=str,
 )
 def test_clean_comparison_has_no_findings(pair: CleanPair, cache: Path) -> None:
-    found = compare_clean(pair, cache)
-    assert found.findings == ()
-    assert effect_of(found, "dense_0") < 3
+    comparison = compare_clean(pair, cache)
+    assert comparison.findings == ()
+    assert measure_effect(comparison, "dense_0") < 3
 
 
 @pytest.mark.slow
 def test_float64_reference_is_close_but_not_equal_to_float32(cache: Path) -> None:
-    step = reference("LeNet-5", cache)
-    wide, own = step.compute_float64(), step.step.merge_passes()
+    reference = capture_reference("LeNet-5", cache)
+    wide = reference.compute_float64()
+    narrow = reference.step.merge_passes()
     for path, array in wide.outputs.items():
         assert array.dtype == np.float64
         scale = float(np.abs(array).max())
-        np.testing.assert_allclose(own.outputs[path], array, rtol=0, atol=2e-6 * scale)
-    assert any(np.any(wide.outputs[p] != own.outputs[p]) for p in ("conv_0", "dense_0"))
+        np.testing.assert_allclose(narrow.outputs[path], array, rtol=0, atol=2e-6 * scale)
+    assert any(np.any(wide.outputs[p] != narrow.outputs[p]) for p in ("conv_0", "dense_0"))
 
 
 def test_pattern_distinguishes_wrong_statistics_from_rounding() -> None:
