@@ -164,8 +164,9 @@ def rezip(rng: Random, content: bytes, method: int | None = None) -> bytes:
     entries[name] = mutate_bytes(rng, entries[name])
     if rng.random() < 0.1:
         entries[rng.choice(("../x.npy", "/x.npy", "x", "é.npy", ".npy"))] = entries.pop(name)
-    chosen = method if method is not None else rng.choice((0, 0, 8, 8, 12, 14))
-    with zipfile.ZipFile(buffer, "w", chosen) as after:
+    if method is None:
+        method = rng.choice((0, 0, 8, 8, 12, 14))
+    with zipfile.ZipFile(buffer, "w", method) as after:
         for name, data in entries.items():
             after.writestr(name, data)
     return buffer.getvalue()

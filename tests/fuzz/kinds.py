@@ -1,4 +1,4 @@
-"""The kinds of cases, and how many of each there are among many."""
+"""The kinds of cases and their weights."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.fuzz.outcomes import Act
 
 @dataclass(frozen=True)
 class Kind:
-    """What a case does, its weight among the kinds, and how long it may take."""
+    """The action of a case, its weight among the kinds, and its time limit."""
 
     act: Act
     weight: int
     timeout_s: float = 30.0
-    """Of processor time."""
+    """Processor time."""
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
@@ -55,8 +55,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 )
 
 
-def shares(cases: int, kinds: Sequence[str]) -> dict[str, int]:
-    """How many of so many cases each kind has: by weight, and one at least."""
+def split_cases(cases: int, kinds: Sequence[str]) -> dict[str, int]:
+    """Split a number of cases among kinds by weight, at least one each."""
     total = sum(KINDS[kind].weight for kind in kinds)
     counts = {kind: max(1, cases * KINDS[kind].weight // total) for kind in kinds}
     largest = max(kinds, key=lambda kind: KINDS[kind].weight)

@@ -1,4 +1,4 @@
-"""One case: what it came to, and what it left behind."""
+"""The outcome of a case, and its leftover files."""
 
 from __future__ import annotations
 
@@ -33,42 +33,42 @@ MAX_MESSAGE_LINES = 120
 UNFINISHED = ("*.part", "*.tmp", "*orbax-checkpoint-tmp*")
 
 Act = Callable[[Random, Path], None]
-"""Makes what is wrong, in an empty folder that is the working folder too, and hands it to the
-program. What it raises is judged."""
+"""Makes a wrong input in an empty working folder and passes it to the program; its error is
+judged."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """An outcome, and what a defect consists of."""
+    """An outcome, and the details of a defect."""
 
     outcome: Outcome
     detail: str = ""
 
 
 class TimedOut(BaseException):
-    """Raised by the clock; no handler of errors stops it."""
+    """Raised by the timer; no handler of errors catches it."""
 
 
 def judge(act: Act, rng: Random, folder: Path, timeout_s: float) -> Judged:
-    """Carry a case out in `folder` and say what became of it."""
+    """Run a case in `folder` and return its outcome."""
     os.chdir(folder)
     noise = io.StringIO()
     try:
         with (
-            _limited(timeout_s),
+            _limit_time(timeout_s),
             contextlib.redirect_stdout(noise),
             contextlib.redirect_stderr(noise),
         ):
             act(rng, folder)
-        found = Judged("success")
+        judged = Judged("success")
     except TimedOut:
         return Judged("hang", traceback.format_exc(limit=-6))
     except (PipelineError, SystemExit) as error:
-        found = _judge_error(error)
+        judged = _judge_error(error)
     except BaseException:
         return Judged("traceback", traceback.format_exc(limit=-12))
-    left = left_behind(folder)
-    return Judged("partial output", left) if left else found
+    leftover = find_leftover(folder)
+    return Judged("partial output", leftover) if leftover else judged
 
 
 def _judge_error(error: PipelineError | SystemExit) -> Judged:
@@ -85,8 +85,8 @@ def _judge_error(error: PipelineError | SystemExit) -> Judged:
     return Judged("recipe error" if error.exit_status == 2 else "run error")
 
 
-def left_behind(folder: Path) -> str:
-    """What is there and should not be: drafts, runs without a summary. Empty where nothing is."""
+def find_leftover(folder: Path) -> str:
+    """Return a draft or a run without a summary that shouldn't be there, or an empty text."""
     drafts = [path for pattern in UNFINISHED for path in folder.rglob(pattern)]
     if drafts:
         return f"left {drafts[0]}"
@@ -102,8 +102,8 @@ def left_behind(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def _limited(timeout_s: float) -> Iterator[None]:
-    """Seconds of the processor: other processes take the clock's."""
+def _limit_time(timeout_s: float) -> Iterator[None]:
+    """Limit the processor time; other processes would use up time of the clock."""
 
     def ring(*_: object) -> None:
         raise TimedOut

@@ -78,9 +78,9 @@ def prepare() -> None:
 
 @cache
 def recipe_texts() -> Sequence[bytes]:
-    """Recipe files as they are shipped, and a whole one."""
-    whole = yaml.safe_dump(tiny_tree(), sort_keys=False).encode()
-    return [*(file.read_bytes() for file in sorted(RECIPES.glob("*.yaml"))), whole]
+    """Return the shipped recipe files, and a complete recipe at the end."""
+    shipped = [file.read_bytes() for file in sorted(RECIPES.glob("*.yaml"))]
+    return [*shipped, yaml.safe_dump(tiny_tree(), sort_keys=False).encode()]
 
 
 def check_recipe_tree(rng: Random, folder: Path) -> None:
@@ -137,19 +137,19 @@ def draw_override(rng: Random) -> str:
     value = rng.choice(VALUES)
     if rng.random() < 0.3:
         value = rng.choice(("lenet5", "resnet20", "adam", "choice(1,2)", "1,2", "range(3)", "off"))
-    text = value if isinstance(value, str) else _typed(value)
+    text = value if isinstance(value, str) else _format_value(value)
     prefix = rng.choice(("", "", "", "", "+", "++", "~"))
     return f"{prefix}{key}{rng.choice(('=', '=', '=', '=', '', '@x='))}{text}"
 
 
-def _typed(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return json.dumps(value).replace('"', "'") if isinstance(value, list | dict) else str(value)
 
 
-def _affordable(recipe: Recipe) -> bool:
-    """Small enough to be carried out thousands of times."""
+def _is_affordable(recipe: Recipe) -> bool:
+    """Return whether a recipe is small enough to run thousands of times."""
     samples = getattr(recipe.dataset, "train_size", None) or 0
     return (samples <= 2000 or samples > 10**9) and recipe.train.batch_size <= 512
 
@@ -157,7 +157,7 @@ def _affordable(recipe: Recipe) -> bool:
 def build_recipe(rng: Random, folder: Path) -> None:
     """The tiny recipe with a few changes is read and built, if it passes the check."""
     change = mutate_tree if rng.random() < 0.2 else nudge_tree
-    tree = change(rng, _with_another_model(rng))
+    tree = change(rng, _draw_model(rng))
     tree["stages"] = ["data", "build"]
     _run(tree, folder)
 
@@ -169,7 +169,7 @@ def train_recipe(rng: Random, folder: Path) -> None:
     _run(tree, folder)
 
 
-def _with_another_model(rng: Random) -> dict[str, Any]:
+def _draw_model(rng: Random) -> dict[str, Any]:
     tree = dict(tiny_tree())
     if rng.random() < 0.5:
         tree["model"] = rng.choice(whole_trees())["model"]
@@ -182,11 +182,11 @@ def _with_another_model(rng: Random) -> dict[str, Any]:
 
 
 def _run(tree: dict[str, Any], folder: Path) -> None:
-    given = {str(key): value for key, value in tree.items()}
-    if isinstance(given.get("cache"), dict):
-        given["cache"] = {**given["cache"], "root": str(folder / "cache")}
-    recipe = check_tree(given)
-    if _affordable(recipe):
+    fields = {str(key): value for key, value in tree.items()}
+    if isinstance(fields.get("cache"), dict):
+        fields["cache"] = {**fields["cache"], "root": str(folder / "cache")}
+    recipe = check_tree(fields)
+    if _is_affordable(recipe):
         run(recipe, folder / "run")
 
 

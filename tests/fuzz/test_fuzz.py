@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError, PipelineError, RecipeError
-from tests.fuzz.__main__ import plan, table
-from tests.fuzz.kinds import KINDS, shares
+from tests.fuzz.__main__ import format_table, plan_cases
+from tests.fuzz.kinds import KINDS, split_cases
 from tests.fuzz.mutate import mutate_bytes, mutate_tree, nudge_tree
 from tests.fuzz.outcomes import DEFECTS, judge
 from tests.fuzz.recipe_kinds import check_recipe_tree, prepare
@@ -35,7 +35,7 @@ def _prepared() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in LEFT_OUT])
 def test_fuzz_cases_have_no_defects(kind: str) -> None:
-    for case in plan(4 if kind in FEW else 25, 0, [kind]):
+    for case in plan_cases(4 if kind in FEW else 25, 0, [kind]):
         judged = run_case(case)
         assert judged.outcome not in DEFECTS, f"{case}: {judged.outcome}\n{judged.detail}"
 
@@ -51,10 +51,10 @@ def test_every_change_of_a_recipe_is_reported(rng: Random) -> None:
 
 @pytest.mark.medium
 def test_cases_are_distributed_and_reproducible() -> None:
-    counts = shares(20_000, list(KINDS))
+    counts = split_cases(20_000, list(KINDS))
     assert sum(counts.values()) == 20_000
     assert min(counts.values()) >= 5
-    cases = plan(60, 5, ["idx", "records"])
+    cases = plan_cases(60, 5, ["idx", "records"])
     assert (len(cases), {case.kind for case in cases}) == (60, {"idx", "records"})
     assert [case.random().random() for case in cases] == [c.random().random() for c in cases]
     assert len({case.random().random() for case in cases}) == 60
@@ -95,7 +95,9 @@ def test_outcomes_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_table_totals_add_up() -> None:
-    lines = table({"a": Counter({"success": 2}), "b": Counter({"data error": 3})}).splitlines()
+    lines = format_table(
+        {"a": Counter({"success": 2}), "b": Counter({"data error": 3})}
+    ).splitlines()
     assert lines[0].startswith("| kind | cases | success | recipe error | data error |")
     assert lines[-1].startswith("| all | 5 | 2 | 0 | 3 | 0 |")
 

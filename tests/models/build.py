@@ -78,16 +78,16 @@ def draw_variables(variables: Variables, seed: int = 0) -> Variables:
 
 def positions(module: nn.Module, image: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Shape of each module's output for one image, without the batch, by path."""
-    _, seen = jax.eval_shape(
+    _, state = jax.eval_shape(
         lambda images: without_draws(module).init_with_output(
             jax.random.key(0), images, train=False, capture_intermediates=True
         ),
         jax.ShapeDtypeStruct((1, *image), jnp.float32),
     )
-    found = flatten_dict(seen["intermediates"], sep="/")
+    outputs = flatten_dict(state["intermediates"], sep="/")
     return {
         path.removesuffix("/__call__"): leaf.shape[1:]
-        for path, (leaf,) in found.items()
+        for path, (leaf,) in outputs.items()
         if hasattr(leaf, "shape")
     }
 

@@ -56,7 +56,7 @@ def patches(layer: LayerCapture) -> np.ndarray:
     images = images.transpose(3, 1, 2, 0) if chwn else images
     rows, columns = layer.window.rows, layer.window.columns
     padded = np.pad(images, ((0, 0), rows.pads, columns.pads, (0, 0)))
-    found = [
+    rows_of_patches = [
         [
             padded[
                 :,
@@ -69,7 +69,7 @@ def patches(layer: LayerCapture) -> np.ndarray:
         ]
         for y in range(rows.output_size)
     ]
-    return np.array(found).transpose(2, 0, 1, 3)
+    return np.array(rows_of_patches).transpose(2, 0, 1, 3)
 
 
 def require_products(module: nn.Module, images: np.ndarray) -> Observations:

@@ -19,26 +19,26 @@ from tests.scheduler.schedules import RECIPES, Scheduler
 
 
 def main() -> int:
-    """Print the tally; 1 where anything is wrong."""
+    """Print the tally; return 1 if anything is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.scheduler", description=__doc__)
     parser.add_argument("--schedules", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", type=float, default=0.05, help="share of operations")
-    parser.add_argument("--minutes", type=float, default=60, help="after so many no job is begun")
+    parser.add_argument("--minutes", type=float, default=60, help="start no job after this time")
     parser.add_argument("--processes", action="store_true", help="4, 3 and 1 processes")
-    asked = parser.parse_args()
-    begun = time.monotonic()
+    options = parser.parse_args()
+    start_s = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         scheduler = Scheduler(
-            folder, asked.seed, folder / "cache", asked.faults, in_processes=asked.processes
+            folder, options.seed, folder / "cache", options.faults, in_processes=options.processes
         )
-        for number in range(asked.schedules):
-            if time.monotonic() - begun > 60 * asked.minutes:
+        for number in range(options.schedules):
+            if time.monotonic() - start_s > 60 * options.minutes:
                 break
             scheduler.run_job(list(RECIPES)[number % len(RECIPES)])
             counts = {**asdict(scheduler.tally), "wrong": len(scheduler.tally.wrong)}
-            print(counts, f"{time.monotonic() - begun:.0f} s", flush=True)
+            print(counts, f"{time.monotonic() - start_s:.0f} s", flush=True)
     print("\n".join(scheduler.tally.wrong))
     return 1 if scheduler.tally.wrong else 0
 

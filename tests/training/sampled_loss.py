@@ -18,11 +18,11 @@ PLACES = np.array([[1, 3, 3], [1, 1, 4]])
 def draw(x: jax.Array) -> jax.Array:
     """The values of x (rows, n) at PLACES, which alternate between rows, computed through numpy."""
 
-    def in_numpy(values: jax.Array) -> np.ndarray:
+    def sample_in_numpy(values: jax.Array) -> np.ndarray:
         return np.take_along_axis(np.asarray(values), places_of(len(values)), axis=1)
 
     shape = jax.ShapeDtypeStruct((x.shape[0], PLACES.shape[1]), x.dtype)
-    return jax.pure_callback(in_numpy, shape, x)
+    return jax.pure_callback(sample_in_numpy, shape, x)
 
 
 def places_of(rows: int) -> np.ndarray:

@@ -45,8 +45,8 @@ ENGINES = {
 def task(engine: Any = "cube", phase: Any = "forward", **fields: Any) -> Task:
     """A task of an engine, by default without reads and writes."""
     name, cost_class = ENGINES[engine]
-    given = {"type": name, "scope": "net", "cost_class": cost_class, "reads": (), "writes": ()}
-    return Task(**{**given, **fields, "engine": engine, "phase": phase})
+    defaults = {"type": name, "scope": "net", "cost_class": cost_class, "reads": (), "writes": ()}
+    return Task(**{**defaults, **fields, "engine": engine, "phase": phase})
 
 
 def timed(us: float, bound: Any = "cube") -> TaskTime:
@@ -60,7 +60,7 @@ def chain(*us: float, **fields: Any) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
         task(reads=(number - 1,) if number else (), writes=(number,), **fields)
         for number in range(len(us))
     )
-    return TaskGraph((), tasks), tuple(timed(one) for one in us)
+    return TaskGraph((), tasks), tuple(timed(task_us) for task_us in us)
 
 
 def network(layers: int, backward_us: float, nbytes: int) -> tuple[TaskGraph, list[TaskTime]]:

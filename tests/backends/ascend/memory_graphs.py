@@ -81,7 +81,7 @@ def graphs(draw: st.DrawFn, max_tasks: int = 14, max_buffers: int = 16) -> TaskG
         task(draw(some), draw(some), draw(phases), repeat=draw(repeats))
         for _ in range(draw(st.integers(0, max_tasks)))
     )
-    makers = [i for i, each in enumerate(tasks) if each.writes]
+    makers = [i for i, writer in enumerate(tasks) if writer.writes]
     return TaskGraph(
         buffers=buffers,
         tasks=tasks,

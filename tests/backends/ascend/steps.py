@@ -74,10 +74,10 @@ def nbytes(graph: TaskGraph) -> int:
 
 def types(graph: TaskGraph) -> Counter[str]:
     """How often each type of task runs."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for task in graph.tasks:
-        found[task.type] += task.repeat
-    return found
+        counts[task.type] += task.repeat
+    return counts
 
 
 def only(graph: TaskGraph, cost_class: str, phase: str | None = None) -> list[Task]:

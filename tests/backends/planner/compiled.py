@@ -75,13 +75,13 @@ def compile_plan(
             loss, gradients = jax.value_and_grad(step.loss)(params, batch)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
 
-    def placed(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+    def place(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         scopes = tuple(entry.key for entry in path)
         rules = [rule for rule in plan.specs if covers(rule.pattern, scopes)]
         axes = rules[-1].axes if rules else ()
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding(mesh, axes))
 
-    params = jax.tree_util.tree_map_with_path(placed, step.params)
+    params = jax.tree_util.tree_map_with_path(place, step.params)
     samples = sharding(mesh, (plan.batch,))
     batch = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=samples) for x in step.batch)
     out = (jax.tree.map(lambda leaf: leaf.sharding, params), sharding(mesh, ()))
@@ -91,18 +91,18 @@ def compile_plan(
 
 
 def compiled_rows(name: str) -> list[dict[str, Any]]:
-    """What the planner and XLA say of each plan of a case; takes 8 devices."""
+    """Return the collectives of each plan of a case, predicted and compiled, on 8 devices."""
     network, links = CASES[name]
     step, _ = network_to_plan(*network, sync_batch_norm=True)
     rates = replace(load_host_rates(), links=links, far_links=links)
-    found = search(step, DEVICES, rates)
+    result = search(step, DEVICES, rates)
     rows = []
-    for plan in (found.best, *found.runners_up, found.data_parallel):
+    for plan in (result.best, *result.runners_up, result.data_parallel):
         if plan is not None:
             collectives, temporaries = compile_plan(step, plan)
             row = {"mesh": str(plan.mesh), "strategy": plan.strategy, "temporaries": temporaries}
             row |= {"predicted": dict(plan.collective_bytes)}
-            rows.append(row | {"compiled": [asdict(one) for one in collectives]})
+            rows.append(row | {"compiled": [asdict(collective) for collective in collectives]})
     return rows
 
 

@@ -46,8 +46,8 @@ def mlp(batch: int, *widths: int) -> LossToPlan:
     pairs = list(pairwise(widths))
     params = {f"dense_{i}": shapes(kernel=(a, b), bias=(b,)) for i, (a, b) in enumerate(pairs)}
 
-    def loss(params: Any, given: Any) -> Array:
-        x, labels = given
+    def loss(params: Any, samples: Any) -> Array:
+        x, labels = samples
         for i in range(len(pairs)):
             layer = params[f"dense_{i}"]
             x = x @ layer["kernel"] + layer["bias"]
@@ -71,8 +71,8 @@ def conv_and_head(batch: int, classes: int, features: int = 2048, side: int = 7)
             x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
 
-    def loss(params: Any, given: Any) -> Array:
-        x, labels = given
+    def loss(params: Any, samples: Any) -> Array:
+        x, labels = samples
         x = jax.nn.relu(conv(x, params["conv_0"]["kernel"]))
         x = jax.nn.relu(conv(x, params["conv_1"]["kernel"])).mean((1, 2))
         return cross_entropy(x @ params["head"]["kernel"], labels)
@@ -88,8 +88,8 @@ def embedding(batch: int, fields: int, rows: int, columns: int) -> LossToPlan:
         "dense": shapes(kernel=(columns, 2)),
     }
 
-    def loss(params: Any, given: Any) -> Array:
-        numbers, labels = given
+    def loss(params: Any, samples: Any) -> Array:
+        numbers, labels = samples
         x = jnp.take(params["table"]["rows"], numbers, axis=0).sum(1)
         return cross_entropy(x @ params["dense"]["kernel"], labels)
 
@@ -119,8 +119,8 @@ def gpt(batch: int, tokens: int, features: int, heads: int, blocks: int = 2) -> 
         hidden = jax.nn.relu(x @ p["up"]["kernel"] + p["up"]["bias"])
         return x + hidden @ p["down"]["kernel"] + p["down"]["bias"]
 
-    def loss(params: Any, given: Any) -> Array:
-        (x,) = given
+    def loss(params: Any, samples: Any) -> Array:
+        (x,) = samples
         for i in range(blocks):
             x = block(params[f"block{i}"], x)
         return jnp.mean(jnp.square(x))

@@ -111,8 +111,8 @@ class _Logging(Callback):
 
 
 def _kill(event: str, step: int) -> None:
-    wanted, _, at = os.environ.get("KILL", ":0").partition(":")
-    if wanted == event and step >= int(at):
+    name, _, first_step = os.environ.get("KILL", ":0").partition(":")
+    if name == event and step >= int(first_step):
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -12,13 +12,13 @@ EPSILON = 2.0**-23
 
 
 def cosine(x: Sequence[float], y: Sequence[float]) -> float:
-    one = math.sqrt(math.fsum(a * a for a in x))
-    other = math.sqrt(math.fsum(b * b for b in y))
-    if len(x) == 1 or (one == 0 and other == 0):
+    x_norm = math.sqrt(math.fsum(a * a for a in x))
+    y_norm = math.sqrt(math.fsum(b * b for b in y))
+    if len(x) == 1 or (x_norm == 0 and y_norm == 0):
         return 1.0
-    if one == 0 or other == 0:
+    if x_norm == 0 or y_norm == 0:
         return math.nan
-    return min(1.0, math.fsum(a * b for a, b in zip(x, y, strict=True)) / (one * other))
+    return min(1.0, math.fsum(a * b for a, b in zip(x, y, strict=True)) / (x_norm * y_norm))
 
 
 def max_absolute(x: Sequence[float], y: Sequence[float]) -> float:

@@ -31,8 +31,8 @@ def golden_graph(name: str) -> TorchGraph:
 def golden_results(name: str) -> dict[str, np.ndarray]:
     """What PyTorch computed: images NHWC, logits, loss, gradients and buffers by name."""
     with np.load(FOLDER / f"{name}.npz") as file:
-        found = {key: file[key] for key in file.files}
-    return {**found, "images": found["images"].transpose(0, 2, 3, 1)}
+        arrays = {key: file[key] for key in file.files}
+    return {**arrays, "images": arrays["images"].transpose(0, 2, 3, 1)}
 
 
 def network_of(graph: TorchGraph, **fields: Any) -> TorchNetwork:
@@ -67,11 +67,14 @@ def train_once(
     names = {spec.path: spec for spec in graph.arrays}
     return (
         float(loss),
-        {names[path].name: _in_torch_order(g, names[path].order) for path, g in by_path.items()},
+        {
+            names[path].name: _restore_torch_order(g, names[path].order)
+            for path, g in by_path.items()
+        },
         {names[path].name: np.asarray(array) for path, array in stats.items()},
     )
 
 
-def _in_torch_order(array: Any, order: str) -> np.ndarray:
+def _restore_torch_order(array: Any, order: str) -> np.ndarray:
     axes = TO_AXES[order]
     return np.asarray(array) if axes is None else np.asarray(array).transpose(np.argsort(axes))

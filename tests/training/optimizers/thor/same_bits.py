@@ -25,7 +25,7 @@ SHORT = (
 
 
 def require_same_bits(
-    tiny: Compose, folder: Path, keys: Sequence[str], others: Sequence[Sequence[str]]
+    tiny: Compose, folder: Path, keys: Sequence[str], variants: Sequence[Sequence[str]]
 ) -> Path:
     """Losses, weights and inverses of all steps are the same with other keys, and after a resume.
 
@@ -35,10 +35,10 @@ def require_same_bits(
     assert run(tiny(*SHORT, *keys, "train.sink_size=1"), first).status == "done"
     inverses = [array for path, array in outcome.arrays(first).items() if "inverses" in path]
     assert any(np.any(array) for array in inverses)
-    for number, other in enumerate(others):
-        another = folder / str(number)
-        assert run(tiny(*SHORT, *keys, *other), another).status == "done"
-        _require_equal(another, first)
+    for number, variant in enumerate(variants):
+        run_dir = folder / str(number)
+        assert run(tiny(*SHORT, *keys, *variant), run_dir).status == "done"
+        _require_equal(run_dir, first)
     resumed = shutil.copytree(first, folder / "resumed")
     (resumed / "summary.json").unlink()
     shutil.rmtree(make_checkpoint_path(resumed / "checkpoints", 10))
