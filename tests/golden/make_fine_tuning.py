@@ -47,19 +47,19 @@ class Net(nn.Module):
 def arrays_of(net: Net) -> dict[str, np.ndarray]:
     """Parameters and statistics, by the names of this project."""
     names = {"running_mean": "batch_stats/{}/mean", "running_var": "batch_stats/{}/var"}
-    found = {}
+    results = {}
     for name, tensor in net.state_dict().items():
         scope, leaf = name.split(".")
         array = tensor.detach().numpy().copy()
         if leaf in names:
-            found[names[leaf].format(scope)] = array
+            results[names[leaf].format(scope)] = array
         elif leaf == "weight":
             kind = "scale" if array.ndim == 1 else "kernel"
             axes = {1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}[array.ndim]
-            found[f"params/{scope}/{kind}"] = array.transpose(axes)
+            results[f"params/{scope}/{kind}"] = array.transpose(axes)
         elif leaf == "bias":
-            found[f"params/{scope}/bias"] = array
-    return found
+            results[f"params/{scope}/bias"] = array
+    return results
 
 
 def groups_of(modules: Mapping[nn.Module, int]) -> list[dict[str, object]]:
@@ -70,17 +70,19 @@ def groups_of(modules: Mapping[nn.Module, int]) -> list[dict[str, object]]:
     ]
 
 
-def tuned(net: Net, images: torch.Tensor, labels: torch.Tensor, name: str) -> dict[str, np.ndarray]:
+def fine_tune(
+    net: Net, images: torch.Tensor, labels: torch.Tensor, name: str
+) -> dict[str, np.ndarray]:
     """Losses, and the arrays after each phase."""
     first = {net.conv_1: 1, net.dense_0: 0}
     later = {net.conv_0: 2, net.batch_norm_0: 2, net.batch_norm_1: 1}
     for module in later:
         module.requires_grad_(False)
     optimizer = OPTIMIZERS[name](groups_of(first))
-    losses, found = [], {}
+    losses, results = [], {}
     for step in range(STEPS):
         if step == THAWS:
-            found |= {f"{name} thaws {key}": array for key, array in arrays_of(net).items()}
+            results |= {f"{name} thaws {key}": array for key, array in arrays_of(net).items()}
             for module in later:
                 module.requires_grad_(True)
             for group in groups_of(later):
@@ -94,8 +96,8 @@ def tuned(net: Net, images: torch.Tensor, labels: torch.Tensor, name: str) -> di
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    found |= {f"{name} ends {key}": array for key, array in arrays_of(net).items()}
-    return {**found, f"{name} losses": np.array(losses)}
+    results |= {f"{name} ends {key}": array for key, array in arrays_of(net).items()}
+    return {**results, f"{name} losses": np.array(losses)}
 
 
 def main() -> None:
@@ -111,14 +113,14 @@ def main() -> None:
         start[f"{name}.running_var"] = torch.rand(size) + 0.5
         start[f"{name}.weight"] = torch.rand(size) + 0.5
         start[f"{name}.bias"] = 0.3 * torch.randn(size)
-    found: dict[str, np.ndarray] = {"images": images, "labels": labels.astype(np.int32)}
+    results: dict[str, np.ndarray] = {"images": images, "labels": labels.astype(np.int32)}
     inputs = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 1, 4, 2, 3)))
     for name in OPTIMIZERS:
         net = Net()
         net.load_state_dict(start)
-        found |= {f"start {key}": array for key, array in arrays_of(net).items()}
-        found |= tuned(net, inputs, torch.from_numpy(labels), name)
-    np.savez_compressed(FILE, **found)
+        results |= {f"start {key}": array for key, array in arrays_of(net).items()}
+        results |= fine_tune(net, inputs, torch.from_numpy(labels), name)
+    np.savez_compressed(FILE, **results)
 
 
 if __name__ == "__main__":

@@ -92,8 +92,8 @@ def torch_hardest(values: np.ndarray, labels: np.ndarray) -> tuple[float, np.nda
     from torch.nn import functional
 
     logits = torch.tensor(values, requires_grad=True)
-    each = functional.cross_entropy(logits, torch.tensor(labels), reduction="none")
-    loss = torch.topk(each, int(SHARE * len(each))).values.mean()
+    sample_losses = functional.cross_entropy(logits, torch.tensor(labels), reduction="none")
+    loss = torch.topk(sample_losses, int(SHARE * len(sample_losses))).values.mean()
     loss.backward()
     return loss.item(), logits.grad.numpy()
 
@@ -102,12 +102,12 @@ def mindspore_hardest(logits: np.ndarray, labels: np.ndarray) -> float:
     """The same by a mask of what is at least the smallest of the largest losses."""
     import mindspore
 
-    each = mindspore.ops.cross_entropy(
+    sample_losses = mindspore.ops.cross_entropy(
         mindspore.Tensor(logits), mindspore.Tensor(labels.astype(np.int32)), reduction="none"
     )
-    least = each.sort(descending=True)[0][int(SHARE * len(each)) - 1]
-    mask = (each >= least).astype(mindspore.float32)
-    return float(((each * mask).sum() / mask.sum()).asnumpy())
+    least = sample_losses.sort(descending=True)[0][int(SHARE * len(sample_losses)) - 1]
+    mask = (sample_losses >= least).astype(mindspore.float32)
+    return float(((sample_losses * mask).sum() / mask.sum()).asnumpy())
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def set_seed(series: int, draw: int) -> None:
     ds.config.set_seed(0 if seed == UNSEEDED else seed)
 
 
-def drawn(op, image: np.ndarray, series: int):
+def draw_output(op, image: np.ndarray, series: int):
     """The op's output, again and again."""
     for draw in range(DRAWS):
         set_seed(series, draw)
@@ -47,7 +47,7 @@ def drawn(op, image: np.ndarray, series: int):
 def resized_crops() -> np.ndarray:
     """Top, left, height and width of every crop: nearest pixels of a larger image show all."""
     op = vision.RandomResizedCrop((64, 64), (0.2, 0.9), (0.5, 3.0), Inter.NEAREST, 2)
-    ends = [(*out[0, 0, :2], *out[-1, -1, :2]) for out in drawn(op, places(), 1)]
+    ends = [(*out[0, 0, :2], *out[-1, -1, :2]) for out in draw_output(op, places(), 1)]
     top, left, bottom, right = np.array(ends, int).T
     return np.stack([top - 1, left - 1, bottom - top + 1, right - left + 1], axis=-1)
 
@@ -55,21 +55,21 @@ def resized_crops() -> np.ndarray:
 def crops() -> np.ndarray:
     """The first pixel of every crop of a padded image, (0, 0) where that is padding."""
     op = vision.RandomCrop((HEIGHT, WIDTH), (2, 1, 0, 3))
-    return np.array([out[-5, 5, :2] for out in drawn(op, places(), 2)], int)
+    return np.array([out[-5, 5, :2] for out in draw_output(op, places(), 2)], int)
 
 
 def cutouts() -> np.ndarray:
     """First and last row and column of every hole, all -1 where there is none."""
-    found = []
-    for out in drawn(vision.CutOut(5, 1), places(), 3):
+    results = []
+    for out in draw_output(vision.CutOut(5, 1), places(), 3):
         rows, columns = (np.flatnonzero((out[..., 0] == 0).any(axis=axis)) for axis in (1, 0))
-        found.append((rows[0], rows[-1], columns[0], columns[-1]) if len(rows) else (-1,) * 4)
-    return np.array(found, int)
+        results.append((rows[0], rows[-1], columns[0], columns[-1]) if len(rows) else (-1,) * 4)
+    return np.array(results, int)
 
 
 def flips() -> np.ndarray:
     """Whether an image was turned upside down."""
-    out = drawn(vision.RandomVerticalFlip(0.3), places(), 4)
+    out = draw_output(vision.RandomVerticalFlip(0.3), places(), 4)
     return np.array([image[0, 0, 0] != 1 for image in out], int)
 
 
@@ -77,7 +77,7 @@ def brightness() -> np.ndarray:
     """The level that 200 becomes."""
     image = np.full((1, 1, 3), 200, np.uint8)
     op = vision.RandomColorAdjust(brightness=(0.25, 1.0))
-    return np.array([out[0, 0, 0] for out in drawn(op, image, 5)], int)
+    return np.array([out[0, 0, 0] for out in draw_output(op, image, 5)], int)
 
 
 def mix_ups() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -96,23 +96,23 @@ def cut_mixes() -> np.ndarray:
     levels = np.arange(1, BATCH + 1, dtype=np.uint8)
     images = np.broadcast_to(levels[:, None, None, None], (BATCH, *MIXED, 3)).copy()
     op = vision.CutMixBatch(ImageBatchFormat.NHWC, 1.0, 0.7)
-    found = []
+    results = []
     for draw in range(DRAWS // 2):
         set_seed(7, draw)
         out, labels = op(images, np.eye(BATCH, dtype=np.float32))
-        for own in range(BATCH):
-            box = out[own, ..., 0] != own + 1
+        for position in range(BATCH):
+            box = out[position, ..., 0] != position + 1
             rows, columns = np.flatnonzero(box.any(axis=1)), np.flatnonzero(box.any(axis=0))
             edges = (rows[0], rows[-1] + 1, columns[0], columns[-1] + 1) if len(rows) else (0,) * 4
-            partner = out[own][box][0, 0] - 1 if len(rows) else -1
-            found.append((partner, *edges, labels[own, own]))
-    return np.array(found, np.float32)
+            partner = out[position][box][0, 0] - 1 if len(rows) else -1
+            results.append((partner, *edges, labels[position, position]))
+    return np.array(results, np.float32)
 
 
 def outcomes(op, image: np.ndarray, series: int) -> tuple[np.ndarray, np.ndarray]:
     """The different images that come out, and how often each."""
     counts: dict[bytes, int] = {}
-    for out in drawn(op, image, series):
+    for out in draw_output(op, image, series):
         counts[out.tobytes()] = counts.get(out.tobytes(), 0) + 1
     shape = (-1, *image.shape)
     images = np.frombuffer(b"".join(counts), np.uint8).reshape(shape)

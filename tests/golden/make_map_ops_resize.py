@@ -38,7 +38,7 @@ def images() -> dict[str, np.ndarray]:
     return made
 
 
-def resized(image: np.ndarray, interpolation: str, size: tuple[int, int] | int) -> np.ndarray:
+def resize_image(image: np.ndarray, interpolation: str, size: tuple[int, int] | int) -> np.ndarray:
     """The image through MindSpore, as a PIL image where it takes nothing else."""
     op = vision.Resize(size, INTERPOLATIONS[interpolation])
     if interpolation == "antialias":
@@ -57,7 +57,7 @@ def main() -> None:
                 continue
             for size in SIZES:
                 text = str(size) if isinstance(size, int) else "x".join(map(str, size))
-                made = resized(image, interpolation, size)
+                made = resize_image(image, interpolation, size)
                 golden[f"{interpolation}/{name}/{text}"] = made.reshape(*made.shape[:2], -1)
     np.savez_compressed(FILE, **golden)
 

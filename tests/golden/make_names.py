@@ -58,7 +58,7 @@ MINDCV = {
 """By their names there the networks of conf/model."""
 
 
-def by_layer(named: Iterable[tuple[str, Any]]) -> dict[str, dict[str, list[int]]]:
+def group_by_layer(named: Iterable[tuple[str, Any]]) -> dict[str, dict[str, list[int]]]:
     """Shapes of arrays by layer and by their names in it."""
     layers: dict[str, dict[str, list[int]]] = {}
     for name, array in named:
@@ -72,7 +72,7 @@ def write(collection: str, networks: Mapping[str, str], arrays: Mapping[str, Any
     """Keep the names that a collection gives the networks, a network a line."""
     lines = [
         json.dumps(
-            {"theirs": theirs, "model": model, "layers": by_layer(arrays[theirs])},
+            {"theirs": theirs, "model": model, "layers": group_by_layer(arrays[theirs])},
             separators=(",", ":"),
         )
         for theirs, model in networks.items()

@@ -24,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.golden.network_cases import CASES, EVEN, Case, drawn, samples
+from tests.golden.network_cases import CASES, EVEN, Case, draw_arrays, samples
 
 FOLDER = Path(__file__).parent / "networks"
 STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var")
@@ -45,16 +45,16 @@ class Computed:
         return sum(map(math.prod, named))
 
 
-def of_mindspore(case: Case, network: Any) -> Computed:
+def compute_mindspore(case: Case, network: Any) -> Computed:
     """The arrays of a mindspore network, and its logits."""
     import mindspore as ms
 
     # Ops that eager mode has for other devices alone are put together from others in a graph.
     ms.set_context(mode=ms.GRAPH_MODE)
     network.set_train(False)
-    named = [(_unwrapped(name), tensor) for name, tensor in network.parameters_and_names()]
+    named = [(_unwrap(name), tensor) for name, tensor in network.parameters_and_names()]
     shapes = [(name, list(tensor.shape)) for name, tensor in named]
-    for (_, tensor), value in zip(named, drawn(case, shapes).values(), strict=True):
+    for (_, tensor), value in zip(named, draw_arrays(case, shapes).values(), strict=True):
         tensor.set_data(ms.Tensor(value))
     images = samples(case)
     if case.peer != "mindspore:wide_deep":
@@ -62,17 +62,19 @@ def of_mindspore(case: Case, network: Any) -> Computed:
     return Computed(shapes, network(ms.Tensor(images)).asnumpy())
 
 
-def of_torch(case: Case, network: Any, read: Callable[[Any, Any], Any]) -> Computed:
+def compute_torch(case: Case, network: Any, read: Callable[[Any, Any], Any]) -> Computed:
     """The arrays of a torch network, and its logits."""
     import torch
 
     network.eval()
     state = network.state_dict(keep_vars=True)
     tied = {id(tensor): name for name, tensor in reversed(state.items())}
-    kept = [name for name, tensor in state.items() if tied[id(tensor)] == name]
-    shapes = [(name, list(state[name].shape)) for name in kept if "num_batches_tracked" not in name]
+    untied = [name for name, tensor in state.items() if tied[id(tensor)] == name]
+    shapes = [
+        (name, list(state[name].shape)) for name in untied if "num_batches_tracked" not in name
+    ]
     with torch.no_grad():
-        for name, value in drawn(case, shapes).items():
+        for name, value in draw_arrays(case, shapes).items():
             state[name].copy_(torch.from_numpy(value))
         logits = read(network, torch.from_numpy(samples(case)))
     return Computed(shapes, logits.numpy())
@@ -86,8 +88,8 @@ def mindcv(case: Case, name: str) -> Computed:
     if name == "VisionTransformer":
         norm = partial(ms.nn.LayerNorm, epsilon=1e-6)
         network = VisionTransformer(num_classes=case.classes, norm_layer=norm, **case.peer_changes)
-        return of_mindspore(case, network)
-    network = _of_mindcv(name, case.classes)
+        return compute_mindspore(case, network)
+    network = _build_mindcv(name, case.classes)
     if name.startswith("vgg"):
         _give_biases(network.features)
         _set_hidden(network.classifier, 512, case.peer_changes["hidden"], case.classes)
@@ -99,10 +101,10 @@ def mindcv(case: Case, name: str) -> Computed:
         network.classifier = ms.nn.Dense(network.classifier.in_channels, case.classes)
         _share_evenly(network.features[0])
         _shuffle_at_the_end(network)
-    return of_mindspore(case, network)
+    return compute_mindspore(case, network)
 
 
-def _of_mindcv(name: str, classes: int) -> Any:
+def _build_mindcv(name: str, classes: int) -> Any:
     import mindcv
     from mindcv.models.googlenet import GoogLeNet
     from mindcv.models.inceptionv3 import InceptionV3
@@ -167,7 +169,7 @@ def _share_evenly(unit: Any) -> None:
     unit.branch_main[5], unit.branch_main[6] = Conv2d(inner, inner, 1), BatchNorm2d(inner)
 
 
-def _unwrapped(name: str) -> str:
+def _unwrap(name: str) -> str:
     """The name that an array had before `_shuffle_at_the_end`."""
     return name.replace(".unshuffled.", ".")
 
@@ -195,7 +197,7 @@ def _shuffle_at_the_end(shufflenet: Any) -> None:
 
 def mindspore(case: Case, name: str) -> Computed:
     """A network of MindSpore's model zoo, written out with its layers and MindSpore's."""
-    return of_mindspore(case, {"alexnet": _alexnet, "wide_deep": _wide_deep}[name](case))
+    return compute_mindspore(case, {"alexnet": _alexnet, "wide_deep": _wide_deep}[name](case))
 
 
 def _alexnet(case: Case) -> Any:
@@ -269,7 +271,7 @@ def transformers(case: Case, name: str) -> Computed:
             n_head=sizes["heads"],
             n_layer=sizes["blocks"],
         )
-        return of_torch(case, library.GPT2LMHeadModel(config), _logits_of_tokens)
+        return compute_torch(case, library.GPT2LMHeadModel(config), _logits_of_tokens)
     config = library.BertConfig(
         vocab_size=sizes["vocabulary"],
         max_position_embeddings=tokens,
@@ -280,7 +282,7 @@ def transformers(case: Case, name: str) -> Computed:
         hidden_act="gelu_new",
         num_labels=case.classes,
     )
-    return of_torch(case, library.BertForSequenceClassification(config), _logits_of_tokens)
+    return compute_torch(case, library.BertForSequenceClassification(config), _logits_of_tokens)
 
 
 def _logits_of_tokens(network: Any, numbers: Any) -> Any:
@@ -301,7 +303,7 @@ def monai(case: Case, name: str) -> Computed:
         norm="batch",
         bias=False,
     )
-    return of_torch(case, network, _logits_of_pixels)
+    return compute_torch(case, network, _logits_of_pixels)
 
 
 def _logits_of_pixels(network: Any, images: Any) -> Any:
@@ -313,7 +315,7 @@ def torchvision(case: Case, name: str) -> Computed:
     from torchvision import models
 
     network = models.get_model(name, weights=None, num_classes=case.classes, **case.peer_changes)
-    return of_torch(case, network, lambda network, images: network(images.permute(0, 3, 1, 2)))
+    return compute_torch(case, network, lambda network, images: network(images.permute(0, 3, 1, 2)))
 
 
 LIBRARIES = {
@@ -328,7 +330,7 @@ LIBRARIES = {
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for case in (*CASES, *EVEN):
-        if sys.argv[1:] and case.kept not in sys.argv[1:]:
+        if sys.argv[1:] and case.file_stem not in sys.argv[1:]:
             continue
         library, _, name = case.peer.partition(":")
         computed = LIBRARIES[library](case, name)
@@ -338,9 +340,9 @@ def main() -> None:
             "arrays": computed.shapes,
             "logits": computed.logits.astype(float).round(7).tolist(),
         }
-        (FOLDER / f"{case.kept}.json").write_text(json.dumps(result) + "\n")
+        (FOLDER / f"{case.file_stem}.json").write_text(json.dumps(result) + "\n")
         logits = computed.logits
-        print(case.kept, computed.parameters, np.abs(logits).max(), logits.std(), flush=True)
+        print(case.file_stem, computed.parameters, np.abs(logits).max(), logits.std(), flush=True)
 
 
 if __name__ == "__main__":

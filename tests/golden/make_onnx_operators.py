@@ -181,10 +181,10 @@ NEAREST = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floo
 CORNERS = {"coordinate_transformation_mode": "align_corners", "mode": "linear"}
 
 
-def build(op: str, opset: int, shape: tuple[int, ...], others: list[Any], options: Any) -> Any:
+def build(op: str, opset: int, shape: tuple[int, ...], operands: list[Any], options: Any) -> Any:
     """A model of one operator, with a cast of its result."""
     names, constants = ["x"], []
-    for place, other in enumerate(others):
+    for place, other in enumerate(operands):
         names.append(other if isinstance(other, str) else f"w{place}")
         if not isinstance(other, str):
             constants.append(numpy_helper.from_array(np.asarray(other), names[-1]))
@@ -229,8 +229,8 @@ def make_model(nodes: list[Any], opset: int, shape: tuple[int, ...], constants: 
 def main() -> None:
     """Write the file."""
     names, models, values, shapes = [], [], [], []
-    for number, (op, opset, shape, others, options) in enumerate(cases()):
-        content = build(op, opset, shape, others, options).SerializeToString()
+    for number, (op, opset, shape, operands, options) in enumerate(cases()):
+        content = build(op, opset, shape, operands, options).SerializeToString()
         x = random.normal(size=(3, *shape)).astype(np.float32)
         try:
             session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])

@@ -19,27 +19,27 @@ LR, STEPS = 0.05, 12
 START = np.linspace(-1.5, 1.7, 9).astype(np.float32)
 
 
-def by_torch(kind: type[torch.optim.Optimizer], **settings: object) -> list[list[float]]:
+def train_torch(kind: type[torch.optim.Optimizer], **settings: object) -> list[list[float]]:
     """The parameters after each step."""
     p = torch.nn.Parameter(torch.from_numpy(START.copy()))
     optimizer = kind([p], lr=LR, **settings)
-    found = []
+    weights = []
     for _ in range(STEPS):
         p.grad = torch.sin(3 * p.detach()) + 0.2
         optimizer.step()
-        found.append(p.detach().numpy().astype(float).round(7).tolist())
-    return found
+        weights.append(p.detach().numpy().astype(float).round(7).tolist())
+    return weights
 
 
-def by_mindspore(kind: type[nn.Optimizer], **settings: object) -> list[list[float]]:
+def train_mindspore(kind: type[nn.Optimizer], **settings: object) -> list[list[float]]:
     """The parameters after each step."""
     p = ms.Parameter(ms.Tensor(START.copy()), name="p")
     optimizer = kind([p], learning_rate=LR, **settings)
-    found = []
+    weights = []
     for _ in range(STEPS):
         optimizer((ms.ops.sin(3 * p) + 0.2,))
-        found.append(p.asnumpy().astype(float).round(7).tolist())
-    return found
+        weights.append(p.asnumpy().astype(float).round(7).tolist())
+    return weights
 
 
 def main() -> None:
@@ -47,19 +47,19 @@ def main() -> None:
     optim = torch.optim
     decay = {"weight_decay": 0.1}
     trajectories = {
-        "torch momentum": by_torch(optim.SGD, momentum=0.9, **decay),
-        "torch nesterov": by_torch(optim.SGD, momentum=0.9, nesterov=True, **decay),
-        "torch adam": by_torch(optim.Adam, betas=(0.9, 0.8), eps=1e-4, **decay),
-        "torch adamw": by_torch(optim.AdamW, betas=(0.9, 0.8), eps=1e-4, **decay),
-        "torch radam": by_torch(optim.RAdam, betas=(0.9, 0.8), eps=1e-8, **decay),
-        "torch adamax": by_torch(optim.Adamax, betas=(0.9, 0.8), eps=1e-4, **decay),
-        "mindspore momentum": by_mindspore(nn.Momentum, momentum=0.9, **decay),
-        "mindspore adamax": by_mindspore(nn.AdaMax, beta1=0.9, beta2=0.8, eps=1e-8, **decay),
-        "mindspore adagrad": by_mindspore(nn.Adagrad, accum=0.1, **decay),
-        "mindspore rmsprop": by_mindspore(
+        "torch momentum": train_torch(optim.SGD, momentum=0.9, **decay),
+        "torch nesterov": train_torch(optim.SGD, momentum=0.9, nesterov=True, **decay),
+        "torch adam": train_torch(optim.Adam, betas=(0.9, 0.8), eps=1e-4, **decay),
+        "torch adamw": train_torch(optim.AdamW, betas=(0.9, 0.8), eps=1e-4, **decay),
+        "torch radam": train_torch(optim.RAdam, betas=(0.9, 0.8), eps=1e-8, **decay),
+        "torch adamax": train_torch(optim.Adamax, betas=(0.9, 0.8), eps=1e-4, **decay),
+        "mindspore momentum": train_mindspore(nn.Momentum, momentum=0.9, **decay),
+        "mindspore adamax": train_mindspore(nn.AdaMax, beta1=0.9, beta2=0.8, eps=1e-8, **decay),
+        "mindspore adagrad": train_mindspore(nn.Adagrad, accum=0.1, **decay),
+        "mindspore rmsprop": train_mindspore(
             nn.RMSProp, decay=0.8, momentum=0.5, epsilon=1e-4, centered=False, **decay
         ),
-        "mindspore rmsprop centered": by_mindspore(
+        "mindspore rmsprop centered": train_mindspore(
             nn.RMSProp, decay=0.8, momentum=0.5, epsilon=1e-4, centered=True, **decay
         ),
     }

@@ -123,7 +123,7 @@ def cells() -> dict[str, tuple[nn.Cell, np.ndarray]]:
     }
 
 
-def at_level(level: str, network: nn.Cell) -> nn.Cell:
+def convert_to_level(level: str, network: nn.Cell) -> nn.Cell:
     """The network as `build_train_network(..., level=level)` converts it."""
     config = dict(amp._config_level[level])
     return amp._auto_mixed_precision_process(network, config, level)
@@ -131,10 +131,10 @@ def at_level(level: str, network: nn.Cell) -> nn.Cell:
 
 def evaluate(level: str, network: nn.Cell, values: np.ndarray) -> np.ndarray:
     """What it gives, as NHWC; the loss would read it in float32."""
-    cell = at_level(level, network).set_train(False)
+    cell = convert_to_level(level, network).set_train(False)
     is_image = values.ndim == 4
-    given = ms.Tensor(values.transpose(0, 3, 1, 2).copy() if is_image else values)
-    result = cell(given).asnumpy().astype(np.float32)
+    inputs = ms.Tensor(values.transpose(0, 3, 1, 2).copy() if is_image else values)
+    result = cell(inputs).asnumpy().astype(np.float32)
     return result.transpose(0, 2, 3, 1) if result.ndim == 4 else result
 
 
@@ -161,11 +161,11 @@ def scales(init: float, factor: float, window: int, overflows: np.ndarray) -> li
     """The scale after each step."""
     cell = nn.DynamicLossScaleUpdateCell(init, factor, window)
     scale = ms.Parameter(ms.Tensor(init, ms.float32), name="scale")
-    told = []
+    messages = []
     for overflow in overflows:
         cell(scale, ms.Tensor(bool(overflow)))
-        told.append(float(scale.asnumpy()))
-    return told
+        messages.append(float(scale.asnumpy()))
+    return messages
 
 
 def loss_scales() -> dict[str, Any]:

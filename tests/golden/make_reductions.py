@@ -43,14 +43,14 @@ def main() -> None:
     import mindspore
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    found: dict[str, Any] = {"versions": {"mindspore": mindspore.__version__}}
+    results: dict[str, Any] = {"versions": {"mindspore": mindspore.__version__}}
     for reduction in ("none", "sum", "mean"):
-        found[reduction] = trained(reduction, 0.5)
-    found["groups"] = trained("mean", RATES, BIAS_RATES)
-    FILE.write_text(json.dumps(found, indent=1) + "\n")
+        results[reduction] = train_with(reduction, 0.5)
+    results["groups"] = train_with("mean", RATES, BIAS_RATES)
+    FILE.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def trained(
+def train_with(
     reduction: str, rates: float | list[float], bias_rates: list[float] | None = None
 ) -> dict[str, Any]:
     """Losses that LossMonitor prints, and weight and bias after each step."""
@@ -66,11 +66,11 @@ def trained(
     optimizer = nn.Momentum(groups, learning_rate=rates, momentum=0.9)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction=reduction)
     data = mindspore.dataset.GeneratorDataset(batches(), ["data", "label"], shuffle=False)
-    seen, said = Weights(net), io.StringIO()
+    seen, output = Weights(net), io.StringIO()
     callbacks = [mindspore.LossMonitor(), seen.callback()]
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(output):
         mindspore.Model(net, loss, optimizer).train(1, data, callbacks, dataset_sink_mode=False)
-    losses = [float(text) for text in re.findall(r"loss is ([-\d.e]+)", said.getvalue())]
+    losses = [float(text) for text in re.findall(r"loss is ([-\d.e]+)", output.getvalue())]
     return {"losses": losses, "weights": seen.weights, "biases": seen.biases}
 
 

@@ -43,8 +43,8 @@ def cifar(folder: str, shard: int) -> dict[str, Any]:
         folder, usage="test", shuffle=False, num_shards=CIFAR_SHARDS, shard_id=shard
     )
     rows = data.create_dict_iterator(num_epochs=1, output_numpy=True)
-    found = [int(row["image"][0, 0, 0]) * 256 + int(row["image"][0, 1, 0]) for row in rows]
-    return {"samples": len(found), "first": found[:4], "last": found[-4:]}
+    numbers = [int(row["image"][0, 0, 0]) * 256 + int(row["image"][0, 1, 0]) for row in rows]
+    return {"samples": len(numbers), "first": numbers[:4], "last": numbers[-4:]}
 
 
 def write_cifar(folder: str) -> None:
@@ -59,7 +59,7 @@ def whole(samples: int) -> list[int]:
     return slices(samples, shuffle=True, num_shards=1, shard_id=0)
 
 
-def windowed(samples: int, shards: int, shard: int, window: int) -> list[int]:
+def read_windowed(samples: int, shards: int, shard: int, window: int) -> list[int]:
     """A shard, shuffled behind the reader as `shuffle(buffer_size)` does."""
     ds.config.set_seed(SEED)
     data = ds.NumpySlicesDataset(
@@ -78,12 +78,16 @@ def main() -> None:
     in_order, shuffled, behind = [], [], []
     for samples, shards in SIZES:
         case = {"samples": samples, "num_shards": shards}
-        own = [slices(samples, shuffle=False, num_shards=shards, shard_id=i) for i in range(shards)]
-        in_order.append({**case, "shards": own})
-        own = [slices(samples, shuffle=True, num_shards=shards, shard_id=i) for i in range(shards)]
-        shuffled.append({**case, "whole": whole(samples), "shards": own})
-        own = [windowed(samples, shards, i, 3) for i in range(shards)]
-        behind.append({**case, "buffer_size": 3, "shards": own})
+        shares = [
+            slices(samples, shuffle=False, num_shards=shards, shard_id=i) for i in range(shards)
+        ]
+        in_order.append({**case, "shards": shares})
+        shares = [
+            slices(samples, shuffle=True, num_shards=shards, shard_id=i) for i in range(shards)
+        ]
+        shuffled.append({**case, "whole": whole(samples), "shards": shares})
+        shares = [read_windowed(samples, shards, i, 3) for i in range(shards)]
+        behind.append({**case, "buffer_size": 3, "shards": shares})
     with tempfile.TemporaryDirectory() as folder:
         write_cifar(folder)
         files = [cifar(folder, shard) for shard in range(CIFAR_SHARDS)]

@@ -49,20 +49,20 @@ def regressions() -> dict[str, dict[str, float]]:
     train, test = split_rows(len(table.target), 0.2, 0)
 
     def scores(make: Any) -> dict[str, float]:
-        found = []
+        scores = []
         for seed in SEEDS:
             estimator = make_pipeline(StandardScaler(), make(seed))
             estimator.fit(table.data[train], table.target[train])
-            said = estimator.predict(table.data[test])
-            found.append(
+            predictions = estimator.predict(table.data[test])
+            scores.append(
                 [
-                    s(table.target[test], said)
+                    s(table.target[test], predictions)
                     for s in (mean_absolute_error, root_mean_squared_error, r2_score)
                 ]
             )
         return {
             name: round(median(column), 6)
-            for name, column in zip(("mae", "rmse", "r2"), zip(*found, strict=True), strict=True)
+            for name, column in zip(("mae", "rmse", "r2"), zip(*scores, strict=True), strict=True)
         }
 
     return {
@@ -86,12 +86,12 @@ def classifications(name: str, table: Any, classes: tuple[str, ...]) -> dict[str
     train, test = split_rows(len(labels), 0.2, 0, strata)
 
     def accuracy(make: Any) -> float:
-        found = []
+        scores = []
         for seed in SEEDS:
             estimator = make_pipeline(StandardScaler(), make(seed))
             estimator.fit(table.data[train], labels[train])
-            found.append(float(np.mean(estimator.predict(table.data[test]) == labels[test])))
-        return round(median(found), 6)
+            scores.append(float(np.mean(estimator.predict(table.data[test]) == labels[test])))
+        return round(median(scores), 6)
 
     return {
         "LogisticRegression": accuracy(lambda seed: LogisticRegression()),

@@ -47,7 +47,7 @@ def main() -> None:
             )
     (FOLDER / "features.json").write_text(json.dumps(features) + "\n")
     orders = [
-        {"files": files, "cycle_length": cycle, "order": _interleaved(files, cycle)}
+        {"files": files, "cycle_length": cycle, "order": _interleave(files, cycle)}
         for files in FILES
         for cycle in CYCLES
     ]
@@ -60,16 +60,16 @@ def _feature(**kind: object) -> tf.train.Feature:
     return tf.train.Feature(**kind)
 
 
-def _interleaved(files: list[int], cycle_length: int) -> list[list[int]]:
+def _interleave(files: list[int], cycle_length: int) -> list[list[int]]:
     """The file, and the sample in it, at each position."""
     numbers = tf.data.Dataset.from_tensor_slices(np.arange(len(files)))
     sizes = tf.constant(files, tf.int64)
 
-    def opened(number: tf.Tensor) -> tf.data.Dataset:
+    def open_file(number: tf.Tensor) -> tf.data.Dataset:
         samples = tf.data.Dataset.range(sizes[number])
         return samples.map(lambda sample: tf.stack([number, sample]))
 
-    read = numbers.interleave(opened, cycle_length=cycle_length, block_length=1)
+    read = numbers.interleave(open_file, cycle_length=cycle_length, block_length=1)
     return [pair.tolist() for pair in read.as_numpy_iterator()]
 
 

@@ -94,7 +94,7 @@ def map_ops(recipe: Recipe) -> list[Callable[[Image], Image]]:
     return [*ops, vision.HWC2CHW()]
 
 
-def mapped(recipe: Recipe, image: Image) -> Image:
+def map_image(recipe: Recipe, image: Image) -> Image:
     """An image (H, W, C) after all ops: float32 (C, H', W')."""
     for op in map_ops(recipe):
         image = op(image)
@@ -120,7 +120,7 @@ def train(recipe: Recipe, start: Given) -> list[float]:
     cell.set_train()
     losses = []
     for images, labels in zip(start.images, start.labels, strict=True):
-        batch = np.stack([mapped(recipe, image) for image in images])
+        batch = np.stack([map_image(recipe, image) for image in images])
         losses.append(float(cell(Tensor(batch), Tensor(labels)).asnumpy()))
     return losses
 

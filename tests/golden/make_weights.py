@@ -63,8 +63,12 @@ def write_torch() -> None:
     tensors["parameter"] = nn.Parameter(torch.tensor([0.5, -0.5]))
     tensors["scalar"] = torch.tensor(2.5)
     torch.save(tensors, FOLDER / "torch_tiny.pth")
-    whole = {"epoch": 3, "state_dict": {"fc.weight": base, "fc.bias": base[0]}, "lr": [0.1, None]}
-    torch.save(whole, FOLDER / "torch_training.pt")
+    checkpoint = {
+        "epoch": 3,
+        "state_dict": {"fc.weight": base, "fc.bias": base[0]},
+        "lr": [0.1, None],
+    }
+    torch.save(checkpoint, FOLDER / "torch_training.pt")
 
 
 def same_padding(x: torch.Tensor, kernel: int, stride: int) -> torch.Tensor:

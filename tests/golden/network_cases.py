@@ -49,7 +49,7 @@ class Case:
     """What tells it from another case of the same network."""
 
     @property
-    def kept(self) -> str:
+    def file_stem(self) -> str:
         """The name of the file that has its logits."""
         return f"{self.model}_{self.variant}" if self.variant else self.model
 
@@ -66,12 +66,12 @@ def uniforms(name: str, shape: Sequence[int]) -> np.ndarray:
     return ((words[:size] >> 8).astype(np.float32) * np.float32(2**-24)).reshape(shape)
 
 
-def drawn(case: Case, shapes: Iterable[tuple[str, Sequence[int]]]) -> dict[str, np.ndarray]:
+def draw_arrays(case: Case, shapes: Iterable[tuple[str, Sequence[int]]]) -> dict[str, np.ndarray]:
     """The arrays of the other definition, by their names and shapes there."""
-    return {name: _drawn(name, shape, case.gain) for name, shape in shapes}
+    return {name: _draw_array(name, shape, case.gain) for name, shape in shapes}
 
 
-def _drawn(name: str, shape: Sequence[int], gain: float) -> np.ndarray:
+def _draw_array(name: str, shape: Sequence[int], gain: float) -> np.ndarray:
     uniform, leaf = uniforms(name, shape), name.rpartition(".")[2]
     if leaf in ("running_var", "moving_variance"):
         return uniform + np.float32(0.5)

@@ -15,7 +15,7 @@ from pipeline.config.renames import RenameSpec
 from pipeline.data.columns import ColumnSpec
 from pipeline.stages.export.matching import match_weights
 from pipeline.stages.export.network import trace_model_arrays
-from tests.golden.network_cases import CASES, EVEN, Case, drawn, samples
+from tests.golden.network_cases import CASES, EVEN, Case, draw_arrays, samples
 from tests.models.build import QUICK, ZEROS, Variables, conf_model, count
 from tests.models.conftest import GOLDEN
 
@@ -23,7 +23,7 @@ TOLERANCE = 1e-4
 
 
 def kept(case: Case) -> dict[str, Any]:
-    return json.loads((GOLDEN / "networks" / f"{case.kept}.json").read_text())
+    return json.loads((GOLDEN / "networks" / f"{case.file_stem}.json").read_text())
 
 
 def filled(case: Case, golden: Mapping[str, Any]) -> Variables:
@@ -32,14 +32,14 @@ def filled(case: Case, golden: Mapping[str, Any]) -> Variables:
     model = conf_model(case.model, **case.changes, init=ZEROS)
     network = trace_model_arrays(model, case.classes, image)
     renames = [RenameSpec.model_validate({"match": a, "to": b}) for a, b in case.renames]
-    matching = match_weights(case.file, drawn(case, golden["arrays"]), network, renames)
+    matching = match_weights(case.file, draw_arrays(case, golden["arrays"]), network, renames)
     matching.require(partial=False)
     assert set(matching.arrays) == set(network.shapes)
     return unflatten_dict(matching.arrays, sep="/")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*CASES, *EVEN], ids=lambda case: case.kept)
+@pytest.mark.parametrize("case", [*CASES, *EVEN], ids=lambda case: case.file_stem)
 def test_parity_of_logits_and_parameters(case: Case) -> None:
     golden = kept(case)
     module = conf_model(case.model, **case.changes).build(case.classes, "float32")
