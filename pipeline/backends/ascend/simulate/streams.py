@@ -6,9 +6,9 @@ another task earlier, and launching op by op is never faster than launching the 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from operator import itemgetter
 from typing import Literal
 
@@ -107,7 +107,8 @@ def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Stre
         ),
         streams=streams,
         producers=producers,
-        # A stream keeps its order, so tasks wait only for other streams. AI CPU has several.
+        # A stream keeps its order, so tasks wait only for other streams. AI CPU tasks wait for one
+        # another by events too.
         waits=tuple(
             tuple(before for before in writers if streams[before] != stream or stream == "ai_cpu")
             for stream, writers in zip(streams, producers, strict=True)
@@ -269,7 +270,6 @@ class Run:
 
     starts_us: Sequence[float]
     ends_us: Sequence[float]
-    ai_cpu_lanes: dict[int, int]
     buckets_us: Sequence[tuple[float, float]]
     compute_us: Sequence[float]
     idle_us: dict[Cause, float]
@@ -281,11 +281,10 @@ def run_step(
     times: Sequence[TaskTime],
     plan: StreamAssignment,
     hw: Hardware,
-    options: StepOptions,
     launches: LaunchTimes | None = None,
 ) -> Run:
     """Simulate one step. The host launches op by op at the times `launches`; None: all at once."""
-    device = _Device(graph, times, plan, hw, options, launches)
+    device = _Device(graph, times, plan, hw, launches)
     for index in plan.order:
         stream = plan.streams[index]
         if stream == "compute":
@@ -306,7 +305,6 @@ class _Device:
         times: Sequence[TaskTime],
         plan: StreamAssignment,
         hw: Hardware,
-        options: StepOptions,
         launches: LaunchTimes | None,
     ) -> None:
         count = len(graph.tasks)
@@ -314,18 +312,15 @@ class _Device:
         self.times = times
         self.plan = plan
         self.hw = hw
-        self.overlap = options.overlap
         self.launches = launches
         self.starts = [0.0] * count
         self.ends = [0.0] * count
         self.busy = [0.0] * count
         self.idle: dict[Cause, float] = {"host": 0.0, "ai_cpu": 0.0, "communication": 0.0}
         self.buckets: list[tuple[float, float]] = []
-        self.ai_cpu_lanes: dict[int, int] = {}
         self.compute_free = 0.0
+        self.ai_cpu_free = 0.0
         self.hccl_free = 0.0
-        streams = min(options.ai_cpu_streams, int(hw.ai_cpu_workers_count))
-        self.ai_cpu_free = [(0.0, lane) for lane in range(streams)]
 
     def run_compute(self, index: int) -> None:
         """Run a task on the AI Cores."""
@@ -342,13 +337,11 @@ class _Device:
         self.ends[index] = self.compute_free
 
     def run_ai_cpu(self, index: int) -> None:
-        """Run a task on an AI CPU stream."""
+        """Run a task on the AI CPU: one stream, as both dropout masks in TRACE-23."""
         start_us, _ = self.find_start(index)
-        free_us, lane = heapq.heappop(self.ai_cpu_free)
-        self.starts[index] = max(start_us, free_us)
-        self.ends[index] = self.starts[index] + self.sum_iterations_us(index, self.times[index].us)
-        heapq.heappush(self.ai_cpu_free, (self.ends[index], lane))
-        self.ai_cpu_lanes[index] = lane
+        self.starts[index] = max(start_us, self.ai_cpu_free)
+        self.ai_cpu_free = self.starts[index] + self.sum_iterations_us(index, self.times[index].us)
+        self.ends[index] = self.ai_cpu_free
 
     def run_collective(self, index: int) -> None:
         """Run a collective that is a task of the graph on the links."""
@@ -387,8 +380,6 @@ class _Device:
             ready_us = max(self.ends[index] for index in self.plan.sources[number])
             if self.launches:
                 ready_us = max(ready_us, self.launches.buckets_us[number])
-            if not self.overlap:
-                ready_us = max(ready_us, self.compute_free)
             start_us = max(ready_us + self.hw.collective_launch_us, self.hccl_free)
             self.hccl_free = self.find_all_reduce_end(start_us, self.plan.costs_us[number])
             self.buckets.append((start_us, self.hccl_free))
@@ -408,14 +399,12 @@ class _Device:
         self.reduce_until(len(self.plan.costs_us) - 1)
         cores_end_us = self.compute_free
         links_end_us = max(cores_end_us, self.hccl_free)
-        ai_cpu_end_us = max([links_end_us, *(self.ends[index] for index in self.ai_cpu_lanes)])
+        ai_cpu_end_us = max(links_end_us, self.ai_cpu_free)
         end_us = max(ai_cpu_end_us, self.hw.graph_launch_us if self.launches else 0.0)
         self.idle["communication"] += links_end_us - cores_end_us
         self.idle["ai_cpu"] += ai_cpu_end_us - links_end_us
         self.idle["host"] += end_us - ai_cpu_end_us
-        return Run(
-            self.starts, self.ends, self.ai_cpu_lanes, self.buckets, self.busy, self.idle, end_us
-        )
+        return Run(self.starts, self.ends, self.buckets, self.busy, self.idle, end_us)
 
 
 def find_critical_path_us(
@@ -423,13 +412,10 @@ def find_critical_path_us(
 ) -> float:
     """Return the time of the longest chain of tasks and all-reduces that depend on each other."""
     ends = [0.0] * len(graph.tasks)
-    bucket_ends: dict[int, float] = {}
 
+    @cache
     def find_bucket_end(number: int) -> float:
-        if number not in bucket_ends:
-            ready_us = max(ends[index] for index in plan.sources[number])
-            bucket_ends[number] = ready_us + plan.costs_us[number]
-        return bucket_ends[number]
+        return max(ends[index] for index in plan.sources[number]) + plan.costs_us[number]
 
     for index in plan.order:
         start_us = max((ends[producer] for producer in plan.producers[index]), default=0.0)
