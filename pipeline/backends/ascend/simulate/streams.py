@@ -15,12 +15,7 @@ from typing import Literal
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import StepOptions
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph, TaskTime
-from pipeline.backends.ascend.cost.collectives import (
-    all_reduce_us,
-    check_devices,
-    form_buckets,
-    split_rounds,
-)
+from pipeline.backends.ascend.cost.collectives import all_reduce_us, check_devices, form_buckets
 from pipeline.backends.ascend.simulate.timeline import Span
 
 DeviceStream = Literal["compute", "ai_cpu", "hccl"]
@@ -76,18 +71,11 @@ def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Stre
     rounds = _form_rounds(tasks, producers, {writer for _, _, writer in gradients})
     round_of = {index: number for number, round_ in enumerate(rounds) for index in round_.passes}
     gradient_rounds = [round_of[writer] for _, _, writer in gradients]
-    all_reduces = [
-        piece
-        for bucket in form_buckets(gradients, options.fusion)
-        for piece in split_rounds(bucket, gradients, gradient_rounds)
-    ]
-    sources = tuple(
-        tuple(sorted({gradients[index][2] for index in bucket.gradients})) for bucket in all_reduces
-    )
-    costs_us = [all_reduce_us(piece.nbytes, options.devices, hw) for piece in all_reduces]
+    buckets = form_buckets(options.fusion, gradient_rounds)
+    sources = tuple(tuple(sorted({gradients[index][2] for index in bucket})) for bucket in buckets)
+    sizes = [sum(gradients[index][1] for index in bucket) for bucket in buckets]
     exchanges = options.exchange_bytes if sources else ()
     sources += sources[-1:] * len(exchanges)
-    costs_us += [all_reduce_us(nbytes, options.devices, hw) for nbytes in exchanges]
     needs = _find_needs(tasks, producers, sources, rounds)
     if exchanges:
         # Curvature is used by all updates.
@@ -114,7 +102,9 @@ def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Stre
             for stream, writers in zip(streams, producers, strict=True)
         ),
         needs=needs,
-        costs_us=tuple(costs_us),
+        costs_us=tuple(
+            all_reduce_us(nbytes, options.devices, hw) for nbytes in (*sizes, *exchanges)
+        ),
         sources=sources,
         issued_after=tuple(issued),
     )
