@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import Task, TaskTime
 from pipeline.backends.ascend.cost.efficiency import GROUPS, Calibration
-from pipeline.backends.ascend.cost.task_time import CUBE_CLASSES, DEPTHWISE_CLASSES, runs_on_vector
+from pipeline.backends.ascend.cost.task_time import CUBE_CLASSES, runs_on_vector
 from pipeline.core.files.safe_yaml import parse_written_yaml
 
 WIDTH = 100
@@ -48,7 +48,7 @@ def find_formula(task: Task, hw: Hardware) -> KernelFormula:
     name: str = task.cost_class
     if name in CUBE_CLASSES:
         name = "float32_product" if runs_on_vector(task, hw) else "product"
-    elif name in DEPTHWISE_CLASSES:
+    elif name in GROUPS["depthwise"]:
         name = "depthwise"
     return FORMULAS.get(name, FORMULAS["stream"])
 
