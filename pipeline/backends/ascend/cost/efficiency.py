@@ -110,7 +110,7 @@ def load_efficiency(path: Path = EFFICIENCY_FILE) -> Efficiency:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Calibration:
     """Parameters fitted to published steps, in addition to the efficiency fitted to kernels.
 

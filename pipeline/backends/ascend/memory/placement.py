@@ -144,7 +144,7 @@ def find_lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
 
 
 def find_owners(graph: TaskGraph) -> list[int]:
-    """Return each buffer's owner: itself, or the buffer that it updates in place or is a part of."""
+    """Return each buffer's owner: itself, or the buffer that it updates in place or is within."""
     parents = [graph.aliases.get(buffer.index, buffer.within) for buffer in graph.buffers]
     owners = []
     for index, parent in enumerate(parents):

@@ -271,14 +271,6 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
         2,
         "parameters = {'w': ShapeDtypeStruct(shape=(1024, 512), dtype=float32)}: must be a",
     ),
-    "an unknown figure": (
-        lambda: Pricing(
-            trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910")
-        ).with_figures(warp=9.0),
-        OptionError,
-        2,
-        "hardware figure 'warp': must be one of ",
-    ),
 }
 
 
