@@ -81,36 +81,38 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Result of a search: tiling, number of priced tilings, and best time after each round."""
+    """The best tiling and its time, the number of priced tilings, the best time of each round."""
 
     tiling: Tiling
+    us: float
     trials: int
     rounds: tuple[Round, ...]
 
 
-def search_tiles(
-    objective: Objective, default: Tiling, mode: TuneMode, seed: int, key: str
-) -> Search:
+def search_tiles(objective: Objective, default: Tiling, mode: TuneMode, key: str) -> Search:
     """Return the best tiling of a search, which includes the default tiling.
 
-    The random numbers depend on `seed` and `key` alone.
+    The random numbers depend on `key` alone.
     """
     if mode == "exhaustive":
         rows = np.concatenate([to_row(default), list_tilings(objective.product, objective.hw)])
         times_us = objective.compute_times_us(rows)
         best = int(np.argmin(times_us))
-        return Search(to_tiling(rows[best]), len(rows), (Round(float(times_us[best])),))
-    generator = np.random.default_rng([seed, zlib.crc32(key.encode())])
+        us = float(times_us[best])
+        return Search(to_tiling(rows[best]), us, len(rows), (Round(us),))
+    generator = np.random.default_rng([0, zlib.crc32(key.encode())])
     if mode == "ga":
         return _search_genes(objective, default, generator)
     tree = _search_tree(objective, default, generator)
     if mode == "rl":
         return tree
     genes = _search_genes(objective, default, generator)
-    tree_us = tree.rounds[-1].best_us
-    gene_rounds = (replace(round_, best_us=min(round_.best_us, tree_us)) for round_ in genes.rounds)
-    best_search = genes if genes.rounds[-1].best_us < tree_us else tree
-    return Search(best_search.tiling, tree.trials + genes.trials, (*tree.rounds, *gene_rounds))
+    gene_rounds = (replace(round_, best_us=min(round_.best_us, tree.us)) for round_ in genes.rounds)
+    return replace(
+        genes if genes.us < tree.us else tree,
+        trials=tree.trials + genes.trials,
+        rounds=(*tree.rounds, *gene_rounds),
+    )
 
 
 class _Ledger:
@@ -155,7 +157,8 @@ class _Ledger:
 
     def make_result(self) -> Search:
         """Return the best tiling of all rounds."""
-        return Search(to_tiling(self.best_row), len(self.times_us) + 1, tuple(self.rounds))
+        trials = len(self.times_us) + 1
+        return Search(to_tiling(self.best_row), self.best_us, trials, tuple(self.rounds))
 
 
 def _clip_genes(genes: Sequence[int], objective: Objective) -> Genes:

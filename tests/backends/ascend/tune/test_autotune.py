@@ -70,22 +70,21 @@ def test_search_improves_on_a_bad_default_tiling(mode: TuneMode) -> None:
     st.integers(1, 500),
     st.sampled_from((0, 2, 32)),
     st.sampled_from(MODES),
-    st.integers(0, 5),
 )
 @settings(max_examples=30, deadline=None)
 def test_search_is_between_default_and_exhaustive_optimum(
-    batch: int, m: int, k: int, n: int, images: int, mode: TuneMode, seed: int
+    batch: int, m: int, k: int, n: int, images: int, mode: TuneMode
 ) -> None:
     product = Product(batch, m, k, n, 1.0, 2, images)
     objective, default = Objective(product, HW, 1.25), choose_default_tiling(product, HW, 1.25)
-    found = search_tiles(objective, default, mode, seed, "key")
-    best = search_tiles(objective, default, "exhaustive", seed, "key")
+    found = search_tiles(objective, default, mode, "key")
+    best = search_tiles(objective, default, "exhaustive", "key")
     assert to_row(found.tiling)[0, :4].prod() <= HW.ai_cores_count
     default_us = objective.compute_times_us(to_row(default))[0]
     found_us = objective.compute_times_us(to_row(found.tiling))[0]
     assert found_us <= default_us
     if batch == 1:
-        assert best.rounds[-1].best_us <= found_us * (1 + 1e-9)
+        assert best.us <= found_us * (1 + 1e-9)
 
 
 def test_tuned_graph_is_never_slower() -> None:
@@ -107,14 +106,8 @@ def test_only_cube_tasks_are_tuned() -> None:
 
 @pytest.mark.medium
 @pytest.mark.parametrize("mode", MODES)
-def test_same_seed_has_the_same_result(mode: TuneMode) -> None:
-    assert tuned(mode=mode, seed=3) == tuned(mode=mode, seed=3)
-
-
-@pytest.mark.slow
-def test_different_seeds_search_differently() -> None:
-    """Experience has all seeds begin alike, so they differ in later tilings."""
-    assert len({tuned(mode="ga", seed=seed).tasks[0].trials for seed in range(6)}) > 1
+def test_repeated_search_has_the_same_result(mode: TuneMode) -> None:
+    assert tuned(mode=mode) == tuned(mode=mode)
 
 
 DEFAULT_TILING = [1, 1, 32, 1, 8, 16]
@@ -162,7 +155,7 @@ def test_search_without_improvement_stores_the_default(
 
     def find_nothing(objective: Objective, default: Tiling, *_: Any) -> Search:
         us = float(objective.compute_times_us(to_row(default))[0])
-        return Search(default, 1, (Round(us),))
+        return Search(default, us, 1, (Round(us),))
 
     monkeypatch.setattr(autotune, "search_tiles", find_nothing)
     bank = tmp_path / "bank.json"
@@ -255,11 +248,6 @@ def test_corrupted_bank_error_names_the_file(tmp_path: Path, text: str) -> None:
     with pytest.raises(RunError, match=r"bank\.json: not a knowledge bank .* delete it"):
         tuned(bank_path=bank)
     assert bank.read_text() == text
-
-
-def test_unknown_autotune_mode_is_refused() -> None:
-    with pytest.raises(RunError, match="AutoTune mode 'sa': must be one of exhaustive, ga, rl"):
-        tuned(mode="sa")
 
 
 @pytest.mark.medium
