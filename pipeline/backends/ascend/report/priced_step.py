@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -102,11 +102,29 @@ class PricedStep:
 
     @cached_property
     def interval_ms(self) -> tuple[float, float]:
-        """The 80 % interval of `step_ms`: one true time in ten is below it, one in ten above it."""
-        spread = compute_class_spread(self.graph, self.times, self.timeline, self.calibration)
-        spread = math.hypot(spread, self.hardware.other_chip_spread_ratio)
-        low, high = compute_interval(self.timeline.step_us, spread, self.calibration)
-        return low / 1e3, high / 1e3
+        """The 80 % interval of `step_ms`: one true time in ten is below it, one in ten above it.
+
+        It is log-normal around `step_ms`. The errors of classes of kernels, of a chip that the fit
+        didn't see and of whole published steps (`log_sd`) are independent. `interval_scale` makes
+        the interval cover 80 % of the published steps of families that the fit left out.
+        """
+        calibration = self.calibration
+        spread = math.hypot(self.class_spread, self.hardware.other_chip_spread_ratio)
+        log_sd = math.hypot(spread, calibration.log_sd)
+        factor = math.exp(NORMAL_90 * log_sd * calibration.interval_scale)
+        step_us = self.timeline.step_us
+        return step_us / factor / 1e3, step_us * factor / 1e3
+
+    @cached_property
+    def class_spread(self) -> float:
+        """Standard deviation of the log of the step's time, from the spreads of classes."""
+        class_us: dict[str, float] = defaultdict(float)
+        for task, time in zip(self.graph.tasks, self.times, strict=True):
+            if task.engine in ("cube", "vector"):
+                class_us[task.cost_class] += time.us * task.repeat
+        classes = self.calibration.efficiency.classes
+        squares = sum((us * classes[name].log_sd) ** 2 for name, us in class_us.items())
+        return math.sqrt(squares) / self.timeline.step_us if self.timeline.step_us else 0.0
 
     @property
     def device_ms(self) -> float:
@@ -215,19 +233,16 @@ class PricedStep:
         costs = {cost.layer: cost for cost in self.layers}
         if layer not in costs:
             raise OptionError(f"layer: {explain_unknown_name('layer', str(layer), costs)}")
-        spread = compute_class_spread(self.graph, self.times, self.timeline, self.calibration)
         return LayerExplanation(
             layer=layer,
             us=costs[layer].us,
             share=costs[layer].share,
             tasks=tuple(
-                explain_task(task, time, self.hardware, self.sources, self.calibration)
-                for task, time in zip(self.graph.tasks, self.times, strict=True)
+                explain_task(task, cost, self)
+                for task, cost in zip(self.graph.tasks, self.tasks, strict=True)
                 if name_layer(task) == layer
             ),
-            interval_sources=list_interval_sources(
-                spread, self.calibration, self.hardware, self.sources
-            ),
+            interval_sources=list_interval_sources(self),
         )
 
     @cached_property
@@ -244,36 +259,7 @@ class PricedStep:
         return tuple(LayerCost(name, us, us / total, counts[name]) for name, us in ordered)
 
 
-def compute_interval(
-    step_us: float, spread: float, calibration: Calibration
-) -> tuple[float, float]:
-    """Return the 80 % interval of a step in us, log-normal around the modelled time.
-
-    `spread` is the standard deviation of the log of the step's time by the errors of classes of
-    kernels, which are independent, and by the error of a chip that the fit didn't see. The spread
-    of published steps (`log_sd`) is added in quadrature, and the result is scaled by
-    `interval_scale`, so that the interval covers 80 % of the published steps of families that the
-    fit left out.
-    """
-    log_sd = math.hypot(spread, calibration.log_sd)
-    factor = math.exp(NORMAL_90 * log_sd * calibration.interval_scale)
-    return step_us / factor, step_us * factor
-
-
-def compute_class_spread(
-    graph: TaskGraph, times: Sequence[TaskTime], timeline: Timeline, calibration: Calibration
-) -> float:
-    """Return the standard deviation of the log of a step's time, from the spreads of classes."""
-    class_us: dict[str, float] = defaultdict(float)
-    for task, time in zip(graph.tasks, times, strict=True):
-        if task.engine in ("cube", "vector"):
-            class_us[task.cost_class] += time.us * task.repeat
-    classes = calibration.efficiency.classes
-    squares = sum((us * classes[name].log_sd) ** 2 for name, us in class_us.items())
-    return math.sqrt(squares) / timeline.step_us if timeline.step_us else 0.0
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Layer:
     """Device time of a module in us by phase, with all iterations of loops.
 
@@ -281,7 +267,7 @@ class Layer:
     """
 
     name: str
-    tasks: int
+    tasks: int = 0
     forward_us: float = 0.0
     backward_us: float = 0.0
     update_us: float = 0.0
@@ -292,27 +278,25 @@ class Layer:
         return self.forward_us + self.backward_us + self.update_us
 
 
-def find_slowest_layers(timeline: Timeline, graph: TaskGraph, count: int = 10) -> tuple[Layer, ...]:
-    """Return the `count` layers with the most device time, slowest first.
+def find_slowest_layers(timeline: Timeline, graph: TaskGraph) -> tuple[Layer, ...]:
+    """Return the ten layers with the most device time, slowest first.
 
     All-reduces belong to no layer.
     """
-    phase_us: dict[str, dict[str, float]] = {}
-    tasks: dict[str, int] = {}
+    layers: dict[str, Layer] = {}
     for span in timeline.spans:
         if span.task is None or span.stream == "host":
             continue
         task = graph.tasks[span.task]
-        phase = task.phase if task.phase in ("forward", "backward") else "update"
-        name = name_layer(task)
-        layer_us = phase_us.setdefault(name, {"forward": 0.0, "backward": 0.0, "update": 0.0})
-        layer_us[phase] += span.duration_us
-        tasks[name] = tasks.get(name, 0) + 1
-    layers = [
-        Layer(name, tasks[name], us["forward"], us["backward"], us["update"])
-        for name, us in phase_us.items()
-    ]
-    return tuple(sorted(layers, key=lambda layer: (-layer.us, layer.name))[:count])
+        layer = layers.setdefault(name_layer(task), Layer(name_layer(task)))
+        layer.tasks += 1
+        if task.phase == "forward":
+            layer.forward_us += span.duration_us
+        elif task.phase == "backward":
+            layer.backward_us += span.duration_us
+        else:
+            layer.update_us += span.duration_us
+    return tuple(sorted(layers.values(), key=lambda layer: (-layer.us, layer.name))[:10])
 
 
 def name_layer(task: Task | TaskCost) -> str:
