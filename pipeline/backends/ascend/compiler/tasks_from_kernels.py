@@ -22,7 +22,7 @@ from pipeline.backends.ascend.chip.tasks import (
 )
 from pipeline.backends.ascend.compiler.autocast import cast_operands, choose_autocast_dtypes
 from pipeline.backends.ascend.compiler.buffers import Buffers, InsertedOps
-from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS, find_gradients
+from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS, find_dataflow, find_gradients
 from pipeline.backends.ascend.compiler.fusion import fuse_kernels
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.kernels import Kernels, measure_kernel
@@ -49,7 +49,6 @@ from pipeline.backends.ascend.compiler.primitives import (
 from pipeline.backends.ascend.compiler.recurrent_cells import find_cells, fuse_cells
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.core.errors import RunError
-from pipeline.core.host.item_sizes import get_stored_bytes
 
 MOVERS: dict[str, CostClass] = {
     "gather": "gather",
@@ -117,16 +116,16 @@ class _Lowering:
         self.signature = signature
         self.options = options
         self.phases = find_phases(graph, set(signature.parameters))
-        # `dtypes` is set below, as types depend on kinds of nodes. The function is called later.
+        self.dataflow = find_dataflow(graph, self.phases)
+        self.dtypes = self._choose_dtypes()
         self.kernels = Kernels(
             graph,
             self.phases,
-            lambda index: graph.values[index].size * get_stored_bytes(self.dtypes[index]),
+            self.dataflow,
+            self.dtypes,
             by_op=options.by_op,
             fuses_adam=ADAM_FUSION not in options.without,
         )
-        self.dataflow = self.kernels.dataflow
-        self.dtypes = self._choose_dtypes()
         self.alias = self.dataflow.alias
         self.matrix_layout: Layout = "ND" if options.core == "split" else "FRACTAL_NZ"
         self.buffers = Buffers(

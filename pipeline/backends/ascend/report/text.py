@@ -56,9 +56,13 @@ class Recommendation:
         """Whether the gain is at least `DISTINGUISHABLE`."""
         return self.gain >= DISTINGUISHABLE
 
+    @property
+    def gain_text(self) -> str:
+        """The gain in percent, if it is distinguishable."""
+        return f"{self.gain:+.1%}" if self.distinguishable else "not distinguishable"
+
     def __str__(self) -> str:
-        gain_text = f"{self.gain:+.1%}" if self.distinguishable else "not distinguishable"
-        return f"{self.override}: {self.what}, {gain_text}"
+        return f"{self.override}: {self.what}, {self.gain_text}"
 
 
 def format_report(
@@ -201,9 +205,8 @@ def _format_changes(report: Report, changes: Sequence[Recommendation]) -> Iterat
     if not changes:
         yield "    nothing that was tried"
     for change in changes:
-        gain_text = f"{change.gain:+.1%}" if change.distinguishable else "not distinguishable"
         rate = f"{change.samples_per_s:,.0f} {_name_unit(report)}"
-        yield f"    {gain_text:>19}  {rate:>18}  {change.override}  ({change.what})"
+        yield f"    {change.gain_text:>19}  {rate:>18}  {change.override}  ({change.what})"
 
 
 def _format_duration(seconds: float) -> str:
