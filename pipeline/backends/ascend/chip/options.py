@@ -72,32 +72,25 @@ class EmulationOptions(Spec):
 class ExecutionConfig:
     """Options of a priced step, with the defaults of `pipeline.backends.ascend.price`.
 
-    Modes and sinks are as in `StepOptions`.
+    Modes and sinks are as in `StepOptions`, other options as in `EmulationOptions`, where `fusion`
+    is `all_reduce_fusion`.
     """
 
     precision: Precision | None = "O2"
-    """MindSpore's amp_level, which sets the types of a float32 graph; None: the traced types."""
     mode: Mode = "loop_sink"
     sink_size: int = 1000
     devices: int = 1
     fusion: tuple[int, ...] | None = None
-    """Indices of parameters at which gradients are split into all-reduces; None: one for all."""
     host_workers: int | None = None
     """Processes that prepare the data of one device; None: data is always ready."""
     data_sink: bool = True
     auto_tune: TuneMode | None = None
-    """How the tiles of every product are searched."""
     tune_bank: str | None = None
-    """File of search results, which are used without another search."""
     repeat_tune: bool = False
-    """Whether to search again for tiles that a bank has."""
     strict: bool = False
-    """Whether an unknown primitive is an error."""
     without: frozenset[str] = frozenset()
     """Names of buffer fusions to skip."""
     software: str | None = None
-    """Stack whose launches and conversions are priced, by framework and version, as in
-    `find_stack`; None: MindSpore, in the mode `mode`."""
     keep_batchnorm_fp32: bool = False
     """MindSpore's option of amp levels, off in the scripts of its model zoo."""
     shares_state: bool = False

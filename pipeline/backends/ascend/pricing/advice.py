@@ -37,8 +37,18 @@ def advise(
     Changes that the device doesn't support, or doesn't have enough memory for, are skipped.
     """
     before = _compute_samples_per_s(pricing, config, pricing.make_timeline(config).step_us)
+    candidates: list[Candidate] = [
+        (kind, what, override, pricing, replace(config, **changes))
+        for kind, what, override, changes in _list_variants(pricing, config)
+    ]
+    if retrace is not None:
+        size = 2 * pricing.traced.batch_size
+        unit = "batch" if config.devices == 1 else "device"
+        what = f"{size} samples a {unit} instead of {size // 2}"
+        override = f"train.batch_size={size * config.devices}"
+        candidates.append(("batch", what, override, retrace(size), config))
     best: dict[str, Recommendation] = {}
-    for kind, what, override, changed, options in _list_candidates(pricing, config, retrace):
+    for kind, what, override, changed, options in candidates:
         step_us = _price_change(kind, changed, options)
         if step_us is None:
             continue
@@ -62,19 +72,6 @@ def _price_change(kind: str, pricing: Pricing, config: ExecutionConfig) -> float
 
 def _compute_samples_per_s(pricing: Pricing, config: ExecutionConfig, step_us: float) -> float:
     return pricing.traced.batch_size * config.devices / step_us * 1e6
-
-
-def _list_candidates(
-    pricing: Pricing, config: ExecutionConfig, retrace: Retrace | None
-) -> Iterator[Candidate]:
-    for kind, what, override, changes in _list_variants(pricing, config):
-        yield kind, what, override, pricing, replace(config, **changes)
-    if retrace is not None:
-        size = 2 * pricing.traced.batch_size
-        unit = "batch" if config.devices == 1 else "device"
-        what = f"{size} samples a {unit} instead of {size // 2}"
-        override = f"train.batch_size={size * config.devices}"
-        yield "batch", what, override, retrace(size), config
 
 
 def _list_variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
