@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Buffer, Task, TaskGraph, VectorWork
 from pipeline.backends.ascend.compiler.buffers import is_aligned, pad_to_blocks
@@ -36,25 +36,20 @@ def convert_formats(graph: TaskGraph, *, op_by_op: bool) -> TaskGraph:
     return graph.with_tasks(conversion.tasks, places, conversion.buffers)
 
 
-@dataclass
 class _Conversion:
     """One pass over the tasks of a graph. Buffers are indices."""
 
-    graph: TaskGraph
-    op_by_op: bool
-    buffers: list[Buffer] = field(init=False)
-    tasks: list[Task] = field(init=False, default_factory=list)
-    blocked: dict[int, int] = field(init=False, default_factory=dict)
-    """Buffer -> its copy in FRACTAL_NZ, or itself if it is written in FRACTAL_NZ."""
-    plain: dict[int, int] = field(init=False, default_factory=dict)
-    """Buffer that is written in FRACTAL_NZ -> its plain copy."""
-    writers: dict[int, Task] = field(init=False, default_factory=dict)
-    readers: dict[int, list[Task]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.buffers = list(self.graph.buffers)
-        self.readers = defaultdict(list)
-        for task in self.graph.tasks:
+    def __init__(self, graph: TaskGraph, op_by_op: bool) -> None:
+        self.op_by_op = op_by_op
+        self.buffers = list(graph.buffers)
+        self.tasks: list[Task] = []
+        self.blocked: dict[int, int] = {}
+        """Buffer -> its copy in FRACTAL_NZ, or itself if it is written in FRACTAL_NZ."""
+        self.plain: dict[int, int] = {}
+        """Buffer that is written in FRACTAL_NZ -> its plain copy."""
+        self.writers: dict[int, Task] = {}
+        self.readers: dict[int, list[Task]] = defaultdict(list)
+        for task in graph.tasks:
             for index in task.reads:
                 self.readers[index].append(task)
 

@@ -189,12 +189,6 @@ def trace_module(
     return trace_step(make_estimated_step(step_config, 0.1), state, (images, labels), get_params)
 
 
-def _trace_wide_deep(row: Published) -> TracedStep:
-    """Return a step of Wide & Deep. A sample has fields with an index and a value each."""
-    shape = (row.pixels, 1, 2)
-    return trace_network(load_model_spec(row.model), row.batch, shape, row.classes, ADAM)
-
-
 def _trace_text_detector(row: Published) -> TracedStep:
     """Return a step of DBNet with one loss, which has the traffic of DBNet's three losses."""
     shape = (row.batch, row.pixels, row.pixels, 3)
@@ -219,22 +213,16 @@ def _trace_swin_or_convnext(row: Published) -> TracedStep:
     return trace_module(network, loss, shape, labels, row.classes, ADAMW)
 
 
-SPECIAL: dict[str, Callable[[Published], TracedStep]] = {
-    "swin_t": _trace_swin_or_convnext,
-    "wide_deep": _trace_wide_deep,
-    "convnext_tiny": _trace_swin_or_convnext,
-    "dbnet_resnet18": _trace_text_detector,
-    "dbnet_resnet50": _trace_text_detector,
-    "dbnet_mobilenet_v3_large": _trace_text_detector,
-}
-"""Functions that trace networks whose data, loss or optimizer differ from `trace_image_step`'s."""
-
-
 def trace_row(row: Published) -> TracedStep:
     """Return the step of a published row."""
-    special = SPECIAL.get(row.model)
-    if special is not None:
-        return special(row)
+    if row.model.startswith("dbnet_"):
+        return _trace_text_detector(row)
+    if row.model in ("swin_t", "convnext_tiny"):
+        return _trace_swin_or_convnext(row)
+    if row.model == "wide_deep":
+        # A sample has fields with an index and a value each.
+        shape = (row.pixels, 1, 2)
+        return trace_network(load_model_spec(row.model), row.batch, shape, row.classes, ADAM)
     # MindCV recommends AdamW for networks like ViT (optim_factory.py of 0.3.0).
     optimizer = ADAMW if row.is_mindcv and row.family == "transformer" else MOMENTUM
     return trace_image_step(row.model, row.batch, row.pixels, row.classes, optimizer)
