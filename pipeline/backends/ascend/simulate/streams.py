@@ -276,13 +276,10 @@ def run_step(
     """Simulate one step. The host launches op by op at the times `launches`; None: all at once."""
     device = _Device(graph, times, plan, hw, launches)
     for index in plan.order:
-        stream = plan.streams[index]
-        if stream == "compute":
+        if plan.streams[index] == "compute":
             device.run_compute(index)
-        elif stream == "ai_cpu":
-            device.run_ai_cpu(index)
         else:
-            device.run_collective(index)
+            device.run_beside(index)
     return device.finish()
 
 
@@ -308,37 +305,37 @@ class _Device:
         self.busy = [0.0] * count
         self.idle: dict[Cause, float] = {"host": 0.0, "ai_cpu": 0.0, "communication": 0.0}
         self.buckets: list[tuple[float, float]] = []
-        self.compute_free = 0.0
-        self.ai_cpu_free = 0.0
-        self.hccl_free = 0.0
+        self.free: dict[DeviceStream, float] = {"compute": 0.0, "ai_cpu": 0.0, "hccl": 0.0}
+        """End of the last task or all-reduce of each stream."""
 
     def run_compute(self, index: int) -> None:
         """Run a task on the AI Cores."""
         start_us, cause = self.find_start(index)
-        if start_us > self.compute_free:
-            self.idle[cause] += start_us - self.compute_free
-            self.compute_free = start_us
+        free_us = self.free["compute"]
+        if start_us > free_us:
+            self.idle[cause] += start_us - free_us
+            free_us = start_us
         iteration_us = self.times[index].us + self.hw.task_gap_us
-        self.starts[index] = self.compute_free + self.hw.task_gap_us
+        self.starts[index] = free_us + self.hw.task_gap_us
         self.busy[index] = iteration_us * self.tasks[index].repeat
         wait_us = self.sum_iterations_us(index, iteration_us) - self.busy[index]
         self.idle["host"] += wait_us
-        self.compute_free += self.busy[index] + wait_us
-        self.ends[index] = self.compute_free
+        self.ends[index] = free_us + (self.busy[index] + wait_us)
+        self.free["compute"] = self.ends[index]
 
-    def run_ai_cpu(self, index: int) -> None:
-        """Run a task on the AI CPU: one stream, as both dropout masks in TRACE-23."""
-        start_us, _ = self.find_start(index)
-        self.starts[index] = max(start_us, self.ai_cpu_free)
-        self.ai_cpu_free = self.starts[index] + self.sum_iterations_us(index, self.times[index].us)
-        self.ends[index] = self.ai_cpu_free
+    def run_beside(self, index: int) -> None:
+        """Run a task on the AI CPU, or a collective of the graph on the links.
 
-    def run_collective(self, index: int) -> None:
-        """Run a collective that is a task of the graph on the links."""
+        The AI CPU has one stream, which runs both dropout masks in TRACE-23.
+        """
+        stream = self.plan.streams[index]
         start_us, _ = self.find_start(index)
-        self.starts[index] = max(start_us + self.hw.collective_launch_us, self.hccl_free)
-        self.hccl_free = self.starts[index] + self.sum_iterations_us(index, self.times[index].us)
-        self.ends[index] = self.hccl_free
+        if stream == "hccl":
+            start_us += self.hw.collective_launch_us
+        self.starts[index] = max(start_us, self.free[stream])
+        us = self.sum_iterations_us(index, self.times[index].us)
+        self.ends[index] = self.starts[index] + us
+        self.free[stream] = self.ends[index]
 
     def sum_iterations_us(self, index: int, iteration_us: float) -> float:
         """Return the time of all iterations of a scan's task. The host launches each iteration."""
@@ -370,26 +367,26 @@ class _Device:
             ready_us = max(self.ends[index] for index in self.plan.sources[number])
             if self.launches:
                 ready_us = max(ready_us, self.launches.buckets_us[number])
-            start_us = max(ready_us + self.hw.collective_launch_us, self.hccl_free)
-            self.hccl_free = self.find_all_reduce_end(start_us, self.plan.costs_us[number])
-            self.buckets.append((start_us, self.hccl_free))
+            start_us = max(ready_us + self.hw.collective_launch_us, self.free["hccl"])
+            self.free["hccl"] = self.find_all_reduce_end(start_us, self.plan.costs_us[number])
+            self.buckets.append((start_us, self.free["hccl"]))
 
     def find_all_reduce_end(self, start_us: float, alone_us: float) -> float:
         """Return the end of an all-reduce, which is slower while the AI Cores compute."""
         slowdown = max(1.0, self.hw.overlapped_collective_slowdown_ratio)
-        overlap_us = self.compute_free - start_us
+        overlap_us = self.free["compute"] - start_us
         if overlap_us <= 0:
             return start_us + alone_us
         if alone_us * slowdown <= overlap_us:
             return start_us + alone_us * slowdown
-        return self.compute_free + alone_us - overlap_us / slowdown
+        return self.free["compute"] + alone_us - overlap_us / slowdown
 
     def finish(self) -> Run:
         """Run the remaining all-reduces and return the step's times."""
         self.reduce_until(len(self.plan.costs_us) - 1)
-        cores_end_us = self.compute_free
-        links_end_us = max(cores_end_us, self.hccl_free)
-        ai_cpu_end_us = max(links_end_us, self.ai_cpu_free)
+        cores_end_us = self.free["compute"]
+        links_end_us = max(cores_end_us, self.free["hccl"])
+        ai_cpu_end_us = max(links_end_us, self.free["ai_cpu"])
         end_us = max(ai_cpu_end_us, self.hw.graph_launch_us if self.launches else 0.0)
         self.idle["communication"] += links_end_us - cores_end_us
         self.idle["ai_cpu"] += ai_cpu_end_us - links_end_us
