@@ -231,6 +231,7 @@ def _compute_tile_depth(
     return np.maximum(np.minimum(l0a_depth, l0b_depth), 1)
 
 
+@cache
 def list_blocks(hw: Hardware) -> tuple[tuple[int, int], ...]:
     """Return output blocks (rows, columns) that fit: powers of two columns, as many rows as fit.
 

@@ -203,9 +203,9 @@ def _tune_product(
     is_searched = settings.mode is not None or (settings.repeat and banked is not None)
 
     def search() -> Search:
-        default = objective.choose_default_tiling()
         if is_searched:
-            return search_tiles(objective, default, settings.mode or REPEAT_MODE, key)
+            return search_tiles(objective, settings.mode or REPEAT_MODE, key)
+        default = objective.choose_default_tiling()
         default_us = objective.compute_times_us(to_row(default))
         return Search(default, float(default_us[0]), 0, ())
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline.backends.ascend.chip.options import TuneMode
 from pipeline.backends.ascend.chip.tasks import Buffer, Task, TaskGraph
 from pipeline.backends.ascend.cost.task_time import price_tasks
-from pipeline.backends.ascend.cost.tiling import Product, Tiling, choose_default_tiling, to_row
+from pipeline.backends.ascend.cost.tiling import Product, choose_default_tiling, to_row
 from pipeline.backends.ascend.tune import autotune
 from pipeline.backends.ascend.tune.autotune import (
     TuneResult,
@@ -77,8 +77,8 @@ def test_search_is_between_default_and_exhaustive_optimum(
 ) -> None:
     product = Product(batch, m, k, n, 1.0, 2, images)
     objective, default = Objective(product, HW, 1.25), choose_default_tiling(product, HW, 1.25)
-    found = search_tiles(objective, default, mode, "key")
-    best = search_tiles(objective, default, "exhaustive", "key")
+    found = search_tiles(objective, mode, "key")
+    best = search_tiles(objective, "exhaustive", "key")
     assert to_row(found.tiling)[0, :4].prod() <= HW.ai_cores_count
     default_us = objective.compute_times_us(to_row(default))[0]
     found_us = objective.compute_times_us(to_row(found.tiling))[0]
@@ -153,7 +153,8 @@ def test_search_without_improvement_stores_the_default(
 ) -> None:
     """A-01: the last branch of the figure: tuned, and not better than the default."""
 
-    def find_nothing(objective: Objective, default: Tiling, *_: Any) -> Search:
+    def find_nothing(objective: Objective, *_: Any) -> Search:
+        default = objective.choose_default_tiling()
         us = float(objective.compute_times_us(to_row(default))[0])
         return Search(default, us, 1, (Round(us),))
 
