@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 
-from pipeline.backends.ascend.chip.tasks import Permutation, VectorWork
+from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Permutation, VectorWork
 from pipeline.backends.ascend.compiler.buffers import InsertedOps
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.map_moves import (
+    MAP_MOVES,
     SLICES,
     find_map_permutation,
-    needs_plain_tensors,
+    list_edges,
 )
 from pipeline.backends.ascend.compiler.phases import Phases
 from pipeline.backends.ascend.compiler.primitives import OPS
@@ -91,12 +92,24 @@ class MapLayouts:
 
     def needs_plain(self, node: Node) -> bool:
         """Return whether a move reads maps in blocks, or writes them, but runs on plain tensors."""
+        axes = self.buffers.axes
+        sources = [self.alias[index] for index in node.inputs]
+        if node.primitive not in MAP_MOVES or any(map(self.inserted.is_channels_last, sources)):
+            return False
+        operand = next((index for index in node.inputs if self.alias[index] in axes), None)
+        if operand is None:
+            # The operands have no blocks yet.
+            return any(out in axes for out in node.outputs)
         position = self.dataflow.producer[node.outputs[0]]
         backward = self.phases.of_node[position] == "backward"
-        sources = [self.alias[index] for index in node.inputs]
-        return needs_plain_tensors(
-            self.graph, self.dataflow, self.buffers.axes, node, backward
-        ) and not any(map(self.inserted.is_channels_last, sources))
+        if node.primitive == "transpose" or (backward and node.primitive in SLICES):
+            return True
+        source = self.alias[operand]
+        values = self.graph.values
+        is_reshaped = len(values[operand].shape) != len(values[source].shape)
+        return is_reshaped or any(
+            edge % CHANNEL_BLOCK for edge in list_edges(self.graph, node, axes[source])
+        )
 
     def add_plain_move(self, kernel: Kernel, node: Node) -> None:
         """Add a move on plain tensors, and a TransData of each result that is read in blocks.
