@@ -40,9 +40,7 @@ from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.simulate.launch_modes import compute_images_per_s, schedule
 from pipeline.backends.ascend.simulate.timeline import Timeline
 from pipeline.backends.ascend.tune.autotune import (
-    BUILT_IN,
     TuneResult,
-    TuneSettings,
     find_custom_bank,
     should_repeat,
     tune,
@@ -236,13 +234,7 @@ class Pricing:
             efficiency = self.calibration.efficiency
             tiles = None
             if uses_tuning:
-                settings = TuneSettings(
-                    mode=config.auto_tune,
-                    bank_path=Path(config.tune_bank) if config.tune_bank else None,
-                    builtin_path=BUILT_IN,
-                    repeat=config.repeat_tune,
-                )
-                self._tuned[key] = tune(graph, hardware, settings, efficiency)
+                self._tuned[key] = tune(graph, hardware, config, efficiency)
                 tiles = self._tuned[key].tiles
             times = price_tasks(graph, hardware, efficiency, tiles)
             # The chip's figure for the interval between two steps includes GetNext.
