@@ -142,7 +142,6 @@ class _Lowering:
             graph.nodes[position].outputs[0]: graph.nodes[position]
             for position in find_absorbed_transposes(graph, writes_heads=writes_heads)
         }
-        self.makers = {out: node for node in graph.nodes for out in node.outputs}
 
     def run(self, unsupported: Counter[str]) -> TaskGraph:
         """Return all tasks."""
@@ -420,8 +419,8 @@ class _Lowering:
 
     def _find_permutation(self, node: Node) -> Permutation:
         """Return the permutation of a transpose; after a product, the easiest one."""
-        maker = self.makers.get(node.inputs[0])
-        if maker is not None and maker.primitive == "dot_general":
-            return find_result_permutation(self.graph, maker, node)
+        producer = self.dataflow.producer.get(node.inputs[0])
+        if producer is not None and self.graph.nodes[producer].primitive == "dot_general":
+            return find_result_permutation(self.graph, self.graph.nodes[producer], node)
         shape = self.graph.values[node.inputs[0]].shape
         return simplify_permutation(shape, node.params["permutation"])

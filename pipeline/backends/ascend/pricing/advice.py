@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import accumulate
 from operator import itemgetter
 from typing import Any
+
+import numpy as np
 
 from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError
 from pipeline.backends.ascend.pricing.pricing import Pricing
@@ -123,14 +124,12 @@ def list_split_points(sizes: list[int]) -> tuple[tuple[int, ...], ...]:
     """
     shares = [tuple(part / count for part in range(1, count)) for count in BUCKETS]
     shares += [(share,) for share in FIRST_SHARES]
-    running = list(accumulate(sizes))
+    if not sizes:
+        return ()
+    running = np.cumsum(sizes)
     variants = []
-
-    def find_nearest(nbytes: float) -> int:
-        return min(range(len(running)), key=lambda index: abs(running[index] - nbytes))
-
     for variant in shares:
-        ends = {find_nearest(share * running[-1]) for share in variant} if running else set()
+        ends = {int(np.abs(running - share * running[-1]).argmin()) for share in variant}
         points = tuple(sorted(end for end in ends if end < len(sizes) - 1))
         if points and points not in variants:
             variants.append(points)
