@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import CostClass, Provenance
 from pipeline.core.files.safe_yaml import parse_written_yaml
 
@@ -124,10 +123,6 @@ class Calibration:
     task_us: float
     log_sd: float
     interval_scale: float
-
-    def with_task_time(self, hardware: Hardware) -> Hardware:
-        """Return the chip with the fitted time between tasks."""
-        return replace(hardware, task_gap_us=hardware.task_gap_us + self.task_us)
 
 
 def calibrate_with(

@@ -302,7 +302,9 @@ class Pricing:
         options = self.make_step_options(config)
         key = (self._make_key(config), options)
         if _uses_tuning(config) or key not in self._shared.timelines:
-            hardware = self.calibration.with_task_time(self.chip.hardware)
+            hardware = self.chip.hardware
+            gap_us = hardware.task_gap_us + self.calibration.task_us
+            hardware = replace(hardware, task_gap_us=gap_us)
             self._shared.timelines[key] = schedule(graph, times, hardware, options)
         return self._shared.timelines[key]
 
