@@ -26,7 +26,6 @@ from pipeline.backends.ascend.simulate.streams import (
     compute_launch_times,
     find_critical_path_us,
     form_launch_spans,
-    run_step,
     wrap_span,
 )
 from pipeline.backends.ascend.simulate.timeline import (
@@ -207,7 +206,7 @@ def _simulate_step(
     """Run the graph under the launch mode. Raises OptionError as `schedule` does."""
     plan = assign_streams(graph, options, hw)
     check_queue(options, hw)
-    graph_run = run_step(graph, times, plan, hw)
+    graph_run = Run(graph, times, plan, hw)
     run = graph_run
     launches = None
     ahead_us = 0.0
@@ -215,11 +214,11 @@ def _simulate_step(
     if options.mode == "op_by_op":
         op_us = hw.op_launch_us if options.op_launch_us is None else options.op_launch_us
         launches = compute_launch_times(graph, plan, op_us, hw)
-        first_run = run_step(graph, times, plan, hw, launches)
+        first_run = Run(graph, times, plan, hw, launches)
         device_us = hw.graph_launch_us + graph_run.end_us
         # The host runs ahead by what a first step takes beyond the longer of host and device times.
         ahead_us = max(0.0, first_run.end_us - max(launches.end_us, device_us))
-        run = run_step(graph, times, plan, hw, launches.shift_earlier(ahead_us, hw))
+        run = Run(graph, times, plan, hw, launches.shift_earlier(ahead_us, hw))
         is_host_slower = launches.end_us > device_us
     boundary = compute_boundary(run.end_us, hw, options)
     return SteadyStep(

@@ -250,41 +250,13 @@ def wrap_span(span: Span, step_us: float) -> Iterator[Span]:
     yield replace(span, start_us=0.0, duration_us=over_us)
 
 
-@dataclass(frozen=True, slots=True)
 class Run:
-    """Times of a step's tasks and all-reduces (start, end), from the earliest start of the step.
+    """A simulated step: times of its tasks and all-reduces, from the earliest start of the step.
 
     `compute_us[i]` is the time for which task i keeps the AI Cores busy, with the gap before each
     kernel. `idle_us` is the AI Cores' idle time by cause. Busy and idle time add up to `end_us`.
+    The host launches op by op at the times `launches`; None: all at once.
     """
-
-    starts_us: Sequence[float]
-    ends_us: Sequence[float]
-    buckets_us: Sequence[tuple[float, float]]
-    compute_us: Sequence[float]
-    idle_us: dict[Cause, float]
-    end_us: float
-
-
-def run_step(
-    graph: TaskGraph,
-    times: Sequence[TaskTime],
-    plan: StreamAssignment,
-    hw: Hardware,
-    launches: LaunchTimes | None = None,
-) -> Run:
-    """Simulate one step. The host launches op by op at the times `launches`; None: all at once."""
-    device = _Device(graph, times, plan, hw, launches)
-    for index in plan.order:
-        if plan.streams[index] == "compute":
-            device.run_compute(index)
-        else:
-            device.run_beside(index)
-    return device.finish()
-
-
-class _Device:
-    """State of the streams while a step is simulated."""
 
     def __init__(
         self,
@@ -292,7 +264,7 @@ class _Device:
         times: Sequence[TaskTime],
         plan: StreamAssignment,
         hw: Hardware,
-        launches: LaunchTimes | None,
+        launches: LaunchTimes | None = None,
     ) -> None:
         count = len(graph.tasks)
         self.tasks = graph.tasks
@@ -300,28 +272,35 @@ class _Device:
         self.plan = plan
         self.hw = hw
         self.launches = launches
-        self.starts = [0.0] * count
-        self.ends = [0.0] * count
-        self.busy = [0.0] * count
-        self.idle: dict[Cause, float] = {"host": 0.0, "ai_cpu": 0.0, "communication": 0.0}
-        self.buckets: list[tuple[float, float]] = []
+        self.starts_us = [0.0] * count
+        self.ends_us = [0.0] * count
+        self.compute_us = [0.0] * count
+        self.idle_us: dict[Cause, float] = {"host": 0.0, "ai_cpu": 0.0, "communication": 0.0}
+        self.buckets_us: list[tuple[float, float]] = []
+        """Start and end of each all-reduce."""
         self.free: dict[DeviceStream, float] = {"compute": 0.0, "ai_cpu": 0.0, "hccl": 0.0}
         """End of the last task or all-reduce of each stream."""
+        for index in plan.order:
+            if plan.streams[index] == "compute":
+                self.run_compute(index)
+            else:
+                self.run_beside(index)
+        self.end_us = self.finish()
 
     def run_compute(self, index: int) -> None:
         """Run a task on the AI Cores."""
         start_us, cause = self.find_start(index)
         free_us = self.free["compute"]
         if start_us > free_us:
-            self.idle[cause] += start_us - free_us
+            self.idle_us[cause] += start_us - free_us
             free_us = start_us
         iteration_us = self.times[index].us + self.hw.task_gap_us
-        self.starts[index] = free_us + self.hw.task_gap_us
-        self.busy[index] = iteration_us * self.tasks[index].repeat
-        wait_us = self.sum_iterations_us(index, iteration_us) - self.busy[index]
-        self.idle["host"] += wait_us
-        self.ends[index] = free_us + (self.busy[index] + wait_us)
-        self.free["compute"] = self.ends[index]
+        self.starts_us[index] = free_us + self.hw.task_gap_us
+        self.compute_us[index] = iteration_us * self.tasks[index].repeat
+        wait_us = self.sum_iterations_us(index, iteration_us) - self.compute_us[index]
+        self.idle_us["host"] += wait_us
+        self.ends_us[index] = free_us + (self.compute_us[index] + wait_us)
+        self.free["compute"] = self.ends_us[index]
 
     def run_beside(self, index: int) -> None:
         """Run a task on the AI CPU, or a collective of the graph on the links.
@@ -332,10 +311,10 @@ class _Device:
         start_us, _ = self.find_start(index)
         if stream == "hccl":
             start_us += self.hw.collective_launch_us
-        self.starts[index] = max(start_us, self.free[stream])
+        self.starts_us[index] = max(start_us, self.free[stream])
         us = self.sum_iterations_us(index, self.times[index].us)
-        self.ends[index] = self.starts[index] + us
-        self.free[stream] = self.ends[index]
+        self.ends_us[index] = self.starts_us[index] + us
+        self.free[stream] = self.ends_us[index]
 
     def sum_iterations_us(self, index: int, iteration_us: float) -> float:
         """Return the time of all iterations of a scan's task. The host launches each iteration."""
@@ -349,27 +328,27 @@ class _Device:
         for producer in self.plan.waits[index]:
             # The step's interval includes the handover from GetNext.
             fetches = self.tasks[producer].phase == "data"
-            ready_us = self.ends[producer] + (0.0 if fetches else self.hw.event_handover_us)
+            ready_us = self.ends_us[producer] + (0.0 if fetches else self.hw.event_handover_us)
             if ready_us > start_us:
                 start_us = ready_us
                 cause = CAUSES.get(self.plan.streams[producer], "host")
         need = self.plan.needs[index]
         if need >= 0:
             self.reduce_until(need)
-            ready_us = self.buckets[need][1] + self.hw.event_handover_us
+            ready_us = self.buckets_us[need][1] + self.hw.event_handover_us
             if ready_us > start_us:
                 return ready_us, "communication"
         return start_us, cause
 
     def reduce_until(self, last: int) -> None:
         """Run the all-reduces up to number `last` that haven't run yet."""
-        for number in range(len(self.buckets), last + 1):
-            ready_us = max(self.ends[index] for index in self.plan.sources[number])
+        for number in range(len(self.buckets_us), last + 1):
+            ready_us = max(self.ends_us[index] for index in self.plan.sources[number])
             if self.launches:
                 ready_us = max(ready_us, self.launches.buckets_us[number])
             start_us = max(ready_us + self.hw.collective_launch_us, self.free["hccl"])
             self.free["hccl"] = self.find_all_reduce_end(start_us, self.plan.costs_us[number])
-            self.buckets.append((start_us, self.free["hccl"]))
+            self.buckets_us.append((start_us, self.free["hccl"]))
 
     def find_all_reduce_end(self, start_us: float, alone_us: float) -> float:
         """Return the end of an all-reduce, which is slower while the AI Cores compute."""
@@ -381,17 +360,17 @@ class _Device:
             return start_us + alone_us * slowdown
         return self.free["compute"] + alone_us - overlap_us / slowdown
 
-    def finish(self) -> Run:
-        """Run the remaining all-reduces and return the step's times."""
+    def finish(self) -> float:
+        """Run the remaining all-reduces and return the end of the step."""
         self.reduce_until(len(self.plan.costs_us) - 1)
         cores_end_us = self.free["compute"]
         links_end_us = max(cores_end_us, self.free["hccl"])
         ai_cpu_end_us = max(links_end_us, self.free["ai_cpu"])
         end_us = max(ai_cpu_end_us, self.hw.graph_launch_us if self.launches else 0.0)
-        self.idle["communication"] += links_end_us - cores_end_us
-        self.idle["ai_cpu"] += ai_cpu_end_us - links_end_us
-        self.idle["host"] += end_us - ai_cpu_end_us
-        return Run(self.starts, self.ends, self.buckets, self.busy, self.idle, end_us)
+        self.idle_us["communication"] += links_end_us - cores_end_us
+        self.idle_us["ai_cpu"] += ai_cpu_end_us - links_end_us
+        self.idle_us["host"] += end_us - ai_cpu_end_us
+        return end_us
 
 
 def find_critical_path_us(
