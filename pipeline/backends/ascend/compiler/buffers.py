@@ -216,7 +216,8 @@ class InsertedOps:
         """Plain copy of a gradient -> the buffer that it was converted from."""
         self._prepared: dict[tuple[int, Layout], int] = {}
         self._permuted: dict[tuple[int, int, Permutation], int] = {}
-        self._channels_last: set[int] = set()
+        self.channels_last: set[int] = set()
+        """Maps that were written with their channels last."""
         self._channels_first: dict[int, int] = {}
         self._deferred: list[Task] = []
 
@@ -349,14 +350,10 @@ class InsertedOps:
         """Change the buffer of a map to plain with its channels last, and return it."""
         buffer = self.buffers.get(value)
         blocked = self.buffers.all[buffer].layout == "NC1HWC0"
-        if blocked and value in self.buffers.axes and value not in self._channels_last:
+        if blocked and value in self.buffers.axes and value not in self.channels_last:
             self.buffers.change(buffer, layout="ND")
-            self._channels_last.add(value)
+            self.channels_last.add(value)
         return buffer
-
-    def is_channels_last(self, value: int) -> bool:
-        """Return whether a map was written with its channels last."""
-        return value in self._channels_last
 
     def _measure_map(self, value: int) -> tuple[int, int, int]:
         """Return a map's numbers of images, positions and channels."""

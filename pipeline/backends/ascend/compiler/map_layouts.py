@@ -6,7 +6,6 @@ import math
 
 from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Permutation, VectorWork
 from pipeline.backends.ascend.compiler.buffers import InsertedOps
-from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.map_moves import (
     MAP_MOVES,
@@ -14,7 +13,6 @@ from pipeline.backends.ascend.compiler.map_moves import (
     find_map_permutation,
     list_edges,
 )
-from pipeline.backends.ascend.compiler.phases import Phases
 from pipeline.backends.ascend.compiler.primitives import OPS
 from pipeline.backends.graph.graph import Node
 
@@ -22,13 +20,13 @@ from pipeline.backends.graph.graph import Node
 class MapLayouts:
     """Chooses the layouts of maps, and inserts the conversions between them. Values are indices."""
 
-    def __init__(self, inserted: InsertedOps, dataflow: Dataflow, phases: Phases) -> None:
+    def __init__(self, inserted: InsertedOps) -> None:
         self.inserted = inserted
         self.buffers = inserted.buffers
         self.graph = inserted.graph
         self.alias = inserted.alias
-        self.dataflow = dataflow
-        self.phases = phases
+        self.dataflow = inserted.buffers.dataflow
+        self.phases = inserted.buffers.phases
 
     def lay_out(self, kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the buffers that a vector kernel reads and writes, in layouts that it supports.
@@ -88,13 +86,13 @@ class MapLayouts:
             return False
         producer = self.dataflow.producer.get(index)
         kind = self.dataflow.kinds[producer] if producer is not None else ""
-        return kind == "matmul" or self.inserted.is_channels_last(index)
+        return kind == "matmul" or index in self.inserted.channels_last
 
     def needs_plain(self, node: Node) -> bool:
         """Return whether a move reads maps in blocks, or writes them, but runs on plain tensors."""
         axes = self.buffers.axes
         sources = [self.alias[index] for index in node.inputs]
-        if node.primitive not in MAP_MOVES or any(map(self.inserted.is_channels_last, sources)):
+        if node.primitive not in MAP_MOVES or not self.inserted.channels_last.isdisjoint(sources):
             return False
         operand = next((index for index in node.inputs if self.alias[index] in axes), None)
         if operand is None:

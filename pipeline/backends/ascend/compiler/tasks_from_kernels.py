@@ -134,7 +134,7 @@ class _Lowering:
         self.keeps_float32 = options.cube_float32 and options.precision in (None, "O0")
         # Without casts, operands are as they were traced.
         self.inserted = InsertedOps(self.buffers, None if self.keeps_float32 else options.precision)
-        self.maps = MapLayouts(self.inserted, self.dataflow, self.phases)
+        self.maps = MapLayouts(self.inserted)
         self.updated = {self.alias[out] for out in signature.updates}
         self.classes: dict[int, CostClass] = {}
         writes_heads = "matmul_confusiontranspose" not in options.without
@@ -327,7 +327,7 @@ class _Lowering:
         if kind == "conv":
             reads = [
                 self.inserted.put_channels_first(value, kernel)
-                if self.inserted.is_channels_last(value)
+                if value in self.inserted.channels_last
                 else buffer
                 for value, buffer in zip(values, reads, strict=True)
             ]
