@@ -86,7 +86,7 @@ def test_kernel_times_by_class_add_up_to_the_row(capsys: pytest.CaptureFixture[s
     assert head.startswith("MS0081 lenet5: published 1.07 ms, modelled ")
     row = next(row for row in load_published_steps() if row.id == "MS0081")
     tasks = price_row(row, load_calibration()).tasks
-    assert {line.split()[0] for line in lines} == {task.cost_class for task in tasks}
+    assert {line.split()[0] for line in lines} == {cost.task.cost_class for cost in tasks}
     printed_ms = sum(float(line.split()[1]) for line in lines)
     assert printed_ms == pytest.approx(sum(task.us for task in tasks) / 1e3, abs=0.01 * len(lines))
 

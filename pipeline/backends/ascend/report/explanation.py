@@ -83,7 +83,7 @@ class LayerExplanation:
             f"MODELLED: {self.layer} takes {self.us / 1e3:.3f} ms, {self.share:.1%} of all layers, "
             f"in {len(self.tasks)} tasks"
         )
-        inserted = [task.cost for task in self.tasks if task.cost.inserted]
+        inserted = [task.cost for task in self.tasks if task.cost.task.is_inserted]
         if inserted:
             yield (
                 f"the compiler inserted {len(inserted)} of them, which take "
@@ -92,13 +92,15 @@ class LayerExplanation:
         explained: set[str] = set()
         for task in sorted(self.tasks, key=lambda task: -task.cost.us):
             cost = task.cost
+            kernel = cost.task
             yield ""
-            origin = ", inserted" if cost.inserted else ""
-            yield f"{cost.type} ({cost.phase}{origin}): {cost.us:.1f} us, bound by {cost.bound}"
+            origin = ", inserted" if kernel.is_inserted else ""
+            head = f"{kernel.type} ({kernel.phase}{origin})"
+            yield f"{head}: {cost.us:.1f} us, bound by {cost.time.bound}"
             yield f"  at peak rates {cost.roofline_us:.1f} us"
             yield from _wrap_lines(f"formula: {task.formula}")
             yield from _wrap_lines(
-                f"rate of its class {task.rate:.3g}, {cost.provenance}: {task.source}; spread "
+                f"rate of its class {task.rate:.3g}, {cost.time.provenance}: {task.source}; spread "
                 f"{task.log_sd:.2f}"
             )
             for number in task.numbers:
@@ -115,8 +117,9 @@ def _wrap_lines(text: str) -> list[str]:
     return wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
-def explain_task(task: Task, cost: TaskCost, step: PricedStep) -> ExplainedTask:
+def explain_task(cost: TaskCost, step: PricedStep) -> ExplainedTask:
     """Return the terms of a task's price."""
+    task = cost.task
     formula = find_formula(task, step.hardware)
     efficiency = step.calibration.efficiency
     entry = efficiency.classes[task.cost_class]

@@ -31,20 +31,20 @@ NORMAL_90 = 1.2816
 
 @dataclass(frozen=True)
 class TaskCost:
-    """Time in us of one task of the step, with all its repetitions."""
+    """A task of the step, and the time of one execution."""
 
-    type: str
-    scope: str
-    engine: str
-    phase: str
-    cost_class: str
-    us: float
-    roofline_us: float
-    bound: str
-    provenance: str
-    repeat: int
-    inserted: bool
-    """Whether the compiler inserted the task, as in `Task.is_inserted`."""
+    task: Task
+    time: TaskTime
+
+    @property
+    def us(self) -> float:
+        """Microseconds of all its repetitions."""
+        return self.time.us * self.task.repeat
+
+    @property
+    def roofline_us(self) -> float:
+        """Microseconds of all its repetitions at peak rates."""
+        return self.time.roofline_us * self.task.repeat
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class PricedStep:
     def class_spread(self) -> float:
         """Standard deviation of the log of the step's time, from the spreads of classes."""
         class_us: dict[str, float] = defaultdict(float)
-        for task, time in zip(self.graph.tasks, self.times, strict=True):
-            if task.engine in ("cube", "vector"):
-                class_us[task.cost_class] += time.us * task.repeat
+        for cost in self.tasks:
+            if cost.task.engine in ("cube", "vector"):
+                class_us[cost.task.cost_class] += cost.us
         classes = self.calibration.efficiency.classes
         squares = sum((us * classes[name].log_sd) ** 2 for name, us in class_us.items())
         return math.sqrt(squares) / self.timeline.step_us if self.timeline.step_us else 0.0
@@ -156,9 +156,9 @@ class PricedStep:
     def phases(self) -> Mapping[str, float]:
         """Device time in ms by phase. Communication counts only if no work overlaps it."""
         phase_ms: dict[str, float] = defaultdict(float)
-        for task, time in zip(self.graph.tasks, self.times, strict=True):
-            if task.engine in ("cube", "vector"):
-                phase_ms[task.phase] += time.us * task.repeat / 1e3
+        for cost in self.tasks:
+            if cost.task.engine in ("cube", "vector"):
+                phase_ms[cost.task.phase] += cost.us / 1e3
         phase_ms["communication"] = self.timeline.exposed_us["communication"] / 1e3
         return dict(phase_ms)
 
@@ -170,32 +170,17 @@ class PricedStep:
     @cached_property
     def tasks(self) -> tuple[TaskCost, ...]:
         """Every task in the order of execution."""
-        return tuple(
-            TaskCost(
-                task.type,
-                task.scope,
-                task.engine,
-                task.phase,
-                task.cost_class,
-                time.us * task.repeat,
-                time.roofline_us * task.repeat,
-                time.bound,
-                time.provenance,
-                task.repeat,
-                task.is_inserted,
-            )
-            for task, time in zip(self.graph.tasks, self.times, strict=True)
-        )
+        return tuple(map(TaskCost, self.graph.tasks, self.times))
 
     @cached_property
     def inserted(self) -> tuple[InsertedTime, ...]:
         """Conversions and MemSets that the compiler inserted, by op type, slowest first."""
         type_us: dict[str, float] = defaultdict(float)
         counts: dict[str, int] = defaultdict(int)
-        for task in self.tasks:
-            if task.inserted:
-                type_us[task.type] += task.us
-                counts[task.type] += task.repeat
+        for cost in self.tasks:
+            if cost.task.is_inserted:
+                type_us[cost.task.type] += cost.us
+                counts[cost.task.type] += cost.task.repeat
         ordered = sorted(type_us.items(), key=lambda item: (-item[1], item[0]))
         step_us = self.timeline.step_us
         return tuple(InsertedTime(name, us, us / step_us, counts[name]) for name, us in ordered)
@@ -214,10 +199,10 @@ class PricedStep:
     @cached_property
     def coverage(self) -> Mapping[str, Any]:
         """Numbers of equations by outcome, and shares of the time by provenance."""
-        total = sum(task.us for task in self.tasks) or 1.0
+        total = sum(cost.us for cost in self.tasks) or 1.0
         by_provenance: dict[str, float] = defaultdict(float)
-        for task in self.tasks:
-            by_provenance[task.provenance] += task.us / total
+        for cost in self.tasks:
+            by_provenance[cost.time.provenance] += cost.us / total
         return {
             "equations": dict(self.graph.primitives),
             "unsupported": dict(self.graph.unsupported),
@@ -238,9 +223,7 @@ class PricedStep:
             us=costs[layer].us,
             share=costs[layer].share,
             tasks=tuple(
-                explain_task(task, cost, self)
-                for task, cost in zip(self.graph.tasks, self.tasks, strict=True)
-                if name_layer(task) == layer
+                explain_task(cost, self) for cost in self.tasks if name_layer(cost.task) == layer
             ),
             interval_sources=list_interval_sources(self),
         )
@@ -250,9 +233,9 @@ class PricedStep:
         """Modules by their time, slowest first."""
         layer_us: dict[str, float] = defaultdict(float)
         counts: dict[str, int] = defaultdict(int)
-        for task in self.tasks:
-            layer = name_layer(task)
-            layer_us[layer] += task.us
+        for cost in self.tasks:
+            layer = name_layer(cost.task)
+            layer_us[layer] += cost.us
             counts[layer] += 1
         total = sum(layer_us.values()) or 1.0
         ordered = sorted(layer_us.items(), key=lambda item: (-item[1], item[0]))
@@ -299,7 +282,7 @@ def find_slowest_layers(timeline: Timeline, graph: TaskGraph) -> tuple[Layer, ..
     return tuple(sorted(layers.values(), key=lambda layer: (-layer.us, layer.name))[:10])
 
 
-def name_layer(task: Task | TaskCost) -> str:
+def name_layer(task: Task) -> str:
     """Return the name of a task's layer.
 
     Tasks outside all modules are named by phase. In an imported network they are named by op type,

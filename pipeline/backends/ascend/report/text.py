@@ -126,12 +126,13 @@ def _format_head(report: Report, steps: int | None) -> Iterator[str]:
 def _list_slowest_types(report: Report) -> str:
     """Return the two op types that take most of the limiting resource's time, with their shares."""
     type_us: dict[str, float] = {}
-    for task in report.tasks:
+    for cost in report.tasks:
+        task = cost.task
         # A task with the time of an empty kernel (`floor`) counts as bound by its engine.
-        engine = task.bound if task.bound in LIMITS else task.engine
+        engine = cost.time.bound if cost.time.bound in LIMITS else task.engine
         limit = "format" if task.cost_class in FORMAT else engine
         if limit == report.bound:
-            type_us[task.type] = type_us.get(task.type, 0.0) + task.us
+            type_us[task.type] = type_us.get(task.type, 0.0) + cost.us
     slowest = sorted(type_us, key=lambda name: (-type_us[name], name))[:2]
     return ", ".join(f"{name} {type_us[name] / report.timeline.step_us:.0%}" for name in slowest)
 

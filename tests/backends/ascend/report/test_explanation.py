@@ -30,9 +30,10 @@ def test_layer_is_explained_by_formulas_figures_and_sources() -> None:
 def test_conversions_of_a_layer_are_listed_separately() -> None:
     found = price(step, WEIGHTS, BATCH).explain("layer")
     costs = [task.cost for task in found.tasks]
-    inserted = [cost for cost in costs if cost.inserted]
-    assert {cost.type for cost in inserted} >= {"TransData", "Cast"}
-    assert {cost.type for cost in costs if not cost.inserted}.isdisjoint({"TransData", "Cast"})
+    inserted = [cost.task for cost in costs if cost.task.is_inserted]
+    assert {task.type for task in inserted} >= {"TransData", "Cast"}
+    others = {cost.task.type for cost in costs} - {task.type for task in inserted}
+    assert others.isdisjoint({"TransData", "Cast"})
     assert f"the compiler inserted {len(inserted)} of them, which take " in str(found)
     assert "TransData (forward, inserted): " in str(found)
 
