@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import (
@@ -192,6 +193,14 @@ def count_padded_elements(value: Value, layout: Layout, channel_axis: int | None
         for axis in order[-2:]:
             shape[axis] = pad_to_blocks(shape[axis])
     return math.prod(shape)
+
+
+def append_copy(buffers: list[Buffer], index: int, **changes: Any) -> int:
+    """Append a copy of a buffer, an activation with some changes, and return its index."""
+    place = len(buffers)
+    changes = {"index": place, "role": "activation", "within": None, **changes}
+    buffers.append(replace(buffers[index], **changes))
+    return place
 
 
 def pad_to_blocks(size: int) -> int:

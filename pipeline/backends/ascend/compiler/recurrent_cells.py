@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from pipeline.backends.ascend.chip.tasks import CubeWork, Task
-from pipeline.backends.ascend.compiler.buffers import Buffers
+from pipeline.backends.ascend.compiler.buffers import Buffers, append_copy
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Node, list_users
@@ -234,12 +234,9 @@ class _CellFusion:
         if index not in self.written:
             return index
         steps = self.cell.steps
-        place = len(self.buffers.all)
         shape = (steps, *buffer.shape)
-        stacked = replace(
-            buffer, index=place, shape=shape, nbytes=steps * buffer.nbytes, role="activation"
-        )
-        self.buffers.all.append(stacked)
+        nbytes = steps * buffer.nbytes
+        place = append_copy(self.buffers.all, index, shape=shape, nbytes=nbytes)
         self.buffers.change(index, within=place)
         return place
 
