@@ -12,8 +12,10 @@ from pathlib import Path
 
 from pipeline.backends.ascend.chip.chip_files import load_chip
 from pipeline.backends.ascend.chip.hardware import extract_hardware
+from pipeline.backends.ascend.chip.options import ExecutionConfig
+from pipeline.backends.ascend.cost.efficiency import load_efficiency
 from pipeline.backends.ascend.published.workloads import trace_image_step
-from pipeline.backends.ascend.tune.autotune import BUILT_IN, TuneSettings, check_tile_entry, tune
+from pipeline.backends.ascend.tune.autotune import BUILT_IN, check_tile_entry, tune
 from pipeline.core.files.knowledge_bank import BANK_VERSION, read_bank
 
 
@@ -23,7 +25,9 @@ def main() -> None:
     hardware = extract_hardware(load_chip("ascend910"))
     with tempfile.TemporaryDirectory() as folder:
         bank_path = Path(folder) / "bank.json"
-        tune(graph, hardware, TuneSettings(bank_path=bank_path))
+        BUILT_IN.unlink(missing_ok=True)
+        config = ExecutionConfig(auto_tune="exhaustive", tune_bank=str(bank_path))
+        tune(graph, hardware, config, load_efficiency())
         entries = read_bank(bank_path, check_tile_entry)
     lines = (f"  {json.dumps(key)}: {json.dumps(entry)}" for key, entry in sorted(entries.items()))
     head = f'{{\n "version": {BANK_VERSION},\n "entries": {{\n'

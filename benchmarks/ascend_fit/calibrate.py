@@ -29,7 +29,7 @@ from pipeline.backends.ascend.published.workloads import (
     load_published_steps,
     price_row,
 )
-from pipeline.backends.ascend.report.priced_step import NORMAL_90, compute_class_spread
+from pipeline.backends.ascend.report.priced_step import NORMAL_90
 
 PRIOR_LOG_SD = {"products": 0.05, "windows": 0.55, "normalisation": 0.15, "depthwise": 0.15}
 """Prior spread of each group's multiplier. Published steps of one network differ by a third
@@ -73,8 +73,8 @@ def split_by_group(row: Published) -> Parts:
         faster = price_row(row, calibrate_with({**ones, group: 2.0}, 0.0))
         groups.append(2 * (step.step_ms - faster.step_ms))
     tasks = sum(task.repeat for task in step.graph.tasks if task.engine in ("cube", "vector"))
-    spread = compute_class_spread(step.graph, step.times, step.timeline, step.calibration)
-    return Parts(row, np.array(groups), tasks / 1e3, step.step_ms - sum(groups), spread)
+    fixed_ms = step.step_ms - sum(groups)
+    return Parts(row, np.array(groups), tasks / 1e3, fixed_ms, step.class_spread)
 
 
 def unit_ms(part: Parts) -> float:

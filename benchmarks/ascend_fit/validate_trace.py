@@ -68,8 +68,8 @@ def compare_classes(step: PricedStep) -> list[Compared]:
         if kernel.name not in ON_THE_HOST:
             published[task.cost_class] += kernel.us
     modelled: dict[str, float] = defaultdict(float)
-    for priced in step.tasks:
-        modelled[priced.cost_class] += priced.us
+    for cost in step.tasks:
+        modelled[cost.task.cost_class] += cost.us
     return [
         Compared(name, us, modelled[name])
         for name, us in sorted(published.items(), key=lambda item: -item[1])

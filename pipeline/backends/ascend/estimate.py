@@ -71,13 +71,9 @@ class AscendEstimate:
                 raise RecipeError([self._name_key(str(error))]) from error
             memory = self.report.memory
             if memory.verdict == "out of memory":
+                batch = proposal.device_batch
                 raise RunError(
-                    explain_out_of_memory(
-                        memory,
-                        self.report.graph,
-                        batch=proposal.device_batch,
-                        devices=proposal.devices,
-                    )
+                    explain_out_of_memory(memory, self.report.graph, batch, proposal.devices)
                 )
             self.device = name_devices(proposal.devices, emulated.chip.name)
             self.step_ms = self.report.step_ms

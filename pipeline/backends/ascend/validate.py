@@ -240,9 +240,10 @@ def describe_row(row_id: str, file: Path) -> Iterator[str]:
     step = price_row(row, load_calibration())
     kernels: Counter[str] = Counter()
     class_ms: dict[str, float] = {}
-    for task in step.tasks:
-        class_ms[task.cost_class] = class_ms.get(task.cost_class, 0.0) + task.us / 1e3
-        kernels[task.cost_class] += task.repeat
+    for cost in step.tasks:
+        name: str = cost.task.cost_class
+        class_ms[name] = class_ms.get(name, 0.0) + cost.us / 1e3
+        kernels[name] += cost.task.repeat
     yield f"{row.id} {row.model}: published {row.ms:.2f} ms, modelled {step.step_ms:.2f}"
     for name, ms in sorted(class_ms.items(), key=lambda entry: -entry[1]):
         yield f"  {name:22} {ms:9.2f} ms in {kernels[name]} kernels"

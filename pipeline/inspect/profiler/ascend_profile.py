@@ -52,13 +52,14 @@ def _list_operators(report: Report) -> tuple[OperatorTime, ...]:
     """Return the times of tasks by type, engine, layer and phase, the longest first."""
     sum_ms: dict[tuple[str, str, str, str], float] = defaultdict(float)
     calls: Counter[tuple[str, str, str, str]] = Counter()
-    for task in report.tasks:
+    for cost in report.tasks:
+        task = cost.task
         layer = name_layer(task)
         # A name in parentheses is of tasks outside all layers.
         if layer.startswith("("):
             layer = ""
         key = (task.type, task.engine, layer, task.phase)
-        sum_ms[key] += task.us / 1e3
+        sum_ms[key] += cost.us / 1e3
         calls[key] += task.repeat
     rows = [
         OperatorTime(
@@ -79,8 +80,8 @@ def _list_operators(report: Report) -> tuple[OperatorTime, ...]:
 def _list_layers(report: Report) -> tuple[LayerTime, ...]:
     """Return the times of layers, the longest first."""
     layer_phase_ms: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for task in report.tasks:
-        layer_phase_ms[name_layer(task)][task.phase] += task.us / 1e3
+    for cost in report.tasks:
+        layer_phase_ms[name_layer(cost.task)][cost.task.phase] += cost.us / 1e3
     rows = []
     for layer, phase_ms in layer_phase_ms.items():
         ms = sum(phase_ms.values())

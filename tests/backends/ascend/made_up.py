@@ -117,12 +117,10 @@ def options(draw: st.DrawFn) -> StepOptions:
     return StepOptions(
         sink_size=draw(st.sampled_from([1, 2, 100])),
         devices=draw(st.sampled_from([1, 2, 5, 8, 16, 24, 1024])),
-        overlap=draw(st.booleans()),
         batch_size=draw(st.integers(1, 256)),
         batch_bytes=draw(st.integers(0, 1 << 30)),
         host_images_per_s=draw(st.none() | st.floats(10.0, 1e5)),
         data_sink=draw(st.booleans()),
         prefetches=draw(st.booleans()),
         op_launch_us=draw(st.none() | st.floats(0.0, 400.0)),
-        ai_cpu_streams=draw(st.integers(1, 13)),
     )

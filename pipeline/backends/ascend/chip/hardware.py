@@ -72,7 +72,6 @@ class Hardware:
     task_floor_all_cores_us: float
     """Least time of a task on all cores."""
     ai_cpu_task_us: float
-    ai_cpu_workers_count: float
     event_handover_us: float
     """Time until a stream that waits for another stream's event goes on."""
     sink_interval_us: float
@@ -87,7 +86,6 @@ class Hardware:
     host_step_us: float
     """Host time of a step that the host drives: callbacks, feeding, fetching the loss."""
     pcie_gb_per_s: float
-    data_queue_batches_count: float
     data_queue_gib: float
     host_worker_images_per_s: float
     """224 x 224 JPEG images that one worker of the host decodes and augments."""
@@ -158,7 +156,7 @@ Dtype = Literal[
 """Names of the element types that a chip may support, as in JAX."""
 
 
-UNREAD = frozenset({"core_pipelines_count"})
+UNREAD = frozenset({"ai_cpu_workers_count", "core_pipelines_count", "data_queue_batches_count"})
 """Figures of earlier chip files that no formula reads."""
 
 

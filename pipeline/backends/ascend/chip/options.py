@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import index
@@ -31,20 +30,20 @@ class OptionError(PipelineError):
 class EmulationOptions(Spec):
     """Keys of a device file that set how a run uses the chip."""
 
-    mode: Literal["auto", "op_by_op", "graph_sink", "loop_sink"]
+    mode: Literal["auto", Mode]
     """Launch mode of steps; auto: by `train.sink` and `train.sink_size`."""
     software: str | None
     """Stack whose launches and conversions are priced: mindspore_graph, mindcv_graph,
     mindspore_eager or pytorch_eager, or one with its version (mindspore_graph@1.8); null:
     MindSpore's, in the launch mode."""
-    precision: Literal["O0", "O1", "O2", "O3"] | None
+    precision: Precision | None
     """Level of mixed precision of the priced step, O1 as in apex, others as in MindSpore; null: the
     step's own types."""
     all_reduce_fusion: Annotated[Seq[PositiveInt], Field(min_length=1)] | None
     """Indices of parameters at which gradients are split into all-reduces; null: one for all."""
     host_workers: PositiveInt
     """Processes of the emulated host that prepare data."""
-    auto_tune: Literal["exhaustive", "ga", "rl", "rl,ga"] | None
+    auto_tune: TuneMode | None
     """Search for the tiles of every product: of all tiles, genetic, in a tree, or the last two."""
     tune_bank: FilePath | None
     """The knowledge bank of tiles, read before the search and written after it; null: the bank in
@@ -73,32 +72,25 @@ class EmulationOptions(Spec):
 class ExecutionConfig:
     """Options of a priced step, with the defaults of `pipeline.backends.ascend.price`.
 
-    Modes and sinks are as in `StepOptions`.
+    Modes and sinks are as in `StepOptions`, other options as in `EmulationOptions`, where `fusion`
+    is `all_reduce_fusion`.
     """
 
     precision: Precision | None = "O2"
-    """MindSpore's amp_level, which sets the types of a float32 graph; None: the traced types."""
     mode: Mode = "loop_sink"
     sink_size: int = 1000
     devices: int = 1
     fusion: tuple[int, ...] | None = None
-    """Indices of parameters at which gradients are split into all-reduces; None: one for all."""
     host_workers: int | None = None
     """Processes that prepare the data of one device; None: data is always ready."""
     data_sink: bool = True
     auto_tune: TuneMode | None = None
-    """How the tiles of every product are searched."""
     tune_bank: str | None = None
-    """File of search results, which are used without another search."""
     repeat_tune: bool = False
-    """Whether to search again for tiles that a bank has."""
     strict: bool = False
-    """Whether an unknown primitive is an error."""
     without: frozenset[str] = frozenset()
     """Names of buffer fusions to skip."""
     software: str | None = None
-    """Stack whose launches and conversions are priced, by framework and version, as in
-    `find_stack`; None: MindSpore, in the mode `mode`."""
     keep_batchnorm_fp32: bool = False
     """MindSpore's option of amp levels, off in the scripts of its model zoo."""
     shares_state: bool = False
@@ -127,7 +119,7 @@ class StepOptions:
     """A launch mode and its settings.
 
     `op_by_op` launches every kernel from the host, `graph_sink` the whole step, `loop_sink` a loop
-    of `sink_size` steps. Raises OptionError for a value that is out of its range.
+    of `sink_size` steps.
     """
 
     mode: Mode = "loop_sink"
@@ -137,8 +129,6 @@ class StepOptions:
     """MindSpore's `all_reduce_fusion_config`; None: one all-reduce."""
     exchange_bytes: tuple[int, ...] = ()
     """Bytes of each all-reduce between the gradients and the update, such as of curvature."""
-    overlap: bool = True
-    """Whether an all-reduce may start before the backward pass ends."""
     batch_size: int = 1
     """Samples of one device."""
     batch_bytes: int = 0
@@ -153,20 +143,6 @@ class StepOptions:
     `data_prefetcher` of apex's scripts (examples/imagenet/main_amp.py)."""
     op_launch_us: float | None = None
     """Host time of one op, instead of the chip's."""
-    ai_cpu_streams: int = 1
-    """Streams of AI CPU tasks. In the msprof trace of AlexNet (2023) one stream runs both dropout
-    masks."""
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise OptionError(f"mode = {self.mode!r}: must be one of {', '.join(MODES)}")
-        for name in ("sink_size", "devices", "batch_size", "ai_cpu_streams"):
-            check_count(name, getattr(self, name))
-        _check_range("batch_bytes", self.batch_bytes, least=0)
-        if self.op_launch_us is not None:
-            _check_range("op_launch_us", self.op_launch_us, least=0)
-        if self.host_images_per_s is not None:
-            _check_range("host_images_per_s", self.host_images_per_s, least=1e-9)
 
     @property
     def uses_queue(self) -> bool:
@@ -223,9 +199,3 @@ def check_switch(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise OptionError(f"{name} = {value!r}: must be True or False")
     return value
-
-
-def _check_range(name: str, value: float, *, least: float) -> None:
-    if not (math.isfinite(value) and value >= least):
-        limit = "at least 0" if least == 0 else "above 0"
-        raise OptionError(f"{name} = {value}: must be {limit}, and finite")

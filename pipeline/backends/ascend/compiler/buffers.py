@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import (
@@ -194,6 +195,14 @@ def count_padded_elements(value: Value, layout: Layout, channel_axis: int | None
     return math.prod(shape)
 
 
+def append_copy(buffers: list[Buffer], index: int, **changes: Any) -> int:
+    """Append a copy of a buffer, an activation with some changes, and return its index."""
+    place = len(buffers)
+    changes = {"index": place, "role": "activation", "within": None, **changes}
+    buffers.append(replace(buffers[index], **changes))
+    return place
+
+
 def pad_to_blocks(size: int) -> int:
     """Return a size padded to whole blocks of 16."""
     return math.ceil(size / CHANNEL_BLOCK) * CHANNEL_BLOCK
@@ -216,7 +225,8 @@ class InsertedOps:
         """Plain copy of a gradient -> the buffer that it was converted from."""
         self._prepared: dict[tuple[int, Layout], int] = {}
         self._permuted: dict[tuple[int, int, Permutation], int] = {}
-        self._channels_last: set[int] = set()
+        self.channels_last: set[int] = set()
+        """Maps that were written with their channels last."""
         self._channels_first: dict[int, int] = {}
         self._deferred: list[Task] = []
 
@@ -349,14 +359,10 @@ class InsertedOps:
         """Change the buffer of a map to plain with its channels last, and return it."""
         buffer = self.buffers.get(value)
         blocked = self.buffers.all[buffer].layout == "NC1HWC0"
-        if blocked and value in self.buffers.axes and value not in self._channels_last:
+        if blocked and value in self.buffers.axes and value not in self.channels_last:
             self.buffers.change(buffer, layout="ND")
-            self._channels_last.add(value)
+            self.channels_last.add(value)
         return buffer
-
-    def is_channels_last(self, value: int) -> bool:
-        """Return whether a map was written with its channels last."""
-        return value in self._channels_last
 
     def _measure_map(self, value: int) -> tuple[int, int, int]:
         """Return a map's numbers of images, positions and channels."""

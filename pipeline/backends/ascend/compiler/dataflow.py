@@ -174,41 +174,34 @@ def find_gradients(
     The search back from the update follows values of the parameter's size, and so no norm over all
     gradients. If it doesn't reach the backward pass, a second search follows all values.
     """
+
+    def find_last_backward_value(out: int, size: int | None) -> int | None:
+        """Follow the values of `size` elements, or all, that the update `out` is computed from."""
+        candidates: set[int] = set()
+        stack = [dataflow.alias[out]]
+        seen = set(stack)
+        while stack:
+            index = stack.pop()
+            position = dataflow.producer.get(index)
+            phase = "forward" if position is None else phases.of_node[position]
+            if position is None or phase == "forward":
+                continue
+            if phase == "backward":
+                candidates.add(index)
+                continue
+            for before in (dataflow.alias[value] for value in graph.nodes[position].inputs):
+                fits = size is None or graph.values[before].size == size
+                if fits and before not in seen:
+                    seen.add(before)
+                    stack.append(before)
+        return max(candidates, default=None)
+
     gradients = {}
     for out, into in signature.updates.items():
         if into in signature.parameters:
-            sources = (
-                _find_last_backward_value(graph, phases, dataflow, out, size)
-                for size in (graph.values[into].size, None)
-            )
-            gradient = next((source for source in sources if source is not None), None)
+            gradient = find_last_backward_value(out, graph.values[into].size)
+            if gradient is None:
+                gradient = find_last_backward_value(out, None)
             if gradient is not None:
                 gradients[into] = gradient
     return gradients
-
-
-def _find_last_backward_value(
-    graph: Graph, phases: Phases, dataflow: Dataflow, out: int, size: int | None
-) -> int | None:
-    """Return the last value of the backward pass that the update `out` is computed from.
-
-    The search follows values of `size` elements; None: all values.
-    """
-    candidates: set[int] = set()
-    stack = [dataflow.alias[out]]
-    seen = set(stack)
-    while stack:
-        index = stack.pop()
-        position = dataflow.producer.get(index)
-        phase = "forward" if position is None else phases.of_node[position]
-        if position is None or phase == "forward":
-            continue
-        if phase == "backward":
-            candidates.add(index)
-            continue
-        for before in (dataflow.alias[value] for value in graph.nodes[position].inputs):
-            fits = size is None or graph.values[before].size == size
-            if fits and before not in seen:
-                seen.add(before)
-                stack.append(before)
-    return max(candidates, default=None)

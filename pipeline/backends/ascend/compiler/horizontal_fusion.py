@@ -11,6 +11,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from typing import Literal
 
 from pipeline.backends.ascend.chip.tasks import Phase
@@ -201,21 +202,17 @@ def _is_fusable(kernel: Kernel) -> bool:
 def _sort_kernels(kernels: list[Kernel]) -> list[Kernel]:
     """Return the kernels in program order, each after the producers of its inputs."""
     maker = {root: place for place, kernel in enumerate(kernels) for root in kernel.roots}
-    waits = [0] * len(kernels)
-    followers: dict[int, list[int]] = defaultdict(list)
+    sorter: TopologicalSorter[int] = TopologicalSorter()
     for place, kernel in enumerate(kernels):
-        for before in {maker[index] for index in kernel.sources if index in maker} - {place}:
-            followers[before].append(place)
-            waits[place] += 1
-    ready = [(kernels[place].position, place) for place, count in enumerate(waits) if not count]
-    heapq.heapify(ready)
+        makers = {maker[index] for index in kernel.sources if index in maker}
+        sorter.add(place, *(makers - {place}))
+    sorter.prepare()
+    ready: list[tuple[int, int]] = []
     ordered = []
-    while ready:
+    while sorter.is_active():
+        for place in sorter.get_ready():
+            heapq.heappush(ready, (kernels[place].position, place))
         place = heapq.heappop(ready)[1]
         ordered.append(kernels[place])
-        for follower in followers[place]:
-            waits[follower] -= 1
-            if not waits[follower]:
-                heapq.heappush(ready, (kernels[follower].position, follower))
-    assert len(ordered) == len(kernels), "kernels wait for one another"
+        sorter.done(place)
     return ordered

@@ -9,10 +9,10 @@ backward, and layer norm, softmax, GELU and an optimizer have one each, however 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pipeline.backends.ascend.chip.tasks import VectorWork
-from pipeline.backends.ascend.compiler.dataflow import find_dataflow, find_random_values
+from pipeline.backends.ascend.compiler.dataflow import Dataflow, find_random_values
 from pipeline.backends.ascend.compiler.horizontal_fusion import (
     FUSABLE,
     SMALL_ELEMENTS,
@@ -28,6 +28,7 @@ from pipeline.backends.ascend.compiler.primitives import (
     classify_primitive,
 )
 from pipeline.backends.graph.graph import Graph, Node
+from pipeline.core.host.item_sizes import get_stored_bytes
 from pipeline.models.modules.name_stack import find_layer
 
 RECOMPUTE_RATIO = 1.3
@@ -45,23 +46,25 @@ MAX_SEARCHED_NODES = 300
 class Kernels:
     """Groups of nodes that become a graph's kernels. Nodes are positions, values are indices.
 
-    `nbytes` returns the bytes of a value. `by_op` makes a kernel of each op of the framework, and
-    `fuses_adam=False` of each op of an update with a root, as Adam's. `stored` are the fusable
-    values that kernels write to memory.
+    `dtypes` are the types of values on the device. `by_op` makes a kernel of each op of the
+    framework, and `fuses_adam=False` of each op of an update with a root, as Adam's. `stored` are
+    the fusable values that kernels write to memory.
     """
 
     def __init__(
         self,
         graph: Graph,
         phases: Phases,
-        nbytes: Callable[[int], float],
+        dataflow: Dataflow,
+        dtypes: Sequence[str],
         *,
-        by_op: bool = False,
-        fuses_adam: bool = True,
+        by_op: bool,
+        fuses_adam: bool,
     ) -> None:
         self.graph = graph
         self.phases = phases
-        self.nbytes = nbytes
+        self.dataflow = dataflow
+        self.dtypes = dtypes
         self.by_op = by_op
         self.composes_updates = not fuses_adam and any(
             node.primitive in ("sqrt", "rsqrt") and graph.values[node.outputs[0]].size > 1
@@ -69,10 +72,9 @@ class Kernels:
             if phases.of_node[position] == "optimizer"
         )
         """Whether each op of an update is a kernel."""
-        self.dataflow = find_dataflow(graph, phases)
-        self.kinds = self.dataflow.kinds
-        self.outputs = {self.dataflow.alias[index] for index in graph.outputs}
-        self.random = find_random_values(graph, self.dataflow)
+        self.kinds = dataflow.kinds
+        self.outputs = {dataflow.alias[index] for index in graph.outputs}
+        self.random = find_random_values(graph, dataflow)
         self.stored = self._find_values_in_memory()
 
     def form_kernels(self) -> list[Kernel]:
@@ -196,17 +198,22 @@ class Kernels:
 
     def _is_expensive(self, out: int, sources: set[int]) -> bool:
         """Return whether a kernel that computes a value again reads many more bytes for it."""
-        limit = RECOMPUTE_RATIO * self.nbytes(out)
-        if sum(map(self.nbytes, sources)) <= limit:
+        limit = RECOMPUTE_RATIO * self._sum_bytes({out})
+        if self._sum_bytes(sources) <= limit:
             return False
         ends = self._find_ends(out)
         if ends is None:
             return True
         for end in ends:
             other_sources = self._find_other_sources(out, end)
-            if other_sources is None or sum(map(self.nbytes, sources - other_sources)) > limit:
+            if other_sources is None or self._sum_bytes(sources - other_sources) > limit:
                 return True
         return False
+
+    def _sum_bytes(self, values: set[int]) -> float:
+        return sum(
+            self.graph.values[index].size * get_stored_bytes(self.dtypes[index]) for index in values
+        )
 
     def _find_ends(self, value: int) -> list[int] | None:
         """Return the last nodes of the kernels that would compute a value; None if too many."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 
-from pipeline.backends.ascend.chip.tasks import Permutation, VectorWork
+from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Permutation, VectorWork
 from pipeline.backends.ascend.compiler.buffers import InsertedOps
-from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.map_moves import (
+    MAP_MOVES,
     SLICES,
     find_map_permutation,
-    needs_plain_tensors,
+    list_edges,
 )
-from pipeline.backends.ascend.compiler.phases import Phases
 from pipeline.backends.ascend.compiler.primitives import OPS
 from pipeline.backends.graph.graph import Node
 
@@ -21,13 +20,13 @@ from pipeline.backends.graph.graph import Node
 class MapLayouts:
     """Chooses the layouts of maps, and inserts the conversions between them. Values are indices."""
 
-    def __init__(self, inserted: InsertedOps, dataflow: Dataflow, phases: Phases) -> None:
+    def __init__(self, inserted: InsertedOps) -> None:
         self.inserted = inserted
         self.buffers = inserted.buffers
         self.graph = inserted.graph
         self.alias = inserted.alias
-        self.dataflow = dataflow
-        self.phases = phases
+        self.dataflow = inserted.buffers.dataflow
+        self.phases = inserted.buffers.phases
 
     def lay_out(self, kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the buffers that a vector kernel reads and writes, in layouts that it supports.
@@ -87,16 +86,28 @@ class MapLayouts:
             return False
         producer = self.dataflow.producer.get(index)
         kind = self.dataflow.kinds[producer] if producer is not None else ""
-        return kind == "matmul" or self.inserted.is_channels_last(index)
+        return kind == "matmul" or index in self.inserted.channels_last
 
     def needs_plain(self, node: Node) -> bool:
         """Return whether a move reads maps in blocks, or writes them, but runs on plain tensors."""
+        axes = self.buffers.axes
+        sources = [self.alias[index] for index in node.inputs]
+        if node.primitive not in MAP_MOVES or not self.inserted.channels_last.isdisjoint(sources):
+            return False
+        operand = next((index for index in node.inputs if self.alias[index] in axes), None)
+        if operand is None:
+            # The operands have no blocks yet.
+            return any(out in axes for out in node.outputs)
         position = self.dataflow.producer[node.outputs[0]]
         backward = self.phases.of_node[position] == "backward"
-        sources = [self.alias[index] for index in node.inputs]
-        return needs_plain_tensors(
-            self.graph, self.dataflow, self.buffers.axes, node, backward
-        ) and not any(map(self.inserted.is_channels_last, sources))
+        if node.primitive == "transpose" or (backward and node.primitive in SLICES):
+            return True
+        source = self.alias[operand]
+        values = self.graph.values
+        is_reshaped = len(values[operand].shape) != len(values[source].shape)
+        return is_reshaped or any(
+            edge % CHANNEL_BLOCK for edge in list_edges(self.graph, node, axes[source])
+        )
 
     def add_plain_move(self, kernel: Kernel, node: Node) -> None:
         """Add a move on plain tensors, and a TransData of each result that is read in blocks.

@@ -9,9 +9,9 @@ tensors, NCHW.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Permutation, simplify_permutation
+from pipeline.backends.ascend.chip.tasks import Permutation, simplify_permutation
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.graph.graph import Graph, Node
 
@@ -56,28 +56,7 @@ def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     return {index: axis for index, axis in axes.items() if axis < ranks[index]}
 
 
-def needs_plain_tensors(
-    graph: Graph, dataflow: Dataflow, axes: Mapping[int, int], node: Node, backward: bool
-) -> bool:
-    """Return whether a move of feature maps runs on plain tensors.
-
-    `axes` has the channel axis of each map; `backward` is whether the move is in the backward pass.
-    """
-    if node.primitive not in MAP_MOVES:
-        return False
-    operand = next((index for index in node.inputs if dataflow.alias[index] in axes), None)
-    if operand is None:
-        # The operands have no blocks yet.
-        return any(out in axes for out in node.outputs)
-    if node.primitive == "transpose" or (backward and node.primitive in SLICES):
-        return True
-    source = dataflow.alias[operand]
-    is_reshaped = len(graph.values[operand].shape) != len(graph.values[source].shape)
-    axis = axes[source]
-    return is_reshaped or any(edge % CHANNEL_BLOCK for edge in _list_edges(graph, node, axis))
-
-
-def _list_edges(graph: Graph, node: Node, axis: int) -> Sequence[int]:
+def list_edges(graph: Graph, node: Node, axis: int) -> Sequence[int]:
     """Return the numbers that must be multiples of 16, so that a move keeps blocks of channels."""
     if node.primitive == "pad":
         return list(node.params["padding_config"][axis])
@@ -109,10 +88,8 @@ def find_map_permutation(shape: Sequence[int], order: Sequence[int], channels: i
 
 def find_first_part(shape: Sequence[int], channels: int) -> int | None:
     """Return the first of the fewest minor axes that together are the channels, else None."""
-    for axis in range(len(shape) - 1, 0, -1):
-        if math.prod(shape[axis:]) == channels:
-            return axis
-    return None
+    axes = reversed(range(1, len(shape)))
+    return next((axis for axis in axes if math.prod(shape[axis:]) == channels), None)
 
 
 def keeps_positions(order: Sequence[int], first: int) -> bool:

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Buffer, Task, TaskGraph, VectorWork
-from pipeline.backends.ascend.compiler.buffers import is_aligned, pad_to_blocks
+from pipeline.backends.ascend.compiler.buffers import append_copy, is_aligned, pad_to_blocks
 from pipeline.core.host.item_sizes import get_stored_bytes
 
 Matrices = tuple[int, int, int]
@@ -36,25 +36,20 @@ def convert_formats(graph: TaskGraph, *, op_by_op: bool) -> TaskGraph:
     return graph.with_tasks(conversion.tasks, places, conversion.buffers)
 
 
-@dataclass
 class _Conversion:
     """One pass over the tasks of a graph. Buffers are indices."""
 
-    graph: TaskGraph
-    op_by_op: bool
-    buffers: list[Buffer] = field(init=False)
-    tasks: list[Task] = field(init=False, default_factory=list)
-    blocked: dict[int, int] = field(init=False, default_factory=dict)
-    """Buffer -> its copy in FRACTAL_NZ, or itself if it is written in FRACTAL_NZ."""
-    plain: dict[int, int] = field(init=False, default_factory=dict)
-    """Buffer that is written in FRACTAL_NZ -> its plain copy."""
-    writers: dict[int, Task] = field(init=False, default_factory=dict)
-    readers: dict[int, list[Task]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.buffers = list(self.graph.buffers)
-        self.readers = defaultdict(list)
-        for task in self.graph.tasks:
+    def __init__(self, graph: TaskGraph, op_by_op: bool) -> None:
+        self.op_by_op = op_by_op
+        self.buffers = list(graph.buffers)
+        self.tasks: list[Task] = []
+        self.blocked: dict[int, int] = {}
+        """Buffer -> its copy in FRACTAL_NZ, or itself if it is written in FRACTAL_NZ."""
+        self.plain: dict[int, int] = {}
+        """Buffer that is written in FRACTAL_NZ -> its plain copy."""
+        self.writers: dict[int, Task] = {}
+        self.readers: dict[int, list[Task]] = defaultdict(list)
+        for task in graph.tasks:
             for index in task.reads:
                 self.readers[index].append(task)
 
@@ -132,12 +127,8 @@ class _Conversion:
         if self.blocked.get(index) != index:
             return index
         if index not in self.plain:
-            buffer = self.buffers[index]
-            place = len(self.buffers)
-            copy = replace(buffer, index=place, layout="ND", role="activation", within=None)
-            self.buffers.append(copy)
-            self.plain[index] = place
-            self._convert(task, index, place)
+            self.plain[index] = append_copy(self.buffers, index, layout="ND")
+            self._convert(task, index, self.plain[index])
         return self.plain[index]
 
     def _find_operand_matrices(self, task: Task) -> dict[int, Matrices]:
@@ -189,24 +180,17 @@ class _Conversion:
         The cube reads either order. If only one edge is a multiple of 16, such as the features of
         attention's heads, this edge becomes the columns.
         """
-        buffer = self.buffers[index]
         batch, rows, columns = matrices
         if columns % CHANNEL_BLOCK and not rows % CHANNEL_BLOCK:
             rows, columns = columns, rows
         elements = batch * pad_to_blocks(rows) * pad_to_blocks(columns)
-        place = len(self.buffers)
-        self.buffers.append(
-            replace(
-                buffer,
-                index=place,
-                shape=(batch, rows, columns),
-                layout="FRACTAL_NZ",
-                nbytes=math.ceil(elements * get_stored_bytes(buffer.dtype)),
-                role="activation",
-                within=None,
-            )
+        return append_copy(
+            self.buffers,
+            index,
+            shape=(batch, rows, columns),
+            layout="FRACTAL_NZ",
+            nbytes=math.ceil(elements * get_stored_bytes(self.buffers[index].dtype)),
         )
-        return place
 
     def _convert(self, task: Task, source: int, copy: int) -> None:
         # The original has the lower index, as its copy was added later.
@@ -236,7 +220,7 @@ def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
     """
     buffers = list(graph.buffers)
     for index in _find_maps_of_norms(graph):
-        buffers[index] = _widen(buffers[index])
+        buffers[index] = replace(buffers[index], dtype="float32", nbytes=2 * buffers[index].nbytes)
     tasks: list[Task] = []
     places: dict[int, int] = {}
     copies: dict[int, int] = {}
@@ -287,22 +271,15 @@ def _find_maps_of_norms(graph: TaskGraph) -> list[int]:
     ]
 
 
-def _widen(buffer: Buffer) -> Buffer:
-    """Return a buffer of 16-bit elements in float32."""
-    return replace(buffer, dtype="float32", nbytes=2 * buffer.nbytes)
-
-
 def is_half_map(buffer: Buffer, work: VectorWork) -> bool:
     """Return whether a buffer has all elements of a kernel's work, in a type of 16 bits."""
     return buffer.dtype in ("float16", "bfloat16") and math.prod(buffer.shape) == work.elements
 
 
 def add_float32_copy(buffers: list[Buffer], index: int) -> int:
-    """Add a float32 copy of a buffer, and return its index."""
-    copy = _widen(buffers[index])
-    place = len(buffers)
-    buffers.append(replace(copy, index=place, role="activation", name="float32 copy", within=None))
-    return place
+    """Add a float32 copy of a buffer of 16-bit elements, and return its index."""
+    nbytes = 2 * buffers[index].nbytes
+    return append_copy(buffers, index, dtype="float32", nbytes=nbytes, name="float32 copy")
 
 
 def make_cast(task: Task, source: int, copy: int, work: VectorWork) -> Task:

@@ -174,15 +174,15 @@ def _find_loss_values(graph: Graph, phases: Phases) -> set[int]:
     for node, phase in zip(reversed(graph.nodes), reversed(phases.of_node), strict=True):
         if phase == "forward":
             is_product = classify_primitive(node.primitive) in products
-            if is_product or any(index in before for index in node.outputs):
+            if is_product or not before.isdisjoint(node.outputs):
                 before.update(node.inputs)
-            if not is_product and not any(index in before for index in node.outputs):
+            else:
                 loss.update(node.outputs)
     after: set[int] = set()  # these depend on a backward product
     for node, phase in zip(graph.nodes, phases.of_node, strict=True):
         if phase == "backward":
             is_product = classify_primitive(node.primitive) in products
-            if is_product or any(index in after for index in node.inputs):
+            if is_product or not after.isdisjoint(node.inputs):
                 after.update(node.outputs)
             elif all(index in loss or index in graph.constants for index in node.inputs):
                 loss.update(node.outputs)

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from pipeline.backends.ascend.chip.tasks import CubeWork, Task
-from pipeline.backends.ascend.compiler.buffers import Buffers
+from pipeline.backends.ascend.compiler.buffers import Buffers, append_copy
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Node, list_users
 
 CELLS = {(2, 1): "DynamicGRUV2", (3, 2): "DynamicRNN"}
 """The vendor's op by what a cell computes for each number of its state: (sigmoids, tanhs)."""
-CELL_KINDS = ("view", "loop_view", "elementwise", "matmul", "move")
-"""Kinds of nodes in a cell. A gradient's cell also has reductions."""
+CELL_KINDS = frozenset(("view", "loop_view", "elementwise", "matmul", "move", "reduce"))
+"""Kinds of nodes in a cell and in its gradient."""
 MOVES = ("copy", "trans_data", "transpose", "fill", "cast")
 """Classes of tasks that rearrange or clear values. Within a kernel they are addresses."""
 
@@ -56,12 +56,10 @@ def find_cells(graph: Graph, dataflow: Dataflow, *, by_op: bool) -> dict[int, Re
     types: dict[int, str] = {}
     for loop, nodes in loops.items():
         calls = {node.call for node in nodes if classify_primitive(node.primitive) != "loop_view"}
-        if any(classify_primitive(node.primitive) not in (*CELL_KINDS, "reduce") for node in nodes):
+        is_cell = CELL_KINDS.issuperset(classify_primitive(node.primitive) for node in nodes)
+        if not is_cell or (by_op and len(calls) > 1):
             continue
-        if by_op and len(calls) > 1:
-            continue
-        is_gradient = all(node.mark == "backward" for node in nodes)
-        if is_gradient:
+        if all(node.mark == "backward" for node in nodes):
             type_ = _find_forward_type(nodes, types, dataflow)
         else:
             type_ = _classify_cell(graph, nodes)
@@ -236,12 +234,9 @@ class _CellFusion:
         if index not in self.written:
             return index
         steps = self.cell.steps
-        place = len(self.buffers.all)
         shape = (steps, *buffer.shape)
-        stacked = replace(
-            buffer, index=place, shape=shape, nbytes=steps * buffer.nbytes, role="activation"
-        )
-        self.buffers.all.append(stacked)
+        nbytes = steps * buffer.nbytes
+        place = append_copy(self.buffers.all, index, shape=shape, nbytes=nbytes)
         self.buffers.change(index, within=place)
         return place
 
@@ -261,6 +256,7 @@ class _CellFusion:
             for index in results
             if index in read_by_others or self.buffers.all[index].within is not None
         ]
+        product = next(task for task in parts if task.cube is not None)
         products = [task.cube for task in parts if task.cube is not None]
         depth = max(work.k for work in products)
         steps = self.cell.steps
@@ -272,11 +268,9 @@ class _CellFusion:
             -(-sum(work.k * work.n for work in products) // depth),
             steps * sum(work.macs for work in products),
         )
-        product = next(task for task in parts if task.cube is not None)
-        is_gradient = product.phase == "backward"
         return replace(
             product,
-            type=f"{self.cell.type}{'Grad' if is_gradient else ''}",
+            type=f"{self.cell.type}{'Grad' if product.phase == 'backward' else ''}",
             cost_class="recurrent",
             reads=tuple(index for index in reads if index not in results),
             writes=tuple(writes) or product.writes,

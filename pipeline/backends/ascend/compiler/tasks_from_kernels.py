@@ -22,7 +22,7 @@ from pipeline.backends.ascend.chip.tasks import (
 )
 from pipeline.backends.ascend.compiler.autocast import cast_operands, choose_autocast_dtypes
 from pipeline.backends.ascend.compiler.buffers import Buffers, InsertedOps
-from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS, find_gradients
+from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS, find_dataflow, find_gradients
 from pipeline.backends.ascend.compiler.fusion import fuse_kernels
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.kernels import Kernels, measure_kernel
@@ -49,7 +49,6 @@ from pipeline.backends.ascend.compiler.primitives import (
 from pipeline.backends.ascend.compiler.recurrent_cells import find_cells, fuse_cells
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.core.errors import RunError
-from pipeline.core.host.item_sizes import get_stored_bytes
 
 MOVERS: dict[str, CostClass] = {
     "gather": "gather",
@@ -117,16 +116,16 @@ class _Lowering:
         self.signature = signature
         self.options = options
         self.phases = find_phases(graph, set(signature.parameters))
-        # `dtypes` is set below, as types depend on kinds of nodes. The function is called later.
+        self.dataflow = find_dataflow(graph, self.phases)
+        self.dtypes = self._choose_dtypes()
         self.kernels = Kernels(
             graph,
             self.phases,
-            lambda index: graph.values[index].size * get_stored_bytes(self.dtypes[index]),
+            self.dataflow,
+            self.dtypes,
             by_op=options.by_op,
             fuses_adam=ADAM_FUSION not in options.without,
         )
-        self.dataflow = self.kernels.dataflow
-        self.dtypes = self._choose_dtypes()
         self.alias = self.dataflow.alias
         self.matrix_layout: Layout = "ND" if options.core == "split" else "FRACTAL_NZ"
         self.buffers = Buffers(
@@ -135,7 +134,7 @@ class _Lowering:
         self.keeps_float32 = options.cube_float32 and options.precision in (None, "O0")
         # Without casts, operands are as they were traced.
         self.inserted = InsertedOps(self.buffers, None if self.keeps_float32 else options.precision)
-        self.maps = MapLayouts(self.inserted, self.dataflow, self.phases)
+        self.maps = MapLayouts(self.inserted)
         self.updated = {self.alias[out] for out in signature.updates}
         self.classes: dict[int, CostClass] = {}
         writes_heads = "matmul_confusiontranspose" not in options.without
@@ -143,7 +142,6 @@ class _Lowering:
             graph.nodes[position].outputs[0]: graph.nodes[position]
             for position in find_absorbed_transposes(graph, writes_heads=writes_heads)
         }
-        self.makers = {out: node for node in graph.nodes for out in node.outputs}
 
     def run(self, unsupported: Counter[str]) -> TaskGraph:
         """Return all tasks."""
@@ -329,7 +327,7 @@ class _Lowering:
         if kind == "conv":
             reads = [
                 self.inserted.put_channels_first(value, kernel)
-                if self.inserted.is_channels_last(value)
+                if value in self.inserted.channels_last
                 else buffer
                 for value, buffer in zip(values, reads, strict=True)
             ]
@@ -421,8 +419,8 @@ class _Lowering:
 
     def _find_permutation(self, node: Node) -> Permutation:
         """Return the permutation of a transpose; after a product, the easiest one."""
-        maker = self.makers.get(node.inputs[0])
-        if maker is not None and maker.primitive == "dot_general":
-            return find_result_permutation(self.graph, maker, node)
+        producer = self.dataflow.producer.get(node.inputs[0])
+        if producer is not None and self.graph.nodes[producer].primitive == "dot_general":
+            return find_result_permutation(self.graph, self.graph.nodes[producer], node)
         shape = self.graph.values[node.inputs[0]].shape
         return simplify_permutation(shape, node.params["permutation"])

@@ -16,27 +16,23 @@ from pipeline.backends.ascend.chip.options import OptionError
 from pipeline.backends.rates import CollectiveKind, DeviceGroup, GroupError
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
-Gradient = tuple[str, int, int]
-"""Parameter name, bytes, and index of the task that writes the gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """Devices that communicate with one another, such as those along one axis of a mesh.
 
-    Each server of the group has `per_server` of its `size` devices. Neighbours in the group are
-    `stride` devices apart. No two devices share a link, so groups that communicate at the same time
-    don't slow each other.
+    Each server of the group has `per_server` of its `size` devices. No two devices share a link, so
+    groups that communicate at the same time don't slow each other.
 
     Raises OptionError for a number below 1, or servers with unequal numbers of devices.
     """
 
     size: int
     per_server: int
-    stride: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("size", "per_server", "stride"):
+        for name in ("size", "per_server"):
             if getattr(self, name) < 1:
                 raise OptionError(f"group.{name} = {getattr(self, name)}: must be at least 1")
         if self.size % self.per_server:
@@ -49,14 +45,6 @@ class Group:
     def servers(self) -> int:
         """Number of servers that have devices of the group."""
         return self.size // self.per_server
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Gradients of one all-reduce, as indices in the order in which they are ready."""
-
-    gradients: tuple[int, ...]
-    nbytes: int
 
 
 def form_cluster(devices: int, hw: Hardware) -> Group:
@@ -87,7 +75,7 @@ def find_mesh_groups(sizes: Mapping[str, int], hw: Hardware) -> dict[str, Group]
                 f"mesh.{axis} = {size}: devices {stride} apart are uneven among servers of "
                 f"{in_server}; must divide {in_server} or be a multiple of it"
             )
-        groups[axis] = Group(size, per_server, stride)
+        groups[axis] = Group(size, per_server)
         stride *= size
     return {axis: groups[axis] for axis in sizes}
 
@@ -103,11 +91,16 @@ def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -
     * all_to_all: the array of each device before and after;
     * send: the array that each device sends to its neighbour.
 
-    Formulas are from HCCL's guide ("Algorithm Overview", hicann/hccl `coll_algo_intro`). All-gather
-    and reduce-scatter are the halves of an `all_reduce`. For short messages the halves of doubling
-    are used, though an all-gather takes up to log2(n) / 2 hops more. All-to-all is pairwise:
-    (n - 1) rounds with 1 / n of the bytes, over HCCS within a server, else over the device's RoCE
-    port. A send takes one hop, over RoCE if any neighbours are in different servers.
+    Formulas are from HCCL's guide ("Algorithm Overview", hicann/hccl `coll_algo_intro`). A ring of
+    n takes 2 (n - 1) hops and carries 2 (n - 1) / n of the data over each link. Short messages use
+    doubling, log2(n) hops with all the data. Over several servers: reduce-scatter in each server,
+    an all-reduce of each device's share between servers (halving and doubling, NHR if their number
+    isn't a power of two), all-gather in each server.
+
+    All-gather and reduce-scatter are the halves of an all-reduce. For short messages the halves of
+    doubling are used, though an all-gather takes up to log2(n) / 2 hops more. All-to-all is
+    pairwise: (n - 1) rounds with 1 / n of the bytes, over HCCS within a server, else over the
+    device's RoCE port. A send takes one hop, over RoCE if any neighbours are in different servers.
 
     Raises OptionError for an unknown kind, bytes below 0, or a group that servers can't hold.
     """
@@ -115,7 +108,11 @@ def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -
         raise OptionError(
             f"collective = {kind!r}: must be one of {', '.join(get_args(Collective))}"
         )
-    _check_collective(nbytes, group, hw)
+    if nbytes < 0:
+        raise OptionError(f"nbytes = {nbytes}: must be at least 0")
+    per_server = int(hw.devices_per_server_count)
+    if group.per_server > per_server:
+        raise OptionError(f"group.per_server = {group.per_server}: must be at most {per_server}")
     if group.size == 1:
         return 0.0
     if kind == "all_to_all":
@@ -124,29 +121,16 @@ def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -
         if group.servers > 1:
             return hw.roce_hop_us + nbytes / (hw.roce_gb_per_s * 1e3)
         return hw.hccs_pair_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
-    reduce_us = sum(_compute_all_reduce(nbytes, group, hw))
+    reduce_us = _compute_all_reduce_us(nbytes, group, hw)
     return reduce_us if kind == "all_reduce" else reduce_us / 2
 
 
 def all_reduce_us(nbytes: int, devices: int, hw: Hardware) -> float:
-    """Return the microseconds of an all-reduce of `nbytes`. Raises OptionError as `all_reduce`."""
-    return sum(all_reduce(nbytes, devices, hw))
-
-
-def all_reduce(nbytes: int, devices: int, hw: Hardware) -> tuple[float, float]:
-    """Return the microseconds of one all-reduce over all devices: over HCCS, and over RoCE.
-
-    Formulas are from HCCL's guide ("Algorithm Overview"): a ring of n takes 2 (n - 1) hops and
-    carries 2 (n - 1) / n of the data over each link. Short messages use doubling, log2(n) hops with
-    all the data. Over several servers: reduce-scatter in each server, an all-reduce of each
-    device's share between servers (halving and doubling, NHR if their number isn't a power of
-    two), all-gather in each server.
+    """Return the microseconds of an all-reduce over all devices.
 
     Raises OptionError as `check_devices` does, and for nbytes below 0.
     """
-    group = form_cluster(devices, hw)
-    _check_collective(nbytes, group, hw)
-    return _compute_all_reduce(nbytes, group, hw)
+    return collective_us("all_reduce", nbytes, form_cluster(devices, hw), hw)
 
 
 def check_devices(devices: int, hw: Hardware) -> None:
@@ -165,18 +149,10 @@ def check_devices(devices: int, hw: Hardware) -> None:
         )
 
 
-def _check_collective(nbytes: float, group: Group, hw: Hardware) -> None:
-    if nbytes < 0:
-        raise OptionError(f"nbytes = {nbytes}: must be at least 0")
-    per_server = int(hw.devices_per_server_count)
-    if group.per_server > per_server:
-        raise OptionError(f"group.per_server = {group.per_server}: must be at most {per_server}")
-
-
-def _compute_all_reduce(nbytes: float, group: Group, hw: Hardware) -> tuple[float, float]:
-    """Return the microseconds over HCCS and over RoCE, as `all_reduce` does."""
+def _compute_all_reduce_us(nbytes: float, group: Group, hw: Hardware) -> float:
+    """Return the microseconds in servers, over HCCS, plus those between servers, over RoCE."""
     if group.servers == 1:
-        return _compute_server_us(nbytes, group.size, hw), 0.0
+        return _compute_server_us(nbytes, group.size, hw)
     in_server_us = 0.0
     if group.per_server == 2:
         in_server_us = _compute_pair_us(nbytes, hw)
@@ -190,7 +166,7 @@ def _compute_all_reduce(nbytes: float, group: Group, hw: Hardware) -> tuple[floa
         # the time of the same devices in one server is a lower bound.
         least_us = _compute_server_us(nbytes, group.size, hw)
         between_us = max(between_us, least_us - in_server_us)
-    return in_server_us, between_us
+    return in_server_us + between_us
 
 
 def _compute_server_us(nbytes: float, devices: int, hw: Hardware) -> float:
@@ -220,19 +196,22 @@ def _compute_all_to_all_us(nbytes: float, group: Group, hw: Hardware) -> float:
     return in_server_us + num_outside * (hw.roce_hop_us + part / (hw.roce_gb_per_s * 1e3))
 
 
-def form_buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tuple[Bucket, ...]:
-    """Return the gradients of each all-reduce, in the order in which they are ready.
+def form_buckets(fusion: Sequence[int] | None, rounds: Sequence[int]) -> list[list[int]]:
+    """Return the gradients of each all-reduce, as indices in the order in which they are ready.
 
     `fusion` is MindSpore's `all_reduce_fusion_config`: each index is the last parameter of a
     segment, counted from the network's input. The remaining parameters are one more segment:
     `[85, 160]` on 161 parameters makes two. The backward pass begins at the network's output, so
-    the last segment is ready first. None: one all-reduce.
+    the last segment is ready first. None: one segment.
+
+    `rounds[i]` is the number of updates before gradient i is computed. An all-reduce has gradients
+    of one round, since one of two optimizers may update before the other.
 
     Raises OptionError for indices that don't ascend, or that no parameter has.
     """
-    count = len(gradients)
+    count = len(rounds)
     if not count:
-        return ()
+        return []
     ends = list(fusion or ())
     for before, index in zip((-1, *ends), ends, strict=False):
         if index <= before or index >= count:
@@ -243,25 +222,15 @@ def form_buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) ->
     if not ends or ends[-1] != count - 1:
         ends.append(count - 1)
     begins = [0, *(end + 1 for end in ends[:-1])]
-    return tuple(
-        _form_bucket(gradients, range(count - 1 - end, count - begin))
+    segments = (
+        range(count - 1 - end, count - begin)
         for begin, end in zip(reversed(begins), reversed(ends), strict=True)
     )
-
-
-def _form_bucket(gradients: Sequence[Gradient], indices: Sequence[int]) -> Bucket:
-    return Bucket(tuple(indices), sum(gradients[index][1] for index in indices))
-
-
-def split_rounds(
-    bucket: Bucket, gradients: Sequence[Gradient], rounds: Sequence[int]
-) -> tuple[Bucket, ...]:
-    """Split a bucket by round, since one of two optimizers may update before the other.
-
-    `rounds[i]` is the number of updates before gradient i is computed.
-    """
-    groups = groupby(bucket.gradients, key=rounds.__getitem__)
-    return tuple(_form_bucket(gradients, tuple(indices)) for _, indices in groups)
+    return [
+        list(indices)
+        for segment in segments
+        for _, indices in groupby(segment, key=rounds.__getitem__)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +276,7 @@ class AscendRates:
             return 0.0
         in_server = max(1, int(hw.devices_per_server_count) // group.stride)
         try:
-            linked = Group(group.size, min(group.size, in_server), group.stride)
+            linked = Group(group.size, min(group.size, in_server))
         except OptionError as error:
             raise GroupError(str(error)) from error
         return hw.collective_launch_us + collective_us(kind, nbytes, linked, hw)

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
-import yaml
-
-from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import CostClass, Provenance
-from pipeline.core.errors import RunError
+from pipeline.core.files.safe_yaml import parse_written_yaml
 
-EFFICIENCY_FILE = Path(__file__).parent / "efficiency.yaml"
+EFFICIENCY_FILE = Path(__file__).with_name("efficiency.yaml")
 RATE_BOUNDS = (0.05, 4.0)
 """Smallest and largest plausible rate of a class."""
 CALIBRATION_FILE = Path(__file__).with_name("calibration.yaml")
-GROUPS: Mapping[str, tuple[CostClass, ...]] = MappingProxyType(
-    {
-        "products": ("conv", "conv_input_grad", "conv_kernel_grad", "matmul"),
-        "windows": ("max_pool", "max_pool_grad", "avg_pool"),
-        "normalisation": ("bn_reduce", "bn_update"),
-        "depthwise": ("depthwise", "depthwise_input_grad", "depthwise_kernel_grad"),
-    }
-)
+GROUPS: Mapping[str, tuple[CostClass, ...]] = {
+    "products": ("conv", "conv_input_grad", "conv_kernel_grad", "matmul"),
+    "windows": ("max_pool", "max_pool_grad", "avg_pool"),
+    "normalisation": ("bn_reduce", "bn_update"),
+    "depthwise": ("depthwise", "depthwise_input_grad", "depthwise_kernel_grad"),
+}
 """Classes that share a multiplier. Other classes keep the rates fitted to kernels."""
 
 
@@ -97,52 +90,26 @@ class Efficiency:
     classes: Mapping[str, ClassEfficiency]
 
     def scale_rates(self, multipliers: Mapping[str, float]) -> Efficiency:
-        """Return the model with the rates of some classes multiplied, within `RATE_BOUNDS`.
-
-        Raises RunError for an unknown class or a multiplier that isn't positive.
-        """
+        """Return the model with the rates of some classes multiplied, within `RATE_BOUNDS`."""
         classes = dict(self.classes)
+        low, high = RATE_BOUNDS
         for name, multiplier in multipliers.items():
-            if name not in classes:
-                names = ", ".join(sorted(classes))
-                raise RunError(f"cost class {name!r}: must be one of {names}")
-            if not (math.isfinite(multiplier) and multiplier > 0):
-                raise RunError(f"rate multiplier of {name} = {multiplier}: must be positive")
-            low, high = RATE_BOUNDS
             rate = min(max(classes[name].rate * multiplier, low), high)
             classes[name] = replace(classes[name], rate=rate)
-        return replace(self, classes=MappingProxyType(classes))
+        return replace(self, classes=classes)
 
 
 @cache
 def load_efficiency(path: Path = EFFICIENCY_FILE) -> Efficiency:
-    """Return the fitted constants of a YAML file. Raises RunError for an invalid file."""
-    try:
-        document = yaml.safe_load(path.read_text())
-        constants = Constants(
-            **{field.name: float(document["constants"][field.name]) for field in fields(Constants)}
-        )
-        classes = {}
-        for name in get_args(CostClass):
-            entry = document["classes"][name]
-            rate = float(entry["rate"])
-            spread = float(entry["log_sd"])
-            classes[name] = ClassEfficiency(rate, spread, entry["provenance"], str(entry["source"]))
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path}: not a file of efficiencies: {error!r}") from error
-    low, high = RATE_BOUNDS
-    for name, entry in classes.items():
-        if not low <= entry.rate <= high:
-            problem = f"rate = {entry.rate}: must be from {low} to {high}"
-            raise RunError(f"{path}: classes.{name}.{problem}")
-        if entry.provenance not in get_args(Provenance):
-            kinds = ", ".join(get_args(Provenance))
-            problem = f"provenance = {entry.provenance!r}: must be one of {kinds}"
-            raise RunError(f"{path}: classes.{name}.{problem}")
-    return Efficiency(constants, MappingProxyType(classes))
+    """Return the fitted constants of a file that `benchmarks.ascend_fit.fit_kernels` wrote."""
+    document: Any = parse_written_yaml(path.read_text(encoding="utf-8"))
+    return Efficiency(
+        Constants(**document["constants"]),
+        {name: ClassEfficiency(**entry) for name, entry in document["classes"].items()},
+    )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Calibration:
     """Parameters fitted to published steps, in addition to the efficiency fitted to kernels.
 
@@ -156,10 +123,6 @@ class Calibration:
     task_us: float
     log_sd: float
     interval_scale: float
-
-    def with_task_time(self, hardware: Hardware) -> Hardware:
-        """Return the chip with the fitted time between tasks."""
-        return replace(hardware, task_gap_us=hardware.task_gap_us + self.task_us)
 
 
 def calibrate_with(
@@ -177,18 +140,9 @@ def calibrate_with(
 
 
 @cache
-def load_calibration(path: Path = CALIBRATION_FILE) -> Calibration:
-    """Return the calibration of a file, the package's by default.
-
-    Raises RunError for an invalid file.
-    """
-    try:
-        fitted: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return calibrate_with(
-            {group: float(fitted["multipliers"][group]) for group in GROUPS},
-            float(fitted["task_us"]),
-            float(fitted["log_sd"]),
-            float(fitted["interval_scale"]),
-        )
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path}: not a calibration: {error!r}") from error
+def load_calibration() -> Calibration:
+    """Return the package's calibration."""
+    fitted: Any = parse_written_yaml(CALIBRATION_FILE.read_text(encoding="utf-8"))
+    return calibrate_with(
+        fitted["multipliers"], fitted["task_us"], fitted["log_sd"], fitted["interval_scale"]
+    )

@@ -21,16 +21,18 @@ from pipeline.backends.ascend.chip.tasks import (
     TaskGraph,
     TaskTime,
 )
-from pipeline.backends.ascend.cost.efficiency import Efficiency, load_efficiency
+from pipeline.backends.ascend.cost.efficiency import GROUPS, Efficiency, load_efficiency
 from pipeline.backends.ascend.cost.l2_cache import Traffic, measure_traffic
 from pipeline.backends.ascend.cost.tiling import (
     Product,
     TileChoice,
     Tiling,
     list_default_tilings,
+    make_choice,
     pad_product,
     split_images,
-    to_choice,
+    sum_cycles,
+    to_row,
 )
 from pipeline.backends.ascend.cost.vector_work import (
     CostContext,
@@ -42,8 +44,7 @@ from pipeline.backends.ascend.cost.vector_work import (
 )
 from pipeline.core.host.item_sizes import get_item_bytes
 
-CUBE_CLASSES = frozenset(("conv", "conv_input_grad", "conv_kernel_grad", "matmul"))
-DEPTHWISE_CLASSES = frozenset(("depthwise", "depthwise_input_grad", "depthwise_kernel_grad"))
+CUBE_CLASSES = GROUPS["products"]
 
 
 def price_tasks(
@@ -60,34 +61,32 @@ def price_tasks(
     efficiency = efficiency or load_efficiency()
     constants = efficiency.constants
     traffic = measure_traffic(graph, hw.l2_mib * 2**20, constants.l2_full, constants.l2_none)
-    context = CostContext(hw, constants, graph.buffers, tiles or {})
+    context = CostContext(hw, constants, efficiency.classes, graph.buffers, tiles or {})
     return tuple(
-        _price_task(index, task, transferred, context, efficiency)
+        _price_task(index, task, transferred, context)
         for index, (task, transferred) in enumerate(zip(graph.tasks, traffic, strict=True))
     )
 
 
-def _price_task(
-    index: int, task: Task, traffic: Traffic, context: CostContext, efficiency: Efficiency
-) -> TaskTime:
+def _price_task(index: int, task: Task, traffic: Traffic, context: CostContext) -> TaskTime:
     hw = context.hw
-    entry = efficiency.classes[task.cost_class]
+    entry = context.classes[task.cost_class]
     if task.cost_class == "all_reduce" or task.engine == "hccl":
         return TaskTime(0.0, 0.0, "link", entry.provenance)
     if task.cost_class == "ai_cpu" or task.engine == "ai_cpu":
         return TaskTime(hw.ai_cpu_task_us, 0.0, "ai_cpu", entry.provenance)
     if task.parts:
-        return _price_steps(task, traffic, context, efficiency)
+        return _price_steps(task, traffic, context)
     # The rate applies to the compute of a product on the cube, and to all work of other classes.
     # Products on the vector unit have no fitted rate.
     all_cores = hw.vector_cores_count
-    if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task, hw):
-        work = _price_cube(index, task, task.cube, traffic, context, entry.rate)
-        all_cores = hw.ai_cores_count
-    elif task.cube and runs_on_vector(task, hw):
+    if task.cube and runs_on_vector(task, hw):
         work = price_vector_product(task.cube, hw)
+    elif task.cube and task.cost_class in CUBE_CLASSES:
+        work = _price_cube(index, task, task.cube, traffic, context)
+        all_cores = hw.ai_cores_count
     else:
-        if task.cube and task.cost_class in DEPTHWISE_CLASSES:
+        if task.cube and task.cost_class in GROUPS["depthwise"]:
             work = price_depthwise(task.cube, traffic, context)
         else:
             work = price_vector_work(task, traffic, context)
@@ -98,9 +97,7 @@ def _price_task(
     return TaskTime(max(floor_us + work.us, roofline_us), roofline_us, bound, entry.provenance)
 
 
-def _price_steps(
-    task: Task, traffic: Traffic, context: CostContext, efficiency: Efficiency
-) -> TaskTime:
+def _price_steps(task: Task, traffic: Traffic, context: CostContext) -> TaskTime:
     """Return the time of all steps of a recurrent op.
 
     A step of the forward pass computes the products and gates of all cores, and waits for all
@@ -112,13 +109,13 @@ def _price_steps(
     lanes_us = 0.0
     no_traffic = Traffic(0.0, 0.0, 0.0)
     for part in task.parts:
-        rate = efficiency.classes[part.cost_class].rate
         if part.cube and runs_on_vector(part, hw):
             lanes_us += price_vector_product(part.cube, hw).us
         elif part.cube:
-            cube_us += _price_cube(-1, part, part.cube, no_traffic, context, rate).us
+            cube_us += _price_cube(-1, part, part.cube, no_traffic, context).us
         else:
-            lanes_us += price_vector_work(part, no_traffic, context).us / rate
+            work_us = price_vector_work(part, no_traffic, context).us
+            lanes_us += work_us / context.classes[part.cost_class].rate
     moved = price_transfer(lanes_us, traffic, context, hw.ai_cores_count)
     all_cores_us = compute_floor_us(1.0, hw)
     wait_us = all_cores_us - compute_floor_us(0.0, hw)
@@ -165,22 +162,24 @@ def runs_on_vector(task: Task, hw: Hardware) -> bool:
 
 
 def _price_cube(
-    index: int, task: Task, work: CubeWork, traffic: Traffic, context: CostContext, rate: float
+    index: int, task: Task, work: CubeWork, traffic: Traffic, context: CostContext
 ) -> Work:
     """Return the work of AutoTune's tiling, else of the vendor's fastest default tiling.
 
     A weight gradient may be faster in equal parts of the images, one after the other.
     """
-    product = to_product(task, work, context.buffers, context.hw)
+    hw = context.hw
+    rate = context.classes[task.cost_class].rate
+    product = to_product(task, work, context.buffers, hw)
     is_dense_gradient = task.cost_class == "conv_kernel_grad" and work.batch == 1
     if is_dense_gradient and work.m // work.taps < CHANNEL_BLOCK:
         # The first layer's weight gradient is slower than its padding explains.
         rate *= context.constants.few_channels
     if index in context.tiles:
-        choice = to_choice(context.tiles[index], product, context.hw)
+        choice = make_choice(to_row(context.tiles[index]), product, hw)
         return _price_choice(choice, traffic, context, rate)
-    best = _price_choice(list_default_tilings(product, context.hw), traffic, context, rate)
-    for count, choice in split_images(product, context.hw):
+    best = _price_choice(list_default_tilings(product, hw), traffic, context, rate)
+    for count, choice in split_images(product, hw):
         # Each part reads its images, and writes the whole gradient.
         share = Traffic(traffic.l2_bytes / count, traffic.hbm_bytes / count, traffic.write_bytes)
         part = _price_choice(choice, share, context, rate)
@@ -196,16 +195,16 @@ def _price_choice(choice: TileChoice, traffic: Traffic, context: CostContext, ra
     clock = hw.ai_core_clock_mhz
     read_us = traffic.hbm_bytes / (hw.hbm_bytes_per_us * constants.hbm_read)
     write_us = traffic.write_bytes / (hw.hbm_bytes_per_us * constants.hbm_write)
-    row, cycles = choice.find_fastest(
-        constants.cube_overlap, rate, read_us * clock, write_us * clock
-    )
+    overlap = constants.cube_overlap
+    cycles = sum_cycles(choice.stages, overlap, read_us * clock, write_us * clock, rate)
+    row = int(cycles.argmin())
     cube, load, l2, out = (float(stage[row]) / clock for stage in choice.stages)
     stages: tuple[tuple[float, TaskBound], ...] = (
         (max(cube, load) / rate, "cube"),
         (max(l2, out), "l2"),
         (max(read_us, write_us), "memory"),
     )
-    return Work(cycles / clock, max(stages)[1], float(choice.rows[row, :4].prod()))
+    return Work(float(cycles[row]) / clock, max(stages)[1], float(choice.rows[row, :4].prod()))
 
 
 def to_product(task: Task, work: CubeWork, buffers: tuple[Buffer, ...], hw: Hardware) -> Product:

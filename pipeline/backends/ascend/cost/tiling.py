@@ -105,20 +105,16 @@ class TileChoice:
     rows: NDArray[np.float64]
     stages: tuple[NDArray[np.float64], ...]
 
-    def find_fastest(
-        self, overlap: float, rate: float, read_cycles: float, write_cycles: float
-    ) -> tuple[int, float]:
-        """Return the row of the fastest tiling and its cycles, as in `sum_cycles`."""
-        cycles = sum_cycles(self.stages, overlap, read_cycles, write_cycles, rate)
-        row = int(cycles.argmin())
-        return row, float(cycles[row])
+
+def make_choice(rows: NDArray[np.float64], product: Product, hw: Hardware) -> TileChoice:
+    """Return the tilings `rows` with their cycles for a product."""
+    return TileChoice(rows, compute_stage_cycles(product, hw, rows))
 
 
 @cache
 def list_default_tilings(product: Product, hw: Hardware) -> TileChoice:
     """Return the tilings among which the vendor's rule of thumb chooses."""
-    rows = _list_default_rows(product, hw)
-    return TileChoice(rows, compute_stage_cycles(product, hw, rows))
+    return make_choice(_list_default_rows(product, hw), product, hw)
 
 
 @cache
@@ -129,12 +125,6 @@ def choose_default_tiling(product: Product, hw: Hardware, overlap: float) -> Til
     """
     choice = list_default_tilings(product, hw)
     return to_tiling(choice.rows[int(sum_cycles(choice.stages, overlap).argmin())])
-
-
-def to_choice(tiling: Tiling, product: Product, hw: Hardware) -> TileChoice:
-    """Return a choice of one tiling."""
-    rows = to_row(tiling)
-    return TileChoice(rows, compute_stage_cycles(product, hw, rows))
 
 
 @cache
@@ -241,6 +231,7 @@ def _compute_tile_depth(
     return np.maximum(np.minimum(l0a_depth, l0b_depth), 1)
 
 
+@cache
 def list_blocks(hw: Hardware) -> tuple[tuple[int, int], ...]:
     """Return output blocks (rows, columns) that fit: powers of two columns, as many rows as fit.
 

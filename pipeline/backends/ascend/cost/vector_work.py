@@ -17,7 +17,7 @@ from pipeline.backends.ascend.chip.tasks import (
     TaskBound,
     simplify_permutation,
 )
-from pipeline.backends.ascend.cost.efficiency import Constants
+from pipeline.backends.ascend.cost.efficiency import ClassEfficiency, Constants
 from pipeline.backends.ascend.cost.l2_cache import Traffic
 from pipeline.backends.ascend.cost.tiling import Tiling
 from pipeline.core.host.item_sizes import get_item_bytes
@@ -52,6 +52,7 @@ class CostContext:
 
     hw: Hardware
     constants: Constants
+    classes: Mapping[str, ClassEfficiency]
     buffers: tuple[Buffer, ...]
     tiles: Mapping[int, Tiling]
 

@@ -16,7 +16,6 @@ from pipeline.backends.ascend.chip.tasks import Buffer, TaskGraph
 from pipeline.backends.ascend.memory.placement import (
     Block,
     find_lifetimes,
-    find_overlap,
     find_owners,
     pack_blocks,
     sum_live_bytes,
@@ -109,19 +108,6 @@ class MemoryPlan:
             return "out of memory"
         return "tight" if share > 1 - TIGHT else "fits"
 
-    def verify(self) -> None:
-        """Check, independently of the placement, that no two live buffers overlap.
-
-        Raises AssertionError.
-        """
-        for pool in POOLS:
-            in_pool = [placed for placed in self.placements if placed.pool == pool]
-            blocks = tuple(Block(placed.nbytes, placed.birth, placed.death) for placed in in_pool)
-            pair = find_overlap(blocks, tuple(placed.offset_bytes for placed in in_pool))
-            if pair is not None:
-                first, second = (in_pool[index] for index in pair)
-                raise AssertionError(f"{pool}: {first} and {second} are live together and overlap")
-
 
 @dataclass(frozen=True)
 class _Chunk:
@@ -148,6 +134,7 @@ def plan_memory(
     Whole parameters are among the feature maps, from the start to the last pass that reads them.
     """
     alignment = int(hw.memory_alignment_bytes)
+    limits = _compute_pool_limits(hw)
 
     def align(nbytes: int) -> int:
         return -(-nbytes // alignment) * alignment
@@ -163,7 +150,7 @@ def plan_memory(
         nbytes = sum(sizes[index] for index in reduced) + 2 * alignment
         birth = min(spans[index][0] for index in reduced)
         death = max(spans[index][1] for index in reduced)
-        fits = nbytes <= _compute_pool_limits(hw)["communication"]
+        fits = nbytes <= limits["communication"]
         pool: Pool = "communication" if fits else "feature maps"
         block = Block(nbytes, birth, death)
         gradients = {index: sizes[index] for index in reduced}
@@ -189,16 +176,13 @@ def plan_memory(
                 chunks.append(_Chunk({index: sizes[index]}, whole, 0, "feature maps", component))
             block = Block(nbytes, birth, death)
             chunks.append(_Chunk({index: nbytes}, block, 0, pool, component))
-    plan = _lay_out(chunks, max(len(graph.tasks), 1), hw)
-    plan.verify()
-    return plan
+    return _lay_out(chunks, max(len(graph.tasks), 1), limits)
 
 
-def _lay_out(chunks: Sequence[_Chunk], num_tasks: int, hw: Hardware) -> MemoryPlan:
+def _lay_out(chunks: Sequence[_Chunk], num_tasks: int, limits: Mapping[Pool, int]) -> MemoryPlan:
     """Place the chunks of each pool, and return the plan."""
     placements: list[Placement] = []
     uses: dict[Pool, PoolUse] = {}
-    limits = _compute_pool_limits(hw)
     live = np.zeros(num_tasks, np.int64)
     for pool in POOLS:
         in_pool = [chunk for chunk in chunks if chunk.pool == pool]
@@ -271,14 +255,12 @@ def _compute_pool_limits(hw: Hardware) -> dict[Pool, int]:
     return {pool: int(size * scale) for pool, size in zip(POOLS, split, strict=True)}
 
 
-def explain_out_of_memory(
-    plan: MemoryPlan, graph: TaskGraph, *, batch: int | None = None, devices: int = 1
-) -> str:
+def explain_out_of_memory(plan: MemoryPlan, graph: TaskGraph, batch: int, devices: int) -> str:
     """Return the message for a plan whose verdict is "out of memory", in MindSpore's form.
 
     The message names the first kernel without memory and the size of its request, then the ten
-    largest tensors that are live at the peak, and the largest batch size that fits if `batch`, the
-    batch size of a device, is known.
+    largest tensors that are live at the peak, and the largest batch size of a device that fits;
+    `batch` is the size that doesn't.
     """
     pool = plan.tightest
     failing = _find_first_excess(plan, pool)
@@ -297,16 +279,15 @@ def explain_out_of_memory(
         shape = "x".join(map(str, buffer.shape)) or "scalar"
         size = f"{placed.nbytes / MIB:.1f} MiB"
         lines.append(f"  {size:>12}  {buffer.name}  {shape}  {buffer.dtype}  {buffer.layout}")
-    if batch is not None:
-        lines.append(_format_advice(batch, estimate_largest_batch(plan, graph, batch), devices))
+    lines.append(_format_advice(batch, estimate_largest_batch(plan, graph, batch), devices))
     return "\n".join(lines)
 
 
-def find_largest_tensors(plan: MemoryPlan, count: int = 10) -> list[Placement]:
-    """Return the largest buffers that are live at the peak, by size, then index."""
+def find_largest_tensors(plan: MemoryPlan) -> list[Placement]:
+    """Return the ten largest buffers that are live at the peak, by size, then index."""
     peak = plan.peak_task
     live = [placed for placed in plan.placements if placed.birth <= peak < placed.death]
-    return sorted(live, key=lambda placed: (-placed.nbytes, placed.buffer))[:count]
+    return sorted(live, key=lambda placed: (-placed.nbytes, placed.buffer))[:10]
 
 
 def estimate_largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:

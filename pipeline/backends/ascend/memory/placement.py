@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 from typing import Literal
 
 import numpy as np
@@ -112,31 +111,6 @@ def _find_offset(starts: np.ndarray, ends: np.ndarray, nbytes: int, fit: Fit) ->
     return int(tops[fitting[gaps[fitting].argmin()] if fit == "best" else fitting[0]])
 
 
-def find_overlap(blocks: tuple[Block, ...], offsets: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return two blocks that live at the same time and overlap, or None.
-
-    Steps through births and deaths with the live blocks sorted by address. As long as no blocks
-    overlap, a new block can only overlap its neighbours.
-    """
-    events: list[tuple[int, bool, int]] = []
-    for index, block in enumerate(blocks):
-        if block.death > block.birth and block.nbytes:
-            events += [(block.birth, True, index), (block.death, False, index)]
-    live: list[tuple[int, int, int]] = []
-    # In a task deaths come first, as False < True: a block may take the place of one that died.
-    for _, is_birth, index in sorted(events):
-        span = (offsets[index], offsets[index] + blocks[index].nbytes, index)
-        place = bisect_left(live, span)
-        if not is_birth:
-            del live[place]
-            continue
-        for start, end, other in live[max(place - 1, 0) : place + 1]:
-            if start < span[1] and span[0] < end:
-                return min(index, other), max(index, other)
-        insort(live, span)
-    return None
-
-
 def find_lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
     """Return buffer -> lifetime, by ascending index, for buffers with their own memory.
 
@@ -170,23 +144,16 @@ def find_lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
 
 
 def find_owners(graph: TaskGraph) -> list[int]:
-    """Return each buffer's owner: itself, or the buffer that it updates in place or is a part of.
-
-    Raises ValueError if buffers are parts of each other.
-    """
+    """Return each buffer's owner: itself, or the buffer that it updates in place or is within."""
     parents = [graph.aliases.get(buffer.index, buffer.within) for buffer in graph.buffers]
-    owner_of = []
-    for index in range(len(parents)):
+    owners = []
+    for index, parent in enumerate(parents):
         owner = index
-        for _ in range(len(parents) + 1):
-            parent = parents[owner]
-            if parent is None or parent == owner:
-                break
+        while parent is not None and parent != owner:
             owner = parent
-        else:
-            raise ValueError(f"buffer {index} ({graph.buffers[index].name}) is within itself")
-        owner_of.append(owner)
-    return owner_of
+            parent = parents[owner]
+        owners.append(owner)
+    return owners
 
 
 def _find_task_spans(graph: TaskGraph, owner: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -207,12 +174,7 @@ def _find_task_spans(graph: TaskGraph, owner: list[int]) -> tuple[np.ndarray, np
 
 def _find_loops(graph: TaskGraph) -> Iterator[Lifetime]:
     """Yield the runs of repeated tasks: each scan, with the scans inside it."""
-    start = None
-    for position, task in enumerate(graph.tasks):
-        if task.repeat > 1 and start is None:
-            start = position
-        elif task.repeat == 1 and start is not None:
-            yield start, position
-            start = None
-    if start is not None:
-        yield start, len(graph.tasks)
+    for repeats, run in groupby(enumerate(graph.tasks), key=lambda entry: entry[1].repeat > 1):
+        if repeats:
+            positions = [position for position, _ in run]
+            yield positions[0], positions[-1] + 1

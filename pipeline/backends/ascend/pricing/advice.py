@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import accumulate
 from operator import itemgetter
 from typing import Any
+
+import numpy as np
 
 from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError
 from pipeline.backends.ascend.pricing.pricing import Pricing
@@ -37,8 +38,18 @@ def advise(
     Changes that the device doesn't support, or doesn't have enough memory for, are skipped.
     """
     before = _compute_samples_per_s(pricing, config, pricing.make_timeline(config).step_us)
+    candidates: list[Candidate] = [
+        (kind, what, override, pricing, replace(config, **changes))
+        for kind, what, override, changes in _list_variants(pricing, config)
+    ]
+    if retrace is not None:
+        size = 2 * pricing.traced.batch_size
+        unit = "batch" if config.devices == 1 else "device"
+        what = f"{size} samples a {unit} instead of {size // 2}"
+        override = f"train.batch_size={size * config.devices}"
+        candidates.append(("batch", what, override, retrace(size), config))
     best: dict[str, Recommendation] = {}
-    for kind, what, override, changed, options in _list_candidates(pricing, config, retrace):
+    for kind, what, override, changed, options in candidates:
         step_us = _price_change(kind, changed, options)
         if step_us is None:
             continue
@@ -62,19 +73,6 @@ def _price_change(kind: str, pricing: Pricing, config: ExecutionConfig) -> float
 
 def _compute_samples_per_s(pricing: Pricing, config: ExecutionConfig, step_us: float) -> float:
     return pricing.traced.batch_size * config.devices / step_us * 1e6
-
-
-def _list_candidates(
-    pricing: Pricing, config: ExecutionConfig, retrace: Retrace | None
-) -> Iterator[Candidate]:
-    for kind, what, override, changes in _list_variants(pricing, config):
-        yield kind, what, override, pricing, replace(config, **changes)
-    if retrace is not None:
-        size = 2 * pricing.traced.batch_size
-        unit = "batch" if config.devices == 1 else "device"
-        what = f"{size} samples a {unit} instead of {size // 2}"
-        override = f"train.batch_size={size * config.devices}"
-        yield "batch", what, override, retrace(size), config
 
 
 def _list_variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
@@ -126,14 +124,12 @@ def list_split_points(sizes: list[int]) -> tuple[tuple[int, ...], ...]:
     """
     shares = [tuple(part / count for part in range(1, count)) for count in BUCKETS]
     shares += [(share,) for share in FIRST_SHARES]
-    running = list(accumulate(sizes))
+    if not sizes:
+        return ()
+    running = np.cumsum(sizes)
     variants = []
-
-    def find_nearest(nbytes: float) -> int:
-        return min(range(len(running)), key=lambda index: abs(running[index] - nbytes))
-
     for variant in shares:
-        ends = {find_nearest(share * running[-1]) for share in variant} if running else set()
+        ends = {int(np.abs(running - share * running[-1]).argmin()) for share in variant}
         points = tuple(sorted(end for end in ends if end < len(sizes) - 1))
         if points and points not in variants:
             variants.append(points)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, get_args
 
 from pipeline.backends.ascend.chip.chip_files import load_chip
-from pipeline.backends.ascend.chip.hardware import Hardware, PricedChip, to_priced_chip
+from pipeline.backends.ascend.chip.hardware import PricedChip, to_priced_chip
 from pipeline.backends.ascend.chip.options import (
     MAX_DEVICES,
     MODES,
@@ -25,6 +25,7 @@ from pipeline.backends.ascend.chip.options import (
     choose_mode,
 )
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
+from pipeline.backends.ascend.compiler.tasks_from_kernels import LoweringOptions
 from pipeline.backends.ascend.cost.efficiency import Calibration, load_calibration
 from pipeline.backends.ascend.cost.task_time import price_tasks
 from pipeline.backends.ascend.memory.memory_plan import MemoryPlan, plan_memory
@@ -39,9 +40,7 @@ from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.simulate.launch_modes import compute_images_per_s, schedule
 from pipeline.backends.ascend.simulate.timeline import Timeline
 from pipeline.backends.ascend.tune.autotune import (
-    BUILT_IN,
     TuneResult,
-    TuneSettings,
     find_custom_bank,
     should_repeat,
     tune,
@@ -175,7 +174,7 @@ class Pricing:
         self.exchange_bytes = exchange_bytes
         self.chip = chip
         self.calibration = calibration or load_calibration()
-        self._shared = traced.get_results((chip.hardware, chip.dtypes, chip.core), self.calibration)
+        self._shared = traced.get_results(chip, self.calibration)
         self._tuned_tasks: dict[Any, tuple[TaskGraph, tuple[TaskTime, ...]]] = {}
         self._tuned: dict[Any, TuneResult] = {}
 
@@ -186,7 +185,10 @@ class Pricing:
         for mode in MODES:
             # A mode that the device can't run the step in is left out.
             with suppress(OptionError):
-                changed = _change_mode(config, mode)
+                # Both modes of graphs have the same stack.
+                is_graph = mode != "op_by_op" and not config.stack.is_eager
+                software = config.software if is_graph else None
+                changed = replace(config, mode=mode, software=software)
                 modes[mode] = step if mode == config.mode else self.price_step(changed)
         return Report(
             **{field.name: getattr(step, field.name) for field in fields(PricedStep)},
@@ -220,15 +222,7 @@ class Pricing:
         priced = self._tuned_tasks if uses_tuning else self._shared.tasks
         if key not in priced:
             with pause_garbage_collection():
-                graph = self.traced.tasks(
-                    config.precision,
-                    by_op=config.mode == "op_by_op",
-                    strict=config.strict,
-                    without=config.without | config.stack.missing_fusions,
-                    keep_batchnorm_fp32=config.keep_batchnorm_fp32,
-                    core=self.chip.core,
-                    cube_float32=self.chip.hardware.cube_fp32_macs_per_cycle > 0,
-                )
+                graph = self.traced.tasks(**vars(self._make_lowering_options(config)))
             for buffer in graph.buffers:
                 if buffer.dtype not in self.chip.dtypes and not buffer.dtype.startswith("key"):
                     raise OptionError(
@@ -240,13 +234,7 @@ class Pricing:
             efficiency = self.calibration.efficiency
             tiles = None
             if uses_tuning:
-                settings = TuneSettings(
-                    mode=config.auto_tune,
-                    bank_path=Path(config.tune_bank) if config.tune_bank else None,
-                    builtin_path=BUILT_IN,
-                    repeat=config.repeat_tune,
-                )
-                self._tuned[key] = tune(graph, hardware, settings, efficiency)
+                self._tuned[key] = tune(graph, hardware, config, efficiency)
                 tiles = self._tuned[key].tiles
             times = price_tasks(graph, hardware, efficiency, tiles)
             # The chip's figure for the interval between two steps includes GetNext.
@@ -266,17 +254,25 @@ class Pricing:
 
     def _make_key(self, config: ExecutionConfig) -> tuple[Any, ...]:
         """Return the options that tasks and their times depend on, as a key of the caches."""
+        lowering = self._make_lowering_options(config)
+        return (lowering, config.auto_tune, config.tune_bank, config.repeat_tune)
+
+    def _make_lowering_options(self, config: ExecutionConfig) -> LoweringOptions:
         if config.precision not in (*get_args(Precision), None):
             names = ", ".join(get_args(Precision))
             raise OptionError(
                 f"precision = {config.precision!r}: must be one of {names}, or None for the traced "
                 "types"
             )
-        by_op = config.mode == "op_by_op"
-        tuning = (config.auto_tune, config.tune_bank, config.repeat_tune)
-        norms = config.keep_batchnorm_fp32
-        without = config.without | config.stack.missing_fusions
-        return (config.precision, by_op, config.strict, without, tuning, norms)
+        return LoweringOptions(
+            config.precision,
+            by_op=config.mode == "op_by_op",
+            strict=config.strict,
+            keep_batchnorm_fp32=config.keep_batchnorm_fp32,
+            without=config.without | config.stack.missing_fusions,
+            core=self.chip.core,
+            cube_float32=self.chip.hardware.cube_fp32_macs_per_cycle > 0,
+        )
 
     def make_step_options(self, config: ExecutionConfig) -> StepOptions:
         """Return the options of `schedule`, from a price's options and the traced step."""
@@ -292,7 +288,7 @@ class Pricing:
             devices=config.devices,
             fusion=config.fusion,
             exchange_bytes=self.exchange_bytes,
-            batch_size=self.traced.batch_size,
+            batch_size=check_count("batch_size", self.traced.batch_size),
             batch_bytes=self.traced.batch_bytes,
             host_images_per_s=rate,
             data_sink=config.data_sink,
@@ -306,17 +302,16 @@ class Pricing:
         options = self.make_step_options(config)
         key = (self._make_key(config), options)
         if _uses_tuning(config) or key not in self._shared.timelines:
-            hardware = self.calibration.with_task_time(self.chip.hardware)
+            hardware = self.chip.hardware
+            gap_us = hardware.task_gap_us + self.calibration.task_us
+            hardware = replace(hardware, task_gap_us=gap_us)
             self._shared.timelines[key] = schedule(graph, times, hardware, options)
         return self._shared.timelines[key]
 
     def plan_memory(self, config: ExecutionConfig) -> MemoryPlan:
         """Return the memory plan, which is the same for `graph_sink` and `loop_sink`."""
-        by_op = config.mode == "op_by_op"
-        norms = config.keep_batchnorm_fp32
-        without = config.without | config.stack.missing_fusions
         num_shards = config.devices if config.shares_state else 1
-        key = (config.precision, by_op, without, config.devices > 1, norms, num_shards)
+        key = (self._make_lowering_options(config), config.devices > 1, num_shards)
         if key not in self._shared.memory:
             graph, _ = self.tasks(config)
             hardware = self.chip.hardware
@@ -324,22 +319,9 @@ class Pricing:
         return self._shared.memory[key]
 
     def with_figures(self, **figures: float) -> Pricing:
-        """Return the same step on a chip with other figures. Raises OptionError."""
-        names = {field.name for field in fields(Hardware)}
-        unknown = sorted(set(figures) - names)
-        if unknown:
-            raise OptionError(
-                f"hardware figure {unknown[0]!r}: must be one of {', '.join(sorted(names))}"
-            )
-        hardware = replace(self.chip.hardware, **figures)
-        chip = replace(self.chip, hardware=hardware)
+        """Return the same step on a chip with other figures."""
+        chip = replace(self.chip, hardware=replace(self.chip.hardware, **figures))
         return Pricing(self.traced, chip, self.calibration, self.exchange_bytes)
-
-
-def _change_mode(config: ExecutionConfig, mode: Mode) -> ExecutionConfig:
-    """Return the options in another launch mode: on the same stack if both launch graphs."""
-    is_graph = mode != "op_by_op" and not config.stack.is_eager
-    return replace(config, mode=mode, software=config.software if is_graph else None)
 
 
 def _uses_tuning(config: ExecutionConfig) -> bool:

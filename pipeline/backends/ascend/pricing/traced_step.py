@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from pipeline.backends.ascend.chip.hardware import PricedChip
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.compiler.phases import Signature
@@ -37,7 +38,6 @@ MAX_CACHED_CHIPS = 4
 class Results:
     """Priced tasks, timelines and memory plans of a step on a chip, by their options."""
 
-    calibration: Calibration
     tasks: dict[Any, tuple[TaskGraph, tuple[TaskTime, ...]]] = field(default_factory=dict)
     timelines: dict[Any, Timeline] = field(default_factory=dict)
     memory: dict[Any, MemoryPlan] = field(default_factory=dict)
@@ -49,17 +49,9 @@ class TracedStep:
     def __init__(self, graph: Graph, signature: Signature) -> None:
         self.graph = graph
         self.signature = signature
-        self._lowered: dict[Any, TaskGraph] = {}
-        self._results: dict[Any, Results] = {}
-
-    def get_results(self, chip: Hashable, calibration: Calibration) -> Results:
-        """Return the results of the step on a chip: cached for the last few chips, else empty."""
-        key = (chip, id(calibration))
-        results = self._results.pop(key, None) or Results(calibration)
-        self._results[key] = results
-        while len(self._results) > MAX_CACHED_CHIPS:
-            del self._results[next(iter(self._results))]
-        return results
+        self._lowered: dict[LoweringOptions, TaskGraph] = {}
+        self.get_results = lru_cache(MAX_CACHED_CHIPS)(_make_results)
+        """Returns the results of the step on a chip: those so far for the last few chips."""
 
     @property
     def batch_bytes(self) -> int:
@@ -90,6 +82,10 @@ class TracedStep:
         if key not in self._lowered:
             self._lowered[key] = lower(self.graph, self.signature, key)
         return self._lowered[key]
+
+
+def _make_results(chip: PricedChip, calibration: Calibration) -> Results:
+    return Results()
 
 
 def trace_step(

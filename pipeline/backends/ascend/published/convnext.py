@@ -6,6 +6,9 @@ import jax
 from flax import linen as nn
 from jax import Array
 
+DEPTHS = (3, 3, 9, 3)
+WIDTHS = (96, 192, 384, 768)
+"""Blocks and channels of each stage of ConvNeXt-T."""
 KERNEL = (7, 7)
 EXPANSION = 4
 """Channels between the two products of a block, relative to its channels."""
@@ -41,23 +44,21 @@ class ConvNeXtBlock(nn.Module):
 
 
 class ConvNeXt(nn.Module):
-    """A classifier. Each stage has `depths` blocks of `widths` channels, ConvNeXt-T by default."""
+    """ConvNeXt-T."""
 
     classes: int
-    depths: tuple[int, ...] = (3, 3, 9, 3)
-    widths: tuple[int, ...] = (96, 192, 384, 768)
 
     @nn.compact
     def __call__(self, images: Array, train: bool) -> Array:
         """Return logits (batch, classes) of images (batch, height, width, channels)."""
         x = images
         block = 0
-        for stage, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
+        for stage, (depth, width) in enumerate(zip(DEPTHS, WIDTHS, strict=True)):
             size = (2, 2) if stage else (4, 4)
             x = nn.LayerNorm(epsilon=1e-6)(x) if stage else x
             x = nn.Conv(width, size, strides=size)(x)
             x = x if stage else nn.LayerNorm(epsilon=1e-6)(x)
             for _ in range(depth):
-                x = ConvNeXtBlock(DROPPED_DEPTH * block / (sum(self.depths) - 1))(x, train)
+                x = ConvNeXtBlock(DROPPED_DEPTH * block / (sum(DEPTHS) - 1))(x, train)
                 block += 1
         return nn.Dense(self.classes)(nn.LayerNorm(epsilon=1e-6)(x.mean((1, 2))))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
 from pipeline.models.blocks.layered_model import LayeredModelSpec
-from pipeline.models.layers.initializers import HeNormal, HeUniform, Zeros
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.standard import (
     BatchNorm,
@@ -24,16 +21,12 @@ from pipeline.models.layers.standard import (
 )
 from pipeline.models.modules import standard as standard  # registers what layers compute
 from pipeline.models.modules.apply_layers import LayerContext, apply_layer
-from pipeline.models.networks.mobile import MobileNetV3
-from pipeline.models.networks.residual import ResNet
 
 STRIDES = (4, 8, 16, 32)
 """Factors by which the backbone has shrunk the images at the layers that the pyramid reads."""
 
 STEEPNESS = 50.0
 """k of the binarisation (Liao et al. 2020, eq. 2)."""
-
-_INIT = InitSpec(conv=HeNormal(mode="fan_out"), dense=HeUniform(), bias=Zeros())
 
 
 class DBNet(nn.Module):
@@ -42,13 +35,11 @@ class DBNet(nn.Module):
     backbone: tuple[LayerSpec, ...]
     initializers: InitSpec
     features: int
-    """Features of each level of the pyramid."""
-    dtype: str
-    """Type of the activations."""
+    """Features of each level of the pyramid, a multiple of 4."""
 
     @nn.compact
     def __call__(self, images: Array, train: bool) -> Array:
-        """Return maps (batch, height, width, 3), float32: probability, threshold and binary map.
+        """Return maps (batch, height, width, 3): probability, threshold and binary map.
 
         Height and width must be multiples of 32; raises ValueError otherwise.
         """
@@ -57,12 +48,12 @@ class DBNet(nn.Module):
                 f"dbnet: images of shape {images.shape}: must be (batch, height, width, channels) "
                 "with height and width multiples of 32"
             )
-        site = LayerContext((), self.initializers, self.dtype, train)
+        site = LayerContext((), self.initializers, "float32", train)
         inside = site.inside("backbone")
-        levels = _Backbone(self.backbone, inside, name=inside.name)(images.astype(self.dtype))
+        levels = _Backbone(self.backbone, inside, name=inside.name)(images)
         fused = self._pyramid(levels, site)
         probability, threshold = (
-            _apply_part(name, _make_head(self.features // 4), fused, site).astype(jnp.float32)
+            _apply_part(name, _make_head(self.features // 4), fused, site)
             for name in ("probability", "threshold")
         )
         binary = jax.nn.sigmoid(STEEPNESS * (probability - threshold))
@@ -101,45 +92,15 @@ class _Backbone(nn.Module):
         return levels
 
 
-def dbnet(
-    backbone: Literal["resnet18", "resnet50", "mobilenet_v3_large"] | LayeredModelSpec,
-    *,
-    features: int = 256,
-    dtype: str = "float32",
-) -> nn.Module:
-    """Return DBNet on a backbone without its classifier.
+def dbnet(backbone: LayeredModelSpec, features: int = 256) -> nn.Module:
+    """Return DBNet on a network without its classifier.
 
-    The module is called with images NHWC and `train`. `features`, a multiple of 4, is the number of
-    features of each level of the pyramid. With ResNet-18 DBNet has 12,340,930 parameters. Raises
-    ValueError for an unknown backbone, or one without a global average pool.
+    The module is called with images NHWC and `train`. With ResNet-18 DBNet has 12,340,930
+    parameters.
     """
-    spec = _make_backbone(backbone) if isinstance(backbone, str) else backbone
-    layers = spec.layers_for(1)
+    layers = backbone.layers_for(1)
     kinds = [layer.name for layer in layers]
-    if "global_avg_pool" not in kinds:
-        raise ValueError(f"dbnet: backbone {spec.name} has no global_avg_pool")
-    return DBNet(layers[: kinds.index("global_avg_pool")], spec.init, features, dtype)
-
-
-def _make_backbone(name: str) -> LayeredModelSpec:
-    if name == "mobilenet_v3_large":
-        return MobileNetV3(init=_INIT, size="large", width=1.0, dropout=0.0)
-    resnets: dict[str, tuple[Literal["basic", "bottleneck"], tuple[int, ...]]] = {
-        "resnet18": ("basic", (2, 2, 2, 2)),
-        "resnet50": ("bottleneck", (3, 4, 6, 3)),
-    }
-    if name not in resnets:
-        names = ", ".join(("mobilenet_v3_large", *resnets))
-        raise ValueError(f"dbnet: backbone = {name!r}: must be one of {names}")
-    block, blocks = resnets[name]
-    return ResNet(
-        init=_INIT,
-        block=block,
-        blocks=blocks,
-        widths=(64, 128, 256, 512),
-        stem="imagenet",
-        zero_init_last=False,
-    )
+    return DBNet(layers[: kinds.index("global_avg_pool")], backbone.init, features)
 
 
 def _make_head(features: int) -> tuple[LayerSpec, ...]:

@@ -19,6 +19,8 @@ PATCH = 4
 """Edge of the patch of a token, in pixels."""
 HEAD_FEATURES = 32
 HIDDEN_RATIO = 4
+DROP_PATH = 0.2
+"""Share of samples that skip the last block in training."""
 DEPTHS = (2, 2, 6, 2)
 """Blocks of each stage of Swin-T."""
 FEATURES = 96
@@ -32,14 +34,13 @@ class Swin(nn.Module):
 
     classes: int
     mindcv: bool = False
-    drop_path: float = 0.2
 
     @nn.compact
     def __call__(self, images: Array, train: bool) -> Array:
         """Return logits (batch, classes) of images (batch, height, width, channels)."""
         tokens = nn.Conv(FEATURES, (PATCH, PATCH), PATCH, name="patches")(images)
         tokens = nn.LayerNorm(name="patch_norm")(tokens)
-        rates = iter(np.linspace(0, self.drop_path, sum(DEPTHS)).tolist())
+        rates = iter(np.linspace(0, DROP_PATH, sum(DEPTHS)).tolist())
         for stage, depth in enumerate(DEPTHS):
             if stage:
                 tokens = PatchMerging(self.mindcv, name=f"merge{stage}")(tokens)

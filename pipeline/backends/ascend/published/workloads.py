@@ -76,7 +76,7 @@ class Published:
     width of an image, or the number of fields of Wide & Deep. `fusion` has the parameters' indices
     at which gradients are split into all-reduces. `op_launch_us` is the host's time to launch an
     op; None: the chip's figure. `suspicion` is the reason why the host may have been slower than
-    the device, or empty. `keep_batchnorm_fp32` is MindSpore's option of O2.
+    the device, or empty.
     """
 
     id: str
@@ -95,7 +95,11 @@ class Published:
     framework: str
     source: str
     suspicion: str = ""
-    keep_batchnorm_fp32: bool = False
+
+    @property
+    def is_mindcv(self) -> bool:
+        """Whether the row is MindCV's."""
+        return self.framework.startswith(MINDCV)
 
 
 @cache
@@ -106,19 +110,15 @@ def load_published_steps(file: Path = PUBLISHED) -> tuple[Published, ...]:
 
 
 def _parse_row(row: Mapping[str, str]) -> Published:
-    optional = ("suspicion", "keep_batchnorm_fp32")
-    names = [field.name for field in fields(Published) if field.name not in optional]
+    names = [field.name for field in fields(Published) if field.name != "suspicion"]
     columns: Any = {name: row[name] for name in names}
     try:
-        return Published(
-            **columns,
-            suspicion=row.get("suspicion") or "",
-            keep_batchnorm_fp32=(row["framework"] or "").startswith(MINDCV),
-        )
+        return Published(**columns, suspicion=row.get("suspicion") or "")
     except ValidationError as error:
         raise ValueError("; ".join(describe_problems(error, columns))) from error
 
 
+MOMENTUM = Momentum(lr=0.1, weight_decay=1e-4, decay_rules=(), momentum=0.9, nesterov=False)
 ADAM = Adam(lr=1e-4, weight_decay=0.0, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
 ADAMW = AdamW(lr=1e-3, weight_decay=0.05, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
 
@@ -141,9 +141,9 @@ def load_model_spec(name: str) -> ModelSpec:
 
 @cache
 def trace_image_step(
-    model: str, batch: int, pixels: int, classes: int, optimizer: OptimizerSpec | None = None
+    model: str, batch: int, pixels: int, classes: int, optimizer: OptimizerSpec = MOMENTUM
 ) -> TracedStep:
-    """Return a step on square images, of 1 channel for LeNet, else of 3; momentum by default."""
+    """Return a step on square images, of 1 channel for LeNet, else of 3."""
     shape = (pixels, pixels, 1 if model.startswith("lenet") else 3)
     return trace_network(load_model_spec(model), batch, shape, classes, optimizer)
 
@@ -153,7 +153,7 @@ def trace_network(
     batch: int,
     shape: tuple[int, ...],
     classes: int,
-    optimizer: OptimizerSpec | None = None,
+    optimizer: OptimizerSpec = MOMENTUM,
 ) -> TracedStep:
     """Return a step of a classifier on samples of a shape."""
     loss = CrossEntropy(reduction="mean", smoothing=0.0, smoothing_convention="uniform").build()
@@ -168,13 +168,9 @@ def trace_module(
     shape: tuple[int, ...],
     labels: jax.ShapeDtypeStruct,
     classes: int,
-    optimizer: OptimizerSpec | None = None,
+    optimizer: OptimizerSpec = MOMENTUM,
 ) -> TracedStep:
-    """Return a step, with momentum by default. `loss` returns a loss for each sample of a batch."""
-    if optimizer is None:
-        optimizer = Momentum(
-            lr=0.1, weight_decay=1e-4, decay_rules=(), momentum=0.9, nesterov=False
-        )
+    """Return a step. `loss` returns a loss for each sample of a batch."""
     step_config = StepConfig(
         network=network,
         image=ColumnSpec(shape[1:], "float32"),
@@ -193,12 +189,6 @@ def trace_module(
     return trace_step(make_estimated_step(step_config, 0.1), state, (images, labels), get_params)
 
 
-def _trace_wide_deep(row: Published) -> TracedStep:
-    """Return a step of Wide & Deep. A sample has fields with an index and a value each."""
-    shape = (row.pixels, 1, 2)
-    return trace_network(load_model_spec(row.model), row.batch, shape, row.classes, ADAM)
-
-
 def _trace_text_detector(row: Published) -> TracedStep:
     """Return a step of DBNet with one loss, which has the traffic of DBNet's three losses."""
     shape = (row.batch, row.pixels, row.pixels, 3)
@@ -206,7 +196,7 @@ def _trace_text_detector(row: Published) -> TracedStep:
     def loss(maps: jax.Array, truth: jax.Array) -> jax.Array:
         return optax.sigmoid_binary_cross_entropy(maps, truth).mean((1, 2, 3))
 
-    network = dbnet(cast(Any, row.model.removeprefix("dbnet_")))
+    network = dbnet(cast(Any, load_model_spec(row.model.removeprefix("dbnet_"))))
     # The network returns 3 maps of the images' size.
     labels = jax.ShapeDtypeStruct(shape, jnp.float32)
     return trace_module(network, loss, shape, labels, row.classes)
@@ -219,29 +209,22 @@ def _trace_swin_or_convnext(row: Published) -> TracedStep:
     labels = jax.ShapeDtypeStruct((row.batch,), jnp.int32)
     network: nn.Module = ConvNeXt(row.classes)
     if row.model == "swin_t":
-        network = Swin(row.classes, mindcv=row.framework.startswith(MINDCV))
+        network = Swin(row.classes, mindcv=row.is_mindcv)
     return trace_module(network, loss, shape, labels, row.classes, ADAMW)
-
-
-SPECIAL: dict[str, Callable[[Published], TracedStep]] = {
-    "swin_t": _trace_swin_or_convnext,
-    "wide_deep": _trace_wide_deep,
-    "convnext_tiny": _trace_swin_or_convnext,
-    "dbnet_resnet18": _trace_text_detector,
-    "dbnet_resnet50": _trace_text_detector,
-    "dbnet_mobilenet_v3_large": _trace_text_detector,
-}
-"""Functions that trace networks whose data, loss or optimizer differ from `trace_image_step`'s."""
 
 
 def trace_row(row: Published) -> TracedStep:
     """Return the step of a published row."""
-    special = SPECIAL.get(row.model)
-    if special is not None:
-        return special(row)
+    if row.model.startswith("dbnet_"):
+        return _trace_text_detector(row)
+    if row.model in ("swin_t", "convnext_tiny"):
+        return _trace_swin_or_convnext(row)
+    if row.model == "wide_deep":
+        # A sample has fields with an index and a value each.
+        shape = (row.pixels, 1, 2)
+        return trace_network(load_model_spec(row.model), row.batch, shape, row.classes, ADAM)
     # MindCV recommends AdamW for networks like ViT (optim_factory.py of 0.3.0).
-    is_vit = row.framework.startswith(MINDCV) and row.family == "transformer"
-    optimizer = ADAMW if is_vit else None
+    optimizer = ADAMW if row.is_mindcv and row.family == "transformer" else MOMENTUM
     return trace_image_step(row.model, row.batch, row.pixels, row.classes, optimizer)
 
 
@@ -264,7 +247,7 @@ def configure_row(row: Published) -> ExecutionConfig:
 
     TensorFlow's graphs are priced as MindSpore's, as both are compiled by the same engine.
     """
-    name = "mindcv_graph" if row.framework.startswith(MINDCV) else "mindspore_graph"
+    name = "mindcv_graph" if row.is_mindcv else "mindspore_graph"
     if row.mode == "op_by_op":
         name = "pytorch_eager" if row.framework.startswith("PyTorch") else "mindspore_eager"
     match = VERSION.search(row.framework)
@@ -277,7 +260,7 @@ def configure_row(row: Published) -> ExecutionConfig:
         devices=row.devices,
         fusion=row.fusion,
         software=software,
-        keep_batchnorm_fp32=row.keep_batchnorm_fp32 and row.precision == "O2",
+        keep_batchnorm_fp32=row.is_mindcv and row.precision == "O2",
     )
 
 

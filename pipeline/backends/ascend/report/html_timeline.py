@@ -72,11 +72,6 @@ def _format_time(us: float) -> str:
 
 def _draw_lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
     """Draw the iteration and each stream in milliseconds."""
-    rank = {stream: number for number, (stream, _) in enumerate(STREAMS)}
-    busy_lanes = sorted(
-        {(span.stream, span.lane) for span in timeline.spans},
-        key=lambda lane: (rank[lane[0]], lane[1]),
-    )
     step = timeline.iteration
     parts = (
         ("pale-sand", step.interval_us / 1e3, f"Interval {_format_time(step.interval_us)}"),
@@ -84,10 +79,10 @@ def _draw_lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
         ("pale-red", step.tail_us / 1e3, f"Tail {_format_time(step.tail_us)}"),
     )
     lanes = [Lane("Iteration", stack_blocks(parts))]
-    for stream, number in busy_lanes:
-        spans = [span for span in timeline.spans if (span.stream, span.lane) == (stream, number)]
-        label = dict(STREAMS)[stream] + (f" {number + 1}" if number else "")
-        lanes.append(Lane(label, list(_draw_blocks(spans, timeline, graph))))
+    for stream, label in STREAMS.items():
+        spans = [span for span in timeline.spans if span.stream == stream]
+        if spans:
+            lanes.append(Lane(label, list(_draw_blocks(spans, timeline, graph))))
     title = "Streams of one step over time"
     return draw_lanes(title, lanes, timeline.step_us / 1e3, ticks=True)
 

@@ -14,9 +14,8 @@ from pipeline.core.files.trace_file import TraceEvent, TraceRow, write_trace_fil
 HOST_PID = 1
 DEVICE_PID = 2
 ITERATION_TID = 1
-LANES_PER_STREAM = 16
-"""Thread numbers of a stream; its first lane has this multiple of the stream's number."""
-HOST_STREAMS = frozenset({"host", "feed", "pcie"})
+STEPS = 3
+"""Steps of a trace."""
 CATEGORIES: dict[Stream, str] = {
     "get_next": "AI_CPU",
     "compute": "AI_CORE",
@@ -24,16 +23,18 @@ CATEGORIES: dict[Stream, str] = {
     "hccl": "HCCL",
 }
 """Task types of msprof by stream. Other streams are on the host."""
+ROWS = {
+    stream: TraceRow(DEVICE_PID if stream in CATEGORIES else HOST_PID, 16 * number)
+    for number, stream in enumerate(STREAMS, 1)
+}
 
 
-def write_trace(timeline: Timeline, graph: TaskGraph, path: Path, *, steps: int = 3) -> None:
-    """Write some steps in the Trace Event Format (a JSON object, times in microseconds).
+def write_trace(timeline: Timeline, graph: TaskGraph, path: Path) -> None:
+    """Write `STEPS` steps in the Trace Event Format (a JSON object, times in microseconds).
 
-    Each sink has one launch. All durations are modelled. Raises ValueError for fewer than one step.
+    Each sink has one launch. All durations are modelled.
     """
-    if steps < 1:
-        raise ValueError(f"steps = {steps}: must be at least 1")
-    spans = tuple(_repeat_steps(timeline, steps))
+    spans = tuple(_repeat_steps(timeline))
     metadata = {
         "what": "modelled, not measured",
         "mode": timeline.mode,
@@ -42,21 +43,19 @@ def write_trace(timeline: Timeline, graph: TaskGraph, path: Path, *, steps: int 
         "bound": timeline.bound,
     }
     events = (_make_event(span, graph) for span in spans)
-    write_trace_file(
-        path, (*_list_names(spans), *_list_iterations(timeline, steps), *events), metadata
-    )
+    write_trace_file(path, (*_list_names(spans), *_list_iterations(timeline), *events), metadata)
 
 
-def _repeat_steps(timeline: Timeline, steps: int) -> Iterator[Span]:
+def _repeat_steps(timeline: Timeline) -> Iterator[Span]:
     """Yield the spans of steps one after another, each sink after its launch."""
     if timeline.steps_per_launch == 1:
-        for step in range(steps):
+        for step in range(STEPS):
             yield from _shift_spans(timeline.spans, step * timeline.step_us)
         return
     launch = [span for span in timeline.spans if span.stream == "host" and span.task is None]
     loading = [span for span in timeline.spans if span.stream in ("feed", "pcie")]
     per_step = [span for span in timeline.spans if span not in launch and span not in loading]
-    for step in range(steps):
+    for step in range(STEPS):
         begin_us = _compute_begin_us(timeline, step)
         if step % timeline.steps_per_launch == 0:
             at_us = begin_us - timeline.launch_us
@@ -79,7 +78,7 @@ def _compute_begin_us(timeline: Timeline, step: int) -> float:
     return launches * timeline.launch_us + step * within_us
 
 
-def _list_iterations(timeline: Timeline, steps: int) -> Iterator[TraceEvent]:
+def _list_iterations(timeline: Timeline) -> Iterator[TraceEvent]:
     """Yield the events of the step trace: interval, FP and BP, tail."""
     share_us = timeline.launch_us / timeline.steps_per_launch
     parts = (
@@ -88,7 +87,7 @@ def _list_iterations(timeline: Timeline, steps: int) -> Iterator[TraceEvent]:
         ("Tail", timeline.iteration.tail_us),
     )
     row = TraceRow(DEVICE_PID, ITERATION_TID)
-    for step in range(steps):
+    for step in range(STEPS):
         at_us = _compute_begin_us(timeline, step)
         for name, us in parts:
             span = row.make_span(name, "ITERATION", at_us, at_us + us)
@@ -98,8 +97,7 @@ def _list_iterations(timeline: Timeline, steps: int) -> Iterator[TraceEvent]:
 
 def _make_event(span: Span, graph: TaskGraph) -> TraceEvent:
     category = CATEGORIES.get(span.stream, "HOST")
-    row = TraceRow(_find_pid(span), _find_tid(span))
-    event = row.make_span(span.name, category, span.start_us, span.end_us)
+    event = ROWS[span.stream].make_span(span.name, category, span.start_us, span.end_us)
     args: dict[str, Any] = {"kind": span.kind, "phase": span.phase}
     if span.task is not None:
         task = graph.tasks[span.task]
@@ -109,25 +107,14 @@ def _make_event(span: Span, graph: TaskGraph) -> TraceEvent:
     return event | {"args": args}
 
 
-def _find_pid(span: Span) -> int:
-    return HOST_PID if span.stream in HOST_STREAMS else DEVICE_PID
-
-
-def _find_tid(span: Span) -> int:
-    number = [stream for stream, _ in STREAMS].index(span.stream) + 1
-    return number * LANES_PER_STREAM + span.lane
-
-
 def _list_names(spans: tuple[Span, ...]) -> Iterator[TraceEvent]:
     """Yield the names of processes and threads, in the order of their numbers."""
     for pid, name in ((HOST_PID, "Host (modelled)"), (DEVICE_PID, "Ascend (modelled)")):
         row = TraceRow(pid, 0)
         yield row.name("process_name", name)
         yield row.make_metadata("process_sort_index", {"sort_index": pid})
-    labels = dict(STREAMS)
-    threads = {(_find_pid(span), _find_tid(span)): labels[span.stream] for span in spans}
-    threads[DEVICE_PID, ITERATION_TID] = "Iterations"
-    for (pid, tid), name in sorted(threads.items()):
-        row = TraceRow(pid, tid)
+    names = {ROWS[span.stream]: STREAMS[span.stream] for span in spans}
+    names[TraceRow(DEVICE_PID, ITERATION_TID)] = "Iterations"
+    for row, name in sorted(names.items(), key=lambda entry: (entry[0].pid, entry[0].tid)):
         yield row.name("thread_name", name)
-        yield row.make_metadata("thread_sort_index", {"sort_index": tid})
+        yield row.make_metadata("thread_sort_index", {"sort_index": row.tid})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,20 +31,20 @@ NORMAL_90 = 1.2816
 
 @dataclass(frozen=True)
 class TaskCost:
-    """Time in us of one task of the step, with all its repetitions."""
+    """A task of the step, and the time of one execution."""
 
-    type: str
-    scope: str
-    engine: str
-    phase: str
-    cost_class: str
-    us: float
-    roofline_us: float
-    bound: str
-    provenance: str
-    repeat: int
-    inserted: bool
-    """Whether the compiler inserted the task, as in `Task.is_inserted`."""
+    task: Task
+    time: TaskTime
+
+    @property
+    def us(self) -> float:
+        """Microseconds of all its repetitions."""
+        return self.time.us * self.task.repeat
+
+    @property
+    def roofline_us(self) -> float:
+        """Microseconds of all its repetitions at peak rates."""
+        return self.time.roofline_us * self.task.repeat
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,29 @@ class PricedStep:
 
     @cached_property
     def interval_ms(self) -> tuple[float, float]:
-        """The 80 % interval of `step_ms`: one true time in ten is below it, one in ten above it."""
-        spread = compute_class_spread(self.graph, self.times, self.timeline, self.calibration)
-        spread = math.hypot(spread, self.hardware.other_chip_spread_ratio)
-        low, high = compute_interval(self.timeline.step_us, spread, self.calibration)
-        return low / 1e3, high / 1e3
+        """The 80 % interval of `step_ms`: one true time in ten is below it, one in ten above it.
+
+        It is log-normal around `step_ms`. The errors of classes of kernels, of a chip that the fit
+        didn't see and of whole published steps (`log_sd`) are independent. `interval_scale` makes
+        the interval cover 80 % of the published steps of families that the fit left out.
+        """
+        calibration = self.calibration
+        spread = math.hypot(self.class_spread, self.hardware.other_chip_spread_ratio)
+        log_sd = math.hypot(spread, calibration.log_sd)
+        factor = math.exp(NORMAL_90 * log_sd * calibration.interval_scale)
+        step_us = self.timeline.step_us
+        return step_us / factor / 1e3, step_us * factor / 1e3
+
+    @cached_property
+    def class_spread(self) -> float:
+        """Standard deviation of the log of the step's time, from the spreads of classes."""
+        class_us: dict[str, float] = defaultdict(float)
+        for cost in self.tasks:
+            if cost.task.engine in ("cube", "vector"):
+                class_us[cost.task.cost_class] += cost.us
+        classes = self.calibration.efficiency.classes
+        squares = sum((us * classes[name].log_sd) ** 2 for name, us in class_us.items())
+        return math.sqrt(squares) / self.timeline.step_us if self.timeline.step_us else 0.0
 
     @property
     def device_ms(self) -> float:
@@ -138,9 +156,9 @@ class PricedStep:
     def phases(self) -> Mapping[str, float]:
         """Device time in ms by phase. Communication counts only if no work overlaps it."""
         phase_ms: dict[str, float] = defaultdict(float)
-        for task, time in zip(self.graph.tasks, self.times, strict=True):
-            if task.engine in ("cube", "vector"):
-                phase_ms[task.phase] += time.us * task.repeat / 1e3
+        for cost in self.tasks:
+            if cost.task.engine in ("cube", "vector"):
+                phase_ms[cost.task.phase] += cost.us / 1e3
         phase_ms["communication"] = self.timeline.exposed_us["communication"] / 1e3
         return dict(phase_ms)
 
@@ -152,32 +170,17 @@ class PricedStep:
     @cached_property
     def tasks(self) -> tuple[TaskCost, ...]:
         """Every task in the order of execution."""
-        return tuple(
-            TaskCost(
-                task.type,
-                task.scope,
-                task.engine,
-                task.phase,
-                task.cost_class,
-                time.us * task.repeat,
-                time.roofline_us * task.repeat,
-                time.bound,
-                time.provenance,
-                task.repeat,
-                task.is_inserted,
-            )
-            for task, time in zip(self.graph.tasks, self.times, strict=True)
-        )
+        return tuple(map(TaskCost, self.graph.tasks, self.times))
 
     @cached_property
     def inserted(self) -> tuple[InsertedTime, ...]:
         """Conversions and MemSets that the compiler inserted, by op type, slowest first."""
         type_us: dict[str, float] = defaultdict(float)
         counts: dict[str, int] = defaultdict(int)
-        for task in self.tasks:
-            if task.inserted:
-                type_us[task.type] += task.us
-                counts[task.type] += task.repeat
+        for cost in self.tasks:
+            if cost.task.is_inserted:
+                type_us[cost.task.type] += cost.us
+                counts[cost.task.type] += cost.task.repeat
         ordered = sorted(type_us.items(), key=lambda item: (-item[1], item[0]))
         step_us = self.timeline.step_us
         return tuple(InsertedTime(name, us, us / step_us, counts[name]) for name, us in ordered)
@@ -196,10 +199,10 @@ class PricedStep:
     @cached_property
     def coverage(self) -> Mapping[str, Any]:
         """Numbers of equations by outcome, and shares of the time by provenance."""
-        total = sum(task.us for task in self.tasks) or 1.0
+        total = sum(cost.us for cost in self.tasks) or 1.0
         by_provenance: dict[str, float] = defaultdict(float)
-        for task in self.tasks:
-            by_provenance[task.provenance] += task.us / total
+        for cost in self.tasks:
+            by_provenance[cost.time.provenance] += cost.us / total
         return {
             "equations": dict(self.graph.primitives),
             "unsupported": dict(self.graph.unsupported),
@@ -215,19 +218,14 @@ class PricedStep:
         costs = {cost.layer: cost for cost in self.layers}
         if layer not in costs:
             raise OptionError(f"layer: {explain_unknown_name('layer', str(layer), costs)}")
-        spread = compute_class_spread(self.graph, self.times, self.timeline, self.calibration)
         return LayerExplanation(
             layer=layer,
             us=costs[layer].us,
             share=costs[layer].share,
             tasks=tuple(
-                explain_task(task, time, self.hardware, self.sources, self.calibration)
-                for task, time in zip(self.graph.tasks, self.times, strict=True)
-                if name_layer(task) == layer
+                explain_task(cost, self) for cost in self.tasks if name_layer(cost.task) == layer
             ),
-            interval_sources=list_interval_sources(
-                spread, self.calibration, self.hardware, self.sources
-            ),
+            interval_sources=list_interval_sources(self),
         )
 
     @cached_property
@@ -235,45 +233,16 @@ class PricedStep:
         """Modules by their time, slowest first."""
         layer_us: dict[str, float] = defaultdict(float)
         counts: dict[str, int] = defaultdict(int)
-        for task in self.tasks:
-            layer = name_layer(task)
-            layer_us[layer] += task.us
+        for cost in self.tasks:
+            layer = name_layer(cost.task)
+            layer_us[layer] += cost.us
             counts[layer] += 1
         total = sum(layer_us.values()) or 1.0
         ordered = sorted(layer_us.items(), key=lambda item: (-item[1], item[0]))
         return tuple(LayerCost(name, us, us / total, counts[name]) for name, us in ordered)
 
 
-def compute_interval(
-    step_us: float, spread: float, calibration: Calibration
-) -> tuple[float, float]:
-    """Return the 80 % interval of a step in us, log-normal around the modelled time.
-
-    `spread` is the standard deviation of the log of the step's time by the errors of classes of
-    kernels, which are independent, and by the error of a chip that the fit didn't see. The spread
-    of published steps (`log_sd`) is added in quadrature, and the result is scaled by
-    `interval_scale`, so that the interval covers 80 % of the published steps of families that the
-    fit left out.
-    """
-    log_sd = math.hypot(spread, calibration.log_sd)
-    factor = math.exp(NORMAL_90 * log_sd * calibration.interval_scale)
-    return step_us / factor, step_us * factor
-
-
-def compute_class_spread(
-    graph: TaskGraph, times: Sequence[TaskTime], timeline: Timeline, calibration: Calibration
-) -> float:
-    """Return the standard deviation of the log of a step's time, from the spreads of classes."""
-    class_us: dict[str, float] = defaultdict(float)
-    for task, time in zip(graph.tasks, times, strict=True):
-        if task.engine in ("cube", "vector"):
-            class_us[task.cost_class] += time.us * task.repeat
-    classes = calibration.efficiency.classes
-    squares = sum((us * classes[name].log_sd) ** 2 for name, us in class_us.items())
-    return math.sqrt(squares) / timeline.step_us if timeline.step_us else 0.0
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Layer:
     """Device time of a module in us by phase, with all iterations of loops.
 
@@ -281,7 +250,7 @@ class Layer:
     """
 
     name: str
-    tasks: int
+    tasks: int = 0
     forward_us: float = 0.0
     backward_us: float = 0.0
     update_us: float = 0.0
@@ -292,30 +261,28 @@ class Layer:
         return self.forward_us + self.backward_us + self.update_us
 
 
-def find_slowest_layers(timeline: Timeline, graph: TaskGraph, count: int = 10) -> tuple[Layer, ...]:
-    """Return the `count` layers with the most device time, slowest first.
+def find_slowest_layers(timeline: Timeline, graph: TaskGraph) -> tuple[Layer, ...]:
+    """Return the ten layers with the most device time, slowest first.
 
     All-reduces belong to no layer.
     """
-    phase_us: dict[str, dict[str, float]] = {}
-    tasks: dict[str, int] = {}
+    layers: dict[str, Layer] = {}
     for span in timeline.spans:
         if span.task is None or span.stream == "host":
             continue
         task = graph.tasks[span.task]
-        phase = task.phase if task.phase in ("forward", "backward") else "update"
-        name = name_layer(task)
-        layer_us = phase_us.setdefault(name, {"forward": 0.0, "backward": 0.0, "update": 0.0})
-        layer_us[phase] += span.duration_us
-        tasks[name] = tasks.get(name, 0) + 1
-    layers = [
-        Layer(name, tasks[name], us["forward"], us["backward"], us["update"])
-        for name, us in phase_us.items()
-    ]
-    return tuple(sorted(layers, key=lambda layer: (-layer.us, layer.name))[:count])
+        layer = layers.setdefault(name_layer(task), Layer(name_layer(task)))
+        layer.tasks += 1
+        if task.phase == "forward":
+            layer.forward_us += span.duration_us
+        elif task.phase == "backward":
+            layer.backward_us += span.duration_us
+        else:
+            layer.update_us += span.duration_us
+    return tuple(sorted(layers.values(), key=lambda layer: (-layer.us, layer.name))[:10])
 
 
-def name_layer(task: Task | TaskCost) -> str:
+def name_layer(task: Task) -> str:
     """Return the name of a task's layer.
 
     Tasks outside all modules are named by phase. In an imported network they are named by op type,

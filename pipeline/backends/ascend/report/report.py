@@ -39,9 +39,8 @@ class Report(PricedStep):
     def tuned_us(self) -> tuple[float, float]:
         """Microseconds of the tuned products of a step before AutoTune, and after it; else 0."""
         tuned = self.tuning.tasks if self.tuning else ()
-        repeats = [self.graph.tasks[task.index].repeat for task in tuned]
-        before = sum(task.before_us * count for task, count in zip(tuned, repeats, strict=True))
-        after = sum(task.after_us * count for task, count in zip(tuned, repeats, strict=True))
+        before = sum(task.before_us * task.product.repeat for task in tuned)
+        after = sum(task.after_us * task.product.repeat for task in tuned)
         return before, after
 
     def to_dict(self) -> dict[str, Any]:

@@ -56,9 +56,13 @@ class Recommendation:
         """Whether the gain is at least `DISTINGUISHABLE`."""
         return self.gain >= DISTINGUISHABLE
 
+    @property
+    def gain_text(self) -> str:
+        """The gain in percent, if it is distinguishable."""
+        return f"{self.gain:+.1%}" if self.distinguishable else "not distinguishable"
+
     def __str__(self) -> str:
-        gain_text = f"{self.gain:+.1%}" if self.distinguishable else "not distinguishable"
-        return f"{self.override}: {self.what}, {gain_text}"
+        return f"{self.override}: {self.what}, {self.gain_text}"
 
 
 def format_report(
@@ -122,12 +126,13 @@ def _format_head(report: Report, steps: int | None) -> Iterator[str]:
 def _list_slowest_types(report: Report) -> str:
     """Return the two op types that take most of the limiting resource's time, with their shares."""
     type_us: dict[str, float] = {}
-    for task in report.tasks:
+    for cost in report.tasks:
+        task = cost.task
         # A task with the time of an empty kernel (`floor`) counts as bound by its engine.
-        engine = task.bound if task.bound in LIMITS else task.engine
+        engine = cost.time.bound if cost.time.bound in LIMITS else task.engine
         limit = "format" if task.cost_class in FORMAT else engine
         if limit == report.bound:
-            type_us[task.type] = type_us.get(task.type, 0.0) + task.us
+            type_us[task.type] = type_us.get(task.type, 0.0) + cost.us
     slowest = sorted(type_us, key=lambda name: (-type_us[name], name))[:2]
     return ", ".join(f"{name} {type_us[name] / report.timeline.step_us:.0%}" for name in slowest)
 
@@ -201,9 +206,8 @@ def _format_changes(report: Report, changes: Sequence[Recommendation]) -> Iterat
     if not changes:
         yield "    nothing that was tried"
     for change in changes:
-        gain_text = f"{change.gain:+.1%}" if change.distinguishable else "not distinguishable"
         rate = f"{change.samples_per_s:,.0f} {_name_unit(report)}"
-        yield f"    {gain_text:>19}  {rate:>18}  {change.override}  ({change.what})"
+        yield f"    {change.gain_text:>19}  {rate:>18}  {change.override}  ({change.what})"
 
 
 def _format_duration(seconds: float) -> str:

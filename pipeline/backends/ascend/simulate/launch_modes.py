@@ -26,7 +26,6 @@ from pipeline.backends.ascend.simulate.streams import (
     compute_launch_times,
     find_critical_path_us,
     form_launch_spans,
-    run_step,
     wrap_span,
 )
 from pipeline.backends.ascend.simulate.timeline import (
@@ -37,9 +36,11 @@ from pipeline.backends.ascend.simulate.timeline import (
     Kind,
     Span,
     Timeline,
-    TimeSlice,
     classify_time,
 )
+
+TimeSlice = tuple[Kind, Bound, float]
+"""Kind, bound and microseconds of a part of a step's time that overlaps no other slice."""
 
 TASK_BOUNDS: dict[str, Bound] = {
     "cube": "cube", "vector": "vector", "memory": "memory", "l2": "memory",
@@ -55,55 +56,22 @@ REFERENCE_PIXELS = 224 * 224
 """Pixels of an image in the chip's figures of the host."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderTimes:
-    """Times to prepare a batch on the host and to copy it to the device, which run in parallel."""
-
-    host_us: float
-    pcie_us: float
-
-    @property
-    def period_us(self) -> float:
-        """The shortest time between two batches."""
-        return max(self.host_us, self.pcie_us)
-
-
 def compute_images_per_s(workers: int, pixels: int, devices: int, hw: Hardware) -> float:
     """Return the images that the host prepares for one device in a second.
 
     `workers` processes serve one device. All devices of a server share its host. Work is
     proportional to the pixels of an image (height x width). The rate of a worker follows from
     MindSpore's r1.5 profiling guide: ResNet-50 with one worker took 90.7 ms for 32 images.
-
-    Raises OptionError for workers, pixels or devices below 1.
     """
-    for name, value in (("host_workers", workers), ("pixels", pixels), ("devices", devices)):
-        if value < 1:
-            raise OptionError(f"{name} = {value}: must be at least 1")
     in_server = min(devices, int(hw.devices_per_server_count))
     images_per_s = min(workers * hw.host_worker_images_per_s, hw.host_images_per_s / in_server)
     return images_per_s * REFERENCE_PIXELS / pixels
 
 
-def estimate_loader_times(options: StepOptions, hw: Hardware) -> LoaderTimes:
-    """Return the times of the stages of one device's batch.
-
-    Raises OptionError for a batch that doesn't fit the queue on the device, if the queue is used.
-    """
-    if options.uses_queue:
-        count_queue_batches(options, hw)
-    rate = options.host_images_per_s
-    host_us = 0.0 if rate is None else options.batch_size / rate * 1e6
-    return LoaderTimes(host_us, options.batch_bytes / (hw.pcie_gb_per_s * 1e3))
-
-
-def count_queue_batches(options: StepOptions, hw: Hardware) -> int:
-    """Return the number of batches that fit the queue on the device.
-
-    MindSpore's queue has at most 100 batches and 2 GB. Raises OptionError if no batch fits.
-    """
+def check_queue(options: StepOptions, hw: Hardware) -> None:
+    """Raise OptionError for a batch that doesn't fit the queue on the device, if it is used."""
     limit_bytes = int(hw.data_queue_gib * 2**30)
-    if options.batch_bytes > limit_bytes:
+    if options.uses_queue and options.batch_bytes > limit_bytes:
         fits = options.batch_size * limit_bytes // options.batch_bytes
         at_most = f"use at most {fits} a device, or " if fits else ""
         raise OptionError(
@@ -111,8 +79,6 @@ def count_queue_batches(options: StepOptions, hw: Hardware) -> int:
             f"{options.batch_bytes / 2**30:.3g} GiB, more than the {hw.data_queue_gib:g} GiB of "
             f"the queue on the device; {at_most}turn data sinking off"
         )
-    depth = int(hw.data_queue_batches_count)
-    return min(depth, limit_bytes // options.batch_bytes) if options.batch_bytes else depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +87,16 @@ class Boundary:
 
     `host_us` is the step's share of the host's time for a launch, `wait_us` the device's wait for a
     batch, `copy_us` the copy of a batch without a queue, `interval_us` the sum of GetNext, loop
-    control and the copy.
+    control and the copy. In parallel with the step the host prepares a batch in `prepare_us`, and
+    PCIe copies it in `pcie_us`.
     """
 
     host_us: float
     wait_us: float
     copy_us: float
     interval_us: float
-    loader: LoaderTimes
+    prepare_us: float
+    pcie_us: float
 
     @property
     def end_us(self) -> float:
@@ -138,45 +106,46 @@ class Boundary:
     @property
     def starved_by(self) -> Bound:
         """The slower stage of the loader, which causes waits for data."""
-        return "host data" if self.loader.host_us >= self.loader.pcie_us or self.copy_us else "pcie"
+        return "host data" if self.prepare_us >= self.pcie_us or self.copy_us else "pcie"
 
     def list_slices(self) -> Iterator[TimeSlice]:
         """Yield the boundary's time in slices."""
-        yield TimeSlice("host", "host launch", self.host_us)
-        yield TimeSlice("data", self.starved_by, self.wait_us)
-        yield TimeSlice("data", "pcie", self.copy_us)
-        yield TimeSlice("data", "interval", self.interval_us - self.copy_us)
+        yield "host", "host launch", self.host_us
+        yield "data", self.starved_by, self.wait_us
+        yield "data", "pcie", self.copy_us
+        yield "data", "interval", self.interval_us - self.copy_us
 
     def list_spans(self) -> Iterator[Span]:
-        """Yield the boundary's spans. The host prepares the next batch while the step runs."""
+        """Yield the boundary's spans."""
         begin_us = self.host_us + self.wait_us
         yield Span("Callbacks and launch", "host", 0.0, self.host_us, "host")
-        yield Span("Prepare a batch", "feed", 0.0, self.loader.host_us, "data")
+        yield Span("Prepare a batch", "feed", 0.0, self.prepare_us, "data")
         copy_at_us = begin_us if self.copy_us else 0.0
-        yield Span("Copy a batch", "pcie", copy_at_us, self.loader.pcie_us, "data")
+        yield Span("Copy a batch", "pcie", copy_at_us, self.pcie_us, "data")
         yield Span("Wait for data", "get_next", self.host_us, self.wait_us, "data")
         yield Span("Step interval", "get_next", begin_us, self.interval_us, "data")
 
 
-def compute_boundary(
-    loader: LoaderTimes, run_us: float, hw: Hardware, options: StepOptions
-) -> Boundary:
+def compute_boundary(run_us: float, hw: Hardware, options: StepOptions) -> Boundary:
     """Return the boundary before a step that runs for `run_us`.
 
     A queue fills while the device computes and while the host runs callbacks. So the device waits
     for data only if preparing or copying a batch takes longer than a step. Without a queue or a
     prefetcher the copy is a part of the step, and workers prepare the next batch during the step.
     """
+    rate = options.host_images_per_s
+    prepare_us = 0.0 if rate is None else options.batch_size / rate * 1e6
+    pcie_us = options.batch_bytes / (hw.pcie_gb_per_s * 1e3)
     host_us = hw.host_step_us
     if options.mode != "op_by_op":
         host_us = (host_us + hw.graph_launch_us) / options.steps_per_launch
     is_distributed = options.devices > 1
     interval_us = hw.sink_interval_distributed_us if is_distributed else hw.sink_interval_us
-    copy_us = 0.0 if options.copies_ahead else loader.pcie_us
+    copy_us = 0.0 if options.copies_ahead else pcie_us
     interval_us = max(interval_us, copy_us)
-    due_us = loader.period_us if options.copies_ahead else loader.host_us
+    due_us = max(prepare_us, pcie_us) if options.copies_ahead else prepare_us
     wait_us = max(0.0, due_us - (host_us + interval_us + run_us))
-    return Boundary(host_us, wait_us, copy_us, interval_us, loader)
+    return Boundary(host_us, wait_us, copy_us, interval_us, prepare_us, pcie_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +180,8 @@ def schedule(
     With all other options equal, loop_sink <= graph_sink <= op_by_op.
 
     Raises OptionError for a number of devices, a fusion of gradients or a batch that the hardware
-    doesn't support, and ValueError unless there is one time per task.
+    doesn't support.
     """
-    if len(times) != len(graph.tasks):
-        raise ValueError(f"{len(times)} times for {len(graph.tasks)} tasks")
     step = _simulate_step(graph, times, hw, options)
     exposed_us, bound = _attribute_time(step)
     return Timeline(
@@ -238,8 +205,8 @@ def _simulate_step(
 ) -> SteadyStep:
     """Run the graph under the launch mode. Raises OptionError as `schedule` does."""
     plan = assign_streams(graph, options, hw)
-    loader = estimate_loader_times(options, hw)
-    graph_run = run_step(graph, times, plan, hw, options)
+    check_queue(options, hw)
+    graph_run = Run(graph, times, plan, hw)
     run = graph_run
     launches = None
     ahead_us = 0.0
@@ -247,13 +214,13 @@ def _simulate_step(
     if options.mode == "op_by_op":
         op_us = hw.op_launch_us if options.op_launch_us is None else options.op_launch_us
         launches = compute_launch_times(graph, plan, op_us, hw)
-        first_run = run_step(graph, times, plan, hw, options, launches)
+        first_run = Run(graph, times, plan, hw, launches)
         device_us = hw.graph_launch_us + graph_run.end_us
         # The host runs ahead by what a first step takes beyond the longer of host and device times.
         ahead_us = max(0.0, first_run.end_us - max(launches.end_us, device_us))
-        run = run_step(graph, times, plan, hw, options, launches.shift_earlier(ahead_us, hw))
+        run = Run(graph, times, plan, hw, launches.shift_earlier(ahead_us, hw))
         is_host_slower = launches.end_us > device_us
-    boundary = compute_boundary(loader, run.end_us, hw, options)
+    boundary = compute_boundary(run.end_us, hw, options)
     return SteadyStep(
         graph, times, plan, run, boundary, graph_run.end_us, launches, ahead_us, is_host_slower
     )
@@ -263,9 +230,9 @@ def _attribute_time(step: SteadyStep) -> tuple[dict[Kind, float], Bound]:
     """Return the step's time by kind, and what bounds it."""
     exposed_us: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
     limits: dict[Bound, float] = {}
-    for time_slice in (*step.boundary.list_slices(), *_compute_slices(step)):
-        exposed_us[time_slice.kind] += time_slice.us
-        limits[time_slice.bound] = limits.get(time_slice.bound, 0.0) + time_slice.us
+    for kind, bound, us in (*step.boundary.list_slices(), *_compute_slices(step)):
+        exposed_us[kind] += us
+        limits[bound] = limits.get(bound, 0.0) + us
     if step.boundary.wait_us:
         # If the device waits for a stage, even briefly, the stage sets the pace.
         return exposed_us, step.boundary.starved_by
@@ -275,7 +242,7 @@ def _attribute_time(step: SteadyStep) -> tuple[dict[Kind, float], Bound]:
 
 
 def _list_spans(step: SteadyStep) -> list[Span]:
-    """Return the step's spans, sorted by stream, lane and start."""
+    """Return the step's spans, sorted by stream and start."""
     spans: list[Span] = []
     begin_us = step.boundary.end_us - step.ahead_us
     for span in step.boundary.list_spans():
@@ -288,8 +255,8 @@ def _list_spans(step: SteadyStep) -> list[Span]:
     if step.launches:
         spans += form_launch_spans(step.graph, step.plan, step.launches, begin_us, step.step_us)
     spans += _form_run_spans(step)
-    rank = {stream: number for number, (stream, _) in enumerate(STREAMS)}
-    return sorted(spans, key=lambda span: (rank[span.stream], span.lane, span.start_us))
+    streams = list(STREAMS)
+    return sorted(spans, key=lambda span: (streams.index(span.stream), span.start_us))
 
 
 def _compute_slices(step: SteadyStep) -> Iterator[TimeSlice]:
@@ -300,9 +267,10 @@ def _compute_slices(step: SteadyStep) -> Iterator[TimeSlice]:
             # A task with the time of an empty kernel counts as bound by its engine.
             engine: Bound = "cube" if kind == "cube" else "vector"
             bound = "format" if kind == "format" else TASK_BOUNDS.get(time.bound, engine)
-            yield TimeSlice(kind, bound, us)
+            yield kind, bound, us
     for cause, us in step.run.idle_us.items():
-        yield TimeSlice(*IDLE_KINDS[cause], us)
+        kind, bound = IDLE_KINDS[cause]
+        yield kind, bound, us
 
 
 def _trace_iteration(step: SteadyStep) -> IterationTrace:
@@ -332,7 +300,6 @@ def _form_run_spans(step: SteadyStep) -> Iterator[Span]:
             classify_time(task),
             task.phase,
             index,
-            run.ai_cpu_lanes.get(index, 0),
             step.times[index].bound,
         )
     for number, (start, end) in enumerate(run.buckets_us, 1):

@@ -6,21 +6,16 @@ another task earlier, and launching op by op is never faster than launching the 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from operator import itemgetter
 from typing import Literal
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import StepOptions
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph, TaskTime
-from pipeline.backends.ascend.cost.collectives import (
-    all_reduce_us,
-    check_devices,
-    form_buckets,
-    split_rounds,
-)
+from pipeline.backends.ascend.cost.collectives import all_reduce_us, check_devices, form_buckets
 from pipeline.backends.ascend.simulate.timeline import Span
 
 DeviceStream = Literal["compute", "ai_cpu", "hccl"]
@@ -76,18 +71,11 @@ def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Stre
     rounds = _form_rounds(tasks, producers, {writer for _, _, writer in gradients})
     round_of = {index: number for number, round_ in enumerate(rounds) for index in round_.passes}
     gradient_rounds = [round_of[writer] for _, _, writer in gradients]
-    all_reduces = [
-        piece
-        for bucket in form_buckets(gradients, options.fusion)
-        for piece in split_rounds(bucket, gradients, gradient_rounds)
-    ]
-    sources = tuple(
-        tuple(sorted({gradients[index][2] for index in bucket.gradients})) for bucket in all_reduces
-    )
-    costs_us = [all_reduce_us(piece.nbytes, options.devices, hw) for piece in all_reduces]
+    buckets = form_buckets(options.fusion, gradient_rounds)
+    sources = tuple(tuple(sorted({gradients[index][2] for index in bucket})) for bucket in buckets)
+    sizes = [sum(gradients[index][1] for index in bucket) for bucket in buckets]
     exchanges = options.exchange_bytes if sources else ()
     sources += sources[-1:] * len(exchanges)
-    costs_us += [all_reduce_us(nbytes, options.devices, hw) for nbytes in exchanges]
     needs = _find_needs(tasks, producers, sources, rounds)
     if exchanges:
         # Curvature is used by all updates.
@@ -107,13 +95,16 @@ def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Stre
         ),
         streams=streams,
         producers=producers,
-        # A stream keeps its order, so tasks wait only for other streams. AI CPU has several.
+        # A stream keeps its order, so tasks wait only for other streams. AI CPU tasks wait for one
+        # another by events too.
         waits=tuple(
             tuple(before for before in writers if streams[before] != stream or stream == "ai_cpu")
             for stream, writers in zip(streams, producers, strict=True)
         ),
         needs=needs,
-        costs_us=tuple(costs_us),
+        costs_us=tuple(
+            all_reduce_us(nbytes, options.devices, hw) for nbytes in (*sizes, *exchanges)
+        ),
         sources=sources,
         issued_after=tuple(issued),
     )
@@ -259,46 +250,13 @@ def wrap_span(span: Span, step_us: float) -> Iterator[Span]:
     yield replace(span, start_us=0.0, duration_us=over_us)
 
 
-@dataclass(frozen=True, slots=True)
 class Run:
-    """Times of a step's tasks and all-reduces (start, end), from the earliest start of the step.
+    """A simulated step: times of its tasks and all-reduces, from the earliest start of the step.
 
     `compute_us[i]` is the time for which task i keeps the AI Cores busy, with the gap before each
     kernel. `idle_us` is the AI Cores' idle time by cause. Busy and idle time add up to `end_us`.
+    The host launches op by op at the times `launches`; None: all at once.
     """
-
-    starts_us: Sequence[float]
-    ends_us: Sequence[float]
-    ai_cpu_lanes: dict[int, int]
-    buckets_us: Sequence[tuple[float, float]]
-    compute_us: Sequence[float]
-    idle_us: dict[Cause, float]
-    end_us: float
-
-
-def run_step(
-    graph: TaskGraph,
-    times: Sequence[TaskTime],
-    plan: StreamAssignment,
-    hw: Hardware,
-    options: StepOptions,
-    launches: LaunchTimes | None = None,
-) -> Run:
-    """Simulate one step. The host launches op by op at the times `launches`; None: all at once."""
-    device = _Device(graph, times, plan, hw, options, launches)
-    for index in plan.order:
-        stream = plan.streams[index]
-        if stream == "compute":
-            device.run_compute(index)
-        elif stream == "ai_cpu":
-            device.run_ai_cpu(index)
-        else:
-            device.run_collective(index)
-    return device.finish()
-
-
-class _Device:
-    """State of the streams while a step is simulated."""
 
     def __init__(
         self,
@@ -306,56 +264,57 @@ class _Device:
         times: Sequence[TaskTime],
         plan: StreamAssignment,
         hw: Hardware,
-        options: StepOptions,
-        launches: LaunchTimes | None,
+        launches: LaunchTimes | None = None,
     ) -> None:
         count = len(graph.tasks)
         self.tasks = graph.tasks
         self.times = times
         self.plan = plan
         self.hw = hw
-        self.overlap = options.overlap
         self.launches = launches
-        self.starts = [0.0] * count
-        self.ends = [0.0] * count
-        self.busy = [0.0] * count
-        self.idle: dict[Cause, float] = {"host": 0.0, "ai_cpu": 0.0, "communication": 0.0}
-        self.buckets: list[tuple[float, float]] = []
-        self.ai_cpu_lanes: dict[int, int] = {}
-        self.compute_free = 0.0
-        self.hccl_free = 0.0
-        streams = min(options.ai_cpu_streams, int(hw.ai_cpu_workers_count))
-        self.ai_cpu_free = [(0.0, lane) for lane in range(streams)]
+        self.starts_us = [0.0] * count
+        self.ends_us = [0.0] * count
+        self.compute_us = [0.0] * count
+        self.idle_us: dict[Cause, float] = {"host": 0.0, "ai_cpu": 0.0, "communication": 0.0}
+        self.buckets_us: list[tuple[float, float]] = []
+        """Start and end of each all-reduce."""
+        self.free: dict[DeviceStream, float] = {"compute": 0.0, "ai_cpu": 0.0, "hccl": 0.0}
+        """End of the last task or all-reduce of each stream."""
+        for index in plan.order:
+            if plan.streams[index] == "compute":
+                self.run_compute(index)
+            else:
+                self.run_beside(index)
+        self.end_us = self.finish()
 
     def run_compute(self, index: int) -> None:
         """Run a task on the AI Cores."""
         start_us, cause = self.find_start(index)
-        if start_us > self.compute_free:
-            self.idle[cause] += start_us - self.compute_free
-            self.compute_free = start_us
+        free_us = self.free["compute"]
+        if start_us > free_us:
+            self.idle_us[cause] += start_us - free_us
+            free_us = start_us
         iteration_us = self.times[index].us + self.hw.task_gap_us
-        self.starts[index] = self.compute_free + self.hw.task_gap_us
-        self.busy[index] = iteration_us * self.tasks[index].repeat
-        wait_us = self.sum_iterations_us(index, iteration_us) - self.busy[index]
-        self.idle["host"] += wait_us
-        self.compute_free += self.busy[index] + wait_us
-        self.ends[index] = self.compute_free
+        self.starts_us[index] = free_us + self.hw.task_gap_us
+        self.compute_us[index] = iteration_us * self.tasks[index].repeat
+        wait_us = self.sum_iterations_us(index, iteration_us) - self.compute_us[index]
+        self.idle_us["host"] += wait_us
+        self.ends_us[index] = free_us + (self.compute_us[index] + wait_us)
+        self.free["compute"] = self.ends_us[index]
 
-    def run_ai_cpu(self, index: int) -> None:
-        """Run a task on an AI CPU stream."""
-        start_us, _ = self.find_start(index)
-        free_us, lane = heapq.heappop(self.ai_cpu_free)
-        self.starts[index] = max(start_us, free_us)
-        self.ends[index] = self.starts[index] + self.sum_iterations_us(index, self.times[index].us)
-        heapq.heappush(self.ai_cpu_free, (self.ends[index], lane))
-        self.ai_cpu_lanes[index] = lane
+    def run_beside(self, index: int) -> None:
+        """Run a task on the AI CPU, or a collective of the graph on the links.
 
-    def run_collective(self, index: int) -> None:
-        """Run a collective that is a task of the graph on the links."""
+        The AI CPU has one stream, which runs both dropout masks in TRACE-23.
+        """
+        stream = self.plan.streams[index]
         start_us, _ = self.find_start(index)
-        self.starts[index] = max(start_us + self.hw.collective_launch_us, self.hccl_free)
-        self.hccl_free = self.starts[index] + self.sum_iterations_us(index, self.times[index].us)
-        self.ends[index] = self.hccl_free
+        if stream == "hccl":
+            start_us += self.hw.collective_launch_us
+        self.starts_us[index] = max(start_us, self.free[stream])
+        us = self.sum_iterations_us(index, self.times[index].us)
+        self.ends_us[index] = self.starts_us[index] + us
+        self.free[stream] = self.ends_us[index]
 
     def sum_iterations_us(self, index: int, iteration_us: float) -> float:
         """Return the time of all iterations of a scan's task. The host launches each iteration."""
@@ -369,53 +328,49 @@ class _Device:
         for producer in self.plan.waits[index]:
             # The step's interval includes the handover from GetNext.
             fetches = self.tasks[producer].phase == "data"
-            ready_us = self.ends[producer] + (0.0 if fetches else self.hw.event_handover_us)
+            ready_us = self.ends_us[producer] + (0.0 if fetches else self.hw.event_handover_us)
             if ready_us > start_us:
                 start_us = ready_us
                 cause = CAUSES.get(self.plan.streams[producer], "host")
         need = self.plan.needs[index]
         if need >= 0:
             self.reduce_until(need)
-            ready_us = self.buckets[need][1] + self.hw.event_handover_us
+            ready_us = self.buckets_us[need][1] + self.hw.event_handover_us
             if ready_us > start_us:
                 return ready_us, "communication"
         return start_us, cause
 
     def reduce_until(self, last: int) -> None:
         """Run the all-reduces up to number `last` that haven't run yet."""
-        for number in range(len(self.buckets), last + 1):
-            ready_us = max(self.ends[index] for index in self.plan.sources[number])
+        for number in range(len(self.buckets_us), last + 1):
+            ready_us = max(self.ends_us[index] for index in self.plan.sources[number])
             if self.launches:
                 ready_us = max(ready_us, self.launches.buckets_us[number])
-            if not self.overlap:
-                ready_us = max(ready_us, self.compute_free)
-            start_us = max(ready_us + self.hw.collective_launch_us, self.hccl_free)
-            self.hccl_free = self.find_all_reduce_end(start_us, self.plan.costs_us[number])
-            self.buckets.append((start_us, self.hccl_free))
+            start_us = max(ready_us + self.hw.collective_launch_us, self.free["hccl"])
+            self.free["hccl"] = self.find_all_reduce_end(start_us, self.plan.costs_us[number])
+            self.buckets_us.append((start_us, self.free["hccl"]))
 
     def find_all_reduce_end(self, start_us: float, alone_us: float) -> float:
         """Return the end of an all-reduce, which is slower while the AI Cores compute."""
         slowdown = max(1.0, self.hw.overlapped_collective_slowdown_ratio)
-        overlap_us = self.compute_free - start_us
+        overlap_us = self.free["compute"] - start_us
         if overlap_us <= 0:
             return start_us + alone_us
         if alone_us * slowdown <= overlap_us:
             return start_us + alone_us * slowdown
-        return self.compute_free + alone_us - overlap_us / slowdown
+        return self.free["compute"] + alone_us - overlap_us / slowdown
 
-    def finish(self) -> Run:
-        """Run the remaining all-reduces and return the step's times."""
+    def finish(self) -> float:
+        """Run the remaining all-reduces and return the end of the step."""
         self.reduce_until(len(self.plan.costs_us) - 1)
-        cores_end_us = self.compute_free
-        links_end_us = max(cores_end_us, self.hccl_free)
-        ai_cpu_end_us = max([links_end_us, *(self.ends[index] for index in self.ai_cpu_lanes)])
+        cores_end_us = self.free["compute"]
+        links_end_us = max(cores_end_us, self.free["hccl"])
+        ai_cpu_end_us = max(links_end_us, self.free["ai_cpu"])
         end_us = max(ai_cpu_end_us, self.hw.graph_launch_us if self.launches else 0.0)
-        self.idle["communication"] += links_end_us - cores_end_us
-        self.idle["ai_cpu"] += ai_cpu_end_us - links_end_us
-        self.idle["host"] += end_us - ai_cpu_end_us
-        return Run(
-            self.starts, self.ends, self.ai_cpu_lanes, self.buckets, self.busy, self.idle, end_us
-        )
+        self.idle_us["communication"] += links_end_us - cores_end_us
+        self.idle_us["ai_cpu"] += ai_cpu_end_us - links_end_us
+        self.idle_us["host"] += end_us - ai_cpu_end_us
+        return end_us
 
 
 def find_critical_path_us(
@@ -423,13 +378,10 @@ def find_critical_path_us(
 ) -> float:
     """Return the time of the longest chain of tasks and all-reduces that depend on each other."""
     ends = [0.0] * len(graph.tasks)
-    bucket_ends: dict[int, float] = {}
 
+    @cache
     def find_bucket_end(number: int) -> float:
-        if number not in bucket_ends:
-            ready_us = max(ends[index] for index in plan.sources[number])
-            bucket_ends[number] = ready_us + plan.costs_us[number]
-        return bucket_ends[number]
+        return max(ends[index] for index in plan.sources[number]) + plan.costs_us[number]
 
     for index in plan.order:
         start_us = max((ends[producer] for producer in plan.producers[index]), default=0.0)

@@ -17,16 +17,16 @@ Bound = Literal[
 ]  # fmt: skip
 """Resources that limit a step, or a part of it. `interval` is GetNext and loop control."""
 
-STREAMS: tuple[tuple[Stream, str], ...] = (
-    ("host", "Host"),
-    ("feed", "Data pipeline"),
-    ("pcie", "PCIe"),
-    ("get_next", "Step interval"),
-    ("compute", "AI Core"),
-    ("ai_cpu", "AI CPU"),
-    ("hccl", "HCCL"),
-)
-"""Streams from the host to the links, with their labels."""
+STREAMS: dict[Stream, str] = {
+    "host": "Host",
+    "feed": "Data pipeline",
+    "pcie": "PCIe",
+    "get_next": "Step interval",
+    "compute": "AI Core",
+    "ai_cpu": "AI CPU",
+    "hccl": "HCCL",
+}
+"""Labels of the streams, which are in order from the host to the links."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -39,7 +39,6 @@ class Span:
     """A time span in which a stream is busy.
 
     `task` is the index of the task that runs or is launched, `bound` what limits that task's time.
-    `lane` separates spans that run in parallel on one stream.
     """
 
     name: str
@@ -49,7 +48,6 @@ class Span:
     kind: Kind
     phase: Phase | None = None
     task: int | None = None
-    lane: int = 0
     bound: TaskBound | None = None
 
     @property
@@ -98,15 +96,6 @@ class Timeline:
     bound: Bound
     launch_us: float
     steps_per_launch: int
-
-
-@dataclass(frozen=True, slots=True)
-class TimeSlice:
-    """A part of a step's time that overlaps no other slice."""
-
-    kind: Kind
-    bound: Bound
-    us: float
 
 
 def classify_time(task: Task) -> Kind:

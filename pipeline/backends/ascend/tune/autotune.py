@@ -17,14 +17,14 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pipeline.backends.ascend.chip.hardware import Hardware
-from pipeline.backends.ascend.chip.options import OptionError, TuneMode
+from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError, TuneMode
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
-from pipeline.backends.ascend.cost.efficiency import Efficiency, load_efficiency
+from pipeline.backends.ascend.cost.efficiency import Efficiency
 from pipeline.backends.ascend.cost.task_time import (
     CUBE_CLASSES,
     price_tasks,
@@ -32,12 +32,12 @@ from pipeline.backends.ascend.cost.task_time import (
     to_product,
 )
 from pipeline.backends.ascend.cost.tiling import Product, Tiling, to_row
-from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
-from pipeline.core.errors import RunError
+from pipeline.backends.ascend.tune.tile_search import Objective, Search, search_tiles
 from pipeline.core.files.knowledge_bank import (
     Banks,
     Round,
     Status,
+    Tuned,
     format_rounds,
     make_operator_record,
     reuse_or_search,
@@ -69,9 +69,7 @@ class TunedTask:
 
     index: int
     """Index of the task in the graph."""
-    type: str
-    scope: str
-    fused: tuple[str, ...]
+    product: Task
     key: str
     before_us: float
     after_us: float
@@ -117,42 +115,20 @@ class TuneResult:
         return {"mode": self.mode or "off", "result_data": totals, "operators": operators}
 
 
-@dataclass(frozen=True)
-class TuneSettings:
-    """How tilings are searched.
-
-    If `mode` is None, tuning is off. A product in a bank then gets the bank's tiling, unless
-    `repeat` is true. A product in no bank gets the default tiling, which is stored in the custom
-    bank.
-    """
-
-    mode: TuneMode | None = "exhaustive"
-    bank_path: Path | None = None
-    """The custom bank, which is read before tuning and written after it."""
-    builtin_path: Path | None = None
-    seed: int = 0
-    repeat: bool = False
-    """Whether operators in a bank are tuned again even with tuning off."""
-
-
 def tune(
-    graph: TaskGraph, hw: Hardware, settings: TuneSettings, efficiency: Efficiency | None = None
+    graph: TaskGraph, hw: Hardware, config: ExecutionConfig, efficiency: Efficiency
 ) -> TuneResult:
     """Return a tiling for every matrix product of the graph.
 
-    Every tiling is at least as fast as the vendor's default. Raises RunError for an unknown mode
-    and for an invalid bank.
+    Every tiling is at least as fast as the vendor's default. Raises RunError for an invalid bank.
     """
-    mode = settings.mode
-    if mode is not None and mode not in get_args(TuneMode):
-        raise RunError(f"AutoTune mode {mode!r}: must be one of {', '.join(get_args(TuneMode))}")
-    efficiency = efficiency or load_efficiency()
     overlap = efficiency.constants.cube_overlap
-    banks = Banks(settings.bank_path, settings.builtin_path, check_tile_entry)
+    custom = Path(config.tune_bank) if config.tune_bank else None
+    banks = Banks(custom, BUILT_IN, check_tile_entry)
     entries = banks.read()
     keys: dict[int, str] = {}
     objectives: dict[str, Objective] = {}
-    outcomes: dict[str, _Outcome] = {}
+    outcomes: dict[str, Tuned[Search]] = {}
     for index in find_tunable_tasks(graph, hw):
         task = graph.tasks[index]
         assert task.cube is not None
@@ -161,79 +137,58 @@ def tune(
         keys[index] = key
         if key not in outcomes:
             objectives[key] = Objective(product, hw, overlap)
-            outcomes[key] = _tune_product(key, entries.get(key), objectives[key], settings)
+            outcomes[key] = _tune_product(key, entries.get(key), objectives[key], config)
     banks.add(
         {
-            key: {"tiling": list(astuple(outcome.tiling)), "us": outcome.us}
+            key: {"tiling": list(astuple(outcome.best.tiling)), "us": outcome.best.us}
             for key, outcome in outcomes.items()
             if outcome.status != "bank_hit"
         }
     )
-    tiles = {index: outcomes[key].tiling for index, key in keys.items()}
+    tiles = {index: outcomes[key].best.tiling for index, key in keys.items()}
     before = price_tasks(graph, hw, efficiency)
     after = price_tasks(graph, hw, efficiency, tiles)
     tuned = []
     for index, key in keys.items():
         outcome = outcomes[key]
-        tiling = outcome.tiling
+        searched = outcome.searched or outcome.best
+        tiling = outcome.best.tiling
         if after[index].us >= before[index].us:
             tiling = objectives[key].choose_default_tiling()
         tuned.append(
             TunedTask(
                 index=index,
-                type=graph.tasks[index].type,
-                scope=graph.tasks[index].scope,
-                fused=graph.tasks[index].fused,
+                product=graph.tasks[index],
                 key=key,
                 before_us=before[index].us,
                 after_us=min(after[index].us, before[index].us),
                 tiling=tiling,
-                trials=outcome.trials,
+                trials=searched.trials,
                 status=outcome.status,
-                rounds=outcome.rounds,
+                rounds=searched.rounds,
             )
         )
-    return TuneResult(mode, tuple(tuned))
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """Result for a bank's key, from the banks or from a search."""
-
-    tiling: Tiling
-    us: float
-    trials: int
-    status: Status
-    rounds: tuple[Round, ...]
+    return TuneResult(config.auto_tune, tuple(tuned))
 
 
 def _tune_product(
-    key: str, entry: Mapping[str, Any] | None, objective: Objective, settings: TuneSettings
-) -> _Outcome:
+    key: str, entry: Mapping[str, Any] | None, objective: Objective, config: ExecutionConfig
+) -> Tuned[Search]:
     """Return the bank's tiling, a search's tiling, or the better of both if the product is tuned
     again."""
     banked = None
     if entry is not None:
-        banked = _Outcome(Tiling(*entry["tiling"]), float(entry["us"]), 0, "bank_hit", ())
+        banked = Search(Tiling(*entry["tiling"]), float(entry["us"]), 0, ())
+    is_searched = config.auto_tune is not None or (config.repeat_tune and banked is not None)
 
-    is_searched = settings.mode is not None or (settings.repeat and banked is not None)
-
-    def search() -> _Outcome:
+    def search() -> Search:
+        if is_searched:
+            return search_tiles(objective, config.auto_tune or REPEAT_MODE, key)
         default = objective.choose_default_tiling()
-        if not is_searched:
-            default_us = objective.compute_times_us(to_row(default))
-            return _Outcome(default, float(default_us[0]), 0, "bank_append", ())
-        mode = settings.mode or REPEAT_MODE
-        result = search_tiles(objective, default, mode, settings.seed, key)
-        us = result.rounds[-1].best_us
-        return _Outcome(result.tiling, us, result.trials, "bank_append", result.rounds)
+        default_us = objective.compute_times_us(to_row(default))
+        return Search(default, float(default_us[0]), 0, ())
 
-    tuned = reuse_or_search(banked, search, repeat=is_searched)
-    if tuned.searched is None:
-        return tuned.best
-    trials = tuned.searched.trials
-    rounds = tuned.searched.rounds
-    return replace(tuned.best, trials=trials, status=tuned.status, rounds=rounds)
+    return reuse_or_search(banked, search, repeat=is_searched)
 
 
 def find_tunable_tasks(graph: TaskGraph, hw: Hardware) -> tuple[int, ...]:
@@ -273,7 +228,8 @@ def check_tile_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _to_operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
     """Return the entry of an operator in the result file. Its name has the scope, the type and the
     fused operators."""
-    op = [part for part in (task.scope, task.type, *task.fused) if part]
+    product = task.product
+    op = [part for part in (product.scope, product.type, *product.fused) if part]
     return {
         **make_operator_record(op, task.key, task.before_us, task.after_us, task.status),
         "mode": (mode or REPEAT_MODE) if task.trials else "off",

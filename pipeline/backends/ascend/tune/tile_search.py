@@ -67,6 +67,11 @@ class Objective:
         return choose_default_tiling(self.product, self.hw, self.overlap)
 
     @property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """Output blocks (rows, columns) that a gene chooses from."""
+        return list_blocks(self.hw)
+
+    @property
     def limits(self) -> tuple[int, int, int, int]:
         """The most cores that can share the batch, m, k and n."""
         return self.product.batch, self.product.m, self.product.k, self.product.n
@@ -81,47 +86,50 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Result of a search: tiling, number of priced tilings, and best time after each round."""
+    """The best tiling and its time, the number of priced tilings, the best time of each round."""
 
     tiling: Tiling
+    us: float
     trials: int
     rounds: tuple[Round, ...]
 
 
-def search_tiles(
-    objective: Objective, default: Tiling, mode: TuneMode, seed: int, key: str
-) -> Search:
+def search_tiles(objective: Objective, mode: TuneMode, key: str) -> Search:
     """Return the best tiling of a search, which includes the default tiling.
 
-    The random numbers depend on `seed` and `key` alone.
+    The random numbers depend on `key` alone.
     """
     if mode == "exhaustive":
-        rows = np.concatenate([to_row(default), list_tilings(objective.product, objective.hw)])
+        default = to_row(objective.choose_default_tiling())
+        rows = np.concatenate([default, list_tilings(objective.product, objective.hw)])
         times_us = objective.compute_times_us(rows)
         best = int(np.argmin(times_us))
-        return Search(to_tiling(rows[best]), len(rows), (Round(float(times_us[best])),))
-    generator = np.random.default_rng([seed, zlib.crc32(key.encode())])
+        us = float(times_us[best])
+        return Search(to_tiling(rows[best]), us, len(rows), (Round(us),))
+    generator = np.random.default_rng([0, zlib.crc32(key.encode())])
     if mode == "ga":
-        return _search_genes(objective, default, generator)
-    tree = _search_tree(objective, default, generator)
+        return _search_genes(objective, generator)
+    tree = _search_tree(objective, generator)
     if mode == "rl":
         return tree
-    genes = _search_genes(objective, default, generator)
-    tree_us = tree.rounds[-1].best_us
-    gene_rounds = (replace(round_, best_us=min(round_.best_us, tree_us)) for round_ in genes.rounds)
-    best_search = genes if genes.rounds[-1].best_us < tree_us else tree
-    return Search(best_search.tiling, tree.trials + genes.trials, (*tree.rounds, *gene_rounds))
+    genes = _search_genes(objective, generator)
+    gene_rounds = (replace(round_, best_us=min(round_.best_us, tree.us)) for round_ in genes.rounds)
+    return replace(
+        genes if genes.us < tree.us else tree,
+        trials=tree.trials + genes.trials,
+        rounds=(*tree.rounds, *gene_rounds),
+    )
 
 
 class _Ledger:
     """Times of priced genes, the best tiling so far, and the best time of each round."""
 
-    def __init__(self, objective: Objective, default: Tiling) -> None:
+    def __init__(self, objective: Objective) -> None:
         self.objective = objective
-        self.blocks = list_blocks(objective.hw)
         self.times_us: dict[Genes, float] = {}
-        self.best_row = to_row(default)[0]
-        self.default_us = float(objective.compute_times_us(to_row(default))[0])
+        default = to_row(objective.choose_default_tiling())
+        self.best_row = default[0]
+        self.default_us = float(objective.compute_times_us(default)[0])
         self.best_us = self.default_us
         self.rounds: list[Round] = []
 
@@ -140,7 +148,8 @@ class _Ledger:
 
     def to_rows(self, genes: Sequence[Genes]) -> NDArray[np.float64]:
         """Return genes as rows of tilings."""
-        rows = [(*cores, *self.blocks[block]) for *cores, block in genes]
+        blocks = self.objective.blocks
+        rows = [(*cores, *blocks[block]) for *cores, block in genes]
         return np.array(rows, dtype=np.float64)
 
     def rate(self, genes: Sequence[Genes]) -> NDArray[np.float64]:
@@ -155,7 +164,8 @@ class _Ledger:
 
     def make_result(self) -> Search:
         """Return the best tiling of all rounds."""
-        return Search(to_tiling(self.best_row), len(self.times_us) + 1, tuple(self.rounds))
+        trials = len(self.times_us) + 1
+        return Search(to_tiling(self.best_row), self.best_us, trials, tuple(self.rounds))
 
 
 def _clip_genes(genes: Sequence[int], objective: Objective) -> Genes:
@@ -169,14 +179,14 @@ def _clip_genes(genes: Sequence[int], objective: Objective) -> Genes:
     return batch, m, k, n, int(genes[4])
 
 
-def _search_genes(objective: Objective, default: Tiling, generator: np.random.Generator) -> Search:
+def _search_genes(objective: Objective, generator: np.random.Generator) -> Search:
     """Search by generations of crossings and mutations of the fastest genes.
 
     The first generation has the best of all combinations of the levels by experience. Experience
     also prunes the children.
     """
-    ledger = _Ledger(objective, default)
-    combinations = sorted(set(_combine_levels([], objective, len(ledger.blocks))))
+    ledger = _Ledger(objective)
+    combinations = sorted(set(_combine_levels([], objective)))
     ratings = ledger.rate(combinations)
     limit = PRUNED_FACTOR * ratings.min()
     ranked = [combinations[place] for place in np.argsort(ratings, kind="stable")]
@@ -194,13 +204,13 @@ def _search_genes(objective: Objective, default: Tiling, generator: np.random.Ge
     return ledger.make_result()
 
 
-def _combine_levels(choices: list[int], objective: Objective, blocks: int) -> Iterator[Genes]:
+def _combine_levels(choices: list[int], objective: Objective) -> Iterator[Genes]:
     """Yield the combinations of all decisions after some choices."""
     if len(choices) == DECISIONS_COUNT:
         yield _clip_genes(choices, objective)
         return
-    for option in _list_options(choices, objective, blocks):
-        yield from _combine_levels([*choices, option], objective, blocks)
+    for option in _list_options(choices, objective):
+        yield from _combine_levels([*choices, option], objective)
 
 
 def _make_useful_child(
@@ -208,14 +218,14 @@ def _make_useful_child(
 ) -> Genes | None:
     """Return a new child that experience rates at most `limit`; None after `CHILD_TRIES` tries."""
     for _ in range(CHILD_TRIES):
-        child = _make_child(elite, ledger.objective, generator, len(ledger.blocks))
+        child = _make_child(elite, ledger.objective, generator)
         if child not in ledger.times_us and ledger.rate([child])[0] <= limit:
             return child
     return None
 
 
 def _make_child(
-    elite: Sequence[Genes], objective: Objective, generator: np.random.Generator, blocks: int
+    elite: Sequence[Genes], objective: Objective, generator: np.random.Generator
 ) -> Genes:
     """Return genes of two parents, with cores multiplied and the block replaced by chance."""
     mother = elite[int(generator.integers(len(elite)))]
@@ -228,7 +238,7 @@ def _make_child(
         if generator.random() < MUTATION_CHANCE:
             genes[place] = round(genes[place] * float(generator.choice((0.5, 0.75, 1.5, 2.0))))
     if generator.random() < MUTATION_CHANCE:
-        genes[4] = int(generator.integers(blocks))
+        genes[4] = int(generator.integers(len(objective.blocks)))
     return _clip_genes(genes, objective)
 
 
@@ -245,19 +255,19 @@ class _Node:
     children: dict[int, _Node] = field(default_factory=dict)
 
 
-def _search_tree(objective: Objective, default: Tiling, generator: np.random.Generator) -> Search:
+def _search_tree(objective: Objective, generator: np.random.Generator) -> Search:
     """Search by walks down a chain of decisions, guided by a network that the walks train.
 
     A round ends with the network's own choice.
     """
-    ledger = _Ledger(objective, default)
+    ledger = _Ledger(objective)
     root = _Node()
     network = DecisionNetwork(generator)
     for _ in range(ROUNDS_COUNT):
         for _ in range(WALKS_PER_ROUND):
             if not root.is_closed:
                 _walk_tree(root, network, ledger)
-        ledger.price([choose_by_network(network, objective, len(ledger.blocks))])
+        ledger.price([choose_by_network(network, objective)])
         ledger.end_round()
     return ledger.make_result()
 
@@ -270,7 +280,7 @@ def _walk_tree(root: _Node, network: DecisionNetwork, ledger: _Ledger) -> None:
     decisions: list[tuple[_Node, list[int], NDArray[np.float64]]] = []
     for _ in range(DECISIONS_COUNT):
         node = path[-1]
-        options = _list_options(choices, objective, len(ledger.blocks))
+        options = _list_options(choices, objective)
         inputs = make_inputs(choices, options, objective.limits, objective.hw.ai_cores_count)
         decisions.append((node, options, inputs))
         choices.append(_choose_option(node, options, network.compute_chances(inputs)))
@@ -291,11 +301,11 @@ def _walk_tree(root: _Node, network: DecisionNetwork, ledger: _Ledger) -> None:
         network.learn(inputs[visited], weights / weights.sum())
 
 
-def choose_by_network(network: DecisionNetwork, objective: Objective, blocks: int) -> Genes:
+def choose_by_network(network: DecisionNetwork, objective: Objective) -> Genes:
     """Return the genes of the options with the largest chances."""
     choices: list[int] = []
     for _ in range(DECISIONS_COUNT):
-        options = _list_options(choices, objective, blocks)
+        options = _list_options(choices, objective)
         chances = network.compute_chances(
             make_inputs(choices, options, objective.limits, objective.hw.ai_cores_count)
         )
@@ -303,7 +313,7 @@ def choose_by_network(network: DecisionNetwork, objective: Objective, blocks: in
     return _clip_genes(choices, objective)
 
 
-def _list_options(choices: Sequence[int], objective: Objective, blocks: int) -> list[int]:
+def _list_options(choices: Sequence[int], objective: Objective) -> list[int]:
     """Return the options of the decision after some choices.
 
     For the batch, m and k they are powers of two and the most cores that can be used, for n this
@@ -311,7 +321,7 @@ def _list_options(choices: Sequence[int], objective: Objective, blocks: int) -> 
     """
     depth = len(choices)
     if depth == DECISIONS_COUNT - 1:
-        return list(range(blocks))
+        return list(range(len(objective.blocks)))
     remaining = int(objective.hw.ai_cores_count) // math.prod(choices)
     max_cores = max(min(remaining, objective.limits[depth]), 1)
     if depth == DECISIONS_COUNT - 2:

@@ -51,7 +51,7 @@ def test_figure_is_used_by_a_formula(figure: str) -> None:
 
 @pytest.mark.medium
 def test_obsolete_figure_of_an_earlier_file_is_ignored(tmp_path: Path) -> None:
-    file = write(tmp_path, core_pipelines_count=FIGURE)
+    file = write(tmp_path, core_pipelines_count=FIGURE, ai_cpu_workers_count=FIGURE)
     assert load_chip(file) == load_chip("ascend910")
     recipe = load_recipe("lenet5_digits", ["device=ascend910"])
     tree = recipe.model_dump(mode="json")

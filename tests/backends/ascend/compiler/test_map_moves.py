@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import Array
 
 from pipeline.backends.ascend.chip.tasks import Permutation, TaskGraph
-from pipeline.backends.ascend.compiler.kernels import Kernels
+from pipeline.backends.ascend.compiler.dataflow import find_dataflow
 from pipeline.backends.ascend.compiler.map_moves import find_channel_axes, find_map_permutation
 from pipeline.backends.ascend.compiler.phases import find_phases
 from pipeline.backends.ascend.cost.task_time import price_tasks
@@ -136,8 +136,7 @@ def test_channel_axis_survives_elementwise_work() -> None:
         return jnp.tanh(made + 1.0)
 
     graph = make_graph(jax.jit(network).trace(of(2, 3, 8, 8), of(4, 3, 3, 3)))
-    kernels = Kernels(graph, find_phases(graph, ()), lambda index: 0.0)
-    axes = find_channel_axes(graph, kernels.dataflow)
+    axes = find_channel_axes(graph, find_dataflow(graph, find_phases(graph, ())))
     assert axes[graph.outputs[0]] == 1
 
 
@@ -152,7 +151,6 @@ def test_reshaped_volume_has_a_channel_axis_within_its_rank() -> None:
         )
 
     graph = make_graph(jax.jit(network).trace(of(2, 8, 12), of(3, 3, 2, 3, 5)))
-    kernels = Kernels(graph, find_phases(graph, ()), lambda index: 0.0)
-    axes = find_channel_axes(graph, kernels.dataflow)
+    axes = find_channel_axes(graph, find_dataflow(graph, find_phases(graph, ())))
     assert axes[graph.outputs[0]] == 4
     assert all(axis < len(graph.values[index].shape) for index, axis in axes.items())

@@ -12,16 +12,13 @@ from hypothesis import strategies as st
 
 from pipeline.backends.ascend.chip.options import OptionError
 from pipeline.backends.ascend.cost.collectives import (
-    Bucket,
     Collective,
     Group,
-    all_reduce,
     all_reduce_us,
     collective_us,
     find_mesh_groups,
     form_buckets,
     form_cluster,
-    split_rounds,
 )
 from tests.backends.ascend.made_up import HW
 
@@ -45,11 +42,11 @@ def test_ring_all_reduce_time_matches_the_formula(devices: int) -> None:
 
 def test_all_reduce_across_servers_moves_the_reduced_share() -> None:
     ring = 14 * 12 + 100e6 * 14 / 8 / 43e3
-    in_server_us, between_us = all_reduce(100_000_000, 16, HW)
-    assert in_server_us == pytest.approx(ring)
-    assert between_us == pytest.approx(2 * 20 + 100e6 / 8 / 12.5e3)
+    two_us = ring + 2 * 20 + 100e6 / 8 / 12.5e3
+    assert all_reduce_us(100_000_000, 16, HW) == pytest.approx(two_us)
     # Four servers: twice two hops, and 2 * 3/4 of a device's eighth.
-    assert all_reduce(100_000_000, 32, HW)[1] == pytest.approx(80 + 1.5 * 12.5e6 / 12.5e3)
+    four_us = ring + 80 + 1.5 * 12.5e6 / 12.5e3
+    assert all_reduce_us(100_000_000, 32, HW) == pytest.approx(four_us)
 
 
 @pytest.mark.parametrize(
@@ -115,10 +112,9 @@ def test_all_reduce_over_a_cluster_matches_recorded_price(devices: int) -> None:
 KINDS = get_args(Collective)
 BYTES = st.integers(0, 10**10)
 GROUPS = st.builds(
-    lambda servers, per_server, stride: Group(servers * per_server, per_server, stride),
+    lambda servers, per_server: Group(servers * per_server, per_server),
     st.integers(1, 128),
     st.integers(1, 8),
-    st.sampled_from([1, 2, 4, 8]),
 )
 
 
@@ -129,9 +125,9 @@ def test_all_reduce_is_reduce_scatter_plus_all_gather(nbytes: int, group: Group)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(nbytes=BYTES, stride=st.integers(1, 8))
-def test_collective_of_a_group_of_one_is_free(kind: Collective, nbytes: int, stride: int) -> None:
-    assert collective_us(kind, nbytes, Group(1, 1, stride), HW) == 0.0
+@given(nbytes=BYTES)
+def test_collective_of_a_group_of_one_is_free(kind: Collective, nbytes: int) -> None:
+    assert collective_us(kind, nbytes, Group(1, 1), HW) == 0.0
 
 
 @pytest.mark.medium
@@ -178,7 +174,7 @@ def test_group_in_one_server_is_never_slower_than_across_servers(
     kind: Collective, nbytes: int, size: int, data: st.DataObject
 ) -> None:
     parts = [part for part in range(1, size) if size % part == 0]
-    across = Group(size, data.draw(st.sampled_from(parts)), stride=8)
+    across = Group(size, data.draw(st.sampled_from(parts)))
     inside_us = collective_us(kind, nbytes, Group(size, size), HW)
     assert inside_us <= collective_us(kind, nbytes, across, HW) * (1 + 1e-12)
 
@@ -212,18 +208,15 @@ MESHES = {
     "one axis": ({"data": 16}, {"data": Group(16, 8)}),
     "a layer in a server": (
         {"data": 128, "model": 8},
-        {"data": Group(128, 1, 8), "model": Group(8, 8)},
+        {"data": Group(128, 1), "model": Group(8, 8)},
     ),
-    "both in a server": ({"data": 2, "model": 4}, {"data": Group(2, 2, 4), "model": Group(4, 4)}),
-    "two groups a server": (
-        {"data": 8, "model": 4},
-        {"data": Group(8, 2, 4), "model": Group(4, 4)},
-    ),
+    "both in a server": ({"data": 2, "model": 4}, {"data": Group(2, 2), "model": Group(4, 4)}),
+    "two groups a server": ({"data": 8, "model": 4}, {"data": Group(8, 2), "model": Group(4, 4)}),
     "a layer over servers": (
         {"data": 2, "model": 16},
-        {"data": Group(2, 1, 16), "model": Group(16, 8)},
+        {"data": Group(2, 1), "model": Group(16, 8)},
     ),
-    "part of a server": ({"data": 3, "model": 2}, {"data": Group(3, 3, 2), "model": Group(2, 2)}),
+    "part of a server": ({"data": 3, "model": 2}, {"data": Group(3, 3), "model": Group(2, 2)}),
     "an axis of one": ({"data": 8, "model": 1}, {"data": Group(8, 8), "model": Group(1, 1)}),
 }
 
@@ -309,34 +302,26 @@ def test_negative_bytes_are_an_error() -> None:
         all_reduce_us(-1, 8, HW)
 
 
-def _gradients(count: int) -> list[tuple[str, int, int]]:
-    return [(f"p{count - 1 - made}", made + 1, made) for made in range(count)]
-
-
 def test_all_gradients_are_one_bucket_by_default() -> None:
-    assert form_buckets(_gradients(3), None) == (Bucket((0, 1, 2), 6),)
-    assert form_buckets([], (3,)) == ()
+    assert form_buckets(None, [0, 0, 0]) == [[0, 1, 2]]
+    assert form_buckets((3,), []) == []
 
 
 def test_fusion_counts_parameters_from_the_input() -> None:
     """ResNet-50 of the model zoo: [85, 160] are parameters 0..85 and 86..160."""
-    late, early = form_buckets(_gradients(161), (85, 160))
-    assert late.gradients == tuple(range(75))
-    assert early.gradients == tuple(range(75, 161))
+    assert form_buckets((85, 160), [0] * 161) == [list(range(75)), list(range(75, 161))]
 
 
 def test_unreached_rows_are_a_separate_bucket() -> None:
-    parts = form_buckets(_gradients(10), (2, 5))
-    assert [part.gradients for part in parts] == [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
+    assert form_buckets((2, 5), [0] * 10) == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
 
 @pytest.mark.slow
 @given(st.integers(1, 50), st.data())
 def test_buckets_contain_every_gradient_once_in_order(count: int, data: st.DataObject) -> None:
     fusion = tuple(sorted(data.draw(st.sets(st.integers(0, count - 1)))))
-    parts = form_buckets(_gradients(count), fusion)
-    assert [one for part in parts for one in part.gradients] == list(range(count))
-    assert sum(part.nbytes for part in parts) == count * (count + 1) // 2
+    buckets = form_buckets(fusion, [0] * count)
+    assert [index for bucket in buckets for index in bucket] == list(range(count))
 
 
 @pytest.mark.parametrize("fusion", [(85, 161), (85, 85), (90, 20), (-1, 4)])
@@ -344,13 +329,9 @@ def test_fusion_with_invalid_parameter_indices_is_an_error(fusion: tuple[int, ..
     with pytest.raises(
         OptionError, match=r"all_reduce_fusion = .*: must ascend and stay below 161"
     ):
-        form_buckets(_gradients(161), fusion)
+        form_buckets(fusion, [0] * 161)
 
 
 def test_bucket_is_split_between_optimizers() -> None:
-    gradients = [("d1", 1, 3), ("d0", 2, 4), ("g1", 4, 9), ("g0", 8, 10)]
-    (bucket,) = form_buckets(gradients, None)
-    assert split_rounds(bucket, gradients, rounds=[0, 0, 0, 0]) == (bucket,)
-    parts = split_rounds(bucket, gradients, rounds=[0, 0, 1, 1])
-    assert [part.gradients for part in parts] == [(0, 1), (2, 3)]
-    assert [part.nbytes for part in parts] == [3, 12]
+    assert form_buckets(None, [0, 0, 1, 1]) == [[0, 1], [2, 3]]
+    assert form_buckets((0, 3), [0, 0, 0, 1]) == [[0, 1, 2], [3]]

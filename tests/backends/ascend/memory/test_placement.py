@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from pipeline.backends.ascend.memory.placement import (
-    Block,
-    find_overlap,
-    pack_blocks,
-    sum_live_bytes,
-)
+from pipeline.backends.ascend.memory.placement import Block, pack_blocks, sum_live_bytes
 
 
 def test_tightest_gap_is_used() -> None:
@@ -18,7 +11,6 @@ def test_tightest_gap_is_used() -> None:
     packing = pack_blocks(blocks, int(sum_live_bytes(blocks, 3).max()))
     assert packing.offsets == (0, 100, 190, 270, 190)
     assert packing.extent_bytes == 345
-    assert find_overlap(blocks, packing.offsets) is None
 
 
 def test_blocks_with_disjoint_lifetimes_share_an_offset() -> None:
@@ -45,15 +37,3 @@ def test_ties_are_broken_by_index() -> None:
 def test_empty_packing_takes_no_memory() -> None:
     assert pack_blocks((), 0).extent_bytes == 0
     assert sum_live_bytes((), 2).tolist() == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("offsets", "pair"),
-    [((0, 10, 0), None), ((0, 9, 0), (0, 1)), ((0, 10, 5), (1, 2)), ((5, 0, 10), (0, 1))],
-)
-def test_overlaps_are_detected_only_between_live_blocks(
-    offsets: tuple[int, ...], pair: tuple[int, int] | None
-) -> None:
-    """The first is gone when the third comes; the second meets both."""
-    blocks = (Block(10, 0, 1), Block(10, 0, 3), Block(10, 1, 3))
-    assert find_overlap(blocks, offsets) == pair

@@ -46,7 +46,7 @@ def test_eager_products_are_converted_more_than_in_a_graph() -> None:
         for software in ("mindspore_graph", "pytorch_eager")
     )
     converted = [
-        sum(task.us for task in report.tasks if task.type == "TransData")
+        sum(cost.us for cost in report.tasks if cost.task.type == "TransData")
         for report in (graph, eager)
     ]
     assert converted[1] > 2.5 * converted[0]

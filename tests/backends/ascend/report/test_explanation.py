@@ -12,11 +12,11 @@ from tests.backends.ascend.dense_step import BATCH, WEIGHTS, step
 def test_layer_is_explained_by_formulas_figures_and_sources() -> None:
     report = price(step, WEIGHTS, BATCH)
     found = report.explain("layer")
-    assert sum(task.us for task in found.tasks) == pytest.approx(found.us)
+    assert sum(task.cost.us for task in found.tasks) == pytest.approx(found.us)
     assert any("16 x 16 x 16" in task.formula for task in found.tasks)
-    figures = {each.name: each for task in found.tasks for each in task.figures}
-    assert figures["ai_cores_count"].value == 32
-    assert "INI-A" in figures["ai_cores_count"].source
+    numbers = {number.name: number for task in found.tasks for number in task.numbers}
+    assert numbers["ai_cores_count"].value == 32
+    assert "INI-A" in numbers["ai_cores_count"].source
     assert [each.name for each in found.interval_sources] == [
         "spread of the classes",
         "spread of whole steps",
@@ -29,11 +29,11 @@ def test_layer_is_explained_by_formulas_figures_and_sources() -> None:
 
 def test_conversions_of_a_layer_are_listed_separately() -> None:
     found = price(step, WEIGHTS, BATCH).explain("layer")
-    inserted = [task for task in found.tasks if task.inserted]
+    costs = [task.cost for task in found.tasks]
+    inserted = [cost.task for cost in costs if cost.task.is_inserted]
     assert {task.type for task in inserted} >= {"TransData", "Cast"}
-    assert {task.type for task in found.tasks if not task.inserted}.isdisjoint(
-        {"TransData", "Cast"}
-    )
+    others = {cost.task.type for cost in costs} - {task.type for task in inserted}
+    assert others.isdisjoint({"TransData", "Cast"})
     assert f"the compiler inserted {len(inserted)} of them, which take " in str(found)
     assert "TransData (forward, inserted): " in str(found)
 

@@ -91,4 +91,3 @@ def test_slowest_layers_are_first_with_their_phases() -> None:
     assert first.backward_us == pytest.approx(70)
     assert second.us == pytest.approx(60, abs=1)
     assert third == Layer("net/c", 1, update_us=pytest.approx(5))
-    assert [one.name for one in find_slowest_layers(line, graph, 1)] == ["net/a"]

@@ -20,11 +20,9 @@ Event = dict[str, Any]
 CATEGORIES = {"AI_CORE", "AI_CPU", "HCCL", "HOST", "ITERATION"}
 
 
-def _trace(
-    path: Path, graph: TaskGraph, times: Any, steps: int = 3, **fields: Any
-) -> dict[str, Any]:
+def _trace(path: Path, graph: TaskGraph, times: Any, **fields: Any) -> dict[str, Any]:
     line = schedule(graph, times, HW, StepOptions(**fields))
-    write_trace(line, graph, path / "trace.json", steps=steps)
+    write_trace(line, graph, path / "trace.json")
     return json.loads((path / "trace.json").read_text())  # type: ignore[no-any-return]
 
 
@@ -82,12 +80,12 @@ def test_sink_is_launched_once_and_graph_at_every_step(tmp_path: Path) -> None:
     graph, times = network(4, 100.0, 1_000_000)
 
     def launches(**fields: Any) -> int:
-        trace = _trace(tmp_path, graph, times, steps=4, devices=8, **fields)
+        trace = _trace(tmp_path, graph, times, devices=8, **fields)
         return sum(event["name"] == "Callbacks and launch" for event in _complete(trace))
 
     assert launches(sink_size=100) == 1
     assert launches(sink_size=2) == 2
-    assert launches(mode="graph_sink") == 4
+    assert launches(mode="graph_sink") == 3
 
 
 def test_steps_are_consecutive_after_the_launch(tmp_path: Path) -> None:
@@ -103,16 +101,16 @@ def test_steps_are_consecutive_after_the_launch(tmp_path: Path) -> None:
 
 def test_iteration_events_have_vendor_names(tmp_path: Path) -> None:
     graph, times = network(4, 100.0, 1_000_000)
-    trace = _trace(tmp_path, graph, times, steps=2, devices=8, sink_size=10)
+    trace = _trace(tmp_path, graph, times, devices=8, sink_size=10)
     parts = [event for event in _complete(trace) if event["cat"] == "ITERATION"]
-    assert [event["name"] for event in parts] == ["Interval", "FP_BP", "Tail"] * 2
-    assert [event["args"]["iteration"] for event in parts] == [1, 1, 1, 2, 2, 2]
+    assert [event["name"] for event in parts] == ["Interval", "FP_BP", "Tail"] * 3
+    assert [event["args"]["iteration"] for event in parts] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
 def test_events_have_name_and_place_of_a_task(tmp_path: Path) -> None:
     graph, _ = chain(1.0, scope="net/conv1", repeat=3, fused=("relu",))
-    trace = _trace(tmp_path, graph, [timed(1.0, "memory")], steps=1)
-    (event,) = (event for event in _complete(trace) if event["cat"] == "AI_CORE")
+    trace = _trace(tmp_path, graph, [timed(1.0, "memory")])
+    event = next(event for event in _complete(trace) if event["cat"] == "AI_CORE")
     assert event["args"] == {
         "kind": "cube",
         "phase": "forward",
@@ -128,9 +126,3 @@ def test_events_have_name_and_place_of_a_task(tmp_path: Path) -> None:
 def test_same_timeline_makes_the_same_trace(tmp_path: Path) -> None:
     graph, times = network(4, 100.0, 1_000_000)
     assert _trace(tmp_path, graph, times) == _trace(tmp_path, graph, times)
-
-
-def test_trace_of_zero_steps_is_an_error(tmp_path: Path) -> None:
-    graph, times = chain(1.0)
-    with pytest.raises(ValueError, match="steps = 0: must be at least 1"):
-        _trace(tmp_path, graph, times, steps=0)

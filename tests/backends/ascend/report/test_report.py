@@ -41,9 +41,9 @@ def test_shares_and_iteration_add_up_to_the_step(report: Report) -> None:
 
 def test_inserted_conversions_are_reported_separately(report: Report) -> None:
     assert {time.type for time in report.inserted} == {"Cast", "TransData", "MemSet"}
-    inserted = [task for task in report.tasks if task.inserted]
+    inserted = [cost for cost in report.tasks if cost.task.is_inserted]
     assert sum(time.us for time in report.inserted) == pytest.approx(sum(t.us for t in inserted))
-    assert sum(time.tasks for time in report.inserted) == sum(task.repeat for task in inserted)
+    assert sum(time.tasks for time in report.inserted) == sum(t.task.repeat for t in inserted)
     by_type = {time.type: time for time in report.inserted}
     line = next(line for line in str(report).splitlines() if line.startswith("  inserted"))
     memset = by_type["MemSet"]
@@ -170,7 +170,7 @@ def test_gain_of_auto_tune_is_shown(pricing: Pricing, report: Report) -> None:
     tuned = pricing.price_modes(replace(ASKED, auto_tune="ga"))
     before_us, after_us = tuned.tuned_us
     assert before_us - after_us == pytest.approx(1e3 * (report.device_ms - tuned.device_ms))
-    assert after_us == pytest.approx(sum(task.us for task in tuned.tasks if task.engine == "cube"))
+    assert after_us == pytest.approx(sum(t.us for t in tuned.tasks if t.task.engine == "cube"))
     assert after_us < before_us
     assert f"{before_us / 1e3:,.2f} ms with default tiles" in str(tuned)
     assert tuned.to_dict()["auto_tune"]["modelled_before_ms"] == before_us / 1e3

@@ -110,11 +110,10 @@ def test_dropout_masks_overlap_with_the_cores() -> None:
     assert early.exposed_us["ai_cpu"] == 0
 
 
-def test_dropout_masks_of_one_stream_are_sequential() -> None:
+def test_dropout_masks_are_sequential() -> None:
     tasks = tuple(task("ai_cpu", writes=(number,)) for number in range(3))
     graph, times = TaskGraph((), tasks), [timed(300)] * 3
     assert schedule(graph, times, HW, StepOptions()).device_us == pytest.approx(900)
-    assert schedule(graph, times, HW, StepOptions(ai_cpu_streams=3)).device_us == pytest.approx(300)
 
 
 def test_single_all_reduce_follows_the_backward_pass() -> None:
@@ -141,18 +140,6 @@ def test_first_of_two_all_reduces_overlaps_with_the_backward_pass() -> None:
     assert second.start_us == pytest.approx(first.end_us)
     assert second.duration_us == pytest.approx(alone + 25 * (1 - 1 / 2.4))
     assert split.step_us < schedule(graph, times, BARE, late).step_us
-
-
-def test_all_reduces_without_overlap_wait_for_the_backward_pass() -> None:
-    graph, times = network(10, 1000.0, 10_000_000)
-    chosen = StepOptions(devices=8, sink_size=10**9, fusion=(4, 9), overlap=False)
-    first, second = (
-        span for span in schedule(graph, times, BARE, chosen).spans if span.stream == "hccl"
-    )
-    alone = all_reduce_us(50_000_000, 8, BARE)
-    assert first.start_us == pytest.approx(11_000, abs=0.01)
-    assert first.duration_us == pytest.approx(alone)
-    assert second.start_us >= first.end_us
 
 
 def test_resnet50_with_two_all_reduces_matches_published_times() -> None:
@@ -265,22 +252,12 @@ def test_step_bound_is_the_limiting_resource() -> None:
     assert schedule(graph, times, HW, StepOptions(sink_size=1000)).bound == "interval"
 
 
-def test_invalid_options_are_errors() -> None:
+def test_impossible_number_of_devices_is_an_error() -> None:
     graph, times = chain(1.0)
     with pytest.raises(OptionError, match="devices = 0: must be at least 1"):
-        StepOptions(devices=0)
-    with pytest.raises(OptionError, match="sink_size = -1: must be at least 1"):
-        StepOptions(sink_size=-1)
-    with pytest.raises(OptionError, match="host_images_per_s = nan: must be above 0"):
-        StepOptions(host_images_per_s=float("nan"))
-    with pytest.raises(OptionError, match="op_launch_us = -1: must be at least 0"):
-        StepOptions(op_launch_us=-1)
-    with pytest.raises(OptionError, match="'loop': must be one of op_by_op, graph_sink, loop_sink"):
-        StepOptions(mode="loop")  # type: ignore[arg-type]
+        schedule(graph, times, HW, StepOptions(devices=0))
     with pytest.raises(OptionError, match="devices = 12: must fill whole servers"):
         schedule(graph, times, HW, StepOptions(devices=12))
-    with pytest.raises(ValueError, match="0 times for 1 tasks"):
-        schedule(graph, (), HW, StepOptions())
 
 
 @pytest.mark.slow
@@ -364,23 +341,11 @@ def test_spans_of_a_stream_do_not_overlap(case: Case, chosen: StepOptions) -> No
     for mode in MODES:
         line = schedule(*case, HW, replace(chosen, mode=mode))
         for first, second in pairwise(line.spans):
-            if (first.stream, first.lane) == (second.stream, second.lane):
+            if first.stream == second.stream:
                 assert first.end_us <= second.start_us + EPSILON_US
         for span in line.spans:
             assert span.start_us >= 0
             assert span.end_us <= line.step_us + EPSILON_US
-
-
-@pytest.mark.slow
-@given(graphs(), options())
-@settings(max_examples=150, deadline=None)
-def test_overlap_is_at_most_as_slow_as_sequence(case: Case, chosen: StepOptions) -> None:
-    fusion = tuple(range(0, len(case[0].gradients), 2)) or None
-    overlapped, apart = (
-        schedule(*case, HW, replace(chosen, fusion=fusion, overlap=overlap)).device_us
-        for overlap in (True, False)
-    )
-    assert overlapped <= apart + EPSILON_US
 
 
 @pytest.mark.slow
@@ -402,9 +367,9 @@ def test_tasks_run_after_their_dependencies(case: Case, chosen: StepOptions) -> 
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
 def test_task_ends_match_a_recursive_calculation(case: Case, chosen: StepOptions) -> None:
-    """One device, one AI CPU stream: the recurrence written down from a task's point of view."""
+    """One device: the recurrence written down from a task's point of view."""
     graph, times = case
-    chosen = replace(chosen, devices=1, ai_cpu_streams=1)
+    chosen = replace(chosen, devices=1)
     lanes = ["compute" if one.engine in ("cube", "vector") else one.engine for one in graph.tasks]
     writer = {buffer: index for index, one in enumerate(graph.tasks) for buffer in one.writes}
     order = assign_streams(graph, chosen, HW).order

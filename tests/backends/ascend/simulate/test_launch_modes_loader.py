@@ -7,8 +7,6 @@ import pytest
 from pipeline.backends.ascend.chip.options import OptionError, StepOptions
 from pipeline.backends.ascend.simulate.launch_modes import (
     compute_images_per_s,
-    count_queue_batches,
-    estimate_loader_times,
     schedule,
 )
 from tests.backends.ascend.made_up import HW, chain
@@ -29,12 +27,6 @@ def test_devices_of_a_server_share_the_host_rate() -> None:
 
 def test_image_rate_falls_with_pixels() -> None:
     assert compute_images_per_s(1, 112 * 112, 1, HW) == 4 * 353
-
-
-@pytest.mark.parametrize("given_", [(0, PIXELS, 1), (1, 0, 1), (1, PIXELS, 0)])
-def test_zero_workers_pixels_or_devices_are_errors(given_: tuple[int, int, int]) -> None:
-    with pytest.raises(OptionError, match=" = 0: must be at least 1"):
-        compute_images_per_s(*given_, HW)
 
 
 def test_starved_step_time_is_batch_preparation_time() -> None:
@@ -88,19 +80,15 @@ def test_prefetched_batch_is_copied_during_the_step_before() -> None:
     assert ahead.exposed_us["data"] == pytest.approx(HW.sink_interval_us)
 
 
-def test_queue_is_limited_to_100_batches_or_2_gib() -> None:
-    assert count_queue_batches(StepOptions(batch_bytes=0), HW) == 100
-    assert count_queue_batches(StepOptions(batch_bytes=1000), HW) == 100
-    assert count_queue_batches(StepOptions(batch_bytes=512 << 20), HW) == 4
-
-
 def test_batch_over_the_queue_is_an_error_with_the_size_that_fits() -> None:
-    too_much = StepOptions(batch_size=600, batch_bytes=3 << 30)
+    graph, times = chain(100.0)
     with pytest.raises(
         OptionError, match=r"batch_size = 600: makes a batch of 3 GiB.*at most 400 a device"
     ):
-        estimate_loader_times(too_much, HW)
+        schedule(graph, times, HW, StepOptions(batch_size=600, batch_bytes=3 << 30))
     with pytest.raises(OptionError, match="turn data sinking off"):
-        count_queue_batches(StepOptions(batch_bytes=3 << 30), HW)
+        schedule(graph, times, HW, StepOptions(batch_bytes=3 << 30))
     unqueued = StepOptions(mode="graph_sink", data_sink=False, batch_bytes=3 << 30)
-    assert estimate_loader_times(unqueued, HW).pcie_us == pytest.approx((3 << 30) / 16e3)
+    line = schedule(graph, times, HW, unqueued)
+    (copy,) = (span for span in line.spans if span.stream == "pcie")
+    assert copy.duration_us == pytest.approx((3 << 30) / 16e3)

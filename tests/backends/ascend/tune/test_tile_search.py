@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.backends.ascend.cost.tiling import Product, choose_default_tiling
+from pipeline.backends.ascend.cost.tiling import Product
 from pipeline.backends.ascend.tune import tile_search
 from pipeline.backends.ascend.tune.tile_search import Objective, Search, search_tiles
 from tests.backends.ascend.made_up import HW
@@ -22,15 +22,14 @@ OVERLAP = 1.25
 
 
 def searched(product: Product, mode: Any) -> Search:
-    default = choose_default_tiling(product, HW, OVERLAP)
-    return search_tiles(Objective(product, HW, OVERLAP), default, mode, 0, "key")
+    return search_tiles(Objective(product, HW, OVERLAP), mode, "key")
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_genetic_search_with_few_trials_is_near_the_optimum(product: Product) -> None:
     genetic, exhaustive = searched(product, "ga"), searched(product, "exhaustive")
     assert genetic.trials < exhaustive.trials / 4
-    assert genetic.rounds[-1].best_us <= 1.02 * exhaustive.rounds[-1].best_us
+    assert genetic.us <= 1.02 * exhaustive.us
 
 
 @pytest.mark.parametrize("product", PRODUCTS[:1])
@@ -50,19 +49,18 @@ def test_network_learns_to_choose_the_best_tiling_of_the_tree(
     """Untrained it chooses a single core."""
     product = PRODUCTS[0]
     objective = Objective(product, HW, OVERLAP)
-    blocks = tile_search.list_blocks(HW)
     choices_us = []
 
     def watch(*arguments: Any) -> Any:
         genes = choose(*arguments)
-        row = np.array([[*genes[:4], *blocks[genes[4]]]], dtype=np.float64)
+        row = np.array([[*genes[:4], *objective.blocks[genes[4]]]], dtype=np.float64)
         choices_us.append(float(objective.compute_times_us(row)[0]))
         return genes
 
     choose = tile_search.choose_by_network
     untrained = tile_search.DecisionNetwork(np.random.default_rng(0))
-    watch(untrained, objective, len(blocks))
+    watch(untrained, objective)
     monkeypatch.setattr(tile_search, "choose_by_network", watch)
     result = searched(product, "rl")
-    assert choices_us[-1] <= 1.1 * result.rounds[-1].best_us
+    assert choices_us[-1] <= 1.1 * result.us
     assert choices_us[-1] < 0.5 * choices_us[0]
