@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.core.errors import MAX_PROBLEMS, DataError, limit_problems, printable
+from pipeline.core.errors import MAX_PROBLEMS, DataError, limit_problems, printable, shorten
 from pipeline.core.files.tree_diff import TreePath, find_value, format_key
 from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import suggest_missing_flag
@@ -31,7 +31,6 @@ SYNONYMS: Mapping[str, str] = {
 }
 """Names of keys and components by their names in other frameworks."""
 
-_NO_LINES: Mapping[TreePath, str] = {}
 _LARGEST = {MAX_INT: f"{MAX_INT:,}", MAX_FLOAT: f"{MAX_FLOAT:.4g}, the largest of float32"}
 """Texts of the bounds that the registry adds to numbers."""
 _EXPECTED = {
@@ -65,7 +64,7 @@ def validate_file(kind: type[Model], tree: Mapping[str, Any], file: Path) -> Mod
 
 
 def describe_problems(
-    error: ValidationError, tree: Mapping[str, Any], unfit: Mapping[TreePath, str] = _NO_LINES
+    error: ValidationError, tree: Mapping[str, Any], unfit: Mapping[TreePath, str] | None = None
 ) -> list[str]:
     """Return a line for each problem that pydantic found in `tree`.
 
@@ -74,6 +73,7 @@ def describe_problems(
     value and a similar key. Further lines, of which a file can cause thousands, have only the key
     and the kind of problem.
     """
+    unfit = unfit or {}
     problems = []
     for details in error.errors(include_url=False):
         path, tags = split_location(details["loc"], tree)
@@ -112,8 +112,7 @@ def find_nearest(name: str, choices: Iterable[str]) -> str | None:
 
 def show_name(name: str) -> str:
     """Return a name from a file in at most 120 characters, with control characters escaped."""
-    text = printable(name)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    return shorten(printable(name), 120)
 
 
 def _describe_problem(details: ErrorDetails, path: TreePath, guesser: _KeyGuesser) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.core.errors import printable
+from pipeline.core.errors import printable, shorten
 
 
 def show(value: Any) -> str:
@@ -21,7 +21,7 @@ def show(value: Any) -> str:
         text = f"a number of {value.bit_length():,} bits"
     if isinstance(value, str) and not _is_plain_text(value):
         text = f"'{value}'"
-    return printable(text if len(text) <= 60 else f"{text[:57]}...")
+    return printable(shorten(text, 60))
 
 
 def join_first(
