@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import reduce
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from pipeline.backends.ascend.pricing.pricing import chipset
 from pipeline.backends.planner.decisions import Decisions, ShardingPrices
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Mesh
-from pipeline.backends.planner.parallel_plan import check_plan, format_plan
+from pipeline.backends.planner.parallel_plan import load_plan, save_plan
 from pipeline.backends.planner.search import (
     GIB,
     find_best_plan,
@@ -23,7 +24,6 @@ from pipeline.backends.planner.search import (
     search_blocks,
 )
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.safe_yaml import parse_yaml
 from tests.backends.planner.networks import GPU_LIKE, conv_and_head, embedding, gpt, mlp
 from tests.backends.planner.recipes import GPT2, network_to_plan
 
@@ -84,12 +84,13 @@ def test_search_is_deterministic() -> None:
 
 
 @pytest.mark.medium
-def test_searched_plan_can_be_loaded() -> None:
+def test_searched_plan_can_be_loaded(tmp_path: Path) -> None:
     step = gpt(2, 256, 1024, 8)
     best = search(step, 8, GPU_LIKE).best
     blocks = find_blocks(step)
     shapes = {p.path: p.shape for p in (*blocks.weights, *blocks.parameters)}
-    loaded = check_plan(parse_yaml(format_plan(best)), "plan.yaml", 8, shapes)
+    save_plan(best, tmp_path / "plan.yaml")
+    loaded = load_plan(tmp_path / "plan.yaml", 8, shapes)
     assert (loaded.mesh, loaded.specs, loaded.constraints) == (
         best.mesh,
         best.specs,
