@@ -204,9 +204,11 @@ def format_plan_table(plans: SearchedPlans) -> str:
         rows.append((data_parallel, "" if fits else "  does not fit"))
     if plans.devices > 1:
         rows.append((plans.one_device, ""))
-    rules = [f"  specs       {rule.pattern} {format_axes(rule.axes)}" for rule in best.specs]
-    for rule in best.constraints:
-        rules.append(f"  constraints {rule.pattern} {format_axes(rule.axes)}")
+    keys = ["specs"] * len(best.specs) + ["constraints"] * len(best.constraints)
+    rules = [
+        f"  {key:<11} {rule.pattern} {format_axes(rule.axes)}"
+        for key, rule in zip(keys, (*best.specs, *best.constraints), strict=True)
+    ]
     if len(rules) > MAX_RULES:
         rules[MAX_RULES:] = [f"  ... and {len(rules) - MAX_RULES} more rules"]
     lines = [
