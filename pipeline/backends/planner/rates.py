@@ -1,4 +1,4 @@
-"""Measured rates of a CPU or GPU, and of the links between devices, read from host_rates.yaml."""
+"""Measured rates of a host's devices and of the links between them, read from host_rates.yaml."""
 
 from __future__ import annotations
 
@@ -59,34 +59,27 @@ def _interpolate(places: Sequence[float], values: Sequence[float], place: float)
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRates:
-    """Two measured rates of a CPU or GPU, and rates of its links.
+    """Two measured rates of one of the `cores` that all devices share, and rates of their links.
 
     A kernel takes the longer of the times of its operations and of its bytes (the roofline).
-    Groups within `per_server` adjacent devices use `links`, other groups `far_links`. The rates of
-    devices that share `cores` belong to one core.
     """
 
     flops_per_us: float
     bytes_per_us: float
     links: LinkCurves
-    far_links: LinkCurves
-    per_server: int = 8
+    cores: int
     exposed_share: float = 1.0
     scatters_sums: bool = False
-    cores: int | None = None
-    """Cores that all devices share; None if they don't share cores."""
     memory_bytes: float = math.inf
 
     def slowdown(self, devices: int) -> float:
-        return 1.0 if self.cores is None else devices / self.cores
+        return devices / self.cores
 
     def compute_us(self, flops: float, nbytes: float) -> float:
         return max(flops / self.flops_per_us, nbytes / self.bytes_per_us)
 
     def collective_us(self, kind: CollectiveKind, nbytes: float, group: DeviceGroup) -> float:
-        is_in_server = group.size * group.stride <= self.per_server
-        links = self.links if is_in_server else self.far_links
-        return links.collective_us(kind, nbytes, group.size)
+        return self.links.collective_us(kind, nbytes, group.size)
 
 
 @cache
@@ -95,12 +88,10 @@ def load_host_rates(path: Path = HOST_RATES_FILE) -> MeasuredRates:
     try:
         tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         device = tree["device"]
-        measured = _parse_links(tree["in_process"])
         return MeasuredRates(
             flops_per_us=float(device["flops_per_us"]["value"]),
             bytes_per_us=float(device["bytes_per_us"]["value"]),
-            links=measured,
-            far_links=measured,
+            links=_parse_links(tree["in_process"]),
             cores=int(device["cores_count"]["value"]),
         )
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:

@@ -94,7 +94,7 @@ def compiled_rows(name: str) -> list[dict[str, Any]]:
     """What the planner and XLA say of each plan of a case; takes 8 devices."""
     network, links = CASES[name]
     step, _ = network_to_plan(*network, sync_batch_norm=True)
-    rates = replace(load_host_rates(), links=links, far_links=links)
+    rates = replace(load_host_rates(), links=links)
     found = search(step, DEVICES, rates)
     rows = []
     for plan in (found.best, *found.runners_up, found.data_parallel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from pipeline.backends.planner.rates import (
 from pipeline.backends.planner.search import search_blocks
 from pipeline.backends.rates import CollectiveKind, DeviceGroup
 from pipeline.core.errors import RunError
-from tests.backends.planner.networks import LinkRates, mlp
+from tests.backends.planner.networks import LinkRates, ServerRates, mlp
 
 HARDWARE = chipset("ascend910").hardware
 
@@ -35,7 +34,7 @@ def test_ring_collective_time_matches_the_formula() -> None:
 
 def test_groups_beyond_a_server_use_the_far_links() -> None:
     near, far = LinkRates(1.0, 1e3), LinkRates(10.0, 1e3)
-    rates = MeasuredRates(1.0, 1.0, near, far, per_server=8)
+    rates = ServerRates(1.0, 1.0, near, far, per_server=8)
     assert rates.collective_us("all_gather", 0, DeviceGroup(8)) == 1
     assert rates.collective_us("all_gather", 0, DeviceGroup(2, stride=8)) == 10
 
@@ -50,7 +49,7 @@ def test_emulated_chip_link_times_match_its_model() -> None:
 
 
 def test_kernel_time_is_the_maximum_of_compute_and_memory_time() -> None:
-    rates = MeasuredRates(10.0, 2.0, LinkRates(1.0, 1.0), LinkRates(1.0, 1.0))
+    rates = MeasuredRates(10.0, 2.0, LinkRates(1.0, 1.0), cores=1)
     assert rates.compute_us(100.0, 4.0) == 10
     assert rates.compute_us(0.0, 4.0) == 2
 
@@ -103,12 +102,12 @@ def test_host_collective_time_never_falls_with_bytes(
 
 def test_devices_sharing_cores_are_slowed_down() -> None:
     links = LinkRates(1.0, 1.0)
-    shared = MeasuredRates(1.0, 1.0, links, links, cores=2)
+    shared = MeasuredRates(1.0, 1.0, links, cores=2)
+    alone = ServerRates(1.0, 1.0, links, links)
     assert (shared.slowdown(8), shared.slowdown(1)) == (4, 0.5)
-    assert MeasuredRates(1.0, 1.0, links, links).slowdown(8) == AscendRates(HARDWARE).slowdown(8)
+    assert alone.slowdown(8) == AscendRates(HARDWARE).slowdown(8)
     step = mlp(64, 32, 32)
     blocks = find_blocks(step)
-    alone = replace(shared, cores=None)
     plans = [search_blocks(blocks, step, 8, rates) for rates in (shared, alone)]
     assert plans[0].best.step_ms == pytest.approx(4 * plans[1].best.step_ms)
     assert plans[0].one_device.step_ms == pytest.approx(plans[1].one_device.step_ms / 2)
