@@ -33,7 +33,7 @@ from pipeline.backends.base import CompileInputs, Executable, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec
 from pipeline.backends.gpu.chip_target import ChipTarget
 from pipeline.backends.gpu.gpu_backend import AbsentGpuBackend
-from pipeline.backends.gpu.program_figures import make_compiler
+from pipeline.backends.gpu.program_figures import compile_for_target
 from pipeline.backends.gpu.step_programs import (
     MAX_PROGRAM_STEPS,
     Chip,
@@ -143,7 +143,7 @@ def compile_variant(variant: str, work: CompileInputs, chip: Chip, target: ChipT
         spec = make_train_spec(work, chip, options, 0 if variant == "loop" else MAX_PROGRAM_STEPS)
     spec = ProgramSpec(**{**vars(spec), "platforms": chip.platforms})
     started_at = time.perf_counter()
-    _, report = make_compiler(target)(spec, _watch)
+    _, report = compile_for_target(target, spec, _watch)
     return Compiled(time.perf_counter() - started_at, report.figures or {})
 
 

@@ -246,12 +246,9 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
 def _make_init_spec(work: CompileInputs, chip: Chip, options: dict[str, str | bool]) -> ProgramSpec:
     """Return the specification of the initialisation, on the host if JAX may use it, else on the
     chip."""
-    if chip.host is None:
-        return ProgramSpec(
-            INIT, work.step.init, (chip.to_shapes(work.seed),), compiler_options=options
-        )
-    seed = _place_shapes(work.seed, SingleDeviceSharding(chip.host))
-    return ProgramSpec(INIT, work.step.init, (seed,), compiler_options=UNOPTIMIZED)
+    seed = _place_shapes(work.seed, SingleDeviceSharding(chip.host or chip.device))
+    init_options = options if chip.host is None else UNOPTIMIZED
+    return ProgramSpec(INIT, work.step.init, (seed,), compiler_options=init_options)
 
 
 def _make_eval_spec(

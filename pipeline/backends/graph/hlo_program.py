@@ -132,7 +132,7 @@ def parse_program(text: str) -> HloProgram:
             moved_bytes=_count_moved_bytes(inner_opcodes, read_bytes, line.nbytes),
             flops=flops,
             scope=scope[1] if scope else "",
-            target=line.target or "",
+            target=line.target,
         )
     for name, scope_name in _inherit_scopes(instructions, lines).items():
         instructions[name] = replace(instructions[name], scope=scope_name)
