@@ -37,7 +37,9 @@ class Table:
 
     time: Floats
     memory: Floats
-    origin: _Origin | None = None
+    origin: tuple[NDArray[Any], NDArray[Any]] | None = None
+    """Where each point comes from: the indices of the two points that were added, or the state of
+    the variable that was eliminated and the index of that state's point."""
 
     @classmethod
     def from_arrays(cls, time: Any, memory: Any = None) -> Table:
@@ -45,15 +47,6 @@ class Table:
         times = np.asarray(time, np.float64)
         memories = np.zeros_like(times) if memory is None else np.asarray(memory, np.float64)
         return cls(times[..., None], memories[..., None])
-
-
-@dataclass(frozen=True)
-class _Origin:
-    """Where each point of a table comes from: the indices of the points that were added, or the
-    state of the variable that was eliminated and the index of that state's point."""
-
-    first: NDArray[Any]
-    second: NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -188,7 +181,7 @@ class Eliminator:
             order = np.argmin(np.where(cost <= cheapest, memory, np.inf), axis=-1)[..., None]
             time = np.take_along_axis(time, order, -1)
             memory = np.take_along_axis(memory, order, -1)
-            return Table(time, memory, _Origin(order // points, order % points))
+            return Table(time, memory, (order // points, order % points))
         # Sort by memory, then time. A point is dominated unless it is faster than all before it.
         order = np.lexsort((time, memory), axis=-1)
         time = np.take_along_axis(time, order, -1)
@@ -207,7 +200,7 @@ class Eliminator:
         time = np.where(exists, np.take_along_axis(time, front, -1), np.inf)
         memory = np.where(exists, np.take_along_axis(memory, front, -1), np.inf)
         order = np.take_along_axis(order, front, -1)
-        return Table(time, memory, _Origin(order // points, order % points))
+        return Table(time, memory, (order // points, order % points))
 
 
 def _thin_by_levels(
@@ -302,10 +295,10 @@ def _trace_states(total: Factor, point: int) -> dict[int, int]:
         if not factor.parts or origin is None:
             continue
         place = (*(states[variable] for variable in factor.scope), index)
-        indices = int(origin.first[place]), int(origin.second[place])
+        first, second = (int(indices[place]) for indices in origin)
         if factor.eliminated is None:
-            stack += zip(factor.parts, indices, strict=True)
+            stack += zip(factor.parts, (first, second), strict=True)
         else:
-            states[factor.eliminated] = indices[0]
-            stack.append((factor.parts[0], indices[1]))
+            states[factor.eliminated] = first
+            stack.append((factor.parts[0], second))
     return states

@@ -237,15 +237,6 @@ def format_moved(plan: ParallelPlan) -> str:
     return ", ".join(texts) or "none"
 
 
-@dataclass(frozen=True)
-class PricedShardings:
-    """The fastest plan that has some fixed shardings, and data parallelism for comparison."""
-
-    plan: ParallelPlan
-    data_parallel: ParallelPlan | None
-    """None if the devices don't divide the batch."""
-
-
 def price_shardings(
     step: LossToPlan,
     mesh: Mesh,
@@ -253,12 +244,13 @@ def price_shardings(
     specs: tuple[ShardingRule, ...],
     constraints: tuple[ShardingRule, ...],
     rates: Rates,
-) -> PricedShardings | None:
+) -> tuple[ParallelPlan, ParallelPlan | None] | None:
     """Price a step with fixed shardings of the batch, the weights and layers' outputs.
 
     The layouts of other activations are chosen for the least time. XLA may choose other layouts.
-    Biases and scales are sharded like the arrays that they are added to. Returns None if no plan
-    has these shardings.
+    Biases and scales are sharded like the arrays that they are added to. Returns the plan, and
+    data parallelism for comparison, or None if the devices don't divide the batch. Returns None if
+    no plan has these shardings.
     """
     blocks = find_blocks(step)
     state_ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
@@ -269,8 +261,7 @@ def price_shardings(
         decisions = Decisions(prices, fixed.keeps_sharding, fixed.keeps_region, fixed.keeps_weight)
         plan = find_best_plan(decisions)
         if plan is not None:
-            data_parallel = find_data_parallel_plan(blocks, mesh.devices, rates, state_ratio)
-            return PricedShardings(plan, data_parallel)
+            return plan, find_data_parallel_plan(blocks, mesh.devices, rates, state_ratio)
     return None
 
 
