@@ -74,8 +74,8 @@ class DimensionGroups:
     def mark_indivisible(self, value: int, dim: int) -> None:
         self._marked.append(self._first[value] + dim)
 
-    def mark_all_indivisible(self, values: Sequence[int]) -> None:
-        for value in values:
+    def mark_all_indivisible(self, node: Node) -> None:
+        for value in (*node.inputs, *node.outputs):
             for dim in range(len(self.shapes[value])):
                 self.mark_indivisible(value, dim)
 
@@ -97,7 +97,7 @@ def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
     target = groups.shapes[node.outputs[0]]
     values = [value for value in (*node.inputs, *node.outputs[1:]) if groups.shapes[value]]
     if not all(_can_broadcast(groups.shapes[value], target) for value in values):
-        groups.mark_all_indivisible((*node.inputs, *node.outputs))
+        groups.mark_all_indivisible(node)
         return
     for value in values:
         for dim in range(len(target)):
@@ -288,9 +288,7 @@ _RULES: Mapping[str, Callable[[DimensionGroups, Node], Any]] = {
     ),
     "reshape": _tie_reshaped,
     "dot_general": _tie_product,
-    "conv_general_dilated": lambda groups, node: groups.mark_all_indivisible(
-        (*node.inputs, *node.outputs)
-    ),
+    "conv_general_dilated": DimensionGroups.mark_all_indivisible,
     "gather": _tie_gathered,
     **dict.fromkeys(("scan_slice", "scan_stack"), _tie_scanned),
 }  # fmt: skip

@@ -51,7 +51,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Factor:
-    """A table over the variables of `scope`."""
+    """A table over the variables of `scope`, which are ascending."""
 
     scope: Scope
     table: Table
@@ -127,14 +127,14 @@ class Eliminator:
 
     def _add(self, left: Factor, right: Factor) -> Factor:
         scope = tuple(sorted({*left.scope, *right.scope}))
-        left_places = tuple(map(scope.index, left.scope))
-        right_places = tuple(map(scope.index, right.scope))
-        key = ("add", left.table, right.table, left_places, right_places, len(scope))
+        left_new = tuple(axis for axis, other in enumerate(scope) if other not in left.scope)
+        right_new = tuple(axis for axis, other in enumerate(scope) if other not in right.scope)
+        key = ("add", left.table, right.table, left_new, right_new)
 
         def add_points(left_values: Floats, right_values: Floats) -> Floats:
             """Return the sums of all pairs of points, (states..., pairs)."""
-            left_points = _spread_axes(left_values, left_places, len(scope))[..., :, None]
-            right_points = _spread_axes(right_values, right_places, len(scope))[..., None, :]
+            left_points = np.expand_dims(left_values, left_new)[..., :, None]
+            right_points = np.expand_dims(right_values, right_new)[..., None, :]
             sums = left_points + right_points
             return sums.reshape(*sums.shape[:-2], -1)
 
@@ -275,14 +275,6 @@ def find_fastest(
     gap = max(best.time - bound, 0.0) * (1 + TIE)
     exact = Eliminator(points, most_memory, slope_of_bound, gap).find_best(factors, sizes)
     return best if exact is None or best.time <= exact.time else exact
-
-
-def _spread_axes(array: Floats, places: tuple[int, ...], rank: int) -> Floats:
-    """Return an array with `rank` axes of states, its own at `places`, and the axis of points."""
-    shape = [1] * rank
-    for place, size in zip(places, array.shape[:-1], strict=True):
-        shape[place] = size
-    return array.reshape([*shape, array.shape[-1]])
 
 
 def _trace_states(total: Factor, point: int) -> dict[int, int]:
