@@ -221,14 +221,8 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
             after = LoopCarry(state, rows, proceed & record.should_continue)
         return StepCarry(position + 1, after)
 
-    def train_steps(carry: StepCarry, inputs: Inputs, learning_rates: Array) -> StepCarry:
-        def body(_: int, before: StepCarry) -> StepCarry:
-            return train_step(before, inputs, learning_rates)
-
-        return jax.lax.fori_loop(0, steps, body, carry)
-
-    def train_loop(
-        carry: StepCarry, inputs: Inputs, learning_rates: Array, last: Array
+    def train_steps(
+        carry: StepCarry, inputs: Inputs, learning_rates: Array, last: Array | None = None
     ) -> StepCarry:
         def condition(before: StepCarry) -> Array:
             return (before.position < last) & before.loop.should_continue
@@ -236,10 +230,10 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
         def body(before: StepCarry) -> StepCarry:
             return train_step(before, inputs, learning_rates)
 
+        if last is None:
+            return jax.lax.fori_loop(0, steps, lambda _, before: body(before), carry)
         return jax.lax.while_loop(condition, body, carry)
 
-    if steps == 0:
-        return train_loop
     return train_step if steps == 1 else train_steps
 
 
