@@ -224,15 +224,14 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
     def train_steps(
         carry: StepCarry, inputs: Inputs, learning_rates: Array, last: Array | None = None
     ) -> StepCarry:
-        def condition(before: StepCarry) -> Array:
-            return (before.position < last) & before.loop.should_continue
-
         def body(before: StepCarry) -> StepCarry:
             return train_step(before, inputs, learning_rates)
 
         if last is None:
             return jax.lax.fori_loop(0, steps, lambda _, before: body(before), carry)
-        return jax.lax.while_loop(condition, body, carry)
+        return jax.lax.while_loop(
+            lambda before: (before.position < last) & before.loop.should_continue, body, carry
+        )
 
     return train_step if steps == 1 else train_steps
 
