@@ -115,7 +115,7 @@ def inputs_of(
         """The run has come to the compiler."""
 
     def take(backend: AbsentGpuBackend, work: CompileInputs, watch: ProgressClock) -> Executable:
-        chip = Chip(backend.device, backend.placement.device, ("cuda",))
+        chip = Chip(backend.device, backend.placement.device, backend.target)
         taken.append((work, chip, backend.target))
         raise TakenError
 
@@ -141,7 +141,6 @@ def compile_variant(variant: str, work: CompileInputs, chip: Chip, target: ChipT
     else:
         options = make_compiler_options(variant, deterministic=True)  # type: ignore[arg-type]
         spec = make_train_spec(work, chip, options, 0 if variant == "loop" else MAX_PROGRAM_STEPS)
-    spec = ProgramSpec(**{**vars(spec), "platforms": chip.platforms})
     started_at = time.perf_counter()
     _, report = compile_for_target(target, spec, _watch)
     return Compiled(time.perf_counter() - started_at, report.figures or {})

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, NoReturn
 
 import jax
@@ -22,7 +21,6 @@ from pipeline.backends.base import (
     ProgressClock,
 )
 from pipeline.backends.gpu.chip_target import ChipTarget
-from pipeline.backends.gpu.program_figures import compile_for_target
 from pipeline.backends.gpu.step_programs import (
     Chip,
     EvalCarry,
@@ -184,9 +182,8 @@ class AbsentGpuBackend(XlaBackend):
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
         """Compile as for a present chip, and report figures. Raises RunError if XLA refuses."""
-        chip = Chip(self.device, self.placement.device, ("cuda",))
-        compile_one = partial(compile_for_target, self.target)
-        _, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch, compile_one)
+        chip = Chip(self.device, self.placement.device, self.target)
+        _, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch)
         return CompiledOnly(work, CompileReport(reports))
 
 

@@ -188,9 +188,7 @@ def compile_for_target(
     target: ChipTarget, spec: ProgramSpec, watch: ProgressClock
 ) -> tuple[Any, ProgramReport]:
     """Return a program that is compiled for a target, and its report with the program's figures."""
-    if spec.platforms is None:
-        # Initialisation runs on the host.
-        return compile_program(spec, watch)
+    spec = replace(spec, platforms=("cuda",))
     with tempfile.TemporaryDirectory() as folder:
         dump: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         program, report = compile_program(spec.with_options(WITHOUT_TRITON | dump), watch)

@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from pipeline.backends.rates import CollectiveKind, DeviceGroup
-from pipeline.core.errors import RunError
 
 HOST_RATES_FILE = Path(__file__).with_name("host_rates.yaml")
 
@@ -83,27 +82,18 @@ class MeasuredRates:
 
 
 @cache
-def load_host_rates(path: Path = HOST_RATES_FILE) -> MeasuredRates:
-    """Read a host's rates. Raises RunError for an invalid file."""
-    try:
-        tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        device = tree["device"]
-        return MeasuredRates(
-            flops_per_us=float(device["flops_per_us"]["value"]),
-            bytes_per_us=float(device["bytes_per_us"]["value"]),
-            links=_parse_links(tree["in_process"]),
-            cores=int(device["cores_count"]["value"]),
-        )
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path}: not a file of a host's rates: {error!r}") from error
-
-
-def _parse_links(tree: Any) -> LinkCurves:
-    nbytes = tuple(float(size) for size in tree["nbytes"])
-    curves = {
-        kind: {int(size): tuple(map(float, us)) for size, us in sorted(rows.items())}
-        for kind, rows in tree["us"].items()
+def load_host_rates() -> MeasuredRates:
+    """Read the host's rates, which `python -m benchmarks.host_rates` writes."""
+    tree: Any = yaml.safe_load(HOST_RATES_FILE.read_text(encoding="utf-8"))
+    links = tree["in_process"]
+    us_by_kind = {
+        kind: {size: tuple(map(float, us)) for size, us in sorted(rows.items())}
+        for kind, rows in links["us"].items()
     }
-    if any(len(us) != len(nbytes) for rows in curves.values() for us in rows.values()):
-        raise ValueError(f"each list of times must have {len(nbytes)} entries, like nbytes")
-    return LinkCurves(nbytes, curves)
+    figures = {name: figure["value"] for name, figure in tree["device"].items()}
+    return MeasuredRates(
+        flops_per_us=figures["flops_per_us"],
+        bytes_per_us=figures["bytes_per_us"],
+        links=LinkCurves(tuple(map(float, links["nbytes"])), us_by_kind),
+        cores=figures["cores_count"],
+    )
