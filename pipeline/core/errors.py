@@ -124,10 +124,14 @@ def get_system_reason(error: Exception) -> str:
 
 def limit_problems(problems: Sequence[str]) -> list[str]:
     """Return the first MAX_PROBLEMS problems, and a line with the number of further problems."""
-    lines = list(problems[:MAX_PROBLEMS])
-    if len(problems) > MAX_PROBLEMS:
-        lines.append(f"... and {len(problems) - MAX_PROBLEMS:,} more")
-    return lines
+    return limit_lines(problems, MAX_PROBLEMS, "... and ")
+
+
+def limit_lines(lines: Sequence[str], max_count: int, before_more: str = "") -> list[str]:
+    """Return the first `max_count` lines, and a line with the number of further lines."""
+    num_left = len(lines) - max_count
+    ending = [f"{before_more}{num_left:,} more"] if num_left > 0 else []
+    return [*lines[:max_count], *ending]
 
 
 def hide_secrets(text: str) -> str:

@@ -33,14 +33,6 @@ def join_first(
     return separator.join(texts[:max_count]) + ending
 
 
-def limit_lines(lines: Sequence[str], max_count: int) -> list[str]:
-    """Return the first `max_count` lines, and a line with the number of further lines."""
-    limited = list(lines[:max_count])
-    if len(lines) > max_count:
-        limited.append(f"{len(lines) - max_count:,} more")
-    return limited
-
-
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Return a line for each row, with aligned cells; the columns in `right` are right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
