@@ -140,9 +140,7 @@ def compile_for_gpu(
         return program
 
     init = compile_and_report(_make_init_spec(work, chip, options))
-    longest = MAX_PROGRAM_STEPS
-    if work.dispatch_steps is not None:
-        longest = min(work.dispatch_steps, longest)
+    longest = min(work.dispatch_steps or MAX_PROGRAM_STEPS, MAX_PROGRAM_STEPS)
     steps = 0 if graphs == "loop" and longest > 1 else longest
     program = compile_and_report(make_train_spec(work, chip, options, steps))
     argument_formats, _ = program.input_formats

@@ -136,9 +136,8 @@ def parse_program(text: str) -> HloProgram:
         )
     for name, scope_name in _inherit_scopes(instructions, lines).items():
         instructions[name] = replace(instructions[name], scope=scope_name)
-    header = program.header
-    module = header.removeprefix("HloModule ").partition(",")[0] if "HloModule" in header else ""
-    return HloProgram(instructions, module.strip())
+    module = re.match(r"HloModule ([^,\s]*)", program.header)
+    return HloProgram(instructions, module[1] if module else "")
 
 
 def _inherit_scopes(

@@ -214,14 +214,8 @@ def make_rules(
 
 def _list_patterns(path: str) -> Sequence[str]:
     """Return patterns of a path with wildcards for all its numbers, then for fewer of the first."""
-    numbers = list(re.finditer(r"\d+", path))
-    patterns = []
-    for count in range(len(numbers), 0, -1):
-        text = path
-        for number in reversed(numbers[:count]):
-            text = f"{text[: number.start()]}*{text[number.end() :]}"
-        patterns.append(text)
-    return patterns
+    num_numbers = len(re.findall(r"\d+", path))
+    return [re.sub(r"\d+", "*", path, count=count) for count in range(num_numbers, 0, -1)]
 
 
 def _check_rule_form(rule: Any) -> Any:

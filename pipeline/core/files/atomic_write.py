@@ -95,9 +95,7 @@ def commit(draft: Path, path: Path) -> None:
 def sync_tree(path: Path) -> None:
     """Sync a file, or a folder with everything in it. Raises OSError."""
     if path.is_dir():
-        with os.scandir(path) as entries:
-            paths = [Path(entry.path) for entry in entries]
-        for inner_path in paths:
+        for inner_path in path.iterdir():
             sync_tree(inner_path)
     sync(path)
 
