@@ -75,13 +75,7 @@ def search(
     reads must fit in `memory_bytes` on each device. No device is needed for the search. Equal
     arguments lead to equal plans. Raises RecipeError if no plan fits or uses all devices.
     """
-    return search_blocks(find_blocks(step), step, devices, rates, memory_bytes)
-
-
-def search_blocks(
-    blocks: StepBlocks, step: LossToPlan, devices: int, rates: Rates, memory_bytes: float = math.inf
-) -> SearchedPlans:
-    """Search for the fastest plan as `search` does, for the blocks of a step."""
+    blocks = find_blocks(step)
     start_s = time.perf_counter()
     state_ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
     plans: list[ParallelPlan] = []

@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 
 from pipeline.backends.ascend.cost.collectives import AscendRates, all_reduce_us
 from pipeline.backends.ascend.pricing.pricing import chipset
-from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.rates import (
     LinkCurves,
     MeasuredRates,
     load_host_rates,
 )
-from pipeline.backends.planner.search import search_blocks
+from pipeline.backends.planner.search import search
 from pipeline.backends.rates import CollectiveKind, DeviceGroup
 from tests.backends.planner.networks import LinkRates, ServerRates, mlp
 
@@ -103,8 +102,7 @@ def test_devices_sharing_cores_are_slowed_down() -> None:
     assert (shared.slowdown(8), shared.slowdown(1)) == (4, 0.5)
     assert alone.slowdown(8) == AscendRates(HARDWARE).slowdown(8)
     step = mlp(64, 32, 32)
-    blocks = find_blocks(step)
-    plans = [search_blocks(blocks, step, 8, rates) for rates in (shared, alone)]
+    plans = [search(step, 8, rates) for rates in (shared, alone)]
     assert plans[0].best.step_ms == pytest.approx(4 * plans[1].best.step_ms)
     assert plans[0].one_device.step_ms == pytest.approx(plans[1].one_device.step_ms / 2)
 
