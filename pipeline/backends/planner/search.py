@@ -190,6 +190,7 @@ def _explain_nothing_fits(
 def format_plan_table(plans: SearchedPlans) -> str:
     """Return the plan, its price and memory, the runners-up and its rules as lines of text."""
     best = plans.best
+    speed_up = plans.one_device.step_ms / best.step_ms
     bound = "" if plans.memory_bytes == float("inf") else f" of {plans.memory_bytes / GIB:.2f}"
     rows = [(best, "  <- chosen"), *((plan, "") for plan in plans.runners_up)]
     data_parallel = plans.data_parallel
@@ -209,8 +210,7 @@ def format_plan_table(plans: SearchedPlans) -> str:
         f"MODELLED, not measured: {plans.name} on {plans.devices} devices, {plans.blocks} blocks "
         f"searched in {plans.seconds:.1f} s",
         f"  plan       mesh {best.mesh} (data x model), {best.strategy}",
-        f"  step       {best.step_ms:.3g} ms, {plans.one_device.step_ms / best.step_ms:.2f}x one "
-        "device",
+        f"  step       {best.step_ms:.3g} ms, {speed_up:.2f}x one device",
         f"  memory     {best.memory_bytes / GIB:.2f}{bound} GiB a device",
         f"  collectives {format_moved(best)}",
         f"  {'mesh':>10} {'ms':>10} {'GiB':>8} {'MiB moved':>10}  plan",
