@@ -33,7 +33,7 @@ from pipeline.backends.base import CompileInputs, Executable, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec
 from pipeline.backends.gpu.chip_target import ChipTarget
 from pipeline.backends.gpu.gpu_backend import AbsentGpuBackend
-from pipeline.backends.gpu.program_figures import make_compiler
+from pipeline.backends.gpu.program_figures import compile_for_target
 from pipeline.backends.gpu.step_programs import (
     MAX_PROGRAM_STEPS,
     Chip,
@@ -115,7 +115,7 @@ def inputs_of(
         """The run has come to the compiler."""
 
     def take(backend: AbsentGpuBackend, work: CompileInputs, watch: ProgressClock) -> Executable:
-        chip = Chip(backend.device, backend.placement.device, ("cuda",))
+        chip = Chip(backend.device, backend.placement.device, backend.target)
         taken.append((work, chip, backend.target))
         raise TakenError
 
@@ -141,9 +141,8 @@ def compile_variant(variant: str, work: CompileInputs, chip: Chip, target: ChipT
     else:
         options = make_compiler_options(variant, deterministic=True)  # type: ignore[arg-type]
         spec = make_train_spec(work, chip, options, 0 if variant == "loop" else MAX_PROGRAM_STEPS)
-    spec = ProgramSpec(**{**vars(spec), "platforms": chip.platforms})
     started_at = time.perf_counter()
-    _, report = make_compiler(target)(spec, _watch)
+    _, report = compile_for_target(target, spec, _watch)
     return Compiled(time.perf_counter() - started_at, report.figures or {})
 
 

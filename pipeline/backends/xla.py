@@ -89,15 +89,13 @@ class XlaBackend:
         return get_platform(self.device.platform)
 
     def describe(self) -> Mapping[str, str]:
-        import jaxlib
-
         count = len(self.placement.devices)
         device = self.device
         name = f"{count} x {device.platform}" if count > 1 else f"{device.platform}:{device.id}"
         return {
             "device": f"{name} {device.device_kind}",
             "jax": version("jax"),
-            "jaxlib": jaxlib.__version__,
+            "jaxlib": version("jaxlib"),
         }
 
     def choose_mechanism(
@@ -298,8 +296,7 @@ def _make_specs(
         state_parts: Any = replicated
         if sharing is not None:
             state_parts = sharing.specs
-            init = _take_initial_parts(sharing, init)
-            evaluation = _gather_weights(sharing, evaluation)
+            init, evaluation = _share_state(sharing, init, evaluation)
         init = _map_over_mesh(init, placement, (replicated,), state_parts)
         range_and_constants = [replicated] * 3
         carry_parts = LoopCarry(state_parts, replicated, replicated)
@@ -339,26 +336,16 @@ def _find_state_shardings(
     return None
 
 
-def _take_initial_parts(sharing: StateSharing, init: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an initialisation that returns the device's part of a shared state."""
-    return lambda seed: sharing.take_parts(init(seed))
+def _share_state(
+    sharing: StateSharing, init: Callable[..., Any], evaluate: Callable[..., EvalSums]
+) -> tuple[Callable[..., Any], Callable[..., EvalSums]]:
+    """Return an initialisation that returns the device's part of a shared state, and an evaluation
+    that gathers the weights first."""
 
+    def gather_and_evaluate(state: TrainState, *arguments: Any) -> EvalSums:
+        return evaluate(sharing.gather_fields(state, "params", "average"), *arguments)
 
-def _gather_weights(sharing: StateSharing, evaluate: Callable[..., EvalSums]) -> Callable[..., Any]:
-    """Return an evaluation that gathers the weights of a shared state first."""
-
-    def gather_and_evaluate(
-        state: TrainState,
-        sums: EvalSums,
-        inputs: Inputs,
-        first: Array,
-        last: Array,
-        constants: Sequence[Array],
-    ) -> EvalSums:
-        gathered = sharing.gather_fields(state, "params", "average")
-        return evaluate(gathered, sums, inputs, first, last, constants)
-
-    return gather_and_evaluate
+    return lambda seed: sharing.take_parts(init(seed)), gather_and_evaluate
 
 
 def _map_over_mesh(

@@ -66,15 +66,11 @@ class RecipeError(PipelineError):
     def __init__(self, problems: str | Sequence[str]) -> None:
         texts = (problems,) if isinstance(problems, str) else problems
         # Names in a problem may have newlines and any length.
-        self.problems = tuple(_shorten(printable(text)) for text in texts)
+        self.problems = tuple(shorten(printable(text), MAX_PROBLEM_LENGTH) for text in texts)
         count = len(self.problems)
         head = "the recipe has a problem:" if count == 1 else f"the recipe has {count:,} problems:"
         lines = [f"  {problem}" for problem in limit_problems(self.problems)]
         super().__init__("\n".join([head, *lines]))
-
-
-def _shorten(line: str) -> str:
-    return line if len(line) <= MAX_PROBLEM_LENGTH else f"{line[: MAX_PROBLEM_LENGTH - 3]}..."
 
 
 class UsageError(PipelineError):
@@ -128,10 +124,14 @@ def get_system_reason(error: Exception) -> str:
 
 def limit_problems(problems: Sequence[str]) -> list[str]:
     """Return the first MAX_PROBLEMS problems, and a line with the number of further problems."""
-    lines = list(problems[:MAX_PROBLEMS])
-    if len(problems) > MAX_PROBLEMS:
-        lines.append(f"... and {len(problems) - MAX_PROBLEMS:,} more")
-    return lines
+    return limit_lines(problems, MAX_PROBLEMS, "... and ")
+
+
+def limit_lines(lines: Sequence[str], max_count: int, before_more: str = "") -> list[str]:
+    """Return the first `max_count` lines, and a line with the number of further lines."""
+    num_left = len(lines) - max_count
+    ending = [f"{before_more}{num_left:,} more"] if num_left > 0 else []
+    return [*lines[:max_count], *ending]
 
 
 def hide_secrets(text: str) -> str:
@@ -166,6 +166,11 @@ def hide_secrets_in_tree(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return [hide_secrets_in_tree(value) for value in tree]
     return hide_secrets(tree) if isinstance(tree, str) else tree
+
+
+def shorten(text: str, max_length: int) -> str:
+    """Return a text, or its beginning and three dots, in at most `max_length` characters."""
+    return text if len(text) <= max_length else f"{text[: max_length - 3]}..."
 
 
 def printable(text: str) -> str:

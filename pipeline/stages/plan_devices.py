@@ -139,11 +139,11 @@ def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:
     if priced is None:
         line = f"a step with these shardings on {mesh} devices has no price"
         return f"{line}: the planner doesn't support them"
-    plan = priced.plan
+    plan, data_parallel = priced
     time = f"{plan.step_ms:.3g} ms by the planner's rates"
     line = f"with these shardings on {mesh} devices a step takes {time}"
-    if priced.data_parallel is not None:
-        ratio = plan.step_ms / priced.data_parallel.step_ms
+    if data_parallel is not None:
+        ratio = plan.step_ms / data_parallel.step_ms
         line += f", {ratio:.2f}x that of data parallelism"
     return f"{line}; {plan.memory_bytes / GIB:.2f} GiB a device, {format_moved(plan)} moved"
 

@@ -12,6 +12,7 @@ from pipeline.core.errors import (
     UsageError,
     get_exit_status,
     get_status_after,
+    limit_lines,
     report_errors,
 )
 
@@ -101,3 +102,8 @@ def test_run_outcome_has_an_exit_status(outcome: str, status: int) -> None:
 def test_requested_exit_is_not_a_failure() -> None:
     asked_for = (KeyboardInterrupt(), SystemExit(3), ValueError("a bug"))
     assert [get_status_after(error) for error in asked_for] == ["stopped", "stopped", "failed"]
+
+
+def test_omitted_lines_are_counted() -> None:
+    assert limit_lines(["a", "b"], 2) == ["a", "b"]
+    assert limit_lines([str(n) for n in range(1003)], 1) == ["0", "1,002 more"]

@@ -99,14 +99,9 @@ class ChipTarget(Spec):
         )
 
 
-def list_targets() -> tuple[str, ...]:
-    """Return the names of the shipped targets."""
-    return tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
-
-
 def read_target(name_or_path: str) -> ChipTarget:
     """Return a shipped target by name, or the target of a YAML file. Raises ValueError."""
-    shipped = list_targets()
+    shipped = [file.stem for file in FOLDER.glob("*.yaml")]
     is_shipped = name_or_path in shipped
     if not is_shipped and not name_or_path.endswith((".yaml", ".yml")):
         problem = explain_unknown_name("target", name_or_path, shipped)

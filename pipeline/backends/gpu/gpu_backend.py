@@ -21,7 +21,6 @@ from pipeline.backends.base import (
     ProgressClock,
 )
 from pipeline.backends.gpu.chip_target import ChipTarget
-from pipeline.backends.gpu.program_figures import make_compiler
 from pipeline.backends.gpu.step_programs import (
     Chip,
     EvalCarry,
@@ -183,9 +182,8 @@ class AbsentGpuBackend(XlaBackend):
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
         """Compile as for a present chip, and report figures. Raises RunError if XLA refuses."""
-        chip = Chip(self.device, self.placement.device, ("cuda",))
-        compile_one = make_compiler(self.target)
-        _, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch, compile_one)
+        chip = Chip(self.device, self.placement.device, self.target)
+        _, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch)
         return CompiledOnly(work, CompileReport(reports))
 
 

@@ -61,20 +61,18 @@ def read_hlo(text: str) -> HloFacts:
     _, _, aliases = program.header.partition("input_output_alias={")
     aliases = aliases.partition("entry_computation_layout")[0]
     donated = {int(number) for _, number in _ALIAS.findall(aliases)}
-    state_moves: list[HloLine] = []
-    for line in main.values():
-        if not _is_move(line, moving_computations):
-            continue
-        # The state is read from a donated argument, or written to a result or a loop's input.
-        if _is_output(line, main) or any(
-            _is_donated(name, main, donated) for name in line.operands
-        ):
-            state_moves.append(line)
+    # The state is read from a donated argument, or written to a result or a loop's input.
+    main_moves = [line for line in main.values() if _is_move(line, moving_computations)]
+    state_moves = [
+        line
+        for line in main_moves
+        if _is_output(line, main) or any(_is_donated(name, main, donated) for name in line.operands)
+    ]
     trips = [trip for line in main.values() for trip in _TRIPS.findall(line.arguments)]
     calls = [
         f"{line.target.lstrip('_')} {line.arrays[0].dtype}"
         for line in lines
-        if line.opcode == "custom-call" and line.target is not None and line.arrays
+        if line.opcode == "custom-call" and line.target and line.arrays
     ]
     triton = [kind for line in lines for kind in _TRITON.findall(line.arguments)]
     return HloFacts(
@@ -86,7 +84,7 @@ def read_hlo(text: str) -> HloFacts:
         known_steps=int(trips[0]) if trips else None,
         calls_by_library=dict(sorted(Counter(calls).items())),
         triton=dict(sorted(Counter(triton).items())),
-        callbacks=sum(line.opcode in HOST or CALLBACK in (line.target or "") for line in lines),
+        callbacks=sum(line.opcode in HOST or CALLBACK in line.target for line in lines),
     )
 
 

@@ -20,7 +20,6 @@ from pipeline.backends.base import ProgramReport, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.gpu.chip_target import ChipTarget
 from pipeline.backends.gpu.optimized_hlo import HloFacts, read_hlo
-from pipeline.backends.gpu.step_programs import Compile
 
 MB = 1e6
 GB = 1e9
@@ -185,30 +184,19 @@ class ProgramFigures:
         return "a loop that waits before each iteration until the host has read its condition"
 
 
-def make_compiler(target: ChipTarget) -> Compile:
-    """Return the function that compiles a program for the target and reads its figures."""
-
-    def compile_(spec: ProgramSpec, watch: ProgressClock) -> tuple[Any, ProgramReport]:
-        if spec.platforms is None:
-            # Initialisation runs on the host.
-            return compile_program(spec, watch)
-        program, report, thunks = _compile_and_list(spec.with_options(WITHOUT_TRITON), watch)
-        figures = read_figures(program, thunks, target)
-        lines = figures.format_lines(spec.name)
-        return program, replace(report, figures=figures.to_json(), lines=lines)
-
-    return compile_
-
-
-def _compile_and_list(
-    spec: ProgramSpec, watch: ProgressClock
-) -> tuple[Any, ProgramReport, tuple[Thunk, ...]]:
+def compile_for_target(
+    target: ChipTarget, spec: ProgramSpec, watch: ProgressClock
+) -> tuple[Any, ProgramReport]:
+    """Return a program that is compiled for a target, and its report with the program's figures."""
+    spec = replace(spec, platforms=("cuda",))
     with tempfile.TemporaryDirectory() as folder:
         dump: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        program, report = compile_program(spec.with_options(dump), watch)
+        program, report = compile_program(spec.with_options(WITHOUT_TRITON | dump), watch)
         file = next((file for pattern in THUNK_FILES for file in Path(folder).glob(pattern)), None)
         text = "" if file is None else file.read_text(encoding="utf-8")
-        return program, report, parse_thunks(text)
+    figures = read_figures(program, parse_thunks(text), target)
+    lines = figures.format_lines(spec.name)
+    return program, replace(report, figures=figures.to_json(), lines=lines)
 
 
 def read_figures(program: Any, thunks: tuple[Thunk, ...], target: ChipTarget) -> ProgramFigures:

@@ -13,7 +13,7 @@ transposes weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -26,6 +26,8 @@ from jax.tree_util import register_dataclass
 
 from pipeline.backends.base import CompileInputs, ProgramReport, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec, compile_program
+from pipeline.backends.gpu.chip_target import ChipTarget
+from pipeline.backends.gpu.program_figures import compile_for_target
 from pipeline.backends.initialisation import UNOPTIMIZED
 from pipeline.backends.loading.window import Inputs, read_batch
 from pipeline.backends.step_loops import LoopCarry, make_buffers
@@ -98,8 +100,8 @@ class Chip:
     device: jax.Device
     host: jax.Device | None
     """The processor that initialises; None if JAX may not use it."""
-    platforms: tuple[str, ...] | None = None
-    """Platform to lower for if the device is absent, else None."""
+    target: ChipTarget | None = None
+    """The figures of an absent device; None for a present one."""
 
     @property
     def sharding(self) -> SingleDeviceSharding:
@@ -112,8 +114,6 @@ class Chip:
 
 INIT = "initialisation"
 """Name of the program that initialises."""
-Compile = Callable[[ProgramSpec, ProgressClock], tuple[Any, ProgramReport]]
-"""Function from a specification and a clock to the compiled program and its report."""
 
 
 def compile_for_gpu(
@@ -122,7 +122,6 @@ def compile_for_gpu(
     options: dict[str, str | bool],
     graphs: Graphs,
     clock: ProgressClock,
-    compile_one: Compile = compile_program,
 ) -> tuple[GpuPrograms, tuple[ProgramReport, ...]]:
     """Compile the programs of a run, and return them with their reports.
 
@@ -132,16 +131,16 @@ def compile_for_gpu(
     reports: list[ProgramReport] = []
 
     def compile_and_report(spec: ProgramSpec) -> Any:
-        # Only the chip may be absent. If it is, initialisation is compiled for the host.
-        platforms = None if spec.name == INIT else chip.platforms
-        program, report = compile_one(replace(spec, platforms=platforms), clock)
+        # If the chip is absent, initialisation is compiled for the host.
+        if chip.target is None or spec.name == INIT:
+            program, report = compile_program(spec, clock)
+        else:
+            program, report = compile_for_target(chip.target, spec, clock)
         reports.append(report)
         return program
 
     init = compile_and_report(_make_init_spec(work, chip, options))
-    longest = MAX_PROGRAM_STEPS
-    if work.dispatch_steps is not None:
-        longest = min(work.dispatch_steps, longest)
+    longest = min(work.dispatch_steps or MAX_PROGRAM_STEPS, MAX_PROGRAM_STEPS)
     steps = 0 if graphs == "loop" and longest > 1 else longest
     program = compile_and_report(make_train_spec(work, chip, options, steps))
     argument_formats, _ = program.input_formats
@@ -221,37 +220,27 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
             after = LoopCarry(state, rows, proceed & record.should_continue)
         return StepCarry(position + 1, after)
 
-    def train_steps(carry: StepCarry, inputs: Inputs, learning_rates: Array) -> StepCarry:
-        def body(_: int, before: StepCarry) -> StepCarry:
-            return train_step(before, inputs, learning_rates)
-
-        return jax.lax.fori_loop(0, steps, body, carry)
-
-    def train_loop(
-        carry: StepCarry, inputs: Inputs, learning_rates: Array, last: Array
+    def train_steps(
+        carry: StepCarry, inputs: Inputs, learning_rates: Array, last: Array | None = None
     ) -> StepCarry:
-        def condition(before: StepCarry) -> Array:
-            return (before.position < last) & before.loop.should_continue
-
         def body(before: StepCarry) -> StepCarry:
             return train_step(before, inputs, learning_rates)
 
-        return jax.lax.while_loop(condition, body, carry)
+        if last is None:
+            return jax.lax.fori_loop(0, steps, lambda _, before: body(before), carry)
+        return jax.lax.while_loop(
+            lambda before: (before.position < last) & before.loop.should_continue, body, carry
+        )
 
-    if steps == 0:
-        return train_loop
     return train_step if steps == 1 else train_steps
 
 
 def _make_init_spec(work: CompileInputs, chip: Chip, options: dict[str, str | bool]) -> ProgramSpec:
     """Return the specification of the initialisation, on the host if JAX may use it, else on the
     chip."""
-    if chip.host is None:
-        return ProgramSpec(
-            INIT, work.step.init, (chip.to_shapes(work.seed),), compiler_options=options
-        )
-    seed = _place_shapes(work.seed, SingleDeviceSharding(chip.host))
-    return ProgramSpec(INIT, work.step.init, (seed,), compiler_options=UNOPTIMIZED)
+    seed = _place_shapes(work.seed, SingleDeviceSharding(chip.host or chip.device))
+    init_options = options if chip.host is None else UNOPTIMIZED
+    return ProgramSpec(INIT, work.step.init, (seed,), compiler_options=init_options)
 
 
 def _make_eval_spec(
@@ -283,7 +272,7 @@ def _make_placer(chip: Chip, state: Any, formats: Any) -> Callable[[TrainState],
         tuple(format_.layout.major_to_minor) == tuple(range(len(array.shape)))
         for format_, array in zip(jax.tree.leaves(formats), jax.tree.leaves(state), strict=True)
     )
-    if is_default or chip.platforms is not None:
+    if is_default or chip.target is not None:
         return None
     return jax.jit(lambda state: state, out_shardings=formats)
 

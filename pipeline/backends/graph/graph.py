@@ -88,7 +88,7 @@ def list_users(nodes: Iterable[Node]) -> dict[int, list[Node]]:
 def prune(graph: Graph) -> Graph:
     """Remove nodes whose results are constant or that no output needs; return the same graph."""
     _find_constants(graph)
-    live = _find_live(graph)
+    live = find_live(graph, graph.outputs)
     nodes = [
         node
         for node in graph.nodes
@@ -126,12 +126,12 @@ def _find_constants(graph: Graph) -> None:
         varying |= wrong
 
 
-def _find_live(graph: Graph) -> set[int]:
-    """Return the values that the outputs depend on, also through values that loops carry."""
+def find_live(graph: Graph, outputs: Iterable[int]) -> set[int]:
+    """Return the values that some values depend on, also through values that loops carry."""
     producer = {out: node for node in graph.nodes for out in node.outputs}
     next_values = dict(graph.carried)
     live: set[int] = set()
-    stack = list(graph.outputs)
+    stack = list(outputs)
     while stack:
         index = stack.pop()
         if index in live:

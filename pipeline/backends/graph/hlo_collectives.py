@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from pipeline.backends.graph.hlo_text import HloLine, read_hlo_text
 
-_START = "-start"
-"""Suffix of the opcode of an asynchronous collective."""
 # HLO has three notations of groups of devices. {{0,1},{2,3}} lists them; [2,2]<=[4] has the numbers
 # of groups and of devices in a group; mesh['x'=2,'y'=2] {'x'} has the axes that a group spans.
 _LIST = re.compile(r"replica_groups=\{\{([0-9,]*)\}")
@@ -46,7 +44,7 @@ def read_collectives(text: str) -> tuple[CompiledCollective, ...]:
     """Return the collectives of `compiled.as_text()`, by kind and group size."""
     sizes: dict[tuple[str, int], list[int]] = {}
     for line in read_hlo_text(text).parse_lines():
-        opcode = line.opcode.removesuffix(_START)
+        opcode = line.opcode.removesuffix("-start")  # of an asynchronous collective
         if opcode not in KINDS:
             continue
         group_size = _find_group_size(line.arguments)

@@ -132,13 +132,12 @@ def parse_program(text: str) -> HloProgram:
             moved_bytes=_count_moved_bytes(inner_opcodes, read_bytes, line.nbytes),
             flops=flops,
             scope=scope[1] if scope else "",
-            target=line.target or "",
+            target=line.target,
         )
     for name, scope_name in _inherit_scopes(instructions, lines).items():
         instructions[name] = replace(instructions[name], scope=scope_name)
-    header = program.header
-    module = header.removeprefix("HloModule ").partition(",")[0] if "HloModule" in header else ""
-    return HloProgram(instructions, module.strip())
+    module = re.match(r"HloModule ([^,\s]*)", program.header)
+    return HloProgram(instructions, module[1] if module else "")
 
 
 def _inherit_scopes(

@@ -65,9 +65,9 @@ class HloLine:
         return called[1] if called else None
 
     @property
-    def target(self) -> str | None:
+    def target(self) -> str:
         target = _TARGET.search(self.arguments)
-        return target[1] if target else None
+        return target[1] if target else ""
 
 
 @dataclass(frozen=True)

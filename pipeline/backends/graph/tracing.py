@@ -182,11 +182,9 @@ class _Tracer:
         variables = body.invars[consts : len(inputs)]
         carried = []
         for index, before, after in zip(inputs[consts:], variables, body.outvars, strict=False):
-            is_changed = before is not after
-            view = (
-                self._add_view("scan_carry", index, before, body_context) if is_changed else index
-            )
-            carried.append(view)
+            if before is not after:
+                index = self._add_view("scan_carry", index, before, body_context)
+            carried.append(index)
         return carried
 
     def _add_final_carries(

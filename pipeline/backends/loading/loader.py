@@ -21,7 +21,7 @@ from pipeline.backends.loading.loader_stats import (
 )
 from pipeline.backends.loading.stream import StreamedWindows
 from pipeline.backends.loading.window import Window, put_inputs
-from pipeline.backends.loading.window_buffer import Clock, LoaderSource
+from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.data.columns import LazyColumn, Split
 from pipeline.data.host_ops import HostMappedColumn
 
@@ -101,13 +101,10 @@ class ResidentWindows:
 class Loader:
     """Windows for a backend, and statistics of the time that training waits for them."""
 
-    def __init__(
-        self, source: WindowSource, notify: Notify | None, clock: Clock = time.perf_counter
-    ) -> None:
+    def __init__(self, source: WindowSource, notify: Notify | None) -> None:
         self.kind = source.kind
         self.device_bytes = source.device_bytes
         self._source = source
-        self._clock = clock
         self._stats = LoaderStats(notify)
         self._window: Window | None = None
         self._handed_over_at = 0.0
@@ -118,9 +115,9 @@ class Loader:
         if last is not None and last.start <= steps_done < last.stop:
             return last
         ready = self._source.count_ready_steps(steps_done)
-        requested_at = self._clock()
+        requested_at = time.perf_counter()
         window, prepare_time = self._source.take(steps_done)
-        wait_s = self._clock() - requested_at
+        wait_s = time.perf_counter() - requested_at
         steps = window.stop - window.start
         # The short first windows couldn't be prepared in time.
         if last is not None and last.stop == steps_done and not window.is_early:
@@ -175,10 +172,10 @@ def make_loader(
         draws = any(isinstance(column, HostMappedColumn) and column.draws for column in columns)
         kind = "stream" if draws or count_split_bytes(split) > limit else "resident"
     if kind == "resident":
-        return Loader(ResidentWindows(source, WINDOW_STEPS), notify, source.clock)
+        return Loader(ResidentWindows(source, WINDOW_STEPS), notify)
     batch_bytes = max(1, split.sample_bytes * source.order.batch_size)
     steps = max(1, min(WINDOW_STEPS, WINDOW_LIMIT_BYTES // batch_bytes))
-    return Loader(StreamedWindows(source, steps), notify, source.clock)
+    return Loader(StreamedWindows(source, steps), notify)
 
 
 def _pad_rows(values: np.ndarray, padding: int) -> np.ndarray:

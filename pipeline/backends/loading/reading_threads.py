@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 SHORTEST_TRIAL_S = 0.1
@@ -20,10 +20,9 @@ TRIALS_BEFORE_RETRY = 50
 class ReadingThreads:
     """Limits the threads that read at once: in trials to all, half, ..., 1, then to the fastest."""
 
-    def __init__(self, max_threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, max_threads: int) -> None:
         self.limit = max_threads
         """Number of threads that may read at once."""
-        self._clock = clock
         self._free = threading.Condition()
         self._limits = [max_threads]
         while self._limits[-1] > 1:
@@ -65,7 +64,7 @@ class ReadingThreads:
 
     def _change_readers(self, change: int) -> None:
         """Add the time since the last change of the number of readers, and change the number."""
-        time_s = self._clock()
+        time_s = time.perf_counter()
         if self._active:
             self._busy_s += time_s - self._changed_at
             self._thread_s += self._active * (time_s - self._changed_at)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +23,6 @@ PARTS = 16
 FIRST_WINDOW_DIVISOR = 16
 """A short first window has 1 / 16 of the steps of a full one, so that training begins early. Every
 next window has twice the steps of the window before, up to a full window."""
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,6 @@ class LoaderSource:
     """Last step of the run, after which no sample is read; None: it isn't known."""
     short_first: bool = False
     """Whether a reader's first windows have fewer steps, in arrays of the same shapes."""
-    clock: Clock = time.perf_counter
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ class WindowBuffer:
     """The host buffers of a window, filled by several threads at once."""
 
     def __init__(self, plan: ReadPlan, span: range, *, is_early: bool) -> None:
-        started_at = plan.source.clock()
+        started_at = time.perf_counter()
         self._plan = plan
         self._span = span
         self._early = is_early
@@ -115,7 +112,7 @@ class WindowBuffer:
         }
         self._parts_left = plan.parts
         self._lock = threading.Lock()
-        self._order_s = plan.source.clock() - started_at
+        self._order_s = time.perf_counter() - started_at
 
     def read(self, part: int) -> tuple[PrepareTime, Window | None]:
         """Read one part; return its times, and the window if this call has completed it."""
@@ -126,9 +123,9 @@ class WindowBuffer:
             is_complete = self._parts_left == 0
         if not is_complete:
             return PrepareTime.sum_times(times), None
-        started_at = self._plan.source.clock()
+        started_at = time.perf_counter()
         window = self._transfer()
-        seconds = {"order": self._order_s, "transfer": self._plan.source.clock() - started_at}
+        seconds = {"order": self._order_s, "transfer": time.perf_counter() - started_at}
         return PrepareTime.sum_times([*times, PrepareTime(seconds)]), window
 
     def count_samples(self, part: int) -> int:
@@ -143,12 +140,12 @@ class WindowBuffer:
 
     def _read_column(self, name: str, rows: slice) -> PrepareTime:
         source = self._plan.source
-        started_at = source.clock()
+        started_at = time.perf_counter()
         column = source.split.columns[name]
         out = self._columns[name][rows]
         draws = self._draws[rows] if isinstance(column, HostMappedColumn) else None
-        slowest = read_into(name, column, self._indices[rows], out, source.clock, draws)
-        return PrepareTime({name: source.clock() - started_at}, slowest)
+        slowest = read_into(name, column, self._indices[rows], out, draws)
+        return PrepareTime({name: time.perf_counter() - started_at}, slowest)
 
     def _transfer(self) -> Window:
         source = self._plan.source
@@ -169,7 +166,6 @@ def read_into(
     column: Column,
     indices: np.ndarray,
     out: np.ndarray,
-    clock: Clock,
     draws: np.ndarray | None = None,
 ) -> SlowSample | None:
     """Read samples into `out`; return the slowest sample of a lazy column, None for other columns.
@@ -186,7 +182,7 @@ def read_into(
             column.read_into(indices, out)
             return None
         if isinstance(column, LazyColumn):
-            return _decode_into(name, column, indices, out, clock, draws)
+            return _decode_into(name, column, indices, out, draws)
         out[:] = column[indices]
     except PipelineError:
         raise
@@ -200,7 +196,6 @@ def _decode_into(
     column: LazyColumn,
     indices: np.ndarray,
     out: np.ndarray,
-    clock: Clock,
     draws: np.ndarray | None,
 ) -> SlowSample | None:
     slowest = None
@@ -209,7 +204,7 @@ def _decode_into(
             # A short batch is filled up with copies of one sample.
             out[position] = out[position - 1]
             continue
-        started_at = clock()
+        started_at = time.perf_counter()
         try:
             if draws is not None and isinstance(column, HostMappedColumn):
                 out[position] = column.sample_at(sample, *draws[position].tolist())
@@ -220,7 +215,7 @@ def _decode_into(
         except Exception as error:
             place = f"column {name}, sample {sample} ({show_name(column.sample_name(sample))})"
             raise DataError(f"{place}: {type(error).__name__}: {error}") from error
-        read_s = clock() - started_at
+        read_s = time.perf_counter() - started_at
         if slowest is None or read_s > slowest.read_s:
             slowest = SlowSample(name, sample, show_name(column.sample_name(sample)), read_s)
     return slowest

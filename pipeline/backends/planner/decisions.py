@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -74,8 +74,6 @@ class ShardingPrices:
     rates: Rates
     state_ratio: float
     """Bytes of the optimizer's state for each byte of parameters."""
-    _us_per_byte: dict[tuple[int, ...], float] = field(default_factory=dict)
-    """Microseconds per byte of an all-reduce of all gradients, by axes."""
 
     def price_region(self, region: Region, layout: Layout) -> Price:
         """Return the price of a region: its work, sums, parameters and activations."""
@@ -193,12 +191,9 @@ class ShardingPrices:
 
     def _compute_gradient_us(self, gradient: Collective) -> float:
         """Return a gradient's share of the time of one all-reduce of all gradients."""
-        axes = gradient.axes
-        if axes not in self._us_per_byte:
-            total = max(self.blocks.parameter_bytes, 1)
-            us = self.rates.collective_us("all_reduce", total, self._make_group(axes))
-            self._us_per_byte[axes] = us / total
-        return gradient.nbytes * self._us_per_byte[axes]
+        total = max(self.blocks.parameter_bytes, 1)
+        us = self.rates.collective_us("all_reduce", total, self._make_group(gradient.axes))
+        return gradient.nbytes * (us / total)
 
     def _make_group(self, axes: tuple[int, ...]) -> DeviceGroup:
         """Return the devices along axes; those along axis 1, `model`, are next to each other."""

@@ -1,4 +1,4 @@
-"""Dimensions that are sharded together: union-find over the dimensions of a graph's values.
+"""Dimensions that are sharded together: connected components of the dimensions of a graph's values.
 
 A dimension that an operation reads and one that it writes are in one group if equal positions
 depend on each other, so that sharding both needs no communication (named dimensions of TOAST, arXiv
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 from pipeline.backends.graph.graph import Graph, Node
 
@@ -32,60 +34,62 @@ class DimensionGroups:
 
     A node *ties* dimensions: it joins their groups. Nodes whose index is in `skipped` tie none. A
     dimension of size 1 has no group. An *indivisible* group is never sharded, since an operation
-    can't compute it in pieces, such as the height and width of a convolution.
+    can't compute it in pieces, such as the height and width of a convolution. `indivisible` are
+    further dimensions, as pairs of a value and a dimension.
     """
 
-    def __init__(self, graph: Graph, skipped: Collection[int]) -> None:
+    def __init__(
+        self, graph: Graph, skipped: Collection[int], indivisible: Iterable[tuple[int, int]]
+    ) -> None:
         self.shapes = [value.shape for value in graph.values]
         self._first = [0, *accumulate(map(len, self.shapes))]
-        self._parent = list(range(self._first[-1]))
-        self._indivisible = [False] * self._first[-1]
+        self._ties: list[tuple[int, int]] = []
+        self._marked: list[int] = []
         for index, node in enumerate(graph.nodes):
             if index not in skipped:
                 _RULES.get(node.primitive, _tie_elementwise)(self, node)
-        self._mark_repeated_groups()
+        for value, dim in indivisible:
+            self.mark_indivisible(value, dim)
+        self._groups = number_components(self._first[-1], self._ties)
+        self.count = len(set(self._groups))
+        self.indivisible = {self._groups[place] for place in self._marked}
+        # An axis can shard only one of several dimensions of a value in one group.
+        for value in range(len(self.shapes)):
+            for group, count in Counter(self.get(value)).items():
+                if group is not None and count > 1:
+                    self.indivisible.add(group)
 
     def get(self, value: int) -> tuple[int | None, ...]:
         """Return the group of each dimension of a value; None for dimensions of size 1."""
         return tuple(
-            self._find(self._first[value] + dim) if size > 1 else None
+            self._groups[self._first[value] + dim] if size > 1 else None
             for dim, size in enumerate(self.shapes[value])
         )
 
-    def is_indivisible(self, group: int) -> bool:
-        return self._indivisible[self._find(group)]
-
     def tie(self, value: int, dim: int, other: int, other_dim: int) -> None:
         """Join the groups of a dimension of `value` and one of `other`, unless one has size 1."""
-        if self.shapes[value][dim] == 1 or self.shapes[other][other_dim] == 1:
-            return
-        group = self._find(self._first[value] + dim)
-        other_group = self._find(self._first[other] + other_dim)
-        low, high = sorted((group, other_group))
-        self._parent[high] = low
-        self._indivisible[low] = self._indivisible[low] or self._indivisible[high]
+        if self.shapes[value][dim] > 1 and self.shapes[other][other_dim] > 1:
+            self._ties.append((self._first[value] + dim, self._first[other] + other_dim))
 
     def mark_indivisible(self, value: int, dim: int) -> None:
-        self._indivisible[self._find(self._first[value] + dim)] = True
+        self._marked.append(self._first[value] + dim)
 
-    def mark_all_indivisible(self, values: Sequence[int]) -> None:
-        for value in values:
+    def mark_all_indivisible(self, node: Node) -> None:
+        for value in (*node.inputs, *node.outputs):
             for dim in range(len(self.shapes[value])):
                 self.mark_indivisible(value, dim)
 
-    def _find(self, index: int) -> int:
-        parent = self._parent
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
-        return index
 
-    def _mark_repeated_groups(self) -> None:
-        """Mark groups with several dimensions of one value: an axis can shard only one of them."""
-        for value in range(len(self.shapes)):
-            for group, count in Counter(self.get(value)).items():
-                if group is not None and count > 1:
-                    self._indivisible[self._find(group)] = True
+def number_components(count: int, ties: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the number of the component of each of `count` items, which pairs of items tie."""
+    # Imported here: only searches for plans need it.
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    rows, columns = np.array(ties, np.int32).reshape(-1, 2).T
+    edges = coo_array((np.ones(len(ties)), (rows, columns)), shape=(count, count))
+    numbers: np.ndarray = connected_components(edges, directed=False)[1]
+    return numbers.tolist()
 
 
 def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
@@ -93,7 +97,7 @@ def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
     target = groups.shapes[node.outputs[0]]
     values = [value for value in (*node.inputs, *node.outputs[1:]) if groups.shapes[value]]
     if not all(_can_broadcast(groups.shapes[value], target) for value in values):
-        groups.mark_all_indivisible((*node.inputs, *node.outputs))
+        groups.mark_all_indivisible(node)
         return
     for value in values:
         for dim in range(len(target)):
@@ -284,9 +288,7 @@ _RULES: Mapping[str, Callable[[DimensionGroups, Node], Any]] = {
     ),
     "reshape": _tie_reshaped,
     "dot_general": _tie_product,
-    "conv_general_dilated": lambda groups, node: groups.mark_all_indivisible(
-        (*node.inputs, *node.outputs)
-    ),
+    "conv_general_dilated": DimensionGroups.mark_all_indivisible,
     "gather": _tie_gathered,
     **dict.fromkeys(("scan_slice", "scan_stack"), _tie_scanned),
 }  # fmt: skip

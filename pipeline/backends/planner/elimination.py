@@ -37,7 +37,9 @@ class Table:
 
     time: Floats
     memory: Floats
-    origin: _Origin | None = None
+    origin: tuple[NDArray[Any], NDArray[Any]] | None = None
+    """Where each point comes from: the indices of the two points that were added, or the state of
+    the variable that was eliminated and the index of that state's point."""
 
     @classmethod
     def from_arrays(cls, time: Any, memory: Any = None) -> Table:
@@ -48,17 +50,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class _Origin:
-    """Where each point of a table comes from: the indices of the points that were added, or the
-    state of the variable that was eliminated and the index of that state's point."""
-
-    first: NDArray[Any]
-    second: NDArray[Any]
-
-
-@dataclass(frozen=True)
 class Factor:
-    """A table over the variables of `scope`."""
+    """A table over the variables of `scope`, which are ascending."""
 
     scope: Scope
     table: Table
@@ -95,10 +88,6 @@ class Eliminator:
 
     def find_best(self, factors: Sequence[Factor], sizes: Sequence[int]) -> Choice | None:
         """Return the fastest choice that fits, the first of equal ones; None if none fits."""
-        return min(self.find_frontier(factors, sizes), key=lambda choice: choice.time, default=None)
-
-    def find_frontier(self, factors: Sequence[Factor], sizes: Sequence[int]) -> tuple[Choice, ...]:
-        """Return the choices that no other beats in both time and memory, by ascending memory."""
         pending: dict[int, Factor] = dict(enumerate(factors))
         # Every variable gets a table of zeros, in case that no factor has it.
         for variable, size in enumerate(sizes):
@@ -121,14 +110,12 @@ class Eliminator:
             for other in neighbours:
                 adjacent[other] = (adjacent[other] | neighbours) - {variable}
                 table_sizes[other] = prod(sizes[n] for n in adjacent[other])
-        remaining = list(pending.values())
-        total = self._add_all(remaining) if remaining else Factor((), Table.from_arrays(0.0))
-        choices: list[Choice] = []
-        for point, time in enumerate(total.table.time.tolist()):
-            if np.isfinite(time):
-                memory = float(total.table.memory[point])
-                choices.append(Choice(_trace_states(total, point), time, memory))
-        return tuple(choices)
+        total = self._add_all(list(pending.values()))
+        point = int(np.argmin(total.table.time))
+        time = float(total.table.time[point])
+        if np.isinf(time):
+            return None
+        return Choice(_trace_states(total, point), time, float(total.table.memory[point]))
 
     def _add_all(self, factors: Sequence[Factor]) -> Factor:
         """Add tables, those with small scopes first and equal scopes one after the other."""
@@ -140,24 +127,23 @@ class Eliminator:
 
     def _add(self, left: Factor, right: Factor) -> Factor:
         scope = tuple(sorted({*left.scope, *right.scope}))
-        left_places = tuple(map(scope.index, left.scope))
-        right_places = tuple(map(scope.index, right.scope))
-        key = ("add", left.table, right.table, left_places, right_places, len(scope))
+        left_new = tuple(axis for axis, other in enumerate(scope) if other not in left.scope)
+        right_new = tuple(axis for axis, other in enumerate(scope) if other not in right.scope)
+        key = ("add", left.table, right.table, left_new, right_new)
 
         def add_points(left_values: Floats, right_values: Floats) -> Floats:
             """Return the sums of all pairs of points, (states..., pairs)."""
-            left_points = _spread_axes(left_values, left_places, len(scope))[..., :, None]
-            right_points = _spread_axes(right_values, right_places, len(scope))[..., None, :]
+            left_points = np.expand_dims(left_values, left_new)[..., :, None]
+            right_points = np.expand_dims(right_values, right_new)[..., None, :]
             sums = left_points + right_points
             return sums.reshape(*sums.shape[:-2], -1)
 
         if key not in self._cache:
-            points = right.table.time.shape[-1]
-            time, memory, order = self._thin(
+            self._cache[key] = self._thin(
                 add_points(left.table.time, right.table.time),
                 add_points(left.table.memory, right.table.memory),
+                points=right.table.time.shape[-1],
             )
-            self._cache[key] = Table(time, memory, _Origin(order // points, order % points))
         return Factor(scope, self._cache[key], (left, right))
 
     def _eliminate(self, factor: Factor, variable: int) -> Factor:
@@ -171,11 +157,11 @@ class Eliminator:
             return moved.reshape(*moved.shape[:-2], -1)
 
         if key not in self._cache:
-            points = factor.table.time.shape[-1]
-            time, memory, order = self._thin(
-                join_states(factor.table.time), join_states(factor.table.memory)
+            self._cache[key] = self._thin(
+                join_states(factor.table.time),
+                join_states(factor.table.memory),
+                points=factor.table.time.shape[-1],
             )
-            self._cache[key] = Table(time, memory, _Origin(order // points, order % points))
         return Factor(scope, self._cache[key], (factor,), variable)
 
     def _compute_cost(self, time: Floats, memory: Floats) -> Floats:
@@ -186,14 +172,16 @@ class Eliminator:
             return np.where(np.isfinite(time), memory, np.inf)
         return np.where(np.isfinite(time), time + self.slope * memory, np.inf)
 
-    def _thin(self, time: Floats, memory: Floats) -> tuple[Floats, Floats, NDArray[Any]]:
-        """Drop points of each state; return time, memory and index of the remaining points."""
+    def _thin(self, time: Floats, memory: Floats, points: int) -> Table:
+        """Drop points of each state. The second index of a point's origin is below `points`."""
         time = np.where(memory <= self.most_memory, time, np.inf)
         if self.points == 1:
             cost = self._compute_cost(time, memory)
             cheapest = cost.min(axis=-1, keepdims=True) * (1 + TIE)
             order = np.argmin(np.where(cost <= cheapest, memory, np.inf), axis=-1)[..., None]
-            return np.take_along_axis(time, order, -1), np.take_along_axis(memory, order, -1), order
+            time = np.take_along_axis(time, order, -1)
+            memory = np.take_along_axis(memory, order, -1)
+            return Table(time, memory, (order // points, order % points))
         # Sort by memory, then time. A point is dominated unless it is faster than all before it.
         order = np.lexsort((time, memory), axis=-1)
         time = np.take_along_axis(time, order, -1)
@@ -211,7 +199,8 @@ class Eliminator:
         exists = np.take_along_axis(undominated, front, -1)
         time = np.where(exists, np.take_along_axis(time, front, -1), np.inf)
         memory = np.where(exists, np.take_along_axis(memory, front, -1), np.inf)
-        return time, memory, np.take_along_axis(order, front, -1)
+        order = np.take_along_axis(order, front, -1)
+        return Table(time, memory, (order // points, order % points))
 
 
 def _thin_by_levels(
@@ -288,14 +277,6 @@ def find_fastest(
     return best if exact is None or best.time <= exact.time else exact
 
 
-def _spread_axes(array: Floats, places: tuple[int, ...], rank: int) -> Floats:
-    """Return an array with `rank` axes of states, its own at `places`, and the axis of points."""
-    shape = [1] * rank
-    for place, size in zip(places, array.shape[:-1], strict=True):
-        shape[place] = size
-    return array.reshape([*shape, array.shape[-1]])
-
-
 def _trace_states(total: Factor, point: int) -> dict[int, int]:
     """Return the states of all variables that lead to a point of a table without variables."""
     states: dict[int, int] = {}
@@ -306,10 +287,10 @@ def _trace_states(total: Factor, point: int) -> dict[int, int]:
         if not factor.parts or origin is None:
             continue
         place = (*(states[variable] for variable in factor.scope), index)
-        indices = int(origin.first[place]), int(origin.second[place])
+        first, second = (int(indices[place]) for indices in origin)
         if factor.eliminated is None:
-            stack += zip(factor.parts, indices, strict=True)
+            stack += zip(factor.parts, (first, second), strict=True)
         else:
-            states[factor.eliminated] = indices[0]
-            stack.append((factor.parts[0], indices[1]))
+            states[factor.eliminated] = first
+            stack.append((factor.parts[0], second))
     return states

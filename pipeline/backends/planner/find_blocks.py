@@ -160,7 +160,7 @@ class _Finder:
         groups = self.regions.groups
         group = groups.get(weight)[dim.weight]
         leaf_groups = groups.get(leaf)
-        if group is None or group not in leaf_groups or groups.is_indivisible(group):
+        if group is None or group not in leaf_groups or group in groups.indivisible:
             return None
         return replace(dim, weight=leaf_groups.index(group))
 

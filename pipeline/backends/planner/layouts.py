@@ -137,7 +137,6 @@ def _is_copied_to_all(source: Layout, target: Layout) -> bool:
 
     def is_stacked_against(layout: Layout, other: Layout) -> bool:
         data, model = layout
-        other_data, other_model = other
-        return data is not None and data == model and other_data not in (data, other_model)
+        return data is not None and data == model and other[0] not in (data, other[1])
 
     return is_stacked_against(source, target) or is_stacked_against(target, source)

@@ -214,14 +214,8 @@ def make_rules(
 
 def _list_patterns(path: str) -> Sequence[str]:
     """Return patterns of a path with wildcards for all its numbers, then for fewer of the first."""
-    numbers = list(re.finditer(r"\d+", path))
-    patterns = []
-    for count in range(len(numbers), 0, -1):
-        text = path
-        for number in reversed(numbers[:count]):
-            text = f"{text[: number.start()]}*{text[number.end() :]}"
-        patterns.append(text)
-    return patterns
+    num_numbers = len(re.findall(r"\d+", path))
+    return [re.sub(r"\d+", "*", path, count=count) for count in range(num_numbers, 0, -1)]
 
 
 def _check_rule_form(rule: Any) -> Any:
@@ -245,23 +239,18 @@ class PlanFile(Spec):
 
 
 def save_plan(plan: ParallelPlan, path: Path) -> None:
-    write_whole(path, format_plan(plan))
-
-
-def format_plan(plan: ParallelPlan) -> str:
-    return HEAD + format_yaml(
-        {
-            "mesh": {"data": plan.mesh.data, "model": plan.mesh.model},
-            "batch": list(plan.batch),
-            "specs": [_format_rule(rule) for rule in plan.specs],
-            "constraints": [_format_rule(rule) for rule in plan.constraints],
-            "price": {
-                "step_ms": float(f"{plan.step_ms:.4g}"),
-                "memory_bytes": round(plan.memory_bytes),
-                "collective_bytes": {k: round(v) for k, v in plan.collective_bytes.items()},
-            },
-        }
-    )
+    tree = {
+        "mesh": {"data": plan.mesh.data, "model": plan.mesh.model},
+        "batch": list(plan.batch),
+        "specs": [_format_rule(rule) for rule in plan.specs],
+        "constraints": [_format_rule(rule) for rule in plan.constraints],
+        "price": {
+            "step_ms": float(f"{plan.step_ms:.4g}"),
+            "memory_bytes": round(plan.memory_bytes),
+            "collective_bytes": {k: round(v) for k, v in plan.collective_bytes.items()},
+        },
+    }
+    write_whole(path, HEAD + format_yaml(tree))
 
 
 def _format_rule(rule: ShardingRule) -> dict[str, Any]:
@@ -270,20 +259,14 @@ def _format_rule(rule: ShardingRule) -> dict[str, Any]:
 
 
 def load_plan(path: Path, devices: int, parameters: Mapping[str, Sequence[int]]) -> ParallelPlan:
-    """Read a plan and check it for devices and parameters' shapes. Raises RecipeError."""
+    """Read a plan and check it for devices and parameters' shapes. Raises RecipeError with all
+    problems."""
     try:
         tree = read_yaml(path)
     except (OSError, ValueError) as error:
         problem = f"parallel.plan = {path}: can't be read: {get_system_reason(error)}"
         raise RecipeError(problem) from error
-    return check_plan(tree, str(path), devices, parameters)
-
-
-def check_plan(
-    tree: Any, name: str, devices: int, parameters: Mapping[str, Sequence[int]]
-) -> ParallelPlan:
-    """Return the plan of parsed YAML. Raises RecipeError with all problems, in the file `name`."""
-    place = f"parallel.plan {name}"
+    place = f"parallel.plan {path}"
     if not isinstance(tree, dict):
         keys = ", ".join(PlanFile.model_fields)
         raise RecipeError([f"{place}: plan = {tree}: must have the keys {keys}"])

@@ -1,4 +1,4 @@
-"""Measured rates of a CPU or GPU, and of the links between devices, read from host_rates.yaml."""
+"""Measured rates of a host's devices and of the links between them, read from host_rates.yaml."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from pipeline.backends.rates import CollectiveKind, DeviceGroup
-from pipeline.core.errors import RunError
 
 HOST_RATES_FILE = Path(__file__).with_name("host_rates.yaml")
 
@@ -59,60 +58,42 @@ def _interpolate(places: Sequence[float], values: Sequence[float], place: float)
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRates:
-    """Two measured rates of a CPU or GPU, and rates of its links.
+    """Two measured rates of one of the `cores` that all devices share, and rates of their links.
 
     A kernel takes the longer of the times of its operations and of its bytes (the roofline).
-    Groups within `per_server` adjacent devices use `links`, other groups `far_links`. The rates of
-    devices that share `cores` belong to one core.
     """
 
     flops_per_us: float
     bytes_per_us: float
     links: LinkCurves
-    far_links: LinkCurves
-    per_server: int = 8
+    cores: int
     exposed_share: float = 1.0
     scatters_sums: bool = False
-    cores: int | None = None
-    """Cores that all devices share; None if they don't share cores."""
     memory_bytes: float = math.inf
 
     def slowdown(self, devices: int) -> float:
-        return 1.0 if self.cores is None else devices / self.cores
+        return devices / self.cores
 
     def compute_us(self, flops: float, nbytes: float) -> float:
         return max(flops / self.flops_per_us, nbytes / self.bytes_per_us)
 
     def collective_us(self, kind: CollectiveKind, nbytes: float, group: DeviceGroup) -> float:
-        is_in_server = group.size * group.stride <= self.per_server
-        links = self.links if is_in_server else self.far_links
-        return links.collective_us(kind, nbytes, group.size)
+        return self.links.collective_us(kind, nbytes, group.size)
 
 
 @cache
-def load_host_rates(path: Path = HOST_RATES_FILE) -> MeasuredRates:
-    """Read a host's rates. Raises RunError for an invalid file."""
-    try:
-        tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        device = tree["device"]
-        measured = _parse_links(tree["in_process"])
-        return MeasuredRates(
-            flops_per_us=float(device["flops_per_us"]["value"]),
-            bytes_per_us=float(device["bytes_per_us"]["value"]),
-            links=measured,
-            far_links=measured,
-            cores=int(device["cores_count"]["value"]),
-        )
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path}: not a file of a host's rates: {error!r}") from error
-
-
-def _parse_links(tree: Any) -> LinkCurves:
-    nbytes = tuple(float(size) for size in tree["nbytes"])
-    curves = {
-        kind: {int(size): tuple(map(float, us)) for size, us in sorted(rows.items())}
-        for kind, rows in tree["us"].items()
+def load_host_rates() -> MeasuredRates:
+    """Read the host's rates, which `python -m benchmarks.host_rates` writes."""
+    tree: Any = yaml.safe_load(HOST_RATES_FILE.read_text(encoding="utf-8"))
+    links = tree["in_process"]
+    us_by_kind = {
+        kind: {size: tuple(map(float, us)) for size, us in sorted(rows.items())}
+        for kind, rows in links["us"].items()
     }
-    if any(len(us) != len(nbytes) for rows in curves.values() for us in rows.values()):
-        raise ValueError(f"each list of times must have {len(nbytes)} entries, like nbytes")
-    return LinkCurves(nbytes, curves)
+    figures = {name: figure["value"] for name, figure in tree["device"].items()}
+    return MeasuredRates(
+        flops_per_us=figures["flops_per_us"],
+        bytes_per_us=figures["bytes_per_us"],
+        links=LinkCurves(tuple(map(float, links["nbytes"])), us_by_kind),
+        cores=figures["cores_count"],
+    )

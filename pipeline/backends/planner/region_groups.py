@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.backends.planner.blocks import OperatorDim
-from pipeline.backends.planner.dimension_groups import PRODUCTS, DimensionGroups, list_free_dims
+from pipeline.backends.planner.dimension_groups import (
+    PRODUCTS,
+    DimensionGroups,
+    list_free_dims,
+    number_components,
+)
 from pipeline.backends.planner.traced_loss import TracedLoss
 
 SCATTERS = frozenset({"scatter-add", "scatter_add", "scatter"})
@@ -31,8 +36,7 @@ class RegionGroups:
             for index, node in enumerate(graph.nodes)
             if index not in loss.forward and node.primitive in (*PRODUCTS, *SCATTERS, "gather")
         }
-        self.groups = DimensionGroups(graph, skipped)
-        self._mark_image_dims()
+        self.groups = DimensionGroups(graph, skipped, self._list_image_dims())
         self._region_of = self._number_regions()
         self.sizes: list[dict[int, int]] = [
             {} for _ in range(max(self._region_of.values(), default=-1) + 1)
@@ -40,7 +44,7 @@ class RegionGroups:
         """Size of each group that can be sharded, by region; the number of pieces divides it."""
         for value in loss.list_forward_values():
             for size, group in zip(loss.get_shape(value), self.groups.get(value), strict=True):
-                if group is not None and not self.groups.is_indivisible(group):
+                if group is not None and group not in self.groups.indivisible:
                     sizes = self.sizes[self._region_of[group]]
                     sizes[group] = math.gcd(sizes.get(group, 0), size)
         self._local = [
@@ -67,36 +71,25 @@ class RegionGroups:
         local = self._local[region]
         return next((local[group] for group in local if group in self.sample_groups), None)
 
-    def _mark_image_dims(self) -> None:
-        """Mark height, width and channels of images as indivisible; `list_dims` has the reason."""
+    def _list_image_dims(self) -> Iterator[tuple[int, int]]:
+        """Yield height, width and channels of images: `list_dims` says why they aren't sharded."""
         for index, (operand, _) in self._loss.operators.items():
             node = self._loss.graph.nodes[index]
             if node.primitive == "conv_general_dilated":
                 numbers = node.params["dimension_numbers"]
-                for dim in numbers.lhs_spec[1:]:
-                    self.groups.mark_indivisible(operand, dim)
-                for dim in numbers.out_spec[1:]:
-                    self.groups.mark_indivisible(node.outputs[0], dim)
+                yield from ((operand, dim) for dim in numbers.lhs_spec[1:])
+                yield from ((node.outputs[0], dim) for dim in numbers.out_spec[1:])
 
     def _number_regions(self) -> dict[int, int]:
         """Return the number of each group's region, in the order of the computation."""
-        joined: dict[int, int] = {}
-
-        def find_root(group: int) -> int:
-            while joined.setdefault(group, group) != group:
-                group = joined[group]
-            return group
-
-        for value in range(len(self._loss.graph.values)):
-            for group, other in pairwise(_drop_none(self.groups.get(value))):
-                low, high = sorted((find_root(group), find_root(other)))
-                joined[high] = low
+        values = range(len(self._loss.graph.values))
+        ties = [pair for value in values for pair in pairwise(_drop_none(self.groups.get(value)))]
+        components = number_components(self.groups.count, ties)
         numbers: dict[int, int] = {}
         for value in self._loss.list_forward_values():
             for group in _drop_none(self.groups.get(value)):
-                numbers.setdefault(find_root(group), len(numbers))
-        roots = {group: find_root(group) for group in tuple(joined)}
-        return {group: numbers[root] for group, root in roots.items() if root in numbers}
+                numbers.setdefault(components[group], len(numbers))
+        return {group: numbers[item] for group, item in enumerate(components) if item in numbers}
 
     def _find_sample_groups(self) -> set[int]:
         """Return the groups of batch dimensions, of the batch's arrays and operators' results."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -76,13 +75,7 @@ def search(
     reads must fit in `memory_bytes` on each device. No device is needed for the search. Equal
     arguments lead to equal plans. Raises RecipeError if no plan fits or uses all devices.
     """
-    return search_blocks(find_blocks(step), step, devices, rates, memory_bytes)
-
-
-def search_blocks(
-    blocks: StepBlocks, step: LossToPlan, devices: int, rates: Rates, memory_bytes: float = math.inf
-) -> SearchedPlans:
-    """Search for the fastest plan as `search` does, for the blocks of a step."""
+    blocks = find_blocks(step)
     start_s = time.perf_counter()
     state_ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
     plans: list[ParallelPlan] = []
@@ -196,45 +189,39 @@ def _explain_nothing_fits(
 
 def format_plan_table(plans: SearchedPlans) -> str:
     """Return the plan, its price and memory, the runners-up and its rules as lines of text."""
-    return "\n".join(_format_lines(plans))
-
-
-def _format_lines(plans: SearchedPlans) -> Iterator[str]:
     best = plans.best
-    bound = "" if plans.memory_bytes == float("inf") else f" of {plans.memory_bytes / GIB:.2f}"
-    yield (
-        f"MODELLED, not measured: {plans.name} on {plans.devices} devices, {plans.blocks} blocks "
-        f"searched in {plans.seconds:.1f} s"
-    )
-    yield f"  plan       mesh {best.mesh} (data x model), {best.strategy}"
     speed_up = plans.one_device.step_ms / best.step_ms
-    yield f"  step       {best.step_ms:.3g} ms, {speed_up:.2f}x one device"
-    yield f"  memory     {best.memory_bytes / GIB:.2f}{bound} GiB a device"
-    yield f"  collectives {format_moved(best)}"
-    yield f"  {'mesh':>10} {'ms':>10} {'GiB':>8} {'MiB moved':>10}  plan"
-    for plan, mark in _list_rows(plans):
-        yield (
+    bound = "" if plans.memory_bytes == float("inf") else f" of {plans.memory_bytes / GIB:.2f}"
+    rows = [(best, "  <- chosen"), *((plan, "") for plan in plans.runners_up)]
+    data_parallel = plans.data_parallel
+    if data_parallel is not None and data_parallel not in (best, *plans.runners_up):
+        fits = data_parallel.memory_bytes <= plans.memory_bytes
+        rows.append((data_parallel, "" if fits else "  does not fit"))
+    if plans.devices > 1:
+        rows.append((plans.one_device, ""))
+    keys = ["specs"] * len(best.specs) + ["constraints"] * len(best.constraints)
+    rules = [
+        f"  {key:<11} {rule.pattern} {format_axes(rule.axes)}"
+        for key, rule in zip(keys, (*best.specs, *best.constraints), strict=True)
+    ]
+    if len(rules) > MAX_RULES:
+        rules[MAX_RULES:] = [f"  ... and {len(rules) - MAX_RULES} more rules"]
+    lines = [
+        f"MODELLED, not measured: {plans.name} on {plans.devices} devices, {plans.blocks} blocks "
+        f"searched in {plans.seconds:.1f} s",
+        f"  plan       mesh {best.mesh} (data x model), {best.strategy}",
+        f"  step       {best.step_ms:.3g} ms, {speed_up:.2f}x one device",
+        f"  memory     {best.memory_bytes / GIB:.2f}{bound} GiB a device",
+        f"  collectives {format_moved(best)}",
+        f"  {'mesh':>10} {'ms':>10} {'GiB':>8} {'MiB moved':>10}  plan",
+        *(
             f"  {plan.mesh!s:>10} {plan.step_ms:>10.3f} {plan.memory_bytes / GIB:>8.2f} "
             f"{sum(plan.collective_bytes.values()) / MIB:>10.1f}  {plan.strategy}{mark}"
-        )
-    rules = [(rule, "specs") for rule in best.specs]
-    rules += [(rule, "constraints") for rule in best.constraints]
-    for rule, key in rules[:MAX_RULES]:
-        yield f"  {key:<11} {rule.pattern} {format_axes(rule.axes)}"
-    if len(rules) > MAX_RULES:
-        yield f"  ... and {len(rules) - MAX_RULES} more rules"
-
-
-def _list_rows(plans: SearchedPlans) -> Iterator[tuple[ParallelPlan, str]]:
-    yield plans.best, "  <- chosen"
-    for plan in plans.runners_up:
-        yield plan, ""
-    data_parallel = plans.data_parallel
-    if data_parallel is not None and data_parallel not in (plans.best, *plans.runners_up):
-        fits = data_parallel.memory_bytes <= plans.memory_bytes
-        yield data_parallel, "" if fits else "  does not fit"
-    if plans.devices > 1:
-        yield plans.one_device, ""
+            for plan, mark in rows
+        ),
+        *rules,
+    ]
+    return "\n".join(lines)
 
 
 def format_moved(plan: ParallelPlan) -> str:
@@ -244,15 +231,6 @@ def format_moved(plan: ParallelPlan) -> str:
     return ", ".join(texts) or "none"
 
 
-@dataclass(frozen=True)
-class PricedShardings:
-    """The fastest plan that has some fixed shardings, and data parallelism for comparison."""
-
-    plan: ParallelPlan
-    data_parallel: ParallelPlan | None
-    """None if the devices don't divide the batch."""
-
-
 def price_shardings(
     step: LossToPlan,
     mesh: Mesh,
@@ -260,12 +238,13 @@ def price_shardings(
     specs: tuple[ShardingRule, ...],
     constraints: tuple[ShardingRule, ...],
     rates: Rates,
-) -> PricedShardings | None:
+) -> tuple[ParallelPlan, ParallelPlan | None] | None:
     """Price a step with fixed shardings of the batch, the weights and layers' outputs.
 
     The layouts of other activations are chosen for the least time. XLA may choose other layouts.
-    Biases and scales are sharded like the arrays that they are added to. Returns None if no plan
-    has these shardings.
+    Biases and scales are sharded like the arrays that they are added to. Returns the plan, and
+    data parallelism for comparison, or None if the devices don't divide the batch. Returns None if
+    no plan has these shardings.
     """
     blocks = find_blocks(step)
     state_ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
@@ -276,8 +255,7 @@ def price_shardings(
         decisions = Decisions(prices, fixed.keeps_sharding, fixed.keeps_region, fixed.keeps_weight)
         plan = find_best_plan(decisions)
         if plan is not None:
-            data_parallel = find_data_parallel_plan(blocks, mesh.devices, rates, state_ratio)
-            return PricedShardings(plan, data_parallel)
+            return plan, find_data_parallel_plan(blocks, mesh.devices, rates, state_ratio)
     return None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pipeline.backends.graph.graph import Graph, Node
+from pipeline.backends.graph.graph import Graph, Node, find_live
 from pipeline.backends.graph.tracing import make_graph
 from pipeline.backends.planner.dimension_groups import PRODUCTS, REDUCTIONS
 from pipeline.core.host.item_sizes import get_stored_bytes
@@ -121,19 +121,12 @@ class TracedLoss:
 
     def _find_forward_nodes(self) -> set[int]:
         """Return the nodes that the loss depends on, and the nodes that JAX marks as forward."""
-        nodes = self.graph.nodes
-        maker = {out: index for index, node in enumerate(nodes) for out in node.outputs}
-        forward = {index for index, node in enumerate(nodes) if node.mark == "forward"}
-        stack = [self.graph.outputs[0]]
-        seen: set[int] = set()
-        while stack:
-            value = stack.pop()
-            if value in seen or value not in maker:
-                continue
-            seen.add(value)
-            forward.add(maker[value])
-            stack += nodes[maker[value]].inputs
-        return forward
+        live = find_live(self.graph, self.graph.outputs[:1])
+        return {
+            index
+            for index, node in enumerate(self.graph.nodes)
+            if node.mark == "forward" or not live.isdisjoint(node.outputs)
+        }
 
     def _find_operators(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the node, operand and weight of each operator."""

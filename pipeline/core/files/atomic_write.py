@@ -33,12 +33,13 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     /dev/null or /dev/stdout, is written to, and never replaced.
     """
     encoded = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-    if _is_device(path):
-        _write_to_device(path, encoded)
-        return
     # Machines that share a file system may have processes with the same id.
     draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.part")
     try:
+        if _is_device(path):
+            with _open_device(path) as device:
+                device.write(encoded)
+            return
         # The file must be new, since the name may be a link that somebody else made.
         draft.unlink(missing_ok=True)
         with open(draft, "xb", opener=partial(os.open, mode=mode)) as file:
@@ -80,16 +81,6 @@ def _open_device(path: Path) -> IO[bytes]:
     return path.open("wb")
 
 
-def _write_to_device(path: Path, content: bytes) -> None:
-    """Write to a device. Raises OSError with its name."""
-    try:
-        with _open_device(path) as device:
-            device.write(content)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-
-
 def commit(draft: Path, path: Path) -> None:
     """Rename a finished draft, a file or a folder, to `path`; an existing file is replaced.
 
@@ -104,9 +95,7 @@ def commit(draft: Path, path: Path) -> None:
 def sync_tree(path: Path) -> None:
     """Sync a file, or a folder with everything in it. Raises OSError."""
     if path.is_dir():
-        with os.scandir(path) as entries:
-            paths = [Path(entry.path) for entry in entries]
-        for inner_path in paths:
+        for inner_path in path.iterdir():
             sync_tree(inner_path)
     sync(path)
 

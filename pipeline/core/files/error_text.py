@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.core.errors import MAX_PROBLEMS, DataError, limit_problems, printable
+from pipeline.core.errors import MAX_PROBLEMS, DataError, limit_problems, printable, shorten
 from pipeline.core.files.tree_diff import TreePath, find_value, format_key
 from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import suggest_missing_flag
@@ -31,7 +31,6 @@ SYNONYMS: Mapping[str, str] = {
 }
 """Names of keys and components by their names in other frameworks."""
 
-_NO_LINES: Mapping[TreePath, str] = {}
 _LARGEST = {MAX_INT: f"{MAX_INT:,}", MAX_FLOAT: f"{MAX_FLOAT:.4g}, the largest of float32"}
 """Texts of the bounds that the registry adds to numbers."""
 _EXPECTED = {
@@ -65,7 +64,7 @@ def validate_file(kind: type[Model], tree: Mapping[str, Any], file: Path) -> Mod
 
 
 def describe_problems(
-    error: ValidationError, tree: Mapping[str, Any], unfit: Mapping[TreePath, str] = _NO_LINES
+    error: ValidationError, tree: Mapping[str, Any], unfit: Mapping[TreePath, str] | None = None
 ) -> list[str]:
     """Return a line for each problem that pydantic found in `tree`.
 
@@ -74,6 +73,7 @@ def describe_problems(
     value and a similar key. Further lines, of which a file can cause thousands, have only the key
     and the kind of problem.
     """
+    unfit = unfit or {}
     problems = []
     for details in error.errors(include_url=False):
         path, tags = split_location(details["loc"], tree)
@@ -82,7 +82,8 @@ def describe_problems(
     unknown = {path for details, path, _ in problems if details["type"] == "extra_forbidden"}
     lines = list(unfit.values())
     for details, path, tags in problems[:MAX_PROBLEMS]:
-        lines.append(_describe_problem(details, path, _KeyGuesser(tree, tags, unknown)))
+        guess = _guess_key(path, tree, tags, unknown) if path in unknown else None
+        lines.append(_describe_problem(details, path, guess))
     for details, path, _ in problems[MAX_PROBLEMS:]:
         kind = details["type"]
         key_problem = {"extra_forbidden": "there is no such key", "missing": "missing"}.get(kind)
@@ -112,12 +113,11 @@ def find_nearest(name: str, choices: Iterable[str]) -> str | None:
 
 def show_name(name: str) -> str:
     """Return a name from a file in at most 120 characters, with control characters escaped."""
-    text = printable(name)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    return shorten(printable(name), 120)
 
 
-def _describe_problem(details: ErrorDetails, path: TreePath, guesser: _KeyGuesser) -> str:
-    """Return a line with the key, the value and the broken rule."""
+def _describe_problem(details: ErrorDetails, path: TreePath, guess: TreePath | None) -> str:
+    """Return a line with the key, the value and the broken rule; `guess` is for an unknown key."""
     key = show_name(format_key(path))
     value = details["input"]
     context = details.get("ctx", {})
@@ -132,7 +132,6 @@ def _describe_problem(details: ErrorDetails, path: TreePath, guesser: _KeyGuesse
             problem = explain_unknown_name(find_kind(names) or "component", tag, names)
             return f"{key}.name = {show(tag)}: {problem}; {suggest_missing_flag()}"
         case "extra_forbidden":
-            guess = guesser.guess(path)
             question = f"; did you mean {show_name(format_key(guess))}?" if guess else ""
             rule = f"there is no such key{question}"
         case "union_tag_not_found":
@@ -199,43 +198,33 @@ def split_location(location: TreePath, tree: Mapping[str, Any]) -> tuple[TreePat
     return tuple(path), tuple(tags)
 
 
-class _KeyGuesser(NamedTuple):
-    """Finds a valid key that the user may have meant by an unknown key."""
+def _guess_key(
+    path: TreePath, tree: Mapping[str, Any], tags: Sequence[str], unknown: AbstractSet[TreePath]
+) -> TreePath | None:
+    """Return the path of a valid key, in the same section or another, that the user may have meant
+    by an unknown key; None without one. `tags` are the components on the path to the key."""
+    name = str(path[-1])
+    section = find_value(tree, path[:-1])
+    keys = section if isinstance(section, Mapping) else {}
+    siblings = {str(key) for key in keys if (*path[:-1], key) not in unknown}
+    for cls in find_components(tags[-1]) if tags else ():
+        siblings.update(cls.model_fields)
+    elsewhere = _find_key(SYNONYMS.get(name, name), tree, unknown)
+    if name in SYNONYMS and SYNONYMS[name] not in siblings and elsewhere:
+        return elsewhere
+    sibling = find_nearest(name, siblings)
+    return (*path[:-1], sibling) if sibling else elsewhere
 
-    tree: Mapping[str, Any]
-    tags: Sequence[str]
-    """Names of the components on the path to the unknown key."""
-    unknown: AbstractSet[TreePath]
-    """Other unknown keys, which are not proposed."""
 
-    def guess(self, path: TreePath) -> TreePath | None:
-        """Return the path of a valid key, in the same section or another; None without one."""
-        name = str(path[-1])
-        siblings = self._list_siblings(path)
-        elsewhere = self._find_key(SYNONYMS.get(name, name))
-        if name in SYNONYMS and SYNONYMS[name] not in siblings and elsewhere:
-            return elsewhere
-        sibling = find_nearest(name, siblings)
-        return (*path[:-1], sibling) if sibling else elsewhere
-
-    def _find_key(self, name: str) -> TreePath | None:
-        """Return the path of the key of this name that is nearest to the root of the recipe."""
-        sections: list[tuple[TreePath, Any]] = [((), self.tree)]
-        for path, section in sections:
-            if not isinstance(section, Mapping) or path in self.unknown:
-                continue
-            if name in section and (*path, name) not in self.unknown:
-                return (*path, name)
-            sections += [((*path, key), value) for key, value in section.items()]
-        return None
-
-    def _list_siblings(self, path: TreePath) -> set[str]:
-        """Return the valid keys of the section of an unknown key."""
-        section = find_value(self.tree, path[:-1])
-        keys = section if isinstance(section, Mapping) else {}
-        siblings = {str(key) for key in keys if (*path[:-1], key) not in self.unknown}
-        if self.tags:
-            siblings |= {
-                field for cls in find_components(self.tags[-1]) for field in cls.model_fields
-            }
-        return siblings
+def _find_key(
+    name: str, tree: Mapping[str, Any], unknown: AbstractSet[TreePath]
+) -> TreePath | None:
+    """Return the path of the known key of this name that is nearest to the root of the recipe."""
+    sections: list[tuple[TreePath, Any]] = [((), tree)]
+    for path, section in sections:
+        if not isinstance(section, Mapping) or path in unknown:
+            continue
+        if name in section and (*path, name) not in unknown:
+            return (*path, name)
+        sections += [((*path, key), value) for key, value in section.items()]
+    return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from pipeline.core.files.ownership import make_private
@@ -136,15 +136,12 @@ def try_lock_folder(folder: Path) -> Iterator[Lock | None]:
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        is_free = True
         try:
             lock_descriptor(descriptor, wait=False)
-            is_free = True
         except BlockingIOError:
             is_free = False
-        if not is_free:
-            yield None
-            return
-        with lock_file(folder / LOCK, wait=False) as lock:
+        with lock_file(folder / LOCK, wait=False) if is_free else nullcontext() as lock:
             yield lock
     finally:
         os.close(descriptor)

@@ -14,7 +14,6 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.folder_lock import lock_folder
-from pipeline.core.files.ownership import make_private
 
 BANK_VERSION = 1
 Status = Literal["bank_append", "bank_hit", "bank_reserved", "bank_update"]
@@ -32,7 +31,7 @@ UNTIMED = "default"
 
 @dataclass(frozen=True)
 class Round:
-    """The best time and the end of one round of a search."""
+    """The best time and the end of one round of a search; its text is in result files."""
 
     best_us: float
     """Shortest time that the search has found so far."""
@@ -40,11 +39,6 @@ class Round:
 
     def __str__(self) -> str:
         return f"[{self.best_us:g}, {self.ended:%Y-%m-%d %H:%M:%S}]"
-
-
-def format_rounds(rounds: Sequence[Round]) -> list[str]:
-    """Return rounds as texts, for the key `ticks_best` of a result file."""
-    return [str(round_) for round_ in rounds]
 
 
 def read_bank(path: Path, check_entry: Callable[[Entry], Entry]) -> dict[str, Entry]:
@@ -69,26 +63,6 @@ def read_bank(path: Path, check_entry: Callable[[Entry], Entry]) -> dict[str, En
             f"{path}: not a knowledge bank of AutoTune ({type(error).__name__}: {error}); "
             "delete it or name another file"
         ) from error
-
-
-def add_to_bank(
-    path: Path, entries: Mapping[str, Entry], check_entry: Callable[[Entry], Entry]
-) -> None:
-    """Add entries to a bank, beside those that other processes have added. Raises RunError if the
-    file isn't a bank, and if it can't be written."""
-    try:
-        with lock_folder(path.parent):
-            write_bank(path, {**read_bank(path, check_entry), **entries})
-    except OSError as error:
-        reason = error.strerror or error
-        raise RunError(f"{path}: the knowledge bank can't be written: {reason}") from error
-
-
-def write_bank(path: Path, entries: Mapping[str, Entry]) -> None:
-    """Write the bank atomically. Raises OSError."""
-    document = {"version": BANK_VERSION, "entries": dict(sorted(entries.items()))}
-    make_private(path.parent)
-    write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
 def write_result(result: Mapping[str, Any], folder: Path, now: datetime) -> Path:
@@ -131,10 +105,19 @@ class Banks:
         return entries
 
     def add(self, entries: Mapping[str, Entry]) -> None:
-        """Write entries into the user's bank, if there is one. Raises RunError if it can't be read
-        or written, or isn't a bank."""
-        if self.custom is not None:
-            add_to_bank(self.custom, entries, self.check_entry)
+        """Add entries to the user's bank, if there is one, beside those that other processes have
+        added. Raises RunError if it can't be read or written, or isn't a bank."""
+        path = self.custom
+        if path is None:
+            return
+        try:
+            with lock_folder(path.parent):
+                bank = {**read_bank(path, self.check_entry), **entries}
+                document = {"version": BANK_VERSION, "entries": dict(sorted(bank.items()))}
+                write_whole(path, json.dumps(document, indent=1) + "\n")
+        except OSError as error:
+            reason = error.strerror or error
+            raise RunError(f"{path}: the knowledge bank can't be written: {reason}") from error
 
 
 class TimedResult(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.core.errors import printable
+from pipeline.core.errors import printable, shorten
 
 
 def show(value: Any) -> str:
@@ -21,7 +21,7 @@ def show(value: Any) -> str:
         text = f"a number of {value.bit_length():,} bits"
     if isinstance(value, str) and not _is_plain_text(value):
         text = f"'{value}'"
-    return printable(text if len(text) <= 60 else f"{text[:57]}...")
+    return printable(shorten(text, 60))
 
 
 def join_first(
@@ -31,14 +31,6 @@ def join_first(
     num_left = len(texts) - max_count
     ending = f"{before_more}{num_left:,} more" if num_left > 0 else ""
     return separator.join(texts[:max_count]) + ending
-
-
-def limit_lines(lines: Sequence[str], max_count: int) -> list[str]:
-    """Return the first `max_count` lines, and a line with the number of further lines."""
-    limited = list(lines[:max_count])
-    if len(lines) > max_count:
-        limited.append(f"{len(lines) - max_count:,} more")
-    return limited
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from math import inf
 
 from pipeline.core.host.memory import read_available_bytes, read_process_memory
@@ -41,26 +39,18 @@ def read_resident_bytes() -> int:
     return 0
 
 
-@dataclass
 class HeapTrimmer:
     """Returns free pages when the heap might grow by more memory than is available."""
 
-    return_pages: Callable[[], None] = return_free_pages
-    read_resident_bytes: Callable[[], int] = read_resident_bytes
-    read_available_bytes: Callable[[], int] = read_available_bytes
-    read_clock_s: Callable[[], float] = time.monotonic
-    resident_bytes: int = field(init=False)
-    """Resident memory at the last check."""
-    limit_bytes: float | None = field(init=False)
-    """Resident memory beyond which the heap has grown; None until the check after pages were
-    returned."""
-    largest_growth_bytes: int = field(default=0, init=False)
-    """The largest growth from one check to the next."""
-    checked_at_s: float = field(default=-inf, init=False)
-
-    def __post_init__(self) -> None:
-        self.resident_bytes = self.read_resident_bytes()
-        self.limit_bytes = self.resident_bytes
+    def __init__(self) -> None:
+        self._resident_bytes = read_resident_bytes()
+        """Resident memory at the last check."""
+        self._limit_bytes: float | None = self._resident_bytes
+        """Resident memory beyond which the heap has grown; None until the check after pages were
+        returned."""
+        self._largest_growth_bytes = 0
+        """The largest growth from one check to the next."""
+        self._checked_at_s = -inf
 
     def trim(self) -> None:
         """Return free pages if the heap has grown and wouldn't fit after another growth as large as
@@ -68,19 +58,19 @@ class HeapTrimmer:
 
         The memory that a program takes again after its pages were returned isn't growth.
         """
-        now_s = self.read_clock_s()
-        if now_s - self.checked_at_s < PERIOD_S:
+        now_s = time.monotonic()
+        if now_s - self._checked_at_s < PERIOD_S:
             return
-        self.checked_at_s = now_s
-        resident_bytes = self.read_resident_bytes()
-        growth_bytes = resident_bytes - self.resident_bytes
-        self.resident_bytes = resident_bytes
-        self.largest_growth_bytes = max(self.largest_growth_bytes, growth_bytes)
-        if self.limit_bytes is None:
-            self.limit_bytes = resident_bytes + self.largest_growth_bytes / 2
-        has_grown = growth_bytes > 0 and resident_bytes > self.limit_bytes
+        self._checked_at_s = now_s
+        resident_bytes = read_resident_bytes()
+        growth_bytes = resident_bytes - self._resident_bytes
+        self._resident_bytes = resident_bytes
+        self._largest_growth_bytes = max(self._largest_growth_bytes, growth_bytes)
+        if self._limit_bytes is None:
+            self._limit_bytes = resident_bytes + self._largest_growth_bytes / 2
+        has_grown = growth_bytes > 0 and resident_bytes > self._limit_bytes
         # Reading the available memory takes a millisecond.
-        if has_grown and self.read_available_bytes() < MARGIN * self.largest_growth_bytes:
-            self.return_pages()
-            self.resident_bytes = self.read_resident_bytes()
-            self.limit_bytes = None
+        if has_grown and read_available_bytes() < MARGIN * self._largest_growth_bytes:
+            return_free_pages()
+            self._resident_bytes = read_resident_bytes()
+            self._limit_bytes = None

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.host.memory import (
-    CGROUP,
-    MEMBERSHIP,
     list_control_groups,
     read_available_bytes,
     read_process_memory,
@@ -32,15 +30,15 @@ class Limits:
     """Mean number of runnable processes over the last minute."""
 
 
-def read_limits(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> Limits:
+def read_limits() -> Limits:
     """Read the limits of this process."""
     cores = len(os.sched_getaffinity(0))
-    quotas = map(_read_quota, list_control_groups("cpu", cgroup, membership))
+    quotas = map(_read_quota, list_control_groups("cpu"))
     return Limits(
         open_files=_read_soft_limit(resource.RLIMIT_NOFILE),
         file_bytes=_read_soft_limit(resource.RLIMIT_FSIZE),
         address_bytes=_read_soft_limit(resource.RLIMIT_AS),
-        memory_bytes=read_available_bytes(cgroup, membership),
+        memory_bytes=read_available_bytes(),
         cores=min([cores, *(quota for quota in quotas if quota is not None)]),
         machine_cores=os.cpu_count() or cores,
         load=os.getloadavg()[0],

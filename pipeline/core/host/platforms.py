@@ -20,8 +20,8 @@ class Platform:
     is_host: bool = False
     """Whether a device is the host's processor, which can act as several devices."""
     is_cuda: bool = False
-    """Whether a device needs NVIDIA's driver, and JAX takes most of its memory at once."""
-    reports_free_memory: bool = False
+    """Whether a device needs NVIDIA's driver and reports its free memory, and JAX takes most of it
+    at once."""
     is_traceable: bool = False
     """Whether JAX's profiler records a device's operations."""
     chooses_lowerings: bool = False
@@ -56,7 +56,6 @@ GPU = Platform(
     name="gpu",
     lowering_name="cuda",
     is_cuda=True,
-    reports_free_memory=True,
     is_traceable=True,
 )
 PLATFORMS = (

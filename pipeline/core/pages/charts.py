@@ -122,11 +122,8 @@ def draw_curves(title: str, curves: Sequence[Curve], label: str = "step") -> Dra
     A curve of more than `MAX_POINTS` values is drawn as `MAX_POINTS` groups of consecutive values:
     their means, and the ranges between their least and greatest values.
     """
-    groups_by_curve = []
-    for curve in curves:
-        groups = _group_values(curve)
-        if len(groups):
-            groups_by_curve.append((curve, groups))
+    all_groups = [(curve, _group_values(curve)) for curve in curves]
+    groups_by_curve = [(curve, groups) for curve, groups in all_groups if len(groups)]
     if not groups_by_curve:
         return None
     points = np.concatenate([groups for _, groups in groups_by_curve])

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.pages.drawing import Drawing, read_template
@@ -28,7 +28,6 @@ GENERATOR = '<meta name="generator" content="recipe-pipeline {}">'
 class Words:
     """A paragraph."""
 
-    kind: ClassVar[str] = "words"
     text: str
 
 
@@ -36,7 +35,6 @@ class Words:
 class Charts:
     """Charts side by side if there is room, with two in a row if `pairs` is true."""
 
-    kind: ClassVar[str] = "charts"
     drawings: Sequence[Drawing]
     pairs: bool = False
 
@@ -45,7 +43,6 @@ class Charts:
 class Legend:
     """Explanations by name of a colour."""
 
-    kind: ClassVar[str] = "legend"
     colours: Mapping[str, str]
 
 
@@ -53,7 +50,6 @@ class Legend:
 class RowTable:
     """Rows with the same keys. Precision, recall and F1 are also shown as bars."""
 
-    kind: ClassVar[str] = "table"
     rows: Sequence[Mapping[str, Any]]
 
 
@@ -61,7 +57,6 @@ class RowTable:
 class Matrix:
     """Counts by true (rows) and predicted class (columns), shaded by the share in the row."""
 
-    kind: ClassVar[str] = "matrix"
     names: Sequence[str]
     counts: Sequence[Sequence[int]]
 
@@ -70,7 +65,6 @@ class Matrix:
 class Beside:
     """Blocks beside each other if there is room."""
 
-    kind: ClassVar[str] = "beside"
     blocks: Sequence[Block]
 
 
@@ -93,7 +87,6 @@ class Sample:
 class SampleGrid:
     """Samples in a grid."""
 
-    kind: ClassVar[str] = "samples"
     samples: Sequence[Sample]
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.core.errors import DataError, RecipeError
+from pipeline.core.errors import DataError, RecipeError, limit_lines
 from pipeline.core.files.error_text import show_name
-from pipeline.core.files.value_text import limit_lines, show
+from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import FLAG
 from pipeline.stages.record.provenance import PROVENANCE, Provenance, read_provenance
 

@@ -71,7 +71,7 @@ class DevicePlacement:
 
     def _memory_stats(self) -> list[dict[str, int]]:
         local = (d for d in self.devices if d.process_index == jax.process_index())
-        gpus = [device for device in local if get_platform(device.platform).reports_free_memory]
+        gpus = [device for device in local if get_platform(device.platform).is_cuda]
         return [stats for device in gpus if (stats := device.memory_stats())]
 
     @property

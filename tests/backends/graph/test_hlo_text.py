@@ -33,7 +33,7 @@ def test_instructions_are_grouped_by_computation() -> None:
     sine, main = program.computations["fused"]["sine.1"], program.computations["main.2"]
     assert (sine.opcode, sine.is_root, sine.operands, sine.nbytes) == ("sine", True, ("p.0",), 32)
     assert main["fusion"].called_computation == "fused"
-    assert main["fusion"].target is None
+    assert main["fusion"].target == ""
     assert main["call"].operands == ("fusion", "x")
     assert main["call"].target == "__cudnn$conv"
     assert main["call"].arrays == (HloArray("f8", (2, 3)), HloArray("pred", ()))

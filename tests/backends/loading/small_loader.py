@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
+from pipeline.backends.loading import loader, window_buffer
 from pipeline.backends.loading.loader import Loader, make_loader
 from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.core.errors import DataError
@@ -50,6 +53,12 @@ def make(
     placement = DevicePlacement((DEVICE,))
     source = LoaderSource(split or make_split(), order or make_order(), placement, **options)
     return make_loader(source, kind, notify)
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, read_s: Callable[[], float]) -> None:
+    """Let loaders read the seconds from a function."""
+    for module in (loader, window_buffer):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=read_s))
 
 
 def wait_until(true: Callable[[], bool]) -> None:

@@ -26,6 +26,7 @@ from tests.backends.loading.small_loader import (
     LazyNumbers,
     make,
     make_order,
+    set_clock,
     wait_until,
 )
 
@@ -108,8 +109,10 @@ def test_line_names_the_slow_column_and_sample() -> None:
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    clock = HandClock()
+    set_clock(monkeypatch, clock)
+    return clock
 
 
 @pytest.fixture
@@ -117,15 +120,13 @@ def reported() -> Reports:
     return []
 
 
-def make_watched(column: LazyNumbers, clock: HandClock, reported: Reports) -> Loader:
+def make_watched(column: LazyNumbers, reported: Reports) -> Loader:
     """Windows of two steps of three samples, read by one thread."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loader_module, "WINDOW_STEPS", 2)
         patch.setattr(window_buffer, "DECODING_THREADS", 1)
         order, split = make_order(shuffle=False), Split({"image": column})
-        loader = make(
-            "stream", split, order, clock=clock, notify=lambda *what: reported.append(what), stop=8
-        )
+        loader = make("stream", split, order, notify=lambda *what: reported.append(what), stop=8)
         loader.get_window(0)
         return loader
 
@@ -142,7 +143,7 @@ def test_slow_sample_that_starves_training_is_reported(clock: HandClock, reporte
             assert clock.requested.wait(30)
             clock.advance(0.5)
 
-    loader = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32), read), clock, reported)
+    loader = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32), read), reported)
     assert started.wait(30)
     clock.advance(0.5)
     clock.requested.clear()
@@ -165,7 +166,7 @@ def test_slow_sample_that_starves_training_is_reported(clock: HandClock, reporte
 
 
 def test_ready_data_never_starves_training(clock: HandClock, reported: Reports) -> None:
-    loader = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32)), clock, reported)
+    loader = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32)), reported)
     for step in (2, 4, 6):
         wait_until(lambda step=step: loader._source.count_ready_steps(step) == 2)
         clock.advance(0.1)
@@ -177,7 +178,7 @@ def test_ready_data_never_starves_training(clock: HandClock, reported: Reports) 
 
 def test_first_window_after_a_jump_is_not_starvation(clock: HandClock, reported: Reports) -> None:
     slow = LazyNumbers(np.arange(SAMPLES, dtype=np.int32), lambda _: clock.advance(1.0))
-    loader = make_watched(slow, clock, reported)
+    loader = make_watched(slow, reported)
     loader.get_window(7)
     report = loader.report()
     assert (reported, report.starved, report.wait_share) == ([], False, None)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from types import SimpleNamespace
 
+import pytest
+
+from pipeline.backends.loading import reading_threads
 from pipeline.backends.loading.reading_threads import TRIALS_BEFORE_RETRY, ReadingThreads
 
 PART_S = 0.5
@@ -22,6 +26,13 @@ class _Clock:
         return self.now
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    clock = _Clock()
+    monkeypatch.setattr(reading_threads, "time", SimpleNamespace(perf_counter=clock))
+    return clock
+
+
 def _trial(gate: ReadingThreads, clock: _Clock, rates: dict[int, float]) -> int:
     """Read for the length of a trial at the rate of the number that is in effect, with all."""
     number = gate.limit
@@ -32,16 +43,15 @@ def _trial(gate: ReadingThreads, clock: _Clock, rates: dict[int, float]) -> int:
     return number
 
 
-def test_thread_counts_are_tried_and_the_fastest_is_used() -> None:
-    clock, rates = _Clock(), {8: 500.0, 4: 700.0, 2: 1000.0, 1: 900.0}
-    gate = ReadingThreads(8, clock)
+def test_thread_counts_are_tried_and_the_fastest_is_used(clock: _Clock) -> None:
+    rates = {8: 500.0, 4: 700.0, 2: 1000.0, 1: 900.0}
+    gate = ReadingThreads(8)
     assert [_trial(gate, clock, rates) for _ in range(6)] == [8, 4, 2, 1, 2, 2]
 
 
-def test_overlapping_trials_do_not_distort_the_thread_count() -> None:
+def test_overlapping_trials_do_not_distort_the_thread_count(clock: _Clock) -> None:
     """Each thread reads 200 samples a second, whatever the number; parts overlap trials."""
-    clock, gate = _Clock(), ReadingThreads(8)
-    gate._clock = clock
+    gate = ReadingThreads(8)
     reads: list[tuple[float, ExitStack]] = []
     for _ in range(400):
         while len(reads) < gate.limit:
@@ -54,9 +64,9 @@ def test_overlapping_trials_do_not_distort_the_thread_count() -> None:
     assert gate.limit == 8
 
 
-def test_thread_counts_are_tried_again_later() -> None:
-    clock, rates = _Clock(), {2: 1000.0, 1: 900.0}
-    gate = ReadingThreads(2, clock)
+def test_thread_counts_are_tried_again_later(clock: _Clock) -> None:
+    rates = {2: 1000.0, 1: 900.0}
+    gate = ReadingThreads(2)
     assert [_trial(gate, clock, rates) for _ in range(3)] == [2, 1, 2]
     rates[1] = 2000.0
     later = [_trial(gate, clock, rates) for _ in range(2 * TRIALS_BEFORE_RETRY)]

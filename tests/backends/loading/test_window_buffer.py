@@ -20,6 +20,7 @@ from tests.backends.loading.small_loader import (
     make,
     make_order,
     make_split,
+    set_clock,
     wait_until,
 )
 
@@ -32,7 +33,7 @@ def short_windows_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan(window_steps: int, stop: int | None = None) -> ReadPlan:
     placement = DevicePlacement((DEVICE,))
-    source = LoaderSource(make_split(), make_order(), placement, stop, True, lambda: 0.0)
+    source = LoaderSource(make_split(), make_order(), placement, stop, short_first=True)
     return ReadPlan(source, window_steps)
 
 
@@ -71,15 +72,15 @@ def test_first_window_reads_few_samples() -> None:
     assert column.reads == order.batches(0, 40).rows.ravel().tolist()
 
 
-def test_wait_for_short_windows_is_not_starvation() -> None:
+def test_wait_for_short_windows_is_not_starvation(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(np.arange(0.0, 1e6, 50.0))
+    set_clock(monkeypatch, lambda: float(next(times)))
     lines: list[str] = []
     column = CountedColumn(np.arange(11, dtype=np.int32))
     loader = make(
         "stream",
         Split({"label": column}),
         notify=lambda starves, text: lines.append(text),
-        clock=lambda: float(next(times)),
         short_first=True,
     )
     for step in (0, 2, 6):

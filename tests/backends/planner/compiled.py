@@ -94,7 +94,7 @@ def compiled_rows(name: str) -> list[dict[str, Any]]:
     """Return the collectives of each plan of a case, predicted and compiled, on 8 devices."""
     network, links = CASES[name]
     step, _ = network_to_plan(*network, sync_batch_norm=True)
-    rates = replace(load_host_rates(), links=links, far_links=links)
+    rates = replace(load_host_rates(), links=links)
     result = search(step, DEVICES, rates)
     rows = []
     for plan in (result.best, *result.runners_up, result.data_parallel):

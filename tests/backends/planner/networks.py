@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pipeline.backends.planner.rates import MeasuredRates
 from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.backends.rates import CollectiveKind, DeviceGroup
 
@@ -175,7 +174,34 @@ class LinkRates:
         return rounds * (self.message_us + nbytes * (size - 1) / size / self.bytes_per_us)
 
 
+@dataclass(frozen=True)
+class ServerRates:
+    """Rates of devices, and of links: fast in groups within `per_server` adjacent devices."""
+
+    flops_per_us: float
+    bytes_per_us: float
+    links: LinkRates
+    far_links: LinkRates
+    per_server: int = 8
+    exposed_share: float = 1.0
+    scatters_sums: bool = False
+
+    def slowdown(self, devices: int) -> float:
+        """Nothing is shared."""
+        return 1.0
+
+    def compute_us(self, flops: float, nbytes: float) -> float:
+        """The roofline."""
+        return max(flops / self.flops_per_us, nbytes / self.bytes_per_us)
+
+    def collective_us(self, kind: CollectiveKind, nbytes: float, group: DeviceGroup) -> float:
+        """Time of a ring."""
+        is_in_server = group.size * group.stride <= self.per_server
+        links = self.links if is_in_server else self.far_links
+        return links.collective_us(kind, nbytes, group.size)
+
+
 FAST_LINKS = LinkRates(5.0, 100_000.0)
 SLOW_LINKS = LinkRates(20.0, 1_000.0)
-GPU_LIKE = MeasuredRates(50e6, 1e6, FAST_LINKS, SLOW_LINKS)
+GPU_LIKE = ServerRates(50e6, 1e6, FAST_LINKS, SLOW_LINKS)
 """50 TFLOP/s and 1 TB/s, 100 GB/s between devices of a server, 1 GB/s between servers."""

@@ -12,8 +12,6 @@ from pipeline.backends.planner.layouts import Mesh
 from pipeline.backends.planner.parallel_plan import (
     ParallelPlan,
     ShardingRule,
-    check_plan,
-    format_plan,
     load_plan,
     make_rules,
     save_plan,
@@ -30,6 +28,14 @@ PLAN = ParallelPlan(
     ),
     constraints=(ShardingRule("head", (("data",), ("model",))),),
 )
+
+
+def save_changed_plan(folder: Path, change: dict[str, Any]) -> Path:
+    """Save a plan of 2 x 4 devices with changed keys; return the file."""
+    path = folder / "plan.yaml"
+    save_plan(ParallelPlan(Mesh(2, 4), ("data",)), path)
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
+    return path
 
 
 def test_saved_plan_is_loaded_unchanged(tmp_path: Path) -> None:
@@ -93,29 +99,32 @@ def test_missing_or_invalid_plan_file_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_invalid_plan_is_refused_with_key_and_value(change: dict[str, Any], problem: str) -> None:
-    given = yaml.safe_load(format_plan(ParallelPlan(Mesh(2, 4), ("data",)))) | change
+def test_invalid_plan_is_refused_with_key_and_value(
+    change: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    path = save_changed_plan(tmp_path, change)
     with pytest.raises(RecipeError) as error:
-        check_plan(given, "mine.yaml", 8, PARAMETERS)
+        load_plan(path, 8, PARAMETERS)
     (found,) = error.value.problems
-    assert found.startswith("parallel.plan mine.yaml: ")
+    assert found.startswith(f"parallel.plan {path}: ")
     assert problem in found
 
 
-def test_plan_error_lists_all_problems() -> None:
+def test_plan_error_lists_all_problems(tmp_path: Path) -> None:
     change = {"mesch": 1, "specs": [{"pattern": "hed/bias", "axes": [None]}]}
-    tree = yaml.safe_load(format_plan(ParallelPlan(Mesh(2, 4), ("data",)))) | change
     with pytest.raises(RecipeError) as error:
-        check_plan(tree, "mine.yaml", 8, PARAMETERS)
+        load_plan(save_changed_plan(tmp_path, change), 8, PARAMETERS)
     unknown, uncovered = error.value.problems
     assert "mesch = 1: there is no such key" in unknown
     assert "covers no parameter" in uncovered
 
 
 @pytest.mark.parametrize("given", [None, 3, [], "mesh"])
-def test_plan_that_is_not_a_mapping_is_refused(given: Any) -> None:
+def test_plan_that_is_not_a_mapping_is_refused(given: Any, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(given))
     with pytest.raises(RecipeError, match="must have the keys mesh, batch"):
-        check_plan(given, "mine.yaml", 8, PARAMETERS)
+        load_plan(path, 8, PARAMETERS)
 
 
 def test_rules_are_few_and_the_last_match_wins() -> None:

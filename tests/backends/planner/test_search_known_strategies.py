@@ -18,7 +18,7 @@ from pipeline.backends.planner.decisions import Decisions, ShardingPrices, is_da
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Layout, Mesh, list_meshes
 from pipeline.backends.planner.parallel_plan import ParallelPlan
-from pipeline.backends.planner.search import GIB, MIN_GAIN, find_best_plan, search, search_blocks
+from pipeline.backends.planner.search import GIB, MIN_GAIN, find_best_plan, search
 from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.backends.rates import Rates
 from pipeline.core.errors import RecipeError
@@ -82,7 +82,7 @@ def best_of(
 def is_near(step: LossToPlan, devices: int, rates: Rates, known: Known) -> ParallelPlan:
     """Check that a strategy costs little more than what is chosen, and return that."""
     blocks = find_blocks(step)
-    found = search_blocks(blocks, step, devices, rates).best
+    found = search(step, devices, rates).best
     good = best_of(blocks, step, devices, rates, known)
     assert found.step_ms <= good.step_ms * (1 + MIN_GAIN)
     assert good.step_ms <= NEAR * found.step_ms, (found, good)

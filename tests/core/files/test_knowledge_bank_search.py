@@ -14,7 +14,6 @@ from pipeline.core.files.knowledge_bank import (
     make_operator_record,
     read_bank,
     reuse_or_search,
-    write_bank,
 )
 
 
@@ -57,7 +56,7 @@ def test_repeated_search_replaces_entry_only_if_faster(
 def test_user_bank_overrides_built_in_entries(tmp_path: Path) -> None:
     banks = Banks(tmp_path / "custom.json", tmp_path / "built_in.json", checked)
     assert banks.read() == {}
-    write_bank(tmp_path / "built_in.json", {"a": {"us": 1}, "b": {"us": 2}})
+    Banks(tmp_path / "built_in.json", None, checked).add({"a": {"us": 1}, "b": {"us": 2}})
     banks.add({"b": {"us": 3}})
     assert banks.read() == {"a": {"us": 1.0}, "b": {"us": 3.0}}
     assert read_bank(tmp_path / "custom.json", checked) == {"b": {"us": 3.0}}

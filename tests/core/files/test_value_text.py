@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.core.files.value_text import align_columns, format_bytes, join_first, limit_lines
+from pipeline.core.files.value_text import align_columns, format_bytes, join_first
 
 
 def test_omitted_texts_are_counted() -> None:
     assert join_first(["a", "b"], 2) == "a, b"
     assert join_first(["a", "b", "c"], 2, "; ", "; and ") == "a; b; and 1 more"
     assert join_first([str(n) for n in range(1003)], 2) == "0, 1 and 1,001 more"
-    assert limit_lines(["a", "b"], 2) == ["a", "b"]
-    assert limit_lines([str(n) for n in range(1003)], 1) == ["0", "1,002 more"]
 
 
 def test_columns_are_aligned_without_trailing_spaces() -> None:

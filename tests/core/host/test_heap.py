@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from pipeline.core.host import heap
 from pipeline.core.host.heap import PERIOD_S, HeapTrimmer
 from pipeline.core.host.process_start import SETTINGS
 
@@ -58,57 +59,62 @@ def test_pages_that_the_heap_keeps_are_returned() -> None:
     assert left_blocks < 0.2
 
 
-def test_pages_are_returned_before_the_memory_ends() -> None:
-    """A heap grows by 1 GB in each dispatch on a machine of 8 GB."""
-    resident_bytes, now_s = 0, 0.0
-    peaks: list[int] = []
+class Machine:
+    """A machine of 8 GB with one process, in place of the system."""
 
-    def return_pages() -> None:
-        nonlocal resident_bytes
-        peaks.append(resident_bytes)
-        resident_bytes = 500_000_000
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        self.resident_bytes = 0
+        self.peaks: list[int] = []
+        """Resident memory before each return of pages."""
+        self.read_at_s: list[float] = []
+        monkeypatch.setattr(heap.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(heap, "return_free_pages", self._return_pages)
+        monkeypatch.setattr(heap, "read_resident_bytes", self._read_resident_bytes)
+        monkeypatch.setattr(
+            heap, "read_available_bytes", lambda: 8_000_000_000 - self.resident_bytes
+        )
 
-    trimmer = HeapTrimmer(
-        return_pages, lambda: resident_bytes, lambda: 8_000_000_000 - resident_bytes, lambda: now_s
-    )
+    def _return_pages(self) -> None:
+        self.peaks.append(self.resident_bytes)
+        self.resident_bytes = 500_000_000
+
+    def _read_resident_bytes(self) -> int:
+        self.read_at_s.append(self.now_s)
+        return self.resident_bytes
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_pages_are_returned_before_the_memory_ends(machine: Machine) -> None:
+    """A heap grows by 1 GB in each dispatch."""
+    trimmer = HeapTrimmer()
     for _ in range(24):
-        resident_bytes += 1_000_000_000
-        now_s += 1
+        machine.resident_bytes += 1_000_000_000
+        machine.now_s += 1
         trimmer.trim()
-    assert peaks == [7_000_000_000, 7_500_000_000, 7_500_000_000]
+    assert machine.peaks == [7_000_000_000, 7_500_000_000, 7_500_000_000]
 
 
-def test_program_that_reuses_its_pages_is_trimmed_once() -> None:
-    """A program needs 4 GB in each dispatch on a machine of 8 GB, and leaves them in the heap."""
-    resident_bytes, now_s, trims = 500_000_000, 0.0, 0
-
-    def return_pages() -> None:
-        nonlocal resident_bytes, trims
-        resident_bytes = 500_000_000
-        trims += 1
-
-    trimmer = HeapTrimmer(
-        return_pages, lambda: resident_bytes, lambda: 8_000_000_000 - resident_bytes, lambda: now_s
-    )
+def test_program_that_reuses_its_pages_is_trimmed_once(machine: Machine) -> None:
+    """A program needs 4 GB in each dispatch, and leaves them in the heap."""
+    machine.resident_bytes = 500_000_000
+    trimmer = HeapTrimmer()
     for index in range(100):
-        resident_bytes = 4_500_000_000 + 4096 * index
-        now_s += 1
+        machine.resident_bytes = 4_500_000_000 + 4096 * index
+        machine.now_s += 1
         trimmer.trim()
-    assert trims == 1
+    assert len(machine.peaks) == 1
 
 
-def test_memory_is_checked_at_most_once_a_period() -> None:
-    now_s = 0.0
-    read_at_s: list[float] = []
-
-    def read_resident_bytes() -> int:
-        read_at_s.append(now_s)
-        return 0
-
-    trimmer = HeapTrimmer(lambda: None, read_resident_bytes, lambda: 1, lambda: now_s)
+def test_memory_is_checked_at_most_once_a_period(machine: Machine) -> None:
+    trimmer = HeapTrimmer()
     for _ in range(100):
         trimmer.trim()
-        now_s += PERIOD_S / 10.5
-    gaps_s = np.diff(read_at_s[1:])
+        machine.now_s += PERIOD_S / 10.5
+    gaps_s = np.diff(machine.read_at_s[1:])
     assert len(gaps_s) == 9
     assert gaps_s.min() >= PERIOD_S

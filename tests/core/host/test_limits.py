@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.host import limits
+from pipeline.core.host import limits, memory
 from pipeline.core.host.limits import Limits, find_usable_bytes, read_limits
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of control groups, with the process's memberships in its file `member`."""
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "MEMBERSHIP", tmp_path / "member")
+    return tmp_path
 
 
 def test_limits_match_this_process() -> None:
@@ -76,13 +84,13 @@ NESTED_1 = {
     ],
 )
 def test_control_groups_limit_memory_and_cores(
-    files: dict[str, str], memory_bytes: int | None, cores: float | None, tmp_path: Path
+    files: dict[str, str], memory_bytes: int | None, cores: float | None, groups: Path
 ) -> None:
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (tmp_path / "member").write_text("0::/slice/job\n4:memory:/slice\n1:cpu,cpuacct:/slice\n")
-    limits = read_limits(tmp_path, tmp_path / "member")
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(text)
+    (groups / "member").write_text("0::/slice/job\n4:memory:/slice\n1:cpu,cpuacct:/slice\n")
+    limits = read_limits()
     if memory_bytes is None:
         assert limits.memory_bytes > 10_000
     else:
@@ -90,14 +98,14 @@ def test_control_groups_limit_memory_and_cores(
     assert limits.cores == (len(os.sched_getaffinity(0)) if cores is None else cores)
 
 
-def test_inactive_file_cache_counts_as_available(tmp_path: Path) -> None:
-    group = tmp_path / "job"
+def test_inactive_file_cache_counts_as_available(groups: Path) -> None:
+    group = groups / "job"
     group.mkdir()
     (group / "memory.max").write_text("5000")
     (group / "memory.current").write_text("4000")
     (group / "memory.stat").write_text("anon 1000\ninactive_file 2500\n")
-    (tmp_path / "member").write_text("0::/job\n")
-    assert read_limits(tmp_path, tmp_path / "member").memory_bytes == 3500
+    (groups / "member").write_text("0::/job\n")
+    assert read_limits().memory_bytes == 3500
 
 
 def test_file_size_limit_of_the_shell_is_read() -> None:

@@ -4,13 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.host import memory
 from pipeline.core.host.memory import list_control_groups
+
+
+@pytest.fixture(autouse=True)
+def _control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "CGROUP", Path("/groups"))
+    monkeypatch.setattr(memory, "MEMBERSHIP", tmp_path / "member")
 
 
 def _groups(membership: str, tmp_path: Path) -> list[str]:
     (tmp_path / "member").write_text(membership)
-    found = list_control_groups("memory", Path("/groups"), tmp_path / "member")
-    return [str(folder) for folder in found]
+    return [str(folder) for folder in list_control_groups("memory")]
 
 
 def test_cgroup_v2_ancestors_are_listed(tmp_path: Path) -> None:
@@ -41,6 +47,5 @@ def test_unknown_group_leaves_the_root(text: str, tmp_path: Path) -> None:
     assert not any("elsewhere" in folder for folder in found)
 
 
-def test_missing_group_file_leaves_the_root(tmp_path: Path) -> None:
-    found = list_control_groups("memory", Path("/groups"), tmp_path / "nothing")
-    assert found == (Path("/groups"), Path("/groups/memory"))
+def test_missing_group_file_leaves_the_root() -> None:
+    assert list_control_groups("memory") == (Path("/groups"), Path("/groups/memory"))

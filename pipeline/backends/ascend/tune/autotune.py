@@ -38,7 +38,6 @@ from pipeline.core.files.knowledge_bank import (
     Round,
     Status,
     Tuned,
-    format_rounds,
     make_operator_record,
     reuse_or_search,
 )
@@ -236,7 +235,7 @@ def _to_operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
         "gain": task.gain,
         "tiling": asdict(task.tiling),
         "trials": task.trials,
-        "ticks_best": format_rounds(task.rounds),
+        "ticks_best": list(map(str, task.rounds)),
     }
 
 

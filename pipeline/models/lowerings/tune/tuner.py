@@ -18,7 +18,6 @@ from pipeline.core.files.knowledge_bank import (
     Entry,
     Round,
     Status,
-    format_rounds,
     make_operator_record,
     reuse_or_search,
 )
@@ -415,5 +414,5 @@ def _make_operator(result: TunedProblem) -> Mapping[str, Any]:
     return {
         **make_operator_record(op, str(result.problem), result.before_us, result.us, result.status),
         "lowering": {**asdict(lowering), "family": to_file_name(lowering.family)},
-        "ticks_best": format_rounds(result.rounds),
+        "ticks_best": list(map(str, result.rounds)),
     }

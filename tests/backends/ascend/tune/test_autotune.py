@@ -21,7 +21,7 @@ from pipeline.backends.ascend.tune import autotune
 from pipeline.backends.ascend.tune.autotune import TuneResult, find_tunable_tasks, tune
 from pipeline.backends.ascend.tune.tile_search import Objective, Search, search_tiles
 from pipeline.core.errors import RunError
-from pipeline.core.files.knowledge_bank import Round, read_bank, write_bank, write_result
+from pipeline.core.files.knowledge_bank import Banks, Round, read_bank, write_result
 from tests.backends.ascend.made_up import HW
 from tests.backends.ascend.products import convolution, matmul, stream
 
@@ -127,7 +127,7 @@ def test_tuning_flow_has_every_documented_branch(
     bad = {"tiling": [1, 1, 1, 1, 8, 16], "us": 9999.0}
     if stored != "nothing":
         entry = {"tiling": list(astuple(best.tasks[0].tiling)), "us": best_us}
-        write_bank(bank, {key: bad if stored == "bad" else entry})
+        Banks(bank, None, dict).add({key: bad if stored == "bad" else entry})
     before = bank.read_bytes() if bank.exists() else b""
     (task,) = tuned(bank=bank, mode=mode, repeat_tune=repeat).tasks
     after = read_bank(bank, dict)[key]
