@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 from flax.core import meta
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from pipeline.models.imported.calls import (
@@ -20,7 +19,14 @@ from pipeline.models.imported.calls import (
     make_with,
     require_callable_with,
 )
-from pipeline.models.imported.imported_network import PARAMS, STATISTICS, PureNetwork, Variables
+from pipeline.models.imported.imported_network import (
+    PARAMS,
+    STATISTICS,
+    PureNetwork,
+    Variables,
+    from_nested_dicts,
+    to_nested_dicts,
+)
 
 
 def adapt_module(
@@ -152,17 +158,12 @@ def _split_module(module: Any) -> tuple[Any, ...]:
 
 
 def _to_nested_dicts(state: Any) -> dict[str, Any]:
-    """Return nested dicts of a state's arrays. Keys are text, also for items of lists."""
-    flat = flatten_dict(nnx.to_pure_dict(state))
-    return unflatten_dict({tuple(map(str, path)): leaf for path, leaf in flat.items()})
+    return to_nested_dicts(nnx.to_pure_dict(state))
 
 
 def _fill_state(state: Any, values: Mapping[str, Any]) -> Any:
     """Replace the arrays of a state by the values at their paths, and return the state."""
-    flat = flatten_dict(dict(values))
-    paths = flatten_dict(nnx.to_pure_dict(state))
-    pure_dict = {path: flat[tuple(map(str, path))] for path in paths}
-    nnx.replace_by_pure_dict(state, unflatten_dict(pure_dict))
+    nnx.replace_by_pure_dict(state, from_nested_dicts(values, nnx.to_pure_dict(state)))
     return state
 
 

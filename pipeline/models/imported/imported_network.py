@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.core import unfreeze
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from pipeline.models.imported.calls import blame
@@ -132,3 +132,19 @@ def _compute_logits(
         lambda new, old: new.astype(old.dtype), statistics, inputs[STATISTICS]
     )
     return logits.astype(jnp.float32), statistics
+
+
+def to_nested_dicts(tree: Any) -> dict[str, Any]:
+    """Return nested dicts of a pytree's leaves. Keys are text, for items of sequences numbers."""
+    leaves, _ = jax.tree.flatten_with_path(tree)
+    return unflatten_dict({_name_keys(path): leaf for path, leaf in leaves})
+
+
+def from_nested_dicts(values: Mapping[str, Any], structure: Any) -> Any:
+    """Return the pytree of this structure from which `to_nested_dicts` made `values`."""
+    flat = flatten_dict(dict(values))
+    return jax.tree.map_with_path(lambda path, _: flat[_name_keys(path)], structure)
+
+
+def _name_keys(path: Any) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path) or ("params",)
