@@ -17,7 +17,11 @@ import numpy as np
 
 from pipeline.core.errors import first_line
 from pipeline.core.plugins.loading import INSTALL
-from pipeline.models.torch_graph.conversion.functional_form import Draft, ProgramReader
+from pipeline.models.torch_graph.conversion.functional_form import (
+    Draft,
+    ProgramReader,
+    find_array_uses,
+)
 from pipeline.models.torch_graph.graph import (
     KERNEL_AXES,
     ArraySpec,
@@ -214,16 +218,13 @@ def _read_arrays(
 ) -> Iterator[tuple[ArraySpec, np.ndarray]]:
     """Yield the module's tensors and the constants that the forms read or change."""
     changing = train.find_changed_arrays()
+    train_uses = find_array_uses(train.form)
+    evaluation_uses = find_array_uses(evaluate.form)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        uses = train.uses.get(name, set()) | evaluate.uses.get(name, set())
+        uses = train_uses.get(name, set()) | evaluation_uses.get(name, set())
         if uses or name in changing:
             role = _choose_role(torch, name, tensor, changes=name in changing)
-            order = choose_order(uses, tensor.ndim)
-            array = _to_numpy(torch, tensor)
-            if order in KERNEL_AXES:
-                array = np.ascontiguousarray(array.transpose(KERNEL_AXES[order]))
-            path = choose_path(name, order, uses, tensor.ndim)
-            yield ArraySpec(name, path, role, order, array.shape, str(array.dtype)), array
+            yield place_array(name, _to_numpy(torch, tensor), role, uses)
     for name, constant in {**train.constants, **evaluate.constants}.items():
         array = _to_numpy(torch, constant)
         path = f"constants/{name}"
@@ -254,7 +255,18 @@ def _choose_role(torch: Any, name: str, tensor: Any, changes: bool) -> Role:
     return "buffer" if changes or is_large else "constant"
 
 
-def choose_order(uses: Uses, ndim: int) -> Order:
+def place_array(
+    name: str, array: np.ndarray, role: Role, uses: Uses
+) -> tuple[ArraySpec, np.ndarray]:
+    """Return the spec of an array, and the array in the order of the spec."""
+    order = _choose_order(uses, array.ndim)
+    path = _choose_path(name, order, uses, array.ndim)
+    if order in KERNEL_AXES:
+        array = np.ascontiguousarray(array.transpose(KERNEL_AXES[order]))
+    return ArraySpec(name, path, role, order, array.shape, str(array.dtype)), array
+
+
+def _choose_order(uses: Uses, ndim: int) -> Order:
     """Return the order of an array's axes in the graph.
 
     It is PyTorch's, except for an array that is always the kernel of convolutions or always the
@@ -269,7 +281,7 @@ def choose_order(uses: Uses, ndim: int) -> Order:
     return order if has_kernel_rank else "torch"
 
 
-def choose_path(name: str, order: Order, uses: Uses, ndim: int) -> str:
+def _choose_path(name: str, order: Order, uses: Uses, ndim: int) -> str:
     """Return the path of an array, such as `layer1/0/conv1/kernel` for `layer1.0.conv1.weight`.
 
     `pipeline.models.weights` makes the same paths from PyTorch's weight files, which can therefore

@@ -23,15 +23,14 @@ from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, 
 
 def as_pair(sizes: int | Sequence[int]) -> Pair:
     """Return one or two numbers as height and width."""
-    if isinstance(sizes, int):
-        return sizes, sizes
-    return sizes[0], sizes[1] if len(sizes) > 1 else sizes[0]
+    height, width = list_sizes(sizes, 2)
+    return height, width
 
 
-def as_triple(sizes: int | Sequence[int]) -> tuple[int, ...]:
-    """Return one or three numbers as depth, height and width."""
+def list_sizes(sizes: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
+    """Return one number, or one for each axis, as a number for each axis."""
     numbers = (sizes,) if isinstance(sizes, int) else tuple(sizes)
-    return numbers * 3 if len(numbers) == 1 else numbers
+    return numbers * num_axes if len(numbers) == 1 else numbers
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,8 @@ def make_pads(
     if padding == "same":
         totals = [(size - 1) * step for size, step in zip(kernel, dilation, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
-    as_sizes = as_pair if len(kernel) == 2 else as_triple
-    return tuple((size, size) for size in as_sizes(0 if isinstance(padding, str) else padding))
+    sizes = list_sizes(0 if isinstance(padding, str) else padding, len(kernel))
+    return tuple((size, size) for size in sizes)
 
 
 @aten("conv1d.default", "conv1d.padding", kind="conv", full_weights=True, settings=Convolution)
@@ -141,11 +140,11 @@ def conv3d(
     if x.ndim != 5 or weight.ndim != 5:
         raise ValueError(f"a convolution of shape {x.shape} with a kernel of {weight.shape}")
     kernel = weight.plain().astype(x.dtype)
-    dilation = as_triple(settings.dilation)
+    dilation = list_sizes(settings.dilation, 3)
     y = lax.conv_general_dilated(
         x.plain(),
         kernel,
-        as_triple(settings.stride),
+        list_sizes(settings.stride, 3),
         make_pads(settings.padding, kernel.shape[2:], dilation),
         rhs_dilation=dilation,
         feature_group_count=settings.groups,

@@ -11,11 +11,9 @@ from jax import Array, lax
 
 from pipeline.models.torch_graph.graph import TypeOf
 from pipeline.models.torch_graph.operator_table import (
-    AtenOperator,
     OperatorContext,
     aten,
     broadcasting,
-    register_operator,
     valuewise,
 )
 from pipeline.models.torch_graph.tensor import TorchTensor, align
@@ -100,7 +98,7 @@ def glu(x: TorchTensor, dim: int = -1) -> TorchTensor:
 
 def _register(function: Callable[[Any, Any], Array], *names: str) -> None:
     """Register a function of two operands that broadcast."""
-    register_operator(names, AtenOperator(broadcasting(lambda x, other: function(x, other))))
+    aten(*names)(broadcasting(lambda x, other: function(x, other)))
 
 
 _register(jnp.multiply, "mul.Tensor", "mul.Scalar")

@@ -74,14 +74,9 @@ aten("t.default", "numpy_T.default", "mT.default")(
 @aten("movedim.intlist", "movedim.int")
 def move_axes(x: TorchTensor, source: int | Sizes, destination: int | Sizes) -> TorchTensor:
     """Move axes to other positions."""
-    sources = [source] if isinstance(source, int) else list(source)
-    targets = [destination] if isinstance(destination, int) else list(destination)
-    sources = [number % x.ndim for number in sources]
-    # The other axes stay in their order.
-    order = [number for number in range(x.ndim) if number not in sources]
-    for target, number in sorted(zip((t % x.ndim for t in targets), sources, strict=True)):
-        order.insert(target, number)
-    return permute_axes(x, order)
+    # The size of each axis is its number.
+    moved = np.moveaxis(np.empty(range(x.ndim)), source, destination)
+    return permute_axes(x, moved.shape)
 
 
 @aten("unsqueeze.default")
