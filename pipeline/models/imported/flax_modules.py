@@ -61,7 +61,7 @@ def adapt_module(
 
 def _adapt_linen(reference: str, module: nn.Module, has_dtype: bool) -> PureNetwork:
     require_callable_with(reference, module.__call__, ("images",))
-    return LinenNetwork(module, has_dtype)
+    return LinenNetwork(module, has_dtype, type(module).__name__)
 
 
 def _adapt_nnx(reference: str, make: Callable[..., Any], has_dtype: bool) -> PureNetwork:
@@ -85,11 +85,8 @@ class LinenNetwork:
 
     module: nn.Module
     has_dtype: bool
-
-    @property
-    def root(self) -> str:
-        """Scope of the whole module, which flax names after the class."""
-        return type(self.module).__name__
+    root: str
+    """Scope of the whole module, which flax names after the class."""
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
         """Initialise the variables. Raises ValueError unless all are parameters or statistics."""

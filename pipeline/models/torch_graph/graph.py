@@ -10,7 +10,7 @@ Nodes compute the sizes that depend on the batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -157,6 +157,13 @@ def describe_place(module: str, line: str) -> str:
     """Return a place in the user's network as text for messages."""
     place = f"module {module}" if module else "the network"
     return f"{place} ({line})" if line else place
+
+
+def fits_sizes(shape: Sequence[Any], sizes: Sequence[int | None]) -> bool:
+    """Return whether a shape has these sizes, of which None fits any size."""
+    if len(shape) != len(sizes):
+        return False
+    return all(size in (None, actual) for size, actual in zip(sizes, shape, strict=True))
 
 
 def find_references(node: GraphNode) -> list[ValueOf | ArrayOf]:

@@ -20,6 +20,7 @@ from pipeline.core.plugins.loading import INSTALL
 from pipeline.models.torch_graph.conversion.functional_form import (
     Draft,
     ProgramReader,
+    SharedMemoryError,
     find_array_uses,
 )
 from pipeline.models.torch_graph.graph import (
@@ -131,12 +132,11 @@ def _export_draft(torch: Any, origin: str, module: Any, example: Any, batch: int
     with _report_error(origin, module.training, tuple(example.shape[1:])):
         with _refuse_new_tensors(torch, module):
             program = torch.export.export(module, (example,), dynamic_shapes=dims, strict=False)
-        draft = ProgramReader(torch, program).read()
-        if draft is None:
+        try:
+            return ProgramReader(torch, program).read()
+        except SharedMemoryError:
             # A tensor changes in place through a view. Torch can rewrite that, but takes seconds.
-            draft = ProgramReader(torch, program.run_decompositions({})).read()
-    assert draft is not None, "after decomposition nothing is changed in place"
-    return draft
+            return ProgramReader(torch, program.run_decompositions({})).read()
 
 
 @contextmanager

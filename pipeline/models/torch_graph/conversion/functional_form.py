@@ -93,6 +93,10 @@ class Draft:
         return Draft(replace(self.form, nodes=nodes, updates=updates), constants)
 
 
+class SharedMemoryError(Exception):
+    """An in-place call changes memory that other values share, and torch must rewrite it."""
+
+
 @dataclass
 class ProgramReader:
     """Reads an exported program, one fx node after another. Its fields name fx nodes."""
@@ -116,14 +120,11 @@ class ProgramReader:
         """Names of buffers by the placeholders that stand for them."""
         return dict(self.program.graph_signature.inputs_to_buffers)
 
-    @cached_property
-    def _order(self) -> Mapping[Any, int]:
-        return {node: number for number, node in enumerate(self.program.graph.nodes)}
+    def read(self) -> Draft:
+        """Read all nodes.
 
-    def read(self) -> Draft | None:
-        """Read all nodes. Return None if an in-place call changes memory that other values share.
-
-        Raises ValueError unless the output is one tensor, and each node calls an operator.
+        Raises SharedMemoryError if an in-place call changes memory that other values share, and
+        ValueError unless the output is one tensor, and each node calls an operator.
         """
         output: Any = None
         _inline_autocast(self.program.graph_module)
@@ -131,8 +132,7 @@ class ProgramReader:
             if node.op == "placeholder":
                 self._read_placeholder(node)
             elif node.op == "call_function":
-                if not self._read_call(node):
-                    return None
+                self._read_call(node)
             elif node.op == "output":
                 output = self._read_output(node)
             elif node.op != "get_attr":
@@ -176,42 +176,40 @@ class ProgramReader:
             raise ValueError("the network's output must depend on its input")
         return value
 
-    def _read_call(self, node: Any) -> bool:
-        """Read a call. Return False if it changes memory that other values share."""
+    def _read_call(self, node: Any) -> None:
         target = node.target
         if target is operator.getitem:
             self._read_item(node)
-            return True
+            return
         size_op = f"sym.{getattr(target, '__name__', '')}"
         if size_op in OPERATORS:
             self._append(node, size_op, node.args, {})
-            return True
+            return
         full_op = str(target)
         if _IGNORED_OPS.search(full_op):
-            return True
+            return
         name = _parse_base_name(full_op)
         in_place = full_op.startswith("aten.") and name.endswith("_") and not name.startswith("__")
         if name in _VIEWS and node.args and hasattr(node.args[0], "name"):
             self.roots[node.name] = self._find_root(node.args[0])
         if self._is_constant(node, name, in_place):
             self._compute_constant(node)
-            return True
-        if not full_op.startswith("aten."):
+        elif not full_op.startswith("aten."):
             raise ValueError(f"operator {full_op} of {_describe_node(node)} isn't supported")
-        if not in_place:
+        elif in_place:
+            self._append_functional(node, full_op)
+        else:
             self._append(node, full_op, node.args, node.kwargs)
-            return True
-        return self._append_functional(node, full_op)
 
-    def _append_functional(self, node: Any, full_op: str) -> bool:
-        """Append the functional form of an in-place call; return False as `_read_call` does."""
+    def _append_functional(self, node: Any, full_op: str) -> None:
+        """Append the functional form of an in-place call."""
         root = self._find_root(node.args[0])
         changed = self._find_alias(node.args[0])
         parameters = self.program.graph_signature.inputs_to_parameters
         if root in parameters:
             raise ValueError(_describe_changed_parameter(parameters[root]))
         if self._is_shared_later(root, changed, node):
-            return False
+            raise SharedMemoryError
         name, _, overload = full_op.removeprefix("aten.").partition(".")
         functional = f"{name[:-1]}.{overload}"
         op = f"aten.{_FUNCTIONAL.get(functional, functional)}"
@@ -222,7 +220,6 @@ class ProgramReader:
         self.aliases[node.name] = changed
         if root in self._buffers:
             self.updates[self._buffers[root]] = self.current[changed]
-        return True
 
     def _is_shared_later(self, root: str, changed: str, node: Any) -> bool:
         """Return whether a value other than `changed` in root's memory is read after a node."""
@@ -232,7 +229,7 @@ class ProgramReader:
             is_shared = value.name == root or self.roots.get(value.name) == root
             if not is_shared or self._find_alias(value) == changed or value is node:
                 continue
-            if any(self._order[user] > self._order[node] for user in value.users):
+            if any(user > node for user in value.users):
                 return True
         return False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from pipeline.models.torch_graph.graph import (
     TensorSpec,
     TorchGraph,
     ValueOf,
+    fits_sizes,
 )
 from pipeline.models.torch_graph.onnx import layer_nodes as layer_nodes
 from pipeline.models.torch_graph.onnx import recurrent_nodes as recurrent_nodes
@@ -166,7 +167,8 @@ class _Network:
         """Whether the input is images (batch, height, width, channels), as TensorFlow's are."""
         height, width, channels = self.image
         sizes = self.input.shape[1:]
-        return not _fits(sizes, (channels, height, width)) and _fits(sizes, self.image)
+        is_first = fits_sizes((channels, height, width), sizes)
+        return not is_first and fits_sizes(self.image, sizes)
 
     def spec(self, batch: int | None) -> TensorSpec:
         """Return the input as the graph reads it: images are (batch, channels, height, width).
@@ -177,7 +179,7 @@ class _Network:
         sizes = self.input.shape[1:]
         dtype = "float32" if self.input.dtype.startswith(("float", "bfloat")) else "int64"
         if len(sizes) == 3:
-            if not self.is_channels_last and not _fits(sizes, (channels, height, width)):
+            if not self.is_channels_last and not fits_sizes((channels, height, width), sizes):
                 raise ValueError(
                     f"{self.model.file}: reads samples of shape {_format_sizes(sizes)}, and images "
                     f"{height}x{width}x{channels} (height, width, channels) came; resize them"
@@ -283,13 +285,6 @@ def _drop_copies(model: OnnxModel) -> OnnxModel:
         else:
             nodes.append(node)
     return replace(model, nodes=tuple(nodes), initializers=initializers)
-
-
-def _fits(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
-    """Return whether a shape has these sizes, of which None fits any size."""
-    if len(sizes) != len(shape):
-        return False
-    return all(size in (None, actual) for size, actual in zip(sizes, shape, strict=True))
 
 
 def _format_sizes(sizes: Iterable[int | None]) -> str:

@@ -17,7 +17,7 @@ from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
 from pipeline.models.modules.dense import add_bias
 from pipeline.models.torch_graph.graph import HWIO, IO
-from pipeline.models.torch_graph.operator_table import OperatorContext, aten
+from pipeline.models.torch_graph.operator_table import OperatorContext, aten, plain
 from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
 
 
@@ -245,18 +245,10 @@ def addmm(
     return to_tensor(beta * x.plain() + alpha * y)
 
 
-@aten("matmul.default", "bmm.default", "mm.default", "mv.default", "dot.default")
-def matmul(first: TorchTensor, second: TorchTensor) -> TorchTensor:
-    """Multiply vectors, matrices, or batches of matrices along the leading axes."""
-    return to_tensor(jnp.matmul(first.plain(), second.plain()))
-
-
-@aten("baddbmm.default")
-def baddbmm(
-    x: TorchTensor, first: TorchTensor, second: TorchTensor, *, beta: float = 1, alpha: float = 1
-) -> TorchTensor:
-    """Return beta * x + alpha * first @ second for batches of matrices."""
-    return to_tensor(beta * x.plain() + alpha * jnp.matmul(first.plain(), second.plain()))
+aten("matmul.default", "bmm.default", "mm.default", "mv.default", "dot.default")(plain(jnp.matmul))
+aten("baddbmm.default")(
+    plain(lambda x, first, second, *, beta=1, alpha=1: beta * x + alpha * jnp.matmul(first, second))
+)
 
 
 @aten("einsum.default")

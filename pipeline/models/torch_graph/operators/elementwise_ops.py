@@ -192,11 +192,12 @@ def cast(
     context: OperatorContext, x: TorchTensor, *args: Any, dtype: Any = None, **_: Any
 ) -> TorchTensor:
     """Cast x to the dtype of the first tensor or `TypeOf` among the arguments, if there is one."""
-    for argument in args:
+    for argument in (dtype, *args):
         if isinstance(argument, TorchTensor):
             return x.with_array(x.array.astype(argument.dtype))
-    argument = next((value for value in (dtype, *args) if isinstance(value, TypeOf)), None)
-    return x.with_array(x.array.astype(context.type_of(argument, x.dtype)))
+        if isinstance(argument, TypeOf):
+            return x.with_array(x.array.astype(context.type_of(argument)))
+    return x
 
 
 @aten("scalar_tensor.default")

@@ -51,9 +51,7 @@ def flatten(x: TorchTensor, start_dim: int = 0, end_dim: int = -1) -> TorchTenso
 def unflatten(x: TorchTensor, dim: int, sizes: Sizes) -> TorchTensor:
     """Split an axis into several axes."""
     dim %= x.ndim
-    product = math.prod(size for size in sizes if size != -1)
-    inferred = [x.shape[dim] // product if size == -1 else size for size in sizes]
-    return reshape_axes(x, (*x.shape[:dim], *inferred, *x.shape[dim + 1 :]))
+    return reshape_axes(x, (*x.shape[:dim], *sizes, *x.shape[dim + 1 :]))
 
 
 @aten("transpose.int", "swapaxes.default", "swapdims.default")
