@@ -140,10 +140,6 @@ class TorchGraph:
         """Return the graph itself, as `GraphSource` requires."""
         return self
 
-    def form(self, train: bool) -> Form:
-        """Return the form for training or for evaluation."""
-        return self.training if train else self.evaluation
-
     def spec(self, name: str) -> ArraySpec:
         """Return the spec of an array. Raises KeyError."""
         return self._specs[name]

@@ -84,7 +84,8 @@ class TorchNetwork(nn.Module):
         key = make_key if train else None
         context = OperatorContext(self.dtype, self.policy, self.layout, key, self.rules)
         inputs = make_input(graph.input, x, self.layout)
-        logits, changed = apply_form(graph, graph.form(train), inputs, weights, context)
+        form = graph.training if train else graph.evaluation
+        logits, changed = apply_form(graph, form, inputs, weights, context)
         if train and not self.is_initializing() and self.is_mutable_collection("batch_stats"):
             self._write_buffers(graph, changed)
         return logits.astype(jnp.float32)
