@@ -15,7 +15,7 @@ from jax import Array
 
 from pipeline.models.imported.calls import (
     call_with,
-    has_parameter,
+    list_parameters,
     make_with,
     require_callable_with,
 )
@@ -44,12 +44,12 @@ def adapt_module(
         raise ValueError(f"{reference}: is an nnx module; must be a class or a function")
     if not callable(target):
         raise ValueError(f"{reference}: is {target!r}; must be a class, a function or a module")
-    has_dtype = has_parameter(target, "dtype")
+    has_dtype = "dtype" in list_parameters(target)
 
     def make(**optional: Any) -> Any:
         return make_with(reference, target, arguments, classes, dtype, **optional)
 
-    if has_parameter(target, "rngs"):
+    if "rngs" in list_parameters(target):
         return _adapt_nnx(reference, make, has_dtype)
     module = make()
     if isinstance(module, nnx.Module):

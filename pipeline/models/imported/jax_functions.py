@@ -15,7 +15,7 @@ from jax import Array
 from pipeline.models.imported.calls import (
     KEYS,
     call_with,
-    has_parameter,
+    list_parameters,
     make_with,
     require_callable_with,
 )
@@ -48,7 +48,7 @@ def adapt_functions(
         if isinstance(result, nn.Module | nnx.Module):
             raise ValueError(f"{reference}: is a flax module; must be used by model=flax")
         pair = _as_pair(result)
-        has_dtype = has_parameter(target, "dtype")
+        has_dtype = "dtype" in list_parameters(target)
     elif arguments:
         raise ValueError(f"{reference}: has init and apply; arguments must be {{}}")
     if pair is None:
@@ -59,7 +59,7 @@ def adapt_functions(
     initialise, compute = pair
     values = ("images",) if _has_key(initialise) else ("key", "images")
     require_callable_with(f"{reference}: init", initialise, values, has_key=True)
-    has_state = has_parameter(compute, "state")
+    has_state = "state" in list_parameters(compute)
     inputs = ("params", "state", "images") if has_state else ("params", "images")
     require_callable_with(f"{reference}: apply", compute, inputs, has_key=True)
     return FunctionNetwork(initialise, compute, has_dtype, has_state)
@@ -74,7 +74,7 @@ def _as_pair(value: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None
 
 
 def _has_key(function: Callable[..., Any]) -> bool:
-    return any(has_parameter(function, name) for name in KEYS)
+    return not set(KEYS).isdisjoint(list_parameters(function))
 
 
 @dataclass(frozen=True)

@@ -53,9 +53,8 @@ def read_recurrent(reader: OnnxNodeReader) -> Results:
     )
     has_biases = reader.optional(3) is not None
     initial = states if reader.node.op == "LSTM" else states[0]
-    is_bidirectional = directions == 2
     y, *last = graph.call_all(
-        op, x, initial, weights, has_biases, 1, 0.0, False, is_bidirectional, False
+        op, x, initial, weights, has_biases, 1, 0.0, False, directions == 2, False
     )
     y = graph.call("flip.default", y, (0,)) if direction == "reverse" else y
     time, batch = graph.shape(y)[:2]
