@@ -34,7 +34,7 @@ def adapt_module(
 ) -> PureNetwork:
     """Return the pure network of a module: `target` itself, or the result of calling `target`.
 
-    Raises ValueError if there is no module, or if it can't be called with images.
+    Raises ValueError if the module is missing, or can't be called with images.
     """
     if isinstance(target, nn.Module):
         if arguments:
