@@ -20,13 +20,12 @@ from pipeline.models.torch_graph.computation.apply_graph import apply_form, make
 from pipeline.models.torch_graph.computation.sources import GraphSource
 from pipeline.models.torch_graph.graph import GraphNode, Role, TorchGraph
 from pipeline.models.torch_graph.operator_table import OperatorContext
+from pipeline.models.torch_graph.operators.convolution_ops import Convolution
 
 COLLECTIONS: Mapping[Role, str] = {"parameter": "params", "buffer": "batch_stats"}
 CONVOLUTIONS = frozenset(("aten.conv2d.default", "aten.conv2d.padding"))
 DRAWS = frozenset(("dropout", "feature_dropout", "native_dropout"))
 RESHAPES = frozenset(("flatten", "reshape", "squeeze", "view"))
-GROUPS_INDEX = 6
-"""Index of the number of groups among a convolution's arguments."""
 
 # fmt: off
 BATCH_LAST = frozenset((
@@ -137,8 +136,7 @@ class TorchNetwork(nn.Module):
 
 def _computes_batch_last(node: GraphNode) -> bool:
     if node.op in CONVOLUTIONS:
-        groups = node.args[GROUPS_INDEX] if len(node.args) > GROUPS_INDEX else 1
-        return dict(node.kwargs).get("groups", groups) == 1
+        return Convolution(*node.args[3:], **dict(node.kwargs)).groups == 1
     return _parse_name(node) in BATCH_LAST
 
 

@@ -37,8 +37,11 @@ MAX_BATCH = 1 << 20
 """Largest batch size for which torch.export makes a program."""
 MAX_CONSTANT_BYTES = 1 << 20
 """Larger constant buffers of floating-point numbers are stored with the weights, not compiled."""
-_KERNEL_ORDERS: Mapping[str, Order] = {"aten.conv2d": "hwio", "aten.linear": "io"}
-"""Order of the axes of the kernel by operator. The kernel is argument 1, counted from 0."""
+_KERNEL_ORDERS: Mapping[tuple[str, int], Order] = {
+    ("aten.conv2d", 1): "hwio",
+    ("aten.linear", 1): "io",
+}
+"""Order of the axes of a kernel by the operator and the kernel's index among its arguments."""
 _PACKED = re.compile(r"in_proj_(weight|bias)$")
 """Names of a projection of torch.nn.MultiheadAttention, whose paths are as of a module in_proj."""
 _LEAVES = {"running_mean": "mean", "running_var": "var"}
@@ -272,10 +275,7 @@ def _choose_order(uses: Uses, ndim: int) -> Order:
     It is PyTorch's, except for an array that is always the kernel of convolutions or always the
     kernel of dense layers.
     """
-    orders: set[Order] = set()
-    for op, index in uses:
-        base_op = op.rpartition(".")[0]
-        orders.add(_KERNEL_ORDERS.get(base_op, "torch") if index == 1 else "torch")
+    orders = {_KERNEL_ORDERS.get((op.rpartition(".")[0], index), "torch") for op, index in uses}
     order = orders.pop() if len(orders) == 1 else "torch"
     has_kernel_rank = order in KERNEL_AXES and ndim == len(KERNEL_AXES[order])
     return order if has_kernel_rank else "torch"
