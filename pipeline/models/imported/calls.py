@@ -48,11 +48,6 @@ def make_with(
         return target(**values)
 
 
-def has_parameter(target: Callable[..., Any], name: str) -> bool:
-    """Return whether a function or a class has a parameter of this name."""
-    return name in list_parameters(target)
-
-
 def list_parameters(target: Callable[..., Any]) -> list[str]:
     """List the parameters that can be passed by name; none if Python can't inspect the target."""
     try:

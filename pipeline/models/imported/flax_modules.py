@@ -11,16 +11,22 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 from flax.core import meta
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from pipeline.models.imported.calls import (
     call_with,
-    has_parameter,
+    list_parameters,
     make_with,
     require_callable_with,
 )
-from pipeline.models.imported.imported_network import PARAMS, STATISTICS, PureNetwork, Variables
+from pipeline.models.imported.imported_network import (
+    PARAMS,
+    STATISTICS,
+    PureNetwork,
+    Variables,
+    from_nested_dicts,
+    to_nested_dicts,
+)
 
 
 def adapt_module(
@@ -28,7 +34,7 @@ def adapt_module(
 ) -> PureNetwork:
     """Return the pure network of a module: `target` itself, or the result of calling `target`.
 
-    Raises ValueError if there is no module, or if it can't be called with images.
+    Raises ValueError if the module is missing, or can't be called with images.
     """
     if isinstance(target, nn.Module):
         if arguments:
@@ -38,12 +44,12 @@ def adapt_module(
         raise ValueError(f"{reference}: is an nnx module; must be a class or a function")
     if not callable(target):
         raise ValueError(f"{reference}: is {target!r}; must be a class, a function or a module")
-    has_dtype = has_parameter(target, "dtype")
+    has_dtype = "dtype" in list_parameters(target)
 
     def make(**optional: Any) -> Any:
         return make_with(reference, target, arguments, classes, dtype, **optional)
 
-    if has_parameter(target, "rngs"):
+    if "rngs" in list_parameters(target):
         return _adapt_nnx(reference, make, has_dtype)
     module = make()
     if isinstance(module, nnx.Module):
@@ -55,7 +61,7 @@ def adapt_module(
 
 def _adapt_linen(reference: str, module: nn.Module, has_dtype: bool) -> PureNetwork:
     require_callable_with(reference, module.__call__, ("images",))
-    return LinenNetwork(module, has_dtype)
+    return LinenNetwork(module, has_dtype, type(module).__name__)
 
 
 def _adapt_nnx(reference: str, make: Callable[..., Any], has_dtype: bool) -> PureNetwork:
@@ -79,11 +85,8 @@ class LinenNetwork:
 
     module: nn.Module
     has_dtype: bool
-
-    @property
-    def root(self) -> str:
-        """Scope of the whole module, which flax names after the class."""
-        return type(self.module).__name__
+    root: str
+    """Scope of the whole module, which flax names after the class."""
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
         """Initialise the variables. Raises ValueError unless all are parameters or statistics."""
@@ -152,17 +155,12 @@ def _split_module(module: Any) -> tuple[Any, ...]:
 
 
 def _to_nested_dicts(state: Any) -> dict[str, Any]:
-    """Return nested dicts of a state's arrays. Keys are text, also for items of lists."""
-    flat = flatten_dict(nnx.to_pure_dict(state))
-    return unflatten_dict({tuple(map(str, path)): leaf for path, leaf in flat.items()})
+    return to_nested_dicts(nnx.to_pure_dict(state))
 
 
 def _fill_state(state: Any, values: Mapping[str, Any]) -> Any:
     """Replace the arrays of a state by the values at their paths, and return the state."""
-    flat = flatten_dict(dict(values))
-    paths = flatten_dict(nnx.to_pure_dict(state))
-    pure_dict = {path: flat[tuple(map(str, path))] for path in paths}
-    nnx.replace_by_pure_dict(state, unflatten_dict(pure_dict))
+    nnx.replace_by_pure_dict(state, from_nested_dicts(values, nnx.to_pure_dict(state)))
     return state
 
 

@@ -64,11 +64,6 @@ class Gradient:
     permutation: tuple[int, ...] | None
     """Permutation that JAX applies to the axes of the result, or None."""
 
-    @property
-    def role(self) -> Role:
-        """Role of the gradient's problem."""
-        return "weight_grad" if self.operand == 1 else "input_grad"
-
     def compute(self, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout) -> Array:
         """Compute the gradient equation by the lowering that the policy chooses for the role."""
         cotangent = operands[self.cotangent]
@@ -79,7 +74,7 @@ class Gradient:
         # For a function that is linear in an operand, the gradient doesn't depend on its values.
         is_linear = self.forward.primitive.name != MAXIMA
         primal = jnp.zeros(shape.shape, shape.dtype) if is_linear else other
-        role_policy = RolePolicy(policy, self.role)
+        role_policy = RolePolicy(policy, "weight_grad" if self.operand == 1 else "input_grad")
 
         def compute(value: Array) -> Array:
             values = [other, other] if is_linear else [other]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.core import unfreeze
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from pipeline.models.imported.calls import blame
@@ -74,8 +74,7 @@ class ImportedNetwork(nn.Module):
             name: unfreeze(dict(self.variables.get(name, {}))) for name in (PARAMS, STATISTICS)
         }
         key = self.make_rng("dropout") if train and self.has_rng("dropout") else None
-        # This is a function, since flax would put a scope around a method.
-        logits, statistics = _compute_logits(self, variables, images, key, train)
+        logits, statistics = self._compute_logits(variables, images, key, train)
         if train and self.is_mutable_collection(STATISTICS):
             self._put_variables({STATISTICS: statistics})
         return logits
@@ -106,29 +105,45 @@ class ImportedNetwork(nn.Module):
                 )
         return variables
 
+    @nn.nowrap
+    def _compute_logits(
+        self, variables: Variables, images: Array, key: Array | None, train: bool
+    ) -> tuple[Array, Variables]:
+        """Return the logits, float32, and the statistics after the call."""
+        inputs = dict(variables)
+        if not self.network.has_dtype:
+            images, inputs[PARAMS] = jax.tree.map(
+                lambda leaf: leaf.astype(self.dtype), (images, inputs[PARAMS])
+            )
+        apply: Callable[..., Any] = partial(self.network.apply, train=train)
+        if is_observing():
+            apply = partial(apply_observed, apply)
+        with blame(self.reference):
+            logits, statistics = apply(inputs, images, key)
+        is_array = isinstance(logits, jax.Array)
+        if not is_array or logits.ndim < 2:
+            actual = f"shape {logits.shape}" if is_array else type(logits).__name__
+            raise ValueError(
+                f"{self.reference}: returns {actual}; must return only logits (batch, classes)"
+            )
+        # A loop carries the statistics, so their dtypes must not change.
+        statistics = jax.tree.map(
+            lambda new, old: new.astype(old.dtype), statistics, inputs[STATISTICS]
+        )
+        return logits.astype(jnp.float32), statistics
 
-def _compute_logits(
-    module: ImportedNetwork, variables: Variables, images: Array, key: Array | None, train: bool
-) -> tuple[Array, Variables]:
-    """Return the logits, float32, and the statistics after the call."""
-    inputs = dict(variables)
-    if not module.network.has_dtype:
-        images, inputs[PARAMS] = jax.tree.map(
-            lambda leaf: leaf.astype(module.dtype), (images, inputs[PARAMS])
-        )
-    apply: Callable[..., Any] = partial(module.network.apply, train=train)
-    if is_observing():
-        apply = partial(apply_observed, apply)
-    with blame(module.reference):
-        logits, statistics = apply(inputs, images, key)
-    is_array = isinstance(logits, jax.Array)
-    if not is_array or logits.ndim < 2:
-        actual = f"shape {logits.shape}" if is_array else type(logits).__name__
-        raise ValueError(
-            f"{module.reference}: returns {actual}; must return only logits (batch, classes)"
-        )
-    # A loop carries the statistics, so their dtypes must not change.
-    statistics = jax.tree.map(
-        lambda new, old: new.astype(old.dtype), statistics, inputs[STATISTICS]
-    )
-    return logits.astype(jnp.float32), statistics
+
+def to_nested_dicts(tree: Any) -> dict[str, Any]:
+    """Return nested dicts of a pytree's leaves. Keys are text, for items of sequences numbers."""
+    leaves, _ = jax.tree.flatten_with_path(tree)
+    return unflatten_dict({_name_keys(path): leaf for path, leaf in leaves})
+
+
+def from_nested_dicts(values: Mapping[str, Any], structure: Any) -> Any:
+    """Return the pytree of this structure from which `to_nested_dicts` made `values`."""
+    flat = flatten_dict(dict(values))
+    return jax.tree.map_with_path(lambda path, _: flat[_name_keys(path)], structure)
+
+
+def _name_keys(path: Any) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path) or ("params",)

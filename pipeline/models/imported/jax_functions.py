@@ -10,17 +10,23 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from pipeline.models.imported.calls import (
     KEYS,
     call_with,
-    has_parameter,
+    list_parameters,
     make_with,
     require_callable_with,
 )
-from pipeline.models.imported.imported_network import PARAMS, STATISTICS, PureNetwork, Variables
+from pipeline.models.imported.imported_network import (
+    PARAMS,
+    STATISTICS,
+    PureNetwork,
+    Variables,
+    from_nested_dicts,
+    to_nested_dicts,
+)
 
 
 def adapt_functions(
@@ -42,7 +48,7 @@ def adapt_functions(
         if isinstance(result, nn.Module | nnx.Module):
             raise ValueError(f"{reference}: is a flax module; must be used by model=flax")
         pair = _as_pair(result)
-        has_dtype = has_parameter(target, "dtype")
+        has_dtype = "dtype" in list_parameters(target)
     elif arguments:
         raise ValueError(f"{reference}: has init and apply; arguments must be {{}}")
     if pair is None:
@@ -53,7 +59,7 @@ def adapt_functions(
     initialise, compute = pair
     values = ("images",) if _has_key(initialise) else ("key", "images")
     require_callable_with(f"{reference}: init", initialise, values, has_key=True)
-    has_state = has_parameter(compute, "state")
+    has_state = "state" in list_parameters(compute)
     inputs = ("params", "state", "images") if has_state else ("params", "images")
     require_callable_with(f"{reference}: apply", compute, inputs, has_key=True)
     return FunctionNetwork(initialise, compute, has_dtype, has_state)
@@ -68,7 +74,7 @@ def _as_pair(value: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None
 
 
 def _has_key(function: Callable[..., Any]) -> bool:
-    return any(has_parameter(function, name) for name in KEYS)
+    return not set(KEYS).isdisjoint(list_parameters(function))
 
 
 @dataclass(frozen=True)
@@ -88,11 +94,8 @@ class FunctionNetwork:
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
         """Initialise the parameters, in nested dicts by their paths in the pytree."""
-        initial = self._initialise_parameters(key, images)
-        if not self.has_state:
-            return {PARAMS: _to_nested_dicts(initial)}
-        parameters, state = initial
-        return {PARAMS: _to_nested_dicts(parameters), STATISTICS: _to_nested_dicts(state)}
+        parameters, state = self._initialise_variables(key, images)
+        return {PARAMS: to_nested_dicts(parameters), STATISTICS: to_nested_dicts(state)}
 
     def apply(
         self, variables: Variables, images: Array, key: Array | None, *, train: bool
@@ -100,31 +103,16 @@ class FunctionNetwork:
         """Return the logits, and the state after the call, {} without a state."""
         key = jax.random.key(0) if key is None else key
         image_shape = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
-        structure = jax.eval_shape(self._initialise_parameters, key, image_shape)
+        shapes, state_shapes = jax.eval_shape(self._initialise_variables, key, image_shape)
+        parameters = from_nested_dicts(variables[PARAMS], shapes)
         if not self.has_state:
-            parameters = _from_nested_dicts(variables[PARAMS], structure)
             return call_with(self.compute, (parameters, images), train=train, key=key), {}
-        parameters = _from_nested_dicts(variables[PARAMS], structure[0])
-        state = _from_nested_dicts(variables[STATISTICS], structure[1])
+        state = from_nested_dicts(variables[STATISTICS], state_shapes)
         logits, state = call_with(self.compute, (parameters, state, images), train=train, key=key)
-        return logits, _to_nested_dicts(state)
+        return logits, to_nested_dicts(state)
 
-    def _initialise_parameters(self, key: Array, images: Array) -> Any:
+    def _initialise_variables(self, key: Array, images: Array) -> Any:
+        """Return the parameters, and the state, which is {} without a state."""
         values = (images,) if _has_key(self.initialise) else (key, images)
-        return call_with(self.initialise, values, train=False, key=key)
-
-
-def _to_nested_dicts(tree: Any) -> dict[str, Any]:
-    """Return nested dicts of a pytree's leaves. Keys are text, for items of sequences numbers."""
-    leaves, _ = jax.tree.flatten_with_path(tree)
-    return unflatten_dict({_name_keys(path): leaf for path, leaf in leaves})
-
-
-def _from_nested_dicts(values: Mapping[str, Any], structure: Any) -> Any:
-    """Return the pytree of this structure from which `_to_nested_dicts` made `values`."""
-    flat = flatten_dict(dict(values))
-    return jax.tree.map_with_path(lambda path, _: flat[_name_keys(path)], structure)
-
-
-def _name_keys(path: Any) -> tuple[str, ...]:
-    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path) or ("params",)
+        initial = call_with(self.initialise, values, train=False, key=key)
+        return initial if self.has_state else (initial, {})

@@ -23,9 +23,6 @@ POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixe
 SEED_STATE = "seed_generator_state"
 """Last part of the path of a random generator's state, uint32 (2,)."""
 
-Path = tuple[str, ...]
-Shape = tuple[int, ...]
-
 
 def adapt_model(
     reference: str, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
@@ -156,7 +153,7 @@ class KerasNetwork:
         after = {_read_path(model, v): value for v, value in pairs if not _is_seed_state(v)}
         return logits, unflatten_dict(after) if train else variables[STATISTICS]
 
-    def _find_model(self, seed: int, image: Shape) -> Any:
+    def _find_model(self, seed: int, image: tuple[int, ...]) -> Any:
         """Return the model of a seed. The first call for the seed makes and builds it."""
         if seed not in self._models:
             # Weights must be concrete arrays, although JAX may be tracing a program.
@@ -177,7 +174,7 @@ def _is_seed_state(variable: Any) -> bool:
     return bool(variable.path.rpartition("/")[2] == SEED_STATE)
 
 
-def _read_path(model: Any, variable: Any) -> Path:
+def _read_path(model: Any, variable: Any) -> tuple[str, ...]:
     """Return the path of a variable without the model's name."""
     path: list[str] = variable.path.split("/")
     starts_at_model = path[0] == model.name and len(path) > 1

@@ -67,8 +67,12 @@ class TorchModule(_Imported):
 
         Raises ValueError without a module or a graph.
         """
-        from pipeline.models.torch_graph.computation.sources import GraphFile, ImportedModule
-        from pipeline.models.torch_graph.computation.torch_network import GraphSource, TorchNetwork
+        from pipeline.models.torch_graph.computation.sources import (
+            GraphFile,
+            GraphSource,
+            ImportedModule,
+        )
+        from pipeline.models.torch_graph.computation.torch_network import TorchNetwork
 
         imported = getattr(self, "import")
         source: GraphSource

@@ -10,11 +10,12 @@ Nodes compute the sizes that depend on the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 Role = Literal["parameter", "buffer", "constant"]
@@ -139,10 +140,6 @@ class TorchGraph:
         """Return the graph itself, as `GraphSource` requires."""
         return self
 
-    def form(self, train: bool) -> Form:
-        """Return the form for training or for evaluation."""
-        return self.training if train else self.evaluation
-
     def spec(self, name: str) -> ArraySpec:
         """Return the spec of an array. Raises KeyError."""
         return self._specs[name]
@@ -158,12 +155,14 @@ def describe_place(module: str, line: str) -> str:
     return f"{place} ({line})" if line else place
 
 
-def find_references(argument: Any) -> Iterator[ValueOf | ArrayOf]:
-    """Yield the references in an argument or a `GraphNode`, including those in tuples."""
-    if isinstance(argument, GraphNode):
-        argument = (argument.args, argument.kwargs)
-    if isinstance(argument, ValueOf | ArrayOf):
-        yield argument
-    elif isinstance(argument, tuple):
-        for item in argument:
-            yield from find_references(item)
+def fits_sizes(shape: Sequence[Any], sizes: Sequence[int | None]) -> bool:
+    """Return whether a shape has these sizes, of which None fits any size."""
+    if len(shape) != len(sizes):
+        return False
+    return all(size in (None, actual) for size, actual in zip(sizes, shape, strict=True))
+
+
+def find_references(node: GraphNode) -> list[ValueOf | ArrayOf]:
+    """Return the references in the arguments of a node, including those in tuples."""
+    leaves = jax.tree.leaves((node.args, node.kwargs))
+    return [leaf for leaf in leaves if isinstance(leaf, ValueOf | ArrayOf)]

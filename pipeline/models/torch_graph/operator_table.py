@@ -9,9 +9,9 @@ many arguments, the function's last parameter is a frozen dataclass of those aft
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 import jax
@@ -76,9 +76,8 @@ class OperatorContext:
         return move_batch_first(x) if self.layout == "chwn" else x
 
     def draw_key(self) -> Array:
-        """Return the random key of the node. Raises ValueError outside of training."""
-        if self.key is None:
-            raise ValueError("draws random numbers, which is possible only in training")
+        """Return the random key of the node, in training."""
+        assert self.key is not None, "graphs that draw in evaluation are refused"
         return self.key()
 
 
@@ -103,19 +102,18 @@ class AtenOperator:
         """Signature of the function."""
         return inspect.signature(self.function)
 
-    def require_signature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raise TypeError unless the function accepts these arguments."""
-        self._bind(None, args, kwargs)
-
     def __call__(self, context: OperatorContext, *args: Any, **kwargs: Any) -> Any:
         """Call the function. Raises TypeError unless it accepts these arguments."""
-        bound = self._bind(context, args, kwargs)
+        bound = self.bind(context, args, kwargs)
         return self.function(*bound.args, **bound.kwargs)
 
-    def _bind(
+    def bind(
         self, context: OperatorContext | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> inspect.BoundArguments:
-        """Return the arguments of the function, with the settings in their dataclass."""
+        """Return the arguments of the function, with the settings in their dataclass.
+
+        Raises TypeError unless the function accepts them.
+        """
         if next(iter(self.signature.parameters), "") == "context":
             args = (context, *args)
         if self.settings is None:
@@ -141,53 +139,57 @@ def aten(
     """Return a decorator that registers a function for ATen operators such as `relu.default`."""
 
     def decorate(function: Function) -> Function:
-        register_operator(names, AtenOperator(function, kind, draws, full_weights, settings))
+        operator = AtenOperator(function, kind, draws, full_weights, settings)
+        for name in names:
+            assert f"aten.{name}" not in OPERATORS, f"{name} is registered twice"
+            OPERATORS[f"aten.{name}"] = operator
         return function
 
     return decorate
 
 
-def register_operator(names: Sequence[str], operator: AtenOperator) -> None:
-    """Register an operator under ATen's names, such as `relu.default`."""
-    for name in names:
-        assert f"aten.{name}" not in OPERATORS, f"{name} is registered twice"
-        OPERATORS[f"aten.{name}"] = operator
-
-
 def valuewise(function: Callable[..., Array]) -> Callable[..., TorchTensor]:
     """Return a function of a `TorchTensor` that applies an elementwise function of an array."""
 
+    @wraps(function)
     def apply(x: TorchTensor, *args: Any, **kwargs: Any) -> TorchTensor:
         return x.with_array(function(x.array, *args, **kwargs))
 
-    return _with_signature(apply, function)
+    return apply
 
 
 def broadcasting(function: Callable[..., Array]) -> Callable[..., TorchTensor]:
     """Return a function of `TorchTensor`s and numbers that applies a broadcasting function."""
 
+    @wraps(function)
     def apply(*operands: Any, **kwargs: Any) -> TorchTensor:
         arrays, order = align(operands)
         return TorchTensor(function(*arrays, **kwargs), order)
 
-    return _with_signature(apply, function)
+    return apply
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., TorchTensor]:
     """Return a function of `TorchTensor`s that applies a function of arrays in PyTorch's order."""
 
+    @wraps(function)
     def apply(*args: Any, **kwargs: Any) -> TorchTensor:
         arrays = jax.tree.map(lambda x: x.plain() if isinstance(x, TorchTensor) else x, args)
         return to_tensor(function(*arrays, **kwargs))
 
-    return _with_signature(apply, function)
+    return apply
 
 
-def _with_signature(
-    apply: Callable[..., TorchTensor], function: Callable[..., Any]
-) -> Callable[..., TorchTensor]:
-    """Return `apply` with the signature of `function`, which a node's arguments must match."""
-    apply.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+def pack_result(function: Callable[..., Any]) -> Callable[..., tuple[Any]]:
+    """Return a function whose result is alone in a tuple.
+
+    It is for operators with more results, such as statistics, that no network reads.
+    """
+
+    @wraps(function)
+    def apply(*args: Any, **kwargs: Any) -> tuple[Any]:
+        return (function(*args, **kwargs),)
+
     return apply
 
 

@@ -8,7 +8,7 @@ compute in any order, and only an operator that needs another order transposes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -165,49 +165,40 @@ def _infer_shape(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
     return new
 
 
-@dataclass
-class _AxisGroup:
-    """Axes of an old shape, and the axes of the new shape that have the same values."""
+def _group_axes(
+    old: tuple[int, ...], new: tuple[int, ...]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the smallest groups of old axes and of the new axes with the same values, in order.
 
-    old: list[int]
-    new: list[int]
-
-
-def _group_axes(old: tuple[int, ...], new: tuple[int, ...]) -> list[_AxisGroup]:
-    """Return the smallest groups, in order, for shapes without 0 and of equal products.
-
-    No group has old axes of size 1.
+    No group has old axes of size 1. The shapes are without 0 and of equal products.
     """
-    groups: list[_AxisGroup] = []
     old_axes = [axis for axis, size in enumerate(old) if size != 1]
     new_axes = list(range(len(new)))
     while old_axes or new_axes:
-        group = _AxisGroup([], [])
+        old_group: list[int] = []
+        new_group: list[int] = []
         old_size = 1
         new_size = 1
-        while old_size != new_size or not group.new:
+        while old_size != new_size or not new_group:
             if old_size < new_size:
-                group.old.append(old_axes.pop(0))
-                old_size *= old[group.old[-1]]
+                old_group.append(old_axes.pop(0))
+                old_size *= old[old_group[-1]]
             else:
-                group.new.append(new_axes.pop(0))
-                new_size *= new[group.new[-1]]
-        groups.append(group)
-    return groups
+                new_group.append(new_axes.pop(0))
+                new_size *= new[new_group[-1]]
+        yield old_group, new_group
 
 
 def _reshape_without_transpose(x: TorchTensor, shape: tuple[int, ...]) -> TorchTensor | None:
     """Return the reshaped tensor if each group's old axes are adjacent in x, else None."""
     old_order = [number for number in x.order if x.shape[number] != 1]
     new_axes_by_start: list[tuple[int, list[int]]] = []
-    for group in _group_axes(x.shape, shape):
+    for old_axes, new_axes in _group_axes(x.shape, shape):
         # Groups without old axes, which have size 1, come first.
-        start = -1
-        if group.old:
-            start = old_order.index(group.old[0])
-            if old_order[start : start + len(group.old)] != group.old:
-                return None
-        new_axes_by_start.append((start, group.new))
+        start = old_order.index(old_axes[0]) if old_axes else -1
+        if old_axes and old_order[start : start + len(old_axes)] != old_axes:
+            return None
+        new_axes_by_start.append((start, new_axes))
     new_axes_by_start.sort(key=itemgetter(0))
     order = [axis for _, new_axes in new_axes_by_start for axis in new_axes]
     return TorchTensor(x.array.reshape([shape[axis] for axis in order]), tuple(order))

@@ -26,6 +26,7 @@ from pipeline.models.torch_graph.graph import (
     TensorSpec,
     TorchGraph,
     ValueOf,
+    fits_sizes,
 )
 from pipeline.models.torch_graph.operator_table import (
     ARGUMENT_ERRORS,
@@ -230,11 +231,6 @@ def _require_shapes(node: GraphNode, result: Any) -> None:
     """Raise ValueError if the results don't have the graph's shapes."""
     results = result if isinstance(result, tuple) else (result,)
     for spec, x in zip(node.results, results, strict=False):
-        if not isinstance(x, TorchTensor):
-            continue
-        expected = spec.shape
-        if len(expected) != x.ndim or any(
-            size is not None and size != x.shape[axis] for axis, size in enumerate(expected)
-        ):
-            described = tuple("batch" if size is None else size for size in expected)
+        if isinstance(x, TorchTensor) and not fits_sizes(x.shape, spec.shape):
+            described = tuple("batch" if size is None else size for size in spec.shape)
             raise ValueError(f"returns shape {x.shape}; must be {described}")

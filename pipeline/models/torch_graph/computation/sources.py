@@ -63,6 +63,11 @@ class ImportedModule:
         return _export(self, self.shape or (channels, height, width))
 
 
+GraphSource = TorchGraph | GraphFile | OnnxFile | ImportedModule
+"""The source of a network's graph. `graph_for` returns the graph for images (height, width,
+channels), or raises ValueError."""
+
+
 def _file_version(path: Path) -> tuple[int, int] | None:
     """Return a file's time of change in nanoseconds and size in bytes; None if it is missing."""
     stat = path.stat() if path.exists() else None
@@ -81,9 +86,9 @@ def _read(path: Path, version: tuple[int, int] | None) -> TorchGraph:
 def _import(
     source: OnnxFile, image: tuple[int, ...], version: tuple[int, int] | None
 ) -> TorchGraph:
-    from pipeline.models.torch_graph.onnx.import_onnx import ImportSettings, import_onnx
+    from pipeline.models.torch_graph.onnx.import_onnx import import_onnx
 
-    return import_onnx(source.path, ImportSettings(image, source.output))
+    return import_onnx(source.path, image, source.output)
 
 
 @lru_cache(maxsize=2)

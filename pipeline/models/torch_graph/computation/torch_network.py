@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +17,15 @@ from pipeline.models.layers.precision import TypeRule
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.torch_graph.computation.apply_graph import apply_form, make_input
+from pipeline.models.torch_graph.computation.sources import GraphSource
 from pipeline.models.torch_graph.graph import GraphNode, Role, TorchGraph
 from pipeline.models.torch_graph.operator_table import OperatorContext
+from pipeline.models.torch_graph.operators.convolution_ops import Convolution
 
 COLLECTIONS: Mapping[Role, str] = {"parameter": "params", "buffer": "batch_stats"}
 CONVOLUTIONS = frozenset(("aten.conv2d.default", "aten.conv2d.padding"))
 DRAWS = frozenset(("dropout", "feature_dropout", "native_dropout"))
 RESHAPES = frozenset(("flatten", "reshape", "squeeze", "view"))
-GROUPS_INDEX = 6
-"""Index of the number of groups among a convolution's arguments."""
 
 # fmt: off
 BATCH_LAST = frozenset((
@@ -43,13 +43,6 @@ BATCH_LAST = frozenset((
 ))
 # fmt: on
 """Operators that compute images in CHWN without a transposition, except to flatten them."""
-
-
-class GraphSource(Protocol):
-    """The source of a graph: the graph itself, a file, or a module of PyTorch."""
-
-    def graph_for(self, image_shape: tuple[int, ...]) -> TorchGraph:
-        """Return the graph for images (height, width, channels). Raises ValueError."""
 
 
 class TorchNetwork(nn.Module):
@@ -90,13 +83,26 @@ class TorchNetwork(nn.Module):
         key = make_key if train else None
         context = OperatorContext(self.dtype, self.policy, self.layout, key, self.rules)
         inputs = make_input(graph.input, x, self.layout)
-        logits, changed = apply_form(graph, graph.form(train), inputs, weights, context)
+        form = graph.training if train else graph.evaluation
+        logits, changed = apply_form(graph, form, inputs, weights, context)
         if train and not self.is_initializing() and self.is_mutable_collection("batch_stats"):
             self._write_buffers(graph, changed)
         return logits.astype(jnp.float32)
 
     def can_be_batch_last(self, image: tuple[int, ...]) -> bool:
-        return can_be_batch_last(self.source.graph_for(image))
+        """Return whether the graph reads images, and can be computed in CHWN with NHWC's results.
+
+        Dropout draws in the same order in both layouts for tensors of two axes, and for images
+        unless a node reshapes to images, whose axes may then have another order in NHWC.
+        """
+        graph = self.source.graph_for(image)
+        all_nodes = (*graph.training.nodes, *graph.evaluation.nodes)
+        nodes = [node for node in all_nodes if node.op.startswith("aten.")]
+        if len(graph.input.shape) != 4 or not all(map(_computes_batch_last, nodes)):
+            return False
+        draw_ndims = {_count_axes(node) for node in nodes if _parse_name(node) in DRAWS}
+        reshape_ndims = {_count_axes(node) for node in nodes if _parse_name(node) in RESHAPES}
+        return draw_ndims <= ({2} if 4 in reshape_ndims else {2, 4})
 
     def structure(self, image: tuple[int, ...]) -> str:
         """Return a text that is equal for equal networks, whatever the values of their arrays."""
@@ -108,8 +114,11 @@ class TorchNetwork(nn.Module):
         """Return parameters or buffers by PyTorch's names; each scope is a variable of flax."""
         specs = {spec.path: spec for spec in graph.arrays if spec.role == role}
         tree: dict[str, Any] = {}
-        for scope in _list_scopes(specs):
-            names = {path: spec.name for path, spec in specs.items() if _is_in(path, scope)}
+        scopes = dict.fromkeys(path.partition("/")[0] for path in specs)
+        for scope in scopes:
+            names = {
+                path: spec.name for path, spec in specs.items() if path.partition("/")[0] == scope
+            }
             initialize = _make_initializer(graph, scope, names)
             if role == "parameter":
                 tree[scope] = self.param(scope, initialize)
@@ -120,32 +129,14 @@ class TorchNetwork(nn.Module):
 
     def _write_buffers(self, graph: TorchGraph, changed: Mapping[str, Array]) -> None:
         by_path = {graph.spec(name).path: array for name, array in changed.items()}
-        for scope in _list_scopes(by_path):
-            leaves = flatten_dict({scope: self.get_variable("batch_stats", scope)}, sep="/")
-            leaves |= {path: array for path, array in by_path.items() if _is_in(path, scope)}
-            tree = unflatten_dict(leaves, sep="/")
-            self.put_variable("batch_stats", scope, tree[scope])
-
-
-def can_be_batch_last(graph: TorchGraph) -> bool:
-    """Return whether the graph reads images, and can be computed in CHWN with NHWC's results.
-
-    Dropout draws in the same order in both layouts for tensors of two axes, and for images unless a
-    node reshapes to images, whose axes may then have another order in NHWC.
-    """
-    all_nodes = (*graph.training.nodes, *graph.evaluation.nodes)
-    nodes = [node for node in all_nodes if node.op.startswith("aten.")]
-    if len(graph.input.shape) != 4 or not all(map(_computes_batch_last, nodes)):
-        return False
-    draw_ndims = {_count_axes(node) for node in nodes if _parse_name(node) in DRAWS}
-    reshape_ndims = {_count_axes(node) for node in nodes if _parse_name(node) in RESHAPES}
-    return draw_ndims <= ({2} if 4 in reshape_ndims else {2, 4})
+        leaves = flatten_dict(dict(self.variables.get("batch_stats", {})), sep="/") | by_path
+        for scope, value in unflatten_dict(leaves, sep="/").items():
+            self.put_variable("batch_stats", scope, value)
 
 
 def _computes_batch_last(node: GraphNode) -> bool:
     if node.op in CONVOLUTIONS:
-        groups = node.args[GROUPS_INDEX] if len(node.args) > GROUPS_INDEX else 1
-        return dict(node.kwargs).get("groups", groups) == 1
+        return Convolution(*node.args[3:], **dict(node.kwargs)).groups == 1
     return _parse_name(node) in BATCH_LAST
 
 
@@ -155,15 +146,6 @@ def _parse_name(node: GraphNode) -> str:
 
 def _count_axes(node: GraphNode) -> int:
     return len(node.results[0].shape)
-
-
-def _list_scopes(paths: Iterable[str]) -> list[str]:
-    """Return the first parts of paths, each once, in their order."""
-    return list(dict.fromkeys(path.partition("/")[0] for path in paths))
-
-
-def _is_in(path: str, scope: str) -> bool:
-    return path == scope or path.startswith(f"{scope}/")
 
 
 def _make_initializer(

@@ -17,7 +17,12 @@ import numpy as np
 
 from pipeline.core.errors import first_line
 from pipeline.core.plugins.loading import INSTALL
-from pipeline.models.torch_graph.conversion.functional_form import Draft, ProgramReader
+from pipeline.models.torch_graph.conversion.functional_form import (
+    Draft,
+    ProgramReader,
+    SharedMemoryError,
+    find_array_uses,
+)
 from pipeline.models.torch_graph.graph import (
     KERNEL_AXES,
     ArraySpec,
@@ -32,8 +37,11 @@ MAX_BATCH = 1 << 20
 """Largest batch size for which torch.export makes a program."""
 MAX_CONSTANT_BYTES = 1 << 20
 """Larger constant buffers of floating-point numbers are stored with the weights, not compiled."""
-_KERNEL_ORDERS: Mapping[str, Order] = {"aten.conv2d": "hwio", "aten.linear": "io"}
-"""Order of the axes of the kernel by operator. The kernel is argument 1, counted from 0."""
+_KERNEL_ORDERS: Mapping[tuple[str, int], Order] = {
+    ("aten.conv2d", 1): "hwio",
+    ("aten.linear", 1): "io",
+}
+"""Order of the axes of a kernel by the operator and the kernel's index among its arguments."""
 _PACKED = re.compile(r"in_proj_(weight|bias)$")
 """Names of a projection of torch.nn.MultiheadAttention, whose paths are as of a module in_proj."""
 _LEAVES = {"running_mean": "mean", "running_var": "var"}
@@ -127,12 +135,11 @@ def _export_draft(torch: Any, origin: str, module: Any, example: Any, batch: int
     with _report_error(origin, module.training, tuple(example.shape[1:])):
         with _refuse_new_tensors(torch, module):
             program = torch.export.export(module, (example,), dynamic_shapes=dims, strict=False)
-        draft = ProgramReader(torch, program).read()
-        if draft is None:
+        try:
+            return ProgramReader(torch, program).read()
+        except SharedMemoryError:
             # A tensor changes in place through a view. Torch can rewrite that, but takes seconds.
-            draft = ProgramReader(torch, program.run_decompositions({})).read()
-    assert draft is not None, "after decomposition nothing is changed in place"
-    return draft
+            return ProgramReader(torch, program.run_decompositions({})).read()
 
 
 @contextmanager
@@ -214,16 +221,13 @@ def _read_arrays(
 ) -> Iterator[tuple[ArraySpec, np.ndarray]]:
     """Yield the module's tensors and the constants that the forms read or change."""
     changing = train.find_changed_arrays()
+    train_uses = find_array_uses(train.form)
+    evaluation_uses = find_array_uses(evaluate.form)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        uses = train.uses.get(name, set()) | evaluate.uses.get(name, set())
+        uses = train_uses.get(name, set()) | evaluation_uses.get(name, set())
         if uses or name in changing:
             role = _choose_role(torch, name, tensor, changes=name in changing)
-            order = choose_order(uses, tensor.ndim)
-            array = _to_numpy(torch, tensor)
-            if order in KERNEL_AXES:
-                array = np.ascontiguousarray(array.transpose(KERNEL_AXES[order]))
-            path = choose_path(name, order, uses, tensor.ndim)
-            yield ArraySpec(name, path, role, order, array.shape, str(array.dtype)), array
+            yield place_array(name, _to_numpy(torch, tensor), role, uses)
     for name, constant in {**train.constants, **evaluate.constants}.items():
         array = _to_numpy(torch, constant)
         path = f"constants/{name}"
@@ -254,22 +258,30 @@ def _choose_role(torch: Any, name: str, tensor: Any, changes: bool) -> Role:
     return "buffer" if changes or is_large else "constant"
 
 
-def choose_order(uses: Uses, ndim: int) -> Order:
+def place_array(
+    name: str, array: np.ndarray, role: Role, uses: Uses
+) -> tuple[ArraySpec, np.ndarray]:
+    """Return the spec of an array, and the array in the order of the spec."""
+    order = _choose_order(uses, array.ndim)
+    path = _choose_path(name, order, uses, array.ndim)
+    if order in KERNEL_AXES:
+        array = np.ascontiguousarray(array.transpose(KERNEL_AXES[order]))
+    return ArraySpec(name, path, role, order, array.shape, str(array.dtype)), array
+
+
+def _choose_order(uses: Uses, ndim: int) -> Order:
     """Return the order of an array's axes in the graph.
 
     It is PyTorch's, except for an array that is always the kernel of convolutions or always the
     kernel of dense layers.
     """
-    orders: set[Order] = set()
-    for op, index in uses:
-        base_op = op.rpartition(".")[0]
-        orders.add(_KERNEL_ORDERS.get(base_op, "torch") if index == 1 else "torch")
+    orders = {_KERNEL_ORDERS.get((op.rpartition(".")[0], index), "torch") for op, index in uses}
     order = orders.pop() if len(orders) == 1 else "torch"
     has_kernel_rank = order in KERNEL_AXES and ndim == len(KERNEL_AXES[order])
     return order if has_kernel_rank else "torch"
 
 
-def choose_path(name: str, order: Order, uses: Uses, ndim: int) -> str:
+def _choose_path(name: str, order: Order, uses: Uses, ndim: int) -> str:
     """Return the path of an array, such as `layer1/0/conv1/kernel` for `layer1.0.conv1.weight`.
 
     `pipeline.models.weights` makes the same paths from PyTorch's weight files, which can therefore

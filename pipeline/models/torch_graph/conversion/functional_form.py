@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from pipeline.models.torch_graph.graph import (
     INPUT,
     ArrayOf,
@@ -27,6 +29,7 @@ from pipeline.models.torch_graph.graph import (
     describe_place,
     find_references,
 )
+from pipeline.models.torch_graph.operators.known_operators import OPERATORS
 
 # fmt: off
 _VIEWS = frozenset((
@@ -48,11 +51,6 @@ _IGNORED_KEYWORDS = frozenset(
 _IGNORED_OPS = re.compile(
     r"_assert_|sym_constrain_range|_check|is_nonzero|_guard|assert_tensor_metadata"
 )
-_SIZES = {
-    operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "floordiv",
-    operator.truediv: "truediv", operator.mod: "mod", operator.neg: "neg",
-}  # fmt: skip
-"""Names (after `sym.`) of Python's operators on sizes."""
 _FUNCTIONAL = {"bernoulli.float": "bernoulli.p", "normal.default": "normal_functional.default"}
 """Names of functional operators by the in-place name without its underscore, if they differ."""
 
@@ -64,17 +62,6 @@ class Draft:
     form: Form
     constants: Mapping[str, Any]
     """Constants, as tensors of torch, by name."""
-
-    @cached_property
-    def uses(self) -> Mapping[str, set[tuple[str, int]]]:
-        """Operators that read each array, with its index; -1 in a tuple or a keyword argument."""
-        uses: dict[str, set[tuple[str, int]]] = defaultdict(set)
-        for node in self.form.nodes:
-            for reference in find_references(node):
-                if isinstance(reference, ArrayOf):
-                    indices = [n for n, argument in enumerate(node.args) if argument == reference]
-                    uses[reference.name].update((node.op, index) for index in indices or [-1])
-        return uses
 
     def find_changed_arrays(self) -> frozenset[str]:
         """Return the names of the arrays that the form changes, including batch statistics."""
@@ -90,22 +77,24 @@ class Draft:
         def rename(name: str) -> str:
             return f"{name}{constant_suffix}" if name in self.constants else names.get(name, name)
 
-        def replace_names(argument: Any) -> Any:
-            if isinstance(argument, ArrayOf):
-                return ArrayOf(rename(argument.name))
-            return tuple(map(replace_names, argument)) if isinstance(argument, tuple) else argument
+        def rename_reference(leaf: Any) -> Any:
+            return ArrayOf(rename(leaf.name)) if isinstance(leaf, ArrayOf) else leaf
 
         nodes = tuple(
             replace(
                 node,
-                args=tuple(map(replace_names, node.args)),
-                kwargs=tuple((key, replace_names(value)) for key, value in node.kwargs),
+                args=jax.tree.map(rename_reference, node.args),
+                kwargs=jax.tree.map(rename_reference, node.kwargs),
             )
             for node in self.form.nodes
         )
         updates = tuple((rename(name), value) for name, value in self.form.updates)
         constants = {rename(name): tensor for name, tensor in self.constants.items()}
         return Draft(replace(self.form, nodes=nodes, updates=updates), constants)
+
+
+class SharedMemoryError(Exception):
+    """An in-place call changes memory that other values share, and torch must rewrite it."""
 
 
 @dataclass
@@ -125,17 +114,17 @@ class ProgramReader:
     """For each view or in-place call the fx node that owns the memory of its result."""
     constants: dict[str, Any] = field(default_factory=dict)
     updates: dict[str, ValueOf] = field(default_factory=dict)
-    buffers: dict[str, str] = field(default_factory=dict)
-    """Names of buffers by the placeholders that stand for them."""
 
     @cached_property
-    def _order(self) -> Mapping[Any, int]:
-        return {node: number for number, node in enumerate(self.program.graph.nodes)}
+    def _buffers(self) -> Mapping[str, str]:
+        """Names of buffers by the placeholders that stand for them."""
+        return dict(self.program.graph_signature.inputs_to_buffers)
 
-    def read(self) -> Draft | None:
-        """Read all nodes. Return None if an in-place call changes memory that other values share.
+    def read(self) -> Draft:
+        """Read all nodes.
 
-        Raises ValueError unless the output is one tensor, and each node calls an operator.
+        Raises SharedMemoryError if an in-place call changes memory that other values share, and
+        ValueError unless the output is one tensor, and each node calls an operator.
         """
         output: Any = None
         _inline_autocast(self.program.graph_module)
@@ -143,8 +132,7 @@ class ProgramReader:
             if node.op == "placeholder":
                 self._read_placeholder(node)
             elif node.op == "call_function":
-                if not self._read_call(node):
-                    return None
+                self._read_call(node)
             elif node.op == "output":
                 output = self._read_output(node)
             elif node.op != "get_attr":
@@ -152,28 +140,23 @@ class ProgramReader:
                     f"{node.op} {node.target} isn't an operator; the network is too dynamic"
                 )
         form = prune_form(tuple(self.nodes), output, self.updates)
-        used = Draft(form, {}).uses
+        used = find_array_uses(form)
         constants = {name: tensor for name, tensor in self.constants.items() if name in used}
         return Draft(form, constants)
 
     def _read_placeholder(self, node: Any) -> None:
         signature = self.program.graph_signature
-        if node.name in signature.inputs_to_parameters:
-            self.current[node.name] = ArrayOf(signature.inputs_to_parameters[node.name])
-        elif node.name in signature.inputs_to_buffers:
-            name = signature.inputs_to_buffers[node.name]
-            self.current[node.name] = ArrayOf(name)
-            self.buffers[node.name] = name
-        elif node.name in signature.inputs_to_lifted_tensor_constants:
-            name = signature.inputs_to_lifted_tensor_constants[node.name]
-            self.tensors[node.name] = self.program.constants[name].clone()
+        constant = signature.inputs_to_lifted_tensor_constants.get(node.name)
+        array = signature.inputs_to_parameters.get(node.name) or self._buffers.get(node.name)
+        if constant is not None:
+            self.tensors[node.name] = self.program.constants[constant].clone()
         else:
-            self.current[node.name] = ValueOf(INPUT)
+            self.current[node.name] = ValueOf(INPUT) if array is None else ArrayOf(array)
 
     def _read_output(self, node: Any) -> ValueOf:
         signature = self.program.graph_signature
         mutated = signature.buffers_to_mutate
-        for name in getattr(signature, "parameters_to_mutate", {}).values():
+        for name in signature.parameters_to_mutate.values():
             raise ValueError(_describe_changed_parameter(name))
         outputs = []
         for result in node.args[0]:
@@ -193,42 +176,40 @@ class ProgramReader:
             raise ValueError("the network's output must depend on its input")
         return value
 
-    def _read_call(self, node: Any) -> bool:
-        """Read a call. Return False if it changes memory that other values share."""
+    def _read_call(self, node: Any) -> None:
         target = node.target
         if target is operator.getitem:
             self._read_item(node)
-            return True
-        size_op = _SIZES.get(target) or getattr(target, "__name__", "")
-        if target in _SIZES or size_op in ("sym_max", "sym_min"):
-            self._append(node, f"sym.{size_op}", node.args, {})
-            return True
+            return
+        size_op = f"sym.{getattr(target, '__name__', '')}"
+        if size_op in OPERATORS:
+            self._append(node, size_op, node.args, {})
+            return
         full_op = str(target)
         if _IGNORED_OPS.search(full_op):
-            return True
+            return
         name = _parse_base_name(full_op)
         in_place = full_op.startswith("aten.") and name.endswith("_") and not name.startswith("__")
         if name in _VIEWS and node.args and hasattr(node.args[0], "name"):
             self.roots[node.name] = self._find_root(node.args[0])
         if self._is_constant(node, name, in_place):
             self._compute_constant(node)
-            return True
-        if not full_op.startswith("aten."):
+        elif not full_op.startswith("aten."):
             raise ValueError(f"operator {full_op} of {_describe_node(node)} isn't supported")
-        if not in_place:
+        elif in_place:
+            self._append_functional(node, full_op)
+        else:
             self._append(node, full_op, node.args, node.kwargs)
-            return True
-        return self._append_functional(node, full_op)
 
-    def _append_functional(self, node: Any, full_op: str) -> bool:
-        """Append the functional form of an in-place call; return False as `_read_call` does."""
+    def _append_functional(self, node: Any, full_op: str) -> None:
+        """Append the functional form of an in-place call."""
         root = self._find_root(node.args[0])
         changed = self._find_alias(node.args[0])
         parameters = self.program.graph_signature.inputs_to_parameters
         if root in parameters:
             raise ValueError(_describe_changed_parameter(parameters[root]))
         if self._is_shared_later(root, changed, node):
-            return False
+            raise SharedMemoryError
         name, _, overload = full_op.removeprefix("aten.").partition(".")
         functional = f"{name[:-1]}.{overload}"
         op = f"aten.{_FUNCTIONAL.get(functional, functional)}"
@@ -237,19 +218,18 @@ class ProgramReader:
         self.tensors.pop(changed, None)
         self.roots[node.name] = root
         self.aliases[node.name] = changed
-        if root in self.buffers:
-            self.updates[self.buffers[root]] = self.current[changed]
-        return True
+        if root in self._buffers:
+            self.updates[self._buffers[root]] = self.current[changed]
 
     def _is_shared_later(self, root: str, changed: str, node: Any) -> bool:
         """Return whether a value other than `changed` in root's memory is read after a node."""
-        if root in self.buffers and changed != root:
+        if root in self._buffers and changed != root:
             return True
         for value in self.program.graph.nodes:
             is_shared = value.name == root or self.roots.get(value.name) == root
             if not is_shared or self._find_alias(value) == changed or value is node:
                 continue
-            if any(self._order[user] > self._order[node] for user in value.users):
+            if any(user > node for user in value.users):
                 return True
         return False
 
@@ -275,7 +255,7 @@ class ProgramReader:
             return False
         if name in _FILLERS and node.args and _is_fixed(node.meta.get("val")):
             return True
-        if in_place and self._find_root(node.args[0]) in self.buffers:
+        if in_place and self._find_root(node.args[0]) in self._buffers:
             return False
         reads_constants = all(operand.name in self.tensors for operand in node.all_input_nodes)
         is_unread = in_place and not node.users
@@ -294,13 +274,7 @@ class ProgramReader:
 
     def _insert_tensors(self, value: Any) -> Any:
         """Return arguments with the tensors of fx nodes in their place."""
-        if isinstance(value, self.torch.fx.Node):
-            return self.tensors[value.name]
-        if isinstance(value, tuple | list):
-            return type(value)(self._insert_tensors(item) for item in value)
-        if isinstance(value, Mapping):
-            return {key: self._insert_tensors(item) for key, item in value.items()}
-        return value
+        return self.torch.fx.node.map_arg(value, lambda node: self.tensors[node.name])
 
     def _append(self, node: Any, op: str, args: Any, kwargs: Mapping[str, Any]) -> None:
         keyword_args = tuple(
@@ -427,11 +401,13 @@ def prune_form(
     Batch norm's number of batches isn't updated, since no node reads it.
     """
     by_name = {node.name: node for node in nodes}
-    updates = {
-        name: value
-        for name, value in updates.items()
-        if not (name.endswith("num_batches_tracked") and _computes_integers(by_name[value.node]))
-    }
+
+    def counts_batches(name: str, value: ValueOf) -> bool:
+        results = by_name[value.node].results
+        is_integer = bool(results) and not results[0].dtype.startswith(("float", "bfloat"))
+        return is_integer and name.endswith("num_batches_tracked")
+
+    updates = {n: value for n, value in updates.items() if not counts_batches(n, value)}
     used: set[str] = set()
     pending = [output.node, *(value.node for value in updates.values())]
     while pending:
@@ -443,5 +419,16 @@ def prune_form(
     return Form(tuple(n for n in nodes if n.name in used), output, tuple(updates.items()))
 
 
-def _computes_integers(node: GraphNode) -> bool:
-    return bool(node.results) and not node.results[0].dtype.startswith(("float", "bfloat"))
+def find_array_uses(form: Form) -> Mapping[str, set[tuple[str, int]]]:
+    """Return the operators that read each array, by the array's name.
+
+    An operator is given with the index of the array among its arguments; -1 if the array is in a
+    tuple or a keyword argument.
+    """
+    uses: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    for node in form.nodes:
+        for reference in find_references(node):
+            if isinstance(reference, ArrayOf):
+                indices = [n for n, argument in enumerate(node.args) if argument == reference]
+                uses[reference.name].update((node.op, index) for index in indices or [-1])
+    return uses

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from pipeline.models.torch_graph.graph import ArrayOf, GraphNode, TorchGraph
 from pipeline.models.torch_graph.operators.convolution_ops import as_pair, make_pads
 
 Arrays = dict[str, np.ndarray]
+_SCALE_AND_BIAS = ("params/scale", "params/bias")
 
 
 class UnknownLayerError(ValueError):
@@ -67,10 +68,6 @@ class NodeReader:
         """Return an argument by index, or the default if the call doesn't have it."""
         return self.node.args[index] if len(self.node.args) > index else default
 
-    def option(self, name: str, default: Any = None) -> Any:
-        """Return a keyword argument, or the default if the call doesn't have it."""
-        return dict(self.node.kwargs).get(name, default)
-
     def array(self, index: int) -> np.ndarray | None:
         """Return the array of an argument, or None if that is None or missing.
 
@@ -82,6 +79,19 @@ class NodeReader:
         if not isinstance(argument, ArrayOf):
             raise self.refuse("its weight is computed")
         return self.graph.values[argument.name]
+
+    def arrays(self, first: int, names: Sequence[str], problem: str) -> Arrays:
+        """Return the arrays of consecutive arguments from index `first` on, by `names`.
+
+        Raises UnknownLayerError, with the problem, if one is None.
+        """
+        arrays: Arrays = {}
+        for index, name in enumerate(names, first):
+            array = self.array(index)
+            if array is None:
+                raise self.refuse(problem)
+            arrays[name] = array
+        return arrays
 
     def refuse(self, problem: str = "") -> UnknownLayerError:
         """Return the error for a node that no layer computes."""
@@ -136,11 +146,9 @@ _ACTIVATIONS: Mapping[str, standard.Activation] = {
 }
 
 
+@_register_reader(*_ACTIVATIONS)
 def _read_activation(reader: NodeReader) -> Chain:
     return _make_layer(reader, _ACTIVATIONS[reader.node.op.split(".")[1]])
-
-
-_READERS.update(dict.fromkeys(_ACTIVATIONS, _read_activation))
 
 
 @_register_reader("hardtanh")
@@ -152,7 +160,7 @@ def _read_hardtanh(reader: NodeReader) -> Chain:
 
 @_register_reader("gelu")
 def _read_gelu(reader: NodeReader) -> Chain:
-    if reader.option("approximate", "none") != "tanh":
+    if dict(reader.node.kwargs).get("approximate") != "tanh":
         raise reader.refuse("gelu must have approximate='tanh'")
     return _make_layer(reader, standard.Gelu())
 
@@ -160,8 +168,7 @@ def _read_gelu(reader: NodeReader) -> Chain:
 @_register_reader("dropout")
 def _read_dropout(reader: NodeReader) -> Chain:
     rate = reader.argument(1)
-    is_training = reader.argument(2)
-    if not is_training or rate == 0:
+    if not reader.argument(2) or rate == 0:  # Argument 2 is whether it is training.
         return (), reader.output()
     return _make_layer(reader, standard.Dropout(rate=rate))
 
@@ -222,17 +229,10 @@ def _read_linear(reader: NodeReader) -> Chain:
 
 @_register_reader("batch_norm")
 def _read_batch_norm(reader: NodeReader) -> Chain:
-    weight, bias, mean, var = (reader.array(index) for index in (1, 2, 3, 4))
-    if weight is None or bias is None or mean is None or var is None:
-        raise reader.refuse("it must have a weight and running statistics")
+    names = (*_SCALE_AND_BIAS, "batch_stats/mean", "batch_stats/var")
+    arrays = reader.arrays(1, names, "it must have a weight and running statistics")
     if reader.argument(5) is not True:
         raise reader.refuse("it must train its statistics")
-    arrays = {
-        "params/scale": weight,
-        "params/bias": bias,
-        "batch_stats/mean": mean,
-        "batch_stats/var": var,
-    }
     arrays = {name: reader.flow.reorder(array, 0) for name, array in arrays.items()}
     momentum = round(1 - reader.argument(6), 12)
     layer = standard.BatchNorm(momentum=momentum, epsilon=reader.argument(7))
@@ -241,24 +241,20 @@ def _read_batch_norm(reader: NodeReader) -> Chain:
 
 @_register_reader("layer_norm")
 def _read_layer_norm(reader: NodeReader) -> Chain:
-    weight = reader.array(2)
-    bias = reader.array(3)
-    if len(reader.argument(1)) != 1 or weight is None or bias is None:
-        raise reader.refuse("it must have one axis, a weight and a bias")
+    problem = "it must have one axis, a weight and a bias"
+    arrays = reader.arrays(2, _SCALE_AND_BIAS, problem)
+    if len(reader.argument(1)) != 1:
+        raise reader.refuse(problem)
     if reader.flow.is_image or reader.flow.flattened is not None:
         raise reader.refuse("its axis must be the channels")
-    layer = standard.LayerNorm(epsilon=reader.argument(4, 1e-5))
-    return _make_layer(reader, layer, {"params/scale": weight, "params/bias": bias})
+    return _make_layer(reader, standard.LayerNorm(epsilon=reader.argument(4, 1e-5)), arrays)
 
 
 @_register_reader("group_norm")
 def _read_group_norm(reader: NodeReader) -> Chain:
-    weight = reader.array(2)
-    bias = reader.array(3)
-    if weight is None or bias is None:
-        raise reader.refuse("it must have a weight and a bias")
+    arrays = reader.arrays(2, _SCALE_AND_BIAS, "it must have a weight and a bias")
     layer = standard.GroupNorm(groups=reader.argument(1), epsilon=reader.argument(4, 1e-5))
-    return _make_layer(reader, layer, {"params/scale": weight, "params/bias": bias})
+    return _make_layer(reader, layer, arrays)
 
 
 @_register_reader("max_pool2d")

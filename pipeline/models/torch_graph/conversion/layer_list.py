@@ -54,7 +54,7 @@ def list_layers(graph: TorchGraph) -> LayerList:
 def set_class_features(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
     """Return the layers with `$classes` as the features of the last convolution or dense layer.
 
-    Raises UnknownLayerError if there is no such layer, or if it is inside of another layer.
+    Raises UnknownLayerError if such a layer is missing, or is inside of another layer.
     """
     for index, layer in reversed(list(enumerate(layers))):
         if isinstance(layer, standard.Conv | standard.Dense):

@@ -31,11 +31,8 @@ MAX_CONSTANTS = 2**26
 _INT32 = np.iinfo(np.int32)
 
 
-class TrainingFlag:
-    """An argument that is true in the form for training and false in the form for evaluation."""
-
-
-TRAINING = TrainingFlag()
+TRAINING = object()
+"""An argument that is true in the form for training and false in the form for evaluation."""
 
 
 @dataclass(frozen=True)
@@ -138,15 +135,10 @@ class TorchGraphBuilder:
         first, second = (array.shape for array in value.arrays)
         return tuple(map(self.size, first, second))
 
-    def fixed_shape(self, value: OnnxValue) -> tuple[int, ...]:
-        """Return the shape, with 0 for a first size that depends on the batch.
-
-        Raises ValueError if another size depends on the batch.
-        """
-        sizes = self.shape(value)
-        if any(isinstance(size, BatchSize) for size in sizes[1:]):
-            raise ValueError(f"a size depends on the batch: {sizes}")
-        return tuple(size if isinstance(size, int) else 0 for size in sizes)
+    def fixed_shape(self, value: OnnxValue, first_axis: int = 0) -> tuple[int, ...]:
+        """Return the sizes from an axis on. Raises ValueError if one depends on the batch."""
+        sizes = self.shape(value)[first_axis:]
+        return _require_fixed(sizes, "a size of its input depends on the batch; must be fixed")
 
     def transpose_weight(self, name: str) -> OnnxValue:
         """Transpose a stored matrix of weights, and return it. No other node may read it."""
@@ -193,10 +185,8 @@ class TorchGraphBuilder:
 
     def fixed_integers(self, value: OnnxValue) -> tuple[int, ...]:
         """Return whole numbers that don't depend on the batch. Raises ValueError for others."""
-        sizes = self.integers(value)
-        if any(isinstance(size, BatchSize) for size in sizes):
-            raise ValueError("a number depends on the batch size; must be fixed")
-        return tuple(size for size in sizes if isinstance(size, int))
+        numbers = self.integers(value)
+        return _require_fixed(numbers, "a number depends on the batch size; must be fixed")
 
     def call(self, op: str, *args: Argument, **kwargs: Argument) -> OnnxValue:
         """Add a node such as `relu.default`, and return its first result."""
@@ -246,9 +236,7 @@ class TorchGraphBuilder:
                     return argument.arrays[batch_index]
                 case BatchSize():
                     return argument.per_sample * self.batches[batch_index] + argument.constant
-                case TrainingFlag():
-                    return False
-            return argument
+            return False if argument is TRAINING else argument
 
         args, kwargs = jax.tree.map(read_argument, (node.args, dict(node.kwargs)))
         return find_operator(node)(context, *args, **kwargs)
@@ -313,6 +301,14 @@ class TorchGraphBuilder:
         name = f"size_{len(self.nodes) + 1}"
         self.nodes.append(GraphNode(name, op, args, (), (), self.module, self.kind, self.line))
         return ValueOf(name)
+
+
+def _require_fixed(numbers: Sequence[Length], problem: str) -> tuple[int, ...]:
+    """Return the numbers. Raises ValueError with the problem if one depends on the batch."""
+    fixed = tuple(number for number in numbers if isinstance(number, int))
+    if len(fixed) < len(numbers):
+        raise ValueError(problem)
+    return fixed
 
 
 def _make_spec(first: TorchTensor, second: TorchTensor) -> TensorSpec:

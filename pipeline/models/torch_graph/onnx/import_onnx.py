@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,14 +13,9 @@ import numpy as np
 
 from pipeline.core.errors import first_line
 from pipeline.core.files.error_text import show_name
-from pipeline.models.torch_graph.conversion.export_module import (
-    MAX_CONSTANT_BYTES,
-    choose_order,
-    choose_path,
-)
-from pipeline.models.torch_graph.conversion.functional_form import Draft, prune_form
+from pipeline.models.torch_graph.conversion.export_module import MAX_CONSTANT_BYTES, place_array
+from pipeline.models.torch_graph.conversion.functional_form import find_array_uses, prune_form
 from pipeline.models.torch_graph.graph import (
-    KERNEL_AXES,
     ArraySpec,
     Form,
     GraphNode,
@@ -28,6 +23,7 @@ from pipeline.models.torch_graph.graph import (
     TensorSpec,
     TorchGraph,
     ValueOf,
+    fits_sizes,
 )
 from pipeline.models.torch_graph.onnx import layer_nodes as layer_nodes
 from pipeline.models.torch_graph.onnx import recurrent_nodes as recurrent_nodes
@@ -44,28 +40,14 @@ BATCHES = (2, 3)
 """Batch sizes at which shapes are computed."""
 
 
-@dataclass(frozen=True)
-class ImportSettings:
-    """Shape of the samples, and the tensor that is the network's output."""
+def import_onnx(path: Path, image: tuple[int, ...], output: str | None = None) -> TorchGraph:
+    """Import a file as a graph for images (height, width, channels).
 
-    image: tuple[int, ...]
-    """Height, width and channels."""
-    output: str | None = None
-    """Name of the tensor of logits, or None for the file's first output without its softmax."""
-
-
-def import_onnx(path: Path, settings: ImportSettings) -> TorchGraph:
-    """Import a file as a graph. Raises ValueError, with file and node, if that is impossible."""
-    return import_model(read_onnx(path), settings)
-
-
-def import_model(model: OnnxModel, settings: ImportSettings) -> TorchGraph:
-    """Import a network as a graph. Raises ValueError, with file and node, if that is impossible.
-
-    The graph accepts any batch size, or only the file's if the network can't be computed for
-    others.
+    `output` is the name of the tensor of logits, or None for the file's first output without its
+    softmax. The graph accepts any batch size, or only the file's if the network can't be computed
+    for others. Raises ValueError, with file and node, if the file can't be imported.
     """
-    network = _Network(_drop_copies(model), settings)
+    network = _Network(_drop_copies(read_onnx(path)), image, output)
     batch = network.input.shape[0]
     try:
         graph = network.build(BATCHES)
@@ -82,8 +64,7 @@ def find_sample_shape(model: OnnxModel) -> tuple[int, ...]:
 
     A row of features is one pixel. Raises ValueError if a size is open, or for other shapes.
     """
-    network = _Network(model, ImportSettings((0, 0, 0)))
-    sizes = network.input.shape[1:]
+    sizes = _Network(model).input.shape[1:]
     if not all(sizes) or len(sizes) not in (1, 3):
         raise ValueError(
             f"{model.file}: reads samples of shape {_format_sizes(sizes)}; channels, height and "
@@ -98,10 +79,12 @@ def find_sample_shape(model: OnnxModel) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Network:
-    """The network of a file, and the settings of its import. Its properties raise ValueError."""
+    """The network of a file, for images of a shape. Its properties raise ValueError."""
 
     model: OnnxModel
-    settings: ImportSettings
+    image: tuple[int, ...] = ()
+    """Height, width and channels."""
+    output_name: str | None = None
 
     @cached_property
     def producers(self) -> Mapping[str, OnnxNode]:
@@ -130,14 +113,14 @@ class _Network:
         outputs = self.model.outputs
         # The first output of scikit-learn's classifiers is the class, an integer.
         candidates = [value for value in outputs if not value.dtype.startswith("int")] or outputs
-        name = self.settings.output or candidates[0].name
+        name = self.output_name or candidates[0].name
         if name not in self.producers:
             names = ", ".join(show_name(value.name) for value in outputs)
             raise ValueError(
                 f"{self.model.file}: no node computes output {show_name(name)}; its outputs are "
                 f"{names}"
             )
-        return name if self.settings.output else self._find_softmax_input(name)
+        return name if self.output_name else self._find_softmax_input(name)
 
     def _find_softmax_input(self, name: str) -> str:
         """Return the input of the softmax that computes a tensor, or the tensor if none does."""
@@ -182,20 +165,21 @@ class _Network:
     @cached_property
     def is_channels_last(self) -> bool:
         """Whether the input is images (batch, height, width, channels), as TensorFlow's are."""
-        height, width, channels = self.settings.image
+        height, width, channels = self.image
         sizes = self.input.shape[1:]
-        return not _fits(sizes, (channels, height, width)) and _fits(sizes, self.settings.image)
+        is_first = fits_sizes((channels, height, width), sizes)
+        return not is_first and fits_sizes(self.image, sizes)
 
     def spec(self, batch: int | None) -> TensorSpec:
         """Return the input as the graph reads it: images are (batch, channels, height, width).
 
         Raises ValueError if it doesn't fit the samples.
         """
-        height, width, channels = self.settings.image
+        height, width, channels = self.image
         sizes = self.input.shape[1:]
         dtype = "float32" if self.input.dtype.startswith(("float", "bfloat")) else "int64"
         if len(sizes) == 3:
-            if not self.is_channels_last and not _fits(sizes, (channels, height, width)):
+            if not self.is_channels_last and not fits_sizes((channels, height, width), sizes):
                 raise ValueError(
                     f"{self.model.file}: reads samples of shape {_format_sizes(sizes)}, and images "
                     f"{height}x{width}x{channels} (height, width, channels) came; resize them"
@@ -251,20 +235,23 @@ class _Network:
         if self.is_channels_last:
             x = builder.call("permute.default", x, (0, 2, 3, 1))
         values: dict[str, OnnxValue] = {self.input.name: x}
-        constants: dict[str, OnnxValue] = {}
-        for node in self.nodes:
+
+        def find_value(name: str) -> OnnxValue:
+            if name not in values:
+                raise ValueError(f"{self.model.file}: {show_name(name)} is not computed here")
+            return values[name]
+
+        for number, node in enumerate(self.nodes):
             inputs: list[OnnxValue | None] = []
             for index, name in enumerate(node.inputs):
-                tensor = weights.tensor(node, index)
+                tensor = weights.by_input.get((number, index))
                 if tensor is not None:
                     inputs.append(builder.weight(weights.names[tensor]))
-                elif name in self.model.initializers:
-                    if name not in constants:
-                        constants[name] = builder.constant(self.model.initializers[name])
-                    inputs.append(constants[name])
-                else:
-                    inputs.append(values[name] if name else None)
-            builder.module = weights.module(node)
+                    continue
+                if name in self.model.initializers and name not in values:
+                    values[name] = builder.constant(self.model.initializers[name])
+                inputs.append(find_value(name) if name else None)
+            builder.module = weights.module(number)
             builder.kind = node.op
             builder.line = self.model.describe(node)
             reader = OnnxNodeReader(node, inputs, builder, self.model.opset, weights.transposable)
@@ -274,9 +261,7 @@ class _Network:
                 raise ValueError(f"{builder.line}: {first_line(error)}") from error
             outputs = result if isinstance(result, tuple) else (result,)
             values.update(zip(node.outputs, outputs, strict=False))
-        if self.output not in values:
-            raise ValueError(f"{self.model.file}: {show_name(self.output)} is not computed here")
-        return values[self.output]
+        return find_value(self.output)
 
 
 def _drop_copies(model: OnnxModel) -> OnnxModel:
@@ -302,13 +287,6 @@ def _drop_copies(model: OnnxModel) -> OnnxModel:
     return replace(model, nodes=tuple(nodes), initializers=initializers)
 
 
-def _fits(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
-    """Return whether a shape has these sizes, of which None fits any size."""
-    if len(sizes) != len(shape):
-        return False
-    return all(size in (None, actual) for size, actual in zip(sizes, shape, strict=True))
-
-
 def _format_sizes(sizes: Iterable[int | None]) -> str:
     return "x".join("?" if size is None else str(size) for size in sizes)
 
@@ -326,21 +304,18 @@ def _list_specs(
     builder: TorchGraphBuilder, form: Form, statistics: Set[str]
 ) -> Iterator[tuple[ArraySpec, np.ndarray]]:
     """Yield the arrays that the nodes read: parameters, statistics and constants."""
-    uses = Draft(form, {}).uses
-    weights = {name: array for name, array in builder.weights.items() if name in uses}
-    orders = {name: choose_order(uses[name], array.ndim) for name, array in weights.items()}
-    paths = [
-        choose_path(name, orders[name], uses[name], array.ndim) for name, array in weights.items()
+    uses = find_array_uses(form)
+    placed = [
+        place_array(name, array, "buffer" if name in statistics else "parameter", uses[name])
+        for name, array in builder.weights.items()
+        if name in uses
     ]
-    for (name, array), path in zip(weights.items(), make_names_distinct(paths, "/"), strict=True):
-        order = orders[name]
-        if order in KERNEL_AXES:
-            array = np.ascontiguousarray(array.transpose(KERNEL_AXES[order]))
-        role: Role = "buffer" if name in statistics else "parameter"
-        yield ArraySpec(name, path, role, order, array.shape, "float32"), array
+    paths = make_names_distinct([spec.path for spec, _ in placed], "/")
+    for (spec, array), path in zip(placed, paths, strict=True):
+        yield replace(spec, path=path), array
     for name, array in builder.constants.items():
         if name in uses:
             is_large = array.dtype == np.float32 and array.nbytes > MAX_CONSTANT_BYTES
             path = f"constants@/{name}"
-            role = "buffer" if is_large else "constant"
+            role: Role = "buffer" if is_large else "constant"
             yield ArraySpec(name, path, role, "torch", array.shape, str(array.dtype)), array

@@ -297,7 +297,7 @@ def _add_pool(reader: OnnxNodeReader, x: OnnxValue, window: OnnxWindow) -> OnnxV
     padded = _add_pads(reader, x, window.pads)
     if counts_pads:
         return graph.call(op, padded, window.kernel, window.strides, zeros, ceil_mode, True)
-    ones = graph.constant(np.ones((1, 1, *graph.fixed_shape(x)[2:]), np.float32))
+    ones = graph.constant(np.ones((1, 1, *graph.fixed_shape(x, 2)), np.float32))
 
     def sum_windows(values: OnnxValue) -> OnnxValue:
         # An average with the divisor 1 is a sum.

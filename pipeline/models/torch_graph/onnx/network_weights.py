@@ -69,26 +69,18 @@ class NetworkWeights:
     @cached_property
     def tensors(self) -> tuple[WeightTensor, ...]:
         """All weights in the order in which nodes read them."""
-        return tuple(dict.fromkeys(self._by_input.values()))
+        return tuple(dict.fromkeys(self.by_input.values()))
 
     @cached_property
     def statistics(self) -> Set[str]:
         """Names of running means and variances."""
         return {
-            self.names[self._by_input[number, place]]
+            self.names[self.by_input[number, place]]
             for number, node in enumerate(self.nodes)
             if node.op == "BatchNormalization"
             for place in STATISTICS
-            if (number, place) in self._by_input
+            if (number, place) in self.by_input
         }
-
-    def tensor(self, node: OnnxNode, place: int) -> WeightTensor | None:
-        """Return the weight that input `place` of a node reads, or None if it isn't a weight."""
-        return self._by_input.get((self._numbers[id(node)], place))
-
-    @cached_property
-    def _numbers(self) -> Mapping[int, int]:
-        return {id(node): number for number, node in enumerate(self.nodes)}
 
     @cached_property
     def _producers(self) -> Mapping[str, OnnxNode]:
@@ -139,7 +131,7 @@ class NetworkWeights:
         return scale is not None and bias is not None and (scale == 1).all() and not bias.any()
 
     @cached_property
-    def _by_input(self) -> Mapping[tuple[int, int], WeightTensor]:
+    def by_input(self) -> Mapping[tuple[int, int], WeightTensor]:
         """The weight that a node reads, by the indices of the node and of the input."""
         weights = {}
         for number, node in enumerate(self.nodes):
@@ -168,7 +160,7 @@ class NetworkWeights:
     def names(self) -> Mapping[WeightTensor, str]:
         """Names of the weights in the graph: from the file, or from the layer that reads them."""
         names: dict[WeightTensor, str] = {}
-        for (number, place), tensor in self._by_input.items():
+        for (number, place), tensor in self.by_input.items():
             if tensor not in names:
                 is_recurrent = self.nodes[number].op in _RECURRENT
                 leaves = _RECURRENT_LEAVES if is_recurrent else _LEAVES
@@ -180,10 +172,11 @@ class NetworkWeights:
                 names[tensor] = name
         return dict(zip(names, make_names_distinct(names.values(), "."), strict=True))
 
-    def module(self, node: OnnxNode) -> str:
+    def module(self, number: int) -> str:
         """Return the path of a node's module: its first weight's if it has one, or its name."""
+        node = self.nodes[number]
         for place in range(len(node.inputs)):
-            tensor = self.tensor(node, place)
+            tensor = self.by_input.get((number, place))
             if tensor is not None and "." in self.names[tensor]:
                 return self.names[tensor].rpartition(".")[0]
         return _make_node_path(node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -82,16 +82,13 @@ class OnnxNodeReader:
         """Return the attribute `axis`, which may be negative, as an index of the first input."""
         return require_axis(self.attribute("axis", default), self.value().ndim)
 
-    def shape(self, place: int = 0) -> tuple[Length, ...]:
-        """Return the shape of an input."""
-        return self.graph.shape(self.value(place))
+    def shape(self) -> tuple[Length, ...]:
+        """Return the shape of the first input."""
+        return self.graph.shape(self.value())
 
     def fixed_sizes(self, first_axis: int) -> tuple[int, ...]:
         """Return the first input's sizes from an axis on. They must not depend on the batch."""
-        sizes = self.shape()[first_axis:]
-        if not all(isinstance(size, int) for size in sizes):
-            raise ValueError("a size of its input depends on the batch; must be fixed")
-        return tuple(size for size in sizes if isinstance(size, int))
+        return self.graph.fixed_shape(self.value(), first_axis)
 
 
 def require_axis(axis: int, ndim: int) -> int:
@@ -113,11 +110,6 @@ Function = TypeVar("Function", bound=ReadNode)
 
 def onnx_operator(*names: str) -> Callable[[Function], Function]:
     """Return a decorator that registers a function for these operators."""
-    return onnx_operators(names)
-
-
-def onnx_operators(names: Iterable[str]) -> Callable[[Function], Function]:
-    """Return a decorator that registers a function for the operators of a table."""
 
     def register(function: Function) -> Function:
         for name in names:

@@ -31,7 +31,7 @@ from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import count_array_bytes
 from pipeline.models.weights.files.named_arrays import BFLOAT16
-from pipeline.models.weights.files.protobuf_fields import decode_varint, read_fields
+from pipeline.models.weights.files.protobuf_fields import Message
 
 SUFFIX = ".onnx"
 MAX_BYTES = 2**31 - 1
@@ -116,64 +116,9 @@ def read_onnx(path: Path) -> OnnxModel:
         raise ValueError(f"{path}: {error}") from error
 
 
-class _Message:
-    """The fields of a message by number. Methods raise ValueError for damaged fields."""
-
-    def __init__(self, content: memoryview | int) -> None:
-        if isinstance(content, int):
-            raise ValueError(f"it is not {_KIND}")
-        self._fields: dict[int, list[int | memoryview]] = {}
-        for number, value in read_fields(content, MAX_FIELDS, _KIND):
-            self._fields.setdefault(number, []).append(value)
-
-    def messages(self, field_number: int) -> list[_Message]:
-        return [_Message(value) for value in self._fields.get(field_number, ())]
-
-    def content(self, field_number: int) -> memoryview | None:
-        """Return the bytes of the last field with this number; None if none exists."""
-        value = self._fields.get(field_number, [None])[-1]
-        if isinstance(value, int):
-            raise ValueError(f"it is not {_KIND}")
-        return value
-
-    def text(self, field_number: int) -> str:
-        return str(self.content(field_number) or b"", "utf-8")
-
-    def texts(self, field_number: int) -> tuple[str, ...]:
-        return tuple(
-            "" if isinstance(value, int) else str(value, "utf-8")
-            for value in self._fields.get(field_number, ())
-        )
-
-    def integer(self, field_number: int, default: int = 0) -> int:
-        values = self.integers(field_number)
-        return values[-1] if values else default
-
-    def integers(self, field_number: int) -> list[int]:
-        """Return integers, which may be packed into one field."""
-        integers: list[int] = []
-        for value in self._fields.get(field_number, ()):
-            if isinstance(value, int):
-                integers.append(value)
-                continue
-            offset = 0
-            while offset < len(value):
-                integer, offset = decode_varint(value, offset, _KIND)
-                integers.append(integer)
-        return integers
-
-    def floats(self, field_number: int, dtype: str) -> np.ndarray:
-        """Return floating-point numbers, which may be packed into one field."""
-        values = self._fields.get(field_number, ())
-        content = b"".join(value for value in values if not isinstance(value, int))
-        if len(content) % np.dtype(dtype).itemsize:
-            raise ValueError("it ends in the middle of a number")
-        return np.frombuffer(content, dtype)
-
-
 def _read_model(path: Path, content: memoryview) -> OnnxModel:
-    model = _Message(content)
-    graphs = model.messages(7)
+    model = Message(content, MAX_FIELDS, _KIND)
+    graphs = list(model.messages(7))
     if len(graphs) != 1:
         raise ValueError(f"it is not {_KIND}")
     graph = graphs[0]
@@ -181,11 +126,9 @@ def _read_model(path: Path, content: memoryview) -> OnnxModel:
     nodes = tuple(map(_read_node, graph.messages(1)))
     if not 1 <= len(nodes) <= MAX_NODES:
         raise ValueError(f"it has {len(nodes):,} nodes; must have 1 to {MAX_NODES:,}")
-    if graph.messages(15):
+    if 15 in graph.fields:
         raise ValueError("it has sparse weights, which aren't read")
-    initializers = {}
-    for tensor in graph.messages(5):
-        initializers[tensor.text(8)] = _read_tensor(tensor, path.parent)
+    initializers = {t.text(8): _read_tensor(t, path.parent) for t in graph.messages(5)}
     outputs = tuple(map(_read_signature, graph.messages(12)))
     if not outputs:
         raise ValueError("its network has no output")
@@ -201,7 +144,7 @@ def _read_model(path: Path, content: memoryview) -> OnnxModel:
     )
 
 
-def _read_node(message: _Message) -> OnnxNode:
+def _read_node(message: Message) -> OnnxNode:
     domain = message.text(7)
     op = message.text(4)
     attributes = {a.text(1): _read_attribute(a) for a in message.messages(5)}
@@ -214,7 +157,7 @@ def _read_node(message: _Message) -> OnnxNode:
     )
 
 
-def _read_attribute(message: _Message) -> Attribute | None:
+def _read_attribute(message: Message) -> Attribute | None:
     """Return the value of an attribute; None for subgraphs, which no operator here has."""
     match message.integer(20):  # AttributeProto.AttributeType
         case 1:  # FLOAT
@@ -224,9 +167,9 @@ def _read_attribute(message: _Message) -> Attribute | None:
         case 2:  # INT
             return message.integer(3)
         case 3:  # STRING
-            return str(message.content(4) or b"", "utf-8", "replace")
+            return str(message.content(4), "utf-8", "replace")
         case 4:  # TENSOR
-            tensors = message.messages(5)
+            tensors = list(message.messages(5))
             return _read_tensor(tensors[-1], None) if tensors else None
         case 6:  # FLOATS
             return tuple(map(float, message.floats(7, "<f4")))
@@ -237,7 +180,7 @@ def _read_attribute(message: _Message) -> Attribute | None:
     return None
 
 
-def _read_tensor(message: _Message, folder: Path | None) -> np.ndarray:
+def _read_tensor(message: Message, folder: Path | None) -> np.ndarray:
     """Return a tensor's array. External data must be below `folder`; for None it is refused."""
     name = message.text(8)
     number = message.integer(2)
@@ -246,21 +189,20 @@ def _read_tensor(message: _Message, folder: Path | None) -> np.ndarray:
     dtype = _DTYPES[number]
     shape = message.integers(1)
     size = count_array_bytes(name, dtype, shape)
-    raw = message.content(9)
-    if message.integer(14) == _EXTERNAL:
-        raw = memoryview(_read_external(message, name, size, folder))
-    if raw is None:
-        array = _read_typed_values(message, dtype)
-    elif len(raw) == size:
+    is_external = message.integer(14) == _EXTERNAL
+    if is_external or 9 in message.fields:
+        raw = _read_external(message, name, size, folder) if is_external else message.content(9)
+        if len(raw) != size:
+            raise ValueError(f"tensor {show_name(name)} has {len(raw):,} bytes for {size:,}")
         array = np.frombuffer(raw, dtype)
     else:
-        raise ValueError(f"tensor {show_name(name)} has {len(raw):,} bytes for {size:,}")
+        array = _read_typed_values(message, dtype)
     if array.nbytes != size:
         raise ValueError(f"tensor {show_name(name)} has {array.size:,} values for shape {shape}")
     return array.reshape(shape)
 
 
-def _read_typed_values(message: _Message, dtype: np.dtype) -> np.ndarray:
+def _read_typed_values(message: Message, dtype: np.dtype) -> np.ndarray:
     """Return the values of a tensor from the field of its type, without axes."""
     if dtype.name == "float32":
         return message.floats(4, "<f4")
@@ -272,7 +214,7 @@ def _read_typed_values(message: _Message, dtype: np.dtype) -> np.ndarray:
     return integers.astype(dtype)
 
 
-def _read_external(message: _Message, name: str, size: int, folder: Path | None) -> bytes:
+def _read_external(message: Message, name: str, size: int, folder: Path | None) -> bytes:
     """Return the `size` bytes of a tensor in another file.
 
     Raises ValueError if that file isn't below the folder, or is missing or too short.
@@ -301,12 +243,11 @@ def _read_external(message: _Message, name: str, size: int, folder: Path | None)
         return stream.read(size)
 
 
-def _read_signature(message: _Message) -> OnnxTensor:
+def _read_signature(message: Message) -> OnnxTensor:
     """Return the input or output that a ValueInfoProto describes."""
     types = [tensor for kind in message.messages(2) for tensor in kind.messages(1)]
     if not types:
         return OnnxTensor(message.text(1), "other", ())
-    shapes = types[-1].messages(2)
-    dims = shapes[-1].messages(1) if shapes else []
-    sizes = tuple(size if size > 0 else None for size in (dim.integer(1) for dim in dims))
-    return OnnxTensor(message.text(1), DTYPE_NAMES.get(types[-1].integer(1), "other"), sizes)
+    sizes = [dim.integer(1) for shape in types[-1].messages(2) for dim in shape.messages(1)]
+    shape = tuple(size if size > 0 else None for size in sizes)
+    return OnnxTensor(message.text(1), DTYPE_NAMES.get(types[-1].integer(1), "other"), shape)

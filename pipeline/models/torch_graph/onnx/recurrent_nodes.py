@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pipeline.models.torch_graph.graph import TypeOf
 from pipeline.models.torch_graph.onnx.graph_builder import OnnxValue
-from pipeline.models.torch_graph.onnx.node_reader import OnnxNodeReader, Results, onnx_operators
+from pipeline.models.torch_graph.onnx.node_reader import OnnxNodeReader, Results, onnx_operator
 
 _GATES: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 """Indices of PyTorch's gates in ONNX's order: input, output, forget, cell; or update, reset, new.
@@ -26,7 +26,7 @@ _STATES = 5
 _PEEPHOLES = 7
 
 
-@onnx_operators(_GATES)
+@onnx_operator(*_GATES)
 def read_recurrent(reader: OnnxNodeReader) -> Results:
     """Read a recurrent layer: outputs (time, directions, batch, features) and last states.
 
@@ -53,9 +53,8 @@ def read_recurrent(reader: OnnxNodeReader) -> Results:
     )
     has_biases = reader.optional(3) is not None
     initial = states if reader.node.op == "LSTM" else states[0]
-    is_bidirectional = directions == 2
     y, *last = graph.call_all(
-        op, x, initial, weights, has_biases, 1, 0.0, False, is_bidirectional, False
+        op, x, initial, weights, has_biases, 1, 0.0, False, directions == 2, False
     )
     y = graph.call("flip.default", y, (0,)) if direction == "reverse" else y
     time, batch = graph.shape(y)[:2]

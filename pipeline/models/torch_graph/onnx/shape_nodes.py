@@ -180,9 +180,7 @@ def read_pad(reader: OnnxNodeReader) -> Results:
     if len(ends) != 2 * len(axes):
         raise ValueError(f"{len(ends)} pads for {len(axes)} axes")
     pads = [(0, 0)] * x.ndim
-    befores = ends[: len(axes)]
-    afters = ends[len(axes) :]
-    for axis, before, after in zip(axes, befores, afters, strict=True):
+    for axis, before, after in zip(axes, ends[: len(axes)], ends[len(axes) :], strict=True):
         pads[require_axis(axis, x.ndim)] = (before, after)
     if any(size > 2**24 for pair in pads for size in pair):
         raise ValueError(f"pads of {max(map(max, pads)):,}")

@@ -14,7 +14,6 @@ from pipeline.models.torch_graph.onnx.node_reader import (
     OnnxNodeReader,
     Results,
     onnx_operator,
-    onnx_operators,
     require_axis,
 )
 from pipeline.models.torch_graph.onnx.onnx_file import DTYPE_NAMES
@@ -72,14 +71,14 @@ _REDUCTIONS: Mapping[str, str] = {
 }
 
 
-@onnx_operators(_PLAIN)
+@onnx_operator(*_PLAIN)
 def read_plain(reader: OnnxNodeReader) -> Results:
     """Read an operator without attributes."""
     op, num_tensors = _PLAIN[reader.node.op]
     return reader.graph.call(op, *map(reader.value, range(num_tensors)))
 
 
-@onnx_operators(_WITH_NUMBERS)
+@onnx_operator(*_WITH_NUMBERS)
 def read_with_numbers(reader: OnnxNodeReader) -> Results:
     """Read a function of one tensor and some numbers."""
     name, defaults = _WITH_NUMBERS[reader.node.op]
@@ -94,7 +93,7 @@ def read_gelu(reader: OnnxNodeReader) -> Results:
     return reader.graph.call("gelu.default", reader.value(), approximate=approximation)
 
 
-@onnx_operators(_VARIADIC)
+@onnx_operator(*_VARIADIC)
 def read_variadic(reader: OnnxNodeReader) -> Results:
     """Read the elementwise maximum, minimum, sum or mean of tensors."""
     op = _VARIADIC[reader.node.op]
@@ -202,7 +201,7 @@ def _reduce(reader: OnnxNodeReader, op: str, x: OnnxValue) -> OnnxValue:
     return reader.graph.call(op, x, axes, _keeps_axes(reader)) if axes else x
 
 
-@onnx_operators(_REDUCTIONS)
+@onnx_operator(*_REDUCTIONS)
 def read_reduction(reader: OnnxNodeReader) -> Results:
     """Read a mean, sum, product, maximum, minimum or log of summed exponentials over axes."""
     return _reduce(reader, _REDUCTIONS[reader.node.op], reader.value())

@@ -17,21 +17,20 @@ from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
 from pipeline.models.modules.dense import add_bias
 from pipeline.models.torch_graph.graph import HWIO, IO
-from pipeline.models.torch_graph.operator_table import OperatorContext, aten
+from pipeline.models.torch_graph.operator_table import OperatorContext, aten, plain
 from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
 
 
 def as_pair(sizes: int | Sequence[int]) -> Pair:
     """Return one or two numbers as height and width."""
-    if isinstance(sizes, int):
-        return sizes, sizes
-    return sizes[0], sizes[1] if len(sizes) > 1 else sizes[0]
+    height, width = list_sizes(sizes, 2)
+    return height, width
 
 
-def as_triple(sizes: int | Sequence[int]) -> tuple[int, ...]:
-    """Return one or three numbers as depth, height and width."""
+def list_sizes(sizes: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
+    """Return one number, or one for each axis, as a number for each axis."""
     numbers = (sizes,) if isinstance(sizes, int) else tuple(sizes)
-    return numbers * 3 if len(numbers) == 1 else numbers
+    return numbers * num_axes if len(numbers) == 1 else numbers
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,8 @@ def make_pads(
     if padding == "same":
         totals = [(size - 1) * step for size, step in zip(kernel, dilation, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
-    as_sizes = as_pair if len(kernel) == 2 else as_triple
-    return tuple((size, size) for size in as_sizes(0 if isinstance(padding, str) else padding))
+    sizes = list_sizes(0 if isinstance(padding, str) else padding, len(kernel))
+    return tuple((size, size) for size in sizes)
 
 
 @aten("conv1d.default", "conv1d.padding", kind="conv", full_weights=True, settings=Convolution)
@@ -141,11 +140,11 @@ def conv3d(
     if x.ndim != 5 or weight.ndim != 5:
         raise ValueError(f"a convolution of shape {x.shape} with a kernel of {weight.shape}")
     kernel = weight.plain().astype(x.dtype)
-    dilation = as_triple(settings.dilation)
+    dilation = list_sizes(settings.dilation, 3)
     y = lax.conv_general_dilated(
         x.plain(),
         kernel,
-        as_triple(settings.stride),
+        list_sizes(settings.stride, 3),
         make_pads(settings.padding, kernel.shape[2:], dilation),
         rhs_dilation=dilation,
         feature_group_count=settings.groups,
@@ -246,18 +245,10 @@ def addmm(
     return to_tensor(beta * x.plain() + alpha * y)
 
 
-@aten("matmul.default", "bmm.default", "mm.default", "mv.default", "dot.default")
-def matmul(first: TorchTensor, second: TorchTensor) -> TorchTensor:
-    """Multiply vectors, matrices, or batches of matrices along the leading axes."""
-    return to_tensor(jnp.matmul(first.plain(), second.plain()))
-
-
-@aten("baddbmm.default")
-def baddbmm(
-    x: TorchTensor, first: TorchTensor, second: TorchTensor, *, beta: float = 1, alpha: float = 1
-) -> TorchTensor:
-    """Return beta * x + alpha * first @ second for batches of matrices."""
-    return to_tensor(beta * x.plain() + alpha * jnp.matmul(first.plain(), second.plain()))
+aten("matmul.default", "bmm.default", "mm.default", "mv.default", "dot.default")(plain(jnp.matmul))
+aten("baddbmm.default")(
+    plain(lambda x, first, second, *, beta=1, alpha=1: beta * x + alpha * jnp.matmul(first, second))
+)
 
 
 @aten("einsum.default")

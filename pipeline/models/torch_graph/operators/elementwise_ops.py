@@ -11,11 +11,9 @@ from jax import Array, lax
 
 from pipeline.models.torch_graph.graph import TypeOf
 from pipeline.models.torch_graph.operator_table import (
-    AtenOperator,
     OperatorContext,
     aten,
     broadcasting,
-    register_operator,
     valuewise,
 )
 from pipeline.models.torch_graph.tensor import TorchTensor, align
@@ -100,7 +98,7 @@ def glu(x: TorchTensor, dim: int = -1) -> TorchTensor:
 
 def _register(function: Callable[[Any, Any], Array], *names: str) -> None:
     """Register a function of two operands that broadcast."""
-    register_operator(names, AtenOperator(broadcasting(lambda x, other: function(x, other))))
+    aten(*names)(broadcasting(lambda x, other: function(x, other)))
 
 
 _register(jnp.multiply, "mul.Tensor", "mul.Scalar")
@@ -194,11 +192,12 @@ def cast(
     context: OperatorContext, x: TorchTensor, *args: Any, dtype: Any = None, **_: Any
 ) -> TorchTensor:
     """Cast x to the dtype of the first tensor or `TypeOf` among the arguments, if there is one."""
-    for argument in args:
+    for argument in (dtype, *args):
         if isinstance(argument, TorchTensor):
             return x.with_array(x.array.astype(argument.dtype))
-    argument = next((value for value in (dtype, *args) if isinstance(value, TypeOf)), None)
-    return x.with_array(x.array.astype(context.type_of(argument, x.dtype)))
+        if isinstance(argument, TypeOf):
+            return x.with_array(x.array.astype(context.type_of(argument)))
+    return x
 
 
 @aten("scalar_tensor.default")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,10 +32,9 @@ def index(x: Any, indices: Sequence[Any]) -> Any:
     return x[tuple(slice(None) if array is None else array for array in indices)]
 
 
-@aten("embedding.default")
-def embedding(weight: TorchTensor, indices: TorchTensor, *_: Any) -> TorchTensor:
-    """Return the rows of a table at the indices."""
-    return to_tensor(jnp.take(weight.plain(), indices.plain(), axis=0, mode="clip"))
+aten("embedding.default")(
+    plain(lambda weight, indices, *_: jnp.take(weight, indices, axis=0, mode="clip"))
+)
 
 
 @aten("gather.default")
@@ -85,28 +85,12 @@ def full_like(
     return x.with_array(jnp.full(x.array.shape, value, context.type_of(dtype, x.dtype)))
 
 
-def _register_constant(name: str, value: int, overload: str = "default") -> None:
-    """Register three operators that make arrays of a number: zeros, new_zeros and zeros_like."""
-
-    @aten(f"{name}.{overload}")
-    def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> TorchTensor:
-        return to_tensor(jnp.full(tuple(size), value, context.type_of(dtype)))
-
-    @aten(f"new_{name}.default")
-    def make_new(
-        context: OperatorContext, x: TorchTensor, size: Sequence[int], *, dtype: Any = None
-    ) -> TorchTensor:
-        return new_full(context, x, size, value, dtype=dtype)
-
-    @aten(f"{name}_like.default")
-    def make_like(context: OperatorContext, x: TorchTensor, *, dtype: Any = None) -> TorchTensor:
-        return full_like(context, x, value, dtype=dtype)
-
-
-_register_constant("zeros", 0)
-_register_constant("ones", 1)
-# `empty` returns zeros, since JAX has no uninitialised arrays.
-_register_constant("empty", 0, "memory_format")
+for _name, _value in (("zeros", 0.0), ("ones", 1.0), ("empty", 0.0)):
+    # `empty` returns zeros, since JAX has no uninitialised arrays.
+    _overload = "memory_format" if _name == "empty" else "default"
+    aten(f"{_name}.{_overload}")(partial(full, value=_value))
+    aten(f"new_{_name}.default")(partial(new_full, value=_value))
+    aten(f"{_name}_like.default")(partial(full_like, value=_value))
 
 
 @aten("arange.default", "arange.start", "arange.start_step")

@@ -35,7 +35,7 @@ def require_computable(graph: TorchGraph) -> None:
         for node in form.nodes:
             operator = find_operator(node)
             try:
-                operator.require_signature(node.args, dict(node.kwargs))
+                operator.bind(None, node.args, dict(node.kwargs))
             except TypeError as error:
                 raise ValueError(f"{node.op} of {node.describe_place()}: {error}") from error
     for node in graph.evaluation.nodes:

@@ -21,8 +21,8 @@ from pipeline.models.lowerings.formulas.adaptive_pools import (
 )
 from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
-from pipeline.models.torch_graph.operator_table import OperatorContext, aten, plain
-from pipeline.models.torch_graph.operators.convolution_ops import as_pair, as_triple
+from pipeline.models.torch_graph.operator_table import OperatorContext, aten, pack_result, plain
+from pipeline.models.torch_graph.operators.convolution_ops import as_pair, list_sizes
 from pipeline.models.torch_graph.tensor import TorchTensor, choose_image_order, to_tensor
 
 Sizes = int | Sequence[int]
@@ -78,53 +78,47 @@ def max_pool2d(context: OperatorContext, x: TorchTensor, settings: MaxPoolSettin
     return TorchTensor(y, order)
 
 
+aten("max_pool2d_with_indices.default", kind="max_pool", settings=MaxPoolSettings)(
+    pack_result(max_pool2d)
+)
+
+
 @aten("max_pool3d.default", kind="max_pool", settings=MaxPoolSettings)
 def max_pool3d(x: TorchTensor, settings: MaxPoolSettings) -> TorchTensor:
     """Return the largest value of every window of volumes."""
-    window = as_triple(settings.kernel_size)
-    dilation = as_triple(settings.dilation)
+    window = list_sizes(settings.kernel_size, 3)
+    dilation = list_sizes(settings.dilation, 3)
     pads = _compute_pads(x.shape[2:], window, dilation, settings)
     y = lax.reduce_window(
         x.plain(),
         -jnp.inf,
         lax.max,
         (1, 1, *window),
-        (1, 1, *as_triple(settings.stride or window)),
+        (1, 1, *list_sizes(settings.stride or window, 3)),
         ((0, 0), (0, 0), *pads),
         window_dilation=(1, 1, *dilation),
     )
     return to_tensor(y)
 
 
-@aten("max_pool2d_with_indices.default", kind="max_pool", settings=MaxPoolSettings)
-def max_pool2d_with_indices(
-    context: OperatorContext, x: TorchTensor, settings: MaxPoolSettings
-) -> tuple[TorchTensor, ...]:
-    """Return the largest value of every window, without its index."""
-    return (max_pool2d(context, x, settings),)
-
-
 @aten("avg_pool2d.default", kind="avg_pool", settings=AvgPoolSettings)
 def avg_pool2d(x: TorchTensor, settings: AvgPoolSettings) -> TorchTensor:
     """Return the mean of every window, by default with the zeros of the padding."""
     order = choose_image_order(x)
-    return TorchTensor(_average(x.transpose(order), 1, as_pair, settings), order)
+    return TorchTensor(_average(x.transpose(order), 1, 2, settings), order)
 
 
 @aten("avg_pool3d.default", kind="avg_pool", settings=AvgPoolSettings)
 def avg_pool3d(x: TorchTensor, settings: AvgPoolSettings) -> TorchTensor:
     """Return the mean of every window of volumes, by default with the zeros of the padding."""
-    return to_tensor(_average(x.plain(), 2, as_triple, settings))
+    return to_tensor(_average(x.plain(), 2, 3, settings))
 
 
-def _average(
-    x: Array, first: int, as_sizes: Callable[[Sizes], tuple[int, ...]], settings: AvgPoolSettings
-) -> Array:
+def _average(x: Array, first: int, num_axes: int, settings: AvgPoolSettings) -> Array:
     """Return means of windows over the spatial axes, of which `first` is the first."""
-    window = as_sizes(settings.kernel_size)
-    strides = as_sizes(settings.stride or window)
-    padding = as_sizes(settings.padding if settings.count_include_pad else 0)
-    num_axes = len(window)
+    window = list_sizes(settings.kernel_size, num_axes)
+    strides = list_sizes(settings.stride or window, num_axes)
+    padding = list_sizes(settings.padding if settings.count_include_pad else 0, num_axes)
     sizes = x.shape[first : first + num_axes]
     pads = _compute_pads(sizes, window, (1,) * num_axes, settings)
 
@@ -352,9 +346,8 @@ def _compute_pads(
     With `ceil_mode`, a last window may reach beyond the padding after the image, if it starts
     before that padding.
     """
-    as_sizes = as_pair if len(window) == 2 else as_triple
-    strides = as_sizes(settings.stride or window)
-    padding = as_sizes(settings.padding)
+    strides = list_sizes(settings.stride or window, len(window))
+    padding = list_sizes(settings.padding, len(window))
     pads = []
     for size, taps, step, pad, gap in zip(sizes, window, strides, padding, dilation, strict=True):
         # Start of the last possible window, in pixels from the start of the padding.

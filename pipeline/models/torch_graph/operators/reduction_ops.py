@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +18,11 @@ from pipeline.models.modules.batch_norm import (
     normalise_by_batch,
 )
 from pipeline.models.torch_graph.operator_table import (
-    AtenOperator,
     OperatorContext,
     aten,
     compute_in_float32,
     is_float,
-    register_operator,
+    pack_result,
 )
 from pipeline.models.torch_graph.tensor import TorchTensor, drop_axes, to_tensor
 
@@ -43,6 +42,7 @@ def _cast(context: OperatorContext, x: TorchTensor, dtype: Any) -> TorchTensor:
 
 
 def _register(function: Callable[..., Array], *names: str) -> None:
+    @aten(*names)
     def apply(
         context: OperatorContext,
         x: TorchTensor,
@@ -52,8 +52,6 @@ def _register(function: Callable[..., Array], *names: str) -> None:
         dtype: Any = None,
     ) -> TorchTensor:
         return reduce(_cast(context, x, dtype), dim, keepdim, function)
-
-    register_operator(names, AtenOperator(apply))
 
 
 _register(jnp.mean, "mean.dim", "mean.default")
@@ -117,16 +115,10 @@ def variance(
 
 
 @aten("std.correction", "std.dim", "std.default")
-def deviation(
-    x: TorchTensor,
-    dim: Dims | bool = None,
-    unbiased: Any = True,
-    keepdim: bool = False,
-    *,
-    correction: Any = None,
-) -> TorchTensor:
+@wraps(variance)
+def deviation(*args: Any, **kwargs: Any) -> TorchTensor:
     """Return the standard deviation over axes."""
-    var = variance(x, dim, unbiased, keepdim, correction=correction)
+    var = variance(*args, **kwargs)
     return var.with_array(jnp.sqrt(var.array))
 
 
@@ -157,11 +149,10 @@ def cumulative_sum(
 def _register_softmax(function: Callable[[Array, int], Array], *names: str) -> None:
     """Register a function of an array and an axis. It is computed in float32."""
 
+    @aten(*names)
     def apply(context: OperatorContext, x: TorchTensor, dim: int, dtype: Any = None) -> TorchTensor:
         array = _cast(context, x, dtype).array
         return x.with_array(compute_in_float32(lambda a: function(a, x.axis(dim)), array))
-
-    register_operator(names, AtenOperator(apply))
 
 
 _register_softmax(jax.nn.softmax, "softmax.int", "_softmax.default")
@@ -233,24 +224,12 @@ def batch_norm(
     )
 
 
-@aten(
+aten(
     "_native_batch_norm_legit_no_training.default",
     kind="batch_norm",
     full_weights=True,
     settings=partial(BatchNormSettings, False),
-)
-def batch_norm_no_training(
-    x: TorchTensor,
-    weight: TorchTensor | None,
-    bias: TorchTensor | None,
-    running_mean: TorchTensor,
-    running_var: TorchTensor,
-    settings: BatchNormSettings,
-) -> tuple[TorchTensor]:
-    """Normalize each channel by the running statistics."""
-    y = batch_norm(x, weight, bias, running_mean, running_var, settings)
-    assert isinstance(y, TorchTensor)
-    return (y,)
+)(pack_result(batch_norm))
 
 
 @aten(
@@ -291,23 +270,14 @@ def layer_norm(
     return x.with_array(_scale_and_shift(x, y, weight, bias, numbers))
 
 
+aten("native_layer_norm.default", kind="layer_norm", full_weights=True)(pack_result(layer_norm))
+
+
 def _standardise(x: Array, axes: Sequence[int], eps: float) -> Array:
     """Subtract the mean over some axes, and divide by the standard deviation."""
     mean = x.mean(axes, keepdims=True)
     var = jnp.square(x - mean).mean(axes, keepdims=True)
     return (x - mean) * lax.rsqrt(var + eps)
-
-
-@aten("native_layer_norm.default", kind="layer_norm", full_weights=True)
-def native_layer_norm(
-    x: TorchTensor,
-    normalized_shape: Sequence[int],
-    weight: TorchTensor | None,
-    bias: TorchTensor | None,
-    eps: float,
-) -> tuple[TorchTensor]:
-    """Apply layer norm. The operator's other results, the statistics, aren't returned."""
-    return (layer_norm(x, normalized_shape, weight, bias, eps),)
 
 
 @aten("rms_norm.default", kind="layer_norm", full_weights=True)

@@ -51,9 +51,7 @@ def flatten(x: TorchTensor, start_dim: int = 0, end_dim: int = -1) -> TorchTenso
 def unflatten(x: TorchTensor, dim: int, sizes: Sizes) -> TorchTensor:
     """Split an axis into several axes."""
     dim %= x.ndim
-    product = math.prod(size for size in sizes if size != -1)
-    inferred = [x.shape[dim] // product if size == -1 else size for size in sizes]
-    return reshape_axes(x, (*x.shape[:dim], *inferred, *x.shape[dim + 1 :]))
+    return reshape_axes(x, (*x.shape[:dim], *sizes, *x.shape[dim + 1 :]))
 
 
 @aten("transpose.int", "swapaxes.default", "swapdims.default")
@@ -74,14 +72,9 @@ aten("t.default", "numpy_T.default", "mT.default")(
 @aten("movedim.intlist", "movedim.int")
 def move_axes(x: TorchTensor, source: int | Sizes, destination: int | Sizes) -> TorchTensor:
     """Move axes to other positions."""
-    sources = [source] if isinstance(source, int) else list(source)
-    targets = [destination] if isinstance(destination, int) else list(destination)
-    sources = [number % x.ndim for number in sources]
-    # The other axes stay in their order.
-    order = [number for number in range(x.ndim) if number not in sources]
-    for target, number in sorted(zip((t % x.ndim for t in targets), sources, strict=True)):
-        order.insert(target, number)
-    return permute_axes(x, order)
+    # The size of each axis is its number.
+    moved = np.moveaxis(np.empty(range(x.ndim)), source, destination)
+    return permute_axes(x, moved.shape)
 
 
 @aten("unsqueeze.default")

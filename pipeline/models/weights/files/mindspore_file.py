@@ -18,15 +18,14 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import BinaryIO
+from pathlib import Path
 
 import numpy as np
 
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import MAX_AXES, MAX_ENTRIES
 from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays, add_array, decode_array
-from pipeline.models.weights.files.protobuf_fields import LENGTH, VARINT, decode_varint, read_fields
+from pipeline.models.weights.files.protobuf_fields import LENGTH, VARINT, Message, read_fields
 
 _INTEGERS = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
 _TYPES = {
@@ -50,50 +49,44 @@ MAX_FIELDS = 64
 """Most fields of a Value or a TensorProto, which may have one per dimension."""
 
 
-@dataclass(frozen=True)
-class _Value:
-    """One value of the message: an array, or a part of a large array."""
-
-    tag: str
-    dims: tuple[int, ...]
-    type: str
-    content: memoryview
-
-
 def read_mindspore(data: bytes) -> Arrays:
     """Return the arrays of a `.ckpt` by name. Raises ValueError for a file that isn't valid."""
-    parts: dict[str, list[_Value]] = {}
+    tensors: dict[str, list[Message]] = {}
     for number, field in read_fields(memoryview(_strip_crc(data)), MAX_ENTRIES, _KIND):
         if number != _VALUE or isinstance(field, int):
             raise ValueError("it is not a MindSpore checkpoint (or an encrypted one)")
-        value = _read_value(field)
-        parts.setdefault(value.tag, []).append(value)
+        value = Message(field, MAX_FIELDS, _KIND)
+        tag = value.text(_TAG)
+        if _MAP in value.fields:
+            raise ValueError(f"{show_name(tag)} is a map tensor; only plain arrays can be read")
+        if not tag or _TENSOR not in value.fields:
+            raise ValueError("an entry has no name or no array; it is not a MindSpore checkpoint")
+        tensors.setdefault(tag, []).extend(value.messages(_TENSOR))
     arrays: Arrays = {}
-    for tag, values in parts.items():
-        if values[0].type != _TEXT:
-            add_array(arrays, tag, _join_parts(values))
+    for tag, parts in tensors.items():
+        if parts[0].text(_TYPE) != _TEXT:
+            add_array(arrays, tag, _join_parts(tag, parts))
     return arrays
 
 
-def write_mindspore(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
+def write_mindspore(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays as MindSpore does. Raises ValueError for a dtype that MindSpore doesn't have."""
-    for name, array in arrays.items():
-        dtype = array.dtype.newbyteorder("<") if array.dtype != BFLOAT16 else BFLOAT16
-        if dtype not in _NAMES:
-            raise ValueError(f"{show_name(name)} is {array.dtype}, which a .ckpt can't hold")
-        key = _encode_varint(_DIMS << 3 | VARINT)
-        # In MindSpore's files a scalar has the dimensions (0,).
-        dims = b"".join(key + _encode_varint(size) for size in array.shape or (0,))
-        content = memoryview(array.astype(dtype, copy=False).tobytes())
-        for start in range(0, max(1, len(content)), _PART_BYTES):
-            part = content[start : start + _PART_BYTES]
-            tensor = (
-                dims
-                + _encode_bytes_field(_TYPE, _NAMES[dtype].encode())
-                + _encode_bytes_field(_CONTENT, part)
-            )
-            value = _encode_bytes_field(_TAG, name.encode()) + _encode_bytes_field(_TENSOR, tensor)
-            file.write(_encode_bytes_field(_VALUE, value))
+    with path.open("wb") as file:
+        for name, array in arrays.items():
+            dtype = array.dtype.newbyteorder("<") if array.dtype != BFLOAT16 else BFLOAT16
+            if dtype not in _NAMES:
+                raise ValueError(f"{show_name(name)} is {array.dtype}, which a .ckpt can't hold")
+            key = _encode_varint(_DIMS << 3 | VARINT)
+            # In MindSpore's files a scalar has the dimensions (0,).
+            shape = b"".join(key + _encode_varint(size) for size in array.shape or (0,))
+            head = shape + _encode_bytes_field(_TYPE, _NAMES[dtype].encode())
+            tag = _encode_bytes_field(_TAG, name.encode())
+            content = memoryview(array.astype(dtype, copy=False).tobytes())
+            for start in range(0, max(1, len(content)), _PART_BYTES):
+                part = content[start : start + _PART_BYTES]
+                tensor = head + _encode_bytes_field(_CONTENT, part)
+                value = tag + _encode_bytes_field(_TENSOR, tensor)
+                file.write(_encode_bytes_field(_VALUE, value))
 
 
 def _strip_crc(data: bytes) -> bytes:
@@ -106,58 +99,24 @@ def _strip_crc(data: bytes) -> bytes:
     return data[:end]
 
 
-def _read_value(message: memoryview) -> _Value:
-    """Parse a Value. Raises ValueError if it isn't an array with a name."""
-    tag = ""
-    tensor = None
-    for number, field in read_fields(message, MAX_FIELDS, _KIND):
-        if number == _MAP:
-            raise ValueError(f"{show_name(tag)} is a map tensor; only plain arrays can be read")
-        if number == _TAG and not isinstance(field, int):
-            tag = str(field, "utf-8")
-        elif number == _TENSOR and not isinstance(field, int):
-            tensor = field
-    if not tag or tensor is None:
-        raise ValueError("an entry has no name or no array; it is not a MindSpore checkpoint")
-    dims: list[int] = []
-    kind = ""
-    content = memoryview(b"")
-    for number, field in read_fields(tensor, MAX_FIELDS, _KIND):
-        if number == _DIMS:
-            dims += [field] if isinstance(field, int) else _read_packed(field)
-        elif number == _TYPE and not isinstance(field, int):
-            kind = str(field, "utf-8")
-        elif number == _CONTENT and not isinstance(field, int):
-            content = field
-    return _Value(tag, tuple(dims), kind, content)
-
-
-def _join_parts(values: list[_Value]) -> np.ndarray:
+def _join_parts(tag: str, parts: list[Message]) -> np.ndarray:
     """Return the array whose parts these are. Raises ValueError if they don't fit together."""
-    first = values[0]
-    if any((value.dims, value.type) != (first.dims, first.type) for value in values):
-        raise ValueError(f"the parts of {show_name(first.tag)} differ in shape or type")
-    if first.type not in _TYPES:
+    dims, kind = _read_signature(parts[0])
+    if any(_read_signature(part) != (dims, kind) for part in parts):
+        raise ValueError(f"the parts of {show_name(tag)} differ in shape or type")
+    if kind not in _TYPES:
         types = ", ".join(_TYPES)
-        raise ValueError(
-            f"{show_name(first.tag)} is {show_name(first.type)}; must be one of {types}"
-        )
-    dtype = _TYPES[first.type]
-    content = first.content if len(values) == 1 else b"".join(v.content for v in values)
-    is_scalar = first.dims == (0,) and len(content) == dtype.itemsize
-    return decode_array(first.tag, dtype, () if is_scalar else first.dims, content)
+        raise ValueError(f"{show_name(tag)} is {show_name(kind)}; must be one of {types}")
+    dtype = _TYPES[kind]
+    contents = [part.content(_CONTENT) for part in parts]
+    content = contents[0] if len(contents) == 1 else b"".join(contents)
+    is_scalar = dims == [0] and len(content) == dtype.itemsize
+    return decode_array(tag, dtype, [] if is_scalar else dims, content)
 
 
-def _read_packed(field: memoryview) -> list[int]:
-    """Return the integers of a packed field. Raises ValueError for more than an array's axes."""
-    numbers: list[int] = []
-    index = 0
-    while index < len(field):
-        if len(numbers) > MAX_AXES:
-            raise ValueError("an entry has no possible shape; the file is damaged")
-        number, index = decode_varint(field, index, _KIND)
-        numbers.append(number)
-    return numbers
+def _read_signature(tensor: Message) -> tuple[list[int], str]:
+    """Return the dimensions and the type of a TensorProto."""
+    return tensor.integers(_DIMS, MAX_AXES), tensor.text(_TYPE)
 
 
 def _encode_bytes_field(number: int, value: bytes | memoryview) -> bytes:

@@ -1,14 +1,82 @@
-"""Fields of protocol buffer messages, read one by one within bounds, without copies."""
+"""Fields of protocol buffer messages, read within bounds and without copies."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+
+import numpy as np
 
 # Wire types.
 VARINT = 0
 LENGTH = 2
 WIDTHS = {1: 8, 5: 4}
 """Bytes of a field, by the wire types of fixed length."""
+
+
+class Message:
+    """The fields of a message by number.
+
+    Methods return the fields with a number, and raise ValueError for fields of the wrong kind.
+    Parameters are as of `read_fields`, also for the messages in this one.
+    """
+
+    def __init__(self, message: memoryview, max_fields: int, file_kind: str) -> None:
+        self._max_fields = max_fields
+        self._file_kind = file_kind
+        self.fields: dict[int, list[int | memoryview]] = {}
+        for number, value in read_fields(message, max_fields, file_kind):
+            self.fields.setdefault(number, []).append(value)
+
+    def contents(self, field_number: int) -> list[memoryview]:
+        values = self.fields.get(field_number, [])
+        contents = [value for value in values if not isinstance(value, int)]
+        if len(contents) < len(values):
+            raise ValueError(f"it is not {self._file_kind}")
+        return contents
+
+    def content(self, field_number: int) -> memoryview:
+        """Return the bytes of the last field; none if the field is missing."""
+        return [memoryview(b""), *self.contents(field_number)][-1]
+
+    def messages(self, field_number: int) -> Iterator[Message]:
+        for content in self.contents(field_number):
+            yield Message(content, self._max_fields, self._file_kind)
+
+    def texts(self, field_number: int) -> tuple[str, ...]:
+        return tuple(str(content, "utf-8") for content in self.contents(field_number))
+
+    def text(self, field_number: int) -> str:
+        return str(self.content(field_number), "utf-8")
+
+    def integers(self, field_number: int, at_most: int = sys.maxsize) -> list[int]:
+        """Return integers, which may be packed into one field.
+
+        Raises ValueError for more than `at_most`, the number of an array's axes.
+        """
+        integers: list[int] = []
+        for value in self.fields.get(field_number, ()):
+            if isinstance(value, int):
+                integers.append(value)
+                continue
+            index = 0
+            while index < len(value):
+                if len(integers) > at_most:
+                    raise ValueError("an entry has no possible shape; the file is damaged")
+                integer, index = decode_varint(value, index, self._file_kind)
+                integers.append(integer)
+        return integers
+
+    def integer(self, field_number: int, default: int = 0) -> int:
+        """Return the last integer."""
+        return [default, *self.integers(field_number)][-1]
+
+    def floats(self, field_number: int, dtype: str) -> np.ndarray:
+        """Return floating-point numbers, which may be packed into one field."""
+        content = b"".join(self.contents(field_number))
+        if len(content) % np.dtype(dtype).itemsize:
+            raise ValueError("it ends in the middle of a number")
+        return np.frombuffer(content, dtype)
 
 
 def read_fields(

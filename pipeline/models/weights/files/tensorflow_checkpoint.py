@@ -34,7 +34,7 @@ import numpy as np
 
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.error_text import show_name
-from pipeline.core.files.npy import MAX_AXES, MAX_ENTRIES, count_array_bytes
+from pipeline.core.files.npy import MAX_ENTRIES, count_array_bytes
 from pipeline.models.weights.files.named_arrays import (
     BFLOAT16,
     MAX_NAME_LENGTH,
@@ -43,7 +43,7 @@ from pipeline.models.weights.files.named_arrays import (
     decode_array,
     make_natural_key,
 )
-from pipeline.models.weights.files.protobuf_fields import decode_varint, read_fields
+from pipeline.models.weights.files.protobuf_fields import Message, decode_varint
 
 _KIND = "a TensorFlow checkpoint"
 _MAX_INDEX_BYTES = 2**28
@@ -86,9 +86,9 @@ def read_tensorflow(path: Path) -> Arrays:
     natural order, named by their keys. In names, slashes become dots.
     """
     entries = dict(_read_table(read_bytes(path, _MAX_INDEX_BYTES)))
-    header = dict(read_fields(memoryview(entries.pop("", b"")), 16, _KIND))
-    shards = header.get(1, 0)
-    if not isinstance(shards, int) or not 1 <= shards <= 10_000 or header.get(2, 0) != 0:
+    header = _read_message(entries.pop("", b""))
+    shards = header.integer(1)
+    if not 1 <= shards <= 10_000 or header.integer(2) != 0:
         raise ValueError("its header isn't a little-endian checkpoint's")
     files = [
         path.with_name(f"{path.stem}.data-{shard:05}-of-{shards:05}") for shard in range(shards)
@@ -166,39 +166,29 @@ def _read_block(content: memoryview, offset: int, size: int) -> Iterator[tuple[b
 
 def _read_tensor(name: str, entry: bytes, files: list[Path]) -> np.ndarray | None:
     """Return the array of an entry, or None if the entry is a text."""
-    fields: dict[int, int | memoryview] = {}
-    sizes: list[int] = []
-    for number, value in read_fields(memoryview(entry), 64, _KIND):
-        if number == 7:
-            raise ValueError(f"{show_name(name)} is in slices, which aren't read")
-        if number == 2 and not isinstance(value, int):
-            sizes += _read_shape(value)
-        fields[number] = value
-    kind = fields.get(1, 0)
+    message = _read_message(entry)
+    if 7 in message.fields:
+        raise ValueError(f"{show_name(name)} is in slices, which aren't read")
+    kind = message.integer(1)
     if kind == _STRING:
         return None
-    if not isinstance(kind, int) or kind not in _DTYPES:
+    if kind not in _DTYPES:
         raise ValueError(f"{show_name(name)} is of type {kind} of TensorFlow, which isn't read")
     dtype = _DTYPES[kind]
-    if count_array_bytes(name, dtype, sizes) != fields.get(5, 0):
-        raise ValueError(f"{show_name(name)} has {fields.get(5, 0)} bytes for shape {sizes}")
-    return decode_array(name, dtype, sizes, _read_data(name, fields, files))
+    sizes = [size.integer(1) for shape in message.messages(2) for size in shape.messages(2)]
+    num_bytes = message.integer(5)
+    if count_array_bytes(name, dtype, sizes) != num_bytes:
+        raise ValueError(f"{show_name(name)} has {num_bytes} bytes for shape {sizes}")
+    return decode_array(name, dtype, sizes, _read_data(name, message, files))
 
 
-def _read_shape(message: memoryview) -> Iterator[int]:
-    """Yield the sizes of a tensor's axes."""
-    for number, dimension in read_fields(message, MAX_AXES, _KIND):
-        if number == 2 and not isinstance(dimension, int):
-            size = dict(read_fields(dimension, 4, _KIND)).get(1, 0)
-            if isinstance(size, int):
-                yield size
+def _read_message(content: bytes) -> Message:
+    return Message(memoryview(content), MAX_ENTRIES, _KIND)
 
 
-def _read_data(name: str, fields: Mapping[int, int | memoryview], files: list[Path]) -> bytes:
+def _read_data(name: str, entry: Message, files: list[Path]) -> bytes:
     """Return the bytes of a tensor in its data file."""
-    shard, offset, size = (fields.get(number, 0) for number in (3, 4, 5))
-    if not isinstance(shard, int) or not isinstance(offset, int) or not isinstance(size, int):
-        raise ValueError(f"{show_name(name)} has a shard, offset or size that isn't a number")
+    shard, offset, size = map(entry.integer, (3, 4, 5))
     if not 0 <= shard < len(files) or offset < 0 or size < 0:
         raise ValueError(
             f"{show_name(name)} can't have shard {shard}, offset {offset} and size {size}; there "
@@ -214,27 +204,17 @@ def _read_data(name: str, fields: Mapping[int, int | memoryview], files: list[Pa
 
 def _read_object_graph(entry: bytes, files: list[Path]) -> dict[str, str]:
     """Return the full names of variables by key, in the order of the graph's nodes."""
-    fields = dict(read_fields(memoryview(entry), 64, _KIND))
     # The data begin with the graph's length (a varint) and a checksum of the length (4 bytes).
-    data = memoryview(_read_data(_OBJECT_GRAPH, fields, files))
-    _, checksum_start = decode_varint(data, 0, _KIND)
+    data = _read_data(_OBJECT_GRAPH, _read_message(entry), files)
+    _, checksum_start = decode_varint(memoryview(data), 0, _KIND)
     names: dict[str, str] = {}
-    for number, node in read_fields(data[checksum_start + 4 :], MAX_ENTRIES, _KIND):
-        if number != 1 or isinstance(node, int):
-            continue
-        for node_number, attribute in read_fields(node, MAX_ENTRIES, _KIND):
-            if node_number == 2 and not isinstance(attribute, int):
-                texts = dict(read_fields(attribute, 16, _KIND))
-                full_name = _decode_text(texts.get(2))
-                key = _decode_text(texts.get(3))
-                if full_name and key.endswith(_SUFFIX):
-                    names.setdefault(key, full_name)
+    for node in _read_message(data[checksum_start + 4 :]).messages(1):
+        for attribute in node.messages(2):
+            full_name = attribute.text(2)
+            key = attribute.text(3)
+            if full_name and key.endswith(_SUFFIX):
+                names.setdefault(key, full_name)
     return names
-
-
-def _decode_text(field: int | memoryview | None) -> str:
-    """Return the text of a field; "" if the field is missing or a number."""
-    return str(field, "utf-8") if isinstance(field, memoryview) else ""
 
 
 def _name_variables(full_names: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ function that torch needs becomes a record of the call. Everything else is refus
 from __future__ import annotations
 
 import pickletools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,22 +63,17 @@ class Persistent:
     fields: Any
 
 
-class _Mark:
-    """Marks the start of a collection's items on the stack."""
+_MARK = object()
+"""Marks the start of a collection's items on the stack."""
 
-
-# Opcodes that push their argument.
 _LITERALS = {
     *("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT"),
     *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"),
 }
+"""Opcodes that push their argument."""
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-# Opcodes that store the top of the stack in the memo, or push an entry of the memo.
-_PUTS = {"BINPUT", "LONG_BINPUT", "PUT"}
-_GETS = {"BINGET", "LONG_BINGET", "GET"}
-# Opcodes that replace the top values by a tuple of them, with the number of values.
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_SKIPPED = {"PROTO", "FRAME", "STOP"}
+"""Opcodes that replace the top values by a tuple of them, with the number of values."""
 
 
 def read_pickle(data: bytes) -> Any:
@@ -90,13 +85,14 @@ def read_pickle(data: bytes) -> Any:
         raise ValueError(
             f"its table of contents has {len(data):,} bytes; must have at most {MAX_PICKLE_BYTES:,}"
         )
-    machine = _Machine()
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
     try:
         for count, (name, argument) in enumerate(_read_opcodes(data)):
             if count == MAX_OPCODES:
                 raise ValueError(f"its table of contents has more than {MAX_OPCODES:,} opcodes")
-            machine.execute(name, argument)
-        return machine.stack.pop()
+            _execute(name, argument, stack, memo)
+        return stack.pop()
     except (IndexError, KeyError, TypeError) as error:
         raise ValueError(_DAMAGED) from error
 
@@ -110,91 +106,74 @@ def _read_opcodes(data: bytes) -> Iterator[tuple[str, Any]]:
         raise ValueError(_DAMAGED) from error
 
 
-class _Machine:
-    """The stack and the memo of a pickle. Methods raise the errors that `read_pickle` handles."""
-
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self._memo: dict[int, Any] = {}
-
-    def execute(self, name: str, argument: Any) -> None:
-        """Execute one opcode."""
-        stack = self.stack
-        if name in _LITERALS:
-            stack.append(argument)
-        elif name in _CONSTANTS:
+def _execute(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> None:
+    """Execute one opcode. Raises the errors that `read_pickle` handles."""
+    if name in _LITERALS:
+        stack.append(argument)
+        return
+    match name:
+        case "PROTO" | "FRAME" | "STOP":
+            pass
+        case "NONE" | "NEWTRUE" | "NEWFALSE":
             stack.append(_CONSTANTS[name])
-        elif name in _PUTS:
-            self._memo[argument] = stack[-1]
-        elif name in _GETS:
-            stack.append(self._memo[argument])
-        elif name in _TUPLES:
-            count = _TUPLES[name]
-            items = tuple(stack[len(stack) - count :])
-            stack[len(stack) - count :] = [items]
-        elif name in _ACTIONS:
-            _ACTIONS[name](self, argument)
-        elif name not in _SKIPPED:
+        case "BINPUT" | "LONG_BINPUT" | "PUT":
+            memo[argument] = stack[-1]
+        case "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        case "BINGET" | "LONG_BINGET" | "GET":
+            stack.append(memo[argument])
+        case "MARK":
+            stack.append(_MARK)
+        case "EMPTY_DICT":
+            stack.append({})
+        case "EMPTY_LIST":
+            stack.append([])
+        case "EMPTY_TUPLE":
+            stack.append(())
+        case "TUPLE1" | "TUPLE2" | "TUPLE3":
+            stack.append(tuple(_pop_items(stack, _TUPLES[name])))
+        case "TUPLE":
+            stack.append(tuple(_pop_to_mark(stack)))
+        case "LIST":
+            stack.append(_pop_to_mark(stack))
+        case "GLOBAL":
+            stack.append(_check_name(argument.replace(" ", ".")))
+        case "STACK_GLOBAL":
+            stack.append(_check_name(".".join(_pop_items(stack, 2))))
+        case "REDUCE":
+            arguments = stack.pop()
+            stack.append(_record_call(stack.pop(), arguments))
+        case "BINPERSID":
+            stack.append(Persistent(stack.pop()))
+        case "SETITEM":
+            _set_items(_pop_items(stack, 2), stack[-1])
+        case "SETITEMS":
+            _set_items(_pop_to_mark(stack), stack[-1])
+        case "APPEND":
+            _append_items(_pop_items(stack, 1), stack[-1])
+        case "APPENDS":
+            _append_items(_pop_to_mark(stack), stack[-1])
+        case "BUILD":
+            # The attributes of a dict, such as versions of modules, aren't weights.
+            stack.pop()
+            if not isinstance(stack[-1], dict):
+                raise ValueError(f"{_REFUSED}: it sets attributes of an object")
+        case _:
             raise ValueError(f"{_REFUSED}: it holds the opcode {name}")
 
-    def store_top(self, argument: Any) -> None:
-        """Store the top of the stack in the memo under the number of its entries."""
-        self._memo[len(self._memo)] = self.stack[-1]
 
-    def pop_to_mark(self) -> list[Any]:
-        """Pop everything above the last mark, and the mark."""
-        items: list[Any] = []
-        while not isinstance(item := self.stack.pop(), _Mark):
-            items.append(item)
-        return items[::-1]
+def _pop_items(stack: list[Any], count: int) -> list[Any]:
+    items = stack[-count:]
+    del stack[-count:]
+    return items
 
-    def set_items(self, pairs: list[Any]) -> None:
-        """Add alternating keys and values to the dict on top of the stack."""
-        target = self.stack[-1]
-        if not isinstance(target, dict):
-            raise TypeError
-        for key, value in zip(pairs[::2], pairs[1::2], strict=False):
-            if not isinstance(key, str | int | float | None):
-                raise TypeError
-            target[key] = value
 
-    def append(self, items: list[Any]) -> None:
-        """Append items to the list on top of the stack."""
-        if not isinstance(self.stack[-1], list):
-            raise TypeError
-        self.stack[-1].extend(items)
-
-    def push_name(self, argument: Any) -> None:
-        """Replace a module and a name on the stack by a `Name`."""
-        name = self.stack.pop()
-        module = self.stack.pop()
-        if not isinstance(name, str) or not isinstance(module, str):
-            raise TypeError
-        self.stack.append(_check_name(f"{module}.{name}"))
-
-    def push_call(self, argument: Any) -> None:
-        """Replace a function and its arguments on the stack by a `Call`.
-
-        OrderedDict() becomes an empty dict.
-        """
-        arguments = self.stack.pop()
-        function = self.stack[-1]
-        if not isinstance(function, Name) or not isinstance(arguments, tuple):
-            raise TypeError
-        if function.text not in CALLABLE:
-            raise ValueError(f"{_REFUSED}: it calls {show_name(function.text)}")
-        if function.text != ORDERED_DICT:
-            self.stack[-1] = Call(function.text, arguments)
-        elif arguments:
-            raise TypeError
-        else:
-            self.stack[-1] = {}
-
-    def drop_attributes(self, argument: Any) -> None:
-        """Pop the attributes of a dict, such as versions of modules, since they aren't weights."""
-        self.stack.pop()
-        if not isinstance(self.stack[-1], dict):
-            raise ValueError(f"{_REFUSED}: it sets attributes of an object")
+def _pop_to_mark(stack: list[Any]) -> list[Any]:
+    """Pop everything above the last mark, and the mark."""
+    items: list[Any] = []
+    while (item := stack.pop()) is not _MARK:
+        items.append(item)
+    return items[::-1]
 
 
 def _check_name(text: str) -> Name:
@@ -203,31 +182,30 @@ def _check_name(text: str) -> Name:
     return Name(text)
 
 
-def _replace_marked(make: Callable[[list[Any]], Any]) -> Callable[[_Machine, Any], None]:
-    return lambda machine, _: machine.stack.append(make(machine.pop_to_mark()))
+def _record_call(function: Any, arguments: Any) -> Call | dict[Any, Any]:
+    """Return a `Call`, but an empty dict for OrderedDict()."""
+    if not isinstance(function, Name) or not isinstance(arguments, tuple):
+        raise TypeError
+    if function.text not in CALLABLE:
+        raise ValueError(f"{_REFUSED}: it calls {show_name(function.text)}")
+    if function.text != ORDERED_DICT:
+        return Call(function.text, arguments)
+    if arguments:
+        raise TypeError
+    return {}
 
 
-_ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
-    "MARK": lambda machine, _: machine.stack.append(_Mark()),
-    "EMPTY_DICT": lambda machine, _: machine.stack.append({}),
-    "EMPTY_LIST": lambda machine, _: machine.stack.append([]),
-    "EMPTY_TUPLE": lambda machine, _: machine.stack.append(()),
-    "TUPLE": _replace_marked(tuple),
-    "LIST": _replace_marked(list),
-    "MEMOIZE": _Machine.store_top,
-    "GLOBAL": lambda machine, text: machine.stack.append(_check_name(text.replace(" ", "."))),
-    "STACK_GLOBAL": _Machine.push_name,
-    "REDUCE": _Machine.push_call,
-    "BUILD": _Machine.drop_attributes,
-    "BINPERSID": lambda machine, _: machine.stack.append(Persistent(machine.stack.pop())),
-    "SETITEM": lambda machine, _: machine.set_items(_pop_items(machine, 2)),
-    "SETITEMS": lambda machine, _: machine.set_items(machine.pop_to_mark()),
-    "APPEND": lambda machine, _: machine.append(_pop_items(machine, 1)),
-    "APPENDS": lambda machine, _: machine.append(machine.pop_to_mark()),
-}
+def _set_items(pairs: list[Any], target: Any) -> None:
+    """Add alternating keys and values to a dict."""
+    if not isinstance(target, dict):
+        raise TypeError
+    for key, value in zip(pairs[::2], pairs[1::2], strict=False):
+        if not isinstance(key, str | int | float | None):
+            raise TypeError
+        target[key] = value
 
 
-def _pop_items(machine: _Machine, count: int) -> list[Any]:
-    items = machine.stack[-count:]
-    del machine.stack[-count:]
-    return items
+def _append_items(items: list[Any], target: Any) -> None:
+    if not isinstance(target, list):
+        raise TypeError
+    target.extend(items)

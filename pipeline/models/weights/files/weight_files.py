@@ -162,11 +162,6 @@ def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     path.write_bytes(safetensors.numpy.save(dict(arrays)))
 
 
-def _write_ckpt(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    with path.open("wb") as file:
-        write_mindspore(file, arrays)
-
-
 _READERS: dict[str, Callable[[Path], Arrays]] = {
     ".safetensors": _read_safetensors,
     ".ckpt": _read_ckpt,
@@ -178,6 +173,6 @@ _READERS: dict[str, Callable[[Path], Arrays]] = {
 }
 _WRITERS: dict[str, Callable[[Path, Mapping[str, np.ndarray]], None]] = {
     ".safetensors": _write_safetensors,
-    ".ckpt": _write_ckpt,
+    ".ckpt": write_mindspore,
     ".npz": _write_npz,
 }

@@ -14,10 +14,7 @@ from flax.traverse_util import flatten_dict
 from pipeline.models.layers.precision import KindRule, PathListing, ToFloat
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, RecordingPolicy
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
-from pipeline.models.torch_graph.computation.torch_network import (
-    can_be_batch_last,
-    initial_variables_of,
-)
+from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
 from pipeline.models.torch_graph.operator_table import OPERATORS, OperatorContext
 from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor
 from tests.models.torch_graph.golden_graphs import (
@@ -76,9 +73,9 @@ def test_dropout_drops_the_same_values_in_both_layouts(name: str) -> None:
 
 def test_chwn_supports_only_graphs_of_images() -> None:
     """Patches become tokens, and channels in groups or shuffled have no formula in CHWN."""
-    able = {name for name in NAMES if can_be_batch_last(golden_graph(name))}
+    able = {name for name in NAMES if network_of(golden_graph(name)).can_be_batch_last(())}
     assert able == {"residual"}
-    assert can_be_batch_last(golden_graph("twoconvs"))
+    assert network_of(golden_graph("twoconvs")).can_be_batch_last(())
 
 
 def test_dropout_draws_only_in_training() -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.models.torch_graph.graph import TorchGraph
-from pipeline.models.torch_graph.onnx.import_onnx import ImportSettings, import_onnx
+from pipeline.models.torch_graph.onnx.import_onnx import import_onnx
 
 FOLDER = Path(__file__).parents[3] / "golden" / "onnx"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.onnx"))
@@ -29,7 +29,7 @@ class OperatorCase(NamedTuple):
 def golden_network(name: str) -> TorchGraph:
     """A network of tests/golden/onnx."""
     image = golden_arrays(name)["images"].shape[1:]
-    return import_onnx(FOLDER / f"{name}.onnx", ImportSettings(image))
+    return import_onnx(FOLDER / f"{name}.onnx", image)
 
 
 @cache
@@ -88,7 +88,7 @@ def _varint(value: int) -> bytes:
     return bytes([*pieces, value])
 
 
-def node(op: str, inputs: list[str], output: str, **fields: Any) -> bytes:
+def node(op: str, inputs: list[str], output: str | list[str], **fields: Any) -> bytes:
     """A NodeProto."""
     named = {NODE[name]: value for name, value in fields.items()}
     return encode({1: inputs, 2: output, 4: op, **named})

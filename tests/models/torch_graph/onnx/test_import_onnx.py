@@ -16,7 +16,7 @@ import pytest
 from pipeline.models.torch_graph.computation.graph_file import graph_of_document, graph_to_text
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
 from pipeline.models.torch_graph.graph import TorchGraph
-from pipeline.models.torch_graph.onnx.import_onnx import ImportSettings, import_onnx
+from pipeline.models.torch_graph.onnx.import_onnx import import_onnx
 from pipeline.models.torch_graph.onnx.node_reader import ONNX_OPERATORS
 from tests.models.build import QUICK
 from tests.models.torch_graph.golden_graphs import network_of
@@ -43,7 +43,7 @@ processor's order of sums they changed by 4 %."""
 EXACT_STEPS = 5
 """Steps after which such losses still agree to 0.1 %."""
 ROOT = Path(__file__).parents[4]
-ROW = ImportSettings((1, 1, 6))
+ROW = (1, 1, 6)
 
 
 def evaluate(graph: TorchGraph, images: np.ndarray) -> np.ndarray:
@@ -159,7 +159,7 @@ def test_operator_matches_onnx_runtime(name: str, tmp_path: Path) -> None:
     case = operator_cases()[name]
     file = tmp_path / "one.onnx"
     file.write_bytes(case.content)
-    graph = import_onnx(file, ImportSettings(case.images.shape[1:], output="y"))
+    graph = import_onnx(file, case.images.shape[1:], "y")
     y = evaluate(graph, case.images)
     assert y.shape == case.y.shape
     np.testing.assert_allclose(y, case.y, rtol=1e-5, atol=1e-5)
@@ -172,11 +172,13 @@ def test_documented_operators_are_complete() -> None:
     assert set(re.findall(r"`(\w+)`", table)) == names
 
 
-def import_bytes(folder: Path, content: bytes, settings: ImportSettings = ROW) -> TorchGraph:
+def import_bytes(
+    folder: Path, content: bytes, image: tuple[int, ...] = ROW, output: str | None = None
+) -> TorchGraph:
     """Import the content of a file."""
     file = folder / "net.onnx"
     file.write_bytes(content)
-    return import_onnx(file, settings)
+    return import_onnx(file, image, output)
 
 
 WEIGHT = np.ones((6, 6), np.float32)
@@ -186,8 +188,7 @@ def test_last_softmax_is_removed_unless_requested(tmp_path: Path) -> None:
     nodes = [node("MatMul", ["x", "w"], "z"), node("Softmax", ["z"], "y")]
     content = model(nodes, [tensor("w", WEIGHT)])
     assert [n.module_class for n in import_bytes(tmp_path, content).training.nodes] == ["MatMul"]
-    settings = ImportSettings((1, 1, 6), output="y")
-    assert len(import_bytes(tmp_path, content, settings).training.nodes) == 2
+    assert len(import_bytes(tmp_path, content, output="y").training.nodes) == 2
 
 
 def test_constants_of_normalisation_are_not_trained(tmp_path: Path) -> None:
@@ -268,7 +269,7 @@ def test_channels_last_images_are_supported(tmp_path: Path) -> None:
     nodes = [node("GlobalAveragePool", ["x"], "y")]
     content = model(nodes, input=signature("x", "batch", 5, 4, 3))
     images = np.random.default_rng(0).normal(size=(2, 5, 4, 3)).astype(np.float32)
-    y = evaluate(import_bytes(tmp_path, content, ImportSettings((5, 4, 3))), images)
+    y = evaluate(import_bytes(tmp_path, content, (5, 4, 3)), images)
     np.testing.assert_allclose(y[:, :, 0, 0], images.mean((2, 3)), rtol=1e-5)
 
 
@@ -291,6 +292,10 @@ def test_channels_last_images_are_supported(tmp_path: Path) -> None:
             r"reads samples of shape 7, and 6 values came",
         ),
         (model([node("Gemm", ["x"], "y")]), r"Gemm, opset 17: input 1 is missing"),
+        (
+            model([node("Dropout", ["x"], ["z", "mask"]), node("Not", ["mask"], "y")]),
+            r"net\.onnx: mask is not computed here",
+        ),
         (
             model([node("MatMul", ["x", "w"], "y")], [tensor("w", WEIGHT[:5])]),
             r"MatMul, opset 17: a product of shape \(2, 6\)",
