@@ -25,8 +25,8 @@ from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
 from pipeline.models.lowerings.problem.conv_window import make_window
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings, Problem
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem
+from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem, Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, TimedLowering, TunedProblem, Tuning
 from pipeline.models.modules.standard import Network
 from pipeline.stages import lower as lower_stage

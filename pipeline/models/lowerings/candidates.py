@@ -19,10 +19,9 @@ from pipeline.models.lowerings.problem.lowering import (
     Formula,
     Lowering,
     LoweringPolicy,
-    Problem,
     Role,
 )
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem, Problem
 
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of images that formulas compute at a time."""

@@ -39,14 +39,17 @@ class ConvolutionProblem:
 
     kind: ClassVar[Kind] = "conv2d"
     role: Role
+    """The requested array: the result, or a gradient."""
     window: ConvWindow
     batch: int
     channels: int
     features: int
     dtype: str
+    """Type of the operands and of the result."""
 
     @property
     def operand_shapes(self) -> tuple[Shape, ...]:
+        """Shapes of the arrays that the role reads, in the order of its formulas."""
         window = self.window
         images = (self.batch, *window.sizes, self.channels)
         kernel = (*window.kernel, self.channels // window.groups, self.features)
@@ -167,3 +170,7 @@ class PoolingProblem:
             f"window {self.window[0]}x{self.window[1]} stride {self.strides[0]}x{self.strides[1]} "
             f"pads {_format_pads(self.pads)} {self.dtype}"
         )
+
+
+Problem = ConvolutionProblem | DenseProblem | PoolingProblem
+"""A layer's computation, which has several lowerings; its text identifies it in knowledge banks."""

@@ -22,8 +22,8 @@ from pipeline.models.lowerings.problem.lowering import (
     Engine,
     Lowering,
     Lowerings,
-    Problem,
 )
+from pipeline.models.lowerings.problem.problems import Problem
 from pipeline.models.lowerings.tune import tuner
 from pipeline.models.lowerings.tune.machine import describe_device
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Mode, Tuning, choose_lowerings
