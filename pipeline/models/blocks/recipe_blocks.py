@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails
 
+from pipeline.core.files.error_text import find_nearest
 from pipeline.models.layers.fields import CLASSES
 from pipeline.models.layers.model_spec import BlockUse, Layers
 from pipeline.models.layers.standard import Sequence
@@ -147,5 +147,5 @@ def _to_error(message: str, location: Location, value: Any) -> ValidationError:
 
 
 def _suggest(name: str, names: Iterable[str]) -> str:
-    matches = get_close_matches(name, sorted(names), n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    nearest = find_nearest(name, names)
+    return f"; did you mean {nearest!r}?" if nearest else ""

@@ -24,12 +24,10 @@ _TABLE_INIT = nn.initializers.truncated_normal(0.02)
 """Initializer of learned tables and tokens (Devlin et al. 2019, reference code)."""
 
 
-def _embed(
-    module: nn.Module, layer: tokens.Lookup, x: Array, context: LayerContext
-) -> tuple[Array, Array]:
+def _embed(module: _Embedding | _TiedEmbedding, x: Array) -> tuple[Array, Array]:
     """Return the learned table, and its rows for token ids x, (batch, tokens, features)."""
-    shape = (require_number(layer.vocabulary, context), layer.features)
-    table = module.param("table", _TABLE_INIT, shape, jnp.float32).astype(context.dtype)
+    shape = (require_number(module.layer.vocabulary, module.context), module.layer.features)
+    table = module.param("table", _TABLE_INIT, shape, jnp.float32).astype(module.context.dtype)
     return table, jnp.take(table, x.reshape(x.shape[0], -1).astype(jnp.int32), axis=0)
 
 
@@ -40,7 +38,7 @@ class _Embedding(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return _embed(self, self.layer, x, self.context)[1]
+        return _embed(self, x)[1]
 
 
 @computes(tokens.TiedEmbedding)
@@ -50,7 +48,7 @@ class _TiedEmbedding(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        table, rows = _embed(self, self.layer, x, self.context)
+        table, rows = _embed(self, x)
         y = apply_layers(self.layer.body, rows, self.context)
         features = self.layer.features
         if y.ndim != 3 or y.shape[-1] != features:
@@ -136,7 +134,10 @@ class _SelfAttention(nn.Module):
             scores = jnp.where(cached, scores, -jnp.inf)
         elif self.layer.causal:
             scores = jnp.where(jnp.tri(count, dtype=bool), scores, -jnp.inf)
-        scores = self._mask_padding(scores)
+        mask = require_mask((batch, scores.shape[-1]), self.context)
+        if mask is not None:
+            # With -inf, the softmax of a sample of only padding would be NaN.
+            scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
         weights = nn.Dropout(self.layer.dropout, deterministic=not self.context.train)(weights)
         y = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
@@ -154,16 +155,6 @@ class _SelfAttention(nn.Module):
             cached.value, x, self.context.position, axis=1
         )
         return cached.value
-
-    def _mask_padding(self, scores: Array) -> Array:
-        """Set scores (batch, heads, tokens, tokens) of padding to the lowest finite value.
-
-        With -inf, the softmax of a sample of only padding would be NaN.
-        """
-        mask = require_mask((scores.shape[0], scores.shape[-1]), self.context)
-        if mask is None:
-            return scores
-        return jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
 
     def _make_dense(self, features: int, name: str) -> DenseModule:
         init = self.context.initializers
