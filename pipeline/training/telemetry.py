@@ -64,10 +64,6 @@ class Telemetry:
     def loss_scale(self) -> np.ndarray:
         return self.columns["loss_scale"]
 
-    @property
-    def skipped(self) -> np.ndarray:
-        return self.columns["skipped"]
-
     def take_first(self, steps: int) -> Telemetry:
         """Return the telemetry of the first `steps` steps."""
         columns = {name: column[:steps] for name, column in self.columns.items()}
