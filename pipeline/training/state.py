@@ -180,6 +180,12 @@ class TrainState:
     ledger: SampleLedger | None = None
 
 
+def get_privacy(state: TrainState) -> PrivacyState:
+    """Return the secret and the clip of a private run's state."""
+    assert state.privacy is not None, "the state of a private run has its secret"
+    return state.privacy
+
+
 class MappedBatch(NamedTuple):
     """A batch, or a microbatch, after the map ops."""
 

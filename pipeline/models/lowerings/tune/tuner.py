@@ -104,7 +104,7 @@ def find_layout(
 
 def check_layout_entry(entry: Entry) -> Entry:
     """Return the entry. Raises ValueError if not every layout has a positive number."""
-    times_us = {layout: float(entry[layout]) for layout in LAYOUTS}
+    times_us: dict[str, float] = {layout: float(entry[layout]) for layout in LAYOUTS}
     if not all(0 < us < float("inf") for us in times_us.values()):
         raise ValueError(f"times {times_us} must be positive and finite")
     return times_us
