@@ -282,7 +282,6 @@ def merge_params(trained: Any, frozen: Any) -> Any:
 
 
 def list_paths(params: Mapping[str, Any]) -> list[LayerPath]:
-    """Return the paths of all parameters."""
     return list(flatten_dict(dict(params)))
 
 

@@ -351,7 +351,6 @@ def make_estimated_step(
 
 
 def make_zero_sums(config: StepConfig) -> EvalSums:
-    """Return sums of zero samples."""
     has_classes = config.task == "classification"
     return zero_sums(config.classes, config.metrics, has_classes=has_classes)
 

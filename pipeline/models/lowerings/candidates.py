@@ -103,7 +103,6 @@ class ChosenLowering(Generic[P]):
 
     @property
     def is_default(self) -> bool:
-        """Whether the lowering is the default."""
         return self.lowering == DEFAULT
 
 
@@ -117,7 +116,6 @@ class LayerPlan(Generic[P]):
 
     @property
     def is_default(self) -> bool:
-        """Whether all three lowerings are the default."""
         choices = (self.forward, self.input_grad, self.weight_grad)
         return all(choice.is_default for choice in choices)
 

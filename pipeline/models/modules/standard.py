@@ -68,7 +68,6 @@ class Network(nn.Module):
     recomputes: bool = False
 
     def can_be_batch_last(self, image: tuple[int, ...]) -> bool:
-        """Return whether every layer can be computed in CHWN."""
         return find_layer_without_chwn(self.layers) is None
 
     def structure(self, image: tuple[int, ...]) -> str:

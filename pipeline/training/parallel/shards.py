@@ -34,7 +34,6 @@ class Shards:
 
     @property
     def per_device(self) -> int:
-        """Shards of one device."""
         return self.count // self.devices
 
 

@@ -43,7 +43,6 @@ class AttackedNetwork:
 
 
 def compute_cross_entropy(logits: Array, labels: Array) -> Array:
-    """Return the cross-entropy of each prediction."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 

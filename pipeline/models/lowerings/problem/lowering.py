@@ -116,6 +116,5 @@ class RecordingPolicy:
     problems: dict[Problem, None] = field(default_factory=dict)
 
     def choose(self, problem: Problem) -> Lowering:
-        """Record the problem, and return the default."""
         self.problems[problem] = None
         return DEFAULT

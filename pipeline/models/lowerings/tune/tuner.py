@@ -66,12 +66,10 @@ class TimedLayout:
 
     @property
     def best(self) -> Layout:
-        """The fastest layout."""
         return min(LAYOUTS, key=self.times_us.__getitem__)
 
     @property
     def us(self) -> float:
-        """Time of the fastest layout, in microseconds."""
         return self.times_us[self.best]
 
     def to_operator(self) -> Mapping[str, Any]:
@@ -150,7 +148,6 @@ class TunedProblem:
 
     @property
     def us(self) -> float:
-        """Time of the best lowering, in microseconds."""
         return self.after.us
 
 
@@ -169,7 +166,6 @@ class LoweringChoice:
 
     @property
     def calls_onednn(self) -> bool:
-        """Whether any lowering calls oneDNN."""
         return any(lowering.engine == "onednn" for _, lowering in self.lowerings.chosen)
 
     @property
