@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from math import prod
-from typing import Any
 
 import jax
 from jax import Array, lax
@@ -21,30 +19,22 @@ microseconds (batch, inputs, features): 64, 512, 10: 96 -> 10; 128, 512, 32: 113
 100: 321 -> 149; 32, 400, 120: 40 -> 44; 64, 784, 512: 272 -> 310."""
 
 
-def dense_product(policy: LoweringPolicy = DEFAULTS) -> Callable[..., Array]:
-    """Return a function in place of `lax.dot_general` for flax's layers, computed as `policy`
-    chooses.
+def multiply_dense(inputs: Array, kernel: Array, policy: LoweringPolicy = DEFAULTS) -> Array:
+    """Multiply inputs (..., channels) by a kernel (channels, features), as `policy` chooses.
+    Forward-mode differentiation isn't supported if the policy chooses a lowering for the product or
+    for a gradient, or if the inputs are a matrix with at most `FEW_FEATURES` features."""
+    channels, features = kernel.shape
 
-    Inputs are (..., channels), the kernel is (channels, features). Forward-mode differentiation
-    isn't supported if the policy chooses a lowering for the product or for a gradient, or if the
-    inputs are a matrix with at most `FEW_FEATURES` features.
-    """
+    def make_problem(role: Role) -> DenseProblem:
+        batch = prod(inputs.shape[:-1])
+        return DenseProblem(role, batch, channels, features, str(inputs.dtype))
 
-    def product(inputs: Array, kernel: Array, dimensions: Any, **precision: Any) -> Array:
-        channels, features = kernel.shape
-
-        def make_problem(role: Role) -> DenseProblem:
-            batch = prod(inputs.shape[:-1])
-            return DenseProblem(role, batch, channels, features, str(inputs.dtype))
-
-        plan = plan_layer(policy, make_problem)
-        is_transposed = inputs.ndim == 2 and features <= FEW_FEATURES
-        if inputs.dtype != kernel.dtype or (plan.is_default and not is_transposed):
-            return lax.dot_general(inputs, kernel, dimensions, **precision)
-        rows = inputs.reshape(-1, inputs.shape[-1])
-        return _differentiable_product(plan, rows, kernel).reshape(*inputs.shape[:-1], -1)
-
-    return product
+    plan = plan_layer(policy, make_problem)
+    is_transposed = inputs.ndim == 2 and features <= FEW_FEATURES
+    if inputs.dtype != kernel.dtype or (plan.is_default and not is_transposed):
+        return lax.dot_general(inputs, kernel, (((inputs.ndim - 1,), (0,)), ((), ())))
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    return _differentiable_product(plan, rows, kernel).reshape(*inputs.shape[:-1], -1)
 
 
 _Plan = LayerPlan[DenseProblem]

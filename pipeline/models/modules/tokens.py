@@ -8,9 +8,10 @@ from flax import linen as nn
 from jax import Array
 
 from pipeline.models.layers import tokens
-from pipeline.models.lowerings.dense import dense_product
+from pipeline.models.layers.standard import Dense
 from pipeline.models.modules.apply_layers import (
     LayerContext,
+    apply_layer,
     apply_layers,
     computes,
     require_images,
@@ -18,7 +19,6 @@ from pipeline.models.modules.apply_layers import (
     require_number,
     require_tokens,
 )
-from pipeline.models.modules.dense import DenseModule
 
 _TABLE_INIT = nn.initializers.truncated_normal(0.02)
 """Initializer of learned tables and tokens (Devlin et al. 2019, reference code)."""
@@ -117,9 +117,11 @@ class _SelfAttention(nn.Module):
                 f"features of shape {x.shape}"
             )
         shape = (batch, count, self.layer.heads, features // self.layer.heads)
-        query, key, value = (
-            self._make_dense(features, name)(x).reshape(shape) for name in ("query", "key", "value")
-        )
+
+        def project(name: str, x: Array) -> Array:
+            return apply_layer(Dense(features=features), x, self.context.inside(name))
+
+        query, key, value = (project(name, x).reshape(shape) for name in ("query", "key", "value"))
         if self.context.position is not None:
             key = self._update_cache("keys", key)
             value = self._update_cache("values", value)
@@ -141,7 +143,7 @@ class _SelfAttention(nn.Module):
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
         weights = nn.Dropout(self.layer.dropout, deterministic=not self.context.train)(weights)
         y = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
-        return self._make_dense(features, "out")(y.reshape(x.shape))
+        return project("out", y.reshape(x.shape))
 
     def _update_cache(self, name: str, x: Array) -> Array:
         """Write a token's keys or values (batch, 1, heads, features); return the whole cache.
@@ -155,17 +157,6 @@ class _SelfAttention(nn.Module):
             cached.value, x, self.context.position, axis=1
         )
         return cached.value
-
-    def _make_dense(self, features: int, name: str) -> DenseModule:
-        init = self.context.initializers
-        return DenseModule(
-            features,
-            dtype=self.context.dtype,
-            kernel_init=init.dense.build(),
-            bias_init=init.bias.build(),
-            dot_general=dense_product(self.context.policy),
-            name=name,
-        )
 
 
 @computes(tokens.FirstToken)

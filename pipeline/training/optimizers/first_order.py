@@ -32,7 +32,6 @@ class DecayedOptimizer(OptimizerSpec):
         """Return the transformations of the chain, without weight decay."""
 
     def build(self) -> optax.GradientTransformation:
-        """Return a transformation: gradients -> direction, with weight decay."""
         import optax
 
         decay = add_weight_decay(self.weight_decay, self.decay_rules)
@@ -65,7 +64,6 @@ class Sgd(OptimizerSpec):
     name: Literal["sgd"] = "sgd"
 
     def build(self) -> optax.GradientTransformation:
-        """Return a transformation: gradients g -> g + weight_decay * p."""
         return add_weight_decay(self.weight_decay, self.decay_rules)
 
 
