@@ -147,16 +147,13 @@ class PoolingProblem:
         return self.shape[0]
 
     @property
-    def output_shape(self) -> Shape:
-        """The shape of the maxima."""
-        batch, height, width, channels = self.shape
-        window = make_window((height, width), self.window, self.strides, self.pads, (1, 1), 1)
-        return (batch, *window.output_size, channels)
-
-    @property
     def operand_shapes(self) -> tuple[Shape, ...]:
         """Shapes of the images, and for the gradient also of the cotangent."""
-        return (self.shape,) if self.role == "forward" else (self.shape, self.output_shape)
+        if self.role == "forward":
+            return (self.shape,)
+        batch, height, width, channels = self.shape
+        window = make_window((height, width), self.window, self.strides, self.pads, (1, 1), 1)
+        return self.shape, (batch, *window.output_size, channels)
 
     @property
     def sample_bytes(self) -> int:

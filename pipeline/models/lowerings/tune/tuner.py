@@ -118,11 +118,6 @@ class Tuning:
     fixed: Lowerings | None = None
     """The run's lowerings before it was resumed. They are used again."""
 
-    @property
-    def bank(self) -> Path:
-        """The user's bank. Its entries replace built-in ones."""
-        return self.folder / "lowerings.json"
-
 
 @dataclass(frozen=True)
 class TimedLowering:
@@ -163,10 +158,6 @@ class LoweringChoice:
     """Layout of the images between the layers."""
     timed_layout: TimedLayout | None = None
     """Times of the layouts; None if the layout is chosen by rule."""
-
-    @property
-    def calls_onednn(self) -> bool:
-        return any(lowering.engine == "onednn" for _, lowering in self.lowerings.chosen)
 
     @property
     def num_timed(self) -> int:
@@ -217,7 +208,7 @@ def choose_lowerings(
         return _check_fixed(tuning.fixed, requested, device, tuning.folder)
     if tuning.mode == "off" or not get_platform(device.platform).chooses_lowerings:
         return LoweringChoice()
-    banks = Banks(tuning.bank, BUILT_IN, check_lowering_entry)
+    banks = Banks(tuning.folder / "lowerings.json", BUILT_IN, check_lowering_entry)
     scopes = list_scopes(device)
     entries = _find_entries(banks.read(), requested, scopes, tuning.mode)
     # The probe of oneDNN is a process of almost a second.
