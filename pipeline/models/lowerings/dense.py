@@ -41,11 +41,7 @@ _Plan = LayerPlan[DenseProblem]
 
 
 def _multiply(plan: _Plan, inputs: Array, kernel: Array) -> Array:
-    return _dot(inputs, kernel) if plan.forward.is_default else plan.forward(inputs, kernel)
-
-
-def _dot(inputs: Array, kernel: Array) -> Array:
-    return lax.dot_general(inputs, kernel, (((1,), (0,)), ((), ())))
+    return lax.dot(inputs, kernel) if plan.forward.is_default else plan.forward(inputs, kernel)
 
 
 _differentiable_product = jax.custom_vjp(_multiply, nondiff_argnums=(0,))
@@ -54,7 +50,7 @@ _differentiable_product = jax.custom_vjp(_multiply, nondiff_argnums=(0,))
 def _backward(plan: _Plan, operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     inputs, kernel = operands
     if plan.input_grad.is_default:
-        (inputs_grad,) = jax.linear_transpose(lambda x: _dot(x, kernel), inputs)(cotangent)
+        (inputs_grad,) = jax.linear_transpose(lambda x: lax.dot(x, kernel), inputs)(cotangent)
     else:
         inputs_grad = plan.input_grad(kernel, cotangent)
     if not plan.weight_grad.is_default:
@@ -75,5 +71,5 @@ _differentiable_product.defvjp(
 
 def _derive_gradient(shape: tuple[int, ...], inputs: Array, cotangent: Array) -> Array:
     kernel = jax.ShapeDtypeStruct(shape, inputs.dtype)
-    (gradient,) = jax.linear_transpose(lambda kernel: _dot(inputs, kernel), kernel)(cotangent)
+    (gradient,) = jax.linear_transpose(lambda kernel: lax.dot(inputs, kernel), kernel)(cotangent)
     return gradient

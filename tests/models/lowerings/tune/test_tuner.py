@@ -439,7 +439,6 @@ def test_onednn_is_used_only_if_it_saves_enough(
     for _ in range(2):
         chosen = bench.choose("tune")
         assert taken(chosen) == [f"convolution/{engine}"] * 3
-        assert chosen.calls_onednn == (engine == "onednn")
     assert {entry["after"]["lowering"] for entry in bench.entries.values()} == {str(ONEDNN)}
 
 
