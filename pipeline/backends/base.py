@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.backends.loading.loader import Loader
 from pipeline.backends.rates import Communication
 from pipeline.backends.sink_choice import SinkChoice
-from pipeline.models.lowerings.problem.lowering import Problem
+from pipeline.models.lowerings.problem.problems import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.placement import DevicePlacement

@@ -54,7 +54,7 @@ from pipeline.backends.step_loops import (
     split_positions,
 )
 from pipeline.core.host.platforms import Platform, get_platform
-from pipeline.models.lowerings.problem.lowering import Problem
+from pipeline.models.lowerings.problem.problems import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.models.modules.jit_layers import compile_layers
 from pipeline.training.metrics import EvalSums

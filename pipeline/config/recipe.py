@@ -50,7 +50,7 @@ from pipeline.training.loss_scales import LossScale
 from pipeline.training.non_finite_steps import OnNan
 from pipeline.training.optimizers.first_order import ClipSpec
 from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec
-from pipeline.training.parallel.shards import choose_num_shards
+from pipeline.training.parallel.shards import count_shards
 from pipeline.training.privacy.privacy_spec import PrivacySpec
 from pipeline.training.robustness.attack_specs import AdversarialSpec, AttackSpec
 
@@ -402,8 +402,8 @@ class Recipe(Spec):
             shards_parameters = parallel.mode in ("semi_auto", "auto")
             reproducible = parallel.reproducible or ("layout" if shards_parameters else "exact")
             shards = parallel.shards
-            if shards is None and parallel.mode != "none" and reproducible == "exact":
-                shards = choose_num_shards(train["batch_size"], parallel.num_devices)
+            if parallel.mode != "none" and reproducible == "exact":
+                shards = count_shards(parallel, train["batch_size"])
             layout = {"mode": parallel.mode, "reproducible": reproducible, "shards": shards}
             return {**tree, "train": train, "parallel": {**tree["parallel"], **layout}}
         except (KeyError, TypeError, ValueError):

@@ -35,7 +35,8 @@ from pipeline.engine.begin_step import begin_step
 from pipeline.engine.step_checks import LOSS, StepSignature
 from pipeline.models.imported.with_lowerings import list_unreplaced, with_lowerings
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.lowerings.problem.lowering import Problem, RecordingPolicy
+from pipeline.models.lowerings.problem.lowering import RecordingPolicy
+from pipeline.models.lowerings.problem.problems import Problem
 from pipeline.models.lowerings.tune.rule import choose_step_layout_by_rule
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.training.parallel.placement import DevicePlacement

@@ -35,13 +35,8 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.models.imported.with_lowerings import UnreplacedOperation, list_unreplaced, scope_root
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.lowerings.problem.lowering import (
-    DEFAULT,
-    LoweringPolicy,
-    Problem,
-    RecordingPolicy,
-)
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem
+from pipeline.models.lowerings.problem.lowering import DEFAULT, LoweringPolicy, RecordingPolicy
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem, Problem
 from pipeline.models.lowerings.tune.machine import describe_device
 from pipeline.models.lowerings.tune.rule import choose_layout_by_rule, has_choice
 from pipeline.models.lowerings.tune.timing import Timer, make_random_operand

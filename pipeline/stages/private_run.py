@@ -14,8 +14,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.poisson_order import PoissonOrder
 from pipeline.stages.runner.context import RunContext
 from pipeline.training.privacy.budget import Budget
-from pipeline.training.privacy.private_gradients import get_privacy
-from pipeline.training.state import TrainState
+from pipeline.training.state import TrainState, get_privacy
 
 SECRET_PATH = "privacy/key"
 """Path of the secret in a checkpoint."""

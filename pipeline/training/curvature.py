@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, TypeVar
 
 import jax
@@ -17,6 +18,7 @@ from jax.tree_util import register_dataclass
 
 from pipeline.core.errors import RecipeError
 from pipeline.models.modules.layer_capture import LayerCapture, Observations
+from pipeline.models.modules.layout import shape_nhwc
 from pipeline.models.modules.name_stack import UPDATE
 
 T = TypeVar("T")
@@ -62,14 +64,12 @@ class CurvatureRule:
     """The sums of each layer that an optimizer needs, and the updates that need them.
 
     `sum_moments(capture, mask)` returns sums over the samples that the mask, bool (B,), marks. The
-    optimizer needs them at updates 1, 1 + period, 1 + 2 * period, ... `count_positions(capture)`
-    returns the number of positions in a sample. Devices exchange the sums of a group of layers
-    together. `group_ends` are the numbers of the layers that end a group; layers after the last one
-    are another group.
+    optimizer needs them at updates 1, 1 + period, 1 + 2 * period, ... Devices exchange the
+    sums of a group of layers together. `group_ends` are the numbers of the layers that end a group;
+    layers after the last one are another group.
     """
 
     sum_moments: Callable[[LayerCapture, Array], Moments]
-    count_positions: Callable[[LayerCapture], int]
     period: int
     group_ends: tuple[int, ...] = ()
 
@@ -101,9 +101,14 @@ def sum_layers(
     moments = compute_if_due(due, sum_moments, make_zeros)
     num_samples = jnp.sum(mask, dtype=jnp.int32)
     return {
-        path: LayerSums(moments[path], num_samples * rule.count_positions(capture), capture.number)
+        path: LayerSums(moments[path], num_samples * count_positions(capture), capture.number)
         for path, capture in captures.items()
     }
+
+
+def count_positions(capture: LayerCapture) -> int:
+    """Return the number of positions in a sample: a layer's outputs of each feature."""
+    return prod(shape_nhwc(capture.cotangents, capture.layout)[1:-1])
 
 
 def group_layers(rule: CurvatureRule, layers: Mapping[str, LayerSums]) -> list[list[str]]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, PositiveFloat, PositiveInt
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema
 
 from pipeline.core.registry import MAX_FLOAT, ComponentOf, Spec, component
 
@@ -117,13 +117,8 @@ class Dynamic(LossScaling):
         return scale, jnp.where(grows, 0, good_steps)
 
 
-class _NumberAsFixedScale:
-    """Reads a number in a recipe as a fixed scale with `drop_overflow_update: false`."""
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(_convert_number, handler(source))
+class _AllowNumber:
+    """Lets the JSON schema of a loss scale be a number as well."""
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -137,6 +132,8 @@ class _NumberAsFixedScale:
 
 
 def _convert_number(value: Any) -> Any:
+    """Return a number as a fixed scale with `drop_overflow_update: false`, other values as they
+    are."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not 0 < value < float("inf"):
             raise ValueError(f"{value} must be a finite number above 0")
@@ -144,4 +141,6 @@ def _convert_number(value: Any) -> Any:
     return value
 
 
-LossScale = Annotated[LossScaleSpec, ComponentOf("loss_scale"), _NumberAsFixedScale()]
+LossScale = Annotated[
+    LossScaleSpec, ComponentOf("loss_scale"), BeforeValidator(_convert_number), _AllowNumber()
+]

@@ -13,7 +13,7 @@ from pipeline.training.curvature import LayerSums, sum_layers
 from pipeline.training.ledger import Readings, read_samples
 from pipeline.training.losses import compute_losses, make_label_mask, reduce_losses
 from pipeline.training.parallel.microbatches import stack_microbatches
-from pipeline.training.privacy.private_gradients import clip_microbatch
+from pipeline.training.privacy.clip_samples import clip_microbatch
 from pipeline.training.robustness.adversarial_rule import compute_divergence
 from pipeline.training.state import (
     Gradients,

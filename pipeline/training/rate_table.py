@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
 from typing import Literal, Self
 
 import numpy as np
@@ -60,7 +58,18 @@ class TableSchedule(ScheduleSpec):
     def read(self) -> RateFile:
         """Read the file. Raises ValueError with its name and the problem."""
         assert self.file is not None, "_require_file checked it"
-        return read_rates(self.file)
+        try:
+            read = _READERS.get(self.file.suffix)
+            if read is None:
+                raise ValueError(f"must end in {', '.join(_READERS)}")
+            content = read_bytes(self.file, MAX_BYTES)
+            rates, dtype = read(content)
+            _require_rates(rates)
+        except OSError as error:
+            raise ValueError(f"file = {self.file}: can't be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ValueError(f"file = {self.file}: {error}") from error
+        return RateFile(rates, dtype, hashlib.sha256(content).hexdigest())
 
     def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
         """Return the first `steps` rates of the file, float32 (steps,). Raises ValueError if the
@@ -72,22 +81,6 @@ class TableSchedule(ScheduleSpec):
                 "updates; must have a rate for each"
             )
         return rates[:steps].astype(np.float32)
-
-
-def read_rates(file: Path) -> RateFile:
-    """Read a file of learning rates. Raises ValueError with its name and the problem."""
-    try:
-        read = _READERS.get(file.suffix)
-        if read is None:
-            raise ValueError(f"must end in {', '.join(_READERS)}")
-        content = read_bytes(file, MAX_BYTES)
-        rates, dtype = read(content)
-        _require_rates(rates)
-    except OSError as error:
-        raise ValueError(f"file = {file}: can't be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"file = {file}: {error}") from error
-    return RateFile(rates, dtype, hashlib.sha256(content).hexdigest())
 
 
 def _parse_array(content: bytes) -> tuple[np.ndarray, str]:
@@ -136,6 +129,8 @@ def _require_rates(rates: np.ndarray) -> None:
         )
 
 
-_READERS: Mapping[str, Callable[[bytes], tuple[np.ndarray, str]]] = MappingProxyType(
-    {".npy": _parse_array, ".csv": _parse_text, ".txt": _parse_text}
-)
+_READERS: Mapping[str, Callable[[bytes], tuple[np.ndarray, str]]] = {
+    ".npy": _parse_array,
+    ".csv": _parse_text,
+    ".txt": _parse_text,
+}

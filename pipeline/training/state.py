@@ -180,6 +180,12 @@ class TrainState:
     ledger: SampleLedger | None = None
 
 
+def get_privacy(state: TrainState) -> PrivacyState:
+    """Return the secret and the clip of a private run's state."""
+    assert state.privacy is not None, "the state of a private run has its secret"
+    return state.privacy
+
+
 class MappedBatch(NamedTuple):
     """A batch, or a microbatch, after the map ops."""
 
@@ -276,7 +282,6 @@ def merge_params(trained: Any, frozen: Any) -> Any:
 
 
 def list_paths(params: Mapping[str, Any]) -> list[LayerPath]:
-    """Return the paths of all parameters."""
     return list(flatten_dict(dict(params)))
 
 

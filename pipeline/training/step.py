@@ -45,7 +45,6 @@ from pipeline.training.parallel.fixed_sum import (
 )
 from pipeline.training.parallel.shards import Shards
 from pipeline.training.privacy.add_noise import add_noise
-from pipeline.training.privacy.private_gradients import get_privacy
 from pipeline.training.state import (
     Gradients,
     MappedBatch,
@@ -54,6 +53,7 @@ from pipeline.training.state import (
     Record,
     StepConfig,
     TrainState,
+    get_privacy,
     merge_params,
     record_step,
     reinitialize,
@@ -351,7 +351,6 @@ def make_estimated_step(
 
 
 def make_zero_sums(config: StepConfig) -> EvalSums:
-    """Return sums of zero samples."""
     has_classes = config.task == "classification"
     return zero_sums(config.classes, config.metrics, has_classes=has_classes)
 

@@ -64,12 +64,7 @@ class Telemetry:
     def loss_scale(self) -> np.ndarray:
         return self.columns["loss_scale"]
 
-    @property
-    def skipped(self) -> np.ndarray:
-        return self.columns["skipped"]
-
     def take_first(self, steps: int) -> Telemetry:
-        """Return the telemetry of the first `steps` steps."""
         columns = {name: column[:steps] for name, column in self.columns.items()}
         return Telemetry(self.start, columns)
 
@@ -123,7 +118,6 @@ class StepOutcome(NamedTuple):
 
     @property
     def should_continue(self) -> Any:
-        """Whether training continues after the step."""
         return self.applied | self.skipped
 
     @staticmethod

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pipeline.training.rate_table import MAX_BYTES, TableSchedule, read_rates
+from pipeline.training.rate_table import MAX_BYTES, TableSchedule
 
 RATES = np.linspace(0.1, 0.001, 7)
 
@@ -26,7 +26,7 @@ def save_npy(file: Path, array: np.ndarray, *, pickled: bool = False) -> None:
 def test_array_of_any_floating_dtype_is_read(dtype: str, tmp_path: Path) -> None:
     file = tmp_path / "lr.npy"
     save_npy(file, RATES.astype(dtype))
-    found = read_rates(file)
+    found = TableSchedule(file=file).read()
     np.testing.assert_array_equal(found.rates, RATES.astype(dtype).astype(np.float64))
     assert found.dtype == np.dtype(dtype).name
     assert found.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
@@ -36,9 +36,9 @@ def test_array_of_any_floating_dtype_is_read(dtype: str, tmp_path: Path) -> None
 def test_text_file_has_one_rate_per_line(suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"lr{suffix}"
     np.savetxt(file, RATES, header="rates of three epochs")
-    np.testing.assert_array_equal(read_rates(file).rates, RATES)
+    np.testing.assert_array_equal(TableSchedule(file=file).read().rates, RATES)
     file.write_text("0.5\n\n 1e-3 \n# the rest is warm-down\n0\n")
-    assert read_rates(file).rates.tolist() == [0.5, 0.001, 0.0]
+    assert TableSchedule(file=file).read().rates.tolist() == [0.5, 0.001, 0.0]
 
 
 @pytest.mark.medium
@@ -122,6 +122,6 @@ def test_rate_file_error_has_one_line(
     file = tmp_path / name
     write(file)
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        read_rates(file)
+        TableSchedule(file=file).read()
     assert str(caught.value).startswith(f"file = {file}: {message}")
     assert "\n" not in str(caught.value)

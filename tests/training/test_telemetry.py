@@ -27,7 +27,7 @@ def test_columns_are_named_as_the_rows() -> None:
 def test_telemetry_has_loss_scale_and_skipped_steps() -> None:
     telemetry = telemetry_of(0, rows(2.0, 1.0))
     assert telemetry.loss_scale.tolist() == [1.0, 1.0]
-    assert telemetry.skipped.tolist() == [False, False]
+    assert telemetry.columns["skipped"].tolist() == [False, False]
 
 
 def test_telemetry_without_a_loss_has_no_non_finite_step() -> None:

@@ -123,8 +123,8 @@ def map_layers(change: Callable[[LayerSpec], LayerSpec], stack: Stack) -> Stack:
     return tuple(change_value(layer) for layer in stack)
 
 
-def round_features(width: float, divisor: int = 8) -> int:
-    """Return the multiple of `divisor` nearest to `width`, but at least 90 % of `width`. The rule
-    is from the reference implementation of the MobileNets (tensorflow/models, slim)."""
-    nearest = max(divisor, int(width + divisor / 2) // divisor * divisor)
-    return nearest if nearest >= 0.9 * width else nearest + divisor
+def round_features(width: float) -> int:
+    """Return the multiple of 8 nearest to `width`, but at least 90 % of `width`. The rule is from
+    the reference implementation of the MobileNets (tensorflow/models, slim)."""
+    nearest = max(8, int(width + 4) // 8 * 8)
+    return nearest if nearest >= 0.9 * width else nearest + 8

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails
 
-from pipeline.models.layers.fields import CLASSES
+from pipeline.core.files.error_text import find_nearest
+from pipeline.models.layers.fields import CLASSES, map_texts
 from pipeline.models.layers.model_spec import BlockUse, Layers
 from pipeline.models.layers.standard import Sequence
 
@@ -94,7 +94,10 @@ def _expand_use(
     if uses.total() > MAX_USES:
         raise _to_error(f"blocks are used more than {MAX_USES:,} times", (*location, "use"), name)
     _check_parameters(use, set(_find_parameters(blocks[name])), (*location, "with"))
-    layers = _fill_parameters(blocks[name], use.values)
+    # Other texts that begin with a dollar, such as `$classes`, don't change.
+    layers = map_texts(
+        lambda text: use.values.get(text[1:], text) if text.startswith("$") else text, blocks[name]
+    )
     body = expand_uses(layers, blocks, ("blocks", name), (*parents, name), uses)
     return _make_validator().validate_python({"blocks": {name: body}})["blocks"][name]
 
@@ -127,18 +130,6 @@ def _find_parameters(node: Any) -> Iterator[str]:
             yield from _find_parameters(value)
 
 
-def _fill_parameters(node: Any, values: Mapping[str, Any]) -> Any:
-    """Return a block's layers with the values of parameters. Other strings, such as `$classes`,
-    don't change."""
-    if isinstance(node, str) and node.startswith("$"):
-        return values.get(node[1:], node)
-    if isinstance(node, Mapping):
-        return {key: _fill_parameters(value, values) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_fill_parameters(value, values) for value in node]
-    return node
-
-
 def _to_error(message: str, location: Location, value: Any) -> ValidationError:
     details = InitErrorDetails(
         type="value_error", loc=location, input=value, ctx={"error": ValueError(message)}
@@ -147,5 +138,5 @@ def _to_error(message: str, location: Location, value: Any) -> ValidationError:
 
 
 def _suggest(name: str, names: Iterable[str]) -> str:
-    matches = get_close_matches(name, sorted(names), n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    nearest = find_nearest(name, names)
+    return f"; did you mean {nearest!r}?" if nearest else ""

@@ -29,13 +29,8 @@ from pipeline.models.imported.replaced_equations import (
     explain_no_lowering,
 )
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.lowerings.problem.lowering import (
-    DEFAULT,
-    Lowering,
-    LoweringPolicy,
-    Problem,
-    Role,
-)
+from pipeline.models.lowerings.problem.lowering import DEFAULT, Lowering, LoweringPolicy, Role
+from pipeline.models.lowerings.problem.problems import Problem
 
 Key = tuple[Any, ...]
 """Primitive, parameters, and the shapes and types of operands and results."""

@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from pipeline.models.lowerings.conv2d import conv2d
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
-from pipeline.models.lowerings.dense import dense_product
+from pipeline.models.lowerings.dense import multiply_dense
 from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.image_layout import Layout, swap_layout
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
@@ -135,8 +135,7 @@ def _multiply(params: Params, operands: Sequence[Array], policy: LoweringPolicy)
     batch = inputs.shape[: inputs.ndim - num_contracted]
     rows = inputs.reshape((*batch, prod(kernel.shape[:num_contracted])))
     matrix = kernel.reshape(rows.shape[-1], -1)
-    numbers = (((rows.ndim - 1,), (0,)), ((), ()))
-    result = dense_product(policy)(rows, matrix, numbers)
+    result = multiply_dense(rows, matrix, policy)
     return result.reshape(batch + kernel.shape[num_contracted:])
 
 

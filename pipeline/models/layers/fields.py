@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, Strict
@@ -17,13 +17,18 @@ Features = Annotated[
 """Number of features of a layer's output; `$classes` is the dataset's number of classes."""
 
 
+def map_texts(change: Callable[[str], Any], value: Any) -> Any:
+    """Apply `change` to the texts in nested values; tuples become lists."""
+    if isinstance(value, Mapping):
+        return {key: map_texts(change, item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [map_texts(change, item) for item in value]
+    return change(value) if isinstance(value, str) else value
+
+
 def replace_classes(value: Any, classes: int) -> Any:
     """Return nested values with the number of classes for `$classes`; tuples become lists."""
-    if isinstance(value, Mapping):
-        return {key: replace_classes(item, classes) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [replace_classes(item, classes) for item in value]
-    return classes if value == CLASSES else value
+    return map_texts(lambda text: classes if text == CLASSES else text, value)
 
 
 Size = Annotated[

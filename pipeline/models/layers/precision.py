@@ -39,7 +39,6 @@ class KindRule:
     """Whether the layers' output is cast to the network's type."""
 
     def covers(self, kind: str, path: LayerPath) -> bool:
-        """Whether the kind is in `kinds`."""
         return kind in self.kinds
 
     def __str__(self) -> str:
@@ -76,7 +75,6 @@ class PathListing:
     paths: dict[LayerPath, None] = field(default_factory=dict)
 
     def covers(self, kind: str, path: LayerPath) -> bool:
-        """Record the path, and return False."""
         self.paths[path] = None
         return False
 

@@ -19,10 +19,9 @@ from pipeline.models.lowerings.problem.lowering import (
     Formula,
     Lowering,
     LoweringPolicy,
-    Problem,
     Role,
 )
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem, Problem
 
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of images that formulas compute at a time."""
@@ -104,7 +103,6 @@ class ChosenLowering(Generic[P]):
 
     @property
     def is_default(self) -> bool:
-        """Whether the lowering is the default."""
         return self.lowering == DEFAULT
 
 
@@ -118,7 +116,6 @@ class LayerPlan(Generic[P]):
 
     @property
     def is_default(self) -> bool:
-        """Whether all three lowerings are the default."""
         choices = (self.forward, self.input_grad, self.weight_grad)
         return all(choice.is_default for choice in choices)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from jax import Array
 
@@ -13,8 +14,7 @@ from pipeline.models.lowerings.formulas import (
     conv2d_weight_grad,
     winograd,
 )
-from pipeline.models.lowerings.problem.conv_window import ConvWindow
-from pipeline.models.lowerings.problem.lowering import WIDENED, Engine, Formula, Lowering, Role
+from pipeline.models.lowerings.problem.lowering import WIDENED, Formula, Role
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 
 MAX_PATCH_CHANNELS = 32
@@ -66,51 +66,45 @@ def _fits_exact_winograd(problem: ConvolutionProblem) -> bool:
     return _fits_winograd(problem) and problem.dtype in ("float32", *WIDENED)
 
 
-def _define(
-    compute: Callable[[ConvWindow, Lowering, Array, Array], Array],
-    fits: Fits = lambda problem: True,
-    engines: tuple[Engine, ...] = ("xla", "onednn"),
-    chunked: bool = False,
-) -> Formula:
-    """Return a formula that passes only the problem's window to `compute`."""
-
-    def compute_problem(
-        problem: ConvolutionProblem, lowering: Lowering, first: Array, second: Array
-    ) -> Array:
-        return compute(problem.window, lowering, first, second)
-
-    return Formula(compute_problem, fits, engines, chunked)
+def _define(compute: Callable[..., Array], **settings: Any) -> Formula:
+    """Return a formula with these fields, which passes only the problem's window to `compute`."""
+    return Formula(lambda problem, *arguments: compute(problem.window, *arguments), **settings)
 
 
 def _make_winograd(compute: Callable[..., Array], fits: Fits) -> dict[str, Formula]:
     """Return the formulas of both sizes of tiles by name; `compute` begins with the size."""
     return {
-        f"winograd{tile}": _define(partial(compute, tile), fits, chunked=True) for tile in (2, 4)
+        f"winograd{tile}": _define(partial(compute, tile), fits=fits, chunked=True)
+        for tile in (2, 4)
     }
 
 
 CONVOLUTIONS: Mapping[Role, Mapping[str, Formula]] = {
     "forward": {
         "convolution": _define(conv2d_forward.convolution),
-        "im2col": _define(conv2d_forward.im2col, _has_small_patches, chunked=True),
-        "pointwise": _define(conv2d_forward.pointwise, _is_pointwise),
-        "shifted_sum": _define(conv2d_forward.shifted_sum, _has_few_terms, engines=("xla",)),
+        "im2col": _define(conv2d_forward.im2col, fits=_has_small_patches, chunked=True),
+        "pointwise": _define(conv2d_forward.pointwise, fits=_is_pointwise),
+        "shifted_sum": _define(conv2d_forward.shifted_sum, fits=_has_few_terms, engines=("xla",)),
         **_make_winograd(winograd.forward, _fits_exact_winograd),
     },
     "input_grad": {
         "convolution": _define(conv2d_input_grad.convolution),
-        "phases": _define(conv2d_input_grad.phases, _has_phases),
-        "pointwise": _define(conv2d_input_grad.pointwise, _is_pointwise),
-        "shifted_sum": _define(conv2d_input_grad.shifted_sum, _has_few_terms, engines=("xla",)),
+        "phases": _define(conv2d_input_grad.phases, fits=_has_phases),
+        "pointwise": _define(conv2d_input_grad.pointwise, fits=_is_pointwise),
+        "shifted_sum": _define(
+            conv2d_input_grad.shifted_sum, fits=_has_few_terms, engines=("xla",)
+        ),
         **_make_winograd(winograd.input_grad, _fits_exact_winograd),
     },
     "weight_grad": {
         "convolution": _define(conv2d_weight_grad.convolution, chunked=True),
-        "per_tap_matmul": _define(conv2d_weight_grad.per_tap_matmul, _is_ungrouped, chunked=True),
-        "im2col": _define(conv2d_weight_grad.im2col, _has_small_patches, chunked=True),
+        "per_tap_matmul": _define(
+            conv2d_weight_grad.per_tap_matmul, fits=_is_ungrouped, chunked=True
+        ),
+        "im2col": _define(conv2d_weight_grad.im2col, fits=_has_small_patches, chunked=True),
         "grouped_as_dense": _define(
             conv2d_weight_grad.grouped_as_dense,
-            lambda problem: not _is_ungrouped(problem),
+            fits=lambda problem: not _is_ungrouped(problem),
             chunked=True,
         ),
         **_make_winograd(winograd.weight_grad, _fits_winograd),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from math import prod
-from typing import Any
 
 import jax
 from jax import Array, lax
@@ -21,41 +19,29 @@ microseconds (batch, inputs, features): 64, 512, 10: 96 -> 10; 128, 512, 32: 113
 100: 321 -> 149; 32, 400, 120: 40 -> 44; 64, 784, 512: 272 -> 310."""
 
 
-def dense_product(policy: LoweringPolicy = DEFAULTS) -> Callable[..., Array]:
-    """Return a function in place of `lax.dot_general` for flax's layers, computed as `policy`
-    chooses.
+def multiply_dense(inputs: Array, kernel: Array, policy: LoweringPolicy = DEFAULTS) -> Array:
+    """Multiply inputs (..., channels) by a kernel (channels, features), as `policy` chooses.
+    Forward-mode differentiation isn't supported if the policy chooses a lowering for the product or
+    for a gradient, or if the inputs are a matrix with at most `FEW_FEATURES` features."""
+    channels, features = kernel.shape
 
-    Inputs are (..., channels), the kernel is (channels, features). Forward-mode differentiation
-    isn't supported if the policy chooses a lowering for the product or for a gradient, or if the
-    inputs are a matrix with at most `FEW_FEATURES` features.
-    """
+    def make_problem(role: Role) -> DenseProblem:
+        batch = prod(inputs.shape[:-1])
+        return DenseProblem(role, batch, channels, features, str(inputs.dtype))
 
-    def product(inputs: Array, kernel: Array, dimensions: Any, **precision: Any) -> Array:
-        channels, features = kernel.shape
-
-        def make_problem(role: Role) -> DenseProblem:
-            batch = prod(inputs.shape[:-1])
-            return DenseProblem(role, batch, channels, features, str(inputs.dtype))
-
-        plan = plan_layer(policy, make_problem)
-        is_transposed = inputs.ndim == 2 and features <= FEW_FEATURES
-        if inputs.dtype != kernel.dtype or (plan.is_default and not is_transposed):
-            return lax.dot_general(inputs, kernel, dimensions, **precision)
-        rows = inputs.reshape(-1, inputs.shape[-1])
-        return _differentiable_product(plan, rows, kernel).reshape(*inputs.shape[:-1], -1)
-
-    return product
+    plan = plan_layer(policy, make_problem)
+    is_transposed = inputs.ndim == 2 and features <= FEW_FEATURES
+    if inputs.dtype != kernel.dtype or (plan.is_default and not is_transposed):
+        return lax.dot_general(inputs, kernel, (((inputs.ndim - 1,), (0,)), ((), ())))
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    return _differentiable_product(plan, rows, kernel).reshape(*inputs.shape[:-1], -1)
 
 
 _Plan = LayerPlan[DenseProblem]
 
 
 def _multiply(plan: _Plan, inputs: Array, kernel: Array) -> Array:
-    return _dot(inputs, kernel) if plan.forward.is_default else plan.forward(inputs, kernel)
-
-
-def _dot(inputs: Array, kernel: Array) -> Array:
-    return lax.dot_general(inputs, kernel, (((1,), (0,)), ((), ())))
+    return lax.dot(inputs, kernel) if plan.forward.is_default else plan.forward(inputs, kernel)
 
 
 _differentiable_product = jax.custom_vjp(_multiply, nondiff_argnums=(0,))
@@ -64,7 +50,7 @@ _differentiable_product = jax.custom_vjp(_multiply, nondiff_argnums=(0,))
 def _backward(plan: _Plan, operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     inputs, kernel = operands
     if plan.input_grad.is_default:
-        (inputs_grad,) = jax.linear_transpose(lambda x: _dot(x, kernel), inputs)(cotangent)
+        (inputs_grad,) = jax.linear_transpose(lambda x: lax.dot(x, kernel), inputs)(cotangent)
     else:
         inputs_grad = plan.input_grad(kernel, cotangent)
     if not plan.weight_grad.is_default:
@@ -85,5 +71,5 @@ _differentiable_product.defvjp(
 
 def _derive_gradient(shape: tuple[int, ...], inputs: Array, cotangent: Array) -> Array:
     kernel = jax.ShapeDtypeStruct(shape, inputs.dtype)
-    (gradient,) = jax.linear_transpose(lambda kernel: _dot(inputs, kernel), kernel)(cotangent)
+    (gradient,) = jax.linear_transpose(lambda kernel: lax.dot(inputs, kernel), kernel)(cotangent)
     return gradient

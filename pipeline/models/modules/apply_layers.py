@@ -65,11 +65,9 @@ class LayerContext:
 
     @property
     def name(self) -> str:
-        """The layer's name among its siblings."""
         return self.path[-1]
 
     def inside(self, name: str) -> LayerContext:
-        """Return the context of the child layer called `name`."""
         return dataclasses.replace(self, path=(*self.path, name))
 
     def __str__(self) -> str:

@@ -9,9 +9,14 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
+from pipeline.models.lowerings.dense import multiply_dense
+from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
+
 
 class DenseModule(nn.Dense):
-    """`nn.Dense` with float32 parameters whose bias is added by `add_bias`."""
+    """`nn.Dense` with float32 parameters, `multiply_dense` and `add_bias`."""
+
+    policy: LoweringPolicy = DEFAULTS
 
     @nn.compact
     def __call__(self, inputs: Array) -> Array:
@@ -21,9 +26,7 @@ class DenseModule(nn.Dense):
         bias = None
         if self.use_bias:
             bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
-        multiply = self.dot_general or jax.lax.dot_general
-        axes = (((inputs.ndim - 1,), (0,)), ((), ()))
-        product: Array = multiply(inputs.astype(self.dtype), kernel.astype(self.dtype), axes)
+        product = multiply_dense(inputs.astype(self.dtype), kernel.astype(self.dtype), self.policy)
         return product if bias is None else add_bias(product, bias)
 
 

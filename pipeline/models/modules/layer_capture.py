@@ -62,7 +62,6 @@ _observer: ContextVar[_Taps | None] = ContextVar("observer", default=None)
 
 
 def is_observing() -> bool:
-    """Return whether layers are captured."""
     return _observer.get() is not None
 
 
@@ -119,24 +118,23 @@ def grad_observing_layers(
                 ]
             )
         slots = {path: jnp.zeros(shape.shape, shape.dtype) for path, shape in shapes.items()}
-        windows: dict[str, tuple[ConvWindow | None, Layout]] = {}
-        modules: dict[str, nn.Module] = {}
+        traces: list[_Taps] = []
 
         def apply_tapped(params: Any, slots: dict[str, Array]) -> tuple[Array, tuple[Any, Any]]:
             taps = _Taps(slots, all_modules)
+            traces.append(taps)
             with with_observer(taps):
                 value, auxiliary = function(params)
-            windows.update(taps.windows)
-            modules.update(taps.modules)
             return value, (auxiliary, taps.inputs)
 
         grad = jax.grad(transform(apply_tapped), argnums=(0, 1), has_aux=True)
         (gradients, cotangents), (auxiliary, inputs) = grad(params, slots)
+        taps = traces[-1]
         observations = {
             path: LayerCapture(
-                inputs[path], cotangents[path], window, layout, number, modules.get(path)
+                inputs[path], cotangents[path], window, layout, number, taps.modules.get(path)
             )
-            for number, (path, (window, layout)) in enumerate(windows.items())
+            for number, (path, (window, layout)) in enumerate(taps.windows.items())
         }
         return gradients, auxiliary, observations
 

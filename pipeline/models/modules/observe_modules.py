@@ -9,13 +9,9 @@ from typing import Any
 from flax import linen as nn
 
 
-def ignore_call(module: nn.Module, values: Any) -> None:
-    """Do nothing."""
-
-
 def observe_modules(
-    on_call: Callable[[nn.Module, tuple[Any, ...]], None] = ignore_call,
-    on_result: Callable[[nn.Module, Any], None] = ignore_call,
+    on_call: Callable[[nn.Module, tuple[Any, ...]], None] = lambda module, args: None,
+    on_result: Callable[[nn.Module, Any], None] = lambda module, result: None,
 ) -> AbstractContextManager[None]:
     """Observe the calls of all modules in the body, outer and inner ones.
 

@@ -11,7 +11,7 @@ from jax import Array
 
 from pipeline.models.layers import tokens
 from pipeline.models.layers.initializers import Uniform
-from pipeline.models.lowerings.dense import dense_product
+from pipeline.models.lowerings.dense import multiply_dense
 from pipeline.models.modules.apply_layers import (
     LayerContext,
     computes,
@@ -63,8 +63,7 @@ class _Recurrent(nn.Module):
         dtype = self.context.dtype
         kernel = make_weight("kernel", x.shape[-1], width).astype(dtype)
         recurrent = make_weight("recurrent_kernel", features, width).astype(dtype)
-        axes = (((2,), (0,)), ((), ()))
-        inputs = dense_product(self.context.policy)(x, kernel, axes)
+        inputs = multiply_dense(x, kernel, self.context.policy)
         bias = None
         if self.layer.bias:
             inputs = add_bias(inputs, make_weight("bias", width))

@@ -16,7 +16,6 @@ from pipeline.models.layers.fields import pair
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.layers.tokens import Lookup
-from pipeline.models.lowerings.dense import dense_product
 from pipeline.models.lowerings.formulas.adaptive_pools import average_windows, max_windows
 from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
@@ -68,7 +67,6 @@ class Network(nn.Module):
     recomputes: bool = False
 
     def can_be_batch_last(self, image: tuple[int, ...]) -> bool:
-        """Return whether every layer can be computed in CHWN."""
         return find_layer_without_chwn(self.layers) is None
 
     def structure(self, image: tuple[int, ...]) -> str:
@@ -136,7 +134,7 @@ def _compute_dense(layer: standard.Dense, x: Array, context: LayerContext) -> Ar
         dtype=context.dtype,
         kernel_init=(layer.kernel_init or context.initializers.dense).build(),
         bias_init=(layer.bias_init or context.initializers.bias).build(),
-        dot_general=dense_product(context.policy),
+        policy=context.policy,
         name=context.name,
     )(x)
 

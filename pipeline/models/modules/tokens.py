@@ -8,9 +8,10 @@ from flax import linen as nn
 from jax import Array
 
 from pipeline.models.layers import tokens
-from pipeline.models.lowerings.dense import dense_product
+from pipeline.models.layers.standard import Dense
 from pipeline.models.modules.apply_layers import (
     LayerContext,
+    apply_layer,
     apply_layers,
     computes,
     require_images,
@@ -18,18 +19,15 @@ from pipeline.models.modules.apply_layers import (
     require_number,
     require_tokens,
 )
-from pipeline.models.modules.dense import DenseModule
 
 _TABLE_INIT = nn.initializers.truncated_normal(0.02)
 """Initializer of learned tables and tokens (Devlin et al. 2019, reference code)."""
 
 
-def _embed(
-    module: nn.Module, layer: tokens.Lookup, x: Array, context: LayerContext
-) -> tuple[Array, Array]:
+def _embed(module: _Embedding | _TiedEmbedding, x: Array) -> tuple[Array, Array]:
     """Return the learned table, and its rows for token ids x, (batch, tokens, features)."""
-    shape = (require_number(layer.vocabulary, context), layer.features)
-    table = module.param("table", _TABLE_INIT, shape, jnp.float32).astype(context.dtype)
+    shape = (require_number(module.layer.vocabulary, module.context), module.layer.features)
+    table = module.param("table", _TABLE_INIT, shape, jnp.float32).astype(module.context.dtype)
     return table, jnp.take(table, x.reshape(x.shape[0], -1).astype(jnp.int32), axis=0)
 
 
@@ -40,7 +38,7 @@ class _Embedding(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return _embed(self, self.layer, x, self.context)[1]
+        return _embed(self, x)[1]
 
 
 @computes(tokens.TiedEmbedding)
@@ -50,7 +48,7 @@ class _TiedEmbedding(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        table, rows = _embed(self, self.layer, x, self.context)
+        table, rows = _embed(self, x)
         y = apply_layers(self.layer.body, rows, self.context)
         features = self.layer.features
         if y.ndim != 3 or y.shape[-1] != features:
@@ -119,9 +117,11 @@ class _SelfAttention(nn.Module):
                 f"features of shape {x.shape}"
             )
         shape = (batch, count, self.layer.heads, features // self.layer.heads)
-        query, key, value = (
-            self._make_dense(features, name)(x).reshape(shape) for name in ("query", "key", "value")
-        )
+
+        def project(name: str, x: Array) -> Array:
+            return apply_layer(Dense(features=features), x, self.context.inside(name))
+
+        query, key, value = (project(name, x).reshape(shape) for name in ("query", "key", "value"))
         if self.context.position is not None:
             key = self._update_cache("keys", key)
             value = self._update_cache("values", value)
@@ -136,11 +136,14 @@ class _SelfAttention(nn.Module):
             scores = jnp.where(cached, scores, -jnp.inf)
         elif self.layer.causal:
             scores = jnp.where(jnp.tri(count, dtype=bool), scores, -jnp.inf)
-        scores = self._mask_padding(scores)
+        mask = require_mask((batch, scores.shape[-1]), self.context)
+        if mask is not None:
+            # With -inf, the softmax of a sample of only padding would be NaN.
+            scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
         weights = nn.Dropout(self.layer.dropout, deterministic=not self.context.train)(weights)
         y = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
-        return self._make_dense(features, "out")(y.reshape(x.shape))
+        return project("out", y.reshape(x.shape))
 
     def _update_cache(self, name: str, x: Array) -> Array:
         """Write a token's keys or values (batch, 1, heads, features); return the whole cache.
@@ -154,27 +157,6 @@ class _SelfAttention(nn.Module):
             cached.value, x, self.context.position, axis=1
         )
         return cached.value
-
-    def _mask_padding(self, scores: Array) -> Array:
-        """Set scores (batch, heads, tokens, tokens) of padding to the lowest finite value.
-
-        With -inf, the softmax of a sample of only padding would be NaN.
-        """
-        mask = require_mask((scores.shape[0], scores.shape[-1]), self.context)
-        if mask is None:
-            return scores
-        return jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
-
-    def _make_dense(self, features: int, name: str) -> DenseModule:
-        init = self.context.initializers
-        return DenseModule(
-            features,
-            dtype=self.context.dtype,
-            kernel_init=init.dense.build(),
-            bias_init=init.bias.build(),
-            dot_general=dense_product(self.context.policy),
-            name=name,
-        )
 
 
 @computes(tokens.FirstToken)

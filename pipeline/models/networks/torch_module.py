@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, create_model, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.registry import FilePath, Seq, component
 from pipeline.models.layers.fields import replace_classes
@@ -14,14 +14,7 @@ from pipeline.models.layers.model_spec import ModelSpec
 if TYPE_CHECKING:
     from flax import linen as nn
 
-    _Imported = ModelSpec
-else:
-    # The key is `import`, which no class body can name.
-    _Imported = create_model(
-        "_Imported",
-        __base__=ModelSpec,
-        **{"import": (Annotated[str, Field(max_length=200)] | None, None)},
-    )
+_Reference = Annotated[str, Field(max_length=200)] | None
 
 
 def _allow_seed_reference(schema: dict[str, Any]) -> None:
@@ -32,7 +25,7 @@ def _allow_seed_reference(schema: dict[str, Any]) -> None:
 
 
 @component("model")
-class TorchModule(_Imported):
+class TorchModule(ModelSpec):
     """A `torch.nn.Module`, exported into a graph that JAX computes and trains.
 
     `import` names a class, a function that makes a module, or a module itself, such as
@@ -41,6 +34,8 @@ class TorchModule(_Imported):
     module's weights; of `init` only `rules` are used.
     """
 
+    # A field named by a keyword of Python can't be declared in another way.
+    __annotations__["import"] = "Annotated[_Reference, Field(default=None)]"
     name: Literal["torch"] = "torch"
     graph: FilePath | None = None
     """File of a graph that `convert model` wrote, such as `net.torch.json`."""

@@ -35,10 +35,6 @@ class WideDeep(ModelSpec):
     """Initialiser of the weights and the vectors of the features."""
 
     def fit_to_table(self, features: int | None) -> WideDeep:
-        """Return the model for a table of `features` features; unchanged if that is None.
-
-        Raises ValueError if the model's vocabulary is smaller.
-        """
         if features is None:
             return self
         if self.vocabulary is not None and self.vocabulary < features:

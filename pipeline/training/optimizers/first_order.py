@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from pipeline.core.host.tree_paths import format_path
+from pipeline.core.host.tree_paths import format_path, list_leaf_paths
 from pipeline.core.registry import Spec, component
-from pipeline.models.layers.path_patterns import LayerPath, covers, require_covered
+from pipeline.models.layers.path_patterns import covers, require_covered
 from pipeline.training.component_specs import DecayRule, OptimizerSpec
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ class DecayedOptimizer(OptimizerSpec):
         """Return the transformations of the chain, without weight decay."""
 
     def build(self) -> optax.GradientTransformation:
-        """Return a transformation: gradients -> direction, with weight decay."""
         import optax
 
         decay = add_weight_decay(self.weight_decay, self.decay_rules)
@@ -65,7 +64,6 @@ class Sgd(OptimizerSpec):
     name: Literal["sgd"] = "sgd"
 
     def build(self) -> optax.GradientTransformation:
-        """Return a transformation: gradients g -> g + weight_decay * p."""
         return add_weight_decay(self.weight_decay, self.decay_rules)
 
 
@@ -119,16 +117,14 @@ def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.Gradie
     import jax
     import optax
 
-    def split_path(path: Any) -> LayerPath:
-        return tuple(format_path(path).split("/"))
-
     def init(params: optax.Params) -> optax.EmptyState:
-        paths = [split_path(path) for path, _ in jax.tree.leaves_with_path(params)]
+        paths = [tuple(path.split("/")) for path in list_leaf_paths(params)]
         require_covered([rule.pattern for rule in rules], paths, "parameters", "decay_rules: ")
         return optax.EmptyState()
 
     def add_decay(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
-        rates = [rule.weight_decay for rule in rules if covers(rule.pattern, split_path(path))]
+        scopes = tuple(format_path(path).split("/"))
+        rates = [rule.weight_decay for rule in rules if covers(rule.pattern, scopes)]
         rate = rates[-1] if rates else default
         return update + rate * param if rate else update
 

@@ -51,8 +51,6 @@ class Lamb(AdamBase):
     name: Literal["lamb"] = "lamb"
 
     def build(self) -> optax.GradientTransformation:
-        """Return a transformation: gradients -> d * |p| / |d|, with d = m_hat / (sqrt(v_hat) + eps)
-        + weight_decay * p."""
         import optax
 
         return optax.chain(

@@ -143,5 +143,4 @@ class LaunchSpec(Spec):
 
     @property
     def num_processes(self) -> int:
-        """Processes that `local` starts."""
         return self.processes or 2

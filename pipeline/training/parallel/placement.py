@@ -79,11 +79,6 @@ class DevicePlacement:
         """Sharding of an array that every device has a copy of."""
         return self.make_sharding(PartitionSpec())
 
-    @property
-    def batch_sharding(self) -> Sharding:
-        """Sharding of arrays (steps, batch, ...) whose batches are split between devices."""
-        return self.make_sharding(PartitionSpec(None, self.batch_axes))
-
     def make_sharding(self, spec: PartitionSpec) -> Sharding:
         """Return the sharding of an array by a spec; on one device, that device."""
         if self.mesh is None:
@@ -127,7 +122,8 @@ class DevicePlacement:
             return rows[:, start - first : stop - first]
 
         shape = (len(rows), batch, *rows.shape[2:])
-        return jax.make_array_from_callback(shape, self.batch_sharding, read)
+        sharding = self.make_sharding(PartitionSpec(None, self.batch_axes))
+        return jax.make_array_from_callback(shape, sharding, read)
 
     def make_shapes(self, tree: Any, shardings: Any = None) -> Any:
         """Return the shapes and dtypes of a tree, with a tree of shardings; None: replicated."""

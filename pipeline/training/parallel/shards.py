@@ -34,7 +34,6 @@ class Shards:
 
     @property
     def per_device(self) -> int:
-        """Shards of one device."""
         return self.count // self.devices
 
 
@@ -59,11 +58,6 @@ def make_shards(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards
 
 
 def count_shards(parallel: ParallelSpec, batch_size: int) -> int:
-    """Return the recipe's number of shards, by default from `choose_num_shards`."""
-    return parallel.shards or choose_num_shards(batch_size, parallel.num_devices)
-
-
-def choose_num_shards(batch_size: int, devices: int) -> int:
-    """Return the number of shards by default: the largest divisor of 8 that divides the batch size,
-    or the number of devices if that is larger."""
-    return max(gcd(DEFAULT_SHARDS, batch_size), devices)
+    """Return the recipe's number of shards. By default it is the largest divisor of 8 that divides
+    the batch size, or the number of devices if that is larger."""
+    return parallel.shards or max(gcd(DEFAULT_SHARDS, batch_size), parallel.num_devices)

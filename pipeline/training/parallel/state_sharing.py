@@ -58,7 +58,6 @@ class StateSharing:
     state: Any
     """Shapes and dtypes of the whole state, a dataclass with `SHARDED_FIELDS`."""
     devices: int
-    """Number of devices."""
     axis: str = DATA
 
     @cached_property
@@ -85,7 +84,6 @@ class StateSharing:
         )
 
     def take_parts(self, state: Any) -> Any:
-        """Return this device's part of a whole state."""
         return jax.tree.map(
             lambda array, spec: self._take_part(array) if spec else array, state, self.specs
         )

@@ -40,7 +40,10 @@ class Accounting:
         """Return epsilon after a number of steps with this noise."""
         if steps == 0:
             return 0.0
-        composed = _make_accountant(accountant or self.accountant)
+        from dp_accounting import pld, rdp
+
+        uses_pld = (accountant or self.accountant) == "pld"
+        composed: Any = pld.PLDAccountant() if uses_pld else rdp.RdpAccountant()
         composed.compose(self._make_event(noise, steps))
         return float(composed.get_epsilon(self.delta))
 
@@ -98,9 +101,3 @@ class Accounting:
         # In each epoch a replaced sample changes one clipped sum, by at most twice the clip.
         epochs = -(-steps // self.steps_per_epoch)
         return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(noise / 2), epochs)
-
-
-def _make_accountant(accountant: Accountant) -> Any:
-    from dp_accounting import pld, rdp
-
-    return pld.PLDAccountant() if accountant == "pld" else rdp.RdpAccountant()

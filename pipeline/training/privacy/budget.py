@@ -34,8 +34,10 @@ class Budget:
         expected = self.order.batch_size
         if isinstance(self.order, PoissonOrder):
             expected = self.order.expected_batch_size
-        adaptive = self.spec.clip if isinstance(self.spec.clip, AdaptiveClip) else None
-        return PrivacyRule(expected, self.spec.initial_clip, adaptive)
+        clip = self.spec.clip
+        if isinstance(clip, AdaptiveClip):
+            return PrivacyRule(expected, clip.initial, clip)
+        return PrivacyRule(expected, clip)
 
     @cached_property
     def noise(self) -> float:

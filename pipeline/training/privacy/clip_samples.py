@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,23 +26,26 @@ from pipeline.core.errors import RecipeError
 from pipeline.models.layers.tokens import Embedding
 from pipeline.models.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
-from pipeline.models.modules.layer_capture import LayerCapture, Observations
+from pipeline.models.modules.layer_capture import (
+    LayerCapture,
+    Observations,
+    grad_observing_layers,
+)
 from pipeline.models.modules.layout import to_nhwc
 from pipeline.models.modules.name_stack import UPDATE
+from pipeline.training.losses import compute_losses
+from pipeline.training.state import (
+    Gradients,
+    MappedBatch,
+    StepConfig,
+    TrainState,
+    get_privacy,
+    merge_params,
+    split_params,
+)
 
 Params = Mapping[str, Array]
 """Parameters of one layer by name."""
-
-
-class ClippedSum(NamedTuple):
-    """The clipped sum of a batch."""
-
-    values: Any
-    """The sum of the clipped gradients by trained parameter, float32."""
-    weights: Array
-    """Factor of each sample, float32 (B,); 0 for padding and for gradients that aren't finite."""
-    within: Array
-    """Number of samples whose gradients have a norm of at most the clip, float32 ()."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,39 @@ class _LayerGradients:
     """(weights (B,)) -> weighted sums by parameter. Samples with weight 0 may have any value."""
 
 
+def clip_microbatch(
+    config: StepConfig, state: TrainState, batch: MappedBatch, divisor: Array | int
+) -> Gradients:
+    """Return the clipped sum of the gradients of a microbatch's samples, without noise, and the
+    microbatch's share of the mean loss. Losses that aren't finite are left out."""
+    trained, frozen = split_params(state.params, config.frozen)
+
+    def sum_losses(trained: Any) -> tuple[Array, Array]:
+        logits: Any = config.network.apply(
+            {"params": merge_params(trained, frozen)},
+            batch.images,
+            train=True,
+            rngs={"dropout": batch.dropout_key},
+        )
+        losses = jnp.where(batch.mask, compute_losses(config, logits, batch.labels), 0.0)
+        return losses.sum(), losses
+
+    observed = grad_observing_layers(sum_losses, config.apply_lowerings, all_modules=True)
+    _, losses, captures = observed(trained)
+    values, within = sum_clipped(captures, trained, batch.mask, get_privacy(state).clip)
+    total = jnp.where(jnp.isfinite(losses), losses, 0.0).sum()
+    loss = total / jnp.maximum(divisor, 1)
+    return Gradients(values, loss, state.batch_stats, {}, within)
+
+
 @jax.named_scope(UPDATE)
-def sum_clipped(captures: Observations, trained: Any, mask: Array, clip: Array) -> ClippedSum:
-    """Return the sum of the gradients of the samples that `mask`, bool (B,), marks. Gradients with
-    a norm above `clip`, float32 (), are scaled down to it. Gradients that aren't finite are left
-    out. Raises RecipeError if the gradients of a parameter can't be separated by sample."""
+def sum_clipped(
+    captures: Observations, trained: Any, mask: Array, clip: Array
+) -> tuple[Any, Array]:
+    """Return the sum of the gradients of the samples that `mask`, bool (B,), marks, float32 by
+    trained parameter, and the number of samples whose norm is at most `clip`, float32 (). Gradients
+    with a larger norm are scaled down to it. Gradients that aren't finite are left out. Raises
+    RecipeError if the gradients of a parameter can't be separated by sample."""
     params = flatten_dict(dict(trained), sep="/")
     layers = {
         path: _separate_samples(captures[path], layer_params)
@@ -74,7 +105,7 @@ def sum_clipped(captures: Observations, trained: Any, mask: Array, clip: Array) 
         for name, value in layer.sum_weighted(weights).items()
     }
     values = unflatten_dict({tuple(path.split("/")): sums[path] for path in params})
-    return ClippedSum(values, weights, jnp.sum(is_valid & (norms <= clip), dtype=jnp.float32))
+    return values, jnp.sum(is_valid & (norms <= clip), dtype=jnp.float32)
 
 
 def _group_by_layer(captures: Observations, params: Params) -> dict[str, dict[str, Array]]:

@@ -76,8 +76,3 @@ class PrivacySpec(Spec):
         if not poisson and self.audit is not None:
             raise ValueError("audit: must be null with sampling = fixed")
         return self
-
-    @property
-    def initial_clip(self) -> float:
-        """The clip of the first step."""
-        return self.clip.initial if isinstance(self.clip, AdaptiveClip) else self.clip

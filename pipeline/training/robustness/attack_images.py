@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import assert_never
 
 import jax.numpy as jnp
+import optax
 from jax import Array
 
 from pipeline.training.robustness.apgd import search
-from pipeline.training.robustness.attack_losses import (
-    LOSSES,
-    AttackedNetwork,
-    compute_cross_entropy,
-)
+from pipeline.training.robustness.attack_losses import LOSSES, AttackedNetwork
 from pipeline.training.robustness.attack_specs import (
     ApgdAttack,
     BallAttack,
@@ -49,7 +46,8 @@ def attack_images(
 
     def ascend(start: Array, steps: int, size: float) -> Array:
         def objective(points: Array) -> Array:
-            return compute_cross_entropy(attacked.predict(points), attacked.labels)
+            logits = attacked.predict(points)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, attacked.labels)
 
         return maximize(objective, ball, start, steps, size)
 

@@ -42,11 +42,6 @@ class AttackedNetwork:
         return losses, fooled, gradients
 
 
-def compute_cross_entropy(logits: Array, labels: Array) -> Array:
-    """Return the cross-entropy of each prediction."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-
-
 def compute_margin(logits: Array, labels: Array) -> Array:
     """Return the largest other logit minus the logit of the class, (B,). It is above 0 for a wrong
     prediction, and the negative of `ledger.Readings.margin`."""
@@ -63,5 +58,8 @@ def compute_logits_ratio(logits: Array, labels: Array) -> Array:
     return compute_margin(logits, labels) / (ordered[:, -1] - ordered[:, -3] + TINY)
 
 
-LOSSES: Mapping[str, Any] = {"ce": compute_cross_entropy, "dlr": compute_logits_ratio}
+LOSSES: Mapping[str, Any] = {
+    "ce": optax.softmax_cross_entropy_with_integer_labels,
+    "dlr": compute_logits_ratio,
+}
 """Losses by their name in `ApgdAttack.losses`."""

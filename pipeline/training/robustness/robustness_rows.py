@@ -40,7 +40,6 @@ class AttackRow:
     mean_linf: float | None
 
     def __str__(self) -> str:
-        """Describe the attack and the accuracy in a line."""
         parts = [f"{self.attack}, {self.norm} {self.radius:g}"]
         if self.steps > 1:
             parts.append(f"{self.steps:,} steps")
@@ -57,7 +56,6 @@ class CorruptionRow:
     accuracies: Mapping[int, float]
 
     def __str__(self) -> str:
-        """Describe the corruption and the accuracies in a line."""
         parts = [f"{value:.4f} at severity {n}" for n, value in self.accuracies.items()]
         return f"{self.corruption}: accuracy {', '.join(parts)}"
 
@@ -74,7 +72,6 @@ class RobustnessReport:
     corruptions: tuple[CorruptionRow, ...]
 
     def to_document(self) -> dict[str, Any]:
-        """Return the report as JSON."""
         return {
             **asdict(self),
             "attacks": [asdict(row) for row in self.attacks],

@@ -17,7 +17,8 @@ from jax import Array, lax
 
 from pipeline.models.imported.with_lowerings import list_unreplaced, with_lowerings
 from pipeline.models.lowerings.candidates import list_candidates
-from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, Problem, RecordingPolicy
+from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, RecordingPolicy
+from pipeline.models.lowerings.problem.problems import Problem
 from tests.models.build import QUICK, draw_variables
 
 Loss = Callable[[Any, Array], Array]

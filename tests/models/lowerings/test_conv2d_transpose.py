@@ -20,9 +20,9 @@ from pipeline.models.lowerings.problem.lowering import (
     Lowering,
     LoweringPolicy,
     Lowerings,
-    Problem,
     RecordingPolicy,
 )
+from pipeline.models.lowerings.problem.problems import Problem
 from tests.models.build import QUICK
 
 RNG = np.random.default_rng(0)

@@ -8,29 +8,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
-from jax import lax
 
 from pipeline.models.lowerings import dense
-from pipeline.models.lowerings.dense import FEW_FEATURES, dense_product
+from pipeline.models.lowerings.dense import FEW_FEATURES, multiply_dense
 from tests.models.build import random
 
 
 def gradients(
     product: Callable[..., jax.Array], inputs: np.ndarray, kernel: np.ndarray
 ) -> tuple[jax.Array, jax.Array]:
-    """Of the sum of squares of a dense layer without bias."""
+    """Of the sum of squares of a product."""
 
     def squares(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-        layer = nn.Dense(kernel.shape[-1], use_bias=False, dot_general=product)
-        return (layer.apply({"params": {"kernel": kernel}}, inputs) ** 2).sum()
+        return (product(inputs, kernel) ** 2).sum()
 
     return jax.jit(jax.grad(squares, argnums=(0, 1)))(inputs, kernel)
 
 
 def assert_derived(inputs: np.ndarray, kernel: np.ndarray) -> None:
-    ours = gradients(dense_product(), inputs, kernel)
-    derived = gradients(lax.dot_general, inputs, kernel)
+    ours = gradients(multiply_dense, inputs, kernel)
+    derived = gradients(jnp.matmul, inputs, kernel)
     for our, theirs in zip(ours, derived, strict=True):
         np.testing.assert_allclose(our, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
 
@@ -52,9 +49,9 @@ def test_gradients_on_other_platforms_match_jax(
         return default(*operands)
 
     inputs, kernel = random(6, 17), random(17, 10, seed=1)
-    expected = gradients(lax.dot_general, inputs, kernel)
+    expected = gradients(jnp.matmul, inputs, kernel)
     monkeypatch.setattr(dense.lax, "platform_dependent", elsewhere)
-    for ours, derived in zip(gradients(dense_product(), inputs, kernel), expected, strict=True):
+    for ours, derived in zip(gradients(multiply_dense, inputs, kernel), expected, strict=True):
         np.testing.assert_array_equal(ours, derived)
 
 
@@ -63,13 +60,8 @@ def test_kernel_gradient_of_few_features_is_transposed_in_a_call(
     features: int, turned: int
 ) -> None:
     def gradient(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-        return jax.grad(lambda kernel: jnp.sin(dense_product()(inputs, kernel, DIMENSIONS)).sum())(
-            kernel
-        )
+        return jax.grad(lambda kernel: jnp.sin(multiply_dense(inputs, kernel)).sum())(kernel)
 
     text = jax.jit(gradient).lower(random(6, 170), random(170, features)).compile().as_text()
     assert text is not None
     assert len(re.findall(r" call\(.*transpose", text)) == turned
-
-
-DIMENSIONS = (((1,), (0,)), ((), ()))

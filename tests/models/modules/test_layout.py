@@ -22,7 +22,8 @@ from pipeline.models.layers.standard import (
     Tanh,
 )
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.lowerings.problem.lowering import Problem, RecordingPolicy
+from pipeline.models.lowerings.problem.lowering import RecordingPolicy
+from pipeline.models.lowerings.problem.problems import Problem
 from pipeline.models.lowerings.tune.rule import choose_layout_by_rule
 from pipeline.models.modules.standard import Network
 from tests.models.build import conf_model, initialise, network, random, shapes

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.training.parallel.parallel_spec import ParallelSpec
-from pipeline.training.parallel.shards import choose_num_shards, make_shards
+from pipeline.training.parallel.shards import count_shards, make_shards
 
 
 def parallel(**fields: Any) -> ParallelSpec:
@@ -35,7 +35,7 @@ def parallel(**fields: Any) -> ParallelSpec:
 @given(batch=st.integers(1, 1024), power=st.integers(0, 3))
 def test_default_shards_divide_the_batch_on_up_to_8_devices(batch: int, power: int) -> None:
     devices = 2**power
-    shards = choose_num_shards(batch, devices)
+    shards = count_shards(parallel(devices=devices), batch)
     assert shards % devices == 0
     assert shards <= 8
     if batch % devices == 0:

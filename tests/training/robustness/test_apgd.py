@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.training.robustness.apgd import list_windows, search
-from pipeline.training.robustness.attack_losses import AttackedNetwork, compute_cross_entropy
+from pipeline.training.robustness.attack_losses import LOSSES, AttackedNetwork
 from pipeline.training.robustness.ball import Ball, maximize
 
 
@@ -36,11 +36,11 @@ def test_search_climbs_a_narrow_ridge_further_than_fixed_steps() -> None:
     attacked = AttackedNetwork(predict, labels)
     images = jnp.full((4, 2, 2, 1), 0.3)
     ball = Ball("linf", 0.4, images)
-    found, fooled = search(attacked, compute_cross_entropy, ball, images, 60)
+    found, fooled = search(attacked, LOSSES["ce"], ball, images, 60)
     assert not fooled.any()
 
     def objective(points: jax.Array) -> jax.Array:
-        return compute_cross_entropy(predict(points), labels)
+        return LOSSES["ce"](predict(points), labels)
 
     fixed = maximize(objective, ball, images, 60, 0.15)
     assert (objective(found) >= objective(fixed) - 1e-6).all()

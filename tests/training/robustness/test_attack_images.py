@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline.training.robustness.attack_images import attack_images
-from pipeline.training.robustness.attack_losses import AttackedNetwork, compute_cross_entropy
+from pipeline.training.robustness.attack_losses import LOSSES, AttackedNetwork
 from pipeline.training.robustness.attack_specs import (
     ApgdAttack,
     BallAttack,
@@ -79,7 +79,7 @@ def test_pgd_matches_golden_images(norm: Norm) -> None:
     network = attacked_network()
 
     def objective(points: jax.Array) -> jax.Array:
-        return compute_cross_entropy(network.predict(points), network.labels)
+        return LOSSES["ce"](network.predict(points), network.labels)
 
     end = maximize(objective, Ball(norm, radius, images), images, 10, radius / 4)
     np.testing.assert_allclose(end, golden()[f"pgd_{norm}"], atol=TOLERANCES[norm])

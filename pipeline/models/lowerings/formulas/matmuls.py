@@ -133,13 +133,13 @@ def slice_taps(window: ConvWindow, images: Array) -> Iterator[Array]:
     config = ((0, 0, 0), *((*pad, 0) for pad in window.pads), (0, 0, 0))
     bits = as_bits(pad_zeros(images, config))
     batch, _, _, channels = bits.shape
-    down, across = window.strides
-    for row in range(window.rows.kernel):
-        for column in range(window.columns.kernel):
-            top = row * window.rows.dilation
-            left = column * window.columns.dilation
-            stop = (top + window.rows.last_offset + 1, left + window.columns.last_offset + 1)
-            tap = lax.slice(bits, (0, top, left, 0), (batch, *stop, channels), (1, down, across, 1))
+    for i in range(window.rows.kernel):
+        for j in range(window.columns.kernel):
+            rows = window.rows.slice_tap(i)
+            columns = window.columns.slice_tap(j)
+            starts = (0, rows.start, columns.start, 0)
+            stops = (batch, rows.stop, columns.stop, channels)
+            tap = lax.slice(bits, starts, stops, (1, *window.strides, 1))
             yield from_bits(tap, images.dtype)
 
 

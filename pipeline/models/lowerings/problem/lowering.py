@@ -1,13 +1,16 @@
-"""Problems that layers compute, formulas and lowerings that compute them, and policies."""
+"""Formulas and lowerings, which compute problems, and the policies that choose them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from jax import Array
+
+if TYPE_CHECKING:
+    from pipeline.models.lowerings.problem.problems import Problem
 
 Role = Literal["forward", "input_grad", "weight_grad"]
 """The result, the gradient by the input, the gradient by the weights."""
@@ -79,35 +82,6 @@ class Formula:
     chunked: bool = False
 
 
-class Problem(Protocol):
-    """A layer's computation, which has several lowerings. It is hashable, and its text identifies
-    it."""
-
-    @property
-    def kind(self) -> str:
-        """Kind of layer, with which the text begins."""
-
-    @property
-    def role(self) -> Role:
-        """The requested array: the result, or a gradient."""
-
-    @property
-    def dtype(self) -> str:
-        """Type of the operands and of the result."""
-
-    @property
-    def operand_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the arrays that the role reads, in the order of its formulas."""
-
-    @property
-    def batch(self) -> int:
-        """Number of samples, which a lowering may compute in chunks."""
-
-    @property
-    def sample_bytes(self) -> int:
-        """Bytes of each sample, in the type of the computation."""
-
-
 class LoweringPolicy(Protocol):
     """Chooses how the layers of a network are computed. It must be hashable, since it is a field of
     flax modules."""
@@ -142,6 +116,5 @@ class RecordingPolicy:
     problems: dict[Problem, None] = field(default_factory=dict)
 
     def choose(self, problem: Problem) -> Lowering:
-        """Record the problem, and return the default."""
         self.problems[problem] = None
         return DEFAULT

@@ -39,14 +39,17 @@ class ConvolutionProblem:
 
     kind: ClassVar[Kind] = "conv2d"
     role: Role
+    """The requested array: the result, or a gradient."""
     window: ConvWindow
     batch: int
     channels: int
     features: int
     dtype: str
+    """Type of the operands and of the result."""
 
     @property
     def operand_shapes(self) -> tuple[Shape, ...]:
+        """Shapes of the arrays that the role reads, in the order of its formulas."""
         window = self.window
         images = (self.batch, *window.sizes, self.channels)
         kernel = (*window.kernel, self.channels // window.groups, self.features)
@@ -144,16 +147,13 @@ class PoolingProblem:
         return self.shape[0]
 
     @property
-    def output_shape(self) -> Shape:
-        """The shape of the maxima."""
-        batch, height, width, channels = self.shape
-        window = make_window((height, width), self.window, self.strides, self.pads, (1, 1), 1)
-        return (batch, *window.output_size, channels)
-
-    @property
     def operand_shapes(self) -> tuple[Shape, ...]:
         """Shapes of the images, and for the gradient also of the cotangent."""
-        return (self.shape,) if self.role == "forward" else (self.shape, self.output_shape)
+        if self.role == "forward":
+            return (self.shape,)
+        batch, height, width, channels = self.shape
+        window = make_window((height, width), self.window, self.strides, self.pads, (1, 1), 1)
+        return self.shape, (batch, *window.output_size, channels)
 
     @property
     def sample_bytes(self) -> int:
@@ -167,3 +167,7 @@ class PoolingProblem:
             f"window {self.window[0]}x{self.window[1]} stride {self.strides[0]}x{self.strides[1]} "
             f"pads {_format_pads(self.pads)} {self.dtype}"
         )
+
+
+Problem = ConvolutionProblem | DenseProblem | PoolingProblem
+"""A layer's computation, which has several lowerings; its text identifies it in knowledge banks."""

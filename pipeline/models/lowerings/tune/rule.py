@@ -9,8 +9,8 @@ from pipeline.core.host.platforms import get_platform
 from pipeline.models.lowerings.candidates import can_compute, list_candidates
 from pipeline.models.lowerings.dense import FEW_FEATURES
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.lowerings.problem.lowering import DEFAULT, Engine, Lowering, Problem, Role
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem
+from pipeline.models.lowerings.problem.lowering import DEFAULT, Engine, Lowering, Role
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem, Problem
 
 LARGE_FLOPS = 50_000_000
 """Smallest convolution that is worth a library call."""

@@ -16,7 +16,8 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from pipeline.core.host.jax_private import disable_compile_cache
 from pipeline.models.lowerings.candidates import compute
 from pipeline.models.lowerings.formulas.matmuls import as_bits, from_bits
-from pipeline.models.lowerings.problem.lowering import Lowering, Problem
+from pipeline.models.lowerings.problem.lowering import Lowering
+from pipeline.models.lowerings.problem.problems import Problem
 
 ROUNDS = 4
 ROUND_S = 0.02

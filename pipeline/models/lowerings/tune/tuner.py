@@ -30,9 +30,9 @@ from pipeline.models.lowerings.problem.lowering import (
     Engine,
     Lowering,
     Lowerings,
-    Problem,
     to_file_name,
 )
+from pipeline.models.lowerings.problem.problems import Problem
 from pipeline.models.lowerings.tune.machine import find_engines, list_scopes
 from pipeline.models.lowerings.tune.rule import choose_by_rule, is_worth_a_call
 from pipeline.models.lowerings.tune.search import Mode, Strategy, search
@@ -60,17 +60,15 @@ class TimedLayout:
     """Times of a network's step in every layout, in microseconds."""
 
     key: str
-    times_us: Mapping[Layout, float]
+    times_us: Mapping[str, float]
     status: Status
 
     @property
     def best(self) -> Layout:
-        """The fastest layout."""
         return min(LAYOUTS, key=self.times_us.__getitem__)
 
     @property
     def us(self) -> float:
-        """Time of the fastest layout, in microseconds."""
         return self.times_us[self.best]
 
     def to_operator(self) -> Mapping[str, Any]:
@@ -90,22 +88,20 @@ def find_layout(
     entry = banks.read().get(key)
     if entry is None and mode == "bank":
         return None
-    banked = None
-    if entry is not None:
-        banked = TimedLayout(key, {layout: entry[layout] for layout in LAYOUTS}, "bank_hit")
+    banked = None if entry is None else TimedLayout(key, entry, "bank_hit")
 
     def time_layouts() -> TimedLayout:
         return TimedLayout(key, {layout: clock(layout) for layout in LAYOUTS}, "bank_append")
 
     tuned = reuse_or_search(banked, time_layouts, repeat=mode == "repeat")
     if tuned.status != "bank_hit":
-        banks.add({key: {str(layout): us for layout, us in tuned.best.times_us.items()}})
+        banks.add({key: tuned.best.times_us})
     return replace(tuned.best, status=tuned.status)
 
 
 def check_layout_entry(entry: Entry) -> Entry:
     """Return the entry. Raises ValueError if not every layout has a positive number."""
-    times_us = {str(layout): float(entry[layout]) for layout in LAYOUTS}
+    times_us: dict[str, float] = {layout: float(entry[layout]) for layout in LAYOUTS}
     if not all(0 < us < float("inf") for us in times_us.values()):
         raise ValueError(f"times {times_us} must be positive and finite")
     return times_us
@@ -120,11 +116,6 @@ class Tuning:
     folder: Path
     fixed: Lowerings | None = None
     """The run's lowerings before it was resumed. They are used again."""
-
-    @property
-    def bank(self) -> Path:
-        """The user's bank. Its entries replace built-in ones."""
-        return self.folder / "lowerings.json"
 
 
 @dataclass(frozen=True)
@@ -151,7 +142,6 @@ class TunedProblem:
 
     @property
     def us(self) -> float:
-        """Time of the best lowering, in microseconds."""
         return self.after.us
 
 
@@ -167,11 +157,6 @@ class LoweringChoice:
     """Layout of the images between the layers."""
     timed_layout: TimedLayout | None = None
     """Times of the layouts; None if the layout is chosen by rule."""
-
-    @property
-    def calls_onednn(self) -> bool:
-        """Whether any lowering calls oneDNN."""
-        return any(lowering.engine == "onednn" for _, lowering in self.lowerings.chosen)
 
     @property
     def num_timed(self) -> int:
@@ -222,7 +207,7 @@ def choose_lowerings(
         return _check_fixed(tuning.fixed, requested, device, tuning.folder)
     if tuning.mode == "off" or not get_platform(device.platform).chooses_lowerings:
         return LoweringChoice()
-    banks = Banks(tuning.bank, BUILT_IN, check_lowering_entry)
+    banks = Banks(tuning.folder / "lowerings.json", BUILT_IN, check_lowering_entry)
     scopes = list_scopes(device)
     entries = _find_entries(banks.read(), requested, scopes, tuning.mode)
     # The probe of oneDNN is a process of almost a second.
@@ -266,7 +251,7 @@ def _find_entries(
     for problem in problems:
         keys = (f"{problem} on {scope}" for scope in scopes)
         candidates = (bank[key] for key in keys if key in bank)
-        entries[problem] = min(candidates, key=_is_untimed, default=None)
+        entries[problem] = min(candidates, key=lambda entry: UNTIMED in entry, default=None)
     return entries
 
 
@@ -317,7 +302,7 @@ def _tune_problem(
 
     tuned = reuse_or_search(banked, search_candidates, repeat=tuning.mode == "repeat")
     rounds = tuned.searched.rounds if tuned.searched is not None else ()
-    is_replaced = entry is not None and _is_untimed(entry)
+    is_replaced = entry is not None and UNTIMED in entry
     status: Status = "bank_update" if is_replaced else tuned.status
     return replace(tuned.best, status=status, rounds=rounds)
 
@@ -340,18 +325,14 @@ def _search(
     )
 
 
-def _is_untimed(entry: Entry) -> bool:
-    return UNTIMED in entry
-
-
 def _parse_best(entry: Entry) -> Lowering:
-    return Lowering.parse(entry[UNTIMED] if _is_untimed(entry) else entry["after"]["lowering"])
+    return Lowering.parse(entry[UNTIMED] if UNTIMED in entry else entry["after"]["lowering"])
 
 
 def _choose_untimed(problem: Problem, entry: Entry | None, engines: frozenset[Engine]) -> Lowering:
     """Return the bank's choice without a time, else the rule's. The rule decides again if oneDNN,
     which is worth a call, wasn't available before."""
-    if entry is None or not _is_untimed(entry):
+    if entry is None or UNTIMED not in entry:
         return choose_by_rule(problem, engines)
     lowering = _parse_best(entry)
     may_call = "onednn" in engines and is_worth_a_call(problem)
@@ -364,7 +345,7 @@ def _read_entry(
     problem: Problem, entry: Entry | None, engines: frozenset[Engine]
 ) -> TunedProblem | None:
     """Return the result of a bank; None without a time, and if this machine can't compute it."""
-    if entry is None or _is_untimed(entry):
+    if entry is None or UNTIMED in entry:
         return None
     after = TimedLowering(_parse_best(entry), entry["after"]["us"])
     plain = TimedLowering(Lowering.parse(entry["plain"]["lowering"]), entry["plain"]["us"])
@@ -396,7 +377,7 @@ def _make_entry(result: TunedProblem) -> Entry:
 
 def check_lowering_entry(entry: Entry) -> Entry:
     """Return the entry. Raises ValueError if its lowerings or its times are invalid."""
-    if _is_untimed(entry):
+    if UNTIMED in entry:
         return {UNTIMED: str(Lowering.parse(entry[UNTIMED]))}
     valid_entry: dict[str, Any] = {"before_us": float(entry["before_us"])}
     for name in ("after", "plain"):

@@ -12,7 +12,7 @@ from jax import Array, lax
 from pipeline.models.lowerings.conv2d import conv2d as lowered_conv2d
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
 from pipeline.models.lowerings.conv2d_transpose import transpose_window
-from pipeline.models.lowerings.dense import dense_product
+from pipeline.models.lowerings.dense import multiply_dense
 from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
 from pipeline.models.modules.dense import add_bias
@@ -221,13 +221,9 @@ def linear(
     if weight.ndim != 2 or x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"a product of shape {x.shape} with a kernel of {weight.shape}")
     order = x.order if x.order[-1] == x.ndim - 1 else tuple(range(x.ndim))
-    y = _multiply(context, x.transpose(order), weight.transpose(IO).astype(x.dtype))
+    kernel = weight.transpose(IO).astype(x.dtype)
+    y = multiply_dense(x.transpose(order), kernel, context.policy)
     return _add_bias(TorchTensor(y, order), bias, x.ndim - 1)
-
-
-def _multiply(context: OperatorContext, inputs: Array, kernel: Array) -> Array:
-    axes = (((inputs.ndim - 1,), (0,)), ((), ()))
-    return dense_product(context.policy)(inputs, kernel, axes)
 
 
 @aten("addmm.default", kind="dense")
@@ -241,7 +237,7 @@ def addmm(
     alpha: float = 1,
 ) -> TorchTensor:
     """Return beta * x + alpha * first @ second for matrices."""
-    y = _multiply(context, first.plain(), second.plain().astype(first.dtype))
+    y = multiply_dense(first.plain(), second.plain().astype(first.dtype), context.policy)
     return to_tensor(beta * x.plain() + alpha * y)
 
 

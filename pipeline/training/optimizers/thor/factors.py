@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from math import ceil, prod
+from math import ceil
 from typing import NamedTuple
 
 import jax
@@ -26,7 +26,7 @@ from jax import Array, lax
 from pipeline.models.lowerings.formulas.matmuls import make_patches, multiply_by_rows
 from pipeline.models.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.modules.layer_capture import LayerCapture
-from pipeline.models.modules.layout import shape_nhwc, to_nhwc
+from pipeline.models.modules.layout import to_nhwc
 from pipeline.training.optimizers.thor.inverses import invert_stacks
 
 MAX_CHUNK_BYTES = 8 << 20
@@ -107,11 +107,6 @@ def precondition(gradient: Array, inverses: Factors, positions: Array) -> Array:
     left = (inverses.inputs @ padded).reshape(-1, column_blocks, width).swapaxes(0, 1)
     product = (left @ inverses.outputs).swapaxes(0, 1).reshape(padded_rows, -1) / positions
     return product[:rows, :columns].reshape(gradient.shape)
-
-
-def count_positions(capture: LayerCapture) -> int:
-    """Return the number of positions in a sample: a layer's outputs of each feature."""
-    return prod(shape_nhwc(capture.cotangents, capture.layout)[1:-1])
 
 
 def _sum_second_moment(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:

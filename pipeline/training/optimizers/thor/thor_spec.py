@@ -75,11 +75,10 @@ class Thor(OptimizerSpec):
     def curvature(self) -> CurvatureRule:
         """Return the rule: second moments of each layer's inputs and output gradients."""
         from pipeline.training.curvature import CurvatureRule
-        from pipeline.training.optimizers.thor.factors import count_positions, sum_moments
+        from pipeline.training.optimizers.thor.factors import sum_moments
 
         return CurvatureRule(
             partial(sum_moments, split_dim=self.split_dim),
-            count_positions,
             period=self.frequency,
             group_ends=self.split_indices,
         )

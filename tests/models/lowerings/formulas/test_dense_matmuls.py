@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.models.lowerings.candidates import compute, list_candidates
-from pipeline.models.lowerings.dense import dense_product
+from pipeline.models.lowerings.dense import multiply_dense
 from pipeline.models.lowerings.formulas.dense_matmuls import PRODUCTS
 from pipeline.models.lowerings.problem.lowering import (
     ROLES,
@@ -87,8 +87,7 @@ def test_token_products_are_posed_with_all_rows() -> None:
         jax.ShapeDtypeStruct((2, 3, 4), jnp.bfloat16),
         jax.ShapeDtypeStruct((4, 5), jnp.bfloat16),
     )
-    dimensions = (((2,), (0,)), ((), ()))
-    jax.eval_shape(lambda x, k: dense_product(listing)(x, k, dimensions), x, kernel)
+    jax.eval_shape(lambda x, k: multiply_dense(x, k, listing), x, kernel)
     assert list(listing.problems) == [DenseProblem(role, 6, 4, 5, "bfloat16") for role in ROLES]
 
 
@@ -101,11 +100,9 @@ def test_choice_for_one_role_does_not_change_results(role: Role, shape: tuple[in
     inputs, cotangent = m["inputs"].reshape(shape), m["cotangent"].reshape(*shape[:-1], -1)
     problem = DenseProblem(role, BATCH, CHANNELS, FEATURES, "float32")
     chosen = Lowerings(((str(problem), Lowering("transposed")),))
-    dimensions = (((len(shape) - 1,), (0,)), ((), ()))
 
     def results(policy: Lowerings) -> tuple[jax.Array, ...]:
-        product = dense_product(policy)
-        y, pull = jax.vjp(lambda x, k: product(x, k, dimensions), inputs, m["kernel"])
+        y, pull = jax.vjp(lambda x, k: multiply_dense(x, k, policy), inputs, m["kernel"])
         return y, *pull(cotangent)
 
     for ours, default in zip(results(chosen), results(Lowerings()), strict=True):

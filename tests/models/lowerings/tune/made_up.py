@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import jax
 
 from pipeline.models.lowerings.problem.conv_window import make_window
-from pipeline.models.lowerings.problem.lowering import ROLES, Engine, Lowering, Problem, Role
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem
+from pipeline.models.lowerings.problem.lowering import ROLES, Engine, Lowering, Role
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem, Problem
 
 XLA: frozenset[Engine] = frozenset(("xla",))
 BOTH: frozenset[Engine] = frozenset(("xla", "onednn"))

@@ -20,14 +20,8 @@ from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.models.lowerings.candidates import FORMULAS
-from pipeline.models.lowerings.problem.lowering import (
-    ROLES,
-    Engine,
-    Lowering,
-    Problem,
-    to_file_name,
-)
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem
+from pipeline.models.lowerings.problem.lowering import ROLES, Engine, Lowering, to_file_name
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem, Problem
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import list_problems
