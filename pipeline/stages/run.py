@@ -183,10 +183,8 @@ def train_and_evaluate(
             collect_seldom()
             evaluations.show_start()
             opened = open_training(run, sink, evaluations, history, callbacks, dumps)
-            with profile.open(), opened as training:
-                state = yield from train(
-                    training.program, state, training.schedule, training.hooks, host, history
-                )
+            with profile.open(), opened as (program, schedule, hooks):
+                state = yield from train(program, state, schedule, hooks, host, history)
             record_overflows(context, state)
             profile.conclude(estimate, state)
         if history.status == "done":
