@@ -20,7 +20,7 @@ from pipeline.stages.autosink.dispatch_costs import (
     Timing,
     Variant,
     count_least_steps,
-    estimate_median_error,
+    estimate_gain_error,
     fit_costs,
     measure,
     time_single_step,
@@ -105,9 +105,9 @@ def test_disturbed_rounds_are_ignored() -> None:
     assert (loop.step_ms, loop.dispatch_ms) == pytest.approx((1.0, 0.5))
 
 
-def test_estimated_median_error_matches_simulation() -> None:
+def test_estimated_gain_error_matches_simulation() -> None:
     """Normal errors of 3 %: medians of 25 scatter as the formula says."""
     draws = np.random.default_rng(0).normal(1.0, 0.03, (2000, 25))
     scatter = float(np.std(np.median(draws, axis=1)))
-    estimated = statistics.mean(estimate_median_error(row.tolist()) for row in draws)
+    estimated = statistics.mean(estimate_gain_error(row.tolist(), [1.0] * 25) for row in draws)
     assert estimated == pytest.approx(scatter, rel=0.1)
