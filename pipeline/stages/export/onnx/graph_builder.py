@@ -86,6 +86,11 @@ class GraphBuilder:
         array = self.read_weight(name) if array is None else array
         return self.add_constant("/".join((*self.path, name)), array)
 
+    def add_slice(self, x: str, bounds: Sequence[Sequence[int]]) -> str:
+        """Add a slice of `x`; `bounds` are its starts, ends, axes and perhaps steps."""
+        names = [self.add_constant("bounds", np.array(numbers, np.int64)) for numbers in bounds]
+        return self.add_node("Slice", [x, *names])
+
     def to_order(self, value: NodeOutput, order: Order) -> NodeOutput:
         """Return a value with its axes in an order; add a transpose if it needs one."""
         if not value.has_positions or value.order == order:
