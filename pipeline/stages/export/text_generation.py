@@ -137,10 +137,9 @@ def make_uncached_decoder(predict: Predict, context: int, dtype: str) -> Decoder
 def make_decoder(run: TrainedRun) -> Decoder:
     """Return the decoder of a run, with a cache if its layers allow one."""
     samples = run.samples
-    cached = make_cached_decoder(run)
-    if cached is not None:
-        return cached
-    return make_uncached_decoder(make_predict(run), samples.shape[0], samples.dtype)
+    return make_cached_decoder(run) or make_uncached_decoder(
+        make_predict(run), samples.shape[0], samples.dtype
+    )
 
 
 def make_exported_decoder(next_token: export.Exported, context: int) -> Decoder:

@@ -16,7 +16,7 @@ from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.atomic_write import sync_ancestors, write_whole
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, read_yaml
-from pipeline.core.files.tree_diff import Difference, TreePath, list_differences
+from pipeline.core.files.tree_diff import Difference, TreePath, find_value, list_differences
 from pipeline.stages.record.run_directory import (
     OUTPUTS,
     RECIPE,
@@ -139,12 +139,10 @@ def keep_length(recipe: Recipe, recorded: Mapping[str, Any], run_dir: Path | str
     RecipeError if the run's length is for another deadline than the recipe's, or for none.
     """
     train = recipe.train
-    section = recorded.get("train")
-    section = section if isinstance(section, Mapping) else {}
-    lengths = {key: section.get(key) for _, key in LENGTH}
+    lengths = {path[-1]: find_value(recorded, path) for path in LENGTH}
     if train.deadline is None or not any(lengths[key] for key in ("epochs", "passes", "steps")):
         return recipe
-    planned_for = section.get("planned_for")
+    planned_for = find_value(recorded, ("train", "planned_for"))
     if train.deadline != planned_for:
         advice = "leave it out to keep that length"
         problem = f"{run_dir} has its length for {planned_for or 'no deadline'}; {advice}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.tree_diff import Difference, list_differences
+from pipeline.core.files.tree_diff import Difference, find_value, list_differences
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.recorded_recipe import read_recorded_recipe
 from pipeline.stages.record.run_directory import SUMMARY, require_run_dir
@@ -79,10 +79,9 @@ def _make_origin(record: RunRecord) -> dict[str, Any]:
     """Return the sections of provenance to compare; the list of changed files becomes a text."""
     process = record.first_process
     code = process.get("code")
-    if isinstance(code, Mapping):
-        git = code.get("git")
-        if isinstance(git, Mapping) and isinstance(git.get("changed"), list):
-            code = {**code, "git": {**git, "changed": ", ".join(map(str, git["changed"]))}}
+    changed = find_value(code, ("git", "changed"))
+    if isinstance(changed, list):
+        code = {**code, "git": {**code["git"], "changed": ", ".join(map(str, changed))}}
     environment = {name: process.get(name) for name in ENVIRONMENT}
     return {"data": process.get("data"), "code": code, "environment": environment}
 
