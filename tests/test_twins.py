@@ -276,10 +276,6 @@ COVERED = {
     ),
     # Stages of a run.
     "pipeline.stages.export.export": ("cli/runs/test_infer.py", "exports, there and back"),
-    "pipeline.stages.export.prediction": (
-        "cli/runs/test_infer.py",
-        "predictions of runs and exports",
-    ),
     "pipeline.stages.export.trained_run": ("cli/runs/test_infer.py", "runs that `infer` reads"),
     "pipeline.stages.layer_table": ("cli/test_summary.py", "the table that `summary` prints"),
     "pipeline.stages.network_graph": (

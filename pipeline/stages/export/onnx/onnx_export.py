@@ -26,7 +26,6 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.targets import Task
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.stages.data import load_data
-from pipeline.stages.export.ensemble import require_equal_shapes
 from pipeline.stages.export.export import DESCRIPTION, ONNX_FILES
 from pipeline.stages.export.onnx import composite_nodes as composite_nodes
 from pipeline.stages.export.onnx.graph_builder import (
@@ -38,7 +37,7 @@ from pipeline.stages.export.onnx.graph_builder import (
 )
 from pipeline.stages.export.onnx.layer_nodes import add_layers
 from pipeline.stages.export.onnx.op_nodes import Images, add_ops
-from pipeline.stages.export.prediction import make_predict
+from pipeline.stages.export.prediction import make_predict, require_equal_shapes
 from pipeline.stages.export.trained_run import TrainedRun
 
 MODEL, INT8, SCRIPT = ONNX_FILES
