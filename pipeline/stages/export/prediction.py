@@ -27,6 +27,7 @@ from pipeline.data.transform import apply_ops, compute_column_specs
 from pipeline.stages.build import build_network
 from pipeline.stages.data import drop_folds
 from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained_run
+from pipeline.stages.key_errors import prefixing_problems
 from pipeline.training.step import make_network_inputs
 
 Weights = Mapping[str, Array | np.ndarray]
@@ -52,11 +53,9 @@ def make_predict(run: TrainedRun) -> Predict:
     encode = make_encoding_ops(samples.table, recipe.model.table_input)
     ops = (*encode, *recipe.dataset.eval.ops)
     columns = {"image": ColumnSpec(samples.shape, samples.dtype), "label": ColumnSpec((), "int32")}
-    try:
+    with prefixing_problems("dataset.eval."):
         columns = compute_column_specs(encode, columns)
         layout = compute_column_specs(recipe.dataset.eval.ops, columns)["image"].layout
-    except ValueError as error:
-        raise RecipeError(f"dataset.eval.{error}") from error
     seed = seed_words(recipe.seed)
     network = build_network(recipe, len(samples.classes), count_encoded_features(ops))
     text = samples.text
