@@ -31,6 +31,7 @@ from pipeline.models.layers.standard import (
 )
 from pipeline.models.modules.standard import Network
 from pipeline.stages.key_errors import prefixing_problems
+from pipeline.training.step import get_image_shape
 
 COLLECTIONS = ("params", "batch_stats")
 _NUMBERED_LAYER = re.compile(r"[a-z_]+_\d+/\w+")
@@ -77,8 +78,7 @@ def trace_model_arrays(model: ModelSpec, classes: int, image: ColumnSpec) -> Net
 
     Raises RecipeError if the model can't be built for such images.
     """
-    shape = image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
-    images = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
+    images = jax.ShapeDtypeStruct((1, *get_image_shape(image)), jnp.float32)
     with prefixing_problems(f"model {model.name}: "):
         module: Any = model.build(classes, "float32")
         init = partial(module.init, train=False)

@@ -10,7 +10,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
@@ -98,11 +97,6 @@ def _make_average(run: TrainedRun) -> Predict:
         return average_outputs(outputs, run.samples.targets.task)
 
     return predict
-
-
-def make_weight_shapes(weights: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes and dtypes of weights, for tracing."""
-    return {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}
 
 
 def read_network(folders: Sequence[Path]) -> TrainedRun:
