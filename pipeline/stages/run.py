@@ -240,10 +240,10 @@ def lower_and_compile(
         executable = compile_programs(recipe, dataset, built, backend, reporter, options)
     else:
         # Imported here, since few runs need it.
-        from pipeline.stages.fit_memory import compile_in_memory
+        from pipeline.stages.fit_memory import compile_to_fit
 
         figures = context.summary.memory
-        executable = compile_in_memory(recipe, dataset, built, backend, reporter, figures)
+        executable = compile_to_fit(recipe, dataset, built, backend, reporter, figures)
     context.summary.time["compile_s"] = executable.report.compile_s
     folder.accepted.add(partial(write_figures, folder.path, executable.report))
     return CompiledRun(context, dataset, built, backend, executable)
