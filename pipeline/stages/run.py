@@ -161,8 +161,8 @@ def train_and_evaluate(
     if trains:
         sink = plan_sinks(run, estimate, host)
         summary.sink = sink.summary()
-        schedule = replace(run.built.run_schedule, sink_steps=sink.size)
-        run = replace(run, built=replace(run.built, run_schedule=schedule))
+        run_schedule = replace(run.built.run_schedule, sink_steps=sink.size)
+        run = replace(run, built=replace(run.built, run_schedule=run_schedule))
         if end_at is not None:
             run = freeze_steps(run, sink, end_at, context.options.programs or lower_and_compile)
             context = run.context

@@ -90,7 +90,7 @@ def compare_origins(a: RunRecord, b: RunRecord) -> dict[str, list[Difference] | 
 def _make_origin(record: RunRecord) -> dict[str, Any]:
     """Return the sections of provenance to compare; the list of changed files becomes a text."""
     process = record.first_process
-    code = process.get("code")
+    code: Any = process.get("code")
     changed = find_value(code, ("git", "changed"))
     if isinstance(changed, list):
         code = {**code, "git": {**code["git"], "changed": ", ".join(map(str, changed))}}
