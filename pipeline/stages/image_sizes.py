@@ -23,6 +23,7 @@ from pipeline.data.padding.buckets import (
 from pipeline.data.padding.pad_images import pad_split
 from pipeline.data.transform import compute_column_specs, count_choices, select_variants
 from pipeline.stages.key_errors import prefixing_problems
+from pipeline.training.step import get_image_shape
 
 
 def pad_images(
@@ -118,18 +119,14 @@ def with_mask_channel(image: ColumnSpec, bucket: Bucket) -> ColumnSpec:
 
     The mask has the size of the bucket. Raises RecipeError if map ops change the size of images.
     """
-    if image.layout == "hwc":
-        *size, channels = image.shape
-        shape = (*size, channels + 1)
-    else:
-        channels, *size = image.shape
-        shape = (channels + 1, *size)
+    *size, channels = get_image_shape(image)
     mapped_size = size[: len(bucket)]
     if tuple(mapped_size) != bucket:
         raise RecipeError(
             f"dataset.padding_mask = true: the map ops change the size {list(bucket)} to "
             f"{mapped_size}; they must keep it"
         )
+    shape = (*size, channels + 1) if image.layout == "hwc" else (channels + 1, *size)
     return replace(image, shape=shape)
 
 
