@@ -88,7 +88,7 @@ def make_initial_state(
     placement = run.backend.placement
     sharing = make_state_sharing(context.recipe.parallel, built.state, placement.parts)
     _require_room(context.recipe.model.name, built, placement.free_bytes, sharing)
-    if context.resuming and restored is None:
+    if context.resuming:  # no recipe both resumes and restores
         saved = _read_last_checkpoint(context, built)
         # No fresh weights are made, since they would double the memory.
         if saved is not None:

@@ -187,10 +187,9 @@ def _place_run(
             run_dir = run_directory.make_run_dir(options.run_dir)
         else:
             run_dir = run_directory.create_run_dir(recipe.name)
-        if mirrored is None:
-            return str(run_dir), False
-        _restore_run(mirrored, run_dir)
-        return str(run_dir), True
+        if mirrored is not None:
+            _restore_run(mirrored, run_dir)
+        return str(run_dir), mirrored is not None
 
     path, resuming = ranks.agree(choose, timeout_s=RESTORE_S if recipe.checkpoint.mirror else None)
     if resuming and recipe.train.deadline is not None:
