@@ -276,10 +276,6 @@ COVERED = {
     ),
     # Stages of a run.
     "pipeline.stages.export.export": ("cli/runs/test_infer.py", "exports, there and back"),
-    "pipeline.stages.export.prediction": (
-        "cli/runs/test_infer.py",
-        "predictions of runs and exports",
-    ),
     "pipeline.stages.export.trained_run": ("cli/runs/test_infer.py", "runs that `infer` reads"),
     "pipeline.stages.layer_table": ("cli/test_summary.py", "the table that `summary` prints"),
     "pipeline.stages.network_graph": (
@@ -288,10 +284,6 @@ COVERED = {
     ),
     "pipeline.stages.record.run_record": ("cli/runs/test_reproduce.py", "records of two runs"),
     "pipeline.stages.record.saved_recipe": ("checkpoint/test_restore.py", "recipes of checkpoints"),
-    "pipeline.stages.record.side_by_side": (
-        "cli/runs/test_reproduce.py",
-        "what the command prints",
-    ),
     "pipeline.stages.warm_start": ("stages/test_fine_tuning.py", "weights of other runs and files"),
     "pipeline.study.population.shared_program": (
         "study/sweep/test_vectorized.py",

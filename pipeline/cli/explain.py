@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeline.backends.base import SinkPrice
 from pipeline.backends.loading.loader import Loader
-from pipeline.backends.sink_choice import SinkChoice, choose, choose_no_sink
+from pipeline.backends.sink_choice import Cost, SinkChoice, choose, choose_no_sink
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
@@ -39,7 +39,6 @@ from pipeline.stages.autosink.dispatch_costs import (
     OFF,
     SINGLES,
     SINKS,
-    Measurement,
     TimedRuns,
     Variant,
     compute_lower_quartile,
@@ -120,11 +119,11 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         if reason is not None:
             return make_explanation(choose_no_sink(single_ms, reason), memory=memory)
         mechanisms = list_mechanisms(recipe.train.mechanism, executable)
-        measured = measure(trials, single_ms, mechanisms, BUDGET_S)
-        choice = choose(measured.costs, bounds)
+        costs, singles_ms = measure(trials, single_ms, mechanisms, BUDGET_S)
+        choice = choose(costs, bounds)
         achieved = measure_gain(trials, choice)
-    dispatch = make_dispatch(measured, choice)
-    return make_explanation(choice, measured.costs, dispatch, memory, achieved)
+    dispatch = make_dispatch(singles_ms, costs.find(choice.mechanism))
+    return make_explanation(choice, costs, dispatch, memory, achieved)
 
 
 def _explain_by_model(opened: OpenedRecipe) -> Explanation | None:
@@ -158,11 +157,10 @@ def _describe_run(recipe: Recipe, device: str, run_schedule: RunSchedule) -> Exp
     return ExplainedRun(recipe.name, device, recipe.train.batch_size, sink_steps)
 
 
-def make_dispatch(measured: Measurement, choice: SinkChoice) -> Dispatch:
+def make_dispatch(singles_ms: np.ndarray, cost: Cost) -> Dispatch:
     """Return the median and the p90 of a dispatch's overhead in us: the time of a step that is
     dispatched alone, minus the time of a step in a sink by the chosen mechanism."""
-    step_ms = measured.costs.find(choice.mechanism).step_ms
-    median_us, p90_us = 1000 * (np.quantile(measured.single_ms, (0.5, 0.9)) - step_ms)
+    median_us, p90_us = 1000 * (np.quantile(singles_ms, (0.5, 0.9)) - cost.step_ms)
     return Dispatch(float(median_us), float(p90_us))
 
 

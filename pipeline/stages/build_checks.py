@@ -35,7 +35,7 @@ from pipeline.training.losses import compute_losses, make_label_mask
 from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
 from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.parallel.sharding_rules import list_layer_ranks, make_sharding_rules
-from pipeline.training.state import StepConfig, TrainState, split_params
+from pipeline.training.state import StepConfig, split_params
 from pipeline.training.step import compute_step_gradients, init_with_output, make_train_step
 from pipeline.training.target_metrics import ClassCountMetric
 
@@ -58,8 +58,8 @@ class StepDraft:
     """Shape of a sample's logits."""
     variables: Any
     """Shapes and dtypes of the network's variables, as a tree."""
-    state: TrainState | None = None
-    """Shapes and dtypes; None before `STATE_CHECKS`."""
+    state: Any = None
+    """Shapes and dtypes of a `TrainState`; None before `STATE_CHECKS`."""
 
 
 Check = Callable[[StepDraft], None]
@@ -273,7 +273,7 @@ def check_gradients(draft: StepDraft) -> None:
     rule = draft.step_config.gradients
     if rule is None:
         return
-    state = _get_state(draft)
+    state = draft.state
     trained, _ = split_params(state.params, draft.step_config.frozen)
     result = state.loss_scale, state.batch_stats
 
@@ -296,7 +296,7 @@ def check_curvature(draft: StepDraft) -> None:
         return
     batch = _make_batch_shapes(draft.dataset.train, step_config.accumulate)
     with blaming_key(f"train.optimizer.name = {draft.recipe.train.optimizer.name}"):
-        jax.eval_shape(partial(compute_step_gradients, step_config), _get_state(draft), batch)
+        jax.eval_shape(partial(compute_step_gradients, step_config), draft.state, batch)
 
 
 def check_mixtures(draft: StepDraft) -> None:
@@ -318,7 +318,7 @@ def check_privacy(draft: StepDraft) -> None:
     step_config = replace(draft.step_config, shards=None)
     if step_config.privacy is None:
         return
-    if _get_state(draft).batch_stats:
+    if draft.state.batch_stats:
         raise RecipeError(
             f"model {draft.recipe.model.name}: has batch norm, which mixes the samples of a batch; "
             "must have group_norm or layer_norm with privacy"
@@ -330,14 +330,14 @@ def check_privacy(draft: StepDraft) -> None:
         )
     batch = _make_batch_shapes(draft.dataset.train, step_config.accumulate)
     with blaming_key("privacy"):
-        jax.eval_shape(partial(compute_step_gradients, step_config), _get_state(draft), batch)
+        jax.eval_shape(partial(compute_step_gradients, step_config), draft.state, batch)
 
 
 def check_statistics(draft: StepDraft) -> None:
     """Refuse a short batch with batch statistics: they would include its padding."""
     recipe = draft.recipe
     short = draft.dataset.train_order.short_batch
-    if _get_state(draft).batch_stats and short:
+    if draft.state.batch_stats and short:
         raise RecipeError(
             f"dataset.train.drop_remainder = false: the last batch would hold {short} of "
             f"{recipe.train.batch_size} samples and its padding would enter the batch "
@@ -353,7 +353,7 @@ def check_buckets(draft: StepDraft) -> None:
     step = make_train_step(replace(draft.step_config, shards=None))
     batch = _make_batch_shapes(draft.dataset.eval, 1)
     try:
-        jax.eval_shape(step.evaluate, _get_state(draft), batch, jax.eval_shape(step.zero_sums))
+        jax.eval_shape(step.evaluate, draft.state, batch, jax.eval_shape(step.zero_sums))
     except (ValueError, FlaxError) as error:
         raise RecipeError(
             f"dataset.buckets: the network can't read all of them: {first_line(error)}; use one "
@@ -380,7 +380,7 @@ def check_drawn_sizes(draft: StepDraft) -> None:
         ops = select_variants(step_config.train_ops, number)
         sized = replace(step_config, train_ops=ops, shards=None)
         try:
-            jax.eval_shape(partial(compute_step_gradients, sized), _get_state(draft), batch)
+            jax.eval_shape(partial(compute_step_gradients, sized), draft.state, batch)
         except (ValueError, TypeError, FlaxError) as error:
             raise RecipeError(
                 f"{key}: the network can't read all sizes: {first_line(error)}; use a network "
@@ -409,14 +409,9 @@ def _make_batch_shapes(split: Split, count: int) -> Any:
 
 def check_parameters(draft: StepDraft) -> None:
     """Refuse a network with more than `MAX_PARAMETERS` parameters."""
-    if sum(leaf.size for leaf in jax.tree.leaves(_get_state(draft).params)) > MAX_PARAMETERS:
+    if sum(leaf.size for leaf in jax.tree.leaves(draft.state.params)) > MAX_PARAMETERS:
         problem = f"must have at most {MAX_PARAMETERS:,} parameters"
         raise RecipeError(f"model {draft.recipe.model.name}: {problem}")
-
-
-def _get_state(draft: StepDraft) -> TrainState:
-    assert draft.state is not None, "STATE_CHECKS run after the state is known"
-    return draft.state
 
 
 LAYER_CHECKS = (check_labels, check_vocabulary, check_to_float, check_jit_layers)

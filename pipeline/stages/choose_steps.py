@@ -286,11 +286,10 @@ class _EarlyEnd:
 
     def __call__(self, end: int) -> None:
         """Write `end`, a step. Each is earlier than the one before."""
-        train = self.recipe.train.model_copy(update={"end_step": end})
-        _write_recipe(self.context, self.recipe.model_copy(update={"train": train}))
+        _write_steps(self.context, self.recipe, end)
         if not self.is_printed:
             line = f"steps are slower than measured: training ends by step {end:,}"
-            self.context.reporter.print_stage("deadline", f"{line} of {train.steps:,}")
+            self.context.reporter.print_stage("deadline", f"{line} of {self.recipe.train.steps:,}")
             self.is_printed = True
 
 

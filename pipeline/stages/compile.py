@@ -26,7 +26,6 @@ from pipeline.core.files.compile_cache import enable_compile_cache
 from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.jax_private import with_names_in_cache_key
 from pipeline.core.host.memory import read_available_bytes
-from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import Event
@@ -89,7 +88,7 @@ def compile_programs(
     if recipe.train.remat != "auto":
         return executable
     before_bytes = get_training_temporaries(executable)
-    allowed_bytes = _find_allowed_bytes(recipe, backend.device)
+    allowed_bytes = _find_allowed_bytes(recipe, backend)
     line = f"temporaries of {before_bytes / 1e6:,.1f} MB, {allowed_bytes / 1e6:,.1f} MB allowed"
     if before_bytes <= allowed_bytes:
         reporter.print_stage("remat", f"none: {line}")
@@ -109,7 +108,7 @@ def compile_programs(
     return executable
 
 
-def _find_allowed_bytes(recipe: Recipe, device: jax.Device) -> int:
+def _find_allowed_bytes(recipe: Recipe, backend: Backend) -> int:
     """Return the most bytes of temporaries. Raises RecipeError if processes would measure them."""
     train = recipe.train
     if train.remat_bytes is not None:
@@ -117,7 +116,9 @@ def _find_allowed_bytes(recipe: Recipe, device: jax.Device) -> int:
     if jax.process_count() > 1:
         problem = "must be set with several processes, so that all decide the same"
         raise RecipeError(f"train.remat_bytes = null: {problem}")
-    free_bytes = read_free_bytes(device)
+    free_bytes = backend.placement.free_bytes
+    if free_bytes is None:
+        free_bytes = read_available_bytes()
     return free_bytes if train.memory_bytes is None else min(free_bytes, train.memory_bytes)
 
 
@@ -291,14 +292,6 @@ def get_training_temporaries(executable: Executable) -> int:
     """Return the bytes of a training step's temporaries, as planned by the compiler."""
     sizes = {program.name: program.temporary_bytes for program in executable.report.programs}
     return sizes.get("training step", 0)
-
-
-def read_free_bytes(device: jax.Device) -> int:
-    """Return the free bytes of the device's memory, or of the host's if the device reports none."""
-    statistics = None if get_platform(device.platform).is_host else device.memory_stats()
-    if not statistics or "bytes_limit" not in statistics:
-        return read_available_bytes()
-    return int(statistics["bytes_limit"]) - int(statistics.get("bytes_in_use", 0))
 
 
 def make_program_key(process: Mapping[str, Any], recipe: Recipe, built: Built) -> str | None:

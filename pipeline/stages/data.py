@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -310,13 +310,12 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
             "with interleave each shard reads different files"
         )
     with prefixing_problems("train.batch_size: "):
-        if spec.interleave is None:
-            order = SampleOrder(**settings)
-        else:
+        if spec.interleave is not None:
             settings |= {"cycle_length": spec.interleave, "files": files}
-            order = InterleavedOrder(**settings)
-            if spec.file_shards is not None:
-                order = FileShardedOrder(**settings, file_shards=file_shards)
+            if spec.file_shards is None:
+                return InterleavedOrder(**settings)
+            return FileShardedOrder(**settings, file_shards=file_shards)
+        order = SampleOrder(**settings)
     if not spec.balance:
         return order
     labels = raw.train.columns["label"]
@@ -324,7 +323,6 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         raise RecipeError(
             "dataset.train.balance = true: must be false unless each sample has one class"
         )
-    settings = {field.name: getattr(order, field.name) for field in fields(order)}
     return BalancedOrder(**settings, labels=np.asarray(labels[:]))
 
 

@@ -39,27 +39,20 @@ CHECK_PERIOD_S = 1.0
 
 
 def compile_to_fit(
-    recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
-) -> Executable:
-    """Compile the programs of a recipe, by `compile_in_memory` if it has `train.memory`."""
-    if recipe.train.memory is None:
-        return compile_programs(recipe, dataset, built, backend, reporter)
-    return compile_in_memory(recipe, dataset, built, backend, reporter)
-
-
-def compile_in_memory(
     recipe: Recipe,
     dataset: Dataset,
     built: Built,
     backend: Backend,
     reporter: Reporter,
     figures: dict[str, Any] | None = None,
-) -> FittedExecutable:
-    """Compile programs that compute as many shards at once as fit into the memory.
+) -> Executable:
+    """Compile programs. With `train.memory` they compute as many shards at once as fit into it.
 
     Adds the number of samples at once and its bytes to `figures`, and updates them when memory runs
     out. Raises RecipeError in several processes, and RunError if a single shard doesn't fit.
     """
+    if recipe.train.memory is None:
+        return compile_programs(recipe, dataset, built, backend, reporter)
     num_processes = jax.process_count()
     if num_processes > 1:
         raise RecipeError(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
 from pipeline.core.errors import RecipeError
 from pipeline.core.host.memory import require_room
-from pipeline.data.columns import ColumnSpec, RawData, Split
+from pipeline.data.columns import ColumnSpec, RawData, Split, SplitKey
 from pipeline.data.dataset_spec import DatasetSpec, MapOp, Op
 from pipeline.data.group_orders import BucketedOrder
 from pipeline.data.order import SampleOrder
@@ -22,6 +22,8 @@ from pipeline.data.padding.buckets import (
 )
 from pipeline.data.padding.pad_images import pad_split
 from pipeline.data.transform import compute_column_specs, count_choices, select_variants
+from pipeline.stages.key_errors import prefixing_problems
+from pipeline.training.step import get_image_shape
 
 
 def pad_images(
@@ -37,15 +39,13 @@ def pad_images(
         return raw
     ignore_index = dataset.ignore_index
     crop = dataset.oversized == "crop"
-    padded = []
-    for name, split in (("training", raw.train), ("evaluation", raw.eval)):
-        try:
-            result = pad_split(split, buckets, ignore_index=ignore_index, crop=crop)
-            require_room(batch_size * result.sample_bytes, f"a padded batch of {batch_size:,}")
-        except ValueError as error:
-            raise RecipeError(f"dataset.buckets: {name} images: {error}") from error
-        padded.append(result)
-    return replace(raw, train=padded[0], eval=padded[1])
+    splits: tuple[tuple[SplitKey, str], ...] = (("train", "training"), ("eval", "evaluation"))
+    for key, name in splits:
+        with prefixing_problems(f"dataset.buckets: {name} images: "):
+            padded = pad_split(getattr(raw, key), buckets, ignore_index=ignore_index, crop=crop)
+            require_room(batch_size * padded.sample_bytes, f"a padded batch of {batch_size:,}")
+        raw = raw.with_split(key, padded)
+    return raw
 
 
 def _refuse_several_sizes(raw: RawData) -> None:
@@ -75,13 +75,10 @@ def order_in_buckets(
     if not buckets:
         return order
     numbers = assign_buckets(split.columns[SIZE][:], buckets)
-    settings = {field.name: getattr(order, field.name) for field in fields(order)}
-    try:
+    with prefixing_problems("dataset.buckets: "):
         if uses_all:
             require_used_buckets(numbers, buckets, order.batch_size if order.drop_remainder else 1)
-        return BucketedOrder(**settings, buckets=numbers)
-    except ValueError as error:
-        raise RecipeError(f"dataset.buckets: {error}") from error
+        return BucketedOrder(**vars(order), buckets=numbers)
 
 
 def format_buckets(split: Split, buckets: Sequence[Bucket], samples: str) -> str:
@@ -122,18 +119,14 @@ def with_mask_channel(image: ColumnSpec, bucket: Bucket) -> ColumnSpec:
 
     The mask has the size of the bucket. Raises RecipeError if map ops change the size of images.
     """
-    if image.layout == "hwc":
-        *size, channels = image.shape
-        shape = (*size, channels + 1)
-    else:
-        channels, *size = image.shape
-        shape = (channels + 1, *size)
+    *size, channels = get_image_shape(image)
     mapped_size = size[: len(bucket)]
     if tuple(mapped_size) != bucket:
         raise RecipeError(
             f"dataset.padding_mask = true: the map ops change the size {list(bucket)} to "
             f"{mapped_size}; they must keep it"
         )
+    shape = (*size, channels + 1) if image.layout == "hwc" else (channels + 1, *size)
     return replace(image, shape=shape)
 
 
@@ -146,10 +139,8 @@ def list_drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ..
     if choices == 1:
         return ()
     sized = [select_variants(ops, choice) for choice in range(choices)]
-    try:
+    with prefixing_problems("dataset.train."):
         return tuple(compute_column_specs(sized_ops, split.specs())["image"] for sized_ops in sized)
-    except ValueError as error:
-        raise RecipeError(f"dataset.train.{error}") from error
 
 
 def fit_to_evaluation(

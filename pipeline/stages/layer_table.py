@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
@@ -35,39 +35,23 @@ from pipeline.training.step import init_with_output
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer, without the parameters of layers inside it."""
+    """A layer, without the parameters of layers inside it, as in JSON."""
 
     path: str
     kind: str
     """The name of the layer in recipes, or the class of a module; empty if unknown."""
     output: tuple[int, ...] | None
     """Shape of the layer's output for one sample; None if unknown."""
-    parameters: Mapping[str, tuple[int, ...]]
-    """Shapes by name."""
+    parameters: int
+    """Number of values in the parameters of the layer."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shapes of the parameters by name."""
     dtype: str
     """Dtypes of the parameters, joined by commas; empty without parameters."""
     trained: str
     """`yes`, `no` or `from step N`, for each parameter if they differ; empty without parameters."""
     rate: float
     """Factor on the learning rate by `train.lr_decay_by_layer`."""
-
-    @property
-    def count(self) -> int:
-        """Number of values in the parameters of the layer."""
-        return sum(prod(shape) for shape in self.parameters.values())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the row as JSON."""
-        return {
-            "path": self.path,
-            "kind": self.kind,
-            "output": None if self.output is None else list(self.output),
-            "parameters": self.count,
-            "shapes": {name: list(shape) for name, shape in self.parameters.items()},
-            "dtype": self.dtype,
-            "trained": self.trained,
-            "rate": self.rate,
-        }
 
 
 @dataclass(frozen=True)
@@ -85,14 +69,14 @@ class LayerTable:
     @property
     def parameters(self) -> int:
         """Number of all parameters."""
-        return sum(row.count for row in self.layers)
+        return sum(row.parameters for row in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table as JSON."""
         return {
             "model": self.model,
-            "image": list(self.image),
-            "layers": [row.to_dict() for row in self.layers],
+            "image": self.image,
+            "layers": [asdict(row) for row in self.layers],
             "parameters": self.parameters,
             "bytes": 4 * self.parameters,
             "batch_statistics": self.statistics,
@@ -108,12 +92,12 @@ class LayerTable:
         table = [[*header, "rate"] if shows_rates else header]
         for row in self.layers:
             shapes = " ".join(
-                f"{name} {_format_shape(shape)}" for name, shape in row.parameters.items()
+                f"{name} {_format_shape(shape)}" for name, shape in row.shapes.items()
             )
-            count = f"{row.count:,}" if row.parameters else ""
+            count = f"{row.parameters:,}" if row.shapes else ""
             output = "" if row.output is None else _format_shape(row.output)
             cells = [row.path, row.kind, output, count, shapes, row.dtype, row.trained]
-            rate = f"x{row.rate:.4g}" if row.parameters else ""
+            rate = f"x{row.rate:.4g}" if row.shapes else ""
             table.append([*cells, rate] if shows_rates else cells)
         total = self.parameters
         totals = [f"parameters  {total:,}, {4 * total / 1e6:,.1f} MB in float32"]
@@ -214,7 +198,8 @@ class _TracedLayers:
             texts = [f"{name.rpartition('/')[2]} {phase}" for name, phase in phases.items()]
             trained = ", ".join(texts)
         dtypes = ", ".join(dict.fromkeys(str(leaf.dtype) for leaf in leaves.values()))
-        return LayerRow("/".join(path), kind, output, shapes, dtypes, trained, rate)
+        count = sum(map(prod, shapes.values()))
+        return LayerRow("/".join(path), kind, output, count, shapes, dtypes, trained, rate)
 
 
 def _describe_training(path: LayerPath, step_config: StepConfig) -> str:

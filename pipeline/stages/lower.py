@@ -133,7 +133,7 @@ def _with_layout(network: nn.Module, layout: Layout) -> nn.Module:
 
 @dataclass(frozen=True, eq=False)
 class _LoweringRequest:
-    """Inputs of the choice of a run's lowerings, and the choices so far."""
+    """Inputs of the choice of a run's lowerings."""
 
     recipe: Recipe
     dataset: Dataset

@@ -27,11 +27,7 @@ def trace_network_graph(config: StepConfig, state: TrainState) -> list[BoardNode
     """
     image = jax.ShapeDtypeStruct((1, *get_image_shape(config.image)), np.float32)
     variables = {"params": state.params, "batch_stats": state.batch_stats}
-
-    def infer(variables: Any, images: Any) -> Any:
-        return config.network.apply(variables, images, train=False)
-
-    closed = jax.make_jaxpr(infer)(variables, image)
+    closed = jax.make_jaxpr(partial(config.network.apply, train=False))(variables, image)
     trace = _Trace()
     # Paths such as `conv_0/kernel`, without the collection, in the order of the jaxpr's inputs.
     paths = [path.partition("/")[2] for path in flatten_by_path(variables)]

@@ -16,7 +16,6 @@ from pipeline.backends.planner.parallel_plan import ParallelPlan, ShardingRule, 
 from pipeline.backends.planner.rates import load_host_rates
 from pipeline.backends.planner.search import (
     GIB,
-    SearchedPlans,
     format_moved,
     format_plan_table,
     price_shardings,
@@ -79,11 +78,15 @@ def find_plan(
 
     Raises RecipeError if no plan fits, or if the file's plan doesn't fit.
     """
+    devices = count_devices(recipe.parallel)
     if plan_file is None:
-        plans = search_plans(recipe, dataset, built)
+        rates = _find_rates(recipe)
+        memory_bytes = rates.memory_bytes
+        if recipe.parallel.memory_gib is not None:
+            memory_bytes = recipe.parallel.memory_gib * GIB
+        plans = search(trace_step(recipe, dataset, built), devices, rates, memory_bytes)
         reporter.print_lines(format_plan_table(plans))
         return plans.best
-    devices = count_devices(recipe.parallel)
     shapes = {"/".join(path): leaf.shape for path, leaf in flatten_dict(built.state.params).items()}
     plan = load_plan(plan_file, devices, shapes)
     reporter.print_stage("plan", f"{plan.mesh} devices, {plan.strategy}; from {plan_file}")
@@ -97,16 +100,6 @@ def _read_mesh_size(file: Path) -> int | None:
         return int(mesh["data"]) * int(mesh["model"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
-
-
-def search_plans(recipe: Recipe, dataset: Dataset, built: Built) -> SearchedPlans:
-    """Search for the fastest plan of a recipe's step on its devices."""
-    step = trace_step(recipe, dataset, built)
-    rates = _find_rates(recipe)
-    memory_bytes = rates.memory_bytes
-    if recipe.parallel.memory_gib is not None:
-        memory_bytes = recipe.parallel.memory_gib * GIB
-    return search(step, count_devices(recipe.parallel), rates, memory_bytes)
 
 
 def trace_step(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:

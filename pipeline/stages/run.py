@@ -161,8 +161,8 @@ def train_and_evaluate(
     if trains:
         sink = plan_sinks(run, estimate, host)
         summary.sink = sink.summary()
-        schedule = replace(run.built.run_schedule, sink_steps=sink.size)
-        run = replace(run, built=replace(run.built, run_schedule=schedule))
+        run_schedule = replace(run.built.run_schedule, sink_steps=sink.size)
+        run = replace(run, built=replace(run.built, run_schedule=run_schedule))
         if end_at is not None:
             run = freeze_steps(run, sink, end_at, context.options.programs or lower_and_compile)
             context = run.context
@@ -183,10 +183,8 @@ def train_and_evaluate(
             collect_seldom()
             evaluations.show_start()
             opened = open_training(run, sink, evaluations, history, callbacks, dumps)
-            with profile.open(), opened as training:
-                state = yield from train(
-                    training.program, state, training.schedule, training.hooks, host, history
-                )
+            with profile.open(), opened as (program, schedule, hooks):
+                state = yield from train(program, state, schedule, hooks, host, history)
             record_overflows(context, state)
             profile.conclude(estimate, state)
         if history.status == "done":
@@ -242,10 +240,10 @@ def lower_and_compile(
         executable = compile_programs(recipe, dataset, built, backend, reporter, options)
     else:
         # Imported here, since few runs need it.
-        from pipeline.stages.fit_memory import compile_in_memory
+        from pipeline.stages.fit_memory import compile_to_fit
 
         figures = context.summary.memory
-        executable = compile_in_memory(recipe, dataset, built, backend, reporter, figures)
+        executable = compile_to_fit(recipe, dataset, built, backend, reporter, figures)
     context.summary.time["compile_s"] = executable.report.compile_s
     folder.accepted.add(partial(write_figures, folder.path, executable.report))
     return CompiledRun(context, dataset, built, backend, executable)

@@ -24,7 +24,7 @@ from pipeline.models.weights.files.weight_files import is_weight_file, read_weig
 from pipeline.stages.export.matching import match_weights
 from pipeline.stages.export.network import trace_model_arrays
 from pipeline.stages.record.saved_recipe import list_changes_of_meaning, restore_weights
-from pipeline.training.state import TrainState
+from pipeline.training.state import TrainState, select_averaged
 
 HUB_FILE = "model.safetensors"
 """Name of the weight file of most repositories."""
@@ -42,14 +42,15 @@ class Restored:
     """Line for the log that names the source."""
 
     def replace_weights(self, fresh: TrainState) -> TrainState:
-        """Return `fresh` with the restored parameters and batch statistics."""
+        """Return `fresh` with the restored parameters and statistics, which begin its average."""
 
         def choose(restored: Any, fresh: Any) -> Any:
             return fresh if isinstance(restored, jax.ShapeDtypeStruct) else restored
 
         params = jax.tree.map(choose, self.state.params, fresh.params)
         batch_stats = jax.tree.map(choose, self.state.batch_stats, fresh.batch_stats)
-        return replace(fresh, params=params, batch_stats=batch_stats)
+        average = select_averaged(fresh.average, params)
+        return replace(fresh, params=params, batch_stats=batch_stats, average=average)
 
 
 def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn: Warn) -> Restored:

@@ -23,7 +23,6 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import list_event_periods
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import Event, RunSchedule
-from pipeline.stages.autosink.dispatch_costs import Measurement
 from pipeline.stages.data import load_data
 from pipeline.training.parallel.placement import DevicePlacement
 from tests.conftest import MLP, STEPS, TINY
@@ -193,9 +192,7 @@ def test_overhead_of_a_dispatch_is_compared_with_the_chosen_sinks(
 ) -> None:
     """Of a dispatch of 3 ms, a step takes 1 ms in a loop and 2 ms by itself."""
     costs = Costs(3.0, (Cost("loop", 0.5, 1.0), Cost("soft", 0.1, 2.0)), 0.0)
-    measured = Measurement(costs, np.array([3.0, 3.0, 3.0]), 100)
-    choice = SinkChoice(None, mechanism, "made up", off_ms=3.0, step_ms=3.0)
-    dispatch = make_dispatch(measured, choice)
+    dispatch = make_dispatch(np.array([3.0, 3.0, 3.0]), costs.find(mechanism))
     assert (dispatch.median_us, dispatch.p90_us) == (median_us, median_us)
 
 

@@ -178,14 +178,15 @@ def test_run_is_done_until_its_first_new_step(
     @contextmanager
     def watch_first_step(*args: Any) -> Iterator[Any]:
         with open_training(*args) as training:
-            dispatch = training.program.executable.run
+            executable = training[0].executable
+            dispatch = executable.run
 
             def run_steps(*args: Any) -> Any:
                 seen.setdefault("before", files_of(done))
                 seen["later"] = files_of(done)
                 return dispatch(*args)
 
-            monkeypatch.setattr(training.program.executable, "run", run_steps)
+            monkeypatch.setattr(executable, "run", run_steps)
             yield training
 
     before = files_of(done)

@@ -8,8 +8,13 @@ from pathlib import Path
 from pipeline.cli.commands.command import CommandResult
 from pipeline.engine.monitors.log_lines import METRICS
 from pipeline.stages.record.compare_steps import compare_steps
-from pipeline.stages.record.run_record import compare_origins, compare_outcomes, read_record
-from pipeline.stages.record.side_by_side import SideBySide, differences_to_dicts
+from pipeline.stages.record.run_record import (
+    SideBySide,
+    compare_origins,
+    compare_outcomes,
+    differences_to_dicts,
+    read_record,
+)
 
 
 def main(run_a: Path, run_b: Path) -> CommandResult:

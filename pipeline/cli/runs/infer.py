@@ -25,7 +25,6 @@ from pipeline.core.files.error_text import show_name
 from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_files import read_text_lines
 from pipeline.data.text.text_format import TextFormat
-from pipeline.stages.export.ensemble import read_network
 from pipeline.stages.export.export import is_export, read_export
 from pipeline.stages.export.inference_files import (
     list_images,
@@ -35,7 +34,7 @@ from pipeline.stages.export.inference_files import (
     require_new_names,
     write_mask,
 )
-from pipeline.stages.export.prediction import Weights, make_predict
+from pipeline.stages.export.prediction import Weights, make_predict, read_network
 from pipeline.stages.export.text_generation import (
     Decoder,
     Sampling,

@@ -33,11 +33,12 @@ from pipeline.stages.record.descendants import note_descendant
 from pipeline.stages.record.run_directory import LOWERINGS, RECIPE
 from pipeline.stages.record.run_record import (
     RunRecord,
+    SideBySide,
     compare_origins,
     compare_outcomes,
+    differences_to_dicts,
     read_record,
 )
-from pipeline.stages.record.side_by_side import SideBySide, differences_to_dicts
 
 RUN_DIR = "hydra.run.dir"
 RESUME = "train.resume"

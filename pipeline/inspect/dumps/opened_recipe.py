@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -33,7 +33,7 @@ from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import find_plan, with_plan
 from pipeline.stages.record.run_directory import LOWERINGS, RECIPE, RunFolder
 from pipeline.training.freezing import select_phase
-from pipeline.training.state import TrainState, select_averaged
+from pipeline.training.state import TrainState
 
 
 def make_silent_reporter() -> Reporter:
@@ -80,8 +80,7 @@ class OpenedRecipe:
         from pipeline.stages.warm_start import restore_weights_of
 
         weights = restore_weights_of(self.recipe, self.dataset, self.built.state, lambda _: None)
-        state = weights.replace_weights(state)
-        return replace(state, average=select_averaged(state.average, state.params))
+        return weights.replace_weights(state)
 
 
 def build_recipe(recipe: Recipe, reporter: Reporter) -> OpenedRecipe:

@@ -295,7 +295,7 @@ class RunProfiler(Profile):
             with TimedRuns(recipe, schedule, self._plain, is_terminal=False) as trials:
                 single_ms = time_single_step(trials)
                 bounds = make_bounds(recipe, schedule, self._plain)
-                costs = measure(trials, single_ms, mechanisms, SINKS_S).costs
+                costs, _ = measure(trials, single_ms, mechanisms, SINKS_S)
         except RunError:
             # The steps of the measurement may diverge.
             return None

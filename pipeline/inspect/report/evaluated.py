@@ -25,7 +25,7 @@ from pipeline.data.transform import apply_ops
 from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.stages.build import build_network
 from pipeline.stages.data import drop_folds, load_data
-from pipeline.stages.export.ensemble import average_outputs
+from pipeline.stages.export.prediction import average_outputs
 from pipeline.stages.export.trained_run import TrainedRun
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.step import make_network_inputs

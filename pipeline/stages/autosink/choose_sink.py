@@ -144,7 +144,8 @@ def _measure_choice(
         return choose_no_sink(single_ms, reason)
     run_s = bounds.total * single_ms / 1e3
     budget_s = np.clip(BUDGET_SHARE * run_s, LEAST_BUDGET_S, MOST_BUDGET_S)
-    return choose(measure(trials, single_ms, mechanisms, float(budget_s)).costs, bounds)
+    costs, _ = measure(trials, single_ms, mechanisms, float(budget_s))
+    return choose(costs, bounds)
 
 
 def explain_one_step_sinks(single_ms: float, bounds: Bounds) -> str | None:

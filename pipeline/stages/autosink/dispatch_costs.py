@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -154,17 +153,6 @@ MOST_EVALUATION_S = 1.0
 """Seconds after which a timed evaluation begins no more batches."""
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """Costs of dispatches, with the times of single steps."""
-
-    costs: Costs
-    single_ms: np.ndarray
-    """float64 (dispatches,): the time of each step without sinks."""
-    long_steps: int
-    """Steps of the long dispatches."""
-
-
 def count_least_steps(mechanisms: Sequence[SinkMechanism]) -> int:
     """Return the number of steps of the shortest measurement, with sinks of two steps."""
     return LEAST_ROUNDS * (2 * SINGLES + 2 * SINKS * len(mechanisms))
@@ -177,12 +165,13 @@ def time_single_step(trials: TimedRuns) -> float:
 
 def measure(
     trials: TimedRuns, single_ms: float, mechanisms: Sequence[SinkMechanism], budget_s: float
-) -> Measurement:
+) -> tuple[Costs, np.ndarray]:
     """Time steps without sinks, in sinks of one step, and in long sinks by each mechanism.
 
-    This takes about `budget_s` seconds, or longer if `count_least_steps` steps do. `single_ms` is
-    the result of `time_single_step`. Raises RunError if a step isn't finite, KeyboardInterrupt if
-    a signal stops the measurement.
+    Returns the costs, and the ms of each step without sinks, float64 (dispatches,). This takes
+    about `budget_s` seconds, or longer if `count_least_steps` steps do. `single_ms` is the result
+    of `time_single_step`. Raises RunError if a step isn't finite, KeyboardInterrupt if a signal
+    stops the measurement.
     """
     num_variants = 2 + len(mechanisms)
     round_ms = max(TRIAL_MS, SINGLES * single_ms) * num_variants
@@ -202,7 +191,7 @@ def measure(
         for _ in range(num_rounds)
     ]
     single_dispatches = np.concatenate([timings[OFF].dispatch_ms for timings in rounds])
-    return Measurement(fit_costs(rounds, mechanisms, long_steps), single_dispatches, long_steps)
+    return fit_costs(rounds, mechanisms, long_steps), single_dispatches
 
 
 def time_evaluation(executable: Executable, state: TrainState, batches: int) -> float:
@@ -250,15 +239,11 @@ def compute_lower_quartile(times: Sequence[float]) -> float:
 
 
 def estimate_gain_error(slow: Sequence[float], fast: Sequence[float]) -> float:
-    """Return the relative error of the median over rounds of the gain, `slow` over `fast`."""
-    return estimate_median_error([a / b for a, b in zip(slow, fast, strict=True)])
-
-
-def estimate_median_error(values: Sequence[float]) -> float:
-    """Return the standard error of the median of values, as a share of the median.
+    """Return the relative standard error of the median over rounds of the gain, slow / fast.
 
     For normal errors it is 1.2533 sigma / sqrt(n), with sigma = 1.4826 times the median deviation.
     """
-    median = statistics.median(values)
-    deviation = statistics.median(abs(value - median) for value in values)
-    return float(1.2533 * 1.4826 * deviation / np.sqrt(len(values)) / median)
+    gains = np.divide(slow, fast)
+    median = np.median(gains)
+    deviation = np.median(np.abs(gains - median))
+    return float(1.2533 * 1.4826 * deviation / np.sqrt(len(gains)) / median)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.backends.rates import Communication
-from pipeline.backends.sink_choice import SHOWN, Bounds, Cost, Costs, SinkChoice, predict_ms
+from pipeline.backends.sink_choice import SHOWN, Bounds, Costs, SinkChoice, predict_ms
 from pipeline.core.files.value_text import format_bytes
 from pipeline.training.state import Record
 
@@ -99,16 +99,11 @@ class Explanation:
     communication: Communication | None = None
     """All-reduces between emulated devices; None for a single device."""
 
-    @property
-    def cost(self) -> Cost | None:
-        """Cost of the chosen mechanism, or of the first without sinks; None without costs."""
-        return None if self.costs is None else self.costs.find(self.choice.mechanism)
-
     def predictions(self) -> dict[int, float]:
         """Return milliseconds a step by sink size: `SHOWN`, the recipe's size, the chosen size."""
-        cost = self.cost
-        if cost is None:
+        if self.costs is None:
             return {}
+        cost = self.costs.find(self.choice.mechanism)
         sizes = {size for size in (*SHOWN, self.run.asked, self.choice.size) if size}
         return {size: predict_ms(cost, size, self.bounds) for size in sorted(sizes)}
 

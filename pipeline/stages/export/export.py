@@ -28,7 +28,7 @@ from pipeline.core.files.strict_json import format_json
 from pipeline.data.text.text_format import TOKENIZER, write_tokenizer
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
-from pipeline.stages.export.prediction import make_predict, make_weight_shapes
+from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.text_generation import make_cached_decoder
 from pipeline.stages.export.trained_run import Samples, TrainedRun, parse_samples
 
@@ -70,7 +70,7 @@ def export_run(run: TrainedRun, folder: Path, onnx_entries: Mapping[str, Any] | 
     images = jax.ShapeDtypeStruct((batch, *run.samples.shape), np.dtype(run.samples.dtype))
     predict = export.export(jax.jit(make_predict(run)), platforms=PLATFORMS)
     try:
-        program = predict(make_weight_shapes(run.arrays), images)
+        program = predict(run.arrays, images)
     except (TypeError, ValueError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise RunError(f"{run.recipe.name}: can't be exported for any batch: {reason}") from error
@@ -143,7 +143,7 @@ def _write_text_files(run: TrainedRun, folder: Path) -> None:
     if decoder is not None:
         number = jax.ShapeDtypeStruct((), np.int32)
         exporter = export.export(jax.jit(decoder.step), platforms=PLATFORMS)
-        step = exporter(make_weight_shapes(run.arrays), decoder.shapes, number, number)
+        step = exporter(run.arrays, decoder.shapes, number, number)
         (folder / NEXT_TOKEN).write_bytes(step.serialize())
 
 

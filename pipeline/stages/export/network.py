@@ -14,7 +14,6 @@ import numpy as np
 
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RecipeError
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.tables.encode_table import count_encoded_features, make_encoding_ops
@@ -31,6 +30,8 @@ from pipeline.models.layers.standard import (
     name_scopes,
 )
 from pipeline.models.modules.standard import Network
+from pipeline.stages.key_errors import prefixing_problems
+from pipeline.training.step import get_image_shape
 
 COLLECTIONS = ("params", "batch_stats")
 _NUMBERED_LAYER = re.compile(r"[a-z_]+_\d+/\w+")
@@ -77,14 +78,11 @@ def trace_model_arrays(model: ModelSpec, classes: int, image: ColumnSpec) -> Net
 
     Raises RecipeError if the model can't be built for such images.
     """
-    shape = image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
-    images = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
-    try:
+    images = jax.ShapeDtypeStruct((1, *get_image_shape(image)), jnp.float32)
+    with prefixing_problems(f"model {model.name}: "):
         module: Any = model.build(classes, "float32")
         init = partial(module.init, train=False)
         variables = jax.eval_shape(init, jax.random.key(0), images)
-    except ValueError as error:
-        raise RecipeError(f"model {model.name}: {error}") from error
     collections = {name: variables[name] for name in COLLECTIONS if name in variables}
     shapes = {name: tuple(leaf.shape) for name, leaf in flatten_by_path(collections).items()}
     try:
@@ -168,10 +166,8 @@ def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
         columns = compute_column_specs(encode, raw.eval.specs())
         model = model.fit_to_table(count_encoded_features(encode))
     classes = len(replace_targets(recipe.dataset.eval.ops, targets))
-    try:
+    with prefixing_problems("dataset.eval."):
         image = compute_column_specs(recipe.dataset.eval.ops, columns)["image"]
-    except ValueError as error:
-        raise RecipeError(f"dataset.eval.{error}") from error
     return trace_model_arrays(model, classes, image)
 
 

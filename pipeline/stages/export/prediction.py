@@ -1,25 +1,32 @@
-"""The prediction of a trained run as a function, from raw images to the logits of evaluation."""
+"""The prediction of a trained run or an ensemble, from raw images to the logits of evaluation.
+
+An ensemble averages the probabilities of its runs, or the numbers of a regression.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
-from jax import Array
+from jax import Array, nn
+from jax.scipy.special import logsumexp
 
-from pipeline.core.errors import RecipeError
+from pipeline.core.errors import DataError, RecipeError
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features, make_encoding_ops
+from pipeline.data.targets import Task
 from pipeline.data.text.text_format import NO_TOKEN
 from pipeline.data.transform import apply_ops, compute_column_specs
 from pipeline.stages.build import build_network
-from pipeline.stages.export.ensemble import average_outputs, select_weights
-from pipeline.stages.export.trained_run import TrainedRun
+from pipeline.stages.data import drop_folds
+from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained_run
+from pipeline.stages.key_errors import prefixing_problems
 from pipeline.training.step import make_network_inputs
 
 Weights = Mapping[str, Array | np.ndarray]
@@ -45,11 +52,9 @@ def make_predict(run: TrainedRun) -> Predict:
     encode = make_encoding_ops(samples.table, recipe.model.table_input)
     ops = (*encode, *recipe.dataset.eval.ops)
     columns = {"image": ColumnSpec(samples.shape, samples.dtype), "label": ColumnSpec((), "int32")}
-    try:
+    with prefixing_problems("dataset.eval."):
         columns = compute_column_specs(encode, columns)
         layout = compute_column_specs(recipe.dataset.eval.ops, columns)["image"].layout
-    except ValueError as error:
-        raise RecipeError(f"dataset.eval.{error}") from error
     seed = seed_words(recipe.seed)
     network = build_network(recipe, len(samples.classes), count_encoded_features(ops))
     text = samples.text
@@ -94,6 +99,73 @@ def _make_average(run: TrainedRun) -> Predict:
     return predict
 
 
-def make_weight_shapes(weights: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes and dtypes of weights, for tracing."""
-    return {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}
+def read_network(folders: Sequence[Path]) -> TrainedRun:
+    """Return the trained run of a folder, or the ensemble of several folders' runs.
+
+    Raises DataError as `read_trained_run` and `make_ensemble` do, and for a repeated folder.
+    """
+    if len(folders) == 1:
+        return read_trained_run(folders[0])
+    repeated = [folder for folder in folders if folders.count(folder) > 1]
+    if repeated:
+        raise DataError(f"{repeated[0]}: is named twice; must be another run")
+    return make_ensemble({folder: read_trained_run(folder) for folder in folders})
+
+
+def make_ensemble(runs: Mapping[Path, TrainedRun]) -> TrainedRun:
+    """Return the ensemble of runs by folder. Names of weights begin with the member's number.
+
+    Raises DataError if the runs' samples or targets differ.
+    """
+    first_folder, first = next(iter(runs.items()))
+    for folder, run in runs.items():
+        differing = [
+            field.name
+            for field in fields(Samples)
+            if getattr(run.samples, field.name) != getattr(first.samples, field.name)
+        ]
+        if differing:
+            problem = f"its samples differ from those of {first_folder} in {', '.join(differing)}"
+            raise DataError(f"{folder}: {problem}; must be equal in an ensemble")
+    members = tuple(runs.values())
+    arrays = {
+        f"{number}/{name}": array
+        for number, member in enumerate(members)
+        for name, array in member.arrays.items()
+    }
+    step = max(member.step for member in members)
+    return TrainedRun(drop_folds(first.recipe), arrays, step, first.samples, members)
+
+
+def select_weights(weights: Weights, number: int) -> dict[str, Array | np.ndarray]:
+    """Return the weights of member `number`, by their names in the member's run."""
+    prefix = f"{number}/"
+    return {
+        name.removeprefix(prefix): array
+        for name, array in weights.items()
+        if name.startswith(prefix)
+    }
+
+
+def average_outputs(outputs: Sequence[Array | np.ndarray], task: Task) -> Array:
+    """Return the outputs (..., K) of an ensemble from the outputs of its members.
+
+    Numbers of a regression are averaged. Otherwise the result has the logits of the mean
+    probabilities: softmax over K, or a sigmoid for each label. Raises DataError for unequal shapes.
+    """
+    require_equal_shapes([array.shape[1:] for array in outputs])
+    values = jnp.stack([jnp.asarray(array, jnp.float32) for array in outputs])
+    if task == "regression":
+        return values.mean(axis=0)
+    if task == "multi_label":
+        # The logit of the mean probability p is log p - log(1 - p); the number of members cancels.
+        positive = logsumexp(nn.log_sigmoid(values), axis=0)
+        return positive - logsumexp(nn.log_sigmoid(-values), axis=0)
+    return logsumexp(nn.log_softmax(values), axis=0) - np.float32(np.log(len(outputs)))
+
+
+def require_equal_shapes(shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise DataError unless the outputs of an ensemble's networks have equal shapes."""
+    if len(set(shapes)) > 1:
+        text = " and ".join(map(str, dict.fromkeys(shapes)))
+        raise DataError(f"the networks have outputs of shape {text}; must be equal in an ensemble")

@@ -23,7 +23,7 @@ from pipeline.models.layers import standard, tokens
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import build_network
-from pipeline.stages.export.prediction import Predict, Weights, make_predict, make_weight_shapes
+from pipeline.stages.export.prediction import Predict, Weights, make_predict
 from pipeline.stages.export.trained_run import TrainedRun
 
 DISPATCH_TOKENS = 64
@@ -109,7 +109,7 @@ def make_cached_decoder(run: TrainedRun) -> Decoder | None:
         return logits.reshape(-1), updates["cache"]
 
     number = jax.ShapeDtypeStruct((), np.int32)
-    _, shapes = jax.eval_shape(step, make_weight_shapes(run.arrays), {}, number, number)
+    _, shapes = jax.eval_shape(step, run.arrays, {}, number, number)
     return Decoder(step, shapes, context)
 
 
@@ -137,10 +137,9 @@ def make_uncached_decoder(predict: Predict, context: int, dtype: str) -> Decoder
 def make_decoder(run: TrainedRun) -> Decoder:
     """Return the decoder of a run, with a cache if its layers allow one."""
     samples = run.samples
-    cached = make_cached_decoder(run)
-    if cached is not None:
-        return cached
-    return make_uncached_decoder(make_predict(run), samples.shape[0], samples.dtype)
+    return make_cached_decoder(run) or make_uncached_decoder(
+        make_predict(run), samples.shape[0], samples.dtype
+    )
 
 
 def make_exported_decoder(next_token: export.Exported, context: int) -> Decoder:

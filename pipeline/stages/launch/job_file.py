@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -94,12 +94,6 @@ class JobRequest:
 
 def render_job(engine: Engine, request: JobRequest) -> str:
     """Return the text of a job file."""
-    template = _make_environment().get_template(engine.template)
-    return template.render(job=request, port=DEFAULT_PORT)
-
-
-@cache
-def _make_environment() -> Environment:
     environment = Environment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -114,4 +108,5 @@ def _make_environment() -> Environment:
         # JSON of a printable text is the same text in YAML and in Python.
         quote_text=partial(json.dumps, ensure_ascii=False),
     )
-    return environment
+    template = environment.get_template(engine.template)
+    return template.render(job=request, port=DEFAULT_PORT)

@@ -90,7 +90,11 @@ class _Connections:
             if not missing:
                 return ""
             if left_s <= 0:
-                return self._describe_missing(missing, limit_s)
+                ranks = join_first(list(map(str, missing)), MAX_NAMES)
+                return (
+                    f"after {limit_s:g} s, of the {self.place.size} processes these have not "
+                    f"reported to process 0 at {self.place.address}: {ranks}"
+                )
             server.settimeout(left_s)
             with suppress(TimeoutError):
                 connection, _ = server.accept()
@@ -133,12 +137,6 @@ class _Connections:
         for rank, connection in list(self.by_rank.items()):
             if _has_closed(connection):
                 del self.by_rank[rank]
-
-    def _describe_missing(self, missing: list[int], limit_s: float) -> str:
-        return (
-            f"after {limit_s:g} s, of the {self.place.size} processes these have not reported to "
-            f"process 0 at {self.place.address}: {join_first(list(map(str, missing)), MAX_NAMES)}"
-        )
 
 
 def _report(place: RankPlace, limit_s: float) -> str:

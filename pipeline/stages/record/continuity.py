@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,11 +65,11 @@ def require_same_origin(
     except DataError as error:
         # The advice to delete the file is left out.
         warn(f"{str(error).partition('; delete')[0]}; {unknown}")
-    settings = compare_settings(processes, current)
+    decisive, harmless = compare_settings(processes, current)
     changes = {
         "the data": find_changed_data(processes, current.data),
         "the plug-ins": find_changed_plugins(processes, current),
-        "settings that decide numbers": settings.decisive,
+        "settings that decide numbers": decisive,
     }
     for changed, lines in changes.items():
         if not lines:
@@ -82,8 +81,8 @@ def require_same_origin(
         warn(f"{problem}, and {ALLOW}: {'; '.join(lines)}")
     if software := describe_changed_software(processes, current):
         warn(f"{run_dir}: continues with other software, which may round differently: {software}")
-    if settings.harmless:
-        warn(f"{run_dir}: continues with other settings: {'; '.join(settings.harmless)}")
+    if harmless:
+        warn(f"{run_dir}: continues with other settings: {'; '.join(harmless)}")
 
 
 def _find_newest(processes: Processes, section: str) -> Mapping[str, Any]:
@@ -212,21 +211,15 @@ def _format_value(value: Any) -> str:
     return show_name(value) if isinstance(value, str) else show(value)
 
 
-@dataclass(frozen=True)
-class ChangedSettings:
-    """Lines about changed settings of jax, flags of XLA and environment variables."""
+def compare_settings(processes: Processes, current: Provenance) -> tuple[list[str], list[str]]:
+    """Return lines about changed settings that change numbers, and about other changed settings.
 
-    decisive: Sequence[str] = ()
-    """Lines about settings that change numbers."""
-    harmless: Sequence[str] = ()
-    """Lines about other settings."""
-
-
-def compare_settings(processes: Processes, current: Provenance) -> ChangedSettings:
-    """Compare settings with the newest process that has recorded `numerics`."""
+    These are settings of jax, flags of XLA and environment variables. They are compared with those
+    of the newest process that has recorded `numerics`.
+    """
     recorded = [process for process in processes if isinstance(process.get("numerics"), Mapping)]
     if not recorded or not recorded[-1]["numerics"]:
-        return ChangedSettings()
+        return [], []
     numerics = recorded[-1]["numerics"]
     variables = recorded[-1].get("settings")
     decisive: list[str] = []
@@ -247,7 +240,7 @@ def compare_settings(processes: Processes, current: Provenance) -> ChangedSettin
             change = _format_change(name, old.get(name), new.get(name))
             changes = decisive if is_decisive else harmless
             changes.append(change)
-    return ChangedSettings(limit_lines(decisive, MAX_SETTINGS), limit_lines(harmless, MAX_SETTINGS))
+    return limit_lines(decisive, MAX_SETTINGS), limit_lines(harmless, MAX_SETTINGS)
 
 
 def _split_flags(variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -125,15 +125,6 @@ FIELDS = {"1": 8, "2": 9, "u": 10, "?": 1}
 """Number of fields before the path in a line of `git status`, by the kind of line."""
 
 
-@cache
-def describe_imported_code() -> dict[str, Any]:
-    """Return `describe_code` of this package, computed once in a process.
-
-    Imported code doesn't change, so later runs of the process need not read files and start git.
-    """
-    return describe_code()
-
-
 def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
     """Return a SHA-256 of the package's files, the same in a checkout and a wheel.
 
@@ -155,6 +146,10 @@ def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
     if git is not None:
         description["git"] = git
     return description
+
+
+describe_imported_code = cache(describe_code)
+"""Imported code doesn't change, so later runs of the process need not read files and start git."""
 
 
 def _read_git_state(root: Path) -> dict[str, Any] | None:

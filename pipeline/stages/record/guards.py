@@ -10,8 +10,8 @@ from pathlib import Path
 from jax.errors import JaxRuntimeError
 
 from pipeline.core.errors import RunError, first_line, get_exit_status, get_status_after
-from pipeline.stages.record.run_directory import RunFolder
-from pipeline.stages.record.summary import Summary, read_metrics
+from pipeline.stages.record.run_directory import RunFolder, read_outcome
+from pipeline.stages.record.summary import Summary
 
 
 @contextmanager
@@ -41,14 +41,16 @@ def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
     The summary of a resumed run is replaced only after the run has advanced. If the run is refused,
     stopped or killed before its first new step, its directory doesn't change.
     """
-    earlier_metrics = read_metrics(folder.path)
+    earlier_metrics = read_outcome(folder.path).get("metrics")
     started_at = time.perf_counter()
     try:
         yield
         if folder.advanced.is_held and not folder.accepted.is_held and summary.status != "stopped":
             # The run was accepted and trained no step, so the earlier metrics are still valid.
             metrics = {name: value for name, value in summary.metrics.items() if value is not None}
-            summary.metrics = {**earlier_metrics, **metrics}
+            if isinstance(earlier_metrics, dict):
+                metrics = {**earlier_metrics, **metrics}
+            summary.metrics = metrics
             folder.advanced.release()
     except BaseException as error:
         summary.status = get_status_after(error)

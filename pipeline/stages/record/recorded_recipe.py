@@ -16,7 +16,7 @@ from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.atomic_write import sync_ancestors, write_whole
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, read_yaml
-from pipeline.core.files.tree_diff import Difference, TreePath, list_differences
+from pipeline.core.files.tree_diff import Difference, TreePath, find_value, list_differences
 from pipeline.stages.record.run_directory import (
     OUTPUTS,
     RECIPE,
@@ -29,29 +29,12 @@ from pipeline.training.parallel.parallel_spec import ParallelSpec
 LENGTH = tuple(("train", key) for key in (*LENGTH_UNITS, "end_step"))
 FREE_TO_CHANGE = (
     *LENGTH,
-    ("train", "planned_for"),
-    ("train", "sink"),
-    ("train", "sink_size"),
-    ("train", "mechanism"),
-    ("train", "dispatch_seconds"),
-    ("train", "feed"),
-    ("train", "memory"),
-    ("train", "resume"),
-    ("train", "resume_changed"),
-    ("dataset", "root"),
-    ("dataset", "mirrors"),
-    ("stages",),
-    ("autotune",),
-    ("autotune_search",),
-    ("debug",),
-    ("checkpoint",),
-    ("eval",),
-    ("monitor",),
-    ("dump",),
-    ("cache",),
-    ("profile",),
-    ("parallel", "devices"),
-    ("parallel", "mesh"),
+    *(("train", key) for key in ("planned_for", "sink", "sink_size", "mechanism")),
+    *(("train", key) for key in ("dispatch_seconds", "feed", "memory", "resume", "resume_changed")),
+    *(("dataset", key) for key in ("root", "mirrors")),
+    *((key,) for key in ("stages", "autotune", "autotune_search", "debug", "checkpoint", "eval")),
+    *((key,) for key in ("monitor", "dump", "cache", "profile")),
+    *(("parallel", key) for key in ("devices", "mesh")),
     ("launch",),
 )
 """Keys that a resumed run may change if `train.resume` names its directory. Only those in `LENGTH`
@@ -139,12 +122,10 @@ def keep_length(recipe: Recipe, recorded: Mapping[str, Any], run_dir: Path | str
     RecipeError if the run's length is for another deadline than the recipe's, or for none.
     """
     train = recipe.train
-    section = recorded.get("train")
-    section = section if isinstance(section, Mapping) else {}
-    lengths = {key: section.get(key) for _, key in LENGTH}
+    lengths = {path[-1]: find_value(recorded, path) for path in LENGTH}
     if train.deadline is None or not any(lengths[key] for key in ("epochs", "passes", "steps")):
         return recipe
-    planned_for = section.get("planned_for")
+    planned_for = find_value(recorded, ("train", "planned_for"))
     if train.deadline != planned_for:
         advice = "leave it out to keep that length"
         problem = f"{run_dir} has its length for {planned_for or 'no deadline'}; {advice}"

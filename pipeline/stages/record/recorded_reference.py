@@ -54,16 +54,15 @@ class Reference(Spec):
         log = run_dir / METRICS
         lines = islice(read_lines(log), len(self.losses)) if log.exists() else ()
         losses = {line.step: line.numbers().get("loss") for line in lines}
-        differences = []
-        for step, expected in enumerate(self.losses, 1):
-            loss = losses.get(step)
-            if loss is not None:
-                differences.append(abs(loss - expected))
-        largest = max(differences, default=0.0)
+        pairs = ((losses.get(step), expected) for step, expected in enumerate(self.losses, 1))
+        differences = [abs(loss - expected) for loss, expected in pairs if loss is not None]
         return {
             "source": self.source,
             "figures": figures,
-            "losses": {"steps": len(differences), "largest_difference": largest},
+            "losses": {
+                "steps": len(differences),
+                "largest_difference": max(differences, default=0.0),
+            },
         }
 
 

@@ -24,10 +24,11 @@ outputs/<date>/<time>_<recipe>/
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline.checkpoint.autopsy_archive import AUTOPSY, EARLIER_AUTOPSY, REPRODUCER
 from pipeline.checkpoint.checkpoint_folder import FOLDER as CHECKPOINTS
@@ -204,10 +205,8 @@ def read_written_at_ns(file: Path) -> int:
 
 def find_run_dir(folder: Path) -> Path | None:
     """Return the first run directory of `folder`, its parent and the parent of that; else None."""
-    for candidate in (folder, folder.parent, folder.parent.parent):
-        if (candidate / RECIPE).is_file():
-            return candidate
-    return None
+    candidates = (folder, folder.parent, folder.parent.parent)
+    return next((path for path in candidates if (path / RECIPE).is_file()), None)
 
 
 def require_run_dir(folder: Path) -> Path:
@@ -220,11 +219,17 @@ def require_run_dir(folder: Path) -> Path:
 
 def read_status(run_dir: Path) -> str | None:
     """Read the status in a run's summary; None if it can't be read."""
-    try:
-        status = read_json(run_dir / SUMMARY)["status"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    status = read_outcome(run_dir).get("status")
     return status if isinstance(status, str) else None
+
+
+def read_outcome(run_dir: Path) -> Mapping[str, Any]:
+    """Read the keys of a run's summary; {} if it can't be read."""
+    try:
+        outcome = read_json(run_dir / SUMMARY)
+    except (OSError, ValueError):
+        return {}
+    return outcome if isinstance(outcome, dict) else {}
 
 
 Write = Callable[[], object]
@@ -269,10 +274,3 @@ class RunFolder:
     """Whether the run resumes an earlier run in this directory."""
     ranks: Ranks = field(default_factory=Ranks)
     """The processes that share the directory; only the first one writes."""
-
-
-def open_folder(run_dir: Path, ranks: Ranks, *, resuming: bool) -> RunFolder:
-    """Return the folder of a run. Writes of a resumed run wait."""
-    accepted = HeldWrites(held=resuming)
-    advanced = HeldWrites(held=resuming)
-    return RunFolder(run_dir, accepted, advanced, resuming, ranks)

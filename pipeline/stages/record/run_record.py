@@ -1,4 +1,4 @@
-"""Record of a run: its recipe, summary and processes; and the differences of two records."""
+"""Record of a run: its recipe, summary and processes; and two records side by side."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import DataError
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.core.errors import DataError, printable
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.tree_diff import Difference, list_differences
+from pipeline.core.files.error_text import show_name
+from pipeline.core.files.tree_diff import Difference, find_value, list_differences
+from pipeline.core.files.value_text import show
+from pipeline.stages.record.compare_steps import Comparison
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.recorded_recipe import read_recorded_recipe
 from pipeline.stages.record.run_directory import SUMMARY, require_run_dir
@@ -17,6 +24,11 @@ from pipeline.stages.record.run_directory import SUMMARY, require_run_dir
 ENVIRONMENT = ("versions", "machine", "settings", "numerics")
 TIMES = ("step_ms", "median_step_ms", "train_s", "first_step_s")
 """Times of a summary that are compared, besides all speeds (names that end in `_per_s`)."""
+SECTION_WIDTH = 12
+"""Width of the column of section names, in characters."""
+DIGEST_LENGTH = 12
+"""Number of digits of a checksum that are shown."""
+NOT_RECORDED = "not kept by both runs"
 
 
 @dataclass(frozen=True)
@@ -78,11 +90,10 @@ def compare_origins(a: RunRecord, b: RunRecord) -> dict[str, list[Difference] | 
 def _make_origin(record: RunRecord) -> dict[str, Any]:
     """Return the sections of provenance to compare; the list of changed files becomes a text."""
     process = record.first_process
-    code = process.get("code")
-    if isinstance(code, Mapping):
-        git = code.get("git")
-        if isinstance(git, Mapping) and isinstance(git.get("changed"), list):
-            code = {**code, "git": {**git, "changed": ", ".join(map(str, git["changed"]))}}
+    code: Any = process.get("code")
+    changed = find_value(code, ("git", "changed"))
+    if isinstance(changed, list):
+        code = {**code, "git": {**code["git"], "changed": ", ".join(map(str, changed))}}
     environment = {name: process.get(name) for name in ENVIRONMENT}
     return {"data": process.get("data"), "code": code, "environment": environment}
 
@@ -110,3 +121,87 @@ def _make_outcome(record: RunRecord) -> dict[str, Any]:
         "metrics": numbers,
         "time": {name: times[name] for name in times if name in TIMES or name.endswith("_per_s")},
     }
+
+
+class SideBySide:
+    """Printer of the runs A and B: a line for each run, then a section for each comparison."""
+
+    def __init__(self, a: RunRecord, b: RunRecord) -> None:
+        self._runs = a, b
+        self._console = Console(highlight=False, markup=False)
+        for letter, record in zip("AB", self._runs, strict=True):
+            steps = record.summary.get("steps")
+            steps_text = f", {steps:,} steps" if type(steps) is int else ""
+            count = len(record.processes)
+            several = f", by {count} processes" if count > 1 else ""
+            line = f"{letter}  {record.run_dir}: {show_name(record.status)}{steps_text}{several}"
+            self._console.print(printable(line), soft_wrap=True)
+
+    def show_text(self, section: str, text: str) -> None:
+        """Print a section of one line."""
+        self._console.print(printable(f"{section:<{SECTION_WIDTH}} {text}"), soft_wrap=True)
+
+    def show_differences(self, section: str, differences: Sequence[Difference] | None) -> None:
+        """Print a table of differences; a line if there are none, or if they are unknown (None)."""
+        if not differences:
+            self.show_text(section, NOT_RECORDED if differences is None else "the same")
+            return
+        table = Table(section, "A", "B", "B against A", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for difference in differences:
+            a = difference.value
+            b = difference.other_value
+            table.add_row(
+                show_name(difference.key), _format_cell(a), _format_cell(b), _format_change(a, b)
+            )
+        self._console.print(table)
+
+    def show_origins(self) -> None:
+        """Print the differences of recipe, data, code and environment, a section for each."""
+        for section, differences in compare_origins(*self._runs).items():
+            self.show_differences(section, differences)
+
+    def show_steps(self, comparison: Comparison | None) -> None:
+        """Print the comparison of two logs of steps; None if a log is missing."""
+        self.show_text("steps", NOT_RECORDED if comparison is None else _format_steps(comparison))
+
+
+def differences_to_dicts(differences: Sequence[Difference] | None) -> list[dict[str, Any]] | None:
+    """Return the differences for JSON; None if they are unknown."""
+    if differences is None:
+        return None
+    return [
+        {"key": difference.key, "a": difference.value, "b": difference.other_value}
+        for difference in differences
+    ]
+
+
+def _format_steps(comparison: Comparison) -> str:
+    num_extra = {"A": comparison.only_one, "B": comparison.only_other}
+    extra = [f"{letter} has {steps:,} more" for letter, steps in num_extra.items() if steps]
+    if comparison.first is None:
+        return "; ".join([f"{comparison.steps:,} are the same, bit for bit", *extra])
+    parts = [f"{comparison.differing:,} of {comparison.steps:,} differ, from {comparison.first}"]
+    if comparison.first_loss not in (None, comparison.first):
+        parts.append(f"the losses from {comparison.first_loss}")
+    if comparison.largest_loss not in (None, comparison.first_loss):
+        parts.append(f"furthest apart at {comparison.largest_loss}")
+    return "; ".join([*parts, *extra])
+
+
+def _format_cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
+        return value[:DIGEST_LENGTH]  # of a commit or a SHA-256
+    return f"{value:,.6g}" if isinstance(value, float) else show(value)
+
+
+def _format_change(a: Any, b: Any) -> str:
+    """Return the relative change from `a` to `b`; "" if either isn't a number, or `a` is 0."""
+    for value in (a, b):
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return ""
+    try:
+        return f"{b / a - 1:+.2%}" if a else ""
+    except OverflowError:  # whole numbers beyond any float
+        return ""

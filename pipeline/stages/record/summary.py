@@ -84,15 +84,6 @@ def read_summary(run_dir: Path) -> Summary:
         raise RunError(f"{run_dir}: has no summary of the run: {error}") from error
 
 
-def read_metrics(run_dir: Path) -> Mapping[str, Any]:
-    """Read the metrics of a run's summary; {} if it can't be read."""
-    try:
-        metrics = read_json(run_dir / "summary.json")["metrics"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return {}
-    return metrics if isinstance(metrics, dict) else {}
-
-
 START_UP = {
     "imports and recipe": "start_s",
     "data": "data_s",

@@ -24,7 +24,7 @@ from pipeline.stages.record.run_directory import SUMMARY, find_run_dir
 from pipeline.stages.record.saved_recipe import restore_state
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.training.parallel.state_sharing import StateSharing, make_state_sharing
-from pipeline.training.state import TrainState, select_averaged
+from pipeline.training.state import TrainState
 
 if TYPE_CHECKING:
     from pipeline.stages.warm_start import Restored
@@ -88,7 +88,7 @@ def make_initial_state(
     placement = run.backend.placement
     sharing = make_state_sharing(context.recipe.parallel, built.state, placement.parts)
     _require_room(context.recipe.model.name, built, placement.free_bytes, sharing)
-    if context.resuming and restored is None:
+    if context.resuming:  # no recipe both resumes and restores
         saved = _read_last_checkpoint(context, built)
         # No fresh weights are made, since they would double the memory.
         if saved is not None:
@@ -99,7 +99,6 @@ def make_initial_state(
     state = executable.init()
     if restored is not None:
         state = restored.replace_weights(state)
-        state = replace(state, average=select_averaged(state.average, state.params))
         if "train" not in context.recipe.stages and restored.step is not None:
             state = replace(state, step=jnp.asarray(restored.step, jnp.int32))
         context.reporter.print_stage("restore", restored.line)

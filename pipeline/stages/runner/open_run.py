@@ -32,7 +32,7 @@ from pipeline.stages.record.environment import describe_process
 from pipeline.stages.record.guards import convert_os_errors, convert_out_of_memory, write_summary
 from pipeline.stages.record.provenance import add_provenance
 from pipeline.stages.record.recorded_reference import describe_comparison, find_reference
-from pipeline.stages.record.run_directory import RunFolder, open_folder
+from pipeline.stages.record.run_directory import HeldWrites, RunFolder
 from pipeline.stages.record.summary import Summary, describe_start_up
 from pipeline.stages.runner.context import RunContext, RunOptions
 from pipeline.stages.runner.run_mirror import RESTORE_S, find_mirrored_run
@@ -187,16 +187,17 @@ def _place_run(
             run_dir = run_directory.make_run_dir(options.run_dir)
         else:
             run_dir = run_directory.create_run_dir(recipe.name)
-        if mirrored is None:
-            return str(run_dir), False
-        _restore_run(mirrored, run_dir)
-        return str(run_dir), True
+        if mirrored is not None:
+            _restore_run(mirrored, run_dir)
+        return str(run_dir), mirrored is not None
 
     path, resuming = ranks.agree(choose, timeout_s=RESTORE_S if recipe.checkpoint.mirror else None)
     if resuming and recipe.train.deadline is not None:
         recorded = recorded_recipe.read_recorded_recipe(Path(path))
         recipe = recorded_recipe.keep_length(recipe, recorded, path)
-    return recipe, open_folder(Path(path), ranks, resuming=resuming)
+    accepted = HeldWrites(held=resuming)
+    advanced = HeldWrites(held=resuming)
+    return recipe, RunFolder(Path(path), accepted, advanced, resuming, ranks)
 
 
 def _restore_run(mirrored: MirroredRun, run_dir: Path) -> None:

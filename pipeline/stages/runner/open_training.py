@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -50,15 +50,6 @@ class AdvanceMonitor(Monitor):
         self._advanced.release()
 
 
-@dataclass(frozen=True)
-class Training:
-    """Arguments of `train` besides the state."""
-
-    program: Program
-    schedule: Schedule
-    hooks: Hooks
-
-
 @contextmanager
 def open_training(
     run: CompiledRun,
@@ -67,7 +58,7 @@ def open_training(
     history: History,
     callbacks: Sequence[Callback],
     dumps: Dumps | None,
-) -> Iterator[Training]:
+) -> Iterator[tuple[Program, Schedule, Hooks]]:
     """Yield the arguments of `train`, and record the results in the summary at the end.
 
     In the body, the first signal to stop raises nothing. The caller raises it once all files are on
@@ -111,14 +102,12 @@ def open_training(
             signals=signals,
             agree=context.ranks.agree,
         )
-        training = Training(
-            Program(executable, sink.mechanism, built.learning_rates, recipe.train.rate_columns),
-            schedule_events(recipe, built.run_schedule, () if dumps is None else dumps.steps),
-            hooks,
-        )
+        rate_columns = recipe.train.rate_columns
+        program = Program(executable, sink.mechanism, built.learning_rates, rate_columns)
+        dump_steps = () if dumps is None else dumps.steps
         stack.callback(executable.loader.close)
-        stack.callback(_record_results, run, history, training)
-        yield training
+        stack.callback(_record_results, run, history, hooks)
+        yield program, schedule_events(recipe, built.run_schedule, dump_steps), hooks
 
 
 def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
@@ -290,13 +279,12 @@ def record_overflows(context: RunContext, state: TrainState) -> None:
         )
 
 
-def _record_results(run: CompiledRun, history: History, training: Training) -> None:
+def _record_results(run: CompiledRun, history: History, hooks: Hooks) -> None:
     """Record the results of training in the summary."""
     context = run.context
     unit = run.dataset.unit
     summary = context.summary
-    run_schedule = training.schedule.run
-    hooks = training.hooks
+    run_schedule = run.built.run_schedule
     summary.status = history.status
     summary.reason = history.reason
     is_cut = isinstance(hooks.deadline, Deadline) and history.step < run_schedule.total
@@ -316,7 +304,7 @@ def _record_results(run: CompiledRun, history: History, training: Training) -> N
     if privacy is not None:
         summary.privacy = dict(privacy.summarize(history.step))
         summary.metrics["epsilon"] = summary.privacy["epsilon"]
-    summary.feed = asdict(training.program.executable.loader.report())
+    summary.feed = asdict(run.executable.loader.report())
     started_at = context.options.started_at
     step_ms = history.step_ms
     first_step_at = history.first_step_at

@@ -10,7 +10,6 @@ import pytest
 from pipeline.core.errors import DataError
 from pipeline.core.files.strict_json import format_json
 from pipeline.stages.record.continuity import (
-    ChangedSettings,
     compare_settings,
     require_same_origin,
 )
@@ -27,14 +26,14 @@ def process(settings: Mapping[str, str], **numerics: Any) -> Provenance:
     return Provenance(*about, settings, {}, numerics={**NUMERICS, **numerics})
 
 
-def compare(settings: Any, now: Provenance, **numerics: Any) -> ChangedSettings:
+def compare(settings: Any, now: Provenance, **numerics: Any) -> tuple[list[str], list[str]]:
     return compare_settings([{"settings": settings, "numerics": {**NUMERICS, **numerics}}], now)
 
 
 def test_equal_settings_are_not_a_change() -> None:
     settings = {"XLA_FLAGS": "--xla_a=1 --xla_b", "OMP_NUM_THREADS": "2"}
     now = process({**settings, "XLA_FLAGS": "--xla_b=true  --xla_a=0 --xla_a=1"})
-    assert compare(settings, now) == ChangedSettings([], [])
+    assert compare(settings, now) == ([], [])
 
 
 def test_decisive_settings_are_distinguished_from_harmless_settings() -> None:
@@ -50,14 +49,14 @@ def test_decisive_settings_are_distinguished_from_harmless_settings() -> None:
         },
         threefry_partitionable=False,
     )
-    changed = compare(before, now)
-    assert sorted(changed.decisive) == [
+    decisive, harmless = compare(before, now)
+    assert sorted(decisive) == [
         "--xla_cpu_enable_fast_math: was not set, is true",
         "--xla_cpu_max_isa: was AVX2, is not set",
         "ONEDNN_MAX_CPU_ISA: was not set, is AVX2",
         "jax_threefry_partitionable: was True, is False",
     ]
-    assert sorted(changed.harmless) == [
+    assert sorted(harmless) == [
         "JAX_PLATFORMS: was cpu, is not set",
         "OMP_NUM_THREADS: was not set, is 3",
         "ONEDNN_VERBOSE: was not set, is 1",
@@ -67,24 +66,24 @@ def test_decisive_settings_are_distinguished_from_harmless_settings() -> None:
 def test_run_without_recorded_settings_is_not_compared() -> None:
     now = process({"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"})
     for before in ([], [{"settings": {}}], [{"numerics": 7}]):
-        assert compare_settings(before, now) == ChangedSettings()
+        assert compare_settings(before, now) == ([], [])
 
 
 def test_settings_of_another_version_are_not_compared() -> None:
-    assert compare({}, process({}, new_setting=1), old_setting=2) == ChangedSettings([], [])
+    assert compare({}, process({}, new_setting=1), old_setting=2) == ([], [])
 
 
 @pytest.mark.parametrize(
     "settings", [None, 7, {"XLA_FLAGS": 7}, {"XLA_FLAGS": "'"}, {"\x1b": ["\n"]}]
 )
 def test_untrusted_settings_are_printed_safely(settings: Any) -> None:
-    changed = compare(settings, process({}), threefry_partitionable=["\x1b" * 1000])
-    lines = [*changed.decisive, *changed.harmless]
+    decisive, harmless = compare(settings, process({}), threefry_partitionable=["\x1b" * 1000])
+    lines = [*decisive, *harmless]
     assert lines
     assert "".join(lines).isprintable()
     assert all(len(line) < 500 for line in lines)
-    many = compare({f"JAX_{number}": "" for number in range(100)}, process({}))
-    assert (len(many.harmless), many.harmless[-1]) == (9, "92 more")
+    _, many = compare({f"JAX_{number}": "" for number in range(100)}, process({}))
+    assert (len(many), many[-1]) == (9, "92 more")
 
 
 def test_jax_settings_are_read_from_this_process() -> None:

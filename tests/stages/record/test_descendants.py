@@ -30,7 +30,8 @@ def test_invalid_lines_are_skipped(tmp_path: Path) -> None:
         {"made": "sold", "to": "/a"},
         {"made": "exported", "to": 1},
         ["exported"],
-        {"made": "exported", "to": "/b", "at": 5},
+        {"made": "exported", "to": "/b"},
+        {"made": "exported", "to": "/c", "at": 5},
     ]
     lines = [json.dumps(entry) for entry in entries]
     text = "\n".join([*lines, "{", "[" * 100_000])

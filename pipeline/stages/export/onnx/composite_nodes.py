@@ -98,20 +98,14 @@ def _add_views(layer: standard.Views, x: NodeOutput, graph: GraphBuilder) -> Nod
         padded = graph.add_node("Pad", [x.name, pads], mode="reflect")
         for start in (2 * shift, 0):
             ends = (start + height, start + width)
-            views.append(_add_slice(padded, ((start, start), ends, (2, 3)), graph))
+            views.append(graph.add_slice(padded, ((start, start), ends, (2, 3))))
     if layer.mirror:
         backwards = ((-1,), (np.iinfo(np.int64).min,), (3,), (-1,))
-        views += [_add_slice(view, backwards, graph) for view in views]
+        views += [graph.add_slice(view, backwards) for view in views]
     batch = graph.add_node("Concat", views, axis=0)
     y = add_layers(layer.body, replace(x, name=batch), graph)
     parts = graph.reshape(y, [len(views), -1, *y.shape], y.shape)
     return replace(y, name=graph.add_node("ReduceMean", [parts.name], axes=[0], keepdims=0))
-
-
-def _add_slice(x: str, bounds: Sequence[Sequence[int]], graph: GraphBuilder) -> str:
-    """Add a slice of `x`; `bounds` are its starts, ends, axes and perhaps steps."""
-    names = [graph.add_constant("bounds", np.array(numbers, np.int64)) for numbers in bounds]
-    return graph.add_node("Slice", [x, *names])
 
 
 def _get_channel_axis(x: NodeOutput) -> int:
@@ -120,7 +114,7 @@ def _get_channel_axis(x: NodeOutput) -> int:
 
 def _slice_channels(x: NodeOutput, start: int, stop: int, graph: GraphBuilder) -> NodeOutput:
     """Add a slice of the channels from `start` to before `stop`."""
-    name = _add_slice(x.name, ((start,), (stop,), (_get_channel_axis(x),)), graph)
+    name = graph.add_slice(x.name, ((start,), (stop,), (_get_channel_axis(x),)))
     return NodeOutput(name, (*x.shape[:-1], stop - start), x.order)
 
 

@@ -77,14 +77,20 @@ class GraphBuilder:
         """Return a parameter or a statistic of the layer, float32."""
         return np.asarray(self.weights["/".join((kind, *self.path, name))], np.float32)
 
-    def has_bias(self) -> bool:
-        """Whether the layer has a bias."""
-        return "/".join(("params", *self.path, "bias")) in self.weights
-
     def add_weight(self, name: str, array: np.ndarray | None = None) -> str:
         """Add a parameter of the layer, or `array` in its place, as a constant; return its name."""
         array = self.read_weight(name) if array is None else array
         return self.add_constant("/".join((*self.path, name)), array)
+
+    def add_slice(self, x: str, bounds: Sequence[Sequence[int]]) -> str:
+        """Add a slice of `x`; `bounds` are its starts, ends, axes and perhaps steps."""
+        names = [self.add_constant("bounds", np.array(numbers, np.int64)) for numbers in bounds]
+        return self.add_node("Slice", [x, *names])
+
+    def add_bias(self) -> list[str]:
+        """Add the bias of the layer as a constant; return its name, or [] without a bias."""
+        has_bias = "/".join(("params", *self.path, "bias")) in self.weights
+        return [self.add_weight("bias")] if has_bias else []
 
     def to_order(self, value: NodeOutput, order: Order) -> NodeOutput:
         """Return a value with its axes in an order; add a transpose if it needs one."""

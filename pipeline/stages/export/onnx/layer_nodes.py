@@ -72,7 +72,7 @@ def _add_conv(
     weight = graph.add_weight("kernel", kernel.transpose(axes + 1, axes, *range(axes)))
     name = graph.add_node(
         "Conv",
-        [x.name, weight, *_add_bias(graph)],
+        [x.name, weight, *graph.add_bias()],
         kernel_shape=size,
         strides=strides,
         dilations=dilation,
@@ -116,7 +116,7 @@ def _add_conv_transpose(
     mirrored = grouped.transpose(3, 2, 4, 0, 1).reshape((inputs, -1, *size))
     name = graph.add_node(
         "ConvTranspose",
-        [x.name, graph.add_weight("kernel", mirrored), *_add_bias(graph)],
+        [x.name, graph.add_weight("kernel", mirrored), *graph.add_bias()],
         kernel_shape=size,
         strides=strides,
         group=layer.groups,
@@ -130,7 +130,7 @@ def _add_conv_transpose(
 def _add_dense(layer: standard.Dense, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     outputs = graph.read_weight("kernel").shape[1]
     inputs = [x.name, graph.add_weight("kernel")]
-    bias = _add_bias(graph)
+    bias = graph.add_bias()
     if len(x.shape) == 1:
         return NodeOutput(graph.add_node("Gemm", [*inputs, *bias]), (outputs,))
     name = graph.add_node("MatMul", inputs)
@@ -327,10 +327,6 @@ def _add_recurrent(layer: tokens.Recurrent, x: NodeOutput, graph: GraphBuilder) 
     moved = graph.add_node("Transpose", [name], perm=(2, 0, 1, 3))
     shape = (x.shape[0], width)
     return graph.reshape(NodeOutput(moved, ()), [-1, *shape], shape)
-
-
-def _add_bias(graph: GraphBuilder) -> list[str]:
-    return [graph.add_weight("bias")] if graph.has_bias() else []
 
 
 def _compute_windows(

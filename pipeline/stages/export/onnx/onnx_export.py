@@ -26,7 +26,6 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.targets import Task
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.stages.data import load_data
-from pipeline.stages.export.ensemble import require_equal_shapes
 from pipeline.stages.export.export import DESCRIPTION, ONNX_FILES
 from pipeline.stages.export.onnx import composite_nodes as composite_nodes
 from pipeline.stages.export.onnx.graph_builder import (
@@ -38,7 +37,7 @@ from pipeline.stages.export.onnx.graph_builder import (
 )
 from pipeline.stages.export.onnx.layer_nodes import add_layers
 from pipeline.stages.export.onnx.op_nodes import Images, add_ops
-from pipeline.stages.export.prediction import make_predict
+from pipeline.stages.export.prediction import make_predict, require_equal_shapes
 from pipeline.stages.export.trained_run import TrainedRun
 
 MODEL, INT8, SCRIPT = ONNX_FILES
@@ -184,18 +183,19 @@ def _add_average(outputs: Sequence[NodeOutput], task: Task, graph: GraphBuilder)
     require_equal_shapes([output.shape for output in outputs])
     names = [output.name for output in outputs]
     if task == "regression":
-        return NodeOutput(graph.add_node("Mean", names), outputs[0].shape)
-    if task == "multi_label":
+        name = graph.add_node("Mean", names)
+    elif task == "multi_label":
         # With p = sigmoid(x), log p = -softplus(-x) and log(1 - p) = -softplus(x). The logit of the
         # mean of p is log(sum p) - log(sum(1 - p)), in which the number of members cancels.
         negated = [graph.add_node("Neg", [name]) for name in names]
         logs_of_p = [_add_negative_softplus(name, graph) for name in negated]
         logs_of_not_p = [_add_negative_softplus(name, graph) for name in names]
         terms = [_add_log_of_sum(logs, graph) for logs in (logs_of_p, logs_of_not_p)]
-        return NodeOutput(graph.add_node("Sub", terms), outputs[0].shape)
-    logs = [graph.add_node("LogSoftmax", [name], axis=-1) for name in names]
-    log_count = graph.add_scalar(math.log(len(logs)))
-    name = graph.add_node("Sub", [_add_log_of_sum(logs, graph), log_count])
+        name = graph.add_node("Sub", terms)
+    else:
+        logs = [graph.add_node("LogSoftmax", [name], axis=-1) for name in names]
+        log_count = graph.add_scalar(math.log(len(logs)))
+        name = graph.add_node("Sub", [_add_log_of_sum(logs, graph), log_count])
     return NodeOutput(name, outputs[0].shape)
 
 

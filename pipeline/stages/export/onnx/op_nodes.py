@@ -63,14 +63,8 @@ def _add_op(op: MapOp, images: Images, graph: GraphBuilder) -> Images | None:
             height, width, channels = images.value.shape
             top = (height - op.size[0]) // 2
             left = (width - op.size[1]) // 2
-            starts = [top, left]
-            ends = [top + op.size[0], left + op.size[1]]
-            axes = [1, 2]
-            operands = [
-                graph.add_constant("bound", np.array(numbers, np.int64))
-                for numbers in (starts, ends, axes)
-            ]
-            name = graph.add_node("Slice", [images.value.name, *operands])
+            ends = (top + op.size[0], left + op.size[1])
+            name = graph.add_slice(images.value.name, ((top, left), ends, (1, 2)))
             return Images(NodeOutput(name, (*op.size, channels)), images.dtype)
         case Resize(interpolation="linear" | "nearest"):
             return _add_resize(op, images, graph)

@@ -23,8 +23,7 @@ from pipeline.data.table import FittedTable, TableFormat
 from pipeline.data.targets import Targets, Task
 from pipeline.data.transform import compute_column_specs
 from pipeline.stages.build import build_network
-from pipeline.stages.export.ensemble import make_ensemble
-from pipeline.stages.export.prediction import make_predict
+from pipeline.stages.export.prediction import make_ensemble, make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun
 from pipeline.training.step import get_image_shape
 from tests.command_line import export, infer

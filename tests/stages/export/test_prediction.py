@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError
 from pipeline.data.targets import Targets
-from pipeline.stages.export.ensemble import (
+from pipeline.stages.export.prediction import (
     average_outputs,
     make_ensemble,
+    make_predict,
     read_network,
     select_weights,
 )
-from pipeline.stages.export.prediction import make_predict
 from tests.conftest import MLP, compose_tiny
 from tests.models.build import QUICK
 from tests.stages.export.ensembles import make_run
