@@ -51,9 +51,6 @@ class TarShard:
     labels: Mapping[str, int]
     """The label of each class, by the name of the class."""
 
-    def __len__(self) -> int:
-        return len(self.spans)
-
     def read_example(self, record: int) -> Mapping[str, Feature]:
         """Return the features of a sample, by name. Labels and JSON are read now, other members on
         access. Raises OSError, and ValueError if the sample is damaged."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.records.tfrecord_file import RecordSpans, scan_records
+from pipeline.data.records.tfrecord_file import read_record, scan_records
 
 _SCHEMA = """
 name: "pipeline/tf_example.proto" package: "pipeline" syntax: "proto3"
@@ -48,26 +48,30 @@ Visit = Callable[[int, Mapping[str, Feature]], None]
 
 
 @dataclass(frozen=True)
-class TFRecordFile(RecordSpans):
-    """A TFRecord file of Examples."""
+class TFRecordFile:
+    """A TFRecord file of Examples, which are read one by one."""
+
+    path: Path
+    spans: np.ndarray
+    """Position and length in bytes of each record, int64 (records, 2)."""
 
     def read_example(self, record: int) -> Mapping[str, Feature]:
-        return parse_example(self.read(record))
+        """Return the features of an Example by name. Raises OSError, and ValueError for damage."""
+        start, length = self.spans[record].tolist()
+        return parse_example(read_record(self.path, record, start, length))
 
 
 def index_tfrecord(path: Path, visit: Visit) -> TFRecordFile:
     """Call `visit` for each record, and return the indexed file. Raises OSError and ValueError."""
-    starts = []
-    lengths = []
+    spans = []
     for record, (start, content) in enumerate(scan_records(path)):
         try:
             features = parse_example(content)
         except ValueError as error:
             raise ValueError(f"record {record}: {error}") from error
         visit(record, features)
-        starts.append(start)
-        lengths.append(len(content))
-    return TFRecordFile(path, np.array(starts, np.int64), np.array(lengths, np.int64))
+        spans.append((start, len(content)))
+    return TFRecordFile(path, np.array(spans, np.int64))
 
 
 def parse_example(content: bytes) -> Mapping[str, Feature]:

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from pipeline.core.errors import DataError
 
@@ -25,28 +22,14 @@ _GZIP = b"\x1f\x8b"
 """First bytes of a gzip file."""
 
 
-@dataclass(frozen=True)
-class RecordSpans:
-    """The positions of a file's records, for reading one record at a time."""
-
-    path: Path
-    starts: np.ndarray
-    """Position of the first byte of each record, int64 (records,)."""
-    lengths: np.ndarray
-    """Length of each record in bytes, int64 (records,)."""
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def read(self, record: int) -> bytes:
-        """Return the bytes of a record. Raises OSError, and ValueError if the file has changed."""
-        length = int(self.lengths[record])
-        with self.path.open("rb") as file:
-            file.seek(int(self.starts[record]))
-            content = file.read(length)
-            checksum = file.read(_CHECKSUM.size)
-        _require_intact(record, content, length, checksum)
-        return content
+def read_record(path: Path, record: int, start: int, length: int) -> bytes:
+    """Return the bytes of a record from its position and length. Raises OSError, and ValueError if
+    the file has changed."""
+    with path.open("rb") as file:
+        file.seek(start)
+        content = file.read(length)
+        _require_intact(record, content, length, file.read(_CHECKSUM.size))
+    return content
 
 
 def scan_records(path: Path) -> Iterator[tuple[int, bytes]]:
