@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.files.strict_json import format_json
+from pipeline.data.text.tokenizer_child import DECODE, ENCODE, ENCODE_SPECIAL
 from pipeline.data.text.tokenizer_process import TokenizerProcess
 
 UNKNOWN = -1
@@ -186,10 +187,12 @@ class LibraryTokenizer(Tokenizer):
             raise ValueError("has no tokens")
 
     def encode(self, text: str) -> np.ndarray:
-        return self._process.encode(text, special_tokens=self.special_tokens)
+        kind = ENCODE_SPECIAL if self.special_tokens else ENCODE
+        return np.frombuffer(self._process.compute(kind, text.encode(), "a text"), np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        return self._process.decode(np.fromiter(tokens, np.int32))
+        content = np.fromiter(tokens, np.int32).tobytes()
+        return self._process.compute(DECODE, content, "tokens").decode()
 
     def to_bytes(self) -> bytes:
         return self.content

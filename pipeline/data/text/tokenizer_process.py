@@ -10,15 +10,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from pipeline.core.host.limited_process import (
     ChildLimitError,
     ChildLimits,
     LibraryError,
     LimitedProcess,
 )
-from pipeline.data.text.tokenizer_child import DECODE, ENCODE, ENCODE_SPECIAL, FILE
+from pipeline.data.text.tokenizer_child import FILE
 
 _BASE_MEMORY_BYTES = 2**30
 """Bytes of address space for a process that hasn't read anything, and the library."""
@@ -48,17 +46,7 @@ class TokenizerProcess:
         except LibraryError as error:
             raise ValueError(f"isn't a tokenizer.json: {error}") from error
 
-    def encode(self, text: str, *, special_tokens: bool) -> np.ndarray:
-        """Return the tokens of a text, int32 (n,). Raises ValueError as the class describes."""
-        content = text.encode()
-        kind = ENCODE_SPECIAL if special_tokens else ENCODE
-        return np.frombuffer(self._compute(kind, content, "a text"), np.int32)
-
-    def decode(self, tokens: np.ndarray) -> str:
-        """Return the text of tokens without special tokens. Raises ValueError as `encode` does."""
-        return self._compute(DECODE, tokens.astype(np.int32).tobytes(), "tokens").decode()
-
-    def _compute(self, kind: bytes, content: bytes, description: str) -> bytes:
+    def compute(self, kind: bytes, content: bytes, description: str) -> bytes:
         """Return the answer to a request. Raises ValueError, with a description of the content,
         if the library fails or exceeds the limits."""
         try:
