@@ -237,33 +237,20 @@ def _permute_digits(
 ) -> np.ndarray:
     """Permute numbers below high * low, int (n,), by a round for each key. Returns int64 (n,)."""
     # The digits of a number: number = left * low + right.
-    left = numbers.astype(np.uint32) // np.uint32(low)
-    right = numbers.astype(np.uint32) - left * np.uint32(low)
+    left, right = np.divmod(numbers.astype(np.uint32), np.uint32(low))
     radices = high, low
-    mixed = np.empty_like(left)
-    buffer = np.empty_like(left)
-    products = np.empty(left.shape, np.uint64)
     for first, second in keys:
-        np.bitwise_xor(right, first, out=mixed)
-        np.add(mixed, second, out=mixed)
-        _mix_hash(mixed, buffer)
+        mixed = _mix_hash((right ^ first) + second)
         # Scale the 32-bit hash to 0..radix - 1. A remainder would take three times as long.
-        np.multiply(mixed, np.uint64(radices[0]), out=products)
-        np.right_shift(products, np.uint64(32), out=products)
-        mixed[:] = products
-        np.add(left, mixed, out=left)
+        shifted = left + (mixed * np.uint64(radices[0]) >> np.uint64(32)).astype(np.uint32)
         # Reduce the sum modulo the radix. If it is below the radix, sum - radix wraps to more.
-        np.subtract(left, np.uint32(radices[0]), out=buffer)
-        np.minimum(left, buffer, out=left)
-        left, right = right, left
+        left, right = right, np.minimum(shifted, shifted - np.uint32(radices[0]))
         radices = radices[::-1]
     return left.astype(np.int64) * low + right
 
 
-def _mix_hash(values: np.ndarray, buffer: np.ndarray) -> None:
-    """Apply the finaliser of MurmurHash3 to uint32 values, in place; `buffer` is overwritten."""
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, None)):
-        np.right_shift(values, np.uint32(shift), out=buffer)
-        np.bitwise_xor(values, buffer, out=values)
-        if factor is not None:
-            np.multiply(values, np.uint32(factor), out=values)
+def _mix_hash(values: np.ndarray) -> np.ndarray:
+    """Return the finaliser of MurmurHash3 of uint32 values."""
+    values = (values ^ (values >> 16)) * np.uint32(0x85EBCA6B)
+    values = (values ^ (values >> 13)) * np.uint32(0xC2B2AE35)
+    return values ^ (values >> 16)
