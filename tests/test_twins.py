@@ -211,10 +211,6 @@ COVERED = {
     "pipeline.data.tables.parquet_child": ("hostile/test_parquet_files.py", "files good and bad"),
     "pipeline.data.tables.read_parquet": ("hostile/test_parquet_files.py", "files good and bad"),
     "pipeline.data.text.tokenizer_child": ("hostile/test_tokenizer_files.py", "files good and bad"),
-    "pipeline.data.text.tokenizer_process": (
-        "data/text/test_tokenizer.py",
-        "every tokenizer of a file",
-    ),
     # The loop.
     "pipeline.engine.batches": ("engine/test_sink.py", "batches of custom loops"),
     "pipeline.engine.callbacks.callback": ("engine/test_callback_calls.py", "calls of every hook"),
