@@ -189,12 +189,6 @@ class BucketedOrder(SampleOrder):
     """The bucket of each sample, int32 (samples,)."""
 
     def __post_init__(self) -> None:
-        if len(self.buckets) != self.samples:
-            raise ValueError(
-                f"{len(self.buckets)} buckets for {self.samples} samples; must have one for each"
-            )
-        if self.num_shards > 1:
-            raise ValueError("shards of a bucketed split would differ in their number of batches")
         if self.batches_per_repetition == 0:
             max_size = int(np.bincount(self.buckets).max())
             raise ValueError(

@@ -190,29 +190,23 @@ def parse_labels(
     numbers = np.stack([_parse_numbers(name, values) for name, values in columns.items()], axis=1)
     if task == "multi_label":
         for name, values in zip(names, numbers.T, strict=True):
-            if not np.isin(values, (0, 1)).all():
-                first_other = values[~np.isin(values, (0, 1))][0]
+            others = values[~np.isin(values, (0, 1))]
+            if others.size:
                 raise ValueError(
-                    f"{show_name(name)} has the value {first_other:g}; multi_label needs 0 or 1"
+                    f"{show_name(name)} has the value {others[0]:g}; multi_label needs 0 or 1"
                 )
     return LabelColumns(task, names, numbers)
 
 
 def _infer_task(columns: Mapping[str, Sequence[str]]) -> Task:
     """Infer the task from the values, as `parse_labels` describes."""
-    numbers: list[np.ndarray | None] = []
-    for values in columns.values():
-        try:
-            numbers.append(np.fromiter(map(float, values), np.float64, len(values)))
-        except ValueError:
-            numbers.append(None)
-    if len(numbers) > 1:
-        are_flags = [column is not None and np.isin(column, (0, 1)).all() for column in numbers]
-        return "multi_label" if all(are_flags) else "regression"
-    column = numbers[0]
-    if column is None or (column == np.rint(column)).all():
-        return "classification"
-    return "regression"
+    try:
+        numbers = np.array([[float(value) for value in values] for values in columns.values()])
+    except ValueError:
+        return "classification" if len(columns) == 1 else "regression"
+    if len(columns) == 1:
+        return "classification" if (numbers == np.rint(numbers)).all() else "regression"
+    return "multi_label" if np.isin(numbers, (0, 1)).all() else "regression"
 
 
 def _parse_classes(values: Sequence[str]) -> LabelColumns:

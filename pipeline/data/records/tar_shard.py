@@ -54,11 +54,8 @@ class TarShard:
     def read_example(self, record: int) -> Mapping[str, Feature]:
         """Return the features of a sample, by name. Labels and JSON are read now, other members on
         access. Raises OSError, and ValueError if the sample is damaged."""
-        spans = {}
-        for extension, span in zip(self.extensions, self.spans[record].tolist(), strict=True):
-            start, size_bytes = span
-            if start >= 0:
-                spans[extension] = (start, size_bytes)
+        members = zip(self.extensions, self.spans[record].tolist(), strict=True)
+        spans = {name: (start, size_bytes) for name, (start, size_bytes) in members if start >= 0}
         return _make_features(self.path, spans, self.labels)
 
 

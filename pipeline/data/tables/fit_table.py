@@ -23,8 +23,6 @@ from pipeline.data.tables.raw_table import (
     Numbers,
     RawTable,
     Texts,
-    describe_missing_column,
-    require_numbers,
 )
 from pipeline.data.tables.read_parquet import read_parquet
 from pipeline.data.tables.table_targets import require_one_type
@@ -91,7 +89,7 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
     days: dict[str, np.ndarray] = {}
     for position, column in enumerate(table.numeric):
         if column.date is None:
-            values = require_numbers(column.name, raw.get_column(column.name), raw.locate).values
+            values = raw.get_numbers(column.name)
         else:
             if column.name not in days:
                 days[column.name] = _parse_date_column(raw, column.name, column.date.format)
@@ -128,9 +126,6 @@ def read_encoded_rows(path: Path, table: FittedTable) -> np.ndarray:
     kinds = table.kinds
     raw = read_table(path, table.format, lambda name: kinds.get(name, "ignore"))
     with name_file(path):
-        for name in kinds:
-            if name not in raw.columns:
-                raise ValueError(describe_missing_column(name, raw.names))
         if not raw.rows:
             raise ValueError("has no rows")
         return encode_rows(table, raw)
@@ -169,7 +164,7 @@ def _fit_column(
         require_one_type(name, column, raw)
     if kind == "category" or (kind == "auto" and isinstance(column, Texts)):
         return _fit_category(name, to_texts(column), rows, options)
-    return _fit_numbers(name, require_numbers(name, column, raw.locate).values[rows], options)
+    return _fit_numbers(name, raw.get_numbers(name)[rows], options)
 
 
 def _fit_numbers(

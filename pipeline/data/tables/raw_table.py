@@ -60,6 +60,22 @@ class RawTable:
             raise ValueError(describe_missing_column(name, self.names))
         return self.columns[name]
 
+    def get_numbers(self, name: str) -> np.ndarray:
+        """Return the numbers of a column, float64 (rows,). Raises ValueError if it is missing, and
+        with the first row that isn't a number."""
+        column = self.get_column(name)
+        if isinstance(column, Numbers):
+            return column.values
+        _, first_rows = np.unique(column.codes, return_index=True)  # the first row of each text
+        for row in np.sort(first_rows).tolist():
+            code = column.codes[row]
+            if code >= 0 and not is_number(column.texts[code]):
+                raise ValueError(
+                    f"{self.locate(row)}: {show_name(name)} = {column.texts[code]!r:.60}: must be "
+                    "a number"
+                )
+        raise ValueError(f"{show_name(name)}: must be numbers")
+
 
 def describe_missing_column(name: str, names: Iterable[str]) -> str:
     """Return a message for a missing column, with the nearest name."""
@@ -87,23 +103,6 @@ def require_finite(name: str, values: np.ndarray, locate: Callable[[int], str]) 
             f"{locate(row)}: {show_name(name)} = {values[row]:g}: must be a number of at most "
             f"{MAX_FLOAT:.4g}, the largest of float32, or missing"
         )
-
-
-def require_numbers(name: str, column: Numbers | Texts, locate: Callable[[int], str]) -> Numbers:
-    """Return a column of numbers. Raises ValueError with the first row that isn't a number."""
-    if isinstance(column, Numbers):
-        return column
-    _, first_rows = np.unique(column.codes, return_index=True)  # the first row of each text
-    for row in np.sort(first_rows):
-        code = column.codes[row]
-        if code < 0:
-            continue
-        text = column.texts[code]
-        if not is_number(text):
-            raise ValueError(
-                f"{locate(int(row))}: {show_name(name)} = {text!r:.60}: must be a number"
-            )
-    raise ValueError(f"{show_name(name)}: must be numbers")
 
 
 def is_number(text: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.core.files.error_text import show_name
-from pipeline.data.tables.raw_table import Numbers, RawTable, Texts, is_number, require_numbers
+from pipeline.data.tables.raw_table import Numbers, RawTable, Texts, is_number
 from pipeline.data.targets import Targets, Task
 
 FEW_CLASSES = 20
@@ -25,8 +25,8 @@ def infer_task(table: RawTable, names: Sequence[str]) -> Task:
     if len(names) > 1:
         if all(_parse_flags(column) is not None for column in columns):
             return "multi_label"
-        for name, column in zip(names, columns, strict=True):
-            require_numbers(name, column, table.locate)
+        for name in names:
+            table.get_numbers(name)
         return "regression"
     column = columns[0]
     if isinstance(column, Texts):
@@ -123,9 +123,9 @@ def _read_classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndar
 
 def _read_numbers(table: RawTable, name: str) -> np.ndarray:
     """Return the number of each row, float64. Raises ValueError for other or missing values."""
-    column = require_numbers(name, table.get_column(name), table.locate)
-    _require_present(table, name, np.isnan(column.values))
-    return column.values
+    values = table.get_numbers(name)
+    _require_present(table, name, np.isnan(values))
+    return values
 
 
 def _read_flag_labels(table: RawTable, name: str) -> np.ndarray:

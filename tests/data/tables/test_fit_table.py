@@ -21,7 +21,7 @@ from pipeline.data.tables.fit_table import (
     read_encoded_rows,
     read_table,
 )
-from pipeline.data.tables.raw_table import KindOf, Texts, require_numbers
+from pipeline.data.tables.raw_table import KindOf, RawTable, Texts
 from tests.conftest import ROOT
 
 FORM = TableFormat(missing_values=("",))
@@ -211,4 +211,4 @@ def test_column_without_any_value_is_no_column_of_numbers() -> None:
     """All rows are missing, so there is no text that could be named."""
     column = Texts(np.full(3, -1, np.int32), ())
     with pytest.raises(ValueError, match=r"^age: must be numbers$"):
-        require_numbers("age", column, lambda row: f"row {row}")
+        RawTable({"age": column}, ("age",), 3, str).get_numbers("age")
