@@ -8,7 +8,6 @@ engine uses the types there without importing pydantic.
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -21,7 +20,7 @@ def parse_host_state(data: Any) -> HostState:
     """Make a host state of the JSON in a checkpoint. Raises ValueError with the first wrong key."""
     try:
         tree = json.loads(json.dumps(data), parse_int=_parse_integer)
-        return _make_schema().validate_json(json.dumps(tree), strict=True)
+        return TypeAdapter(HostState).validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key = ".".join(map(str, problem["loc"]))
@@ -33,8 +32,3 @@ def parse_host_state(data: Any) -> HostState:
 def _parse_integer(digits: str) -> int | str:
     """Return an integer. One that is too long stays a text, which validation refuses."""
     return int(digits) if len(digits.lstrip("-")) <= MAX_DIGITS else digits
-
-
-@cache
-def _make_schema() -> TypeAdapter[HostState]:
-    return TypeAdapter(HostState)
