@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.error_text import show_name
-from pipeline.data.targets import Targets, Task, standardise_targets
+from pipeline.data.targets import Targets, Task, make_number_targets
 
 MAX_TABLE_BYTES = 512 * 2**20
 """Size limit of a table: a few million rows."""
@@ -160,12 +160,9 @@ class LabelColumns:
         standardised. Raises ValueError if all training labels of a column are equal."""
         train_labels = self.labels[train]
         eval_labels = self.labels[evaluated]
-        if self.task == "regression":
-            return standardise_targets(train_labels, eval_labels, self.names)
-        if self.task == "multi_label":
-            train_labels = train_labels.astype(np.float32)
-            eval_labels = eval_labels.astype(np.float32)
-        return train_labels, eval_labels, Targets(self.names, self.task)
+        if self.task == "classification":
+            return train_labels, eval_labels, Targets(self.names)
+        return make_number_targets(train_labels, eval_labels, self.names, self.task)
 
 
 def parse_labels(

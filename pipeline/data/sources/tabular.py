@@ -42,7 +42,7 @@ from pipeline.data.tables.table_targets import (
     read_labels,
     require_varied,
 )
-from pipeline.data.targets import Targets, Task, standardise_targets
+from pipeline.data.targets import Targets, Task, make_number_targets
 
 _SHIPPED = Path(__file__).parent
 ShippedTable = Literal["breast_cancer", "diabetes", "wine"]
@@ -167,14 +167,12 @@ class TableDataset(DatasetSpec):
         if self.eval_path is not None:
             eval_inputs, eval_labels = self._read_eval(self.eval_path, table, targets)
         with name_file(self.file, SIZED_BY_FILE):
-            if targets.task == "regression":
-                train_labels, eval_labels, targets = standardise_targets(
-                    train_labels, eval_labels, self.target
-                )
-            elif targets.task == "multi_label":
+            if targets.task == "multi_label":
                 require_varied(train_labels)
-                train_labels = train_labels.astype(np.float32)
-                eval_labels = eval_labels.astype(np.float32)
+            if targets.task != "classification":
+                train_labels, eval_labels, targets = make_number_targets(
+                    train_labels, eval_labels, self.target, targets.task
+                )
         return RawData(
             train=Split({"image": rows[train_rows], "label": train_labels}),
             eval=Split({"image": eval_inputs, "label": eval_labels}),
