@@ -26,13 +26,14 @@ from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec, LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.held_out import split_rows
-from pipeline.data.table import Delimiter, Encoding, FittedTable, Kind, TableFormat
+from pipeline.data.table import Delimiter, Encoding, Kind, TableFormat
 from pipeline.data.tables.dates import format_example_date
 from pipeline.data.tables.fit_table import (
     FitOptions,
     describe_columns,
     encode_rows,
     fit_table,
+    read_encoded_rows,
     read_table,
 )
 from pipeline.data.tables.raw_table import RawTable, describe_missing_column
@@ -165,7 +166,9 @@ class TableDataset(DatasetSpec):
         eval_inputs = rows[eval_rows]
         eval_labels = labels[eval_rows]
         if self.eval_path is not None:
-            eval_inputs, eval_labels = self._read_eval(self.eval_path, table, targets)
+            eval_inputs, raw = read_encoded_rows(self.eval_path, table, self.target)
+            with name_file(self.eval_path, SIZED_BY_FILE):
+                eval_labels = read_labels(raw, targets, self.target)
         with name_file(self.file, SIZED_BY_FILE):
             if targets.task == "multi_label":
                 require_varied(train_labels)
@@ -245,19 +248,6 @@ class TableDataset(DatasetSpec):
                 "least one"
             )
         return train, evaluated
-
-    def _read_eval(
-        self, path: Path, table: FittedTable, targets: Targets
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the encoded rows and the labels of the second file."""
-        kinds: dict[str, Kind] = {**table.kinds, **dict.fromkeys(self.target, "auto")}
-        raw = read_table(path, self.form, lambda name: kinds.get(name, "ignore"))
-        with name_file(path, SIZED_BY_FILE):
-            if not raw.rows:
-                raise ValueError("has no rows")
-            rows = encode_rows(table, raw)
-            labels = read_labels(raw, targets, self.target)
-        return rows, labels
 
 
 @component("dataset")

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.core.files.error_text import show_name
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
-from pipeline.data.table import DateColumn, FittedTable, TableColumn, TableFormat
+from pipeline.data.table import DateColumn, FittedTable, Kind, TableColumn, TableFormat
 from pipeline.data.tables.dates import (
     compute_part_values,
     find_date_formats,
@@ -120,15 +120,17 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
     return encoded
 
 
-def read_encoded_rows(path: Path, table: FittedTable) -> np.ndarray:
-    """Read the columns of a table from another file, and return its encoded rows, float32 (rows,
-    width). Raises DataError with the file and the problem."""
-    kinds = table.kinds
+def read_encoded_rows(
+    path: Path, table: FittedTable, targets: Sequence[str] = ()
+) -> tuple[np.ndarray, RawTable]:
+    """Read the columns of a table, and of targets, from another file. Return its encoded rows,
+    float32 (rows, width), and its columns. Raises DataError with the file and the problem."""
+    kinds: dict[str, Kind] = {**table.kinds, **dict.fromkeys(targets, "auto")}
     raw = read_table(path, table.format, lambda name: kinds.get(name, "ignore"))
-    with name_file(path):
+    with name_file(path, SIZED_BY_FILE):
         if not raw.rows:
             raise ValueError("has no rows")
-        return encode_rows(table, raw)
+        return encode_rows(table, raw), raw
 
 
 def to_texts(column: Numbers | Texts) -> Texts:
