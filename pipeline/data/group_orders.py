@@ -152,8 +152,8 @@ class FileShardedOrder(InterleavedOrder):
         """The order of each group of files. Only its samples are used, not its batches."""
         settings = {f.name: getattr(self, f.name) for f in fields(InterleavedOrder)}
         settings |= {"num_shards": self.file_shards, "batch_size": 1}
-        first_part = InterleavedOrder(**{**settings, "shard_id": 0})
-        return tuple(replace(first_part, shard_id=number) for number in range(self.file_shards))
+        numbers = range(self.file_shards)
+        return tuple(InterleavedOrder(**{**settings, "shard_id": number}) for number in numbers)
 
 
 def interleave(sizes: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -41,7 +41,6 @@ from pipeline.data.tables.table_targets import (
     infer_task,
     list_target_classes,
     read_labels,
-    require_varied,
 )
 from pipeline.data.targets import Targets, Task, make_number_targets
 
@@ -170,8 +169,10 @@ class TableDataset(DatasetSpec):
             with name_file(self.eval_path, SIZED_BY_FILE):
                 eval_labels = read_labels(raw, targets, self.target)
         with name_file(self.file, SIZED_BY_FILE):
-            if targets.task == "multi_label":
-                require_varied(train_labels)
+            if targets.task == "multi_label" and (train_labels == train_labels[:1]).all():
+                raise ValueError(
+                    "the labels are the same in all rows; nothing can be learned from them"
+                )
             if targets.task != "classification":
                 train_labels, eval_labels, targets = make_number_targets(
                     train_labels, eval_labels, self.target, targets.task

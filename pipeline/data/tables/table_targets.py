@@ -92,12 +92,6 @@ def read_labels(table: RawTable, targets: Targets, columns: Sequence[str]) -> np
     return np.stack([read_column(table, name) for name in columns], axis=1)
 
 
-def require_varied(labels: np.ndarray) -> None:
-    """Raise ValueError if labels (rows, K) of 0 and 1 are the same in all rows."""
-    if len(labels) and (labels == labels[0]).all():
-        raise ValueError("the labels are the same in all rows; nothing can be learned from them")
-
-
 def _read_classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
     """Return the class of each row, int32. Raises ValueError for a missing or unknown class."""
     column = table.get_column(name)
