@@ -200,10 +200,6 @@ COVERED = {
         "data/sources/test_example_files.py",
         "images of examples",
     ),
-    "pipeline.data.records.tf_example": (
-        "data/sources/test_example_files.py",
-        "examples of TensorFlow",
-    ),
     "pipeline.data.sources.image_columns": (
         "data/sources/test_image_folder.py",
         "columns of folders",

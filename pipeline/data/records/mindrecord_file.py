@@ -29,7 +29,7 @@ from pydantic_core import from_json
 from pipeline.core.errors import limit_problems
 from pipeline.core.files.error_text import describe_problems, show_name
 from pipeline.core.registry import Seq
-from pipeline.data.records.tf_example import Feature, Visit
+from pipeline.data.records.tfrecord_file import Feature, Visit
 
 VERSION = "3.0"
 """The version of the format that is read."""

@@ -22,7 +22,7 @@ from pydantic_core import from_json
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import parse_npy
 from pipeline.data.image_file import SUFFIXES
-from pipeline.data.records.tf_example import Feature, Visit
+from pipeline.data.records.tfrecord_file import Feature, Visit
 
 MAX_MEMBER_BYTES = 2**26
 """Most bytes of a member that are read."""

@@ -23,7 +23,7 @@ from pipeline.data.held_out import Share, hold_out
 from pipeline.data.records.example_images import Examples, ExampleSettings, IndexFile, read_examples
 from pipeline.data.records.mindrecord_file import index_mindrecord
 from pipeline.data.records.tar_shard import index_tar
-from pipeline.data.records.tf_example import index_tfrecord
+from pipeline.data.records.tfrecord_file import index_tfrecord
 from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize, require_within
 from pipeline.data.targets import Targets, make_number_targets
 
