@@ -20,7 +20,7 @@ from pipeline.data.tables.dates import (
 )
 from pipeline.data.tables.raw_table import (
     KindOf,
-    Numbers,
+    RawColumn,
     RawTable,
     Texts,
 )
@@ -133,12 +133,12 @@ def read_encoded_rows(
         return encode_rows(table, raw), raw
 
 
-def to_texts(column: Numbers | Texts) -> Texts:
+def to_texts(column: RawColumn) -> Texts:
     """Convert a column to texts. Categories in a Parquet file may be numbers."""
     if isinstance(column, Texts):
         return column
-    values, codes = np.unique(column.values, return_inverse=True)
-    codes = np.where(np.isnan(column.values), -1, codes).astype(np.int32)
+    values, codes = np.unique(column, return_inverse=True)
+    codes = np.where(np.isnan(column), -1, codes).astype(np.int32)
     return Texts(codes, tuple(f"{value:.15g}" for value in values))
 
 
@@ -264,7 +264,7 @@ def describe_columns(
 
 
 def _describe_column(
-    values: Numbers | Texts, rows: np.ndarray, column: TableColumn, is_inferred: bool
+    values: RawColumn, rows: np.ndarray, column: TableColumn, is_inferred: bool
 ) -> Iterator[str]:
     """Yield notes on too many categories, and for an inferred kind on row numbers and dates."""
     name = show_name(column.name)
@@ -273,7 +273,7 @@ def _describe_column(
             "every value differs, as a row's number does; leave it out by "
             f"dataset.ignored=[{name}] if it is one"
         )
-    if column.kind == "numeric" or isinstance(values, Numbers):
+    if column.kind == "numeric" or isinstance(values, np.ndarray):
         return
     counts = values.count_rows(rows)
     num_categories = np.count_nonzero(counts)
@@ -294,14 +294,13 @@ def _describe_column(
         )
 
 
-def _has_row_numbers(values: Numbers | Texts) -> bool:
+def _has_row_numbers(values: RawColumn) -> bool:
     """Return whether all values differ, and are texts or consecutive whole numbers."""
     if isinstance(values, Texts):
         return len(values.texts) == len(values.codes) >= FEWEST_ROWS
-    numbers = values.values
-    if len(numbers) < FEWEST_ROWS or np.isnan(numbers).any():
+    if len(values) < FEWEST_ROWS or np.isnan(values).any():
         return False
-    if numbers.max() - numbers.min() != len(numbers) - 1:
+    if values.max() - values.min() != len(values) - 1:
         return False
-    ordered = np.sort(numbers)
+    ordered = np.sort(values)
     return bool((np.diff(ordered) == 1).all() and ordered[0] == np.rint(ordered[0]))

@@ -19,13 +19,6 @@ KindOf = Callable[[str], Kind]
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """A column of numbers: float64 (rows,), NaN for a missing number."""
-
-    values: np.ndarray
-
-
-@dataclass(frozen=True)
 class Texts:
     """A column of texts."""
 
@@ -40,11 +33,15 @@ class Texts:
         return np.bincount(codes[codes >= 0], minlength=len(self.texts))
 
 
+RawColumn = np.ndarray | Texts
+"""Numbers, float64 (rows,), NaN for a missing number; or texts."""
+
+
 @dataclass(frozen=True)
 class RawTable:
     """The columns that were read from a file."""
 
-    columns: Mapping[str, Numbers | Texts]
+    columns: Mapping[str, RawColumn]
     """The columns by name, without those that are ignored."""
     names: tuple[str, ...]
     """The names of all columns of the file."""
@@ -54,7 +51,7 @@ class RawTable:
     """Function that returns the place of a row in the file, such as "line 2". The first row is 0.
     """
 
-    def get_column(self, name: str) -> Numbers | Texts:
+    def get_column(self, name: str) -> RawColumn:
         """Return a column. Raises ValueError with the nearest name if it is missing."""
         if name not in self.columns:
             raise ValueError(describe_missing_column(name, self.names))
@@ -64,8 +61,8 @@ class RawTable:
         """Return the numbers of a column, float64 (rows,). Raises ValueError if it is missing, and
         with the first row that isn't a number."""
         column = self.get_column(name)
-        if isinstance(column, Numbers):
-            return column.values
+        if isinstance(column, np.ndarray):
+            return column
         _, first_rows = np.unique(column.codes, return_index=True)  # the first row of each text
         for row in np.sort(first_rows).tolist():
             code = column.codes[row]
