@@ -21,15 +21,6 @@ MAX_TABLE_BYTES = 512 * 2**20
 """Size limit of a table: a few million rows."""
 
 
-@dataclass(frozen=True)
-class ImageTable:
-    """The rows of a table: image files, and the texts of each label column."""
-
-    paths: Sequence[str]
-    labels: Mapping[str, Sequence[str]]
-    """The text of each row, by column."""
-
-
 def read_image_table(
     file: Path,
     folder: Path,
@@ -37,8 +28,9 @@ def read_image_table(
     label_columns: Sequence[str],
     *,
     follow_links: bool,
-) -> ImageTable:
+) -> tuple[list[str], dict[str, list[str]]]:
     """Read a CSV file whose first row names its columns, and whose paths are relative to `folder`.
+    Return the image file of each row, and the texts of the rows by label column.
 
     Without `path_column` the first column has the paths; without `label_columns` all other columns
     are labels. `follow_links` permits links that lead out of the folder. Raises OSError if the file
@@ -70,8 +62,7 @@ def read_image_table(
                 f"row {missing[0]}; every image needs a label"
             )
     image_names = {number: row[path_index] for number, row in rows.items()}
-    paths = _resolve_paths(image_names, folder, follow_links=follow_links)
-    return ImageTable(paths, labels)
+    return _resolve_paths(image_names, folder, follow_links=follow_links), labels
 
 
 def _read_rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:

@@ -20,7 +20,7 @@ from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.image_file import KINDS, SUFFIXES
-from pipeline.data.image_table import ImageTable, parse_labels, read_image_table
+from pipeline.data.image_table import parse_labels, read_image_table
 from pipeline.data.selections import Readable
 from pipeline.data.sources.image_columns import make_image_columns
 from pipeline.data.targets import Targets, Task
@@ -128,19 +128,18 @@ class ImageFolder(LocalDatasetSpec):
 
     def _read_tables(self, labels_csv: Path) -> RawData:
         """Read the images and labels of one table, whose rows are split, or of two tables."""
-        tables = [self._read_table(labels_csv)]
+        paths, columns = self._read_table(labels_csv)
+        count = len(paths)
         if self.eval_csv is not None:
-            tables.append(self._read_table(self.eval_csv))
-            if list(tables[0].labels) != list(tables[1].labels):
+            eval_paths, eval_columns = self._read_table(self.eval_csv)
+            if list(columns) != list(eval_columns):
                 raise DataError(
                     f"{labels_csv} and {self.eval_csv} must have the same columns to predict, not "
-                    f"{', '.join(tables[0].labels)} and {', '.join(tables[1].labels)}"
+                    f"{', '.join(columns)} and {', '.join(eval_columns)}"
                 )
-        paths = [path for table in tables for path in table.paths]
-        columns = {
-            name: [value for table in tables for value in table.labels[name]]
-            for name in tables[0].labels
-        }
+            paths += eval_paths
+            for name, values in eval_columns.items():
+                columns[name] += values
         with name_file(labels_csv):
             parsed = parse_labels(columns, self.task)
             if self.split is not None:
@@ -148,7 +147,6 @@ class ImageFolder(LocalDatasetSpec):
                     parsed.groups, parsed.names, self.split, self.split_seed
                 )
             else:
-                count = len(tables[0].paths)
                 train_rows = np.arange(count)
                 eval_rows = np.arange(count, len(paths))
             train_labels, eval_labels, targets = parsed.split_labels(train_rows, eval_rows)
@@ -159,8 +157,8 @@ class ImageFolder(LocalDatasetSpec):
         split_paths = [[paths[row] for row in rows] for rows in (train_rows, eval_rows)]
         return self._make_data(split_paths, (train_labels, eval_labels), targets)
 
-    def _read_table(self, file: Path) -> ImageTable:
-        """Read a table of images. Raises DataError with the file if it isn't valid."""
+    def _read_table(self, file: Path) -> tuple[list[str], dict[str, list[str]]]:
+        """Read a table as `read_image_table` does. Raises DataError with the file."""
         with name_file(file):
             return read_image_table(
                 file,
