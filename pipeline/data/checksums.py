@@ -6,7 +6,7 @@ They aren't stored: size and times don't reveal all changes between processes. C
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -40,8 +40,10 @@ def format_checksums(folder: Path, names: Iterable[str]) -> str:
     return "".join(f"{compute_checksum(folder / name)}  {name}\n" for name in names)
 
 
-def has_recorded_sums(folder: Path, names: Iterable[str]) -> bool:
+def has_recorded_sums(folder: Path, names: Collection[str]) -> bool:
     """Return whether a folder has all these files, and a `SUMS` with exactly their checksums."""
+    if not all((folder / name).is_file() for name in names):
+        return False
     try:
         return read_text(folder / SUMS) == format_checksums(folder, names)
     except (OSError, ValueError):
