@@ -178,10 +178,6 @@ COVERED = {
     "pipeline.backends.rates": ("backends/planner/test_rates.py", "rates of both kinds of devices"),
     "pipeline.backends.step_loops": ("backends/test_xla.py", "loops of compiled steps"),
     # What a run keeps, and its recipe.
-    "pipeline.checkpoint.parse_host_state": (
-        "checkpoint/test_host_state.py",
-        "states there and back",
-    ),
     "pipeline.config.compose": ("config/test_checks.py", "all problems of a recipe at once"),
     "pipeline.core.files.error_text": ("config/test_checks.py", "texts of all kinds of problems"),
     "pipeline.core.host.limited_child": (
@@ -200,10 +196,6 @@ COVERED = {
         "data/sources/test_example_files.py",
         "images of examples",
     ),
-    "pipeline.data.records.tf_example": (
-        "data/sources/test_example_files.py",
-        "examples of TensorFlow",
-    ),
     "pipeline.data.sources.image_columns": (
         "data/sources/test_image_folder.py",
         "columns of folders",
@@ -211,10 +203,6 @@ COVERED = {
     "pipeline.data.tables.parquet_child": ("hostile/test_parquet_files.py", "files good and bad"),
     "pipeline.data.tables.read_parquet": ("hostile/test_parquet_files.py", "files good and bad"),
     "pipeline.data.text.tokenizer_child": ("hostile/test_tokenizer_files.py", "files good and bad"),
-    "pipeline.data.text.tokenizer_process": (
-        "data/text/test_tokenizer.py",
-        "every tokenizer of a file",
-    ),
     # The loop.
     "pipeline.engine.batches": ("engine/test_sink.py", "batches of custom loops"),
     "pipeline.engine.callbacks.callback": ("engine/test_callback_calls.py", "calls of every hook"),

@@ -36,7 +36,7 @@ from pipeline.stages.fine_tuning import make_phases
 from pipeline.stages.record.compare_steps import read_arrays
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.runner.context import RunOptions
-from pipeline.training.state import TrainState, merge_params
+from pipeline.training.state import merge_params
 
 PREDICT_BATCH = 64
 """Most samples per call of the network. It is compiled again for every other number of samples, so
@@ -309,7 +309,8 @@ class Trainer:
         return read_arrays(self.run_dir / name)
 
     def _make_snapshot(self) -> TrainedRun:
-        """Return the run as it is now. Raises RunError if there are no parameters yet."""
+        """Return the run as it is now, with copies of its parameters, or of their averages. Raises
+        RunError if there are no parameters yet."""
         view = self._watch.view
         if view is None or view.state is None:
             if self._trained is None:
@@ -318,21 +319,17 @@ class Trainer:
         dataset = self.dataset
         image = dataset.raw_image
         samples = Samples(image.shape, image.dtype, dataset.targets, dataset.table, dataset.text)
-        return TrainedRun(self.recipe, _collect_weights(view.state), int(view.state.step), samples)
+        state = view.state
+        tree = {
+            "params": merge_params(state.params, state.average),
+            "batch_stats": state.batch_stats,
+        }
+        weights = {path: np.array(array) for path, array in flatten_dict(tree, sep="/").items()}
+        return TrainedRun(self.recipe, weights, int(state.step), samples)
 
     @cached_property
     def _predict(self) -> Callable[..., Any]:
         return jax.jit(make_predict(self._make_snapshot()))
-
-
-def _collect_weights(state: TrainState) -> dict[str, np.ndarray]:
-    """Return copies of parameters and batch statistics by path, such as `params/conv_0/kernel`.
-
-    If parameters are averaged, their averages are returned.
-    """
-    params = merge_params(state.params, state.average)
-    weights = {"params": params, "batch_stats": state.batch_stats}
-    return {path: np.array(array) for path, array in flatten_dict(weights, sep="/").items()}
 
 
 class _Watch(Callback):

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def verify_files(folder: Path) -> None:
     Raises DamagedError for the first file that is missing, isn't listed or has changed, and
     RunError as in `make_read_error`.
     """
-    entries = dict(_match_entries(folder))
+    entries = _match_entries(folder)
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
         # Iterating raises the errors, in the order of the manifest.
         for _ in threads.map(_verify_file, entries.keys(), entries.values()):
@@ -83,7 +83,7 @@ def _verify_file(file: Path, entry: Mapping[str, Any]) -> None:
 
 def require_complete(folder: Path) -> None:
     """Verify the names and sizes of files, without reading them. Raises as `verify_files` does."""
-    for file, entry in _match_entries(folder):
+    for file, entry in _match_entries(folder).items():
         try:
             size_bytes = file.stat().st_size
         except OSError as error:
@@ -91,17 +91,17 @@ def require_complete(folder: Path) -> None:
         _compare_sizes(file, size_bytes, entry)
 
 
-def list_described_files(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield all files of a checkpoint, with an entry for each.
+def describe_files(folder: Path) -> dict[Path, Mapping[str, Any]]:
+    """Return the entries of all files of a checkpoint.
 
     Entries of the manifest itself and of late metrics, which it can't list, are computed. Raises
     DamagedError, and RunError as in `make_read_error`.
     """
-    entries = dict(_match_entries(folder))
-    yield from entries.items()
+    entries = _match_entries(folder)
     for file in (folder / LATE_METRICS, folder / MANIFEST):
         if file not in entries and file.is_file():
-            yield file, describe_file(file)
+            entries[file] = describe_file(file)
+    return entries
 
 
 def read_json(file: Path) -> Any:
@@ -115,7 +115,7 @@ def read_json(file: Path) -> Any:
         raise DamagedError(f"{file}: must be JSON: {error}") from error
 
 
-def _match_entries(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
+def _match_entries(folder: Path) -> dict[Path, Mapping[str, Any]]:
     """Return the files that the manifest of a checkpoint lists, with their entries. Raises
     DamagedError if a file is missing or isn't listed, and the errors of `make_read_error`."""
     entries = _read_entries(folder / MANIFEST)
@@ -129,7 +129,7 @@ def _match_entries(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
     for name in files:
         if name not in entries and name != LATE_METRICS:
             raise DamagedError(f"{folder / name}: isn't listed in {MANIFEST}")
-    return [(folder / name, entry) for name, entry in entries.items()]
+    return {folder / name: entry for name, entry in entries.items()}
 
 
 def _compare_sizes(file: Path, size_bytes: int, entry: Mapping[str, Any]) -> None:
@@ -164,11 +164,11 @@ def _list_files(folder: Path) -> dict[str, Path]:
     Raises DamagedError for a link and for a file that isn't regular; OSError if a folder can't be
     listed, which `Path.rglob` would treat as empty.
     """
-    files = {}
 
     def fail(error: OSError) -> None:
         raise error
 
+    files = {}
     paths = [
         Path(parent, name)
         for parent, folder_names, file_names in os.walk(folder, onerror=fail)

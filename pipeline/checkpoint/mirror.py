@@ -30,8 +30,8 @@ from pipeline.checkpoint.manifest import (
     LATE_METRICS,
     DamagedError,
     describe_file,
+    describe_files,
     is_entry,
-    list_described_files,
     require_complete,
 )
 from pipeline.core.errors import DataError, PipelineError, RunError
@@ -189,14 +189,6 @@ class Mirror:
         while self._thread.is_alive() and not isinstance(error, KeyboardInterrupt):
             self._thread.join(0.1)
 
-    def add(self, checkpoint: Path) -> None:
-        """Copy a new checkpoint in the background."""
-        self._wake()
-
-    def remove(self, step: int) -> None:
-        """Remove the copy of a step in the background."""
-        self._wake()
-
     def synchronize(self, checkpoints: Mapping[int, Path]) -> None:
         """Copy missing checkpoints and remove others in the background."""
         self._wake()
@@ -290,13 +282,13 @@ class Mirror:
         folder = make_checkpoint_path(self._draft / FOLDER, step)
         source = make_checkpoint_path(self._run_dir / FOLDER, step)
         # `shutil.copytree` would hide that a file is missing, if the run removes the checkpoint.
-        for file, _ in list_described_files(source):
+        for file in describe_files(source):
             target = self._draft / file.relative_to(self._run_dir)
             target.parent.mkdir(parents=True, exist_ok=True)
             _link_or_copy(file, target)
         record = {
             file.relative_to(self._draft).as_posix(): entry
-            for file, entry in list_described_files(folder)
+            for file, entry in describe_files(folder).items()
         }
         for name in self._files:
             if (self._run_dir / name).is_file():

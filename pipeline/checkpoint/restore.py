@@ -27,16 +27,13 @@ from pipeline.checkpoint.checkpoint_folder import (
     parse_checkpoint_step,
     rename_aside,
 )
-from pipeline.checkpoint.host_state import HostState
+from pipeline.checkpoint.host_state import HostState, parse_host_state
 from pipeline.checkpoint.manifest import DamagedError, make_read_error, read_json, verify_files
 from pipeline.checkpoint.orbax_arrays import read_arrays
-from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.core.errors import DataError, printable_lines
 from pipeline.core.files.value_text import join_first
 from pipeline.core.host.tree_paths import flatten_by_path
 
-WEIGHTS = ("params", "batch_stats")
-"""The parts of a state that are inputs of the network."""
 MAX_LISTED = 5
 """Most problems that a message lists."""
 T = TypeVar("T")
@@ -67,18 +64,17 @@ class Checkpoint:
 
         If parameters are averaged, their averages are returned.
         """
-        weights = {}
-        for path, array in self.arrays.items():
-            part, _, name = path.partition("/")
-            if part == "params":
-                weights[path] = self.arrays.get(f"average/{name}", array)
-            elif part in WEIGHTS:
-                weights[path] = array
-        return weights
+        weights = {
+            path: array
+            for path, array in self.arrays.items()
+            if path.startswith(("params/", "batch_stats/"))
+        }
+        averages = self.select_part("average")
+        return weights | {f"params/{name}": array for name, array in averages.items()}
 
-    def select_ledger(self) -> dict[str, np.ndarray]:
-        """Return the arrays of the ledger of training samples by name; {} without a ledger."""
-        prefix = "ledger/"
+    def select_part(self, part: str) -> dict[str, np.ndarray]:
+        """Return the arrays of a part of the state by their path in it; {} if it is empty."""
+        prefix = f"{part}/"
         return {
             path.removeprefix(prefix): array
             for path, array in self.arrays.items()

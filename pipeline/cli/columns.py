@@ -15,7 +15,7 @@ from pipeline.data.sources.tabular import CsvTable
 from pipeline.data.table import TableFormat
 from pipeline.data.tables.dates import find_date_formats, parse_days
 from pipeline.data.tables.fit_table import read_table
-from pipeline.data.tables.raw_table import Numbers, RawTable
+from pipeline.data.tables.raw_table import RawTable
 from pipeline.data.tables.table_targets import find_text_among_numbers
 
 MAX_VALUES = 4
@@ -66,8 +66,8 @@ def main(
 def _describe_column(table: RawTable, name: str) -> str:
     """Return a column's kind, range or most frequent values, and number of missing values."""
     column = table.columns[name]
-    if isinstance(column, Numbers):
-        present = column.values[~np.isnan(column.values)]
+    if isinstance(column, np.ndarray):
+        present = column[~np.isnan(column)]
         if not present.size:
             return "empty     no values"
         value_range = f"{present.min():g} to {present.max():g}, mean {present.mean():.6g}"

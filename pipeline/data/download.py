@@ -11,9 +11,6 @@ from pipeline.core.files.folder_lock import lock_folder
 from pipeline.data.checksums import RemoteFile, compute_checksum
 from pipeline.data.file_errors import name_file
 
-STALL_S = 30.0
-"""Seconds without data from a mirror, also while connecting, after which another is tried."""
-
 
 class DownloadError(DataError):
     """Data is missing, and no mirror delivered it."""
@@ -22,11 +19,21 @@ class DownloadError(DataError):
 def fetch_all(
     dataset: str, files: Sequence[RemoteFile], mirrors: Sequence[str], directory: Path
 ) -> None:
-    """Download those of the `files` that `directory` lacks. Raises DownloadError, whose message
-    lists other ways to get the data, if one can't be downloaded."""
+    """Download the `files` that `directory` lacks, each from the first mirror that delivers it.
+
+    `mirrors` are base addresses, http or https. The next mirror, or the next call, continues an
+    interrupted download. Of several processes one downloads and the others wait for it. Raises
+    DownloadError with each mirror's reason, and other ways to get the data.
+    """
     try:
         for file in files:
-            fetch(file, mirrors, directory)
+            path = directory / file.name
+            with lock_data_folder(directory):
+                if not path.exists():
+                    # Importing https takes a while, and most runs find their files in the cache.
+                    from pipeline.data.mirror_transfer import transfer
+
+                    transfer(file, mirrors, path)
     except DataError as error:
         names = ", ".join(file.name for file in files)
         raise DownloadError(
@@ -35,29 +42,6 @@ def fetch_all(
             f"Without the data, its synthetic twin has the same sizes: "
             f"dataset.name=synthetic +dataset.like={dataset}"
         ) from error
-
-
-def fetch(
-    file: RemoteFile, mirrors: Sequence[str], directory: Path, stall_s: float = STALL_S
-) -> Path:
-    """Return the path of `file` in `directory`. If it is missing, download it from the first mirror
-    that delivers it.
-
-    `mirrors` are base addresses, http or https. The next mirror, or the next call, continues an
-    interrupted download. Of several processes one downloads and the others wait for it. Raises
-    DataError with each mirror's reason if no mirror delivers the file.
-    """
-    for mirror in mirrors:
-        if not mirror.lower().startswith(("http://", "https://")):
-            raise DataError(f"{mirror}: a mirror must be an http:// or https:// address")
-    path = directory / file.name
-    with lock_data_folder(directory):
-        if not path.exists():
-            # Importing https takes a while, and most runs find their files in the cache.
-            from pipeline.data.mirror_transfer import transfer
-
-            transfer(file, mirrors, path, stall_s)
-    return path
 
 
 def require_published(path: Path, file: RemoteFile) -> None:

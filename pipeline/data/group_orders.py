@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from pipeline.data.order import Batches, SampleOrder, compute_epoch_order, draw_permutation
+from pipeline.data.order import Batches, SampleOrder, compute_order_at, draw_permutation
 
 _CLASS_STREAM = 1 << 63
 """Added to the number in the key of a class's shuffle, so that no other draw has the same key."""
@@ -117,8 +117,9 @@ def _list_interleaved(order: InterleavedOrder, epoch: int) -> np.ndarray:
     starts = np.cumsum(order.files) - order.files
     samples = starts[file_ids[file_numbers]] + sample_numbers
     if is_shuffled:
+        places = np.arange(len(samples))
         samples = samples[
-            compute_epoch_order(order.seed, epoch, len(samples), True, order.buffer_size)
+            compute_order_at(places, order.seed, epoch, len(samples), True, order.buffer_size)
         ]
     samples.setflags(write=False)
     return samples
@@ -140,26 +141,19 @@ class FileShardedOrder(InterleavedOrder):
         smallest = min(part.shard_samples for part in self._parts)
         return smallest // (self.batch_size // self.file_shards)
 
-    def batches(self, first_step: int, count: int) -> Batches:
-        steps = np.arange(first_step, first_step + count)
-        epochs, batch_numbers = np.divmod(steps, self.batches_per_repetition)
+    def _find_batches(self, epoch: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         size = self.batch_size // self.file_shards
-        positions = batch_numbers[:, None] * size + np.arange(size)
-        indices = np.empty((count, self.file_shards, size), np.int32)
-        for epoch in np.unique(epochs).tolist():
-            mask = epochs == epoch
-            for number, part in enumerate(self._parts):
-                indices[mask, number] = part._find_samples(epoch, positions[mask])
-        counts = np.full(count, self.batch_size, np.int32)
-        return Batches(indices.reshape(count, -1), epochs.astype(np.int32), counts)
+        positions = numbers[:, None] * size + np.arange(size)
+        samples = [part._find_samples(epoch, positions) for part in self._parts]
+        return np.concatenate(samples, axis=1), np.full(len(numbers), self.batch_size)
 
     @cached_property
     def _parts(self) -> tuple[InterleavedOrder, ...]:
         """The order of each group of files. Only its samples are used, not its batches."""
         settings = {f.name: getattr(self, f.name) for f in fields(InterleavedOrder)}
         settings |= {"num_shards": self.file_shards, "batch_size": 1}
-        first_part = InterleavedOrder(**{**settings, "shard_id": 0})
-        return tuple(replace(first_part, shard_id=number) for number in range(self.file_shards))
+        numbers = range(self.file_shards)
+        return tuple(InterleavedOrder(**{**settings, "shard_id": number}) for number in numbers)
 
 
 def interleave(sizes: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -195,12 +189,6 @@ class BucketedOrder(SampleOrder):
     """The bucket of each sample, int32 (samples,)."""
 
     def __post_init__(self) -> None:
-        if len(self.buckets) != self.samples:
-            raise ValueError(
-                f"{len(self.buckets)} buckets for {self.samples} samples; must have one for each"
-            )
-        if self.num_shards > 1:
-            raise ValueError("shards of a bucketed split would differ in their number of batches")
         if self.batches_per_repetition == 0:
             max_size = int(np.bincount(self.buckets).max())
             raise ValueError(
@@ -224,23 +212,9 @@ class BucketedOrder(SampleOrder):
             return 0
         return int(remainders[remainders > 0].min())
 
-    def batches(self, first_step: int, count: int) -> Batches:
-        steps = np.arange(first_step, first_step + count)
-        epochs, batch_numbers = np.divmod(steps, self.batches_per_repetition)
-        indices = np.empty((count, self.batch_size), np.int32)
-        counts = np.empty(count, np.int32)
-        for epoch in np.unique(epochs):
-            mask = epochs == epoch
-            samples, num_valid = self._list_epoch_batches(int(epoch))
-            indices[mask] = samples[batch_numbers[mask]]
-            counts[mask] = num_valid[batch_numbers[mask]]
-        return Batches(indices, epochs.astype(np.int32), counts)
-
-    def _list_epoch_batches(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return an epoch's samples, int (batches, batch size), and the number of valid samples in
-        each batch, int (batches,). A full batch has the place in the order of its last sample;
-        short batches follow all full ones."""
-        order = self._compute_epoch(epoch)
+    def _find_batches(self, epoch: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # A full batch has the place in the order of its last sample; short ones follow all full.
+        order = self._find_samples(epoch, np.arange(self.samples))
         bucket_at = self.buckets[order]
         positions = []
         counts = []
@@ -258,5 +232,5 @@ class BucketedOrder(SampleOrder):
                 positions.append(np.concatenate([remainder, padding])[None])
                 counts.append(np.array([len(remainder)]))
                 last_positions.append(np.array([self.samples + bucket]))
-        time_order = np.argsort(np.concatenate(last_positions))
-        return order[np.concatenate(positions)[time_order]], np.concatenate(counts)[time_order]
+        batches = np.argsort(np.concatenate(last_positions))[numbers]
+        return order[np.concatenate(positions)[batches]], np.concatenate(counts)[batches]

@@ -15,19 +15,10 @@ import numpy as np
 
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.error_text import show_name
-from pipeline.data.targets import Targets, Task, standardise_targets
+from pipeline.data.targets import Targets, Task, make_number_targets
 
 MAX_TABLE_BYTES = 512 * 2**20
 """Size limit of a table: a few million rows."""
-
-
-@dataclass(frozen=True)
-class ImageTable:
-    """The rows of a table: image files, and the texts of each label column."""
-
-    paths: Sequence[str]
-    labels: Mapping[str, Sequence[str]]
-    """The text of each row, by column."""
 
 
 def read_image_table(
@@ -37,8 +28,9 @@ def read_image_table(
     label_columns: Sequence[str],
     *,
     follow_links: bool,
-) -> ImageTable:
+) -> tuple[list[str], dict[str, list[str]]]:
     """Read a CSV file whose first row names its columns, and whose paths are relative to `folder`.
+    Return the image file of each row, and the texts of the rows by label column.
 
     Without `path_column` the first column has the paths; without `label_columns` all other columns
     are labels. `follow_links` permits links that lead out of the folder. Raises OSError if the file
@@ -70,8 +62,7 @@ def read_image_table(
                 f"row {missing[0]}; every image needs a label"
             )
     image_names = {number: row[path_index] for number, row in rows.items()}
-    paths = _resolve_paths(image_names, folder, follow_links=follow_links)
-    return ImageTable(paths, labels)
+    return _resolve_paths(image_names, folder, follow_links=follow_links), labels
 
 
 def _read_rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:
@@ -160,12 +151,9 @@ class LabelColumns:
         standardised. Raises ValueError if all training labels of a column are equal."""
         train_labels = self.labels[train]
         eval_labels = self.labels[evaluated]
-        if self.task == "regression":
-            return standardise_targets(train_labels, eval_labels, self.names)
-        if self.task == "multi_label":
-            train_labels = train_labels.astype(np.float32)
-            eval_labels = eval_labels.astype(np.float32)
-        return train_labels, eval_labels, Targets(self.names, self.task)
+        if self.task == "classification":
+            return train_labels, eval_labels, Targets(self.names)
+        return make_number_targets(train_labels, eval_labels, self.names, self.task)
 
 
 def parse_labels(
@@ -190,29 +178,23 @@ def parse_labels(
     numbers = np.stack([_parse_numbers(name, values) for name, values in columns.items()], axis=1)
     if task == "multi_label":
         for name, values in zip(names, numbers.T, strict=True):
-            if not np.isin(values, (0, 1)).all():
-                first_other = values[~np.isin(values, (0, 1))][0]
+            others = values[~np.isin(values, (0, 1))]
+            if others.size:
                 raise ValueError(
-                    f"{show_name(name)} has the value {first_other:g}; multi_label needs 0 or 1"
+                    f"{show_name(name)} has the value {others[0]:g}; multi_label needs 0 or 1"
                 )
     return LabelColumns(task, names, numbers)
 
 
 def _infer_task(columns: Mapping[str, Sequence[str]]) -> Task:
     """Infer the task from the values, as `parse_labels` describes."""
-    numbers: list[np.ndarray | None] = []
-    for values in columns.values():
-        try:
-            numbers.append(np.fromiter(map(float, values), np.float64, len(values)))
-        except ValueError:
-            numbers.append(None)
-    if len(numbers) > 1:
-        are_flags = [column is not None and np.isin(column, (0, 1)).all() for column in numbers]
-        return "multi_label" if all(are_flags) else "regression"
-    column = numbers[0]
-    if column is None or (column == np.rint(column)).all():
-        return "classification"
-    return "regression"
+    try:
+        numbers = np.array([[float(value) for value in values] for values in columns.values()])
+    except ValueError:
+        return "classification" if len(columns) == 1 else "regression"
+    if len(columns) == 1:
+        return "classification" if (numbers == np.rint(numbers)).all() else "regression"
+    return "multi_label" if np.isin(numbers, (0, 1)).all() else "regression"
 
 
 def _parse_classes(values: Sequence[str]) -> LabelColumns:

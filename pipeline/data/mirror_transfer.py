@@ -31,8 +31,10 @@ from pipeline.core.errors import DataError, printable
 from pipeline.core.files.atomic_write import commit
 from pipeline.data.checksums import RemoteFile, compute_checksum
 
+STALL_S = 30.0
+"""Seconds without data from a mirror, also while connecting, after which another is tried."""
 MIN_BYTES_PER_STALL = 16 * 2**10
-"""Fewest bytes that a mirror must send in `stall_s` seconds, else the next mirror is tried."""
+"""Fewest bytes that a mirror must send in `STALL_S`, else the next mirror is tried."""
 MAX_BYTES = 2 * 2**30
 """Most bytes of a file. A limit keeps mirrors from filling the disk."""
 ROUNDS = 5
@@ -41,9 +43,9 @@ _CHUNK_BYTES = 1 << 20
 log = logging.getLogger(__name__)
 
 
-def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: float) -> None:
-    """Download a file to `path` from the first mirror that delivers it. `stall_s` is the timeout of
-    a mirror that sends nothing. Raises DataError with the reason of each mirror."""
+def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path) -> None:
+    """Download a file to `path` from the first mirror that delivers it. Raises DataError with the
+    reason of each mirror."""
     if not mirrors:
         raise DataError(f"{file.name} could not be downloaded: dataset.mirrors is empty")
     part = path.with_name(f"{path.name}.part")
@@ -54,9 +56,9 @@ def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: floa
             url = f"{mirror.rstrip('/')}/{file.name}"
             log.info("downloading %s", url)
             try:
-                _complete_file(part, file, url, stall_s)
+                _complete_file(part, file, url)
             except (OSError, HTTPException, ValueError) as error:
-                reasons.append(f"{url}: {_describe_error(error, stall_s)}")
+                reasons.append(f"{url}: {_describe_error(error)}")
             else:
                 commit(part, path)
                 text = f"file is downloaded and saved in the path {path.parent} after processing"
@@ -67,11 +69,11 @@ def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: floa
     raise DataError("\n  ".join([f"{file.name} could not be downloaded:", *reasons]))
 
 
-def _complete_file(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
+def _complete_file(part: Path, file: RemoteFile, url: str) -> None:
     """Complete `part` from one mirror, and verify it. Raises OSError, HTTPException or ValueError
     for a failed transfer, ValueError for a wrong checksum."""
     is_resumed = part.exists()
-    _append_missing_bytes(part, file, url, stall_s)
+    _append_missing_bytes(part, file, url)
     md5 = compute_checksum(part, "md5")
     if md5 == file.md5:
         return
@@ -79,17 +81,17 @@ def _complete_file(part: Path, file: RemoteFile, url: str, stall_s: float) -> No
     if not is_resumed:
         raise ValueError(f"wrong checksum: md5 {md5} instead of {file.md5}")
     # The bytes of the interrupted download may be wrong, so all are downloaded again.
-    _complete_file(part, file, url, stall_s)
+    _complete_file(part, file, url)
 
 
-def _append_missing_bytes(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
+def _append_missing_bytes(part: Path, file: RemoteFile, url: str) -> None:
     """Download the bytes that `part` lacks, or all bytes if the server can't send a range."""
     present_bytes = _measure_file(part)
     headers = {"User-Agent": "recipe-pipeline"}
     if present_bytes:
         headers["Range"] = f"bytes={present_bytes}-"
     try:
-        response = _make_opener().open(Request(url, headers=headers), timeout=stall_s)
+        response = _make_opener().open(Request(url, headers=headers), timeout=STALL_S)
     except HTTPError as error:
         error.close()
         if present_bytes and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -107,12 +109,12 @@ def _append_missing_bytes(part: Path, file: RemoteFile, url: str, stall_s: float
         if total_bytes is not None and not 0 <= total_bytes <= MAX_BYTES:
             raise ValueError(f"offers {total_bytes:,} bytes; must be at most {MAX_BYTES:,}")
         with part.open("ab" if start else "wb") as target:
-            for chunk in _read_chunks(response, file.name, start, total_bytes, stall_s):
+            for chunk in _read_chunks(response, file.name, start, total_bytes):
                 target.write(chunk)
 
 
 def _read_chunks(
-    response: HTTPResponse, name: str, num_bytes: int, total_bytes: int | None, stall_s: float
+    response: HTTPResponse, name: str, num_bytes: int, total_bytes: int | None
 ) -> Iterator[bytes]:
     """Yield the body of a response in chunks, and show a progress bar on a terminal.
 
@@ -130,7 +132,7 @@ def _read_chunks(
     )
     with progress:
         task = progress.add_task(name, total=total_bytes, completed=num_bytes)
-        deadline_s = time.monotonic() + stall_s
+        deadline_s = time.monotonic() + STALL_S
         bytes_at_deadline = num_bytes + MIN_BYTES_PER_STALL
         while total_bytes is None or num_bytes < total_bytes:
             chunk = response.read1(_CHUNK_BYTES)
@@ -140,11 +142,11 @@ def _read_chunks(
             if num_bytes > MAX_BYTES:
                 raise ValueError(f"sent more than {MAX_BYTES:,} bytes")
             if num_bytes >= bytes_at_deadline:
-                deadline_s = time.monotonic() + stall_s
+                deadline_s = time.monotonic() + STALL_S
                 bytes_at_deadline = num_bytes + MIN_BYTES_PER_STALL
             elif time.monotonic() > deadline_s:
                 raise ConnectionError(
-                    f"sent fewer than {MIN_BYTES_PER_STALL:,} bytes in {stall_s:g} s"
+                    f"sent fewer than {MIN_BYTES_PER_STALL:,} bytes in {STALL_S:g} s"
                 )
             progress.update(task, completed=num_bytes)
             yield chunk
@@ -173,11 +175,11 @@ def _measure_file(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _describe_error(error: Exception, stall_s: float) -> str:
+def _describe_error(error: Exception) -> str:
     """Return the reason of a failed download, for a message."""
     cause: object = error
     if isinstance(error, URLError) and not isinstance(error, HTTPError):
         cause = error.reason  # An HTTPError is described by its own text.
     if isinstance(cause, TimeoutError):
-        return f"sent nothing for {stall_s:g} s"
+        return f"sent nothing for {STALL_S:g} s"
     return str(cause) or type(cause).__name__

@@ -34,24 +34,6 @@ def draw_permutation(seed: int, number: int, size: int) -> np.ndarray:
     return np.argsort(draw_words(seed, number, size), kind="stable")
 
 
-@lru_cache(maxsize=2)
-def compute_epoch_order(
-    seed: int, epoch: int, samples: int, shuffle: bool, buffer_size: int | None
-) -> np.ndarray:
-    """Return the sample at each position of an epoch: a read-only permutation, int32 (samples,). A
-    shuffle draws each sample from a buffer of `buffer_size` samples, and puts the next sample in
-    its place. With None the buffer has all samples."""
-    if not shuffle:
-        order = np.arange(samples, dtype=np.int32)
-    elif _is_permuted(samples, buffer_size):
-        order = permute(np.arange(samples), samples, seed, epoch).astype(np.int32)
-    else:
-        size = samples if buffer_size is None else min(buffer_size, samples)
-        order = _shuffle_in_buffer(draw_words(seed, epoch, samples), size)
-    order.setflags(write=False)
-    return order
-
-
 def compute_order_at(
     positions: np.ndarray,
     seed: int,
@@ -60,18 +42,23 @@ def compute_order_at(
     shuffle: bool,
     buffer_size: int | None,
 ) -> np.ndarray:
-    """Return the elements of `compute_epoch_order` at some positions, int, in their shape. A
-    full shuffle of more than `MAX_LISTED` samples isn't computed as a whole."""
+    """Return the samples at some positions of an epoch, int, in their shape. A shuffle draws each
+    sample from a buffer of `buffer_size` samples, and puts the next sample in its place. With None
+    the buffer has all samples."""
     if not shuffle:
         return positions
-    if _is_permuted(samples, buffer_size):
+    size = samples if buffer_size is None else min(buffer_size, samples)
+    if size == samples and samples > MAX_LISTED:
         return permute(positions.ravel(), samples, seed, epoch).reshape(positions.shape)
-    return compute_epoch_order(seed, epoch, samples, shuffle, buffer_size)[positions]
+    return list_shuffled(seed, epoch, samples, size)[positions]
 
 
-def _is_permuted(samples: int, buffer_size: int | None) -> bool:
-    """Return whether `permute` does a shuffle: if it is full, and of more than `MAX_LISTED`."""
-    return samples > MAX_LISTED and (buffer_size is None or buffer_size >= samples)
+@lru_cache(maxsize=2)
+def list_shuffled(seed: int, epoch: int, samples: int, buffer_size: int) -> np.ndarray:
+    """Return the sample at each position of a shuffled epoch, int32 (samples,), read-only."""
+    order = _shuffle_in_buffer(draw_words(seed, epoch, samples), buffer_size)
+    order.setflags(write=False)
+    return order
 
 
 def _shuffle_in_buffer(words: np.ndarray, buffer_size: int) -> np.ndarray:
@@ -90,24 +77,6 @@ def _shuffle_in_buffer(words: np.ndarray, buffer_size: int) -> np.ndarray:
     buffer[slots] = buffer_size + np.arange(refills)  # The last refill of a slot stays.
     order[refills:] = buffer[np.argsort(words[refills:], kind="stable")]
     return order
-
-
-def list_shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
-    """Return the positions of an epoch that a shard reads: shard_id, shard_id + num_shards, ...,
-    int64 (ceil(samples / num_shards),).
-
-    All shards have the same size. Up to num_shards - 1 of the last positions are the first ones of
-    the epoch again, as in MindSpore's DistributedSampler.
-    """
-    positions = np.arange(count_shard_samples(samples, num_shards))
-    return find_shard_positions(positions, samples, num_shards, shard_id)
-
-
-def find_shard_positions(
-    positions: np.ndarray, samples: int, num_shards: int, shard_id: int
-) -> np.ndarray:
-    """Return the positions in the epoch of positions in a shard, int64."""
-    return (positions.astype(np.int64) * num_shards + shard_id) % max(samples, 1)
 
 
 def count_shard_samples(samples: int, num_shards: int) -> int:
@@ -193,21 +162,27 @@ class SampleOrder(Batching):
         """Return `count` batches, from step `first_step` of the run on; the first step is 0."""
         steps = np.arange(first_step, first_step + count)
         epochs, batch_numbers = np.divmod(steps, self.batches_per_repetition)
-        positions = batch_numbers[:, None] * self.batch_size + np.arange(self.batch_size)
-        is_valid = positions < self.shard_samples
-        positions = np.where(is_valid, positions, positions[:, :1])
-        indices = np.empty(positions.shape, np.int32)
-        for epoch in np.unique(epochs):
+        indices = np.empty((count, self.batch_size), np.int32)
+        counts = np.empty(count, np.int32)
+        for epoch in np.unique(epochs).tolist():
             mask = epochs == epoch
-            indices[mask] = self._find_samples(int(epoch), positions[mask])
-        return Batches(indices, epochs.astype(np.int32), is_valid.sum(axis=1, dtype=np.int32))
+            indices[mask], counts[mask] = self._find_batches(epoch, batch_numbers[mask])
+        return Batches(indices, epochs.astype(np.int32), counts)
 
     def list_reachable(self) -> np.ndarray:
         """Return the samples that at least one epoch reads, int64 (n,). A shard with different
         samples in each epoch can read all of them."""
         if self.num_shards > 1 and (not self.shuffle or self.buffer_size is not None):
-            return list_shard_indices(self.samples, self.num_shards, self.shard_id)
+            return self._to_split_positions(np.arange(self.shard_samples))
         return np.arange(self.samples)
+
+    def _find_batches(self, epoch: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the samples of the batches with these numbers in an epoch, int (n, batch), and the
+        number of valid samples of each, int (n,)."""
+        positions = numbers[:, None] * self.batch_size + np.arange(self.batch_size)
+        is_valid = positions < self.shard_samples
+        positions = np.where(is_valid, positions, positions[:, :1])
+        return self._find_samples(epoch, positions), is_valid.sum(axis=1)
 
     def _find_samples(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Return the samples at some positions of an epoch, in the shape of `positions`.
@@ -219,13 +194,18 @@ class SampleOrder(Batching):
         if self.shuffle and self.buffer_size is not None:
             size = self.shard_samples
             positions = compute_order_at(positions, self.seed, epoch, size, True, self.buffer_size)
-            return find_shard_positions(positions, self.samples, self.num_shards, self.shard_id)
-        positions = find_shard_positions(positions, self.samples, self.num_shards, self.shard_id)
+            return self._to_split_positions(positions)
+        positions = self._to_split_positions(positions)
         return compute_order_at(positions, self.seed, epoch, self.samples, self.shuffle, None)
 
-    def _compute_epoch(self, epoch: int) -> np.ndarray:
-        """Return the samples of an epoch, in order, int (samples of the shard,)."""
-        return self._find_samples(epoch, np.arange(self.shard_samples))
+    def _to_split_positions(self, positions: np.ndarray) -> np.ndarray:
+        """Return the positions in the split, int64, of positions in the shard.
+
+        They are shard_id, shard_id + num_shards, ... All shards have the same size: up to
+        num_shards - 1 of the last positions are the first ones of the split again, as in
+        MindSpore's DistributedSampler.
+        """
+        return (positions.astype(np.int64) * self.num_shards + self.shard_id) % self.samples
 
 
 def permute(positions: np.ndarray, size: int, seed: int, number: int) -> np.ndarray:
@@ -257,33 +237,20 @@ def _permute_digits(
 ) -> np.ndarray:
     """Permute numbers below high * low, int (n,), by a round for each key. Returns int64 (n,)."""
     # The digits of a number: number = left * low + right.
-    left = numbers.astype(np.uint32) // np.uint32(low)
-    right = numbers.astype(np.uint32) - left * np.uint32(low)
+    left, right = np.divmod(numbers.astype(np.uint32), np.uint32(low))
     radices = high, low
-    mixed = np.empty_like(left)
-    buffer = np.empty_like(left)
-    products = np.empty(left.shape, np.uint64)
     for first, second in keys:
-        np.bitwise_xor(right, first, out=mixed)
-        np.add(mixed, second, out=mixed)
-        _mix_hash(mixed, buffer)
+        mixed = _mix_hash((right ^ first) + second)
         # Scale the 32-bit hash to 0..radix - 1. A remainder would take three times as long.
-        np.multiply(mixed, np.uint64(radices[0]), out=products)
-        np.right_shift(products, np.uint64(32), out=products)
-        mixed[:] = products
-        np.add(left, mixed, out=left)
+        shifted = left + (mixed * np.uint64(radices[0]) >> np.uint64(32)).astype(np.uint32)
         # Reduce the sum modulo the radix. If it is below the radix, sum - radix wraps to more.
-        np.subtract(left, np.uint32(radices[0]), out=buffer)
-        np.minimum(left, buffer, out=left)
-        left, right = right, left
+        left, right = right, np.minimum(shifted, shifted - np.uint32(radices[0]))
         radices = radices[::-1]
     return left.astype(np.int64) * low + right
 
 
-def _mix_hash(values: np.ndarray, buffer: np.ndarray) -> None:
-    """Apply the finaliser of MurmurHash3 to uint32 values, in place; `buffer` is overwritten."""
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, None)):
-        np.right_shift(values, np.uint32(shift), out=buffer)
-        np.bitwise_xor(values, buffer, out=values)
-        if factor is not None:
-            np.multiply(values, np.uint32(factor), out=values)
+def _mix_hash(values: np.ndarray) -> np.ndarray:
+    """Return the finaliser of MurmurHash3 of uint32 values."""
+    values = (values ^ (values >> 16)) * np.uint32(0x85EBCA6B)
+    values = (values ^ (values >> 13)) * np.uint32(0xC2B2AE35)
+    return values ^ (values >> 16)

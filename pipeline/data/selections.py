@@ -7,7 +7,7 @@ import hashlib
 import io
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -179,8 +179,9 @@ class Readable(Selection):
         mask = np.ones(len(split), bool)
         for column in split.columns.values():
             if isinstance(column, LazyColumn | RaggedColumn):
+                read = column.value if isinstance(column, RaggedColumn) else column.sample
                 with ThreadPoolExecutor(DECODING_THREADS) as pool:
-                    mask &= list(pool.map(partial(_can_read, column), range(len(split))))
+                    mask &= list(pool.map(partial(_can_read, read), range(len(split))))
         return np.flatnonzero(mask)
 
 
@@ -208,12 +209,9 @@ class Unique(Selection):
         return np.array(rows, np.int64)
 
 
-def _can_read(column: LazyColumn | RaggedColumn, row: int) -> bool:
+def _can_read(read: Callable[[int], object], row: int) -> bool:
     try:
-        if isinstance(column, RaggedColumn):
-            column.value(row)
-        else:
-            column.sample(row)
+        read(row)
     except DataError:
         return False
     return True

@@ -63,13 +63,14 @@ class Targets:
         return f"{count} number{plural} ({first_numbers}{more})"
 
 
-def standardise_targets(
-    train: np.ndarray, evaluated: np.ndarray, names: tuple[str, ...]
+def make_number_targets(
+    train: np.ndarray, evaluated: np.ndarray, names: tuple[str, ...], task: Task
 ) -> tuple[np.ndarray, np.ndarray, Targets]:
-    """Standardise the numbers of both splits, (n, K), by the training split. Returns the training
-    and evaluation numbers, float32 (n, K), and their targets. Raises ValueError for numbers that
-    aren't finite in float32, also once they are standardised, and if all training numbers of a
-    column are equal."""
+    """Return the numbers of both splits, (n, K), as float32, and their targets. For a regression
+    they are standardised by the training split. Raises ValueError for numbers that aren't finite in
+    float32, also once they are standardised, and if all training numbers of a column are equal."""
+    if task != "regression":
+        return train.astype(np.float32), evaluated.astype(np.float32), Targets(names, task)
     for split_name, values in (("training", train), ("evaluation", evaluated)):
         is_finite = (np.abs(values) <= MAX_FLOAT).all(axis=0)
         if not is_finite.all():

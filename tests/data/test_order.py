@@ -8,16 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data import order as orders
-from pipeline.data.order import Batching, SampleOrder, compute_epoch_order
+from pipeline.data.order import Batching, SampleOrder, compute_order_at, list_shuffled
 
 SEEDS = st.integers(0, 2**63 - 1)
 EPOCHS = st.integers(0, 2**31 - 1)
 
 
+def list_epoch(seed, epoch, samples, shuffle, window):
+    return compute_order_at(np.arange(samples), seed, epoch, samples, shuffle, window)
+
+
 @pytest.mark.medium
 @given(seed=SEEDS, epoch=EPOCHS, samples=st.integers(1, 60), window=st.integers(1, 80) | st.none())
 def test_shuffled_epoch_is_a_permutation_within_its_window(seed, epoch, samples, window):
-    order = compute_epoch_order(seed, epoch, samples, True, window)
+    order = list_epoch(seed, epoch, samples, True, window)
     assert order.dtype == np.int32
     assert sorted(order) == list(range(samples))
     latest = np.arange(samples) + (window or samples) - 1  # D-08: what has entered the buffer
@@ -26,36 +30,36 @@ def test_shuffled_epoch_is_a_permutation_within_its_window(seed, epoch, samples,
 
 @given(seed=SEEDS, epoch=EPOCHS)
 def test_unshuffled_order_is_sequential(seed, epoch):
-    np.testing.assert_array_equal(compute_epoch_order(seed, epoch, 9, False, 4), range(9))
+    np.testing.assert_array_equal(list_epoch(seed, epoch, 9, False, 4), range(9))
 
 
 def test_window_of_one_does_not_shuffle():
-    np.testing.assert_array_equal(compute_epoch_order(3, 0, 20, True, 1), range(20))
+    np.testing.assert_array_equal(list_epoch(3, 0, 20, True, 1), range(20))
 
 
 @pytest.mark.parametrize("window", [20, 21, 10**6])
 def test_window_of_the_whole_dataset_is_a_full_shuffle(window):
     np.testing.assert_array_equal(
-        compute_epoch_order(3, 0, 20, True, window), compute_epoch_order(3, 0, 20, True, None)
+        list_epoch(3, 0, 20, True, window), list_epoch(3, 0, 20, True, None)
     )
 
 
 @pytest.mark.parametrize("window", [None, 10])
 def test_epochs_and_seeds_differ_and_repeat_exactly(window):
     drawn = {
-        (seed, epoch): compute_epoch_order(seed, epoch, 100, True, window).tobytes()
+        (seed, epoch): list_epoch(seed, epoch, 100, True, window).tobytes()
         for seed in (0, 1, 2**62)
         for epoch in range(4)
     }
     assert len(set(drawn.values())) == 12
-    compute_epoch_order.cache_clear()
+    list_shuffled.cache_clear()
     for (seed, epoch), order in drawn.items():
-        assert compute_epoch_order(seed, epoch, 100, True, window).tobytes() == order
+        assert list_epoch(seed, epoch, 100, True, window).tobytes() == order
 
 
 def test_orders_are_stable_between_versions():
-    assert compute_epoch_order(42, 3, 10, True, None).tolist() == [1, 6, 3, 4, 5, 9, 2, 8, 0, 7]
-    assert compute_epoch_order(42, 3, 10, True, 4).tolist() == [3, 1, 0, 5, 7, 2, 6, 4, 9, 8]
+    assert list_epoch(42, 3, 10, True, None).tolist() == [1, 6, 3, 4, 5, 9, 2, 8, 0, 7]
+    assert list_epoch(42, 3, 10, True, 4).tolist() == [3, 1, 0, 5, 7, 2, 6, 4, 9, 8]
 
 
 @pytest.mark.parametrize(
@@ -69,8 +73,7 @@ def test_orders_are_stable_between_versions():
 def test_orders_within_a_window_are_equally_likely(samples, window, possible):
     draws = 400 * len(possible)
     seen = Counter(
-        "".join(map(str, compute_epoch_order(1, epoch, samples, True, window)))
-        for epoch in range(draws)
+        "".join(map(str, list_epoch(1, epoch, samples, True, window))) for epoch in range(draws)
     )
     assert set(seen) == possible
     assert all(abs(count - 400) < 80 for count in seen.values())  # 4 standard deviations
@@ -88,13 +91,13 @@ def test_window_shuffle_equals_a_refilled_buffer(seed, epoch, samples, window):
         drawn.append(buffer[slot])
         buffer[slot] = newcomer
     drawn += [buffer[k] for k in sorted(range(size), key=lambda k: words[samples - size + k])]
-    assert compute_epoch_order(seed, epoch, samples, True, window).tolist() == drawn
+    assert list_epoch(seed, epoch, samples, True, window).tolist() == drawn
 
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_steps_of_large_dataset_match_its_epoch(monkeypatch, shards):
     monkeypatch.setattr(orders, "MAX_LISTED", 50)
-    compute_epoch_order.cache_clear()
+    list_shuffled.cache_clear()
     for shuffle, buffer_size in ((True, None), (True, 1000), (True, 7), (False, None)):
         whole = SampleOrder(
             seed=3,
@@ -107,17 +110,17 @@ def test_steps_of_large_dataset_match_its_epoch(monkeypatch, shards):
             num_shards=shards,
             shard_id=shards - 1,
         )
-        epoch_samples = whole._compute_epoch(1)
+        epoch_samples = whole._find_samples(1, np.arange(whole.shard_samples))
         batches = whole.batches(whole.steps_per_epoch, whole.steps_per_epoch).indices
         assert batches.ravel().tolist() == epoch_samples[: batches.size].tolist()
         if shards == 1:
             assert sorted(epoch_samples.tolist()) == list(range(101))
-    compute_epoch_order.cache_clear()
+    list_shuffled.cache_clear()
 
 
 def test_cached_order_is_read_only():
     with pytest.raises(ValueError, match="read-only"):
-        compute_epoch_order(0, 0, 5, True, None)[0] = 1
+        list_shuffled(0, 0, 5, 5)[0] = 1
 
 
 @pytest.mark.parametrize(
@@ -178,7 +181,7 @@ def make_order(
 def list_batches(order, epochs):
     """The batches of the first epochs as (epoch for draws, indices, count), by plain loops."""
     for number in range(epochs * order.repeat):
-        left = compute_epoch_order(
+        left = list_epoch(
             order.seed, number, order.samples, order.shuffle, order.buffer_size
         ).tolist()
         while left:
@@ -233,9 +236,9 @@ def test_repetitions_within_an_epoch_are_shuffled_separately():
 
 def test_distant_step_costs_no_more_than_a_near_one():
     order = make_order(samples=60_000, batch_size=32, shuffle=True)
-    compute_epoch_order.cache_clear()
+    list_shuffled.cache_clear()
     batches = order.batches(1875 * 1_000_000 + 5, 1)
-    assert compute_epoch_order.cache_info().misses == 1
+    assert list_shuffled.cache_info().misses == 1
     assert batches.epochs.tolist() == [1_000_000]
-    expected = compute_epoch_order(0, 1_000_000, 60_000, True, None)[5 * 32 : 6 * 32]
+    expected = list_epoch(0, 1_000_000, 60_000, True, None)[5 * 32 : 6 * 32]
     np.testing.assert_array_equal(batches.indices[0], expected)

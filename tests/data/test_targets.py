@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pipeline.data.targets import Targets, standardise_targets
+from pipeline.data.targets import Targets, make_number_targets
 
 values = arrays(np.float64, (6, 2), elements=st.floats(-1e3, 1e3, width=32)).filter(
     lambda numbers: bool((numbers.std(axis=0) > 1e-2).all())
@@ -18,7 +18,7 @@ values = arrays(np.float64, (6, 2), elements=st.floats(-1e3, 1e3, width=32)).fil
 @pytest.mark.slow
 @given(train=values, evaluated=values)
 def test_predictions_are_converted_to_data_units(train: np.ndarray, evaluated: np.ndarray) -> None:
-    scaled, other, targets = standardise_targets(train, evaluated, ("a", "b"))
+    scaled, other, targets = make_number_targets(train, evaluated, ("a", "b"), "regression")
     assert scaled.dtype == other.dtype == np.float32
     np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=1e-4)
     np.testing.assert_allclose(scaled.std(axis=0), 1, atol=1e-4)
@@ -46,7 +46,7 @@ def test_non_standardisable_numbers_are_refused(
     train: list[list[float]], evaluated: list[list[float]], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        standardise_targets(np.array(train), np.array(evaluated), ("price",))
+        make_number_targets(np.array(train), np.array(evaluated), ("price",), "regression")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data.text import tokenizer_process
 from pipeline.data.text.text_format import read_tokenizer
 from pipeline.data.text.tokenizer import Tokenizer, parse_tokenizer
 from tests.data.text.made_up import WORDS, tokenizer_json
@@ -91,7 +90,7 @@ def test_endless_expression_is_limited(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each place of the text takes less than the library's limit; all of them take days."""
-    monkeypatch.setattr(tokenizer_process, "_BASE_CPU_S", 3)
+    monkeypatch.setattr("pipeline.data.text.tokenizer._BASE_CPU_S", 3)
     tokenizer = parse_tokenizer(tokenizer_json(pre_tokenizer=splitting(r"\w*\w*\d\z")))
     message = refusal(tokenizer, "a" * 4_000 + "!", capfd)
     assert (

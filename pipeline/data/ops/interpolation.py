@@ -7,8 +7,10 @@ The formulas of OpenCV's imgproc/resize and Pillow's Resample were derived from 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from math import ceil, gcd
 from typing import Any, Literal
 
@@ -46,10 +48,7 @@ class Taps:
     def sum(self, xp: Any, values: Any, axis: Axis) -> Any:
         """Return the weighted sum over all taps."""
         terms = (pixels * weights for pixels, weights in self.read(xp, values, axis))
-        total = next(terms)
-        for term in terms:
-            total = total + term
-        return total
+        return reduce(operator.add, terms)
 
 
 def interpolate(xp: Any, values: Any, column_taps: Taps, row_taps: Taps) -> Any:

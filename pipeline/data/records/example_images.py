@@ -26,7 +26,7 @@ from pipeline.data.image_file import (
 )
 from pipeline.data.records.mindrecord_file import MindRecordFile
 from pipeline.data.records.tar_shard import TarShard
-from pipeline.data.records.tf_example import Feature, TFRecordFile, Visit
+from pipeline.data.records.tfrecord_file import Feature, TFRecordFile, Visit
 
 IMAGE_KEYS = ("image/encoded", "image", "image_raw", "image/raw", "data")
 LABEL_KEYS = ("image/class/label", "label")

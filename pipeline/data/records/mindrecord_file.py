@@ -29,7 +29,7 @@ from pydantic_core import from_json
 from pipeline.core.errors import limit_problems
 from pipeline.core.files.error_text import describe_problems, show_name
 from pipeline.core.registry import Seq
-from pipeline.data.records.tf_example import Feature, Visit
+from pipeline.data.records.tfrecord_file import Feature, Visit
 
 VERSION = "3.0"
 """The version of the format that is read."""
@@ -97,9 +97,6 @@ class MindRecordFile:
     spans: np.ndarray
     """First byte and end of the scalars and of the blobs of each sample, int64 (samples, 4)."""
 
-    def __len__(self) -> int:
-        return len(self.spans)
-
     def read_example(self, record: int) -> Mapping[str, Feature]:
         """Return the fields of a sample, by name: bytes (strings in UTF-8), or an array in the
         field's dtype and shape, (1,) for a scalar. Raises OSError, and ValueError for damage."""
@@ -121,7 +118,7 @@ def index_mindrecord(path: Path, visit: Visit) -> MindRecordFile:
                 raise ValueError(f"is one of {len(shards)} files; {show_name(name)} is missing")
     spans = _locate_samples(_read_index(path.with_name(f"{path.name}.db")), header, size)
     file = MindRecordFile(path, header.schemas[0], spans)
-    for record in range(len(file)):
+    for record in range(len(spans)):
         try:
             fields = file.read_example(record)
         except ValueError as error:

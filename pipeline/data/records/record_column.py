@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,23 +16,12 @@ from pipeline.core.errors import DataError
 from pipeline.data.columns import Column, resolve_indices
 from pipeline.data.file_errors import name_file
 from pipeline.data.padding.buckets import Ragged
-from pipeline.data.records.record_format import RecordColumnSpec, decode, decode_batch
+from pipeline.data.records.record_format import RecordColumnSpec, decode
 
 MAX_REQUEST = 4096
 """The most records that are read by one call of grain."""
 UNREADABLE_RECORD = (RuntimeError, OSError, ValueError, IndexError, OverflowError, MemoryError)
 """Errors of grain and `decode` for damaged files, mostly RuntimeError and ValueError."""
-
-
-@dataclass(frozen=True)
-class FileSpan:
-    """A file, described by the attributes that grain reads. `take` and `examples_in_shard` are its
-    number of records, so that grain doesn't open the file to count them."""
-
-    filename: str
-    skip: int
-    take: int
-    examples_in_shard: int
 
 
 class RecordColumn:
@@ -51,11 +41,14 @@ class RecordColumn:
         self._spec = spec
         self._sizes = sizes
         self.dtype = np.dtype(spec.dtype)
-        counts = [spec.count_records(file) for file in spec.files]
+        counts = [-(-file.samples // spec.samples_per_record) for file in spec.files]
         self._ends = list(accumulate(counts))
         self.num_records = self._ends[-1]
+        # With the number of records, grain doesn't open the files to count them.
         spans = [
-            FileSpan(str(folder / file.name), 0, count, count)
+            SimpleNamespace(
+                filename=str(folder / file.name), skip=0, take=count, examples_in_shard=count
+            )
             for file, count in zip(spec.files, counts, strict=True)
         ]
         self._source = ArrayRecordDataSource(spans)
@@ -79,33 +72,34 @@ class RecordColumn:
 
     def read(self, record: int) -> np.ndarray:
         """Return the samples of a record, (n, *shape). Raises DataError if it is damaged."""
-        file_number, number = self._locate(record)
-        file = self._spec.files[file_number]
-        per_record = self._spec.samples_per_record
-        samples = min(per_record, file.samples - number * per_record)
-        sizes = () if self._sizes is None else self._sizes[record].tolist()
-        shape = (samples, *sizes, *self._spec.trailing)
         try:
-            return decode(self._source[record], self.dtype, shape, file.first_crc32, number)
+            return self._decode(record, self._source[record])
         except UNREADABLE_RECORD as error:
             raise DataError(
                 f"{self.sample_name(record)}: is damaged or of another dataset: {error}"
             ) from error
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
-        file_numbers = np.searchsorted(self._ends, indices, side="right")
-        starts = np.array([0, *self._ends[:-1]], np.int64)
-        first_crcs = np.array([file.first_crc32 for file in self._spec.files], np.int64)
-        seeds = first_crcs[file_numbers] + indices - starts[file_numbers]
         for first in range(0, len(indices), MAX_REQUEST):
-            batch = slice(first, first + MAX_REQUEST)
-            requested = indices[batch].tolist()
+            requested = indices[first : first + MAX_REQUEST].tolist()
             try:
                 contents = self._source.__getitems__(requested)
-                out[batch] = decode_batch(contents, out.dtype, out.shape[1:], seeds[batch].tolist())
+                for position, record in enumerate(requested):
+                    out[first + position] = self._decode(record, contents[position])[0]
             except UNREADABLE_RECORD:
                 # Reading one record at a time raises an error with the damaged record.
-                out[batch] = np.stack([self.sample(index) for index in requested])
+                for position, record in enumerate(requested):
+                    out[first + position] = self.sample(record)
+
+    def _decode(self, record: int, content: bytes) -> np.ndarray:
+        """Return the samples in the bytes of a record. Raises ValueError if they are damaged."""
+        file_number, number = self._locate(record)
+        file = self._spec.files[file_number]
+        per_record = self._spec.samples_per_record
+        samples = min(per_record, file.samples - number * per_record)
+        sizes = () if self._sizes is None else self._sizes[record].tolist()
+        shape = (samples, *sizes, *self._spec.trailing)
+        return decode(content, self.dtype, shape, file.first_crc32, number)
 
     def _locate(self, record: int) -> tuple[int, int]:
         """Return the number of the file that has a record, and the record's number in the file."""

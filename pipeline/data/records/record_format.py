@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -86,10 +86,6 @@ class RecordColumnSpec(Spec):
         if self.sizes is not None and self.sizes.samples != self.samples:
             raise ValueError(f"{self.samples:,} samples have {self.sizes.samples:,} sizes")
         return self
-
-    def count_records(self, file: RecordFile) -> int:
-        """Return the number of records in a file of this column."""
-        return -(-file.samples // self.samples_per_record)
 
 
 class RecordSplitSpec(Spec):
@@ -194,23 +190,6 @@ def decode(
     if checksum != _compute_checksum(body, first_crc32, number):
         raise ValueError("its checksum is wrong")
     return np.frombuffer(body, dtype.newbyteorder("<")).reshape(shape).astype(dtype, copy=False)
-
-
-def decode_batch(
-    records: Sequence[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], seeds: Sequence[int]
-) -> np.ndarray:
-    """Return the values of records with one value each, (n, *shape). `seeds` are the start values
-    of the records' checksums. Raises ValueError for a wrong size or checksum."""
-    expected_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
-    if any(len(record) != expected_bytes for record in records):
-        raise ValueError("a record has a wrong size")
-    rows = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), expected_bytes)
-    checksums = np.ascontiguousarray(rows[:, :CHECKSUM_BYTES]).view("<u4").ravel().tolist()
-    for record, seed, checksum in zip(records, seeds, checksums, strict=True):
-        if _compute_checksum(memoryview(record)[CHECKSUM_BYTES:], seed, 0) != checksum:
-            raise ValueError("a checksum is wrong")
-    values = np.ascontiguousarray(rows[:, CHECKSUM_BYTES:]).view(dtype.newbyteorder("<"))
-    return values.reshape((len(records), *shape)).astype(dtype, copy=False)
 
 
 def _compute_checksum(body: bytes | memoryview, first_crc32: int, number: int) -> int:

@@ -22,7 +22,7 @@ from pydantic_core import from_json
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import parse_npy
 from pipeline.data.image_file import SUFFIXES
-from pipeline.data.records.tf_example import Feature, Visit
+from pipeline.data.records.tfrecord_file import Feature, Visit
 
 MAX_MEMBER_BYTES = 2**26
 """Most bytes of a member that are read."""
@@ -51,17 +51,11 @@ class TarShard:
     labels: Mapping[str, int]
     """The label of each class, by the name of the class."""
 
-    def __len__(self) -> int:
-        return len(self.spans)
-
     def read_example(self, record: int) -> Mapping[str, Feature]:
         """Return the features of a sample, by name. Labels and JSON are read now, other members on
         access. Raises OSError, and ValueError if the sample is damaged."""
-        spans = {}
-        for extension, span in zip(self.extensions, self.spans[record].tolist(), strict=True):
-            start, size_bytes = span
-            if start >= 0:
-                spans[extension] = (start, size_bytes)
+        members = zip(self.extensions, self.spans[record].tolist(), strict=True)
+        spans = {name: (start, size_bytes) for name, (start, size_bytes) in members if start >= 0}
         return _make_features(self.path, spans, self.labels)
 
 

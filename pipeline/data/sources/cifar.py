@@ -111,7 +111,14 @@ class CifarDataset(DatasetSpec):
         downloads = cache / self.name
         path = find_release(self.root or downloads, self.release)
         if path is None and self.root is not None:
-            raise DataError(_describe_missing_files(self.root, self.release))
+            unpacked = self.root / self.release.folder
+            folder = unpacked if unpacked.is_dir() else self.root
+            missing = [name for name in self.release.file_bytes if not (folder / name).is_file()]
+            raise DataError(
+                f"{folder} lacks {', '.join(missing)}; dataset.root must be the folder of the .bin "
+                f"files, the folder above {self.release.folder}, the archive {self.release.stem}"
+                ".tar.gz or .tar.xz, the folder of the archive, or null to download the archive"
+            )
         if path is None:
             fetch_all(self.name, [self.archive], self.mirrors, downloads)
             path = downloads / self.archive.name
@@ -159,18 +166,6 @@ class Cifar100(CifarDataset):
     )
     archive = RemoteFile("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8")
     class_names = tuple(_CIFAR100_CLASSES.split())
-
-
-def _describe_missing_files(root: Path, release: Release) -> str:
-    """Return the message for a root that has neither all .bin files nor their archive."""
-    unpacked = root / release.folder
-    folder = unpacked if unpacked.is_dir() else root
-    missing = [name for name in release.file_bytes if not (folder / name).is_file()]
-    return (
-        f"{folder} lacks {', '.join(missing)}; dataset.root must be the folder of the .bin files, "
-        f"the folder above {release.folder}, the archive {release.stem}.tar.gz or .tar.xz, the "
-        "folder of the archive, or null to download the archive"
-    )
 
 
 def find_release(root: Path, release: Release) -> Path | None:

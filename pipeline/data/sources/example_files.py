@@ -23,9 +23,9 @@ from pipeline.data.held_out import Share, hold_out
 from pipeline.data.records.example_images import Examples, ExampleSettings, IndexFile, read_examples
 from pipeline.data.records.mindrecord_file import index_mindrecord
 from pipeline.data.records.tar_shard import index_tar
-from pipeline.data.records.tf_example import index_tfrecord
+from pipeline.data.records.tfrecord_file import index_tfrecord
 from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize, require_within
-from pipeline.data.targets import Targets, standardise_targets
+from pipeline.data.targets import Targets, make_number_targets
 
 MAX_CLASSES = 1 << 20
 Pattern = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
@@ -191,7 +191,7 @@ class ExampleFilesSpec(LocalDatasetSpec):
             count = train.labels.shape[1]
             key = train.label_key
             names = (key,) if count == 1 else tuple(f"{key}_{number}" for number in range(count))
-            return standardise_targets(train.labels, evaluated.labels, names)
+            return make_number_targets(train.labels, evaluated.labels, names, "regression")
         all_labels = np.concatenate([train.labels, evaluated.labels])
         first = self.first_label
         self._require_classes(all_labels, train.label_key)

@@ -39,18 +39,6 @@ class MaskValues:
     classes: int
     ignored: int | None
 
-    def require(self, path: str, mask: np.ndarray) -> None:
-        """Raise DataError with the mask's path if it has another value."""
-        is_wrong = mask >= self.classes
-        if self.ignored is not None:
-            is_wrong &= mask != self.ignored
-        if is_wrong.any():
-            ignored_text = "" if self.ignored is None else f", or {self.ignored}, which is ignored"
-            raise DataError(
-                f"{path}: has pixels of the value {int(mask[is_wrong].min())}; the values of "
-                f"{self.classes} classes are 0 to {self.classes - 1}{ignored_text}"
-            )
-
 
 @dataclass(frozen=True)
 class ImageFiles:
@@ -106,11 +94,20 @@ class RaggedImageFiles(Ragged):
 
 
 def _decode(path: str, height: int, width: int, mask_values: MaskValues | None) -> np.ndarray:
-    """Decode an image, or if `mask_values` is set a mask, and check its values."""
+    """Decode an image, or if `mask_values` is set a mask. Raises DataError for a mask with another
+    value."""
     if mask_values is None:
         return decode(path, height, width)
     mask = decode_mask(path, height, width)
-    mask_values.require(path, mask)
+    classes = mask_values.classes
+    ignored = mask_values.ignored
+    is_wrong = (mask >= classes) & (mask != ignored)
+    if is_wrong.any():
+        ignored_text = "" if ignored is None else f", or {ignored}, which is ignored"
+        raise DataError(
+            f"{path}: has pixels of the value {int(mask[is_wrong].min())}; the values of "
+            f"{classes} classes are 0 to {classes - 1}{ignored_text}"
+        )
     return mask
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -20,7 +20,7 @@ from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.image_file import KINDS, SUFFIXES
-from pipeline.data.image_table import ImageTable, parse_labels, read_image_table
+from pipeline.data.image_table import parse_labels, read_image_table
 from pipeline.data.selections import Readable
 from pipeline.data.sources.image_columns import make_image_columns
 from pipeline.data.targets import Targets, Task
@@ -128,19 +128,18 @@ class ImageFolder(LocalDatasetSpec):
 
     def _read_tables(self, labels_csv: Path) -> RawData:
         """Read the images and labels of one table, whose rows are split, or of two tables."""
-        tables = [self._read_table(labels_csv)]
+        paths, columns = self._read_table(labels_csv)
+        count = len(paths)
         if self.eval_csv is not None:
-            tables.append(self._read_table(self.eval_csv))
-            if list(tables[0].labels) != list(tables[1].labels):
+            eval_paths, eval_columns = self._read_table(self.eval_csv)
+            if list(columns) != list(eval_columns):
                 raise DataError(
                     f"{labels_csv} and {self.eval_csv} must have the same columns to predict, not "
-                    f"{', '.join(tables[0].labels)} and {', '.join(tables[1].labels)}"
+                    f"{', '.join(columns)} and {', '.join(eval_columns)}"
                 )
-        paths = [path for table in tables for path in table.paths]
-        columns = {
-            name: [value for table in tables for value in table.labels[name]]
-            for name in tables[0].labels
-        }
+            paths += eval_paths
+            for name, values in eval_columns.items():
+                columns[name] += values
         with name_file(labels_csv):
             parsed = parse_labels(columns, self.task)
             if self.split is not None:
@@ -148,7 +147,6 @@ class ImageFolder(LocalDatasetSpec):
                     parsed.groups, parsed.names, self.split, self.split_seed
                 )
             else:
-                count = len(tables[0].paths)
                 train_rows = np.arange(count)
                 eval_rows = np.arange(count, len(paths))
             train_labels, eval_labels, targets = parsed.split_labels(train_rows, eval_rows)
@@ -159,8 +157,8 @@ class ImageFolder(LocalDatasetSpec):
         split_paths = [[paths[row] for row in rows] for rows in (train_rows, eval_rows)]
         return self._make_data(split_paths, (train_labels, eval_labels), targets)
 
-    def _read_table(self, file: Path) -> ImageTable:
-        """Read a table of images. Raises DataError with the file if it isn't valid."""
+    def _read_table(self, file: Path) -> tuple[list[str], dict[str, list[str]]]:
+        """Read a table as `read_image_table` does. Raises DataError with the file."""
         with name_file(file):
             return read_image_table(
                 file,
@@ -214,7 +212,7 @@ def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
 
 def list_class_folders(folder: Path) -> tuple[str, ...]:
     """Return the sorted names of the visible folders in `folder`. Raises DataError without any."""
-    names = tuple(entry.name for entry in _scan_folder(folder) if _is_folder(entry))
+    names = tuple(entry.name for entry in _scan_folder(folder) if _has_kind(entry.is_dir))
     if not names:
         raise DataError(f"{folder}: must have one folder per class; it has none")
     return names
@@ -228,7 +226,7 @@ class ClassImages:
     """The files, class by class."""
     labels: np.ndarray
     """The class of each file, int32 (n,)."""
-    left_out: tuple[str, ...]
+    left_out: Sequence[str]
     """Files of other kinds."""
 
 
@@ -236,35 +234,29 @@ def list_classes(folder: Path, classes: Sequence[str], within: Path | None) -> C
     """List the images of each class. Raises DataError for a class without images, for links out of
     `within`, and for a single class with all images in subfolders, since these may be the classes.
     """
-    listings = [list_images(folder / name, within) for name in classes]
-    counts = [len(listing.images) for listing in listings]
-    labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
-    paths = [path for listing in listings for path in listing.images]
+    paths: list[str] = []
+    counts = []
+    left_out = [entry.path for entry in _scan_folder(folder) if not _has_kind(entry.is_dir)]
+    for name in classes:
+        images, others = list_images(folder / name, within)
+        paths += images
+        counts.append(len(images))
+        left_out += others
     if len(classes) == 1 and not any(Path(path).parent == folder / classes[0] for path in paths):
         raise DataError(
             f"{folder}: must have one folder per class; it has only {classes[0]}, whose images "
             f"are in subfolders; did you mean dataset.root={folder / classes[0]}?"
         )
-    left_out = [entry.path for entry in _scan_folder(folder) if not _is_folder(entry)]
-    left_out += (path for listing in listings for path in listing.left_out)
-    return ClassImages(paths, labels, tuple(left_out))
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The files below a folder, without hidden files."""
-
-    images: tuple[str, ...]
-    """Image files of a folder, sorted, then of its subfolders."""
-    left_out: tuple[str, ...]
-    """Files of other kinds, and entries that aren't files, such as pipes."""
+    labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
+    return ClassImages(paths, labels, left_out)
 
 
 def list_images(
     folder: Path, within: Path | None = None, suffixes: Sequence[str] = SUFFIXES
-) -> Listing:
-    """List the files of a folder and its subfolders. Those with one of the suffixes are images.
-    Raises DataError without images, and for links out of `within`; None permits all links."""
+) -> tuple[list[str], list[str]]:
+    """Return the visible files of a folder, sorted, then of its subfolders: images, which have one
+    of the suffixes, and other files and entries, such as pipes. Raises DataError without images,
+    and for links out of `within`; None permits all links."""
     require_within(folder, within)
     images = []
     left_out = []
@@ -278,16 +270,16 @@ def list_images(
         for entry in _scan_folder(current):
             if entry.is_symlink():
                 require_within(Path(entry.path), within)
-            if _is_folder(entry):
+            if _has_kind(entry.is_dir):
                 folders.append((Path(entry.path), ancestors | {real}))
-            elif _is_file(entry) and entry.name.lower().endswith(tuple(suffixes)):
+            elif _has_kind(entry.is_file) and entry.name.lower().endswith(tuple(suffixes)):
                 images.append(entry.path)
             else:
                 left_out.append(entry.path)
         stack += reversed(folders)  # The first subfolder is popped next.
     if not images:
         raise DataError(f"{folder}: holds no image ({', '.join(suffixes)})")
-    return Listing(tuple(images), tuple(left_out))
+    return images, left_out
 
 
 def describe_left_out(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
@@ -317,19 +309,12 @@ def require_within(path: Path, folder: Path | None) -> None:
         )
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a folder or leads to one. False for a loop of links."""
+def _has_kind(is_kind: Callable[[], bool]) -> bool:
+    """Return whether an entry is a file or folder, or leads to one, by its method. False for a loop
+    of links."""
+    # `os.path.isfile` would ask the file system for each image.
     try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a file or leads to one. False for a loop of links."""
-    try:
-        # `os.path.isfile` would ask the file system for each image.
-        return entry.is_file()
+        return is_kind()
     except OSError:
         return False
 

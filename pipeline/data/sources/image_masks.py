@@ -126,12 +126,10 @@ class ImageMasks(LocalDatasetSpec):
         for name in (self.images, self.masks):
             if not (folder / name).is_dir():
                 raise DataError(f"{folder}: has no folder {name}; must hold images and their masks")
-        listings = [
-            list_images(folder / self.images, root),
-            list_images(folder / self.masks, root, MASK_SUFFIXES),
-        ]
-        images = _map_stems(listings[0].images, folder / self.images)
-        masks = _map_stems(listings[1].images, folder / self.masks)
+        image_paths, left_out = list_images(folder / self.images, root)
+        mask_paths, others = list_images(folder / self.masks, root, MASK_SUFFIXES)
+        images = _map_stems(image_paths, folder / self.images)
+        masks = _map_stems(mask_paths, folder / self.masks)
         for unpaired, partner, partners in (
             ([images[stem] for stem in images.keys() - masks.keys()], "mask", self.masks),
             ([masks[stem] for stem in masks.keys() - images.keys()], "image", self.images),
@@ -144,7 +142,7 @@ class ImageMasks(LocalDatasetSpec):
         pairs = [(images[stem], masks[stem]) for stem in sorted(images)]
         _require_same_sizes(pairs)
         require_readable([mask for _, mask in pairs], masks=True)
-        return pairs, [path for listing in listings for path in listing.left_out]
+        return pairs, left_out + others
 
 
 def _map_stems(paths: Sequence[str], folder: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.padding.buckets import SIZE, RaggedArray, RaggedColumn, make_ragged_array
-from pipeline.data.targets import Targets, Task, standardise_targets
+from pipeline.data.targets import Targets, Task, make_number_targets
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")
@@ -185,20 +185,17 @@ def make_number_data(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
     columns = {name: values.shape[1] for name, values in numbers.items()}
     if len(set(columns.values())) > 1:
         raise ValueError(f"y_train and y_test must have the same number of columns, not {columns}")
-    train = numbers["y_train"]
-    evaluated = numbers["y_test"]
-    count = train.shape[1]
+    count = columns["y_train"]
     names = ("y",) if count == 1 else tuple(f"y{number}" for number in range(count))
-    targets = Targets(names, task)
-    if task == "regression":
-        train, evaluated, targets = standardise_targets(train, evaluated, names)
-    else:
-        for name, values in numbers.items():
-            if not np.isin(values, (0, 1)).all():
-                raise ValueError(f"{name} has values other than 0 and 1, which multi_label needs")
+    for name, values in numbers.items():
+        if task != "regression" and not np.isin(values, (0, 1)).all():
+            raise ValueError(f"{name} has values other than 0 and 1, which multi_label needs")
+    train, evaluated, targets = make_number_targets(
+        numbers["y_train"], numbers["y_test"], names, task
+    )
     return RawData(
-        train=Split({"image": images["x_train"], "label": train.astype(np.float32)}),
-        eval=Split({"image": images["x_test"], "label": evaluated.astype(np.float32)}),
+        train=Split({"image": images["x_train"], "label": train}),
+        eval=Split({"image": images["x_test"], "label": evaluated}),
         targets=targets,
     )
 

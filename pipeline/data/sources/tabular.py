@@ -26,13 +26,14 @@ from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec, LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.held_out import split_rows
-from pipeline.data.table import Delimiter, Encoding, FittedTable, Kind, TableFormat
+from pipeline.data.table import Delimiter, Encoding, Kind, TableFormat
 from pipeline.data.tables.dates import format_example_date
 from pipeline.data.tables.fit_table import (
     FitOptions,
     describe_columns,
     encode_rows,
     fit_table,
+    read_encoded_rows,
     read_table,
 )
 from pipeline.data.tables.raw_table import RawTable, describe_missing_column
@@ -40,9 +41,8 @@ from pipeline.data.tables.table_targets import (
     infer_task,
     list_target_classes,
     read_labels,
-    require_varied,
 )
-from pipeline.data.targets import Targets, Task, standardise_targets
+from pipeline.data.targets import Targets, Task, make_number_targets
 
 _SHIPPED = Path(__file__).parent
 ShippedTable = Literal["breast_cancer", "diabetes", "wine"]
@@ -165,16 +165,18 @@ class TableDataset(DatasetSpec):
         eval_inputs = rows[eval_rows]
         eval_labels = labels[eval_rows]
         if self.eval_path is not None:
-            eval_inputs, eval_labels = self._read_eval(self.eval_path, table, targets)
+            eval_inputs, raw = read_encoded_rows(self.eval_path, table, self.target)
+            with name_file(self.eval_path, SIZED_BY_FILE):
+                eval_labels = read_labels(raw, targets, self.target)
         with name_file(self.file, SIZED_BY_FILE):
-            if targets.task == "regression":
-                train_labels, eval_labels, targets = standardise_targets(
-                    train_labels, eval_labels, self.target
+            if targets.task == "multi_label" and (train_labels == train_labels[:1]).all():
+                raise ValueError(
+                    "the labels are the same in all rows; nothing can be learned from them"
                 )
-            elif targets.task == "multi_label":
-                require_varied(train_labels)
-                train_labels = train_labels.astype(np.float32)
-                eval_labels = eval_labels.astype(np.float32)
+            if targets.task != "classification":
+                train_labels, eval_labels, targets = make_number_targets(
+                    train_labels, eval_labels, self.target, targets.task
+                )
         return RawData(
             train=Split({"image": rows[train_rows], "label": train_labels}),
             eval=Split({"image": eval_inputs, "label": eval_labels}),
@@ -247,19 +249,6 @@ class TableDataset(DatasetSpec):
                 "least one"
             )
         return train, evaluated
-
-    def _read_eval(
-        self, path: Path, table: FittedTable, targets: Targets
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the encoded rows and the labels of the second file."""
-        kinds: dict[str, Kind] = {**table.kinds, **dict.fromkeys(self.target, "auto")}
-        raw = read_table(path, self.form, lambda name: kinds.get(name, "ignore"))
-        with name_file(path, SIZED_BY_FILE):
-            if not raw.rows:
-                raise ValueError("has no rows")
-            rows = encode_rows(table, raw)
-            labels = read_labels(raw, targets, self.target)
-        return rows, labels
 
 
 @component("dataset")

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.core.files.error_text import show_name
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
-from pipeline.data.table import DateColumn, FittedTable, TableColumn, TableFormat
+from pipeline.data.table import DateColumn, FittedTable, Kind, TableColumn, TableFormat
 from pipeline.data.tables.dates import (
     compute_part_values,
     find_date_formats,
@@ -20,11 +20,9 @@ from pipeline.data.tables.dates import (
 )
 from pipeline.data.tables.raw_table import (
     KindOf,
-    Numbers,
+    RawColumn,
     RawTable,
     Texts,
-    describe_missing_column,
-    require_numbers,
 )
 from pipeline.data.tables.read_parquet import read_parquet
 from pipeline.data.tables.table_targets import require_one_type
@@ -91,7 +89,7 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
     days: dict[str, np.ndarray] = {}
     for position, column in enumerate(table.numeric):
         if column.date is None:
-            values = require_numbers(column.name, raw.get_column(column.name), raw.locate).values
+            values = raw.get_numbers(column.name)
         else:
             if column.name not in days:
                 days[column.name] = _parse_date_column(raw, column.name, column.date.format)
@@ -122,26 +120,25 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
     return encoded
 
 
-def read_encoded_rows(path: Path, table: FittedTable) -> np.ndarray:
-    """Read the columns of a table from another file, and return its encoded rows, float32 (rows,
-    width). Raises DataError with the file and the problem."""
-    kinds = table.kinds
+def read_encoded_rows(
+    path: Path, table: FittedTable, targets: Sequence[str] = ()
+) -> tuple[np.ndarray, RawTable]:
+    """Read the columns of a table, and of targets, from another file. Return its encoded rows,
+    float32 (rows, width), and its columns. Raises DataError with the file and the problem."""
+    kinds: dict[str, Kind] = {**table.kinds, **dict.fromkeys(targets, "auto")}
     raw = read_table(path, table.format, lambda name: kinds.get(name, "ignore"))
-    with name_file(path):
-        for name in kinds:
-            if name not in raw.columns:
-                raise ValueError(describe_missing_column(name, raw.names))
+    with name_file(path, SIZED_BY_FILE):
         if not raw.rows:
             raise ValueError("has no rows")
-        return encode_rows(table, raw)
+        return encode_rows(table, raw), raw
 
 
-def to_texts(column: Numbers | Texts) -> Texts:
+def to_texts(column: RawColumn) -> Texts:
     """Convert a column to texts. Categories in a Parquet file may be numbers."""
     if isinstance(column, Texts):
         return column
-    values, codes = np.unique(column.values, return_inverse=True)
-    codes = np.where(np.isnan(column.values), -1, codes).astype(np.int32)
+    values, codes = np.unique(column, return_inverse=True)
+    codes = np.where(np.isnan(column), -1, codes).astype(np.int32)
     return Texts(codes, tuple(f"{value:.15g}" for value in values))
 
 
@@ -169,7 +166,7 @@ def _fit_column(
         require_one_type(name, column, raw)
     if kind == "category" or (kind == "auto" and isinstance(column, Texts)):
         return _fit_category(name, to_texts(column), rows, options)
-    return _fit_numbers(name, require_numbers(name, column, raw.locate).values[rows], options)
+    return _fit_numbers(name, raw.get_numbers(name)[rows], options)
 
 
 def _fit_numbers(
@@ -267,7 +264,7 @@ def describe_columns(
 
 
 def _describe_column(
-    values: Numbers | Texts, rows: np.ndarray, column: TableColumn, is_inferred: bool
+    values: RawColumn, rows: np.ndarray, column: TableColumn, is_inferred: bool
 ) -> Iterator[str]:
     """Yield notes on too many categories, and for an inferred kind on row numbers and dates."""
     name = show_name(column.name)
@@ -276,7 +273,7 @@ def _describe_column(
             "every value differs, as a row's number does; leave it out by "
             f"dataset.ignored=[{name}] if it is one"
         )
-    if column.kind == "numeric" or isinstance(values, Numbers):
+    if column.kind == "numeric" or isinstance(values, np.ndarray):
         return
     counts = values.count_rows(rows)
     num_categories = np.count_nonzero(counts)
@@ -297,14 +294,13 @@ def _describe_column(
         )
 
 
-def _has_row_numbers(values: Numbers | Texts) -> bool:
+def _has_row_numbers(values: RawColumn) -> bool:
     """Return whether all values differ, and are texts or consecutive whole numbers."""
     if isinstance(values, Texts):
         return len(values.texts) == len(values.codes) >= FEWEST_ROWS
-    numbers = values.values
-    if len(numbers) < FEWEST_ROWS or np.isnan(numbers).any():
+    if len(values) < FEWEST_ROWS or np.isnan(values).any():
         return False
-    if numbers.max() - numbers.min() != len(numbers) - 1:
+    if values.max() - values.min() != len(values) - 1:
         return False
-    ordered = np.sort(numbers)
+    ordered = np.sort(values)
     return bool((np.diff(ordered) == 1).all() and ordered[0] == np.rint(ordered[0]))

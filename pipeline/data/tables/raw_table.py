@@ -19,13 +19,6 @@ KindOf = Callable[[str], Kind]
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """A column of numbers: float64 (rows,), NaN for a missing number."""
-
-    values: np.ndarray
-
-
-@dataclass(frozen=True)
 class Texts:
     """A column of texts."""
 
@@ -40,11 +33,15 @@ class Texts:
         return np.bincount(codes[codes >= 0], minlength=len(self.texts))
 
 
+RawColumn = np.ndarray | Texts
+"""Numbers, float64 (rows,), NaN for a missing number; or texts."""
+
+
 @dataclass(frozen=True)
 class RawTable:
     """The columns that were read from a file."""
 
-    columns: Mapping[str, Numbers | Texts]
+    columns: Mapping[str, RawColumn]
     """The columns by name, without those that are ignored."""
     names: tuple[str, ...]
     """The names of all columns of the file."""
@@ -54,11 +51,27 @@ class RawTable:
     """Function that returns the place of a row in the file, such as "line 2". The first row is 0.
     """
 
-    def get_column(self, name: str) -> Numbers | Texts:
+    def get_column(self, name: str) -> RawColumn:
         """Return a column. Raises ValueError with the nearest name if it is missing."""
         if name not in self.columns:
             raise ValueError(describe_missing_column(name, self.names))
         return self.columns[name]
+
+    def get_numbers(self, name: str) -> np.ndarray:
+        """Return the numbers of a column, float64 (rows,). Raises ValueError if it is missing, and
+        with the first row that isn't a number."""
+        column = self.get_column(name)
+        if isinstance(column, np.ndarray):
+            return column
+        _, first_rows = np.unique(column.codes, return_index=True)  # the first row of each text
+        for row in np.sort(first_rows).tolist():
+            code = column.codes[row]
+            if code >= 0 and not is_number(column.texts[code]):
+                raise ValueError(
+                    f"{self.locate(row)}: {show_name(name)} = {column.texts[code]!r:.60}: must be "
+                    "a number"
+                )
+        raise ValueError(f"{show_name(name)}: must be numbers")
 
 
 def describe_missing_column(name: str, names: Iterable[str]) -> str:
@@ -87,23 +100,6 @@ def require_finite(name: str, values: np.ndarray, locate: Callable[[int], str]) 
             f"{locate(row)}: {show_name(name)} = {values[row]:g}: must be a number of at most "
             f"{MAX_FLOAT:.4g}, the largest of float32, or missing"
         )
-
-
-def require_numbers(name: str, column: Numbers | Texts, locate: Callable[[int], str]) -> Numbers:
-    """Return a column of numbers. Raises ValueError with the first row that isn't a number."""
-    if isinstance(column, Numbers):
-        return column
-    _, first_rows = np.unique(column.codes, return_index=True)  # the first row of each text
-    for row in np.sort(first_rows):
-        code = column.codes[row]
-        if code < 0:
-            continue
-        text = column.texts[code]
-        if not is_number(text):
-            raise ValueError(
-                f"{locate(int(row))}: {show_name(name)} = {text!r:.60}: must be a number"
-            )
-    raise ValueError(f"{show_name(name)}: must be numbers")
 
 
 def is_number(text: str) -> bool:

@@ -25,7 +25,7 @@ from pipeline.data.table import Kind, TableFormat
 from pipeline.data.tables.raw_table import (
     MAX_COLUMNS,
     KindOf,
-    Numbers,
+    RawColumn,
     RawTable,
     Texts,
     require_finite,
@@ -62,7 +62,7 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
         raise ValueError(f"has more than {MAX_COLUMNS:,} columns")
     fields = _split_by_arrow(path, form, delimiter, len(names)) or _split_strictly(path, form)
     num_rows = len(fields[0])
-    columns: dict[str, Numbers | Texts] = {}
+    columns: dict[str, RawColumn] = {}
     fields.reverse()
     for name in names:
         values = fields.pop()  # The fields of a column are freed before the next is converted.
@@ -71,8 +71,8 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
         if kind == "ignore":
             continue
         column = _convert_column(values, kind, form)
-        if isinstance(column, Numbers):
-            require_finite(name, column.values, locate)
+        if isinstance(column, np.ndarray):
+            require_finite(name, column, locate)
         columns[name] = column
     return RawTable(columns, names, num_rows, locate)
 
@@ -149,10 +149,10 @@ def _read_complete_rows(opened: _Rows) -> Iterator[list[str]]:
         yield row
 
 
-def _convert_column(values: pa.ChunkedArray, kind: Kind, form: TableFormat) -> Numbers | Texts:
+def _convert_column(values: pa.ChunkedArray, kind: Kind, form: TableFormat) -> RawColumn:
     """Convert a column to numbers if its kind and values allow it, else to texts."""
     if kind in ("auto", "numeric") and (numbers := _parse_numbers(values, form)) is not None:
-        return Numbers(numbers)
+        return numbers
     encoded = values.combine_chunks().dictionary_encode()
     codes: dict[str, int] = {}
     # Texts that differ in spaces alone get the same code, missing ones -1.

@@ -15,7 +15,7 @@ from pipeline.data.tables.parquet_child import LENGTH, OPEN, READ
 from pipeline.data.tables.raw_table import (
     MAX_COLUMNS,
     KindOf,
-    Numbers,
+    RawColumn,
     RawTable,
     Texts,
     require_finite,
@@ -55,7 +55,7 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
     rows = metadata["rows"]
     read_names = [name for name in names if kind_of(name) != "ignore"]
     _require_bounds(names, read_names, rows, size_bytes)
-    columns: dict[str, Numbers | Texts] = {}
+    columns: dict[str, RawColumn] = {}
     for start in range(0, len(read_names), _COLUMNS_AT_ONCE):
         batch_names = read_names[start : start + _COLUMNS_AT_ONCE]
         request = json.dumps(
@@ -72,8 +72,8 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
             ) from error
         columns |= zip(batch_names, _parse_columns(memoryview(answer)), strict=True)
     for name, values in columns.items():
-        if isinstance(values, Numbers):
-            require_finite(name, values.values, locate)
+        if isinstance(values, np.ndarray):
+            require_finite(name, values, locate)
     return RawTable(columns, tuple(names), rows, locate)
 
 
@@ -103,7 +103,7 @@ def _require_bounds(
     require_room(_BYTES_A_VALUE * values, "its table")
 
 
-def _parse_columns(answer: memoryview) -> Iterator[Numbers | Texts]:
+def _parse_columns(answer: memoryview) -> Iterator[RawColumn]:
     """Yield the columns of an answer, which has the form of `parquet_child._encode_column`."""
     position = 0
 
@@ -117,7 +117,7 @@ def _parse_columns(answer: memoryview) -> Iterator[Numbers | Texts]:
         kind = answer[position : position + 1]
         position += 1
         if kind == b"n":
-            yield Numbers(np.frombuffer(read_piece(), np.float64))
+            yield np.frombuffer(read_piece(), np.float64)
         else:
             codes = np.frombuffer(read_piece(), np.int32)
             yield Texts(codes, tuple(json.loads(bytes(read_piece()))))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.core.files.error_text import show_name
-from pipeline.data.tables.raw_table import Numbers, RawTable, Texts, is_number, require_numbers
+from pipeline.data.tables.raw_table import RawColumn, RawTable, Texts, is_number
 from pipeline.data.targets import Targets, Task
 
 FEW_CLASSES = 20
@@ -25,14 +25,14 @@ def infer_task(table: RawTable, names: Sequence[str]) -> Task:
     if len(names) > 1:
         if all(_parse_flags(column) is not None for column in columns):
             return "multi_label"
-        for name, column in zip(names, columns, strict=True):
-            require_numbers(name, column, table.locate)
+        for name in names:
+            table.get_numbers(name)
         return "regression"
     column = columns[0]
     if isinstance(column, Texts):
         require_one_type(names[0], column, table)
         return "classification"
-    values = column.values[~np.isnan(column.values)]
+    values = column[~np.isnan(column)]
     is_integer = np.array_equal(values, np.rint(values))
     is_class = is_integer and len(np.unique(values)) <= FEW_CLASSES
     return "classification" if is_class else "regression"
@@ -67,8 +67,8 @@ def list_target_classes(table: RawTable, name: str) -> tuple[str, ...]:
     """Return the sorted names of the classes of a column. Raises ValueError for fewer than two, and
     for more than `MAX_TABLE_CLASSES`."""
     column = table.get_column(name)
-    if isinstance(column, Numbers):
-        values = np.unique(column.values[~np.isnan(column.values)])
+    if isinstance(column, np.ndarray):
+        values = np.unique(column[~np.isnan(column)])
         names = tuple(map(_format_number, values[: MAX_TABLE_CLASSES + 1]))
     else:
         names = tuple(sorted(column.texts))
@@ -92,20 +92,14 @@ def read_labels(table: RawTable, targets: Targets, columns: Sequence[str]) -> np
     return np.stack([read_column(table, name) for name in columns], axis=1)
 
 
-def require_varied(labels: np.ndarray) -> None:
-    """Raise ValueError if labels (rows, K) of 0 and 1 are the same in all rows."""
-    if len(labels) and (labels == labels[0]).all():
-        raise ValueError("the labels are the same in all rows; nothing can be learned from them")
-
-
 def _read_classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
     """Return the class of each row, int32. Raises ValueError for a missing or unknown class."""
     column = table.get_column(name)
     class_ids = {text: class_id for class_id, text in enumerate(classes)}
-    if isinstance(column, Numbers):
-        values, codes = np.unique(column.values, return_inverse=True)
+    if isinstance(column, np.ndarray):
+        values, codes = np.unique(column, return_inverse=True)
         texts = tuple("" if np.isnan(value) else _format_number(value) for value in values)
-        column = Texts(np.where(np.isnan(column.values), -1, codes), texts)
+        column = Texts(np.where(np.isnan(column), -1, codes), texts)
     # The code -1 of a missing value selects the last label, which is -1.
     labels = np.array([*(class_ids.get(text, -1) for text in column.texts), -1], np.int32)
     labels = labels[column.codes]
@@ -123,15 +117,15 @@ def _read_classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndar
 
 def _read_numbers(table: RawTable, name: str) -> np.ndarray:
     """Return the number of each row, float64. Raises ValueError for other or missing values."""
-    column = require_numbers(name, table.get_column(name), table.locate)
-    _require_present(table, name, np.isnan(column.values))
-    return column.values
+    values = table.get_numbers(name)
+    _require_present(table, name, np.isnan(values))
+    return values
 
 
 def _read_flag_labels(table: RawTable, name: str) -> np.ndarray:
     """Return 0 or 1 for each row, float64. Raises ValueError for other or missing values."""
     column = table.get_column(name)
-    is_missing = np.isnan(column.values) if isinstance(column, Numbers) else column.codes < 0
+    is_missing = np.isnan(column) if isinstance(column, np.ndarray) else column.codes < 0
     _require_present(table, name, is_missing)
     flags = _parse_flags(column)
     if flags is None:
@@ -141,11 +135,10 @@ def _read_flag_labels(table: RawTable, name: str) -> np.ndarray:
     return flags
 
 
-def _parse_flags(column: Numbers | Texts) -> np.ndarray | None:
+def _parse_flags(column: RawColumn) -> np.ndarray | None:
     """Return 0 or 1 for each row, float64 (rows,), NaN if missing; None for other columns."""
-    if isinstance(column, Numbers):
-        values = column.values
-        return values if np.isin(values[~np.isnan(values)], (0, 1)).all() else None
+    if isinstance(column, np.ndarray):
+        return column if np.isin(column[~np.isnan(column)], (0, 1)).all() else None
     flags = [_FLAGS.get(text.lower()) for text in column.texts]
     if None in flags:
         return None

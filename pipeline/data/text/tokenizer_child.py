@@ -1,4 +1,4 @@
-"""Child process of `tokenizer_process`, which runs the library `tokenizers`."""
+"""Child process of `tokenizer.TokenizerProcess`, which runs the library `tokenizers`."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ def read_images(path: Path, samples: Samples) -> np.ndarray:
     .npz file holds an array of one image or several. Raises DataError for any other file.
     """
     if samples.table is not None:
-        return read_encoded_rows(path, samples.table)
+        rows, _ = read_encoded_rows(path, samples.table)
+        return rows
     suffix = path.suffix.lower()
     if suffix not in (*SUFFIXES, *_ARRAY_SUFFIXES):
         kinds = ", ".join((*SUFFIXES, *_ARRAY_SUFFIXES))

@@ -101,7 +101,7 @@ def read_trained_run(folder: Path) -> TrainedRun:
         )
     samples = _read_samples(run_dir / SUMMARY, recipe)
     return TrainedRun(
-        recipe, saved.select_weights(), saved.step, samples, ledger=saved.select_ledger()
+        recipe, saved.select_weights(), saved.step, samples, ledger=saved.select_part("ledger")
     )
 
 

@@ -25,7 +25,7 @@ from pipeline.data.records.mindrecord_file import (
     index_mindrecord,
     unpack_integers,
 )
-from pipeline.data.records.tf_example import Feature
+from pipeline.data.records.tfrecord_file import Feature
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "mindrecord.zip"
 NAMES = ("train", "eval", "arrays", "tokens", "pages", "scalars")

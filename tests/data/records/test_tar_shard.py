@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from pipeline.data.image_file import open_image, read_pixels
 from pipeline.data.records.tar_shard import MAX_MEMBER_BYTES, TarShard, index_tar, scan_tar
-from pipeline.data.records.tf_example import Feature
+from pipeline.data.records.tfrecord_file import Feature
 from tests.conftest import ROOT
 
 GOLDEN = ROOT / "tests/golden/webdataset"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pipeline.data.records.tfrecord_file import (
     MAX_RECORD_BYTES,
-    RecordSpans,
     compute_masked_checksum,
+    read_record,
     scan_records,
 )
 
@@ -43,9 +42,8 @@ def test_masked_checksum_matches_the_definition() -> None:
 def test_records_are_read_in_order_and_by_number(file: Path) -> None:
     read = list(scan_records(file))
     assert [content for _, content in read] == CONTENTS
-    starts = np.array([start for start, _ in read])
-    spans = RecordSpans(file, starts, np.array([len(content) for content in CONTENTS]))
-    assert [spans.read(number) for number in reversed(range(len(spans)))] == CONTENTS[::-1]
+    for number, (start, content) in reversed([*enumerate(read)]):
+        assert read_record(file, number, start, len(content)) == CONTENTS[number]
 
 
 @pytest.mark.parametrize("size", [4, 10, 15, 20])
@@ -66,13 +64,12 @@ def test_flipped_bit_is_detected(file: Path) -> None:
 
 
 def test_record_changed_after_the_scan_is_refused(file: Path) -> None:
-    starts = np.array([start for start, _ in scan_records(file)])
-    spans = RecordSpans(file, starts, np.array([len(content) for content in CONTENTS]))
+    starts = [start for start, _ in scan_records(file)]
     file.write_bytes(file.read_bytes().replace(b"abc", b"abd"))
     with pytest.raises(
         ValueError, match="record 1 is damaged: its 3 bytes don't match its checksum"
     ):
-        spans.read(1)
+        read_record(file, 1, starts[1], 3)
 
 
 def test_compressed_file_and_oversized_record_are_refused(file: Path) -> None:

@@ -22,8 +22,13 @@ from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
-from pipeline.data.records.tf_example import Feature, make_example_type, parse_example
-from pipeline.data.records.tfrecord_file import compute_masked_checksum, scan_records
+from pipeline.data.records.tfrecord_file import (
+    Feature,
+    compute_masked_checksum,
+    make_example_type,
+    parse_example,
+    scan_records,
+)
 from pipeline.data.sources.example_files import TFRecord
 from tests import outcome
 from tests.data.section import section

@@ -309,7 +309,7 @@ def test_listing_reads_no_status_of_images(tmp_path: Path, monkeypatch: pytest.M
         return read_status(path, *args, **options)
 
     monkeypatch.setattr(os, "stat", note)
-    images = list_images(tmp_path / "train").images
+    images, _ = list_images(tmp_path / "train")
     assert len(images) == 3
     assert not set(images) & set(asked)
 

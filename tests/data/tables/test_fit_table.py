@@ -21,7 +21,7 @@ from pipeline.data.tables.fit_table import (
     read_encoded_rows,
     read_table,
 )
-from pipeline.data.tables.raw_table import KindOf, Texts, require_numbers
+from pipeline.data.tables.raw_table import KindOf, RawTable, Texts
 from tests.conftest import ROOT
 
 FORM = TableFormat(missing_values=("",))
@@ -68,7 +68,7 @@ def test_encoding_matches_scikit_learn_golden(tmp_path: Path) -> None:
     np.testing.assert_allclose(as_input(table, rows), golden["encoded"], atol=2e-6)
     again = FittedTable.model_validate(json.loads(json.dumps(table.to_dict())))
     assert again == table
-    np.testing.assert_array_equal(read_encoded_rows(path, again), rows)
+    np.testing.assert_array_equal(read_encoded_rows(path, again)[0], rows)
 
 
 @pytest.mark.medium
@@ -141,7 +141,7 @@ def test_mixed_column_is_named_with_row_and_value(tmp_path: Path) -> None:
 def test_other_files_are_encoded_with_the_table(tmp_path: Path) -> None:
     table, rows = fitted(write(tmp_path, [[1, "x"], [3, "y"]], "a", "colour"), 2)
     (tmp_path / "new.csv").write_text("extra,colour,a\n?,y,3\n")
-    assert read_encoded_rows(tmp_path / "new.csv", table).tolist() == rows[1:].tolist()
+    assert read_encoded_rows(tmp_path / "new.csv", table)[0].tolist() == rows[1:].tolist()
     (tmp_path / "new.csv").write_text("color,a\ny,3\n")
     with pytest.raises(
         DataError, match=r"new.csv: has no column colour; did you mean color\? it has"
@@ -172,7 +172,9 @@ def test_dates_of_other_files_use_the_fitted_format(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         encoded[:2, 3:5], np.transpose([np.sin(week), np.cos(week)]), atol=1e-6
     )
-    np.testing.assert_array_equal(read_encoded_rows(write(tmp_path, rows, "when"), table), encoded)
+    np.testing.assert_array_equal(
+        read_encoded_rows(write(tmp_path, rows, "when"), table)[0], encoded
+    )
     with pytest.raises(
         DataError, match=r"line 2: when = '01\.02\.24': must be a date such as 2024"
     ):
@@ -191,7 +193,7 @@ def test_stored_table_without_dates_is_read(tmp_path: Path) -> None:
         "format": {"missing_values": [""]},
     }
     table = FittedTable.model_validate(kept)
-    encoded = read_encoded_rows(write(tmp_path, [["5"], [""]], "a"), table)
+    encoded, _ = read_encoded_rows(write(tmp_path, [["5"], [""]], "a"), table)
     np.testing.assert_array_equal(encoded, [[2], [0]])
 
 
@@ -211,4 +213,4 @@ def test_column_without_any_value_is_no_column_of_numbers() -> None:
     """All rows are missing, so there is no text that could be named."""
     column = Texts(np.full(3, -1, np.int32), ())
     with pytest.raises(ValueError, match=r"^age: must be numbers$"):
-        require_numbers("age", column, lambda row: f"row {row}")
+        RawTable({"age": column}, ("age",), 3, str).get_numbers("age")

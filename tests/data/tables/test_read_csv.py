@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipeline.core.files import unpacked_file
 from pipeline.data.table import Kind, TableFormat
 from pipeline.data.tables import read_csv as module
-from pipeline.data.tables.raw_table import Numbers, RawTable, Texts
+from pipeline.data.tables.raw_table import RawTable, Texts
 from pipeline.data.tables.read_csv import read_csv
 
 MISSING = ("", "NA")
@@ -35,8 +35,8 @@ def read(
 
 def values(table: RawTable, name: str) -> list[Any]:
     column = table.get_column(name)
-    if isinstance(column, Numbers):
-        return [None if math.isnan(value) else value for value in column.values.tolist()]
+    if isinstance(column, np.ndarray):
+        return [None if math.isnan(value) else value for value in column.tolist()]
     return [None if code < 0 else column.texts[code] for code in column.codes.tolist()]
 
 
@@ -46,7 +46,7 @@ def test_columns_are_numbers_or_texts(tmp_path: Path) -> None:
     assert values(table, "a") == [1, -2500, None]
     assert values(table, "b") == ["red", "blue", "red"]
     assert values(table, "c") == [None, 7, 8]
-    assert [type(column) for column in table.columns.values()] == [Numbers, Texts, Numbers]
+    assert [type(column) for column in table.columns.values()] == [np.ndarray, Texts, np.ndarray]
 
 
 def test_type_can_be_set(tmp_path: Path) -> None:
