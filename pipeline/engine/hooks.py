@@ -64,7 +64,7 @@ class Saves:
         # First, since a resumed run appends to logs that must reach the checkpoint's step.
         for monitor in hooks.monitors:
             monitor.flush()
-        host_state = {**self.host, "early_stop": hooks.early_stop.state()}
+        host_state = {**self.host, "early_stop": asdict(hooks.early_stop.progress)}
         if self.log_marks is not None:
             host_state |= self.log_marks(step)
         host_state |= hooks.rollbacks.state()
@@ -80,11 +80,6 @@ class Saves:
 def refuse_evaluation(state: TrainState) -> Evaluation | None:
     """Raise ValueError: no function for evaluations is set."""
     raise ValueError("an evaluation is due, and no evaluation is set")
-
-
-def never_prune(verdict: str | None) -> str | None:
-    """Return None: the run continues."""
-    return None
 
 
 def examine_nothing(state: TrainState, step: int) -> Examination:
@@ -106,7 +101,7 @@ class Hooks:
     saves: Saves = field(default_factory=Saves)
     callbacks: NoCallbacks = field(default_factory=NoCallbacks)
     early_stop: EarlyStop = field(default_factory=EarlyStop)
-    prune: Callable[[str | None], str | None] = never_prune
+    prune: Callable[[str | None], str | None] = lambda verdict: None
     """Returns the reason to end the run at this boundary; None if it should continue. The argument
     is the reason that was returned before an evaluation was interrupted."""
     deadline: Deadline | MovableEnd = field(default_factory=Deadline)

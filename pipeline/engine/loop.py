@@ -142,7 +142,7 @@ def train(
             if Event.CHECKPOINT in events or history.step in progress.granted.save_at:
                 save(training, metrics)
             raise_failure(training)
-        if schedule.dumps_at(history.step):
+        if history.step in schedule.at.get(Event.DUMP, ()):
             hooks.dump(progress.state, history.step)
 
         # Stop, or save and continue with the next dispatch.
@@ -166,7 +166,7 @@ def begin_run(training: TrainingRun, host: HostState) -> None:
     """Restore the hooks and notify callbacks of the start; at step 0 also log, collect and save."""
     hooks = training.hooks
     progress = training.progress
-    hooks.early_stop.restore(host.early_stop)
+    hooks.early_stop.progress = host.early_stop
     hooks.rollbacks.remember(host.rollbacks)
     hooks.callbacks.restore(host.callbacks)
     set_rates(training)

@@ -115,17 +115,16 @@ def prepare_sink(step: Step, state: Any, data: Any, settings: SinkSettings) -> P
     check_state(state)
     source = open_source(data, settings.batch_size, settings.seed)
     layout = StateLayout.from_state(state)
-    leaves = {path: _copy_to_host(leaf) for path, leaf in layout.flatten(state).items()}
+    arrays = {path: np.array(leaf) for path, leaf in layout.flatten(state).items()}
+    leaves = {
+        path: array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+        for path, array in arrays.items()
+    }
     shapes = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
     spec = jax.eval_shape(layout.arrange, shapes)
     signature = trace_step(step, spec, source.layout.spec)
     user_step = UserStep(step, signature, layout, source.layout)
     return PreparedSink(user_step, CustomState(np.int32(0), leaves), spec, source, settings)
-
-
-def _copy_to_host(leaf: Any) -> np.ndarray:
-    array = np.array(leaf)
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
@@ -168,8 +167,11 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
         with signals.hold_stops():
             reports: Any = train(loop, cast(Any, state), schedule, hooks, host, history)
             yield from _read_reports(reports, prepared, program, outputs.metrics, signals)
+        if isinstance(limit.failure, PipelineError) and settings.save is not None:
+            note = f"the state of step {history.step} is saved in {settings.save}"
+            raise type(limit.failure)(f"{limit.failure}; {note}")
         if limit.failure is not None:
-            raise _make_early_end_error(limit.failure, history.step, settings)
+            raise limit.failure
         if history.status == "stopped" and history.reason != LEFT:
             signals.check()
 
@@ -182,29 +184,20 @@ def _read_reports(
     signals: Signals,
 ) -> Iterator[SinkResult]:
     """Yield a report for each sink; if the caller leaves the loop, save and end the run."""
-    has_ended = False
     try:
-        while True:
-            try:
-                report = next(reports)
-            except StopIteration:
-                has_ended = True
-                return
-            except NonFiniteStepError as error:
-                has_ended = True
-                text = _describe_non_finite_step(metrics, prepared.settings)
-                with signals.allow_interrupts():
-                    finding = _examine(prepared, program)
-                raise RunError(f"{text}{finding}") from error
-            except BaseException:
-                has_ended = True
-                raise
+        for report in reports:
             read_state = cache(partial(_read_state, prepared, program, report.step))
-            yield SinkResult(report.step, metrics.take(), report.seconds, read_state)
-    finally:
-        if not has_ended:
-            signals.stop = LEFT
-            exhaust(reports)
+            try:
+                yield SinkResult(report.step, metrics.take(), report.seconds, read_state)
+            except BaseException:
+                signals.stop = LEFT
+                exhaust(reports)
+                raise
+    except NonFiniteStepError as error:
+        text = _describe_non_finite_step(metrics, prepared.settings)
+        with signals.allow_interrupts():
+            finding = _examine(prepared, program)
+        raise RunError(f"{text}{finding}") from error
 
 
 @dataclass(frozen=True)
@@ -392,11 +385,3 @@ def _examine(prepared: PreparedSink, program: SinkProgram) -> str:
         warn_on_stderr(f"no autopsy of the step: {type(error).__name__}: {error}")
         return ""
     return f"; {finding}"
-
-
-def _make_early_end_error(failure: Exception, step: int, settings: SinkSettings) -> Exception:
-    """Return the error for data that end before the run, with a note on the saved state."""
-    if not isinstance(failure, PipelineError):
-        return failure
-    note = f"; the state of step {step} is saved in {settings.save}" if settings.save else ""
-    return type(failure)(f"{failure}{note}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -205,7 +205,7 @@ def lower_step(
         problems = _list_problems(step, state, layout)
     fixed = None if earlier is None else earlier.lowerings
     tuning = Tuning("bank", "exhaustive", find_user_cache() / "autotune", fixed)
-    lowerings = choose_lowerings(problems, device, tuning, _no_clock).lowerings
+    lowerings = choose_lowerings(problems, device, tuning, lambda _: nullcontext()).lowerings
     choice = LoweringChoice(lowerings, layout=layout)
     if not has_choice:
         return step, choice
@@ -219,11 +219,6 @@ def _list_problems(step: UserStep, state: Any, layout: Layout) -> tuple[Problem,
     traced = with_lowerings(step.function, listing, differentiated=True, layout=layout)
     jax.eval_shape(traced, state, step.batch_layout.spec)
     return tuple(listing.problems)
-
-
-def _no_clock(name: str) -> AbstractContextManager[object]:
-    """Return a context that does nothing, in place of a reporter's clock."""
-    return nullcontext()
 
 
 def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
@@ -265,7 +260,7 @@ class SinkProgram:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), args
         )
         spec = ProgramSpec("step", make_train_loop(step, repeat), shapes, donated=0)
-        self.program, facts = compile_program(spec, _no_clock, placement.devices)
+        self.program, facts = compile_program(spec, lambda _: nullcontext(), placement.devices)
         """The compiled loop, as jax returns it."""
         self.report = CompileReport((facts,), single_steps)
         self.latest = state
@@ -304,8 +299,7 @@ class SinkProgram:
     @property
     def program_text(self) -> str:
         """The loop as XLA compiled it."""
-        text: str = self.program.as_text()
-        return text
+        return str(self.program.as_text())
 
     def read_non_finite_batch(self) -> Any:
         """Return the batch whose loss isn't finite, as an argument of the step function."""

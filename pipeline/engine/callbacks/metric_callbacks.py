@@ -73,7 +73,7 @@ class _PlateauWatch(_MetricCallback):
         self._plateau.add(evaluation)
         if not self._plateau.is_over:
             return
-        self._plateau.restore(EarlyStopState(self._plateau.progress.best))
+        self._plateau.progress = EarlyStopState(self._plateau.progress.best)
         rate = run.learning_rate
         if rate > self._spec.min_rate:
             run.scale_learning_rate(max(self._spec.factor, self._spec.min_rate / rate))
@@ -85,7 +85,7 @@ class _PlateauWatch(_MetricCallback):
     def restore(self, state: Any) -> None:
         match state:
             case [int() | float() | None as best, int(waited)]:
-                self._plateau.restore(EarlyStopState(self._to_signed(best), waited))
+                self._plateau.progress = EarlyStopState(self._to_signed(best), waited)
             case _:
                 raise ValueError(f"{state!r} must be a value and a number of evaluations")
 

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+
+from pydantic import TypeAdapter
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit, sync
@@ -35,7 +38,6 @@ from pipeline.engine.monitors.log_lines import (
     find_ranges,
     format_steps,
     parse_line,
-    read_flaws,
     read_lines,
 )
 
@@ -64,19 +66,12 @@ class Mark:
 
 def read_mark(tree: Any, step: int) -> Mark | None:
     """Return the mark in a checkpoint of `step`; None if it is invalid."""
-    if not isinstance(tree, Mapping):
-        return None
-    size_bytes, lines, sha256, tail = map(tree.get, ("size_bytes", "lines", "sha256", "tail"))
-    if type(size_bytes) is not int or type(lines) is not int:
-        return None
-    if not isinstance(sha256, str) or not isinstance(tail, str):
-        return None
     try:
-        mark = Mark(size_bytes, lines, sha256, tail.encode(), read_flaws(tree.get("flaws")))
+        mark = TypeAdapter(Mark).validate_json(json.dumps(tree), strict=True)
         steps = [parse_line(line, "").step for line in mark.tail.splitlines(keepends=True)]
     except (ValueError, DataError):
         return None
-    if steps != sorted(set(steps)) or (steps and not tail.endswith("\n")):
+    if steps != sorted(set(steps)) or (steps and not mark.tail.endswith(b"\n")):
         return None
     is_long_enough = mark.size_bytes >= len(mark.tail) and mark.lines >= len(steps)
     return mark if is_long_enough and max(steps, default=0) <= step else None
