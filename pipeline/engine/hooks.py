@@ -40,19 +40,6 @@ class Saves:
     log_marks: Callable[[int], Mapping[str, Any]] | None = None
     """Function from a step to JSON for a checkpoint, by which a resumed run checks the logs."""
 
-    def prepare(self) -> None:
-        """Import the modules that the first save needs."""
-        if self.writer is not None:
-            self.writer.prepare()
-
-    def is_due(self, seconds: float) -> bool:
-        """Return whether a checkpoint is due `seconds` after the last one."""
-        return (
-            self.writer is not None
-            and self.every_seconds is not None
-            and seconds >= self.every_seconds
-        )
-
     def save(self, hooks: Hooks, run: Progress, metrics: Mapping[str, float] | None = None) -> None:
         """Notify callbacks, write the logs, then save the current state and `metrics`."""
         if self.writer is None:

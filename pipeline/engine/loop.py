@@ -193,7 +193,8 @@ def run_segment(
     telemetry, seconds = dispatch(training.program, segment, progress)
     training.dispatch_size.record(len(telemetry), seconds)
     training.heap.trim()
-    hooks.saves.prepare()  # not earlier: the first step would wait for it
+    if hooks.saves.writer is not None:
+        hooks.saves.writer.prepare()  # not earlier: the first step would wait for it
     for monitor in hooks.monitors:
         monitor.on_steps(telemetry, seconds)
     training.sink.add(telemetry, seconds)
@@ -270,11 +271,17 @@ def decide(training: TrainingRun, *, is_last: bool) -> Decision:
     progress = training.progress
     can_prune = not is_last and progress.pending is None
     is_requested = hooks.signals.saves > progress.num_answered_saves
-    is_due = is_requested or hooks.saves.is_due(time.monotonic() - progress.saved_at)
+    every_s = hooks.saves.every_seconds
+    is_late = every_s is not None and time.monotonic() - progress.saved_at >= every_s
 
     def make_decision() -> list[Any]:
         prune = hooks.prune(progress.verdict) if can_prune else None
-        return [training.dispatch_size.max_steps, hooks.signals.stop, prune, is_due]
+        return [
+            training.dispatch_size.max_steps,
+            hooks.signals.stop,
+            prune,
+            is_requested or is_late,
+        ]
 
     return Decision._make(hooks.agree(make_decision))
 

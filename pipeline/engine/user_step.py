@@ -32,7 +32,7 @@ from pipeline.core.host.platforms import get_platform
 from pipeline.data.batch import Batch
 from pipeline.engine.batches import BatchLayout
 from pipeline.engine.begin_step import begin_step
-from pipeline.engine.step_checks import LOSS, StepSignature
+from pipeline.engine.step_checks import LOSS, StepSignature, is_key
 from pipeline.models.imported.with_lowerings import list_unreplaced, with_lowerings
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import Problem, RecordingPolicy
@@ -102,8 +102,8 @@ class StateLayout:
 
 def _find_key_type(leaf: Any) -> str | None:
     """Return the name of a random key's implementation; None for another leaf."""
-    is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return str(jax.random.key_impl(leaf)) if is_key else None
+    is_random_key = hasattr(leaf, "dtype") and is_key(leaf.dtype)
+    return str(jax.random.key_impl(leaf)) if is_random_key else None
 
 
 class MetricsRow(tuple[Array, ...]):

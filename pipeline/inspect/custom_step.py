@@ -301,7 +301,7 @@ def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
         lowered, _ = lower_step(prepared.step, prepared.spec, device, None)
         program = _trace_step(lowered, prepared.state, opened.loader.get_window(0).inputs)
         looped = not has_slow_loop(prepared.step, prepared.spec, device)
-        device_time = time_parts(program, device, looped=looped)
+        device_times = time_parts(program, device, looped=looped)
         dtypes = {leaf.dtype for leaf in jax.tree.leaves(prepared.spec)}
         float_types = sorted(dtype.name for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating))
         return HostForecast(
@@ -309,7 +309,7 @@ def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
             device=opened.device_text,
             precision=", ".join(float_types) or "no floating point",
             host_ms=_measure_host_ms(opened),
-            **vars(device_time),
+            **device_times,
         )
 
 

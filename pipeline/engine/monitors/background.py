@@ -91,11 +91,13 @@ class BackgroundMonitor(MonitorRelay):
             self._is_urgent.clear()
             is_closing = self._is_closing
             calls = [self._calls.get() for _ in range(self._calls.qsize())]
-            flush = partial(self._call_monitors, lambda monitor: monitor.flush())
-            for call in (*calls, flush) if calls else ():
+            num_calls = len(calls)
+            if calls:
+                calls.append(partial(self._call_monitors, lambda monitor: monitor.flush()))
+            for call in calls:
                 if self._failure is None:
                     self._attempt(call)
-            for _ in calls:
+            for _ in range(num_calls):
                 self._calls.task_done()
         for monitor in self.monitors:
             self._attempt(monitor.close)

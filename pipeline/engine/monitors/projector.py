@@ -18,6 +18,8 @@ from pipeline.core.files.atomic_write import write_whole
 
 CONFIG = "projector_config.pbtxt"
 FOLDER = "embeddings"
+PICTURED_CHANNELS = (1, 3, 4)
+"""Numbers of channels of images that can be drawn."""
 SPRITE_PIXELS = 8192
 """Longest side of a sheet of pictures, as browsers can show it."""
 PICTURE_PIXELS = 64
@@ -48,7 +50,7 @@ def write_embeddings(
     texts = (" ".join(printable(label).split()) or "-" for label in labels)
     write_whole(folder / "labels.tsv", "".join(f"{text}\n" for text in texts))
     sprite = ""
-    if images is not None and images.shape[-1] in (1, 3, 4):
+    if images is not None and images.shape[-1] in PICTURED_CHANNELS:
         sheet, (height, width) = _draw_sheet(stretch_range(images))
         write_whole(folder / "pictures.png", sheet)
         sprite = (

@@ -20,7 +20,12 @@ from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.events import TRAINED, Evaluation, Monitor, SinkReport, metric_tag
 from pipeline.engine.monitors.event_file import EventFile, find_purging
-from pipeline.engine.monitors.projector import add_captions, stretch_range, write_embeddings
+from pipeline.engine.monitors.projector import (
+    PICTURED_CHANNELS,
+    add_captions,
+    stretch_range,
+    write_embeddings,
+)
 from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 if TYPE_CHECKING:
@@ -29,8 +34,6 @@ if TYPE_CHECKING:
 ROLLBACK_TAG = "train/updates_undone"
 CELL_PIXELS = 24
 """Side of a cell of a confusion matrix with at most 100 classes."""
-PICTURED_CHANNELS = (1, 3, 4)
-"""Numbers of channels of images that can be drawn."""
 MAX_PICTURED_CLASSES = 1000
 """Largest number of classes of a confusion matrix that is drawn."""
 MAX_NAMES = 10_000

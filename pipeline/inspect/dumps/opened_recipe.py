@@ -207,7 +207,5 @@ def logged_loss(run_dir: Path, step: int) -> float | None:
     log = run_dir / METRICS
     if not log.exists():
         return None
-    for line in read_lines(log):
-        if line.step == step + 1:
-            return line.numbers().get("loss")
-    return None
+    lines = (line for line in read_lines(log) if line.step == step + 1)
+    return next((line.numbers().get("loss") for line in lines), None)

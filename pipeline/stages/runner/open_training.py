@@ -99,7 +99,7 @@ def open_training(
             saves=Saves(checkpoints, every_s, sink.host_entry, observers.log_marks),
             callbacks=_open_callbacks(evaluations, callbacks),
             early_stop=make_early_stop(recipe.monitor.early_stop),
-            prune=lambda verdict: pruner and (pruner.prune_reason or verdict),
+            prune=lambda verdict: None if pruner is None else pruner.prune_reason or verdict,
             deadline=context.deadline,
             rollbacks=_make_rollbacks(context, save_periods, checkpoints),
             on_non_finite_step=recipe.train.on_nan.name,
