@@ -33,6 +33,7 @@ from pipeline.engine.monitors.monitors import LockMonitor
 from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.engine.non_finite_step import NonFiniteStepError
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
+from pipeline.engine.sink import SinkResult, SinkSettings
 from pipeline.engine.sink_folder import (
     DATA,
     SavedSink,
@@ -45,7 +46,6 @@ from pipeline.engine.sink_folder import (
     restore_sink,
     write_record,
 )
-from pipeline.engine.sink_settings import SinkResult, SinkSettings
 from pipeline.engine.step_autopsy import examine_step
 from pipeline.engine.step_checks import LOSS, check_state, trace_step
 from pipeline.engine.user_step import (

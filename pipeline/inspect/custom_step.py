@@ -39,7 +39,7 @@ from pipeline.engine.run_sink import (
     prepare_sink,
 )
 from pipeline.engine.schedule import RunSchedule, Schedule
-from pipeline.engine.sink_settings import SinkSettings
+from pipeline.engine.sink import SinkSettings
 from pipeline.engine.step_checks import LOSS
 from pipeline.engine.user_step import (
     NO_RATES,
