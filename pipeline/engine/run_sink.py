@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
@@ -154,19 +154,17 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
         run = RunSchedule(settings.steps, source.steps_per_epoch or settings.steps, size)
         if settings.save is not None and earlier.record is None:
             write_record(settings.save, SinkRecord(earlier.identity, choice, size))
-        outputs = _open_outputs(prepared, earlier, start, stack)
+        metrics, monitors, saves = _open_outputs(prepared, earlier, start, stack)
         history = History(start)
         limit = _WindowLimit(loader, history, settings.steps)
-        every_s = None if settings.save_every else SAVE_SECONDS
-        saves = Saves(outputs.checkpoints, every_s, log_marks=outputs.marks)
-        hooks = Hooks(monitors=outputs.monitors, saves=saves, signals=signals, agree=limit.decide)
+        hooks = Hooks(monitors=monitors, saves=saves, signals=signals, agree=limit.decide)
         periods = {Event.CHECKPOINT: (settings.save_every,)} if settings.save_every else {}
         schedule = Schedule(run, periods, dispatch_seconds=DISPATCH_SECONDS)
         loop = Program(cast(Any, program), "soft" if program.single_steps else "loop")
         host = HostState() if saved is None else saved.host
         with signals.hold_stops():
             reports: Any = train(loop, cast(Any, state), schedule, hooks, host, history)
-            yield from _read_reports(reports, prepared, program, outputs.metrics, signals)
+            yield from _read_reports(reports, prepared, program, metrics, signals)
         if isinstance(limit.failure, PipelineError) and settings.save is not None:
             note = f"the state of step {history.step} is saved in {settings.save}"
             raise type(limit.failure)(f"{limit.failure}; {note}")
@@ -285,25 +283,14 @@ def _round_down(steps: int) -> int:
     return max(factor * decade for factor in (1, 2, 5) if factor * decade <= steps)
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """The logs and checkpoints of a run."""
-
-    metrics: SinkMetrics
-    monitors: tuple[Monitor, ...]
-    checkpoints: Checkpoints | None = None
-    marks: Callable[[int], Mapping[str, Any]] | None = None
-    """As `Saves.log_marks`, with the position in the data."""
-
-
 def _open_outputs(
     prepared: PreparedSink, earlier: _EarlierRun, start: int, stack: ExitStack
-) -> _Outputs:
+) -> tuple[SinkMetrics, tuple[Monitor, ...], Saves]:
     """Open the logs and checkpoints of a run; without a directory it has only `SinkMetrics`."""
     folder = prepared.settings.save
     metrics = SinkMetrics()
     if folder is None:
-        return _Outputs(metrics, (metrics,))
+        return metrics, (metrics,), Saves()
     with convert_write_errors(folder):
         set_others_aside(folder, start, warn_on_stderr)
     saved_marks = None if earlier.saved is None else earlier.saved.host.logs
@@ -323,7 +310,8 @@ def _open_outputs(
         logs = monitor.submit_and_wait(partial(log.marks, step))
         return {LOGS: logs, DATA: prepared.source.position(step)}
 
-    return _Outputs(metrics, (monitor, metrics), checkpoints, mark)
+    every_s = None if prepared.settings.save_every else SAVE_SECONDS
+    return metrics, (monitor, metrics), Saves(checkpoints, every_s, log_marks=mark)
 
 
 @dataclass

@@ -58,11 +58,6 @@ class SinkRecord:
     size: int
     """Number of steps of a sink."""
 
-    def to_json(self) -> str:
-        """Return the record as a JSON text."""
-        choices = {"lowerings": self.choice.to_document(), "size": self.size}
-        return json.dumps(asdict(self.identity) | choices, indent=1)
-
 
 @dataclass(frozen=True)
 class SavedSink:
@@ -128,8 +123,9 @@ def read_record(folder: Path) -> SinkRecord | None:
 
 def write_record(folder: Path, record: SinkRecord) -> None:
     """Write the record of a new run. Raises RunError if it can't be written."""
+    choices = {"lowerings": record.choice.to_document(), "size": record.size}
     with convert_write_errors(folder / RECORD):
-        write_whole(folder / RECORD, record.to_json() + "\n")
+        write_whole(folder / RECORD, json.dumps(asdict(record.identity) | choices, indent=1) + "\n")
 
 
 def require_same(folder: Path, before: SinkIdentity, now: SinkIdentity) -> None:

@@ -119,21 +119,15 @@ class MetricsRow(tuple[Array, ...]):
 
 @dataclass(frozen=True)
 class UserTelemetry(Telemetry):
-    """The metrics that a custom step returned, by name, and whether its loss is finite."""
+    """The metrics that a custom step returned, by name."""
 
-    finite_loss: np.ndarray
-    """Whether the loss of each step is finite, bool (steps,)."""
-
-    def take_first(self, steps: int) -> UserTelemetry:
-        """Return the first `steps` steps."""
-        columns = super().take_first(steps).columns
-        return UserTelemetry(self.start, columns, self.finite_loss[:steps])
+    ends_non_finite: bool
+    """Whether the loss of the last step isn't finite."""
 
     def join(self, later: Telemetry) -> UserTelemetry:
         """Return these steps, followed by `later`."""
         assert isinstance(later, UserTelemetry), "it continues this telemetry"
-        columns = super().join(later).columns
-        return UserTelemetry(self.start, columns, np.append(self.finite_loss, later.finite_loss))
+        return UserTelemetry(self.start, super().join(later).columns, later.ends_non_finite)
 
     @property
     def loss(self) -> np.ndarray:
@@ -153,10 +147,8 @@ class UserTelemetry(Telemetry):
 
     @cached_property
     def non_finite_step(self) -> int | None:
-        """The first step, counted from 1, whose loss isn't finite; None if all are finite."""
-        if self.finite_loss.all():
-            return None
-        return self.start + int(self.finite_loss.argmin()) + 1
+        """The last step, counted from 1, if its loss isn't finite."""
+        return self.start + len(self) if self.ends_non_finite else None
 
 
 @dataclass(frozen=True)
@@ -282,13 +274,14 @@ class SinkProgram:
         carry, rows = run_windows(self.loader, start, stop, carry, self._run_window)
         self._buffers = carry.telemetry_buffer, carry.should_continue
         self.latest = carry.state
-        columns = Telemetry.from_rows(start, rows[:, :-1], self._names).columns
-        telemetry = UserTelemetry(start, columns, rows[:, -1] > 0)
-        if telemetry.non_finite_step is not None:
-            self._non_finite_step = telemetry.non_finite_step
+        is_finite = rows[:, -1] > 0
+        ends_non_finite = not is_finite.all()
+        if ends_non_finite:
+            rows = rows[: is_finite.argmin() + 1]
+            self._non_finite_step = start + len(rows)
             self._reset()
-            telemetry = telemetry.take_first(telemetry.non_finite_step - start)
-        return carry.state, telemetry
+        columns = Telemetry.from_rows(start, rows[:, :-1], self._names).columns
+        return carry.state, UserTelemetry(start, columns, ends_non_finite)
 
     def _run_window(self, carry: LoopCarry, inputs: Inputs, positions: range) -> LoopCarry:
         """Run the steps at some positions of a window."""

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
-from annotated_types import Ge, MaxLen
 
 from pipeline.core.errors import DataError
 from pipeline.training.telemetry import PLACES
@@ -120,9 +119,9 @@ def _open_log(log: Path) -> Iterator[BinaryIO]:
 class Flaws:
     """Differences between a log and what its run wrote. All later checkpoints store them."""
 
-    missing: Annotated[Ranges, MaxLen(MAX_RANGES)] = ()
+    missing: Ranges = ()
     """The first `MAX_RANGES` ranges of missing steps."""
-    missing_lines: Annotated[int, Ge(0)] = 0
+    missing_lines: int = 0
     """Number of missing lines."""
     verified: bool = True
     """Whether the remaining lines are as they were written."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 from codecs import BOM_UTF8
 from collections.abc import Iterator
@@ -22,8 +21,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
-
-from pydantic import TypeAdapter
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit, sync
@@ -67,9 +64,21 @@ class Mark:
 def read_mark(tree: Any, step: int) -> Mark | None:
     """Return the mark in a checkpoint of `step`; None if it is invalid."""
     try:
-        mark = TypeAdapter(Mark).validate_json(json.dumps(tree), strict=True)
-        steps = [parse_line(line, "").step for line in mark.tail.splitlines(keepends=True)]
-    except (ValueError, DataError):
+        flaws_tree = tree["flaws"]
+        missing = tuple((first, last) for first, last in flaws_tree["missing"])
+        flaws = Flaws(missing, flaws_tree["missing_lines"], flaws_tree["verified"])
+        tail = tree["tail"].encode()
+        mark = Mark(tree["size_bytes"], tree["lines"], tree["sha256"], tail, flaws)
+        steps = [parse_line(line, "").step for line in tail.splitlines(keepends=True)]
+    except (ValueError, TypeError, KeyError, AttributeError, DataError):
+        return None
+    numbers = [mark.size_bytes, mark.lines, flaws.missing_lines]
+    numbers += [number for steps_of_range in missing for number in steps_of_range]
+    if any(type(number) is not int or number < 0 for number in numbers):
+        return None
+    if type(mark.sha256) is not str or type(flaws.verified) is not bool:
+        return None
+    if len(missing) > MAX_RANGES:
         return None
     if steps != sorted(set(steps)) or (steps and not mark.tail.endswith(b"\n")):
         return None

@@ -36,6 +36,8 @@ from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import init_with_output
 
 NumpyArrays = dict[str, np.ndarray]
+_Program = tuple[Callable[..., Any], Mapping[str, LayerForm]]
+"""A compiled function, and the form of every layer by path."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,9 @@ class LayerPrograms:
 
     def compute_free(self, weights: Weights, portion: Portion) -> LayerTensors:
         """Compute the step so that every layer reads the outputs of the layers before it."""
-        program = self._get_program("free", _compute_free_pass, weights, portion)
+        compute, forms = self._get_program("free", _compute_free_pass, weights, portion)
         weights, portion = jax.device_put((weights, portion), self.device)
-        return _to_numpy(program.call(weights, portion), program.forms)
+        return _to_numpy(compute(weights, portion), forms)
 
     def compute_forced(
         self, weights: Weights, portion: Portion, forced: LayerTensors, *, wide: bool = False
@@ -119,7 +121,7 @@ class LayerPrograms:
         """
         name = "float64" if wide else "forced"
         device = jax.devices(CPU.name)[0] if wide else self.device
-        program = self._get_program(name, _compute_forced_pass, weights, portion, forced)
+        compute, forms = self._get_program(name, _compute_forced_pass, weights, portion, forced)
         arrays = {
             "outputs": forced.outputs,
             "input_gradients": forced.input_gradients,
@@ -127,7 +129,7 @@ class LayerPrograms:
             "logits": forced.logits,
         }
         weights, portion, arrays = jax.device_put((weights, portion, arrays), device)
-        return _to_numpy(program.call(weights, portion, arrays), program.forms)
+        return _to_numpy(compute(weights, portion, arrays), forms)
 
     def _get_program(
         self,
@@ -150,18 +152,12 @@ class LayerPrograms:
             else:
                 options = QUICK if get_platform(self.device.platform).optimizes_slowly else None
                 call = jax.jit(compute, compiler_options=options)
-            self._programs[key] = _Program(call, shapes.forms)
+            self._programs[key] = call, shapes.forms
         return self._programs[key]
 
     def forms(self, weights: Weights, portion: Portion) -> dict[str, LayerForm]:
         """Return the form of every layer by path, without computing the step."""
-        return dict(self._get_program("free", _compute_free_pass, weights, portion).forms)
-
-
-@dataclass(frozen=True)
-class _Program:
-    call: Callable[..., Any]
-    forms: Mapping[str, LayerForm]
+        return dict(self._get_program("free", _compute_free_pass, weights, portion)[1])
 
 
 @dataclass(frozen=True)
