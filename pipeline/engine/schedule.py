@@ -62,11 +62,6 @@ class RunSchedule:
         epoch, epoch_step = divmod(step - 1, self.steps_per_epoch)
         return StepPosition(sink + 1, sink_step + 1, epoch + 1, epoch_step + 1)
 
-    @property
-    def sinks(self) -> int:
-        """Number of sinks, including a shorter last one."""
-        return -(-self.total // (self.sink_steps or self.steps_per_epoch))
-
     def segments(
         self,
         first: int,

@@ -76,12 +76,10 @@ def _draw_sheet(images: np.ndarray) -> tuple[bytes, tuple[int, int]]:
     step = math.ceil(max(images.shape[1:3]) / max_pixels)
     pictures = images[:, ::step, ::step]
     height, width = pictures.shape[1:3]
-    sheet = np.zeros((side * height, side * width, pictures.shape[-1]), np.uint8)
-    for number, picture in enumerate(pictures):
-        row, column = divmod(number, side)
-        top = row * height
-        left = column * width
-        sheet[top : top + height, left : left + width] = picture
+    cells = np.zeros((side * side, *pictures.shape[1:]), np.uint8)
+    cells[: len(pictures)] = pictures
+    rows = cells.reshape(side, side, height, width, -1).swapaxes(1, 2)
+    sheet = rows.reshape(side * height, side * width, -1)
     file = io.BytesIO()
     Image.fromarray(sheet[..., 0] if sheet.shape[-1] == 1 else sheet).save(file, "PNG")
     return file.getvalue(), (height, width)

@@ -97,7 +97,7 @@ class VerifiedLog:
         self.path = path
         self.flaws = NO_FLAWS
         self._has_all_steps = has_all_steps
-        self._file = _open(path)
+        self._file = cast(BinaryIO, open(path, "a+b", opener=open_unshared))
         self._size_bytes = 0
         self._lines = 0
         self._tail = bytearray()
@@ -129,11 +129,6 @@ class VerifiedLog:
     def release(self) -> None:
         """Close the file without checking it."""
         self._file.close()
-
-    def reopen(self) -> None:
-        """Open the file that has the log's name now, instead of the open one."""
-        self.release()
-        self._file = _open(self.path)
 
     def mark(self, step: int) -> Mark:
         """Return the mark of the lines up to `step`.
@@ -234,10 +229,6 @@ class VerifiedLog:
             del self._tail[:begin]
 
 
-def _open(path: Path) -> BinaryIO:
-    return cast(BinaryIO, open(path, "a+b", opener=open_unshared))
-
-
 def _hash_bytes(file: BinaryIO, size_bytes: int) -> hashlib._Hash | None:
     """Return the SHA-256 object of the next bytes of a file; None if the file is shorter."""
     digest = hashlib.sha256()
@@ -313,7 +304,9 @@ def open_log(
             findings = LogFindings(path, log.flaws)
         else:
             rebuilt_mark, findings = _rebuild(path, mark, step, has_all_steps=has_all_steps)
-            log.reopen()
+            log.release()
+            log = VerifiedLog(path, has_all_steps=has_all_steps)
+            on_failure.callback(log.release)
             log.continue_from(rebuilt_mark, step)
         on_failure.pop_all()
     return log, findings

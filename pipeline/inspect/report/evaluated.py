@@ -23,7 +23,6 @@ from pipeline.data.padding.buckets import SIZE, sort_buckets
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.data.transform import apply_ops
-from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.stages.build import build_network
 from pipeline.stages.data import drop_folds, load_data
 from pipeline.stages.export.ensemble import average_outputs
@@ -180,7 +179,7 @@ def open_members(run: TrainedRun, dataset: Dataset) -> list[tuple[TrainedRun, Da
         has_same_data = recipe.dataset == shared.dataset
         has_same_input = recipe.model.table_input == shared.model.table_input
         shares_data = has_same_data and has_same_input
-        data = dataset if shares_data else load_data(recipe, make_silent_reporter())
+        data = dataset if shares_data else load_data(recipe)
         opened.append((replace(member, recipe=recipe), data))
     return opened
 
