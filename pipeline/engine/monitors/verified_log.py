@@ -97,7 +97,7 @@ class VerifiedLog:
         self.path = path
         self.flaws = NO_FLAWS
         self._has_all_steps = has_all_steps
-        self._file = cast(BinaryIO, open(path, "a+b", opener=open_unshared))
+        self._file = _open(path)
         self._size_bytes = 0
         self._lines = 0
         self._tail = bytearray()
@@ -227,6 +227,10 @@ class VerifiedLog:
             begin = self._tail.rfind(b"\n", 0, -TAIL_BYTES) + 1
             self._digest.update(self._tail[:begin])
             del self._tail[:begin]
+
+
+def _open(path: Path) -> BinaryIO:
+    return cast(BinaryIO, open(path, "a+b", opener=open_unshared))
 
 
 def _hash_bytes(file: BinaryIO, size_bytes: int) -> hashlib._Hash | None:
