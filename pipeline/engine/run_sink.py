@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -184,7 +184,7 @@ def _read_reports(
     """Yield a report for each sink; if the caller leaves the loop, save and end the run."""
     try:
         for report in reports:
-            read_state = cache(partial(_read_state, prepared, program, report.step))
+            read_state = partial(_read_state, prepared, program, report.step)
             try:
                 yield SinkResult(report.step, metrics.take(), report.seconds, read_state)
             except BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,7 +53,7 @@ class SinkResult:
     """Seconds of the steps of the sink."""
     read_state: Callable[[], Any] = field(repr=False)
 
-    @property
+    @cached_property
     def state(self) -> Any:
         """Copy of the state after the sink, in the step function's structure. Raises RunError if
         it is read for the first time after the loop has continued."""
