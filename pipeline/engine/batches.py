@@ -31,23 +31,12 @@ HASHED_EXAMPLES = 64
 """Number of examples whose hash identifies the arrays, at equal distances."""
 
 
-@dataclass(frozen=True)
-class BatchLayout:
-    """The structure of a batch. Its leaves are columns, named by their number: "0", "1", ..."""
-
-    spec: Any
-    """A batch with `jax.ShapeDtypeStruct` as leaves."""
-
-    def arrange(self, columns: Mapping[str, Any]) -> Any:
-        """Return a batch with the columns as leaves."""
-        leaves = [columns[str(number)] for number in range(len(columns))]
-        return jax.tree.unflatten(jax.tree.structure(self.spec), leaves)
-
-
 class BatchSource(ABC):
     """Source of a run's batches: one for each step."""
 
-    layout: BatchLayout
+    spec: Any
+    """A batch with `jax.ShapeDtypeStruct` as leaves. The loader's columns are the leaves, named by
+    their number: "0", "1", ..."""
     steps_per_epoch: int | None = None
     """None if it isn't known."""
 
@@ -158,7 +147,7 @@ class ArrayBatches(BatchSource):
         except ValueError as error:
             raise DataError(f"data: {error}") from error
         shapes = [jax.ShapeDtypeStruct((batch_size, *c.shape[1:]), c.dtype) for c in columns]
-        self.layout = BatchLayout(jax.tree.unflatten(jax.tree.structure(arrays), shapes))
+        self.spec = jax.tree.unflatten(jax.tree.structure(arrays), shapes)
         self.steps_per_epoch = self._order.steps_per_epoch
 
     def open_loader(self, placement: DevicePlacement, start: int, stop: int) -> Loader:
@@ -219,7 +208,7 @@ class IteratorBatches(BatchSource):
         self._first_batch: list[np.ndarray] | None = columns
         """None after `read` has returned the first batch, or if it isn't needed."""
         shapes = [jax.ShapeDtypeStruct(column.shape, column.dtype) for column in columns]
-        self.layout = BatchLayout(jax.tree.unflatten(jax.tree.structure(first), shapes))
+        self.spec = jax.tree.unflatten(jax.tree.structure(first), shapes)
         self._windows: IteratorWindows | None = None
 
     def open_loader(self, placement: DevicePlacement, start: int, stop: int) -> Loader:
@@ -277,11 +266,11 @@ class IteratorBatches(BatchSource):
             return columns
         batch = next(self._iterator)
         structure: Any = jax.tree.structure(batch)
-        first_structure: Any = jax.tree.structure(self.layout.spec)
+        first_structure: Any = jax.tree.structure(self.spec)
         if structure != first_structure:
             raise DataError(f"data: batch {number} is {structure}, the first is {first_structure}")
         columns = _to_columns(self._names, jax.tree.leaves(batch))
-        specs = jax.tree.leaves(self.layout.spec)
+        specs = jax.tree.leaves(self.spec)
         for name, column, spec in zip(self._names, columns, specs, strict=True):
             if describe(column) != describe(spec):
                 raise DataError(
@@ -309,7 +298,7 @@ class IteratorWindows:
         self._source = source
         self._placement = placement
         self._stop = stop
-        shapes = jax.tree.leaves(source.layout.spec)
+        shapes = jax.tree.leaves(source.spec)
         batch_bytes = max(1, sum(shape.size * shape.dtype.itemsize for shape in shapes))
         self._steps = max(1, min(ITERATOR_WINDOW_STEPS, WINDOW_LIMIT_BYTES // batch_bytes))
         self.device_bytes = 2 * self._steps * batch_bytes

@@ -122,8 +122,8 @@ def prepare_sink(step: Step, state: Any, data: Any, settings: SinkSettings) -> P
     }
     shapes = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
     spec = jax.eval_shape(layout.arrange, shapes)
-    signature = trace_step(step, spec, source.layout.spec)
-    user_step = UserStep(step, signature, layout, source.layout)
+    signature = trace_step(step, spec, source.spec)
+    user_step = UserStep(step, signature, layout, source.spec)
     return PreparedSink(user_step, CustomState(np.int32(0), leaves), spec, source, settings)
 
 

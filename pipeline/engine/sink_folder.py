@@ -73,7 +73,7 @@ def identify(step: UserStep, state: CustomState, data: Mapping[str, Any]) -> Sin
     """Return the identity of a run; `data` is the identity of its data."""
     batch = {
         jax.tree_util.keystr(path) or "batch": describe(leaf)
-        for path, leaf in jax.tree.leaves_with_path(step.batch_layout.spec)
+        for path, leaf in jax.tree.leaves_with_path(step.batch_spec)
     }
     leaves = {path: describe(leaf) for path, leaf in state.state.items()}
     # Paths don't distinguish a list from a tuple.

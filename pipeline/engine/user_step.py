@@ -30,7 +30,6 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.package_paths import find_user_cache
 from pipeline.core.host.platforms import get_platform
 from pipeline.data.batch import Batch
-from pipeline.engine.batches import BatchLayout
 from pipeline.engine.begin_step import begin_step
 from pipeline.engine.step_checks import LOSS, StepSignature, is_key
 from pipeline.models.imported.with_lowerings import list_unreplaced, with_lowerings
@@ -158,15 +157,16 @@ class UserStep:
     function: Step
     signature: StepSignature
     state_layout: StateLayout
-    batch_layout: BatchLayout
+    batch_spec: Any
+    """A batch with `jax.ShapeDtypeStruct` as leaves."""
 
     def __call__(
         self, before: CustomState, batch: Batch, rates: Array
     ) -> tuple[CustomState, MetricsRow]:
         """Return the state after a step, or `before` if the loss isn't finite, and the metrics."""
         layout = self.state_layout
-        columns = self.batch_layout.arrange(batch.columns)
-        metrics, compute_state = begin_step(self.function, layout.arrange(before.state), columns)
+        argument = self.arrange_batch(batch)
+        metrics, compute_state = begin_step(self.function, layout.arrange(before.state), argument)
         finite = jnp.isfinite(metrics[LOSS]) if LOSS in metrics else jnp.asarray(True)
 
         def update(state: CustomState) -> CustomState:
@@ -176,6 +176,11 @@ class UserStep:
         values = [jnp.asarray(metrics[name], jnp.float32) for name in self.signature.metrics]
         row = MetricsRow((*values, finite.astype(jnp.float32)))
         return apply_if_finite(finite, update, before), row
+
+    def arrange_batch(self, batch: Batch) -> Any:
+        """Return a batch as an argument of the step function."""
+        columns = [batch.columns[str(number)] for number in range(len(batch.columns))]
+        return jax.tree.unflatten(jax.tree.structure(self.batch_spec), columns)
 
 
 def lower_step(
@@ -209,7 +214,7 @@ def _list_problems(step: UserStep, state: Any, layout: Layout) -> tuple[Problem,
     """Return the problems of a step's convolutions and matrix products, with images in `layout`."""
     listing = RecordingPolicy()
     traced = with_lowerings(step.function, listing, differentiated=True, layout=layout)
-    jax.eval_shape(traced, state, step.batch_layout.spec)
+    jax.eval_shape(traced, state, step.batch_spec)
     return tuple(listing.problems)
 
 
@@ -217,7 +222,7 @@ def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
     """Return whether loops are slow here and a convolution of the step has no lowering."""
     if not get_platform(device.platform).has_slow_loops:
         return False
-    traced = jax.make_jaxpr(step.function)(state, step.batch_layout.spec)
+    traced = jax.make_jaxpr(step.function)(state, step.batch_spec)
     unchanged = list_unreplaced(traced, differentiated=True)
     return any(operation.is_convolution for operation in unchanged)
 
@@ -234,8 +239,7 @@ class SinkProgram:
         *,
         single_steps: bool,
     ) -> None:
-        self._names = step.signature.metrics
-        self._batch_layout = step.batch_layout
+        self._step = step
         self.loader = loader
         self._placement = placement
         self.single_steps = single_steps
@@ -260,7 +264,7 @@ class SinkProgram:
 
     def _reset(self) -> None:
         """Make new buffers of the loop: metrics of a window's steps, and whether it continues."""
-        rows = np.zeros((self._window_steps, len(self._names) + 1), np.float32)
+        rows = np.zeros((self._window_steps, len(self._step.signature.metrics) + 1), np.float32)
         self._buffers = self._placement.put(rows), self._placement.put(np.asarray(True))
 
     def run(
@@ -280,7 +284,7 @@ class SinkProgram:
             rows = rows[: is_finite.argmin() + 1]
             self._non_finite_step = start + len(rows)
             self._reset()
-        columns = Telemetry.from_rows(start, rows[:, :-1], self._names).columns
+        columns = Telemetry.from_rows(start, rows[:, :-1], self._step.signature.metrics).columns
         return carry.state, UserTelemetry(start, columns, ends_non_finite)
 
     def _run_window(self, carry: LoopCarry, inputs: Inputs, positions: range) -> LoopCarry:
@@ -299,7 +303,7 @@ class SinkProgram:
         step = self._non_finite_step
         assert step is not None, "the newest dispatch ended with a non-finite step"
         inputs, positions = next(split_at_windows(self.loader, step - 1, step))
-        return self._batch_layout.arrange(read_batch(inputs, jnp.int32(positions.start)).columns)
+        return self._step.arrange_batch(read_batch(inputs, jnp.int32(positions.start)))
 
     def put(self, state: CustomState) -> CustomState:
         """Copy a state to the device, into new arrays."""

@@ -122,7 +122,7 @@ class OpenStep:
     @property
     def batch_size(self) -> int:
         """Number of examples in a batch: the length of its first array, or 1."""
-        first = jax.tree.leaves(self.prepared.source.layout.spec)[0]
+        first = jax.tree.leaves(self.prepared.source.spec)[0]
         return int(first.shape[0]) if first.shape else 1
 
 
