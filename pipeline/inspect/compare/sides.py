@@ -223,13 +223,7 @@ def _load_state(side: Side, step: int | None, reporter: Reporter) -> tuple[Train
         return jax.tree.map(np.array, side.opened.fresh_state()), 0
     steps = require_checkpoints(side.run_dir)
     step = steps[-1] if step is None else step
-    saved = load_state(side.opened, side.run_dir, step, reporter)
-    if saved.replayed:
-        saved_step = step - saved.replayed
-        reporter.print_stage(
-            "state", f"of step {saved_step}; {saved.replayed:,} steps trained again"
-        )
-    return saved.state, step
+    return load_state(side.opened, side.run_dir, step, reporter), step
 
 
 def _choose_left_weights(left: Side, right: Side, weights: Weights) -> Weights:
@@ -260,7 +254,7 @@ def _describe_weight_distance(left: Side, run_dir: Path, step: int, weights: Wei
     """Describe the distance of the left run's weights from the weights that both sides use."""
     if step not in list_saved_steps(run_dir / FOLDER):
         return f"{left.name} has no checkpoint of step {step}: its weights are not compared"
-    left_weights = Weights.of(load_state(left.opened, run_dir, step, Reporter()).state)
+    left_weights = Weights.of(load_state(left.opened, run_dir, step, Reporter()))
     left_params = flatten_by_path(left_weights.params)
     right_params = flatten_by_path(weights.params)
     squares = [

@@ -125,14 +125,6 @@ def _place_on_one_device(recipe: Recipe) -> Recipe:
     return check_tree(tree, length_replaced=True)
 
 
-@dataclass(frozen=True)
-class ReplayedState:
-    """A state of a run, in numpy; the last `replayed` steps were trained again."""
-
-    state: TrainState
-    replayed: int = 0
-
-
 def require_checkpoints(run_dir: Path) -> list[int]:
     """Return the steps of a run's checkpoints, ascending. Raises DataError if none exist."""
     steps = list_saved_steps(run_dir / FOLDER)
@@ -163,12 +155,12 @@ def open_run_recipe(run_dir: Path) -> OpenedRecipe:
     return open_recipe(read_run_recipe(run_dir), run_dir)
 
 
-def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> ReplayedState:
-    """Return the state of a run after `step` steps.
+def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> TrainState:
+    """Return the state of a run after `step` steps, in numpy.
 
     The last undamaged checkpoint up to this step is read, or else the state at step 0 is made. The
-    steps after it are trained again, with the same results. Raises DataError if the run has no
-    checkpoints, or fewer steps.
+    steps after it are trained again, with the same results, and `reporter` prints their number.
+    Raises DataError if the run has no checkpoints, or fewer steps.
     """
     earlier_steps = [saved for saved in require_checkpoints(run_dir) if saved <= step]
     total = opened.built.run_schedule.total
@@ -188,7 +180,7 @@ def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
     if state is None:
         state = jax.tree.map(np.array, opened.fresh_state())
     if start_step == step:
-        return ReplayedState(state)
+        return state
     if opened.recipe.train.callbacks:
         reporter.warn("callbacks are not called while steps are trained again")
     with reporter.clock(f"training steps {start_step + 1} to {step} again"):
@@ -199,7 +191,10 @@ def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
             final_state, _ = executable.run(executable.put(state), start_step, step, "loop")
         finally:
             executable.loader.close()
-    return ReplayedState(jax.tree.map(np.array, final_state), step - start_step)
+    text = f"of step {start_step}; {step - start_step:,} steps trained again"
+    reporter.print_stage("state", text)
+    loaded: TrainState = jax.tree.map(np.array, final_state)
+    return loaded
 
 
 def logged_loss(run_dir: Path, step: int) -> float | None:
