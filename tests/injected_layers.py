@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -348,8 +348,10 @@ def _drawn_lowerings(clean: ReferenceStep, network: Any, draw: int) -> Lowerings
     generator, recording = random.Random(draw), RecordingPolicy()
     config = dataclasses.replace(clean.programs.config, network=network.clone(policy=recording))
     one = clean.step.passes[0]
-    programs = LayerPrograms(config, clean.programs.device)
-    programs.forms(one.weights, one.portion)
+    variables = {"params": one.weights.params, "batch_stats": one.weights.batch_stats}
+    rngs = {"dropout": one.portion.dropout}
+    apply = partial(config.network.apply, train=True, mutable=["batch_stats"], rngs=rngs)
+    jax.eval_shape(apply, variables, one.portion.images)  # records the problems
     chosen = []
     for problem in recording.problems:
         if problem.kind != "conv2d":

@@ -19,11 +19,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from pipeline.core.host.platforms import CPU, get_platform
-from pipeline.inspect.dumps.layer_observer import (
-    ForcedTensors,
-    LayerForm,
-    LayerObserver,
-)
+from pipeline.inspect.dumps.layer_observer import LayerForm, LayerObserver
 from pipeline.inspect.dumps.portions import Portion
 from pipeline.inspect.dumps.wide_replay import QUICK, compile_in_float64
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
@@ -142,10 +138,7 @@ class LayerPrograms:
         """Return the program `name` of `function` for a portion's shapes, compiled once."""
         key = name, portion.images.shape, portion.labels.shape
         if key not in self._programs:
-            tensors = None
-            if forced is not None:
-                tensors = ForcedTensors(forced.outputs, forced.input_gradients)
-            shapes = _trace_shapes(self.config, weights, portion, tensors)
+            shapes = _trace_shapes(self.config, weights, portion, forced)
             compute = partial(function, self.config, shapes)
             if name == "float64":
                 call = compile_in_float64(compute)
@@ -154,10 +147,6 @@ class LayerPrograms:
                 call = jax.jit(compute, compiler_options=options)
             self._programs[key] = call, shapes.forms
         return self._programs[key]
-
-    def forms(self, weights: Weights, portion: Portion) -> dict[str, LayerForm]:
-        """Return the form of every layer by path, without computing the step."""
-        return dict(self._get_program("free", _compute_free_pass, weights, portion)[1])
 
 
 @dataclass(frozen=True)
@@ -202,9 +191,12 @@ def _compute_loss(config: StepConfig, logits: Array, portion: Portion) -> BatchL
 
 
 def _trace_shapes(
-    config: StepConfig, weights: Weights, portion: Portion, forced: ForcedTensors | None
+    config: StepConfig, weights: Weights, portion: Portion, forced: LayerTensors | None
 ) -> _Shapes:
-    observer = LayerObserver(forced=forced)
+    observer = LayerObserver()
+    if forced is not None:
+        observer.forced_outputs = forced.outputs
+        observer.forced_gradients = forced.input_gradients
 
     def forward(params: Any, statistics: Any, portion: Portion) -> Any:
         logits, _ = _apply_network(config, params, statistics, portion, observer)
@@ -255,13 +247,13 @@ def _compute_forced_pass(
 ) -> dict[str, Any]:
     """Compute the arrays of `LayerTensors`; every layer, and the loss, reads `forced` arrays."""
     scale = weights.loss_scale
-    tensors = ForcedTensors(
-        forced["outputs"], {path: g * scale for path, g in forced["input_gradients"].items()}
-    )
+    gradients = {path: g * scale for path, g in forced["input_gradients"].items()}
     slots = _make_slots(shapes.inputs), jnp.zeros_like(forced["logits"])
 
     def compute(params: Any, slots: Any) -> tuple[Any, Any]:
-        observer = LayerObserver(slots[0], forced=tensors)
+        observer = LayerObserver(
+            slots[0], forced_outputs=forced["outputs"], forced_gradients=gradients
+        )
         logits, statistics = _apply_network(config, params, weights.batch_stats, portion, observer)
         loss = _compute_loss(config, tap(forced["logits"], slots[1]), portion)
         recorded = observer.inputs, observer.outputs, logits, statistics, loss.reported
