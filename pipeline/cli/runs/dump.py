@@ -57,8 +57,7 @@ def main(
         recipe = opened.recipe.model_copy(update={"dump": spec})
         request = DumpRequest(recipe, run_dir, opened.device_name)
         opened.programs(numbers[0])  # raises RecipeError unless the network is a list of layers
-        kinds = layer_kinds(opened.built.step_config, opened.built.seed)
-        require_layers(layers, list(kinds), "--layers")
+        require_layers(layers, list(layer_kinds(opened.built)), "--layers")
         for step in numbers:
             state = load_state(opened, run_dir, step, reporter)
             loss = logged_loss(run_dir, step)

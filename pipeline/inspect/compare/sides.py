@@ -56,10 +56,6 @@ class Side:
     run_dir: Path | None = None
     changed: tuple[str, ...] = ()
 
-    def layer_kinds(self) -> dict[str, str]:
-        """Return the kinds of all layers by path."""
-        return layer_kinds(self.opened.built.step_config, self.opened.built.seed)
-
 
 def open_run_side(run_dir: Path) -> Side:
     """Open a run. Raises DataError if it isn't one."""
@@ -126,7 +122,7 @@ def compare_step(
 ) -> StepComparison:
     """Compute and compare a step from the right side's state. Raises DataError and RecipeError."""
     _require_same_network(left, right)
-    layers = right.layer_kinds()
+    layers = layer_kinds(right.opened.built)
     require_layers(request.layers, list(layers), "--layers")
     # Both sides have the same layers.
     require_mapped(request.mapped, list(layers), list(layers))
@@ -177,13 +173,13 @@ def capture_tensors(side: Side, step: int | None, reporter: Reporter) -> TensorS
     tensors = captured.merge_passes()
     arrays = dict(named_tensors(tensors, captured.images))
     about = f"step {step} on {side.opened.device_name}, loss {tensors.loss:.8g}"
-    return TensorSide(side.name, about, side.layer_kinds(), list(arrays), arrays.get)
+    return TensorSide(side.name, about, layer_kinds(side.opened.built), list(arrays), arrays.get)
 
 
 def _require_same_network(left: Side, right: Side) -> None:
     """Raise DataError, with the first differences, if layers or parameters differ."""
-    left_kinds = left.layer_kinds()
-    right_kinds = right.layer_kinds()
+    left_kinds = layer_kinds(left.opened.built)
+    right_kinds = layer_kinds(right.opened.built)
     problems = [
         f"{path} is only on the left side" for path in left_kinds if path not in right_kinds
     ]

@@ -27,6 +27,7 @@ from pipeline.models.modules.apply_layers import intercept_layers, record_layers
 from pipeline.models.modules.layer_capture import tap
 from pipeline.models.modules.layout import to_nhwc
 from pipeline.models.modules.standard import Network
+from pipeline.stages.build import Built
 from pipeline.training.losses import BatchLoss, compute_losses, reduce_losses
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import init_with_output
@@ -159,7 +160,7 @@ class _Shapes:
     forms: Mapping[str, LayerForm]
 
 
-def layer_kinds(config: StepConfig, seed: np.ndarray) -> dict[str, str]:
+def layer_kinds(built: Built) -> dict[str, str]:
     """Return the kinds of all layers of a network by path, without computing the network."""
     kinds: dict[str, str] = {}
 
@@ -167,7 +168,7 @@ def layer_kinds(config: StepConfig, seed: np.ndarray) -> dict[str, str]:
         kinds["/".join(path)] = kind
 
     with record_layers(note_kind):
-        jax.eval_shape(partial(init_with_output, config), seed)
+        jax.eval_shape(partial(init_with_output, built.step_config), built.seed)
     return kinds
 
 
