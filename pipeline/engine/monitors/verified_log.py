@@ -155,13 +155,8 @@ class VerifiedLog:
         Later lines stay while their steps grow up to `step`, such as that of an evaluation after
         the checkpoint. All others are removed.
         """
-        self._file.seek(0)
-        digest = _hash_bytes(self._file, mark.size_bytes - len(mark.tail))
-        if digest is None:
-            return False
-        marked_digest = digest.copy()
-        marked_digest.update(self._file.read(len(mark.tail)))
-        if marked_digest.hexdigest() != mark.sha256:
+        digest = _hash_before_tail(self._file, mark)
+        if digest is None or self._file.read(len(mark.tail)) != mark.tail:
             return False
         self._digest = digest
         self._tail = bytearray(mark.tail)
@@ -233,13 +228,16 @@ def _open(path: Path) -> BinaryIO:
     return cast(BinaryIO, open(path, "a+b", opener=open_unshared))
 
 
-def _hash_bytes(file: BinaryIO, size_bytes: int) -> hashlib._Hash | None:
-    """Return the SHA-256 object of the next bytes of a file; None if the file is shorter."""
+def _hash_before_tail(file: BinaryIO, mark: Mark) -> hashlib._Hash | None:
+    """Return the SHA-256 object of the bytes before the tail of a mark; None if they aren't those
+    that the mark is of."""
+    file.seek(0)
     digest = hashlib.sha256()
-    for chunk in _read_chunks(file, size_bytes):
+    for chunk in _read_chunks(file, mark.size_bytes - len(mark.tail)):
         digest.update(chunk)
-        size_bytes -= len(chunk)
-    return None if size_bytes else digest
+    marked_digest = digest.copy()
+    marked_digest.update(mark.tail)
+    return digest if marked_digest.hexdigest() == mark.sha256 else None
 
 
 def _read_chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
@@ -339,7 +337,9 @@ def _rebuild(path: Path, mark: Mark, step: int, *, has_all_steps: bool) -> tuple
     with ExitStack() as files:
         source = files.enter_context(path.open("rb"))
         files.callback(draft.release)
-        if _is_intact_before_tail(source, mark):
+        is_intact = _hash_before_tail(source, mark) is not None
+        source.seek(0)
+        if is_intact:
             # The lines before the tail needn't be parsed one by one.
             last = begin - 1
             for chunk in _read_chunks(source, mark.size_bytes - len(mark.tail)):
@@ -368,16 +368,6 @@ def _rebuild(path: Path, mark: Mark, step: int, *, has_all_steps: bool) -> tuple
     restored = find_ranges(text_by_step.keys() - intact)
     findings = LogFindings(path, flaws, restored, set_aside, is_changed=True)
     return replace(rebuilt, flaws=flaws), findings
-
-
-def _is_intact_before_tail(file: BinaryIO, mark: Mark) -> bool:
-    """Return whether a file begins with the marked lines before the tail, and rewind it."""
-    digest = _hash_bytes(file, mark.size_bytes - len(mark.tail))
-    file.seek(0)
-    if digest is None:
-        return False
-    digest.update(mark.tail)
-    return digest.hexdigest() == mark.sha256
 
 
 def _read_whole_lines(file: BinaryIO) -> Iterator[LogLine]:

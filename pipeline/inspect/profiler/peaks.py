@@ -46,14 +46,16 @@ def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) ->
     With `again` they are measured in any case, and the larger values are stored, since the machine
     may have been busy. Without a readable folder they are measured.
     """
-    file = None if folder is None else folder / FILE
+    if folder is None:
+        return measure_peaks(device)
+    file = folder / FILE
     key = f"{device.platform} {device.device_kind}, {read_limits().cores:g} cores"
     key += f", jax {version('jax')}"
     entries: dict[str, Any] = {}
     cached = None
     # An unreadable file, or an entry that isn't valid, is replaced.
     with suppress(OSError, ValueError, TypeError, KeyError):
-        entries = dict(read_json(file)) if file is not None else {}
+        entries = dict(read_json(file))
         entry = Peaks(**entries[key])
         cached = entry if all(value > 0 for value in astuple(entry)) else None
     if cached is not None and not again:
@@ -61,10 +63,9 @@ def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) ->
     measured = measure_peaks(device)
     if cached is not None:
         measured = Peaks(*map(max, astuple(measured), astuple(cached)))
-    if file is not None:
-        with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, format_json({**entries, key: asdict(measured)}, indent=2) + "\n")
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(file, format_json({**entries, key: asdict(measured)}, indent=2) + "\n")
     return measured
 
 
