@@ -56,26 +56,8 @@ class BoardNode:
     dtype: str
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """Number of finite values in each bin, their range and sums."""
-
-    low: float
-    high: float
-    total: float
-    """Sum of the values."""
-    squares: float
-    """Sum of the squares."""
-    limits: tuple[float, ...]
-    """Upper ends of the bins."""
-    counts: tuple[int, ...]
-    left_out: int = 0
-    """Number of values that aren't finite."""
-
-    @property
-    def count(self) -> int:
-        """Number of finite values."""
-        return sum(self.counts)
+Histogram = Mapping[str, Any]
+"""Range and sums of finite values, and their number in each bin: fields of a HistogramProto."""
 
 
 class TensorBoard(Monitor):
@@ -264,18 +246,10 @@ class TensorBoard(Monitor):
         """Add histograms after `step` steps, by name."""
         from tensorboardX.proto.summary_pb2 import HistogramProto, Summary
 
-        values = []
-        for name, histogram in histograms.items():
-            encoded = HistogramProto(
-                min=histogram.low,
-                max=histogram.high,
-                num=histogram.count,
-                sum=histogram.total,
-                sum_squares=histogram.squares,
-                bucket_limit=histogram.limits,
-                bucket=histogram.counts,
-            )
-            values.append(Summary.Value(tag=name, histo=encoded))
+        values = [
+            Summary.Value(tag=name, histo=HistogramProto(**histogram))
+            for name, histogram in histograms.items()
+        ]
         self.flush()
         self._add(Summary(value=values), step)
 
@@ -375,15 +349,15 @@ def make_histogram(values: np.ndarray) -> Histogram | None:
         # Too few float64 numbers lie between the least and the greatest value for BINS edges.
         counts = np.array([finite.size])
         edges = np.array([finite.min(), finite.max()])
-    return Histogram(
-        low=float(finite.min()),
-        high=float(finite.max()),
-        total=float(finite.sum()),
-        squares=float(finite @ finite),
-        limits=tuple(edges[1:].tolist()),
-        counts=tuple(counts.tolist()),
-        left_out=int(flat.size - finite.size),
-    )
+    return {
+        "min": float(finite.min()),
+        "max": float(finite.max()),
+        "num": finite.size,
+        "sum": float(finite.sum()),
+        "sum_squares": float(finite @ finite),
+        "bucket_limit": edges[1:].tolist(),  # upper ends of the bins
+        "bucket": counts.tolist(),
+    }
 
 
 def encode_graph(nodes: Sequence[BoardNode]) -> bytes:
