@@ -166,9 +166,9 @@ class TensorBoard(Monitor):
         ]
         self._file.add_scalars(self._speed_tags, steps, wall_times, np.array(per_s)[:, None])
         if self._estimate is not None:
-            rows = [list(_model_times(self._estimate, step).values()) for step in steps.tolist()]
-            tags = [f"modelled/{name}" for name in _model_times(self._estimate, 0)]
-            self._file.add_scalars(tags, steps, wall_times, np.array(rows))
+            rows = [_model_times(self._estimate, step) for step in steps.tolist()]
+            values = np.array([list(row.values()) for row in rows])
+            self._file.add_scalars([*rows[0]], steps, wall_times, values)
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Add the scalar metrics, macro averages included, and the confusion matrix."""
@@ -303,14 +303,14 @@ class TensorBoard(Monitor):
 
 
 def _model_times(estimate: Estimate, steps: int) -> dict[str, float]:
-    """Return the modelled times of a step, and of all steps so far."""
+    """Return the modelled times of a step, and of all steps so far, by tag."""
     low, high = estimate.interval_ms
     return {
-        "step_ms": estimate.step_ms,
-        "step_ms_low": low,
-        "step_ms_high": high,
-        "samples_per_s": estimate.samples_per_s,
-        "elapsed_s": estimate.step_ms * steps / 1e3,
+        "modelled/step_ms": estimate.step_ms,
+        "modelled/step_ms_low": low,
+        "modelled/step_ms_high": high,
+        "modelled/samples_per_s": estimate.samples_per_s,
+        "modelled/elapsed_s": estimate.step_ms * steps / 1e3,
     }
 
 

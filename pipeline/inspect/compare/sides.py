@@ -149,10 +149,7 @@ def compare_step(
             f"{distance:.3g}"
         )
     forced = reference.compare(left_programs, left_weights)
-    errors, findings = (
-        tuple(item for item in items if is_selected(item.name, request.layers, "all"))
-        for items in (forced.errors, forced.findings)
-    )
+    errors = [error for error in forced.errors if is_selected(error.name, request.layers, "all")]
     run_loss = None if right.run_dir is None else logged_loss(right.run_dir, step)
     return StepComparison(
         step,
@@ -160,7 +157,7 @@ def compare_step(
         reference.step.merge_passes().loss,
         run_loss,
         tuple(rows),
-        ForcedComparison(errors, findings),
+        ForcedComparison(errors),
         tuple(notes),
     )
 
