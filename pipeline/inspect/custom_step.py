@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
@@ -130,11 +130,8 @@ class OpenStep:
 def open_step(prepared: PreparedSink, steps: int) -> Iterator[OpenStep]:
     """Open the data of at most `steps` steps, on the device that jax uses by default."""
     placement = DevicePlacement((default_device(),))
-    loader = prepared.source.open_loader(placement, 0, steps)
-    try:
+    with closing(prepared.source.open_loader(placement, 0, steps)) as loader:
         yield OpenStep(prepared, placement, loader)
-    finally:
-        loader.close()
 
 
 def run_steps(executable: object, state: CustomState, schedule: RunSchedule) -> DispatchClock:

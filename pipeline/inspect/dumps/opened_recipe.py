@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,11 +65,8 @@ class OpenedRecipe:
         """Read the batch of the step after `step` steps, in numpy."""
         order = self.dataset.train_order
         source = LoaderSource(self.dataset.train, order, self.backend.placement, step + 1)
-        loader = make_loader(source, self.recipe.train.feed)
-        try:
+        with closing(make_loader(source, self.recipe.train.feed)) as loader:
             batch: Batch = jax.tree.map(np.array, batch_of(loader, step + 1))
-        finally:
-            loader.close()
         return batch
 
     def fresh_state(self) -> TrainState:
@@ -187,10 +185,8 @@ def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
         executable = compile_programs(
             opened.recipe, opened.dataset, opened.built, opened.backend, make_silent_reporter()
         )
-        try:
+        with closing(executable.loader):
             final_state, _ = executable.run(executable.put(state), start_step, step, "loop")
-        finally:
-            executable.loader.close()
     text = f"of step {start_step}; {step - start_step:,} steps trained again"
     reporter.print_stage("state", text)
     loaded: TrainState = jax.tree.map(np.array, final_state)
