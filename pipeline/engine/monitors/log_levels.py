@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Literal
 
 from pipeline.core.files.value_text import show
@@ -78,21 +78,27 @@ def log_by_level(reporter: Reporter, level: str | None) -> Iterator[None]:
     reporter.level = getattr(logging, name.upper())
     if problems:
         reporter.warn(f"{'; '.join(problems)}; it is ignored")
-    if reporter.level >= logging.WARNING:
+    with ExitStack() as stack:
+        if reporter.level < logging.WARNING:
+            handler = ReporterHandler(reporter)
+            for logger in LOGGERS:
+                stack.enter_context(handle_messages(logger, handler, reporter.level))
         yield
-        return
-    handler = ReporterHandler(reporter)
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    before = [(logger.level, logger.propagate) for logger in loggers]
+
+
+@contextmanager
+def handle_messages(name: str, handler: logging.Handler, level: int) -> Iterator[None]:
+    """Pass the messages of a logger from `level` on to `handler`, during the body, and not to the
+    root, to which absl, which orbax imports, adds a handler."""
+    logger = logging.getLogger(name)
+    earlier_level = logger.level
+    propagates = logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = False
     try:
-        for logger in loggers:
-            logger.addHandler(handler)
-            logger.setLevel(reporter.level)
-            # absl, which orbax imports, adds a handler to the root.
-            logger.propagate = False
         yield
     finally:
-        for logger, (earlier_level, propagate) in zip(loggers, before, strict=True):
-            logger.removeHandler(handler)
-            logger.setLevel(earlier_level)
-            logger.propagate = propagate
+        logger.removeHandler(handler)
+        logger.setLevel(earlier_level)
+        logger.propagate = propagates
