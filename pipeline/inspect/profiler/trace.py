@@ -88,19 +88,20 @@ def read_operations(raw: bytes) -> tuple[TracedOp, ...]:
 
 
 def _list_operations(planes: Sequence[Any]) -> list[TracedOp]:
-    lines = [line for plane in planes for line in plane.lines]
-    events = [
-        (dict(event.stats), thread, event.start_ns, event.end_ns)
-        for thread, line in enumerate(lines, start=1)
-        for event in line.events
-    ]
-    ordinals = [stats["device_ordinal"] for stats, *_ in events if "device_ordinal" in stats]
-    first_device = min(map(int, ordinals), default=0)  # above 0 in a later process
-    operations = []
-    for stats, thread, begin_ns, end_ns in events:
-        name = stats.get("hlo_op")
-        if name is not None and stats.get("device_ordinal", first_device) == first_device:
-            module = str(stats.get("hlo_module", ""))
-            program = int(stats.get("program_id", 0))
-            operations.append(TracedOp(str(name), module, thread, begin_ns, end_ns, program))
-    return operations
+    numbers: set[Any] = set()
+    operations: list[tuple[Any, TracedOp]] = []
+    lines = (line for plane in planes for line in plane.lines)
+    for thread, line in enumerate(lines, start=1):
+        for event in line.events:
+            stats = dict(event.stats)
+            number = stats.get("device_ordinal")
+            numbers.add(number)
+            if "hlo_op" in stats:
+                name = str(stats["hlo_op"])
+                module = str(stats.get("hlo_module", ""))
+                program = int(stats.get("program_id", 0))
+                op = TracedOp(name, module, thread, event.start_ns, event.end_ns, program)
+                operations.append((number, op))
+    # The number of the first device is above 0 in a later process.
+    first = min(numbers - {None}, default=0)
+    return [op for number, op in operations if number in (None, first)]
