@@ -85,11 +85,6 @@ class SinkMetrics(Monitor):
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         self._parts.append(telemetry)
 
-    @property
-    def last(self) -> Telemetry:
-        """Telemetry of the newest dispatch since the last report. Raises IndexError without one."""
-        return self._parts[-1]
-
     def take(self) -> dict[str, np.ndarray]:
         """Return the metrics by name, float32 (steps,), and start the next report."""
         parts = self._parts
@@ -164,7 +159,7 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
         host = HostState() if saved is None else saved.host
         with signals.hold_stops():
             reports: Any = train(loop, cast(Any, state), schedule, hooks, host, history)
-            yield from _read_reports(reports, prepared, program, metrics, signals)
+            yield from _read_reports(reports, prepared, program, metrics, history, signals)
         if isinstance(limit.failure, PipelineError) and settings.save is not None:
             note = f"the state of step {history.step} is saved in {settings.save}"
             raise type(limit.failure)(f"{limit.failure}; {note}")
@@ -179,6 +174,7 @@ def _read_reports(
     prepared: PreparedSink,
     program: SinkProgram,
     metrics: SinkMetrics,
+    history: History,
     signals: Signals,
 ) -> Iterator[SinkResult]:
     """Yield a report for each sink; if the caller leaves the loop, save and end the run."""
@@ -192,7 +188,7 @@ def _read_reports(
                 exhaust(reports)
                 raise
     except NonFiniteStepError as error:
-        text = _describe_non_finite_step(metrics, prepared.settings)
+        text = _describe_non_finite_step(history, prepared.settings)
         with signals.allow_interrupts():
             finding = _examine(prepared, program)
         raise RunError(f"{text}{finding}") from error
@@ -354,13 +350,11 @@ def _arrange(prepared: PreparedSink, state: CustomState) -> Any:
     return prepared.step.state_layout.arrange(state.state)
 
 
-def _describe_non_finite_step(metrics: SinkMetrics, settings: SinkSettings) -> str:
-    last = metrics.last
-    step = last.start + len(last)
+def _describe_non_finite_step(history: History, settings: SinkSettings) -> str:
     note = "; save=DIR would have kept the state before it"
     if settings.save is not None:
-        note = f"; the state of step {step - 1} is saved in {settings.save}"
-    return f"step {step} of {settings.steps}: {LOSS} is {last.loss[-1]!s}{note}"
+        note = f"; the state of step {history.step} is saved in {settings.save}"
+    return f"step {history.step + 1} of {settings.steps}: {LOSS} is {history.loss}{note}"
 
 
 def _examine(prepared: PreparedSink, program: SinkProgram) -> str:
