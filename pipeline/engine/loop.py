@@ -117,8 +117,7 @@ def train(
     started_at = time.monotonic()
     progress = Progress.restore(state, host, history)
     progress.saved_at = started_at
-    dispatch_size = DispatchSize(schedule.dispatch_seconds, history.newest_step_s)
-    training = TrainingRun(program, hooks, progress, dispatch_size)
+    training = TrainingRun(program, hooks, progress, DispatchSize(schedule.dispatch_seconds))
     begin_run(training, host)
     # The first segment has the events that an earlier process left at this boundary.
     segment_events = RESUMED_EVENTS if progress.pending is not None else frozenset()
