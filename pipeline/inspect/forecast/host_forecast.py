@@ -187,7 +187,7 @@ def forecast_run(
     count = len(backend.placement.devices)
     if count > 1 or work.sharding_rules is not None:
         raise RunError(f"{count} devices share a step; a forecast must be of one device")
-    state = jax.eval_shape(work.step.init, work.seed) if work.state is None else work.state
+    state = jax.eval_shape(work.step.init, work.seed)
     program = _trace_step(work, state)
     device_times = time_parts(program, backend.device, looped=not work.single_steps)
     return HostForecast(
