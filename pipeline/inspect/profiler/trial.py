@@ -6,15 +6,18 @@ import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from io import StringIO
 from typing import Any
+
+from rich.console import Console
 
 from pipeline.backends.base import Backend, Executable
 from pipeline.config.compose import check_tree
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError
+from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import RunSchedule
-from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.inspect.profiler.step_profile import PredictedChange, StepVerdict
 from pipeline.inspect.profiler.verdict import RESIDENT, Evidence
 from pipeline.models.modules.apply_layers import intercept_layers
@@ -69,7 +72,7 @@ def try_change(
     leave_out = _leave_out_layer(trial.layer) if trial.layer is not None else nullcontext([True])
     try:
         changed_recipe = check_tree(tree)
-        with make_silent_reporter() as silent, leave_out as left_out:
+        with Reporter(console=Console(file=StringIO())) as silent, leave_out as left_out:
             built = build(changed_recipe, dataset, silent)
             built = lower(changed_recipe, dataset, built, backend, None, silent)
             changed = compile_to_fit(changed_recipe, dataset, built, backend, silent)
