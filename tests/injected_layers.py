@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -337,8 +337,10 @@ def _draw_lowerings(clean: ReferenceStep, network: Any, draw: int) -> Lowerings:
     recording = RecordingPolicy()
     config = dataclasses.replace(clean.programs.config, network=network.clone(policy=recording))
     first_pass = clean.step.passes[0]
-    programs = LayerPrograms(config, clean.programs.device)
-    programs.forms(first_pass.weights, first_pass.portion)
+    variables = {"params": first_pass.weights.params, "batch_stats": first_pass.weights.batch_stats}
+    rngs = {"dropout": first_pass.portion.dropout}
+    apply = partial(config.network.apply, train=True, mutable=["batch_stats"], rngs=rngs)
+    jax.eval_shape(apply, variables, first_pass.portion.images)  # records the problems
     chosen = []
     for problem in recording.problems:
         if problem.kind != "conv2d":

@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,24 +31,12 @@ HASHED_EXAMPLES = 64
 """Number of examples whose hash identifies the arrays, at equal distances."""
 
 
-@dataclass(frozen=True)
-class BatchLayout:
-    """The structure of a batch. Its leaves are columns, named by their number: "0", "1", ..."""
-
-    structure: Any
-    spec: Any
-    """A batch with `jax.ShapeDtypeStruct` as leaves."""
-
-    def arrange(self, columns: Mapping[str, Any]) -> Any:
-        """Return a batch with the columns as leaves."""
-        leaves = [columns[str(number)] for number in range(len(columns))]
-        return jax.tree.unflatten(self.structure, leaves)
-
-
 class BatchSource(ABC):
     """Source of a run's batches: one for each step."""
 
-    layout: BatchLayout
+    spec: Any
+    """A batch with `jax.ShapeDtypeStruct` as leaves. The loader's columns are the leaves, named by
+    their number: "0", "1", ..."""
     steps_per_epoch: int | None = None
     """None if it isn't known."""
 
@@ -111,13 +99,15 @@ def _is_iterable(node: Any) -> bool:
     return hasattr(node, "__iter__") and not isinstance(node, tuple | list | Mapping)
 
 
-def _to_column(name: str, leaf: Any) -> np.ndarray:
-    """Return a leaf as an array of a dtype that jax supports. Raises DataError for other dtypes."""
-    array = np.asarray(leaf)
-    if not any(jax.numpy.issubdtype(array.dtype, kind) for kind in (np.number, np.bool_)):
-        raise DataError(f"{name}: has dtype {array.dtype}; must have numbers or booleans")
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-    return array.astype(dtype, copy=False)
+def _to_columns(names: Sequence[str], leaves: Sequence[Any]) -> list[np.ndarray]:
+    """Return leaves as arrays of dtypes that jax supports. Raises DataError for other dtypes."""
+    columns = []
+    for name, leaf in zip(names, leaves, strict=True):
+        array = np.asarray(leaf)
+        if not any(jax.numpy.issubdtype(array.dtype, kind) for kind in (np.number, np.bool_)):
+            raise DataError(f"{name}: has dtype {array.dtype}; must have numbers or booleans")
+        columns.append(array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False))
+    return columns
 
 
 def _name_leaves(tree: Any, root: str) -> list[str]:
@@ -142,7 +132,7 @@ class ArrayBatches(BatchSource):
                     f"{name}: has shape {tuple(leaf.shape)}, {names[0]} {tuple(leaves[0].shape)}; "
                     "all arrays must have the same examples along their first axis"
                 )
-        columns = [_to_column(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
+        columns = _to_columns(names, leaves)
         self._split = Split({str(number): column for number, column in enumerate(columns)})
         try:
             self._order = SampleOrder(
@@ -156,9 +146,8 @@ class ArrayBatches(BatchSource):
             )
         except ValueError as error:
             raise DataError(f"data: {error}") from error
-        structure = jax.tree.structure(arrays)
         shapes = [jax.ShapeDtypeStruct((batch_size, *c.shape[1:]), c.dtype) for c in columns]
-        self.layout = BatchLayout(structure, jax.tree.unflatten(structure, shapes))
+        self.spec = jax.tree.unflatten(jax.tree.structure(arrays), shapes)
         self.steps_per_epoch = self._order.steps_per_epoch
 
     def open_loader(self, placement: DevicePlacement, start: int, stop: int) -> Loader:
@@ -215,11 +204,11 @@ class IteratorBatches(BatchSource):
         except StopIteration:
             raise DataError("data: the iterator has no batches") from None
         self._names = _name_leaves(first, "batch")
-        self._structure = jax.tree.structure(first)
-        self._first_batch: list[np.ndarray] | None = self._to_columns(first, 1, None)
+        columns = _to_columns(self._names, jax.tree.leaves(first))
+        self._first_batch: list[np.ndarray] | None = columns
         """None after `read` has returned the first batch, or if it isn't needed."""
-        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._first_batch]
-        self.layout = BatchLayout(self._structure, jax.tree.unflatten(self._structure, shapes))
+        shapes = [jax.ShapeDtypeStruct(column.shape, column.dtype) for column in columns]
+        self.spec = jax.tree.unflatten(jax.tree.structure(first), shapes)
         self._windows: IteratorWindows | None = None
 
     def open_loader(self, placement: DevicePlacement, start: int, stop: int) -> Loader:
@@ -243,12 +232,12 @@ class IteratorBatches(BatchSource):
         self._start_position = position
         skip = position.get("skip", step)
         state = position.get("state")
-        if state is not None and not self._has_state:
-            raise DataError(
-                "data: has no get_state and set_state; must be an iterator with both, as in the "
-                "saved run"
-            )
         if state is not None:
+            if not self._has_state:
+                raise DataError(
+                    "data: has no get_state and set_state; must be an iterator with both, as in "
+                    "the saved run"
+                )
             decoded = base64.b64decode(state["base64"]) if "base64" in state else state["json"]
             self._iterator.set_state(decoded)  # type: ignore[attr-defined]
             self._first_batch = None
@@ -269,29 +258,19 @@ class IteratorBatches(BatchSource):
             )
 
     def read(self, number: int) -> list[np.ndarray]:
-        """Return the leaves of the next batch; messages have `number`. Raises StopIteration."""
+        """Return the leaves of the next batch; messages have `number`. Raises StopIteration, and
+        DataError for another structure, shape or dtype than the first batch has."""
         if self._first_batch is not None:
-            leaves = self._first_batch
+            columns = self._first_batch
             self._first_batch = None
-            return leaves
-        return self._to_columns(next(self._iterator), number, self.layout)
-
-    def read_state(self) -> Any:
-        """Return the iterator's state before the next batch as JSON; None if it has no state."""
-        return self._get_state() if self._first_batch is None else self._first_state
-
-    def _get_state(self) -> Any:
-        return _encode_state(self._iterator.get_state()) if self._has_state else None  # type: ignore[attr-defined]
-
-    def _to_columns(self, batch: Any, number: int, layout: BatchLayout | None) -> list[np.ndarray]:
-        """Return the leaves of a batch; `layout` is the first batch's layout, None for itself.
-        Raises DataError for another structure, shape or dtype than the first batch has."""
+            return columns
+        batch = next(self._iterator)
         structure: Any = jax.tree.structure(batch)
-        if structure != self._structure:
-            raise DataError(f"data: batch {number} is {structure}, the first is {self._structure}")
-        leaves = jax.tree.leaves(batch)
-        columns = [_to_column(name, leaf) for name, leaf in zip(self._names, leaves, strict=True)]
-        specs = columns if layout is None else jax.tree.leaves(layout.spec)
+        first_structure: Any = jax.tree.structure(self.spec)
+        if structure != first_structure:
+            raise DataError(f"data: batch {number} is {structure}, the first is {first_structure}")
+        columns = _to_columns(self._names, jax.tree.leaves(batch))
+        specs = jax.tree.leaves(self.spec)
         for name, column, spec in zip(self._names, columns, specs, strict=True):
             if describe(column) != describe(spec):
                 raise DataError(
@@ -299,6 +278,13 @@ class IteratorBatches(BatchSource):
                     f"{describe(spec)}; all batches need one shape: drop or pad a short one"
                 )
         return columns
+
+    def read_state(self) -> Any:
+        """Return the iterator's state before the next batch as JSON; None if it has no state."""
+        return self._get_state() if self._first_batch is None else self._first_state
+
+    def _get_state(self) -> Any:
+        return _encode_state(self._iterator.get_state()) if self._has_state else None  # type: ignore[attr-defined]
 
 
 class IteratorWindows:
@@ -312,7 +298,7 @@ class IteratorWindows:
         self._source = source
         self._placement = placement
         self._stop = stop
-        shapes = jax.tree.leaves(source.layout.spec)
+        shapes = jax.tree.leaves(source.spec)
         batch_bytes = max(1, sum(shape.size * shape.dtype.itemsize for shape in shapes))
         self._steps = max(1, min(ITERATOR_WINDOW_STEPS, WINDOW_LIMIT_BYTES // batch_bytes))
         self.device_bytes = 2 * self._steps * batch_bytes
@@ -339,7 +325,7 @@ class IteratorWindows:
         self._next = None
         if window.failure is not None:  # The next call raises it.
             self._next = end, Future()
-            self._next[1].set_result(_ReadWindow(end, [], None, window.failure))
+            self._next[1].set_result(_ReadWindow(end, [], failure=window.failure))
         elif end < self._stop:
             self._next = end, self._thread.submit(self._read, end)
         self._previous = [*self._previous[-1:], window]
@@ -348,8 +334,8 @@ class IteratorWindows:
 
     def find_window(self, step: int) -> _ReadWindow | None:
         """Return the window with the batch of `step`, counted from 1; None if it isn't kept."""
-        windows = [w for w in self._previous if w.start < step <= w.start + w.steps]
-        return windows[0] if windows else None
+        windows = (w for w in self._previous if w.start < step <= w.start + w.steps)
+        return next(windows, None)
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -371,8 +357,7 @@ class IteratorWindows:
         except Exception as error:  # of the user's iterator; `take` raises it
             failure = error
         seconds = time.perf_counter() - started_at
-        num_leaves = len(batches[0]) if batches else 0
-        columns = [np.stack([batch[n] for batch in batches]) for n in range(num_leaves)]
+        columns = [np.stack(leaves) for leaves in zip(*batches, strict=True)]
         return _ReadWindow(start, columns, state, failure, seconds)
 
     def _transfer(self, window: _ReadWindow) -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
+from operator import index, methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +125,7 @@ class RunView(RunControl):
         """Return a step as an int. Raises ValueError unless it is from `least` to `total`."""
         self._require_training()
         try:
-            number = operator.index(step)
+            number = index(step)
         except TypeError:
             number = -1
         if least > self.total:
@@ -270,9 +270,9 @@ class Callbacks(NoCallbacks):
         self.view.step = step
         self.view.event = event
         # A callback may change the arrays of its copies, while monitors write theirs.
-        args = deepcopy(args)
+        call = methodcaller(event, self.view, *deepcopy(args))
         for _, callback in self._active:
-            self._attempt(callback, event, partial(_call, callback, event, self.view, *args))
+            self._attempt(callback, event, partial(call, callback))
 
     def show_state(self, state: TrainState) -> None:
         """Replace the state that callbacks see, after a callback has set parameters."""
@@ -285,13 +285,10 @@ class Callbacks(NoCallbacks):
 
     def take_requests(self, agree: Agree) -> Requests | None:
         """Return the first process's requests since the last call; None if it has none."""
-        tree = agree(self._take_requests_as_json)
-        return None if tree is None else Requests.from_json(tree)
-
-    def _take_requests_as_json(self) -> dict[str, Any] | None:
         requests = self.view.requests
         self.view.requests = Requests()
-        return None if requests == Requests() else asdict(requests)
+        tree = agree(lambda: None if requests == Requests() else asdict(requests))
+        return None if tree is None else Requests.from_json(tree)
 
     def take_parameters(self) -> Any:
         """Return the parameters that replace the state's; None if they don't change."""
@@ -321,11 +318,6 @@ class Callbacks(NoCallbacks):
                 self.failure = CallbackError(text)
                 self.failure.__cause__ = error
         return None
-
-
-def _call(callback: Callback, event: str, *args: Any) -> None:
-    """Call a method of a callback. Raises its errors, also if it isn't a method."""
-    getattr(callback, event)(*args)
 
 
 def _read_state(callback: Callback) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pipeline.checkpoint.host_state import EarlyStopState
 from pipeline.engine.callbacks.events import Evaluation
@@ -24,10 +24,7 @@ class EarlyStop:
     min_delta: float = 0.0
     """An improvement is a change by more than this."""
     progress: EarlyStopState = field(default_factory=EarlyStopState)
-
-    def restore(self, progress: EarlyStopState) -> None:
-        """Continue from a checkpoint."""
-        self.progress = progress
+    """State in checkpoints."""
 
     def add(self, evaluation: Evaluation) -> None:
         """Record an evaluation. NaN, from a network that has diverged, isn't an improvement."""
@@ -53,7 +50,3 @@ class EarlyStop:
         if self.progress.best is None:
             return f"{self.metric} is no number in {self.progress.waited} evaluations"
         return f"{self.metric} no better than {self.progress.best}"
-
-    def state(self) -> dict[str, Any]:
-        """Return the content of a checkpoint, as JSON."""
-        return asdict(self.progress)

@@ -53,11 +53,6 @@ class History:
         """Median time of a step over the newest dispatches, in milliseconds."""
         return 1000 * statistics.median(self.step_seconds) if self.step_seconds else None
 
-    @property
-    def newest_step_s(self) -> float | None:
-        """Seconds per step of the newest dispatch."""
-        return self.step_seconds[-1] if self.step_seconds else self.first_dispatch_s
-
     def add_dispatch(self, steps: int, seconds: float, ended_at: float) -> None:
         """Record that a dispatch took `seconds`, and ended at `ended_at` by `perf_counter`."""
         if self.first_dispatch_s is None:

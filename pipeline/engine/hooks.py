@@ -40,19 +40,6 @@ class Saves:
     log_marks: Callable[[int], Mapping[str, Any]] | None = None
     """Function from a step to JSON for a checkpoint, by which a resumed run checks the logs."""
 
-    def prepare(self) -> None:
-        """Import the modules that the first save needs."""
-        if self.writer is not None:
-            self.writer.prepare()
-
-    def is_due(self, seconds: float) -> bool:
-        """Return whether a checkpoint is due `seconds` after the last one."""
-        return (
-            self.writer is not None
-            and self.every_seconds is not None
-            and seconds >= self.every_seconds
-        )
-
     def save(self, hooks: Hooks, run: Progress, metrics: Mapping[str, float] | None = None) -> None:
         """Notify callbacks, write the logs, then save the current state and `metrics`."""
         if self.writer is None:
@@ -64,7 +51,7 @@ class Saves:
         # First, since a resumed run appends to logs that must reach the checkpoint's step.
         for monitor in hooks.monitors:
             monitor.flush()
-        host_state = {**self.host, "early_stop": hooks.early_stop.state()}
+        host_state = {**self.host, "early_stop": asdict(hooks.early_stop.progress)}
         if self.log_marks is not None:
             host_state |= self.log_marks(step)
         host_state |= hooks.rollbacks.state()
@@ -80,11 +67,6 @@ class Saves:
 def refuse_evaluation(state: TrainState) -> Evaluation | None:
     """Raise ValueError: no function for evaluations is set."""
     raise ValueError("an evaluation is due, and no evaluation is set")
-
-
-def never_prune(verdict: str | None) -> str | None:
-    """Return None: the run continues."""
-    return None
 
 
 def examine_nothing(state: TrainState, step: int) -> Examination:
@@ -106,7 +88,7 @@ class Hooks:
     saves: Saves = field(default_factory=Saves)
     callbacks: NoCallbacks = field(default_factory=NoCallbacks)
     early_stop: EarlyStop = field(default_factory=EarlyStop)
-    prune: Callable[[str | None], str | None] = never_prune
+    prune: Callable[[str | None], str | None] = lambda verdict: None
     """Returns the reason to end the run at this boundary; None if it should continue. The argument
     is the reason that was returned before an evaluation was interrupted."""
     deadline: Deadline | MovableEnd = field(default_factory=Deadline)

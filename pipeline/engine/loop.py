@@ -117,8 +117,7 @@ def train(
     started_at = time.monotonic()
     progress = Progress.restore(state, host, history)
     progress.saved_at = started_at
-    dispatch_size = DispatchSize(schedule.dispatch_seconds, history.newest_step_s)
-    training = TrainingRun(program, hooks, progress, dispatch_size)
+    training = TrainingRun(program, hooks, progress, DispatchSize(schedule.dispatch_seconds))
     begin_run(training, host)
     # The first segment has the events that an earlier process left at this boundary.
     segment_events = RESUMED_EVENTS if progress.pending is not None else frozenset()
@@ -142,7 +141,7 @@ def train(
             if Event.CHECKPOINT in events or history.step in progress.granted.save_at:
                 save(training, metrics)
             raise_failure(training)
-        if schedule.dumps_at(history.step):
+        if history.step in schedule.at.get(Event.DUMP, ()):
             hooks.dump(progress.state, history.step)
 
         # Stop, or save and continue with the next dispatch.
@@ -166,7 +165,7 @@ def begin_run(training: TrainingRun, host: HostState) -> None:
     """Restore the hooks and notify callbacks of the start; at step 0 also log, collect and save."""
     hooks = training.hooks
     progress = training.progress
-    hooks.early_stop.restore(host.early_stop)
+    hooks.early_stop.progress = host.early_stop
     hooks.rollbacks.remember(host.rollbacks)
     hooks.callbacks.restore(host.callbacks)
     set_rates(training)
@@ -193,7 +192,8 @@ def run_segment(
     telemetry, seconds = dispatch(training.program, segment, progress)
     training.dispatch_size.record(len(telemetry), seconds)
     training.heap.trim()
-    hooks.saves.prepare()  # not earlier: the first step would wait for it
+    if hooks.saves.writer is not None:
+        hooks.saves.writer.prepare()  # not earlier: the first step would wait for it
     for monitor in hooks.monitors:
         monitor.on_steps(telemetry, seconds)
     training.sink.add(telemetry, seconds)
@@ -270,11 +270,17 @@ def decide(training: TrainingRun, *, is_last: bool) -> Decision:
     progress = training.progress
     can_prune = not is_last and progress.pending is None
     is_requested = hooks.signals.saves > progress.num_answered_saves
-    is_due = is_requested or hooks.saves.is_due(time.monotonic() - progress.saved_at)
+    every_s = hooks.saves.every_seconds
+    is_late = every_s is not None and time.monotonic() - progress.saved_at >= every_s
 
     def make_decision() -> list[Any]:
         prune = hooks.prune(progress.verdict) if can_prune else None
-        return [training.dispatch_size.max_steps, hooks.signals.stop, prune, is_due]
+        return [
+            training.dispatch_size.max_steps,
+            hooks.signals.stop,
+            prune,
+            is_requested or is_late,
+        ]
 
     return Decision._make(hooks.agree(make_decision))
 

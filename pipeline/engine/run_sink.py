@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, cast
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
@@ -45,7 +46,6 @@ from pipeline.engine.sink_folder import (
     restore_sink,
     write_record,
 )
-from pipeline.engine.sink_settings import SinkResult, SinkSettings
 from pipeline.engine.step_autopsy import examine_step
 from pipeline.engine.step_checks import LOSS, check_state, trace_step
 from pipeline.engine.user_step import (
@@ -76,6 +76,52 @@ STEPS = SampleUnit("steps", "steps")
 """Unit of a custom loop's speed."""
 
 
+@dataclass(frozen=True)
+class SinkSettings:
+    """Settings of a custom loop: arguments of `pipeline.sink`."""
+
+    steps: int
+    size: int | Literal["auto", "all"] = "auto"
+    save: Path | None = None
+    batch_size: int | None = None
+    seed: int | None = 0
+    save_every: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an invalid number."""
+        _require_count("steps", self.steps)
+        if self.size not in ("auto", "all"):
+            _require_count("size", self.size, ', "auto" or "all"')
+        if self.save_every is not None:
+            _require_count("save_every", self.save_every)
+            if self.save is None:
+                raise ValueError(f"save_every = {self.save_every}: needs save, a directory")
+
+
+def _require_count(name: str, value: object, alternatives: str = "") -> None:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name} = {value!r}: must be a whole number of at least 1{alternatives}")
+
+
+@dataclass(frozen=True)
+class SinkResult:
+    """A sink that ended."""
+
+    step: int
+    """Number of steps done."""
+    metrics: Mapping[str, np.ndarray]
+    """Metrics by name, with a value for every step of the sink, float32 (steps,)."""
+    seconds: float
+    """Seconds of the steps of the sink."""
+    read_state: Callable[[], Any] = field(repr=False)
+
+    @cached_property
+    def state(self) -> Any:
+        """Copy of the state after the sink, in the step function's structure. Raises RunError if
+        it is read for the first time after the loop has continued."""
+        return self.read_state()
+
+
 class SinkMetrics(Monitor):
     """The metrics of the steps since the last report."""
 
@@ -84,11 +130,6 @@ class SinkMetrics(Monitor):
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         self._parts.append(telemetry)
-
-    @property
-    def last(self) -> Telemetry:
-        """Telemetry of the newest dispatch since the last report. Raises IndexError without one."""
-        return self._parts[-1]
 
     def take(self) -> dict[str, np.ndarray]:
         """Return the metrics by name, float32 (steps,), and start the next report."""
@@ -115,17 +156,16 @@ def prepare_sink(step: Step, state: Any, data: Any, settings: SinkSettings) -> P
     check_state(state)
     source = open_source(data, settings.batch_size, settings.seed)
     layout = StateLayout.from_state(state)
-    leaves = {path: _copy_to_host(leaf) for path, leaf in layout.flatten(state).items()}
+    arrays = {path: np.array(leaf) for path, leaf in layout.flatten(state).items()}
+    leaves = {
+        path: array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+        for path, array in arrays.items()
+    }
     shapes = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
     spec = jax.eval_shape(layout.arrange, shapes)
-    signature = trace_step(step, spec, source.layout.spec)
-    user_step = UserStep(step, signature, layout, source.layout)
+    signature = trace_step(step, spec, source.spec)
+    user_step = UserStep(step, signature, layout, source.spec)
     return PreparedSink(user_step, CustomState(np.int32(0), leaves), spec, source, settings)
-
-
-def _copy_to_host(leaf: Any) -> np.ndarray:
-    array = np.array(leaf)
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
@@ -155,21 +195,22 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
         run = RunSchedule(settings.steps, source.steps_per_epoch or settings.steps, size)
         if settings.save is not None and earlier.record is None:
             write_record(settings.save, SinkRecord(earlier.identity, choice, size))
-        outputs = _open_outputs(prepared, earlier, start, stack)
+        metrics, monitors, saves = _open_outputs(prepared, earlier, start, stack)
         history = History(start)
         limit = _WindowLimit(loader, history, settings.steps)
-        every_s = None if settings.save_every else SAVE_SECONDS
-        saves = Saves(outputs.checkpoints, every_s, log_marks=outputs.marks)
-        hooks = Hooks(monitors=outputs.monitors, saves=saves, signals=signals, agree=limit.decide)
+        hooks = Hooks(monitors=monitors, saves=saves, signals=signals, agree=limit.decide)
         periods = {Event.CHECKPOINT: (settings.save_every,)} if settings.save_every else {}
         schedule = Schedule(run, periods, dispatch_seconds=DISPATCH_SECONDS)
         loop = Program(cast(Any, program), "soft" if program.single_steps else "loop")
         host = HostState() if saved is None else saved.host
         with signals.hold_stops():
             reports: Any = train(loop, cast(Any, state), schedule, hooks, host, history)
-            yield from _read_reports(reports, prepared, program, outputs.metrics, signals)
+            yield from _read_reports(reports, prepared, program, metrics, history, signals)
+        if isinstance(limit.failure, PipelineError) and settings.save is not None:
+            note = f"the state of step {history.step} is saved in {settings.save}"
+            raise type(limit.failure)(f"{limit.failure}; {note}")
         if limit.failure is not None:
-            raise _make_early_end_error(limit.failure, history.step, settings)
+            raise limit.failure
         if history.status == "stopped" and history.reason != LEFT:
             signals.check()
 
@@ -179,32 +220,24 @@ def _read_reports(
     prepared: PreparedSink,
     program: SinkProgram,
     metrics: SinkMetrics,
+    history: History,
     signals: Signals,
 ) -> Iterator[SinkResult]:
     """Yield a report for each sink; if the caller leaves the loop, save and end the run."""
-    has_ended = False
     try:
-        while True:
+        for report in reports:
+            read_state = partial(_read_state, prepared, program, report.step)
             try:
-                report = next(reports)
-            except StopIteration:
-                has_ended = True
-                return
-            except NonFiniteStepError as error:
-                has_ended = True
-                text = _describe_non_finite_step(metrics, prepared.settings)
-                with signals.allow_interrupts():
-                    finding = _examine(prepared, program)
-                raise RunError(f"{text}{finding}") from error
+                yield SinkResult(report.step, metrics.take(), report.seconds, read_state)
             except BaseException:
-                has_ended = True
+                signals.stop = LEFT
+                exhaust(reports)
                 raise
-            read_state = cache(partial(_read_state, prepared, program, report.step))
-            yield SinkResult(report.step, metrics.take(), report.seconds, read_state)
-    finally:
-        if not has_ended:
-            signals.stop = LEFT
-            exhaust(reports)
+    except NonFiniteStepError as error:
+        text = _describe_non_finite_step(history, prepared.settings)
+        with signals.allow_interrupts():
+            finding = _examine(prepared, program)
+        raise RunError(f"{text}{finding}") from error
 
 
 @dataclass(frozen=True)
@@ -292,25 +325,14 @@ def _round_down(steps: int) -> int:
     return max(factor * decade for factor in (1, 2, 5) if factor * decade <= steps)
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """The logs and checkpoints of a run."""
-
-    metrics: SinkMetrics
-    monitors: tuple[Monitor, ...]
-    checkpoints: Checkpoints | None = None
-    marks: Callable[[int], Mapping[str, Any]] | None = None
-    """As `Saves.log_marks`, with the position in the data."""
-
-
 def _open_outputs(
     prepared: PreparedSink, earlier: _EarlierRun, start: int, stack: ExitStack
-) -> _Outputs:
+) -> tuple[SinkMetrics, tuple[Monitor, ...], Saves]:
     """Open the logs and checkpoints of a run; without a directory it has only `SinkMetrics`."""
     folder = prepared.settings.save
     metrics = SinkMetrics()
     if folder is None:
-        return _Outputs(metrics, (metrics,))
+        return metrics, (metrics,), Saves()
     with convert_write_errors(folder):
         set_others_aside(folder, start, warn_on_stderr)
     saved_marks = None if earlier.saved is None else earlier.saved.host.logs
@@ -330,7 +352,8 @@ def _open_outputs(
         logs = monitor.submit_and_wait(partial(log.marks, step))
         return {LOGS: logs, DATA: prepared.source.position(step)}
 
-    return _Outputs(metrics, (monitor, metrics), checkpoints, mark)
+    every_s = None if prepared.settings.save_every else SAVE_SECONDS
+    return metrics, (monitor, metrics), Saves(checkpoints, every_s, log_marks=mark)
 
 
 @dataclass
@@ -373,13 +396,11 @@ def _arrange(prepared: PreparedSink, state: CustomState) -> Any:
     return prepared.step.state_layout.arrange(state.state)
 
 
-def _describe_non_finite_step(metrics: SinkMetrics, settings: SinkSettings) -> str:
-    last = metrics.last
-    step = last.start + len(last)
+def _describe_non_finite_step(history: History, settings: SinkSettings) -> str:
     note = "; save=DIR would have kept the state before it"
     if settings.save is not None:
-        note = f"; the state of step {step - 1} is saved in {settings.save}"
-    return f"step {step} of {settings.steps}: {LOSS} is {last.loss[-1]!s}{note}"
+        note = f"; the state of step {history.step} is saved in {settings.save}"
+    return f"step {history.step + 1} of {settings.steps}: {LOSS} is {history.loss}{note}"
 
 
 def _examine(prepared: PreparedSink, program: SinkProgram) -> str:
@@ -392,11 +413,3 @@ def _examine(prepared: PreparedSink, program: SinkProgram) -> str:
         warn_on_stderr(f"no autopsy of the step: {type(error).__name__}: {error}")
         return ""
     return f"; {finding}"
-
-
-def _make_early_end_error(failure: Exception, step: int, settings: SinkSettings) -> Exception:
-    """Return the error for data that end before the run, with a note on the saved state."""
-    if not isinstance(failure, PipelineError):
-        return failure
-    note = f"; the state of step {step} is saved in {settings.save}" if settings.save else ""
-    return type(failure)(f"{failure}{note}")

@@ -41,7 +41,6 @@ class Segment:
 class StepPosition:
     """Position of a step. `sink_step` is MindSpore's `(cur_step - 1) % batch_num + 1`."""
 
-    step: int
     sink: int
     sink_step: int
     epoch: int
@@ -61,12 +60,7 @@ class RunSchedule:
         """Return the position of `step`, counted from 1; without sinks, a sink is an epoch."""
         sink, sink_step = divmod(step - 1, self.sink_steps or self.steps_per_epoch)
         epoch, epoch_step = divmod(step - 1, self.steps_per_epoch)
-        return StepPosition(step, sink + 1, sink_step + 1, epoch + 1, epoch_step + 1)
-
-    @property
-    def sinks(self) -> int:
-        """Number of sinks, including a shorter last one."""
-        return -(-self.total // (self.sink_steps or self.steps_per_epoch))
+        return StepPosition(sink + 1, sink_step + 1, epoch + 1, epoch_step + 1)
 
     def segments(
         self,
@@ -105,10 +99,6 @@ class Schedule:
     """Further steps at which an event is due."""
     dispatch_seconds: float = 1.0
     """Longest time of a dispatch in seconds: a signal takes effect at its end."""
-
-    def dumps_at(self, step: int) -> bool:
-        """Return whether a dump is due after `step` steps."""
-        return step in self.at.get(Event.DUMP, ())
 
     def next_segment(
         self, first: int, max_steps: int, requested: Mapping[Event, Collection[int]]

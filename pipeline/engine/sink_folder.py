@@ -58,11 +58,6 @@ class SinkRecord:
     size: int
     """Number of steps of a sink."""
 
-    def to_json(self) -> str:
-        """Return the record as a JSON text."""
-        choices = {"lowerings": self.choice.to_document(), "size": self.size}
-        return json.dumps(asdict(self.identity) | choices, indent=1)
-
 
 @dataclass(frozen=True)
 class SavedSink:
@@ -78,7 +73,7 @@ def identify(step: UserStep, state: CustomState, data: Mapping[str, Any]) -> Sin
     """Return the identity of a run; `data` is the identity of its data."""
     batch = {
         jax.tree_util.keystr(path) or "batch": describe(leaf)
-        for path, leaf in jax.tree.leaves_with_path(step.batch_layout.spec)
+        for path, leaf in jax.tree.leaves_with_path(step.batch_spec)
     }
     leaves = {path: describe(leaf) for path, leaf in state.state.items()}
     # Paths don't distinguish a list from a tuple.
@@ -128,8 +123,9 @@ def read_record(folder: Path) -> SinkRecord | None:
 
 def write_record(folder: Path, record: SinkRecord) -> None:
     """Write the record of a new run. Raises RunError if it can't be written."""
+    choices = {"lowerings": record.choice.to_document(), "size": record.size}
     with convert_write_errors(folder / RECORD):
-        write_whole(folder / RECORD, record.to_json() + "\n")
+        write_whole(folder / RECORD, json.dumps(asdict(record.identity) | choices, indent=1) + "\n")
 
 
 def require_same(folder: Path, before: SinkIdentity, now: SinkIdentity) -> None:

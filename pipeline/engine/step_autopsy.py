@@ -38,7 +38,11 @@ def examine_step(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> str
     be rounded differently.
     """
     closed, results = jax.make_jaxpr(step, return_shape=True)(state, batch)
-    inputs = [*_name_leaves("state", state), *_name_leaves("batch", batch)]
+    inputs = [
+        make_input(NamedTensor(kind, path), leaf)
+        for kind, tree in (("state", state), ("batch", batch))
+        for path, leaf in zip(list_leaf_paths(tree), jax.tree.leaves(tree), strict=True)
+    ]
     is_loss = [path == f"1/{LOSS}" for path in list_leaf_paths(results)]
     loss_jaxpr = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
     # Without the cache, which would store hundreds of programs of one operation each.
@@ -49,18 +53,14 @@ def examine_step(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> str
     return _describe_origin(find_cause(loss.origin).origin, _find_batch_size(batch))
 
 
-def _name_leaves(kind: str, tree: Any) -> list[ReplayValue]:
-    """Return the leaves of an argument by path; those that aren't finite have an origin."""
-    values = []
-    for path, leaf in zip(list_leaf_paths(tree), jax.tree.leaves(tree), strict=True):
-        array = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
-        named = NamedTensor(kind, path)
-        origin = None
-        if is_float(array) and not np.isfinite(find_largest_magnitude(array)):
-            stats = find_range(array)
-            origin = Origin(-1, "", "", stats.nan > 0, result=stats, array=array, named=named)
-        values.append(ReplayValue(array, named, origin=origin))
-    return values
+def make_input(named: NamedTensor, leaf: Any) -> ReplayValue:
+    """Return an input of a step with its name, and with an origin if it isn't finite."""
+    array = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+    if not is_float(array) or np.isfinite(find_largest_magnitude(array)):
+        return ReplayValue(array, named)
+    stats = find_range(array)
+    origin = Origin(-1, "", "", stats.nan > 0, result=stats, array=array, named=named)
+    return ReplayValue(array, named, origin=origin)
 
 
 def _find_batch_size(batch: Any) -> int:

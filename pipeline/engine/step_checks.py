@@ -118,7 +118,7 @@ def _check_metrics(metrics: Any) -> tuple[str, ...]:
             )
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
             raise ValueError(f"step: metric {name!r} is a {type(value).__name__}; must be a scalar")
-        kind = "key" if _is_key(value) else np.dtype(value.dtype).kind
+        kind = "key" if is_key(value.dtype) else np.dtype(value.dtype).kind
         if value.shape != () or kind not in "fiubV":  # V: bfloat16 and other types of ml_dtypes.
             raise ValueError(
                 f"step: metric {name!r} is {describe(value)}; must be a real scalar, such as a mean"
@@ -128,15 +128,16 @@ def _check_metrics(metrics: Any) -> tuple[str, ...]:
     return tuple(metrics)
 
 
-def _is_key(leaf: Any) -> bool:
-    return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+def is_key(dtype: Any) -> bool:
+    """Whether a type is a type of random keys."""
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def _hash_jaxpr(closed: core.ClosedJaxpr) -> str:
     """Return the SHA-256 of a jaxpr's text and its constants."""
     digest = hashlib.sha256(ADDRESS.sub("", str(closed)).encode())
     for constant in closed.consts:
-        is_key = isinstance(constant, jax.Array) and _is_key(constant)
-        data = jax.random.key_data(constant) if is_key else constant
+        is_random_key = isinstance(constant, jax.Array) and is_key(constant.dtype)
+        data = jax.random.key_data(constant) if is_random_key else constant
         digest.update(np.asarray(data).tobytes())
     return digest.hexdigest()

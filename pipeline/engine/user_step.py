@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -30,9 +30,8 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.package_paths import find_user_cache
 from pipeline.core.host.platforms import get_platform
 from pipeline.data.batch import Batch
-from pipeline.engine.batches import BatchLayout
 from pipeline.engine.begin_step import begin_step
-from pipeline.engine.step_checks import LOSS, StepSignature
+from pipeline.engine.step_checks import LOSS, StepSignature, is_key
 from pipeline.models.imported.with_lowerings import list_unreplaced, with_lowerings
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import RecordingPolicy
@@ -103,8 +102,8 @@ class StateLayout:
 
 def _find_key_type(leaf: Any) -> str | None:
     """Return the name of a random key's implementation; None for another leaf."""
-    is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return str(jax.random.key_impl(leaf)) if is_key else None
+    is_random_key = hasattr(leaf, "dtype") and is_key(leaf.dtype)
+    return str(jax.random.key_impl(leaf)) if is_random_key else None
 
 
 class MetricsRow(tuple[Array, ...]):
@@ -120,21 +119,15 @@ class MetricsRow(tuple[Array, ...]):
 
 @dataclass(frozen=True)
 class UserTelemetry(Telemetry):
-    """The metrics that a custom step returned, by name, and whether its loss is finite."""
+    """The metrics that a custom step returned, by name."""
 
-    finite_loss: np.ndarray
-    """Whether the loss of each step is finite, bool (steps,)."""
-
-    def take_first(self, steps: int) -> UserTelemetry:
-        """Return the first `steps` steps."""
-        columns = super().take_first(steps).columns
-        return UserTelemetry(self.start, columns, self.finite_loss[:steps])
+    ends_non_finite: bool
+    """Whether the loss of the last step isn't finite."""
 
     def join(self, later: Telemetry) -> UserTelemetry:
         """Return these steps, followed by `later`."""
         assert isinstance(later, UserTelemetry), "it continues this telemetry"
-        columns = super().join(later).columns
-        return UserTelemetry(self.start, columns, np.append(self.finite_loss, later.finite_loss))
+        return UserTelemetry(self.start, super().join(later).columns, later.ends_non_finite)
 
     @property
     def loss(self) -> np.ndarray:
@@ -154,10 +147,8 @@ class UserTelemetry(Telemetry):
 
     @cached_property
     def non_finite_step(self) -> int | None:
-        """The first step, counted from 1, whose loss isn't finite; None if all are finite."""
-        if self.finite_loss.all():
-            return None
-        return self.start + int(self.finite_loss.argmin()) + 1
+        """The last step, counted from 1, if its loss isn't finite."""
+        return self.start + len(self) if self.ends_non_finite else None
 
 
 @dataclass(frozen=True)
@@ -167,15 +158,16 @@ class UserStep:
     function: Step
     signature: StepSignature
     state_layout: StateLayout
-    batch_layout: BatchLayout
+    batch_spec: Any
+    """A batch with `jax.ShapeDtypeStruct` as leaves."""
 
     def __call__(
         self, before: CustomState, batch: Batch, rates: Array
     ) -> tuple[CustomState, MetricsRow]:
         """Return the state after a step, or `before` if the loss isn't finite, and the metrics."""
         layout = self.state_layout
-        columns = self.batch_layout.arrange(batch.columns)
-        metrics, compute_state = begin_step(self.function, layout.arrange(before.state), columns)
+        argument = self.arrange_batch(batch)
+        metrics, compute_state = begin_step(self.function, layout.arrange(before.state), argument)
         finite = jnp.isfinite(metrics[LOSS]) if LOSS in metrics else jnp.asarray(True)
 
         def update(state: CustomState) -> CustomState:
@@ -185,6 +177,11 @@ class UserStep:
         values = [jnp.asarray(metrics[name], jnp.float32) for name in self.signature.metrics]
         row = MetricsRow((*values, finite.astype(jnp.float32)))
         return apply_if_finite(finite, update, before), row
+
+    def arrange_batch(self, batch: Batch) -> Any:
+        """Return a batch as an argument of the step function."""
+        columns = [batch.columns[str(number)] for number in range(len(batch.columns))]
+        return jax.tree.unflatten(jax.tree.structure(self.batch_spec), columns)
 
 
 def lower_step(
@@ -206,7 +203,7 @@ def lower_step(
         problems = _list_problems(step, state, layout)
     fixed = None if earlier is None else earlier.lowerings
     tuning = Tuning("bank", "exhaustive", find_user_cache() / "autotune", fixed)
-    lowerings = choose_lowerings(problems, device, tuning, _no_clock).lowerings
+    lowerings = choose_lowerings(problems, device, tuning, lambda _: nullcontext()).lowerings
     choice = LoweringChoice(lowerings, layout=layout)
     if not has_choice:
         return step, choice
@@ -218,20 +215,15 @@ def _list_problems(step: UserStep, state: Any, layout: Layout) -> tuple[Problem,
     """Return the problems of a step's convolutions and matrix products, with images in `layout`."""
     listing = RecordingPolicy()
     traced = with_lowerings(step.function, listing, differentiated=True, layout=layout)
-    jax.eval_shape(traced, state, step.batch_layout.spec)
+    jax.eval_shape(traced, state, step.batch_spec)
     return tuple(listing.problems)
-
-
-def _no_clock(name: str) -> AbstractContextManager[object]:
-    """Return a context that does nothing, in place of a reporter's clock."""
-    return nullcontext()
 
 
 def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
     """Return whether loops are slow here and a convolution of the step has no lowering."""
     if not get_platform(device.platform).has_slow_loops:
         return False
-    traced = jax.make_jaxpr(step.function)(state, step.batch_layout.spec)
+    traced = jax.make_jaxpr(step.function)(state, step.batch_spec)
     unchanged = list_unreplaced(traced, differentiated=True)
     return any(operation.is_convolution for operation in unchanged)
 
@@ -248,8 +240,7 @@ class SinkProgram:
         *,
         single_steps: bool,
     ) -> None:
-        self._names = step.signature.metrics
-        self._batch_layout = step.batch_layout
+        self._step = step
         self.loader = loader
         self._placement = placement
         self.single_steps = single_steps
@@ -266,7 +257,7 @@ class SinkProgram:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), args
         )
         spec = ProgramSpec("step", make_train_loop(step, repeat), shapes, donated=0)
-        self.program, facts = compile_program(spec, _no_clock, placement.devices)
+        self.program, facts = compile_program(spec, lambda _: nullcontext(), placement.devices)
         """The compiled loop, as jax returns it."""
         self.report = CompileReport((facts,), single_steps)
         self.latest = state
@@ -274,7 +265,7 @@ class SinkProgram:
 
     def _reset(self) -> None:
         """Make new buffers of the loop: metrics of a window's steps, and whether it continues."""
-        rows = np.zeros((self._window_steps, len(self._names) + 1), np.float32)
+        rows = np.zeros((self._window_steps, len(self._step.signature.metrics) + 1), np.float32)
         self._buffers = self._placement.put(rows), self._placement.put(np.asarray(True))
 
     def run(
@@ -288,13 +279,14 @@ class SinkProgram:
         carry, rows = run_windows(self.loader, start, stop, carry, self._run_window)
         self._buffers = carry.telemetry_buffer, carry.should_continue
         self.latest = carry.state
-        columns = Telemetry.from_rows(start, rows[:, :-1], self._names).columns
-        telemetry = UserTelemetry(start, columns, rows[:, -1] > 0)
-        if telemetry.non_finite_step is not None:
-            self._non_finite_step = telemetry.non_finite_step
+        is_finite = rows[:, -1] > 0
+        ends_non_finite = not is_finite.all()
+        if ends_non_finite:
+            rows = rows[: is_finite.argmin() + 1]
+            self._non_finite_step = start + len(rows)
             self._reset()
-            telemetry = telemetry.take_first(telemetry.non_finite_step - start)
-        return carry.state, telemetry
+        columns = Telemetry.from_rows(start, rows[:, :-1], self._step.signature.metrics).columns
+        return carry.state, UserTelemetry(start, columns, ends_non_finite)
 
     def _run_window(self, carry: LoopCarry, inputs: Inputs, positions: range) -> LoopCarry:
         """Run the steps at some positions of a window."""
@@ -305,15 +297,14 @@ class SinkProgram:
     @property
     def program_text(self) -> str:
         """The loop as XLA compiled it."""
-        text: str = self.program.as_text()
-        return text
+        return str(self.program.as_text())
 
     def read_non_finite_batch(self) -> Any:
         """Return the batch whose loss isn't finite, as an argument of the step function."""
         step = self._non_finite_step
         assert step is not None, "the newest dispatch ended with a non-finite step"
         inputs, positions = next(split_at_windows(self.loader, step - 1, step))
-        return self._batch_layout.arrange(read_batch(inputs, jnp.int32(positions.start)).columns)
+        return self._step.arrange_batch(read_batch(inputs, jnp.int32(positions.start)))
 
     def put(self, state: CustomState) -> CustomState:
         """Copy a state to the device, into new arrays."""

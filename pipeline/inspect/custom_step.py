@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
@@ -33,13 +33,13 @@ from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.non_finite_step import NonFiniteStepError
 from pipeline.engine.run_sink import (
     PreparedSink,
+    SinkSettings,
     choose_size,
     compile_sink,
     default_device,
     prepare_sink,
 )
 from pipeline.engine.schedule import RunSchedule, Schedule
-from pipeline.engine.sink_settings import SinkSettings
 from pipeline.engine.step_checks import LOSS
 from pipeline.engine.user_step import (
     NO_RATES,
@@ -122,7 +122,7 @@ class OpenStep:
     @property
     def batch_size(self) -> int:
         """Number of examples in a batch: the length of its first array, or 1."""
-        first = jax.tree.leaves(self.prepared.source.layout.spec)[0]
+        first = jax.tree.leaves(self.prepared.source.spec)[0]
         return int(first.shape[0]) if first.shape else 1
 
 
@@ -130,11 +130,8 @@ class OpenStep:
 def open_step(prepared: PreparedSink, steps: int) -> Iterator[OpenStep]:
     """Open the data of at most `steps` steps, on the device that jax uses by default."""
     placement = DevicePlacement((default_device(),))
-    loader = prepared.source.open_loader(placement, 0, steps)
-    try:
+    with closing(prepared.source.open_loader(placement, 0, steps)) as loader:
         yield OpenStep(prepared, placement, loader)
-    finally:
-        loader.close()
 
 
 def run_steps(executable: object, state: CustomState, schedule: RunSchedule) -> DispatchClock:
@@ -301,7 +298,7 @@ def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
         lowered, _ = lower_step(prepared.step, prepared.spec, device, None)
         program = _trace_step(lowered, prepared.state, opened.loader.get_window(0).inputs)
         looped = not has_slow_loop(prepared.step, prepared.spec, device)
-        device_time = time_parts(program, device, looped=looped)
+        device_times = time_parts(program, device, looped=looped)
         dtypes = {leaf.dtype for leaf in jax.tree.leaves(prepared.spec)}
         float_types = sorted(dtype.name for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating))
         return HostForecast(
@@ -309,7 +306,7 @@ def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
             device=opened.device_text,
             precision=", ".join(float_types) or "no floating point",
             host_ms=_measure_host_ms(opened),
-            **vars(device_time),
+            **device_times,
         )
 
 

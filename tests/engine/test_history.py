@@ -9,16 +9,15 @@ from pipeline.engine.history import MAX_TIMED_DISPATCHES, History
 
 def test_first_dispatch_is_timed_separately() -> None:
     history = History(step=0)
-    assert (history.step_ms, history.median_step_ms, history.newest_step_s) == (None, None, None)
+    assert (history.step_ms, history.median_step_ms) == (None, None)
     history.add_dispatch(10, 5.0, ended_at=105.0)
     assert (history.first_dispatch_s, history.first_step_at) == (5.0, 105.0)
-    assert (history.step_ms, history.median_step_ms, history.newest_step_s) == (None, None, 5.0)
+    assert (history.step_ms, history.median_step_ms) == (None, None)
     history.add_dispatch(10, 1.0, ended_at=106.0)
     history.add_dispatch(30, 6.0, ended_at=112.0)
     assert history.first_dispatch_s == 5.0
     assert history.step_ms == pytest.approx(1000 * 7.0 / 40)
     assert history.median_step_ms == pytest.approx(150)
-    assert history.newest_step_s == pytest.approx(0.2)
 
 
 def test_mean_covers_all_dispatches_and_median_the_newest() -> None:

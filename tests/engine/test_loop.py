@@ -19,7 +19,7 @@ from pipeline.engine import loop as stage
 from pipeline.engine.callbacks.events import Evaluation, SinkReport
 from pipeline.engine.deadline import Deadline
 from pipeline.engine.history import MAX_TIMED_DISPATCHES, History
-from pipeline.engine.hooks import Hooks, Saves, never_prune
+from pipeline.engine.hooks import Hooks, Saves
 from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.runner.open_training import make_early_stop
@@ -153,7 +153,7 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
             evaluate=script.evaluate,
             saves=_saves(script, recipe) if saves else Saves(),
             early_stop=make_early_stop(recipe.monitor.early_stop),
-            prune=script.prune if script.prune_reasons else never_prune,
+            prune=script.prune if script.prune_reasons else lambda verdict: None,
             signals=script.signals,
             deadline=deadline,
         )

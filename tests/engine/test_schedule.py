@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.schedule import Event, RunSchedule, Schedule
+from pipeline.engine.schedule import Event, RunSchedule, Schedule, Segment
 
 
 def test_sink_longer_than_an_epoch_is_not_split_at_its_end() -> None:
@@ -76,6 +76,4 @@ def test_events_do_not_depend_on_dispatch_size(
 
 def test_schedule_has_dumps_only_at_its_steps() -> None:
     schedule = Schedule(RunSchedule(20, 6, 8), at={Event.DUMP: (3,)})
-    assert [step for step in range(21) if schedule.dumps_at(step)] == [3]
-    assert schedule.next_segment(0, 20, {}).stop == 3
-    assert not Schedule(RunSchedule(20, 6, 8)).dumps_at(0)
+    assert schedule.next_segment(0, 20, {}) == Segment(0, 3, frozenset({Event.DUMP}))

@@ -74,7 +74,7 @@ def main(
         settings = {name: value for name, value in options.items() if value is not None}
         specs = _list_attacks(opened, norm, radius, attacks, settings)
         plan = plan_attacks(recipe, opened.dataset, specs, samples)
-        state = load_state(opened, run_dir, step, reporter).state
+        state = load_state(opened, run_dir, step, reporter)
         config = opened.built.step_config
         weights = get_evaluated_weights(config, state)
         evaluation = RobustnessMeasure(config, weights, opened.dataset, plan, recipe.seed, reporter)

@@ -57,16 +57,12 @@ def main(
         recipe = opened.recipe.model_copy(update={"dump": spec})
         request = DumpRequest(recipe, run_dir, opened.device_name)
         opened.programs(numbers[0])  # raises RecipeError unless the network is a list of layers
-        kinds = layer_kinds(opened.built.step_config, opened.built.seed)
-        require_layers(layers, list(kinds), "--layers")
+        require_layers(layers, list(layer_kinds(opened.built)), "--layers")
         for step in numbers:
-            saved = load_state(opened, run_dir, step, reporter)
-            if saved.replayed:
-                text = f"of step {step - saved.replayed}; {saved.replayed:,} steps trained again"
-                reporter.print_stage("state", text)
+            state = load_state(opened, run_dir, step, reporter)
             loss = logged_loss(run_dir, step)
             with reporter.clock(f"dumping step {step}"):
-                weights = Weights.of(saved.state)
+                weights = Weights.of(state)
                 batch = opened.batch(step)
                 report = dump_step(request, opened.programs(step), weights, batch, step, loss)
             reporter.print_stage("dump", f"step {step}: {report}")

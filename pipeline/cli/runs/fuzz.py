@@ -63,7 +63,7 @@ def main(
         recipe = opened.recipe
         dataset = opened.dataset
         require_fuzzable(dataset, recipe.dataset.name)
-        state = load_state(opened, run_dir, step, reporter).state
+        state = load_state(opened, run_dir, step, reporter)
         weights = get_evaluated_weights(opened.built.step_config, state)
         variables = jax.tree.map(np.asarray, weights)
         predict = make_predict(opened, step)

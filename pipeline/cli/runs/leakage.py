@@ -51,7 +51,7 @@ def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
             line = f"epsilon {bound.epsilon:.4f}, delta {bound.delta:g}: bounds every attack"
             reporter.print_stage("privacy", line)
         # Margins and scores of members come first, then held-out samples'.
-        margins = audit.compute_margins(load_state(opened, run_dir, step, reporter).state)
+        margins = audit.compute_margins(load_state(opened, run_dir, step, reporter))
         rows = rate_scores("loss", margins[:num_pairs], margins[num_pairs:], bound)
         if shadows:
             shadow_margins, was_trained_on = audit.train_shadows(shadows, reporter)

@@ -52,20 +52,19 @@ class ReduceOnPlateau(CallbackSpec):
 class _MetricCallback(Callback):
     """Base of the callbacks that compare a metric with its earlier values or with a number."""
 
-    def __init__(self, spec: ReduceOnPlateau | StopAt) -> None:
+    def __init__(self, spec: Any) -> None:
+        self._spec = spec
         self.on_failure = spec.on_failure
-        self._name = spec.name
         self._sign = 1 if list_metric_directions([spec.metric])[spec.metric] == "max" else -1
 
     @property
     def label(self) -> str:
-        return self._name
+        return str(self._spec.name)
 
 
 class _PlateauWatch(_MetricCallback):
     def __init__(self, spec: ReduceOnPlateau) -> None:
         super().__init__(spec)
-        self._spec = spec
         better: Direction = "max" if self._sign > 0 else "min"
         self._plateau = EarlyStop(spec.metric, better, spec.patience, spec.min_delta)
 
@@ -73,7 +72,7 @@ class _PlateauWatch(_MetricCallback):
         self._plateau.add(evaluation)
         if not self._plateau.is_over:
             return
-        self._plateau.restore(EarlyStopState(self._plateau.progress.best))
+        self._plateau.progress = EarlyStopState(self._plateau.progress.best)
         rate = run.learning_rate
         if rate > self._spec.min_rate:
             run.scale_learning_rate(max(self._spec.factor, self._spec.min_rate / rate))
@@ -85,7 +84,7 @@ class _PlateauWatch(_MetricCallback):
     def restore(self, state: Any) -> None:
         match state:
             case [int() | float() | None as best, int(waited)]:
-                self._plateau.restore(EarlyStopState(self._to_signed(best), waited))
+                self._plateau.progress = EarlyStopState(self._to_signed(best), waited)
             case _:
                 raise ValueError(f"{state!r} must be a value and a number of evaluations")
 
@@ -108,10 +107,6 @@ class StopAt(CallbackSpec):
 
 
 class _StopAtValue(_MetricCallback):
-    def __init__(self, spec: StopAt) -> None:
-        super().__init__(spec)
-        self._spec = spec
-
     def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
         value = evaluation.scalars()[self._spec.metric]
         if self._sign * (value - self._spec.value) >= 0:

@@ -325,10 +325,12 @@ class TrackerCallback(Callback):
             for name, column in telemetry.columns.items()
             if column.dtype != bool
         }
-        rows: list[Row] = []
-        for step, values in enumerate(zip(*columns.values(), strict=True), telemetry.start + 1):
-            if step > self._last_step:
-                rows.append((step, dict(zip(columns, values, strict=True))))
+        lines = zip(*columns.values(), strict=True)
+        rows = [
+            (step, dict(zip(columns, values, strict=True)))
+            for step, values in enumerate(lines, telemetry.start + 1)
+            if step > self._last_step
+        ]
         if rows:
             self._tracker.log(rows)
 

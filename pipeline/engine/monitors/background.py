@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from queue import Queue
 from typing import Any, Generic, TypeVar
 
 from pipeline.core.errors import PipelineError
@@ -15,7 +16,7 @@ from pipeline.engine.callbacks.events import Monitor, MonitorRelay
 PERIOD_S = 0.1
 """Time between two batches of calls, so that many steps are written at once."""
 LIMIT_BYTES = 64 << 20
-"""Queued bytes above which training waits."""
+"""Bytes of calls since the last flush, above which training waits for a flush."""
 CALL_BYTES = 1 << 10
 """Upper bound of the bytes of a queued call, without its telemetry."""
 T = TypeVar("T")
@@ -31,12 +32,9 @@ class BackgroundMonitor(MonitorRelay):
 
     def __init__(self, monitors: Iterable[Monitor]) -> None:
         self.monitors = tuple(monitors)
-        self._changed = threading.Condition()
-        self._calls: list[Callable[[], None]] = []
-        self._queued_bytes = 0
-        self._num_queued = 0
-        self._num_done = 0
-        self._is_urgent = False
+        self._calls: Queue[Callable[[], None]] = Queue()
+        self._unflushed_bytes = 0
+        self._is_urgent = threading.Event()
         self._is_closing = False
         self._failure: BaseException | None = None
         self._has_raised = False
@@ -49,12 +47,9 @@ class BackgroundMonitor(MonitorRelay):
     def submit(self, call: Callable[[], None], size_bytes: int = 0) -> None:
         """Queue a call, with arrays of `size_bytes`; the thread makes it after the calls before."""
         self._raise_failure()
-        with self._changed:
-            self._calls.append(call)
-            self._num_queued += 1
-            self._queued_bytes += CALL_BYTES + size_bytes
-            is_full = self._queued_bytes > LIMIT_BYTES
-        if is_full:
+        self._calls.put(call)
+        self._unflushed_bytes += CALL_BYTES + size_bytes
+        if self._unflushed_bytes > LIMIT_BYTES:
             self.flush()
 
     def submit_and_wait(self, call: Callable[[], T]) -> T:
@@ -66,18 +61,15 @@ class BackgroundMonitor(MonitorRelay):
 
     def flush(self) -> None:
         """Wait until every queued call is made and every monitor is flushed."""
-        with self._changed:
-            num_queued = self._num_queued
-            self._is_urgent = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._num_done >= num_queued)
+        self._unflushed_bytes = 0
+        self._is_urgent.set()
+        self._calls.join()
         self._raise_failure()
 
     def close(self) -> None:
         """Make the queued calls, close every monitor and end the thread."""
-        with self._changed:
-            self._is_closing = self._is_urgent = True
-            self._changed.notify_all()
+        self._is_closing = True
+        self._is_urgent.set()
         self._thread.join()
         if not self._has_raised:
             self._raise_failure()
@@ -95,22 +87,18 @@ class BackgroundMonitor(MonitorRelay):
         """Make the queued calls in batches until the monitor closes."""
         is_closing = False
         while not is_closing:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_urgent, PERIOD_S)
-                calls = self._calls
-                self._calls = []
-                self._queued_bytes = 0
-                is_closing = self._is_closing
-                self._is_urgent = False
+            self._is_urgent.wait(PERIOD_S)
+            self._is_urgent.clear()
+            is_closing = self._is_closing
+            calls = [self._calls.get() for _ in range(self._calls.qsize())]
             num_calls = len(calls)
             if calls:
                 calls.append(partial(self._call_monitors, lambda monitor: monitor.flush()))
             for call in calls:
                 if self._failure is None:
                     self._attempt(call)
-            with self._changed:
-                self._num_done += num_calls
-                self._changed.notify_all()
+            for _ in range(num_calls):
+                self._calls.task_done()
         for monitor in self.monitors:
             self._attempt(monitor.close)
 

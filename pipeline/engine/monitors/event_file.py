@@ -1,9 +1,8 @@
 """TensorBoard's event files, with the scalars of many steps encoded at once.
 
 A record (TFRecord, little-endian) is the length of its data (uint64), the masked CRC-32C of these 8
-bytes, the data, and the masked CRC-32C of the data. The data is an `Event` as a protocol buffer,
-with the field numbers of tensorflow/core/util/event.proto and framework/summary.proto. Events of
-scalars differ in a few bytes at fixed offsets, so they are encoded column by column.
+bytes, the data, and the masked CRC-32C of the data. The data is an `Event` as a protocol buffer.
+Events of scalars differ in a few bytes at fixed offsets, so they are encoded column by column.
 """
 
 from __future__ import annotations
@@ -25,21 +24,11 @@ if TYPE_CHECKING:
 
 VERSION = "brain.Event:2"
 PREFIX = "events.out.tfevents."
-# Keys of Event: double 1, int64 2, message 5.
-WALL_TIME = b"\x09"
-STEP = b"\x10"
-SUMMARY = b"\x2a"
-# Key of Summary: message 1. Keys of Summary.Value: string 1, float 2.
-VALUE = b"\x0a"
-TAG = b"\x0a"
-SIMPLE_VALUE = b"\x15"
 EVENTS_TO_PURGE = 3
 """Number of events at the start of a file that purges the events of earlier files: two with the
 version, and the start of a session."""
 MAX_PURGE_BYTES = 1000
 """Upper bound of the length of each of these events."""
-POLYNOMIAL = 0x82F63B78
-"""Polynomial of CRC-32C (Castagnoli), with reversed bits."""
 
 
 class EventFile:
@@ -106,8 +95,7 @@ def _choose_stamp(folder: Path) -> int:
     the clock was set back, TensorBoard must read the new file last, and it sorts them by name."""
     names = [file.name.removeprefix(PREFIX) for file in folder.glob(f"{PREFIX}*")]
     stamps = [name.partition(".")[0] for name in names]
-    earlier = [int(stamp) for stamp in stamps if stamp.isdecimal()]
-    return max(int(time.time()), max(earlier, default=-1) + 1)
+    return max([int(time.time()), *(int(stamp) + 1 for stamp in stamps if stamp.isdecimal())])
 
 
 def encode_scalars(
@@ -151,21 +139,16 @@ def _encode_records(
 
 @cache
 def _make_template(tags: tuple[str, ...], step_bytes: int) -> tuple[bytes, list[int]]:
-    """Return an event with zeros for its numbers, and the offset of each value."""
-    summary = b""
-    offsets = []
-    for tag in tags:
-        name = tag.encode()
-        value = TAG + _encode_varint(len(name)) + name + SIMPLE_VALUE + bytes(4)
-        summary += VALUE + _encode_varint(len(value)) + value
-        offsets.append(len(summary) - 4)
-    start = WALL_TIME + bytes(8) + STEP + bytes(step_bytes) + SUMMARY + _encode_varint(len(summary))
-    return start + summary, [len(start) + offset for offset in offsets]
+    """Return an event with any numbers, and the offset of each value."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary
 
-
-def _encode_varint(number: int) -> bytes:
-    numbers = np.array([number])
-    return _encode_varints(numbers, int(_count_varint_bytes(numbers)[0])).tobytes()
+    values = [Summary.Value(tag=tag, simple_value=0.0) for tag in tags]
+    ends = [Summary(value=values[:count]).ByteSize() for count in range(1, len(tags) + 1)]
+    step = 1 << 7 * (step_bytes - 1)
+    event = Event(wall_time=1.0, step=step, summary=Summary(value=values)).SerializeToString()
+    # The summary is last, and each value ends with its 4 bytes.
+    return event, [len(event) - ends[-1] + end - 4 for end in ends]
 
 
 def _count_varint_bytes(numbers: np.ndarray) -> np.ndarray:
@@ -189,18 +172,11 @@ def masked_crc(data: np.ndarray) -> np.ndarray:
 
     The mask, a rotation and a sum, is TFRecord's (tensorflow/core/lib/hash/crc32c.h).
     """
-    table = _make_crc_table()
+    from tensorboardX.crc32c import CRC_TABLE
+
+    table = np.array(CRC_TABLE, np.uint32)
     crc = np.full(len(data), 0xFFFFFFFF, np.uint32)
     for column in np.ascontiguousarray(data.T):
         crc = table[(crc ^ column) & 0xFF] ^ (crc >> 8)
     crc = ~crc
     return ((crc >> 15) | (crc << 17)) + np.uint32(0xA282EAD8)
-
-
-@cache
-def _make_crc_table() -> np.ndarray:
-    """Return the CRC-32C remainder of each byte, uint32 (256,)."""
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(POLYNOMIAL), table >> 1)
-    return table

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from typing import Literal
 
 from pipeline.core.files.value_text import show
@@ -25,23 +24,14 @@ LOGGERS = ("pipeline", "jax")
 """Loggers whose messages are shown."""
 
 
-@dataclass(frozen=True)
-class LogSettings:
-    """The settings of a run's messages."""
+def choose_log_settings(
+    level: str | None, environment: Mapping[str, str]
+) -> tuple[str, LogPlace, list[str]]:
+    """Return the least severe level that is shown, the destination besides run.log, and texts about
+    variables with invalid values, which are ignored.
 
-    level: str = "warning"
-    """Least severe level that is shown."""
-    to: LogPlace = "console"
-    """Destination besides run.log; file: none."""
-    problem: str = ""
-    """Text about variables with invalid values; empty if all are valid."""
-
-
-def choose_log_settings(level: str | None, environment: Mapping[str, str]) -> LogSettings:
-    """Return the settings of a run, with its recipe's `level`, or GLOG_v's if that is None.
-
-    GLOG_logtostderr=1 sends messages to stderr, 0 only to run.log. A variable with an invalid value
-    is ignored, and named in `problem`.
+    The level is the recipe's `level`, or GLOG_v's if that is None. GLOG_logtostderr=1 sends
+    messages to stderr, 0 only to run.log.
     """
     problems = []
     numbers = {**dict(zip("0123", LEVELS, strict=True)), "4": "error"}
@@ -58,7 +48,7 @@ def choose_log_settings(level: str | None, environment: Mapping[str, str]) -> Lo
         problems.append(f"{STDERR_VARIABLE} = {show(to_stderr)}: must be 0 or 1")
     places: Mapping[str | None, LogPlace] = {"1": "stderr", "0": "file"}
     place = places.get(to_stderr, "console")
-    return LogSettings(level or "warning", place, "; ".join(problems))
+    return level or "warning", place, problems
 
 
 class ReporterHandler(logging.Handler):
@@ -84,26 +74,31 @@ def log_by_level(reporter: Reporter, level: str | None) -> Iterator[None]:
 
     If the level is debug or info, messages of `LOGGERS` are shown too.
     """
-    settings = choose_log_settings(level, os.environ)
-    reporter.level = getattr(logging, settings.level.upper())
-    reporter.log_to = settings.to
-    if settings.problem:
-        reporter.warn(f"{settings.problem}; it is ignored")
-    if reporter.level >= logging.WARNING:
+    name, reporter.log_to, problems = choose_log_settings(level, os.environ)
+    reporter.level = getattr(logging, name.upper())
+    if problems:
+        reporter.warn(f"{'; '.join(problems)}; it is ignored")
+    with ExitStack() as stack:
+        if reporter.level < logging.WARNING:
+            handler = ReporterHandler(reporter)
+            for logger in LOGGERS:
+                stack.enter_context(handle_messages(logger, handler, reporter.level))
         yield
-        return
-    handler = ReporterHandler(reporter)
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    before = [(logger.level, logger.propagate) for logger in loggers]
+
+
+@contextmanager
+def handle_messages(name: str, handler: logging.Handler, level: int) -> Iterator[None]:
+    """Pass the messages of a logger from `level` on to `handler`, during the body, and not to the
+    root, to which absl, which orbax imports, adds a handler."""
+    logger = logging.getLogger(name)
+    earlier_level = logger.level
+    propagates = logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = False
     try:
-        for logger in loggers:
-            logger.addHandler(handler)
-            logger.setLevel(reporter.level)
-            # absl, which orbax imports, adds a handler to the root.
-            logger.propagate = False
         yield
     finally:
-        for logger, (earlier_level, propagate) in zip(loggers, before, strict=True):
-            logger.removeHandler(handler)
-            logger.setLevel(earlier_level)
-            logger.propagate = propagate
+        logger.removeHandler(handler)
+        logger.setLevel(earlier_level)
+        logger.propagate = propagates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -139,27 +139,6 @@ class Flaws:
 
 
 NO_FLAWS = Flaws()
-
-
-def read_flaws(tree: Any) -> Flaws:
-    """Parse the flaws in a checkpoint. Raises ValueError if they are invalid."""
-    if not isinstance(tree, Mapping):
-        raise ValueError("flaws must be a section")
-    ranges = tree.get("missing")
-    lines = tree.get("missing_lines")
-    verified = tree.get("verified")
-    if not isinstance(ranges, Sequence) or isinstance(ranges, str) or len(ranges) > MAX_RANGES:
-        raise ValueError("the missing steps must be a short list")
-    if type(lines) is not int or lines < 0 or not isinstance(verified, bool):
-        raise ValueError("the count of missing lines must be a whole number")
-    if not all(map(_is_range, ranges)):
-        raise ValueError("a range of steps must be two whole numbers")
-    return Flaws(tuple((first, last) for first, last in ranges), lines, verified)
-
-
-def _is_range(tree: Any) -> bool:
-    is_pair = isinstance(tree, Sequence) and not isinstance(tree, str) and len(tree) == 2
-    return is_pair and all(type(step) is int for step in tree)
 
 
 def find_ranges(steps: AbstractSet[int]) -> Ranges:

@@ -89,7 +89,9 @@ class TimeMonitor(Monitor):
         if is_inside_epoch and report.step != schedule.total:
             return
         position = schedule.place(report.step)
-        sink = f"sink {position.sink}/{schedule.sinks}, " if schedule.sink_steps else ""
+        sink = ""
+        if schedule.sink_steps:
+            sink = f"sink {position.sink}/{-(-schedule.total // schedule.sink_steps)}, "
         # Evaluations and checkpoints are included.
         step_s = (time.monotonic() - self.started_at) / self.steps_done
         remaining_s = round(step_s * (schedule.total - report.step))

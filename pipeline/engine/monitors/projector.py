@@ -18,6 +18,8 @@ from pipeline.core.files.atomic_write import write_whole
 
 CONFIG = "projector_config.pbtxt"
 FOLDER = "embeddings"
+PICTURED_CHANNELS = (1, 3, 4)
+"""Numbers of channels of images that can be drawn."""
 SPRITE_PIXELS = 8192
 """Longest side of a sheet of pictures, as browsers can show it."""
 PICTURE_PIXELS = 64
@@ -48,7 +50,7 @@ def write_embeddings(
     texts = (" ".join(printable(label).split()) or "-" for label in labels)
     write_whole(folder / "labels.tsv", "".join(f"{text}\n" for text in texts))
     sprite = ""
-    if images is not None and images.shape[-1] in (1, 3, 4):
+    if images is not None and images.shape[-1] in PICTURED_CHANNELS:
         sheet, (height, width) = _draw_sheet(stretch_range(images))
         write_whole(folder / "pictures.png", sheet)
         sprite = (
@@ -74,12 +76,10 @@ def _draw_sheet(images: np.ndarray) -> tuple[bytes, tuple[int, int]]:
     step = math.ceil(max(images.shape[1:3]) / max_pixels)
     pictures = images[:, ::step, ::step]
     height, width = pictures.shape[1:3]
-    sheet = np.zeros((side * height, side * width, pictures.shape[-1]), np.uint8)
-    for number, picture in enumerate(pictures):
-        row, column = divmod(number, side)
-        top = row * height
-        left = column * width
-        sheet[top : top + height, left : left + width] = picture
+    cells = np.zeros((side * side, *pictures.shape[1:]), np.uint8)
+    cells[: len(pictures)] = pictures
+    rows = cells.reshape(side, side, height, width, -1).swapaxes(1, 2)
+    sheet = rows.reshape(side * height, side * width, -1)
     file = io.BytesIO()
     Image.fromarray(sheet[..., 0] if sheet.shape[-1] == 1 else sheet).save(file, "PNG")
     return file.getvalue(), (height, width)

@@ -20,7 +20,12 @@ from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.events import TRAINED, Evaluation, Monitor, SinkReport, metric_tag
 from pipeline.engine.monitors.event_file import EventFile, find_purging
-from pipeline.engine.monitors.projector import add_captions, stretch_range, write_embeddings
+from pipeline.engine.monitors.projector import (
+    PICTURED_CHANNELS,
+    add_captions,
+    stretch_range,
+    write_embeddings,
+)
 from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 if TYPE_CHECKING:
@@ -29,8 +34,6 @@ if TYPE_CHECKING:
 ROLLBACK_TAG = "train/updates_undone"
 CELL_PIXELS = 24
 """Side of a cell of a confusion matrix with at most 100 classes."""
-PICTURED_CHANNELS = (1, 3, 4)
-"""Numbers of channels of images that can be drawn."""
 MAX_PICTURED_CLASSES = 1000
 """Largest number of classes of a confusion matrix that is drawn."""
 MAX_NAMES = 10_000
@@ -53,26 +56,8 @@ class BoardNode:
     dtype: str
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """Number of finite values in each bin, their range and sums."""
-
-    low: float
-    high: float
-    total: float
-    """Sum of the values."""
-    squares: float
-    """Sum of the squares."""
-    limits: tuple[float, ...]
-    """Upper ends of the bins."""
-    counts: tuple[int, ...]
-    left_out: int = 0
-    """Number of values that aren't finite."""
-
-    @property
-    def count(self) -> int:
-        """Number of finite values."""
-        return sum(self.counts)
+Histogram = Mapping[str, Any]
+"""Range and sums of finite values, and their number in each bin: fields of a HistogramProto."""
 
 
 class TensorBoard(Monitor):
@@ -181,9 +166,9 @@ class TensorBoard(Monitor):
         ]
         self._file.add_scalars(self._speed_tags, steps, wall_times, np.array(per_s)[:, None])
         if self._estimate is not None:
-            rows = [list(_model_times(self._estimate, step).values()) for step in steps.tolist()]
-            tags = [f"modelled/{name}" for name in _model_times(self._estimate, 0)]
-            self._file.add_scalars(tags, steps, wall_times, np.array(rows))
+            rows = [_model_times(self._estimate, step) for step in steps.tolist()]
+            values = np.array([list(row.values()) for row in rows])
+            self._file.add_scalars([*rows[0]], steps, wall_times, values)
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Add the scalar metrics, macro averages included, and the confusion matrix."""
@@ -261,18 +246,10 @@ class TensorBoard(Monitor):
         """Add histograms after `step` steps, by name."""
         from tensorboardX.proto.summary_pb2 import HistogramProto, Summary
 
-        values = []
-        for name, histogram in histograms.items():
-            encoded = HistogramProto(
-                min=histogram.low,
-                max=histogram.high,
-                num=histogram.count,
-                sum=histogram.total,
-                sum_squares=histogram.squares,
-                bucket_limit=histogram.limits,
-                bucket=histogram.counts,
-            )
-            values.append(Summary.Value(tag=name, histo=encoded))
+        values = [
+            Summary.Value(tag=name, histo=HistogramProto(**histogram))
+            for name, histogram in histograms.items()
+        ]
         self.flush()
         self._add(Summary(value=values), step)
 
@@ -326,14 +303,14 @@ class TensorBoard(Monitor):
 
 
 def _model_times(estimate: Estimate, steps: int) -> dict[str, float]:
-    """Return the modelled times of a step, and of all steps so far."""
+    """Return the modelled times of a step, and of all steps so far, by tag."""
     low, high = estimate.interval_ms
     return {
-        "step_ms": estimate.step_ms,
-        "step_ms_low": low,
-        "step_ms_high": high,
-        "samples_per_s": estimate.samples_per_s,
-        "elapsed_s": estimate.step_ms * steps / 1e3,
+        "modelled/step_ms": estimate.step_ms,
+        "modelled/step_ms_low": low,
+        "modelled/step_ms_high": high,
+        "modelled/samples_per_s": estimate.samples_per_s,
+        "modelled/elapsed_s": estimate.step_ms * steps / 1e3,
     }
 
 
@@ -372,15 +349,15 @@ def make_histogram(values: np.ndarray) -> Histogram | None:
         # Too few float64 numbers lie between the least and the greatest value for BINS edges.
         counts = np.array([finite.size])
         edges = np.array([finite.min(), finite.max()])
-    return Histogram(
-        low=float(finite.min()),
-        high=float(finite.max()),
-        total=float(finite.sum()),
-        squares=float(finite @ finite),
-        limits=tuple(edges[1:].tolist()),
-        counts=tuple(counts.tolist()),
-        left_out=int(flat.size - finite.size),
-    )
+    return {
+        "min": float(finite.min()),
+        "max": float(finite.max()),
+        "num": finite.size,
+        "sum": float(finite.sum()),
+        "sum_squares": float(finite @ finite),
+        "bucket_limit": edges[1:].tolist(),  # upper ends of the bins
+        "bucket": counts.tolist(),
+    }
 
 
 def encode_graph(nodes: Sequence[BoardNode]) -> bytes:

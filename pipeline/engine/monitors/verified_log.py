@@ -15,7 +15,7 @@ import errno
 import hashlib
 import os
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -35,7 +35,6 @@ from pipeline.engine.monitors.log_lines import (
     find_ranges,
     format_steps,
     parse_line,
-    read_flaws,
     read_lines,
 )
 
@@ -64,19 +63,24 @@ class Mark:
 
 def read_mark(tree: Any, step: int) -> Mark | None:
     """Return the mark in a checkpoint of `step`; None if it is invalid."""
-    if not isinstance(tree, Mapping):
-        return None
-    size_bytes, lines, sha256, tail = map(tree.get, ("size_bytes", "lines", "sha256", "tail"))
-    if type(size_bytes) is not int or type(lines) is not int:
-        return None
-    if not isinstance(sha256, str) or not isinstance(tail, str):
-        return None
     try:
-        mark = Mark(size_bytes, lines, sha256, tail.encode(), read_flaws(tree.get("flaws")))
-        steps = [parse_line(line, "").step for line in mark.tail.splitlines(keepends=True)]
-    except (ValueError, DataError):
+        flaws_tree = tree["flaws"]
+        missing = tuple((first, last) for first, last in flaws_tree["missing"])
+        flaws = Flaws(missing, flaws_tree["missing_lines"], flaws_tree["verified"])
+        tail = tree["tail"].encode()
+        mark = Mark(tree["size_bytes"], tree["lines"], tree["sha256"], tail, flaws)
+        steps = [parse_line(line, "").step for line in tail.splitlines(keepends=True)]
+    except (ValueError, TypeError, KeyError, AttributeError, DataError):
         return None
-    if steps != sorted(set(steps)) or (steps and not tail.endswith("\n")):
+    numbers = [mark.size_bytes, mark.lines, flaws.missing_lines]
+    numbers += [number for steps_of_range in missing for number in steps_of_range]
+    if any(type(number) is not int or number < 0 for number in numbers):
+        return None
+    if type(mark.sha256) is not str or type(flaws.verified) is not bool:
+        return None
+    if len(missing) > MAX_RANGES:
+        return None
+    if steps != sorted(set(steps)) or (steps and not mark.tail.endswith(b"\n")):
         return None
     is_long_enough = mark.size_bytes >= len(mark.tail) and mark.lines >= len(steps)
     return mark if is_long_enough and max(steps, default=0) <= step else None
@@ -126,11 +130,6 @@ class VerifiedLog:
         """Close the file without checking it."""
         self._file.close()
 
-    def reopen(self) -> None:
-        """Open the file that has the log's name now, instead of the open one."""
-        self.release()
-        self._file = _open(self.path)
-
     def mark(self, step: int) -> Mark:
         """Return the mark of the lines up to `step`.
 
@@ -156,13 +155,8 @@ class VerifiedLog:
         Later lines stay while their steps grow up to `step`, such as that of an evaluation after
         the checkpoint. All others are removed.
         """
-        self._file.seek(0)
-        digest = _hash_bytes(self._file, mark.size_bytes - len(mark.tail))
-        if digest is None:
-            return False
-        marked_digest = digest.copy()
-        marked_digest.update(self._file.read(len(mark.tail)))
-        if marked_digest.hexdigest() != mark.sha256:
+        digest = _hash_before_tail(self._file, mark)
+        if digest is None or self._file.read(len(mark.tail)) != mark.tail:
             return False
         self._digest = digest
         self._tail = bytearray(mark.tail)
@@ -234,13 +228,16 @@ def _open(path: Path) -> BinaryIO:
     return cast(BinaryIO, open(path, "a+b", opener=open_unshared))
 
 
-def _hash_bytes(file: BinaryIO, size_bytes: int) -> hashlib._Hash | None:
-    """Return the SHA-256 object of the next bytes of a file; None if the file is shorter."""
+def _hash_before_tail(file: BinaryIO, mark: Mark) -> hashlib._Hash | None:
+    """Return the SHA-256 object of the bytes before the tail of a mark; None if they aren't those
+    that the mark is of."""
+    file.seek(0)
     digest = hashlib.sha256()
-    for chunk in _read_chunks(file, size_bytes):
+    for chunk in _read_chunks(file, mark.size_bytes - len(mark.tail)):
         digest.update(chunk)
-        size_bytes -= len(chunk)
-    return None if size_bytes else digest
+    marked_digest = digest.copy()
+    marked_digest.update(mark.tail)
+    return digest if marked_digest.hexdigest() == mark.sha256 else None
 
 
 def _read_chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
@@ -309,7 +306,9 @@ def open_log(
             findings = LogFindings(path, log.flaws)
         else:
             rebuilt_mark, findings = _rebuild(path, mark, step, has_all_steps=has_all_steps)
-            log.reopen()
+            log.release()
+            log = VerifiedLog(path, has_all_steps=has_all_steps)
+            on_failure.callback(log.release)
             log.continue_from(rebuilt_mark, step)
         on_failure.pop_all()
     return log, findings
@@ -338,7 +337,9 @@ def _rebuild(path: Path, mark: Mark, step: int, *, has_all_steps: bool) -> tuple
     with ExitStack() as files:
         source = files.enter_context(path.open("rb"))
         files.callback(draft.release)
-        if _is_intact_before_tail(source, mark):
+        is_intact = _hash_before_tail(source, mark) is not None
+        source.seek(0)
+        if is_intact:
             # The lines before the tail needn't be parsed one by one.
             last = begin - 1
             for chunk in _read_chunks(source, mark.size_bytes - len(mark.tail)):
@@ -367,16 +368,6 @@ def _rebuild(path: Path, mark: Mark, step: int, *, has_all_steps: bool) -> tuple
     restored = find_ranges(text_by_step.keys() - intact)
     findings = LogFindings(path, flaws, restored, set_aside, is_changed=True)
     return replace(rebuilt, flaws=flaws), findings
-
-
-def _is_intact_before_tail(file: BinaryIO, mark: Mark) -> bool:
-    """Return whether a file begins with the marked lines before the tail, and rewind it."""
-    digest = _hash_bytes(file, mark.size_bytes - len(mark.tail))
-    file.seek(0)
-    if digest is None:
-        return False
-    digest.update(mark.tail)
-    return digest.hexdigest() == mark.sha256
 
 
 def _read_whole_lines(file: BinaryIO) -> Iterator[LogLine]:

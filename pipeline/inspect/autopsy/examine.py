@@ -21,16 +21,12 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue
 from pipeline.backends.graph.replay.origins import COLUMN, Cause, NamedTensor, Origin, find_cause
-from pipeline.backends.graph.replay.ranges import (
-    find_largest_magnitude,
-    find_non_finite,
-    find_range,
-    is_float,
-)
+from pipeline.backends.graph.replay.ranges import find_non_finite, find_range
 from pipeline.core.host.jax_private import disable_compile_cache
 from pipeline.core.host.tree_paths import flatten_by_path, list_leaf_paths
 from pipeline.data.batch import Batch
 from pipeline.data.dataset_spec import WrappedOp
+from pipeline.engine.step_autopsy import make_input
 from pipeline.inspect.autopsy.finding import Autopsy, Finding, NonFiniteSamples, Phase, Tensor
 from pipeline.models.modules.name_stack import find_layer
 from pipeline.training.bucketing import apply_in_bucket
@@ -112,7 +108,7 @@ class _Replay:
         function = partial(compute_outcome, scoped)
         closed, shape = jax.make_jaxpr(function, return_shape=True)(self.state, self.batch)
         leaves = flatten_by_path((self.state, self.batch))
-        inputs = [_make_input(path, leaf) for path, leaf in leaves.items()]
+        inputs = [make_input(_name_input(path), leaf) for path, leaf in leaves.items()]
         outputs = list_leaf_paths(shape)
         is_loss = [path == "loss" for path in outputs]  # outputs that `dce_jaxpr` keeps
         loss_jaxpr = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
@@ -230,16 +226,11 @@ class _Replay:
         return NonFiniteSamples(tuple(ids.tolist()), positions, num_valid)
 
 
-def _make_input(path: str, leaf: Any) -> ReplayValue:
-    """Return an input of the step with its name; `path` is like `0/params/conv_0/kernel`."""
+def _name_input(path: str) -> NamedTensor:
+    """Return the name of an input of the step; `path` is like `0/params/conv_0/kernel`."""
     _, _, inner_path = path.partition("/")
     field, _, name = inner_path.partition("/")
-    named = NamedTensor(_INPUTS.get(field, field), name)
-    if not is_float(leaf) or np.isfinite(find_largest_magnitude(leaf)):
-        return ReplayValue(leaf, named)
-    input_range = find_range(leaf)
-    origin = Origin(-1, "", "", input_range.nan > 0, result=input_range, array=leaf, named=named)
-    return ReplayValue(leaf, named, origin=origin)
+    return NamedTensor(_INPUTS.get(field, field), name)
 
 
 def _find_gradient(origin: Origin) -> NamedTensor | None:

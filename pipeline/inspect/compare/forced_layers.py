@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from pipeline.inspect.compare.layer_errors import LayerError, list_findings, measure_layer_errors
+from pipeline.inspect.compare.layer_errors import (
+    LayerError,
+    find_worst_by_layer,
+    measure_layer_errors,
+)
 from pipeline.inspect.dumps.captured_step import CapturedStep, StepPass, join_passes
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, LayerTensors, Weights
 
 
 @dataclass(frozen=True)
 class ForcedComparison:
-    """Errors of all layers of a side; `findings` are the worst error of each inaccurate layer."""
+    """Errors of the layers of a side."""
 
-    errors: tuple[LayerError, ...]
-    findings: tuple[LayerError, ...]
+    errors: Sequence[LayerError]
+
+    @property
+    def findings(self) -> tuple[LayerError, ...]:
+        """The worst error of each layer that has a finding, the largest score first."""
+        blamed = [error for error in find_worst_by_layer(self.errors).values() if error.score > 1]
+        return tuple(sorted(blamed, key=lambda error: -error.score))
 
 
 @dataclass
@@ -52,7 +61,7 @@ class ReferenceStep:
             self.step.merge_passes(),
             has_winograd=any(lowering.family.startswith("winograd") for _, lowering in lowerings),
         )
-        return ForcedComparison(tuple(errors), tuple(list_findings(errors)))
+        return ForcedComparison(errors)
 
     def compute_float64(self) -> LayerTensors:
         """Return the layers' results in float64, computed once."""

@@ -238,12 +238,6 @@ def _get_kind(error: LayerError) -> tuple[str, str, str]:
     return error.kind, error.dtype, error.name.role
 
 
-def list_findings(errors: Sequence[LayerError]) -> list[LayerError]:
-    """Return the worst error of each layer that has a finding, the largest score first."""
-    blamed = [error for error in find_worst_by_layer(errors).values() if error.score > 1]
-    return sorted(blamed, key=lambda error: -error.score)
-
-
 def find_worst_by_layer(errors: Sequence[LayerError]) -> Mapping[str, LayerError]:
     """Return the error with the largest score of each layer, by path."""
     worst: dict[str, LayerError] = {}

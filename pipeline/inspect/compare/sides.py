@@ -56,10 +56,6 @@ class Side:
     run_dir: Path | None = None
     changed: tuple[str, ...] = ()
 
-    def layer_kinds(self) -> dict[str, str]:
-        """Return the kinds of all layers by path."""
-        return layer_kinds(self.opened.built.step_config, self.opened.built.seed)
-
 
 def open_run_side(run_dir: Path) -> Side:
     """Open a run. Raises DataError if it isn't one."""
@@ -126,7 +122,7 @@ def compare_step(
 ) -> StepComparison:
     """Compute and compare a step from the right side's state. Raises DataError and RecipeError."""
     _require_same_network(left, right)
-    layers = right.layer_kinds()
+    layers = layer_kinds(right.opened.built)
     require_layers(request.layers, list(layers), "--layers")
     # Both sides have the same layers.
     require_mapped(request.mapped, list(layers), list(layers))
@@ -153,10 +149,7 @@ def compare_step(
             f"{distance:.3g}"
         )
     forced = reference.compare(left_programs, left_weights)
-    errors, findings = (
-        tuple(item for item in items if is_selected(item.name, request.layers, "all"))
-        for items in (forced.errors, forced.findings)
-    )
+    errors = [error for error in forced.errors if is_selected(error.name, request.layers, "all")]
     run_loss = None if right.run_dir is None else logged_loss(right.run_dir, step)
     return StepComparison(
         step,
@@ -164,7 +157,7 @@ def compare_step(
         reference.step.merge_passes().loss,
         run_loss,
         tuple(rows),
-        ForcedComparison(errors, findings),
+        ForcedComparison(errors),
         tuple(notes),
     )
 
@@ -177,13 +170,13 @@ def capture_tensors(side: Side, step: int | None, reporter: Reporter) -> TensorS
     tensors = captured.merge_passes()
     arrays = dict(named_tensors(tensors, captured.images))
     about = f"step {step} on {side.opened.device_name}, loss {tensors.loss:.8g}"
-    return TensorSide(side.name, about, side.layer_kinds(), list(arrays), arrays.get)
+    return TensorSide(side.name, about, layer_kinds(side.opened.built), list(arrays), arrays.get)
 
 
 def _require_same_network(left: Side, right: Side) -> None:
     """Raise DataError, with the first differences, if layers or parameters differ."""
-    left_kinds = left.layer_kinds()
-    right_kinds = right.layer_kinds()
+    left_kinds = layer_kinds(left.opened.built)
+    right_kinds = layer_kinds(right.opened.built)
     problems = [
         f"{path} is only on the left side" for path in left_kinds if path not in right_kinds
     ]
@@ -223,13 +216,7 @@ def _load_state(side: Side, step: int | None, reporter: Reporter) -> tuple[Train
         return jax.tree.map(np.array, side.opened.fresh_state()), 0
     steps = require_checkpoints(side.run_dir)
     step = steps[-1] if step is None else step
-    saved = load_state(side.opened, side.run_dir, step, reporter)
-    if saved.replayed:
-        saved_step = step - saved.replayed
-        reporter.print_stage(
-            "state", f"of step {saved_step}; {saved.replayed:,} steps trained again"
-        )
-    return saved.state, step
+    return load_state(side.opened, side.run_dir, step, reporter), step
 
 
 def _choose_left_weights(left: Side, right: Side, weights: Weights) -> Weights:
@@ -260,7 +247,7 @@ def _describe_weight_distance(left: Side, run_dir: Path, step: int, weights: Wei
     """Describe the distance of the left run's weights from the weights that both sides use."""
     if step not in list_saved_steps(run_dir / FOLDER):
         return f"{left.name} has no checkpoint of step {step}: its weights are not compared"
-    left_weights = Weights.of(load_state(left.opened, run_dir, step, Reporter()).state)
+    left_weights = Weights.of(load_state(left.opened, run_dir, step, Reporter()))
     left_params = flatten_by_path(left_weights.params)
     right_params = flatten_by_path(weights.params)
     squares = [

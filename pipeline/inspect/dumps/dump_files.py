@@ -165,9 +165,7 @@ def _compute_statistics(array: np.ndarray) -> dict[str, float | int]:
 class DumpEntry:
     """A tensor of a dump."""
 
-    name: TensorName
     shape: tuple[int, ...]
-    statistics: Mapping[str, float | None]
     file: str | None = None
     """Name of the file; None if the tensor has only statistics."""
     sha256: str | None = None
@@ -243,8 +241,8 @@ def read_dump(folder: Path) -> DumpRecord:
     try:
         entries: dict[TensorName, DumpEntry] = {}
         for line in read_text(folder / TENSORS, MAX_INDEX_BYTES).splitlines():
-            entry = _parse_entry(json.loads(line))
-            entries[entry.name] = entry
+            fields = json.loads(line)
+            entries[parse_name(fields["name"])] = _parse_entry(fields)
         if len(entries) != header.get("tensors"):
             raise ValueError(
                 f"has {len(entries)} tensors; must have {header.get('tensors')}, as in {ABOUT}"
@@ -260,4 +258,4 @@ def _parse_entry(fields: Any) -> DumpEntry:
     if file is not None and (not isinstance(file, str) or Path(file).name != file):
         raise ValueError(f"{file!r:.80} must be the name of a file in this folder")
     shape = tuple(int(size) for size in fields["shape"])
-    return DumpEntry(parse_name(fields["name"]), shape, dict(fields["statistics"]), file, digest)
+    return DumpEntry(shape, file, digest)

@@ -143,7 +143,7 @@ class RunDumps(Dumps):
             problems.append(f"dump.steps: {error}")
         if problems:
             raise RecipeError(problems)
-        require_layers(spec.layers, list(layer_kinds(built.step_config, built.seed)), "dump.layers")
+        require_layers(spec.layers, list(layer_kinds(built)), "dump.layers")
 
     def __call__(self, state: TrainState, step: int) -> None:
         """Dump the step after `step` steps. Raises only PipelineError."""

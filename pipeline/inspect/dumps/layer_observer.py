@@ -21,14 +21,6 @@ Arrays = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class ForcedTensors:
-    """Tensors of another program, which replace the tensors between layers."""
-
-    outputs: Arrays
-    input_gradients: Arrays
-
-
-@dataclass(frozen=True)
 class LayerForm:
     """The kind of a layer, the type of its result, and the order of axes that it computes in."""
 
@@ -47,15 +39,17 @@ class LayerObserver:
 
     Use one observer for each trace, since its arrays are tracers. `input_slots` and `output_slots`
     have an array like each input and output, by path. The gradients with respect to the slots are
-    the gradients at the layers' inputs and outputs. With `forced`, every layer reads forced tensors
-    instead of other layers' results, in both passes, so other layers' errors don't reach it.
+    the gradients at the layers' inputs and outputs. `forced_outputs` and `forced_gradients` (at
+    inputs) are tensors of another program, which layers read instead of other layers' results, in
+    both passes, so other layers' errors don't reach them.
     """
 
     input_slots: Arrays = field(default_factory=dict)
     output_slots: Arrays = field(default_factory=dict)
-    forced: ForcedTensors | None = None
+    forced_outputs: Arrays = field(default_factory=dict)
+    forced_gradients: Arrays = field(default_factory=dict)
     inputs: dict[str, Array] = field(default_factory=dict)
-    """Inputs by path. All arrays here but `forced` have the layer's order of axes."""
+    """Inputs by path. All arrays here but the forced ones have the layer's order of axes."""
     outputs: dict[str, Array] = field(default_factory=dict)
     forms: dict[str, LayerForm] = field(default_factory=dict)
 
@@ -68,16 +62,16 @@ class LayerObserver:
         path = next(name for name in names if name not in self.inputs)
         self.inputs[path] = x
         if path in self.input_slots:
-            if self.forced is not None and path in self.forced.input_gradients:
+            if path in self.forced_gradients:
                 form = LayerForm(layer.name, "", context.layout)
-                gradient = form.from_logical(self.forced.input_gradients[path])
+                gradient = form.from_logical(self.forced_gradients[path])
                 x = _replace_gradient(x, jnp.asarray(gradient, x.dtype))
             x = tap(x, self.input_slots[path])
         y = compute(x)
         self.forms[path] = form = LayerForm(layer.name, str(y.dtype), context.layout)
         self.outputs[path] = y
-        if self.forced is not None and path in self.forced.outputs:
-            return jnp.asarray(form.from_logical(self.forced.outputs[path]), y.dtype)
+        if path in self.forced_outputs:
+            return jnp.asarray(form.from_logical(self.forced_outputs[path]), y.dtype)
         return tap(y, self.output_slots[path]) if path in self.output_slots else y
 
 

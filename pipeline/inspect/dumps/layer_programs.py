@@ -19,11 +19,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from pipeline.core.host.platforms import CPU, get_platform
-from pipeline.inspect.dumps.layer_observer import (
-    ForcedTensors,
-    LayerForm,
-    LayerObserver,
-)
+from pipeline.inspect.dumps.layer_observer import LayerForm, LayerObserver
 from pipeline.inspect.dumps.portions import Portion
 from pipeline.inspect.dumps.wide_replay import QUICK, compile_in_float64
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
@@ -31,11 +27,14 @@ from pipeline.models.modules.apply_layers import intercept_layers, record_layers
 from pipeline.models.modules.layer_capture import tap
 from pipeline.models.modules.layout import to_nhwc
 from pipeline.models.modules.standard import Network
+from pipeline.stages.build import Built
 from pipeline.training.losses import BatchLoss, compute_losses, reduce_losses
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import init_with_output
 
 NumpyArrays = dict[str, np.ndarray]
+_Program = tuple[Callable[..., Any], Mapping[str, LayerForm]]
+"""A compiled function, and the form of every layer by path."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +104,9 @@ class LayerPrograms:
 
     def compute_free(self, weights: Weights, portion: Portion) -> LayerTensors:
         """Compute the step so that every layer reads the outputs of the layers before it."""
-        program = self._get_program("free", _compute_free_pass, weights, portion)
+        compute, forms = self._get_program("free", _compute_free_pass, weights, portion)
         weights, portion = jax.device_put((weights, portion), self.device)
-        return _to_numpy(program.call(weights, portion), program.forms)
+        return _to_numpy(compute(weights, portion), forms)
 
     def compute_forced(
         self, weights: Weights, portion: Portion, forced: LayerTensors, *, wide: bool = False
@@ -119,7 +118,7 @@ class LayerPrograms:
         """
         name = "float64" if wide else "forced"
         device = jax.devices(CPU.name)[0] if wide else self.device
-        program = self._get_program(name, _compute_forced_pass, weights, portion, forced)
+        compute, forms = self._get_program(name, _compute_forced_pass, weights, portion, forced)
         arrays = {
             "outputs": forced.outputs,
             "input_gradients": forced.input_gradients,
@@ -127,7 +126,7 @@ class LayerPrograms:
             "logits": forced.logits,
         }
         weights, portion, arrays = jax.device_put((weights, portion, arrays), device)
-        return _to_numpy(program.call(weights, portion, arrays), program.forms)
+        return _to_numpy(compute(weights, portion, arrays), forms)
 
     def _get_program(
         self,
@@ -140,28 +139,15 @@ class LayerPrograms:
         """Return the program `name` of `function` for a portion's shapes, compiled once."""
         key = name, portion.images.shape, portion.labels.shape
         if key not in self._programs:
-            tensors = None
-            if forced is not None:
-                tensors = ForcedTensors(forced.outputs, forced.input_gradients)
-            shapes = _trace_shapes(self.config, weights, portion, tensors)
+            shapes = _trace_shapes(self.config, weights, portion, forced)
             compute = partial(function, self.config, shapes)
             if name == "float64":
                 call = compile_in_float64(compute)
             else:
                 options = QUICK if get_platform(self.device.platform).optimizes_slowly else None
                 call = jax.jit(compute, compiler_options=options)
-            self._programs[key] = _Program(call, shapes.forms)
+            self._programs[key] = call, shapes.forms
         return self._programs[key]
-
-    def forms(self, weights: Weights, portion: Portion) -> dict[str, LayerForm]:
-        """Return the form of every layer by path, without computing the step."""
-        return dict(self._get_program("free", _compute_free_pass, weights, portion).forms)
-
-
-@dataclass(frozen=True)
-class _Program:
-    call: Callable[..., Any]
-    forms: Mapping[str, LayerForm]
 
 
 @dataclass(frozen=True)
@@ -174,7 +160,7 @@ class _Shapes:
     forms: Mapping[str, LayerForm]
 
 
-def layer_kinds(config: StepConfig, seed: np.ndarray) -> dict[str, str]:
+def layer_kinds(built: Built) -> dict[str, str]:
     """Return the kinds of all layers of a network by path, without computing the network."""
     kinds: dict[str, str] = {}
 
@@ -182,7 +168,7 @@ def layer_kinds(config: StepConfig, seed: np.ndarray) -> dict[str, str]:
         kinds["/".join(path)] = kind
 
     with record_layers(note_kind):
-        jax.eval_shape(partial(init_with_output, config), seed)
+        jax.eval_shape(partial(init_with_output, built.step_config), built.seed)
     return kinds
 
 
@@ -206,9 +192,12 @@ def _compute_loss(config: StepConfig, logits: Array, portion: Portion) -> BatchL
 
 
 def _trace_shapes(
-    config: StepConfig, weights: Weights, portion: Portion, forced: ForcedTensors | None
+    config: StepConfig, weights: Weights, portion: Portion, forced: LayerTensors | None
 ) -> _Shapes:
-    observer = LayerObserver(forced=forced)
+    observer = LayerObserver()
+    if forced is not None:
+        observer.forced_outputs = forced.outputs
+        observer.forced_gradients = forced.input_gradients
 
     def forward(params: Any, statistics: Any, portion: Portion) -> Any:
         logits, _ = _apply_network(config, params, statistics, portion, observer)
@@ -259,13 +248,13 @@ def _compute_forced_pass(
 ) -> dict[str, Any]:
     """Compute the arrays of `LayerTensors`; every layer, and the loss, reads `forced` arrays."""
     scale = weights.loss_scale
-    tensors = ForcedTensors(
-        forced["outputs"], {path: g * scale for path, g in forced["input_gradients"].items()}
-    )
+    gradients = {path: g * scale for path, g in forced["input_gradients"].items()}
     slots = _make_slots(shapes.inputs), jnp.zeros_like(forced["logits"])
 
     def compute(params: Any, slots: Any) -> tuple[Any, Any]:
-        observer = LayerObserver(slots[0], forced=tensors)
+        observer = LayerObserver(
+            slots[0], forced_outputs=forced["outputs"], forced_gradients=gradients
+        )
         logits, statistics = _apply_network(config, params, weights.batch_stats, portion, observer)
         loss = _compute_loss(config, tap(forced["logits"], slots[1]), portion)
         recorded = observer.inputs, observer.outputs, logits, statistics, loss.reported

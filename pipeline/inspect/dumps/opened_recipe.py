@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,11 +65,8 @@ class OpenedRecipe:
         """Read the batch of the step after `step` steps, in numpy."""
         order = self.dataset.train_order
         source = LoaderSource(self.dataset.train, order, self.backend.placement, step + 1)
-        loader = make_loader(source, self.recipe.train.feed)
-        try:
+        with closing(make_loader(source, self.recipe.train.feed)) as loader:
             batch: Batch = jax.tree.map(np.array, batch_of(loader, step + 1))
-        finally:
-            loader.close()
         return batch
 
     def fresh_state(self) -> TrainState:
@@ -124,14 +122,6 @@ def _place_on_one_device(recipe: Recipe) -> Recipe:
     return check_tree(tree, length_replaced=True)
 
 
-@dataclass(frozen=True)
-class ReplayedState:
-    """A state of a run, in numpy; the last `replayed` steps were trained again."""
-
-    state: TrainState
-    replayed: int = 0
-
-
 def require_checkpoints(run_dir: Path) -> list[int]:
     """Return the steps of a run's checkpoints, ascending. Raises DataError if none exist."""
     steps = list_saved_steps(run_dir / FOLDER)
@@ -162,12 +152,12 @@ def open_run_recipe(run_dir: Path) -> OpenedRecipe:
     return open_recipe(read_run_recipe(run_dir), run_dir)
 
 
-def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> ReplayedState:
-    """Return the state of a run after `step` steps.
+def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> TrainState:
+    """Return the state of a run after `step` steps, in numpy.
 
     The last undamaged checkpoint up to this step is read, or else the state at step 0 is made. The
-    steps after it are trained again, with the same results. Raises DataError if the run has no
-    checkpoints, or fewer steps.
+    steps after it are trained again, with the same results, and `reporter` prints their number.
+    Raises DataError if the run has no checkpoints, or fewer steps.
     """
     earlier_steps = [saved for saved in require_checkpoints(run_dir) if saved <= step]
     total = opened.built.run_schedule.total
@@ -187,18 +177,19 @@ def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
     if state is None:
         state = jax.tree.map(np.array, opened.fresh_state())
     if start_step == step:
-        return ReplayedState(state)
+        return state
     if opened.recipe.train.callbacks:
         reporter.warn("callbacks are not called while steps are trained again")
     with reporter.clock(f"training steps {start_step + 1} to {step} again"):
         executable = compile_programs(
             opened.recipe, opened.dataset, opened.built, opened.backend, make_silent_reporter()
         )
-        try:
+        with closing(executable.loader):
             final_state, _ = executable.run(executable.put(state), start_step, step, "loop")
-        finally:
-            executable.loader.close()
-    return ReplayedState(jax.tree.map(np.array, final_state), step - start_step)
+    text = f"of step {start_step}; {step - start_step:,} steps trained again"
+    reporter.print_stage("state", text)
+    loaded: TrainState = jax.tree.map(np.array, final_state)
+    return loaded
 
 
 def logged_loss(run_dir: Path, step: int) -> float | None:
@@ -206,7 +197,5 @@ def logged_loss(run_dir: Path, step: int) -> float | None:
     log = run_dir / METRICS
     if not log.exists():
         return None
-    for line in read_lines(log):
-        if line.step == step + 1:
-            return line.numbers().get("loss")
-    return None
+    lines = (line for line in read_lines(log) if line.step == step + 1)
+    return next((line.numbers().get("loss") for line in lines), None)

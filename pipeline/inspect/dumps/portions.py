@@ -21,10 +21,10 @@ from pipeline.data.batch import Batch
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.padding.pad_images import crop_to
 from pipeline.data.transform import count_choices, draw_choice, select_variants
-from pipeline.training.losses import compute_divisor, count_valid_labels, divides_by_labels
+from pipeline.training.losses import count_valid_labels, divides_by_labels
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.state import StepConfig
-from pipeline.training.step import make_dropout_key, map_batch
+from pipeline.training.step import make_dropout_key, map_batch, mask_batch
 
 
 @register_dataclass
@@ -60,33 +60,25 @@ def split_batch(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
             "train.adversarial: must be null for dumps and comparisons, which read images without "
             "attack"
         )
-    dropout = make_dropout_key(batch, step)
-    shards = config.shards
-    if shards is None:
-        images, labels = _map_batch(config, batch, step)
-        mask = jnp.arange(images.shape[0]) < batch.count
-        divisor = compute_divisor(config, labels, mask, batch.count)
-        portion = Portion(images, labels, mask, dropout, jnp.float32(divisor))
-        return (_split_microbatches(config, portion),)
-    size = batch.sample.shape[0] // shards.count  # of a shard
-    parts = [_slice_batch(batch, number * size, size) for number in range(shards.count)]
-    mapped = [_map_batch(config, part, step) for part in parts]
-    masks = [
-        jnp.arange(len(labels)) < part.count
-        for part, (_, labels) in zip(parts, mapped, strict=True)
-    ]
+    key = make_dropout_key(batch, step)
+    keys = [key]
+    if config.shards is not None:
+        keys = [jax.random.fold_in(key, number) for number in range(config.shards.count)]
+    size = batch.sample.shape[0] // len(keys)  # of a shard
+    shards = []
+    for number, dropout_key in enumerate(keys):
+        part = _slice_batch(batch, number * size, size)
+        images, labels = _map_batch(config, part, step)
+        shards.append(mask_batch(images, labels, part.count, dropout_key))
     divisor = jnp.float32(batch.count)
     if divides_by_labels(config):
-        weights: list[Any] = [
-            count_valid_labels(config, labels, mask)
-            for (_, labels), mask in zip(mapped, masks, strict=True)
-        ]
+        weights: list[Any] = [count_valid_labels(config, s.labels, s.mask) for s in shards]
         divisor = jnp.maximum(sum(weights), 1.0)
     return tuple(
         _split_microbatches(
-            config, Portion(images, labels, mask, jax.random.fold_in(dropout, number), divisor)
+            config, Portion(shard.images, shard.labels, shard.mask, shard.dropout_key, divisor)
         )
-        for number, ((images, labels), mask) in enumerate(zip(mapped, masks, strict=True))
+        for shard in shards
     )
 
 
@@ -97,7 +89,7 @@ def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Arra
         fits = (largest <= np.array(config.buckets)).all(axis=-1)
         batch = crop_to(jnp, config.buckets[int(np.argmax(fits))], batch, is_random=True)
     ops = config.train_ops
-    choices = count_choices(config.train_ops)
+    choices = count_choices(ops)
     if choices > 1:
         ops = select_variants(ops, int(draw_choice(jnp, choices, batch.seed, jnp.int32(step))))
     return jax.jit(partial(map_batch, config, ops))(batch)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -19,25 +18,8 @@ from pipeline.core.host.platforms import get_platform
 Atom = Any
 """A variable of a program, or a literal value: `Var | Literal`."""
 
-IDENTITIES = ("sharding_constraint",)
-"""Names of primitives that return their operand."""
 PRODUCTS = ("dot_general", "conv_general_dilated")
 """Names of primitives that a CPU computes in float32 if their operands are bfloat16."""
-
-
-@dataclass(frozen=True)
-class FlatProgram:
-    """Equations in order, each variable assigned once, with the `results` of the program.
-
-    Functions that are marked not to be inlined are numbered from 1; the compiler doesn't fuse
-    across their calls. `functions` has the number for each equation, or 0 outside of them.
-    `constants` are the variables with constant values, such as tables of a resize.
-    """
-
-    equations: tuple[JaxprEqn, ...]
-    functions: tuple[int, ...]
-    results: tuple[Atom, ...]
-    constants: Mapping[Var, Any]
 
 
 def flatten(program: ClosedJaxpr, platform: str) -> FlatProgram:
@@ -49,30 +31,32 @@ def flatten(program: ClosedJaxpr, platform: str) -> FlatProgram:
     Calls are replaced by the called functions. Of several branches, the branch that computes the
     most values is used, or the platform's branch if the platform decides.
     """
-    flattening = _Flattening(platform)
-    results = flattening.add(program, [Var(v.aval) for v in program.jaxpr.invars])
-    return FlatProgram(
-        tuple(flattening.equations),
-        tuple(flattening.functions),
-        tuple(results),
-        flattening.constants,
-    )
+    flat = FlatProgram(platform)
+    flat.results = flat.add(program, [Var(v.aval) for v in program.jaxpr.invars])
+    return flat
 
 
-class _Flattening:
-    """The equations of a program so far, with all calls replaced by equations."""
+@dataclass
+class FlatProgram:
+    """Equations in order, each variable assigned once, with the `results` of the program.
 
-    def __init__(self, platform: str) -> None:
-        self._platform = platform
-        self._branches: dict[Var, int] = {}
-        """Numbers of the platform's branches, by the variable that chooses the branch."""
-        self._function_number = 0
-        self._last_function = 0
-        self._float32: dict[Atom, Atom] = {}
-        """The float32 conversion of each bfloat16 variable."""
-        self.equations: list[JaxprEqn] = []
-        self.functions: list[int] = []
-        self.constants: dict[Var, Any] = {}
+    Functions that are marked not to be inlined are numbered from 1; the compiler doesn't fuse
+    across their calls.
+    """
+
+    platform: str
+    equations: list[JaxprEqn] = field(default_factory=list)
+    functions: list[int] = field(default_factory=list)
+    """Number of each equation's function, or 0 outside of them."""
+    results: list[Atom] = field(default_factory=list)
+    constants: dict[Var, Any] = field(default_factory=dict)
+    """Variables with constant values, such as tables of a resize."""
+    _branches: dict[Var, int] = field(default_factory=dict)
+    """Numbers of the platform's branches, by the variable that chooses the branch."""
+    _float32: dict[Atom, Atom] = field(default_factory=dict)
+    """The float32 conversion of each bfloat16 variable."""
+    _function_number: int = 0
+    _last_function: int = 0
 
     def add(self, program: ClosedJaxpr, inputs: list[Atom]) -> list[Atom]:
         """Append a program's equations on these inputs, and return its results."""
@@ -88,10 +72,14 @@ class _Flattening:
     def _add_equation(self, equation: JaxprEqn, inputs: list[Atom]) -> list[Atom]:
         name = equation.primitive.name
         called = find_inner_jaxpr(equation)
-        if name in IDENTITIES:
+        if name == "sharding_constraint":  # returns its operand
             return inputs
         if name == "cond":
-            return self.add(self._choose_branch(equation, inputs[0]), inputs[1:])
+            branches = equation.params["branches"]
+            branch = max(branches, key=lambda branch: _count_values(branch.jaxpr))
+            if inputs[0] in self._branches:
+                branch = branches[self._branches[inputs[0]]]
+            return self.add(branch, inputs[1:])
         if called is not None:
             outer_number = self._function_number
             # Equations of a call that must not be inlined have a function's number.
@@ -101,14 +89,14 @@ class _Flattening:
             outputs = self.add(called, inputs)
             self._function_number = outer_number
             return outputs
-        widens = name in PRODUCTS and get_platform(self._platform).widens_bfloat16_products
+        widens = name in PRODUCTS and get_platform(self.platform).widens_bfloat16_products
         if widens and any(atom.aval.dtype == jnp.bfloat16 for atom in inputs):
             return self._add_float32_product(equation, inputs)
         results: list[Atom] = [Var(v.aval) for v in equation.outvars]
         if name == "platform_index":
             platforms = equation.params["platforms"]
             matches = (
-                n for n, names in enumerate(platforms) if not names or self._platform in names
+                n for n, names in enumerate(platforms) if not names or self.platform in names
             )
             self._branches[results[0]] = next(matches, len(platforms))
         self.equations.append(equation.replace(invars=inputs, outvars=results))
@@ -136,12 +124,6 @@ class _Flattening:
             operands.append(self._float32[atom])
         return self.add(jax.make_jaxpr(multiply)(*(atom.aval for atom in operands)), operands)
 
-    def _choose_branch(self, equation: JaxprEqn, selector: Atom) -> ClosedJaxpr:
-        branches: tuple[ClosedJaxpr, ...] = equation.params["branches"]
-        if selector in self._branches:
-            return branches[self._branches[selector]]
-        return max(branches, key=lambda branch: _count_values(branch.jaxpr))
-
 
 def _count_values(jaxpr: Jaxpr) -> int:
     """Return the number of values that the equations of a function compute."""
@@ -161,8 +143,3 @@ def values_of(*atoms: Atom) -> int:
 def bytes_of(*atoms: Atom) -> int:
     """Return the bytes of arrays; those of a random key are the bytes of its words."""
     return sum(math.prod(atom.aval.shape) * atom.aval.dtype.itemsize for atom in atoms)
-
-
-def is_key(dtype: Any) -> bool:
-    """Whether a type is a type of random keys."""
-    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,8 @@ from pipeline.core.errors import RunError
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.host.shortest_time import measure_shortest_s
 from pipeline.engine.schedule import RunSchedule
-from pipeline.inspect.forecast.flat_program import bytes_of, is_key, values_of
+from pipeline.engine.step_checks import is_key
+from pipeline.inspect.forecast.flat_program import bytes_of, values_of
 from pipeline.inspect.forecast.step_parts import Kind, StepPart, parts_of
 from pipeline.models.lowerings.tune.timing import Timer, make_random_operand
 from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns
@@ -186,45 +187,35 @@ def forecast_run(
     count = len(backend.placement.devices)
     if count > 1 or work.sharding_rules is not None:
         raise RunError(f"{count} devices share a step; a forecast must be of one device")
-    state = jax.eval_shape(work.step.init, work.seed) if work.state is None else work.state
+    state = jax.eval_shape(work.step.init, work.seed)
     program = _trace_step(work, state)
-    device_time = time_parts(program, backend.device, looped=not work.single_steps)
+    device_times = time_parts(program, backend.device, looped=not work.single_steps)
     return HostForecast(
         recipe=recipe.name,
         device=backend.describe()["device"],
         precision=recipe.train.precision,
         host_ms=_measure_host_ms(recipe, work, run_schedule, backend, state),
-        **vars(device_time),
+        **device_times,
     )
 
 
-@dataclass(frozen=True)
-class DeviceTime:
-    """The device's time of a step in ms, with the fields of `HostForecast`."""
-
-    products_ms: float
-    rest_ms: float
-    parts: int
-    measured: int
-    measured_share: float
-
-
-def time_parts(program: ClosedJaxpr, device: jax.Device, *, looped: bool) -> DeviceTime:
-    """Return the time of a traced step on a device; `looped` is whether a loop runs it."""
+def time_parts(program: ClosedJaxpr, device: jax.Device, *, looped: bool) -> dict[str, Any]:
+    """Return the fields of `HostForecast` about the parts of a traced step on a device; `looped` is
+    whether a loop runs it."""
     # XLA's name of the platform: "cuda" for the platform that jax calls "gpu".
     parts = parts_of(program, get_platform(device.platform).lowering_name or device.platform)
-    times = _measure_times_us(parts, device, looped=looped)
-    measured_us = sum(parts[part] * us for part, us in times.items())
-    us_by_kind = _sum_by_kind(parts, times)
+    estimates_us = {part: count * rough_us(part) for part, count in parts.items()}
+    times_us = _measure_times_us(parts, estimates_us, device, looped=looped)
+    us_by_kind = _sum_by_kind(estimates_us, times_us)
     products_us = sum(us for kind, us in us_by_kind.items() if kind != "rest")
     rest_us = us_by_kind.get("rest", 0.0)
-    return DeviceTime(
-        products_ms=products_us / 1e3,
-        rest_ms=rest_us / 1e3,
-        parts=len(parts),
-        measured=len(times),
-        measured_share=measured_us / (products_us + rest_us),
-    )
+    return {
+        "products_ms": products_us / 1e3,
+        "rest_ms": rest_us / 1e3,
+        "parts": len(parts),
+        "measured": len(times_us),
+        "measured_share": sum(times_us.values()) / (products_us + rest_us),
+    }
 
 
 def _trace_step(work: CompileInputs, state: TrainState) -> ClosedJaxpr:
@@ -238,45 +229,38 @@ def _trace_step(work: CompileInputs, state: TrainState) -> ClosedJaxpr:
 
 
 def _measure_times_us(
-    parts: Counter[StepPart], device: jax.Device, *, looped: bool
+    parts: Counter[StepPart],
+    estimates_us: Mapping[StepPart, float],
+    device: jax.Device,
+    *,
+    looped: bool,
 ) -> Mapping[StepPart, float]:
-    """Return the measured times of the longest parts in microseconds."""
-    estimates_us = {part: count * rough_us(part) for part, count in parts.items()}
+    """Return the measured microseconds of the longest parts, each in all its places in a step."""
     total_us = sum(estimates_us.values())
     measured_us = 0.0
-    times: dict[StepPart, float] = {}
+    times_us: dict[StepPart, float] = {}
     deadline = time.monotonic() + BUDGET_S
     for part in sorted(estimates_us, key=estimates_us.__getitem__, reverse=True):
-        if times and (measured_us >= MEASURED_SHARE * total_us or time.monotonic() > deadline):
+        if times_us and (measured_us >= MEASURED_SHARE * total_us or time.monotonic() > deadline):
             break
-        times[part] = measure_us(part, device, looped=looped)
+        times_us[part] = parts[part] * measure_us(part, device, looped=looped)
         measured_us += estimates_us[part]
-    return times
+    return times_us
 
 
-def _sum_by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> dict[Kind, float]:
-    """Return microseconds by kind; estimates are scaled by the ratio of the kind's timed parts."""
-    overall_ratio = _compute_ratio(parts, times, list(times))
+def _sum_by_kind(
+    estimates_us: Mapping[StepPart, float], times_us: Mapping[StepPart, float]
+) -> dict[Kind, float]:
+    """Return microseconds by kind. Estimates are scaled by the ratio of measured to estimated time
+    of the kind's timed parts, or of all timed parts if none is of the kind."""
     us_by_kind: dict[Kind, float] = {}
-    for kind in {part.kind for part in parts}:
-        measured = [part for part in times if part.kind == kind]
-        ratio = _compute_ratio(parts, times, measured) or overall_ratio
+    for kind in {part.kind for part in estimates_us}:
+        timed = [part for part in times_us if part.kind == kind] or list(times_us)
+        ratio = sum(times_us[part] for part in timed) / sum(estimates_us[part] for part in timed)
         us_by_kind[kind] = sum(
-            count * (times[part] if part in times else ratio * rough_us(part))
-            for part, count in parts.items()
-            if part.kind == kind
+            times_us.get(part, ratio * us) for part, us in estimates_us.items() if part.kind == kind
         )
     return us_by_kind
-
-
-def _compute_ratio(
-    parts: Counter[StepPart], times: Mapping[StepPart, float], measured: Sequence[StepPart]
-) -> float:
-    """Return the ratio of measured to estimated time of `measured` parts; 0 if none exist."""
-    if not measured:
-        return 0.0
-    estimated_us = sum(parts[part] * rough_us(part) for part in measured)
-    return sum(parts[part] * times[part] for part in measured) / estimated_us
 
 
 def _measure_host_ms(

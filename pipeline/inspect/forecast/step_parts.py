@@ -102,13 +102,9 @@ def _group_equations(flat: FlatProgram, first_calls: Sequence[int | None]) -> li
     A library call is a group. Other equations form a group if arrays connect them, they are in one
     function, and the same call needs them first. Scalars, such as a learning rate, don't connect.
     """
-    leader = list(range(len(flat.equations)))
+    from scipy.cluster.hierarchy import DisjointSet
 
-    def find_leader(n: int) -> int:
-        while leader[n] != n:
-            leader[n] = leader[leader[n]]  # shortens the path, as in a disjoint-set forest
-            n = leader[n]
-        return n
+    connected = DisjointSet(range(len(flat.equations)))
 
     def get_place(n: int) -> tuple[int | None, int]:
         return first_calls[n], flat.functions[n]
@@ -122,12 +118,12 @@ def _group_equations(flat: FlatProgram, first_calls: Sequence[int | None]) -> li
             if producer is None or values_of(atom) <= 1:
                 continue
             if get_place(producer) == get_place(n):
-                leader[find_leader(n)] = find_leader(producer)
+                connected.merge(producer, n)
         producers |= dict.fromkeys(equation.outvars, n)
     groups: defaultdict[int, list[int]] = defaultdict(list)
     for n in range(len(flat.equations)):
         if first_calls[n] is not None:
-            groups[find_leader(n)].append(n)
+            groups[connected[n]].append(n)
     return list(groups.values())
 
 

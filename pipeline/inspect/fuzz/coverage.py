@@ -8,7 +8,6 @@ al. 2018, DeepGauge: KMNC and NBC).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -42,23 +41,23 @@ def apply_with_neurons(config: StepConfig, variables: Any, images: Array) -> tup
     return logits.astype(jnp.float32), jnp.concatenate(neurons, axis=1)
 
 
-@dataclass(frozen=True)
 class NeuronCoverage:
-    """The sections of neurons that samples have reached."""
+    """The sections that samples have reached in the ranges of training samples' neurons, float32
+    (n, neurons)."""
 
-    low: np.ndarray
-    high: np.ndarray
-    """Ends of each neuron's range on training samples, float32 (neurons,)."""
-    reached: np.ndarray
-    """bool (neurons, SECTIONS + 2), changed by `add`. The first and last section are corners."""
+    def __init__(self, neurons: np.ndarray) -> None:
+        self._low = neurons.min(axis=0)
+        self._high = neurons.max(axis=0)
+        self.reached = np.zeros((neurons.shape[1], SECTIONS + 2), bool)
+        """The first and last section of a neuron are corners."""
 
     def add(self, neurons: np.ndarray) -> bool:
         """Add a sample, float32 (neurons,), and return whether it reaches a new section."""
-        span = np.maximum(self.high.astype(np.float64) - self.low, np.finfo(np.float32).tiny)
-        places = np.floor((neurons.astype(np.float64) - self.low) / span * SECTIONS)
+        span = np.maximum(self._high.astype(np.float64) - self._low, np.finfo(np.float32).tiny)
+        places = np.floor((neurons.astype(np.float64) - self._low) / span * SECTIONS)
         sections = 1 + places.clip(0, SECTIONS - 1).astype(np.int64)
-        sections[neurons < self.low] = 0
-        sections[neurons > self.high] = SECTIONS + 1
+        sections[neurons < self._low] = 0
+        sections[neurons > self._high] = SECTIONS + 1
         rows = np.arange(len(sections))
         is_new = not self.reached[rows, sections].all()
         self.reached[rows, sections] = True
@@ -69,9 +68,3 @@ class NeuronCoverage:
         sections = float(self.reached[:, 1:-1].mean())
         corners = float(self.reached[:, [0, -1]].mean())
         return {"multisection": sections, "boundary": corners}
-
-
-def make_coverage(neurons: np.ndarray) -> NeuronCoverage:
-    """Return an empty coverage with the ranges of training samples, float32 (n, neurons)."""
-    reached = np.zeros((neurons.shape[1], SECTIONS + 2), bool)
-    return NeuronCoverage(neurons.min(axis=0), neurons.max(axis=0), reached)

@@ -18,7 +18,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.order import draw_words
 from pipeline.data.random import seed_words
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe
-from pipeline.inspect.fuzz.coverage import apply_with_neurons, make_coverage
+from pipeline.inspect.fuzz.coverage import NeuronCoverage, apply_with_neurons
 from pipeline.inspect.fuzz.mutations import KINDS, ChangeLimits, mutate
 from pipeline.training.step import map_batch
 
@@ -127,7 +127,7 @@ class FuzzSearch:
         train = self.dataset.train
         count = min(RANGE_SAMPLES, len(train))
         range_rows = np.arange(count) * len(train) // count
-        coverage = make_coverage(self.predict(np.asarray(train.columns["image"][range_rows]))[1])
+        coverage = NeuronCoverage(self.predict(np.asarray(train.columns["image"][range_rows]))[1])
         logits, neurons = self.predict(images)
         pool = [
             Candidate(int(row), int(label), image, image)

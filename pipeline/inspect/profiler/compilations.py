@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import jax
 
 from pipeline.core.host.jax_private import COMPILE_LOGGER
+from pipeline.engine.monitors.log_levels import handle_messages
 
 EVENT_PREFIX = "/jax/core/compile/"
 """Prefix of JAX's events for tracing, lowering and compiling."""
@@ -73,18 +74,9 @@ class Compilations(logging.Handler):
 def watch_compilations() -> Iterator[Compilations]:
     """Record the compilations in the body of a `with` statement."""
     watch = Compilations()
-    logger = logging.getLogger(COMPILE_LOGGER)
-    level = logger.level
-    propagates = logger.propagate
     jax.monitoring.register_event_duration_secs_listener(watch.record_event)
-    logger.addHandler(watch)
-    # Only this handler reads the lines.
-    logger.setLevel(logging.DEBUG)
-    logger.propagate = False
     try:
-        yield watch
+        with handle_messages(COMPILE_LOGGER, watch, logging.DEBUG):
+            yield watch
     finally:
-        logger.removeHandler(watch)
-        logger.setLevel(level)
-        logger.propagate = propagates
         jax.monitoring.unregister_event_duration_listener(watch.record_event)

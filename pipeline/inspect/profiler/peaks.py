@@ -31,8 +31,6 @@ class Peaks:
 
     flops: float
     """FLOP/s in float32."""
-    bf16_flops: float
-    """FLOP/s in bfloat16."""
     bytes_per_s: float
     """Bandwidth of the memory."""
 
@@ -48,14 +46,16 @@ def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) ->
     With `again` they are measured in any case, and the larger values are stored, since the machine
     may have been busy. Without a readable folder they are measured.
     """
-    file = None if folder is None else folder / FILE
+    if folder is None:
+        return measure_peaks(device)
+    file = folder / FILE
     key = f"{device.platform} {device.device_kind}, {read_limits().cores:g} cores"
     key += f", jax {version('jax')}"
     entries: dict[str, Any] = {}
     cached = None
     # An unreadable file, or an entry that isn't valid, is replaced.
     with suppress(OSError, ValueError, TypeError, KeyError):
-        entries = dict(read_json(file)) if file is not None else {}
+        entries = dict(read_json(file))
         entry = Peaks(**entries[key])
         cached = entry if all(value > 0 for value in astuple(entry)) else None
     if cached is not None and not again:
@@ -63,10 +63,9 @@ def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) ->
     measured = measure_peaks(device)
     if cached is not None:
         measured = Peaks(*map(max, astuple(measured), astuple(cached)))
-    if file is not None:
-        with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, format_json({**entries, key: asdict(measured)}, indent=2) + "\n")
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(file, format_json({**entries, key: asdict(measured)}, indent=2) + "\n")
     return measured
 
 
@@ -75,17 +74,11 @@ def measure_peaks(device: jax.Device) -> Peaks:
     size = get_platform(device.platform).product_size
     with jax.default_device(device):
         matrix = jnp.asarray(np.random.default_rng(0).standard_normal((size, size), np.float32))
-        half = matrix.astype(jnp.bfloat16)
         left = jnp.ones(TRIAD_BYTES // 4, jnp.float32)
         right = jnp.ones_like(left)
         product = jax.jit(jnp.dot)
         triad = jax.jit(lambda a, b: a + 3.0 * b)
-        budget_s = MEASUREMENT_S / 3
-        product_flops = 2.0 * size**3
-        return Peaks(
-            flops=product_flops / measure_shortest_s(product, matrix, matrix, budget_s=budget_s),
-            bf16_flops=product_flops / measure_shortest_s(product, half, half, budget_s=budget_s),
-            bytes_per_s=3.0
-            * left.nbytes
-            / measure_shortest_s(triad, left, right, budget_s=budget_s),
-        )
+        budget_s = MEASUREMENT_S / 2
+        product_s = measure_shortest_s(product, matrix, matrix, budget_s=budget_s)
+        triad_s = measure_shortest_s(triad, left, right, budget_s=budget_s)
+        return Peaks(flops=2.0 * size**3 / product_s, bytes_per_s=3.0 * left.nbytes / triad_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -149,7 +149,7 @@ class RunProfiler(Profile):
             step_s = self._ranks.agree(lambda: measured_s)
         window = choose_window(spec, run.built.run_schedule, self._program, step_s, done)
         self._window = window
-        self._watch: Compilations | None = None
+        self._watch = Compilations()
         text = f"steps {window.first + 1:,} to {window.first + window.steps:,} are traced"
         notify = partial(self._reporter.print_stage, "profile", text)
         self.executable = ProfiledExecutable(self._plain, window.first, window.steps, notify)
@@ -159,10 +159,11 @@ class RunProfiler(Profile):
     @contextmanager
     def open(self) -> Iterator[None]:
         """Record compilations while the run trains, and end a running trace afterwards."""
-        with ExitStack() as stack:
-            self._watch = stack.enter_context(watch_compilations())
-            stack.callback(self.executable.end_trace)
-            yield
+        with watch_compilations() as self._watch:
+            try:
+                yield
+            finally:
+                self.executable.end_trace()
 
     def conclude(self, estimate: Estimate | None, state: TrainState) -> None:
         """Write the profile. With `profile.mode = on` a failure is only a warning."""
@@ -192,7 +193,6 @@ class RunProfiler(Profile):
             memory = program_memory(getattr(getattr(self._plain, "programs", None), "train", None))
             # Compilations between the ends of the first and the last dispatch.
             ends_s = [dispatch.end_s for dispatch in self.executable.dispatches]
-            compilations = self._watch.compilations if self._watch is not None else []
             run = record_run(
                 self.executable,
                 name=recipe.name,
@@ -203,7 +203,9 @@ class RunProfiler(Profile):
                     "parameters": bytes_of_tree(state.params),
                     "optimizer": bytes_of_tree(state.opt_state),
                 },
-                compilations=tuple(c for c in compilations if ends_s[0] < c.ended_s < ends_s[-1]),
+                compilations=tuple(
+                    c for c in self._watch.compilations if ends_s[0] < c.ended_s < ends_s[-1]
+                ),
                 memory=memory,
                 program=self._program,
             )

@@ -86,7 +86,5 @@ def read_report(folder: Path) -> ProfileReport:
 
 def make_report(record: ProfileRecord, evidence: Evidence, traced: Traced) -> ProfileReport:
     """Return the report of a recorded run and its traced operations."""
-    profiles = [evidence.profile]
-    if record.modelled is not None:
-        profiles.append(record.modelled)
-    return ProfileReport(tuple(profiles), record.verdict, traced)
+    profiles = tuple(filter(None, (evidence.profile, record.modelled)))
+    return ProfileReport(profiles, record.verdict, traced)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,36 +83,25 @@ def read_operations(raw: bytes) -> tuple[TracedOp, ...]:
     # A type of jaxlib 0.12 is made at its first use with a DeprecationWarning. If warnings are
     # errors, the process aborts.
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-        traced = tuple(_list_operations(device_planes)) or tuple(_list_operations(planes))
+        traced = _list_operations(device_planes) or _list_operations(planes)
     return tuple(sorted(traced, key=lambda op: (op.begin_ns, op.end_ns)))
 
 
-def _list_operations(planes: Sequence[Any]) -> Iterator[TracedOp]:
-    thread = 0
-    device = _find_first_device(planes)
-    for plane in planes:
-        for line in plane.lines:
-            thread += 1
-            for event in line.events:
-                stats = dict(event.stats)
-                name = stats.get("hlo_op")
-                if name is None or stats.get("device_ordinal", device) != device:
-                    continue
+def _list_operations(planes: Sequence[Any]) -> list[TracedOp]:
+    numbers: set[Any] = set()
+    operations: list[tuple[Any, TracedOp]] = []
+    lines = (line for plane in planes for line in plane.lines)
+    for thread, line in enumerate(lines, start=1):
+        for event in line.events:
+            stats = dict(event.stats)
+            number = stats.get("device_ordinal")
+            numbers.add(number)
+            if "hlo_op" in stats:
+                name = str(stats["hlo_op"])
                 module = str(stats.get("hlo_module", ""))
                 program = int(stats.get("program_id", 0))
-                yield TracedOp(str(name), module, thread, event.start_ns, event.end_ns, program)
-
-
-def _find_first_device(planes: Sequence[Any]) -> int:
-    """Return the least device number, or 0; a later process's numbers may begin above 0."""
-    return min(
-        (
-            int(ordinal)
-            for plane in planes
-            for line in plane.lines
-            for event in line.events
-            for name, ordinal in event.stats
-            if name == "device_ordinal"
-        ),
-        default=0,
-    )
+                op = TracedOp(name, module, thread, event.start_ns, event.end_ns, program)
+                operations.append((number, op))
+    # The number of the first device is above 0 in a later process.
+    first = min(numbers - {None}, default=0)
+    return [op for number, op in operations if number in (None, first)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -22,7 +23,6 @@ from pipeline.data.padding.buckets import SIZE, sort_buckets
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.data.transform import apply_ops
-from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.stages.build import build_network
 from pipeline.stages.data import drop_folds, load_data
 from pipeline.stages.export.prediction import average_outputs
@@ -179,7 +179,7 @@ def open_members(run: TrainedRun, dataset: Dataset) -> list[tuple[TrainedRun, Da
         has_same_data = recipe.dataset == shared.dataset
         has_same_input = recipe.model.table_input == shared.model.table_input
         shares_data = has_same_data and has_same_input
-        data = dataset if shares_data else load_data(recipe, make_silent_reporter())
+        data = dataset if shares_data else load_data(recipe)
         opened.append((replace(member, recipe=recipe), data))
     return opened
 
@@ -197,17 +197,16 @@ def _average_members(run: TrainedRun, dataset: Dataset) -> Iterator[Rows]:
     """Yield the rows of an ensemble. Raises DataError if its members read other samples."""
     streams = [_evaluate_batches(member, data) for member, data in open_members(run, dataset)]
     for parts in zip_longest(*streams):
-        if None in parts or not all(_has_same_samples(part, parts[0]) for part in parts):
+        # Sample numbers and labels must be equal.
+        if None in parts or not all(
+            np.array_equal(part[place], parts[0][place]) for part in parts for place in (0, 2)
+        ):
             raise DataError(
                 "the runs have other evaluation splits or labels; must be equal in an ensemble"
             )
         outputs = [outputs for _, outputs, _ in parts]
         rows, _, labels = parts[0]
         yield rows, np.asarray(average_outputs(outputs, run.samples.targets.task)), labels
-
-
-def _has_same_samples(part: Rows, other: Rows) -> bool:
-    return np.array_equal(part[0], other[0]) and np.array_equal(part[2], other[2])
 
 
 def _evaluate_batches(run: TrainedRun, dataset: Dataset) -> Iterator[Rows]:
@@ -244,22 +243,20 @@ def _compile_network(
         result: Any = network.apply(variables, inputs, train=False)
         return result, columns["label"]
 
-    def compile_for(sizes: Any) -> Any:
-        return jax.jit(
-            lambda weights, batch: apply_in_bucket(
-                sizes, batch, lambda cropped: compute_outputs(weights, cropped), is_random=False
-            )
+    @partial(jax.jit, static_argnums=0)
+    def compute(sizes: Any, weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
+        return apply_in_bucket(
+            sizes, batch, lambda cropped: compute_outputs(weights, cropped), is_random=False
         )
 
     if not buckets:
-        return compile_for(())  # type: ignore[no-any-return]
-    programs = {bucket: compile_for((bucket,)) for bucket in buckets}
+        return partial(compute, ())
 
     def compute_by_bucket(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
         # The host chooses the bucket, since labels of positions differ in shape between buckets.
         largest = np.asarray(batch.columns[SIZE]).max(axis=0)
         fitting = (bucket for bucket in buckets if (largest <= np.array(bucket)).all())
-        return programs[next(fitting, buckets[-1])](weights, batch)  # type: ignore[no-any-return]
+        return compute((next(fitting, buckets[-1]),), weights, batch)
 
     return compute_by_bucket
 

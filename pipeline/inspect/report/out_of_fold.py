@@ -17,7 +17,6 @@ import numpy as np
 
 from pipeline.core.files.csv_file import format_csv
 from pipeline.data.folds import find_folds
-from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.inspect.report.evaluated import evaluate_samples
 from pipeline.inspect.report.report_files import list_predictions, replace_files
 from pipeline.stages.data import drop_folds, load_data, read_selected
@@ -88,7 +87,7 @@ def _predict_out_of_fold(sweep_dir: Path) -> list[dict[str, Any]]:
             if raw.train.original_rows is not None:
                 numbers = raw.train.original_rows
         samples = numbers[assigned == folds.index]
-        dataset = load_data(recipe, make_silent_reporter())
+        dataset = load_data(recipe)
         predictions = evaluate_samples(replace(run, recipe=recipe), dataset)
         for row in list_predictions(predictions, dataset.targets.names):
             index = int(samples[row.pop("index")])

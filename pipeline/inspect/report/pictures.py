@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-PICTURED_CHANNELS = (1, 3, 4)
+from pipeline.engine.monitors.projector import PICTURED_CHANNELS
+
 MAX_SIDE = 192
 """The longer side of a picture has at most this many pixels."""
 CELL = 128

@@ -31,7 +31,6 @@ from pipeline.core.pages.page import (
 )
 from pipeline.data.dataset import Dataset
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
-from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.inspect.report.evaluated import (
     ClassCounts,
     ClassPredictions,
@@ -120,7 +119,7 @@ def write_report(sources: Sequence[Path], out: Path | None) -> tuple[Path, Mappi
     folder = run_dir / REPORT if out is None else out
     steps = read_arrays(run_dir / METRICS)
     evaluations = read_arrays(run_dir / EVALS)
-    dataset = load_data(run.recipe, make_silent_reporter())
+    dataset = load_data(run.recipe)
     predictions = evaluate_samples(run, dataset)
     charts = _draw_charts(steps, evaluations, predictions, dataset.targets.names)
     worst = _picture_samples(list(_list_worst_samples(predictions, dataset.targets.names)), dataset)

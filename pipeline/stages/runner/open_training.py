@@ -21,7 +21,7 @@ from pipeline.engine.callbacks.events import Monitor
 from pipeline.engine.deadline import Deadline
 from pipeline.engine.early_stop import EarlyStop
 from pipeline.engine.history import History
-from pipeline.engine.hooks import Hooks, Saves, do_nothing, never_prune
+from pipeline.engine.hooks import Hooks, Saves, do_nothing
 from pipeline.engine.loop import Program
 from pipeline.engine.monitors.observers import Observers
 from pipeline.engine.rollback import NoRollbacks, Rollbacks
@@ -82,7 +82,6 @@ def open_training(
         every_s = recipe.checkpoint.every_seconds
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
         monitors += [monitor for monitor in (pruner, dumps) if monitor is not None]
-        prune = never_prune if pruner is None else lambda verdict: pruner.prune_reason or verdict
         # Each process has a part of the state, which checkpoints gather.
         is_shared = recipe.parallel.mode != "data" and context.ranks.size > 1
         hooks = Hooks(
@@ -91,7 +90,7 @@ def open_training(
             saves=Saves(checkpoints, every_s, sink.host_entry, observers.log_marks),
             callbacks=_open_callbacks(evaluations, callbacks),
             early_stop=make_early_stop(recipe.monitor.early_stop),
-            prune=prune,
+            prune=lambda verdict: None if pruner is None else pruner.prune_reason or verdict,
             deadline=context.deadline,
             rollbacks=_make_rollbacks(context, save_periods, checkpoints),
             on_non_finite_step=recipe.train.on_nan.name,

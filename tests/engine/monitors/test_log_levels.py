@@ -12,7 +12,6 @@ from pipeline.config.recipe import LogLevel
 from pipeline.core.reporter import Reporter
 from pipeline.engine.monitors.log_levels import (
     LEVELS,
-    LogSettings,
     choose_log_settings,
     log_by_level,
 )
@@ -21,19 +20,19 @@ from pipeline.engine.monitors.log_levels import (
 @pytest.mark.parametrize(
     ("chosen", "environment", "expected"),
     [
-        (None, {}, LogSettings("warning", "console")),
-        (None, {"GLOG_v": "0"}, LogSettings("debug")),
-        (None, {"GLOG_v": "1"}, LogSettings("info")),
-        (None, {"GLOG_v": "2"}, LogSettings("warning")),
-        (None, {"GLOG_v": "3"}, LogSettings("error")),
-        (None, {"GLOG_v": "4"}, LogSettings("error")),
-        ("error", {"GLOG_v": "0"}, LogSettings("error")),
-        (None, {"GLOG_logtostderr": "1"}, LogSettings("warning", "stderr")),
-        (None, {"GLOG_logtostderr": "0", "GLOG_v": "1"}, LogSettings("info", "file")),
+        (None, {}, ("warning", "console", [])),
+        (None, {"GLOG_v": "0"}, ("debug", "console", [])),
+        (None, {"GLOG_v": "1"}, ("info", "console", [])),
+        (None, {"GLOG_v": "2"}, ("warning", "console", [])),
+        (None, {"GLOG_v": "3"}, ("error", "console", [])),
+        (None, {"GLOG_v": "4"}, ("error", "console", [])),
+        ("error", {"GLOG_v": "0"}, ("error", "console", [])),
+        (None, {"GLOG_logtostderr": "1"}, ("warning", "stderr", [])),
+        (None, {"GLOG_logtostderr": "0", "GLOG_v": "1"}, ("info", "file", [])),
     ],
 )
 def test_recipe_takes_precedence_over_the_environment(
-    chosen: LogLevel | None, environment: dict[str, str], expected: LogSettings
+    chosen: LogLevel | None, environment: dict[str, str], expected: tuple[str, str, list[str]]
 ) -> None:
     assert choose_log_settings(chosen, environment) == expected
 
@@ -44,12 +43,12 @@ def test_every_level_can_be_set_by_a_recipe() -> None:
 
 @pytest.mark.parametrize("value", ["", "5", "-1", "INFO", "1\x1b"])
 def test_invalid_variable_is_reported(value: str) -> None:
-    settings = choose_log_settings(None, {"GLOG_v": value})
-    assert settings.level == "warning"
-    assert settings.problem.startswith("GLOG_v = ")
-    assert settings.problem.endswith("must be 0 (debug), 1 (info), 2 (warning), 3 or 4")
-    other = choose_log_settings(None, {"GLOG_logtostderr": value}) if value != "1" else settings
-    assert "\x1b" not in other.problem
+    level, _, (problem,) = choose_log_settings(None, {"GLOG_v": value})
+    assert level == "warning"
+    assert problem.startswith("GLOG_v = ")
+    assert problem.endswith("must be 0 (debug), 1 (info), 2 (warning), 3 or 4")
+    _, _, problems = choose_log_settings(None, {"GLOG_logtostderr": value})
+    assert "\x1b" not in "".join(problems)
 
 
 def spoken(level: LogLevel, run_dir: Path) -> tuple[str, str]:

@@ -64,7 +64,8 @@ def test_written_dump_is_read_back(tmp_path: Path) -> None:
         read = found.read(name)
         assert read is not None
         np.testing.assert_array_equal(read, array)
-    statistics = found.entries[TensorName("stage_0/conv", "output")].statistics
+    lines = [json.loads(line) for line in (folder / TENSORS).read_text().splitlines()]
+    statistics = {line["name"]: line["statistics"] for line in lines}["stage_0/conv:output:0"]
     assert (statistics["min"], statistics["max"], statistics["not_finite"]) == (-3, 0, 1)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.inspect.dumps.opened_recipe import open_recipe
-from pipeline.inspect.fuzz.coverage import SECTIONS, apply_with_neurons, make_coverage
+from pipeline.inspect.fuzz.coverage import SECTIONS, NeuronCoverage, apply_with_neurons
 from pipeline.training.step import get_evaluated_weights
 
 
@@ -18,7 +18,7 @@ def test_sections_match_the_definition() -> None:
     generator = np.random.default_rng(1)
     train = generator.normal(size=(50, 6)).astype(np.float32)
     train[:, 5] = 2.0
-    coverage = make_coverage(train)
+    coverage = NeuronCoverage(train)
     reached: set[tuple[int, int]] = set()
     for sample in generator.normal(scale=2, size=(300, 6)).astype(np.float32):
         before = len(reached)

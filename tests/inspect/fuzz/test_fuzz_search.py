@@ -39,7 +39,7 @@ def trained_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.medium
 def test_reported_mutants_fool_the_network(trained_run: Path) -> None:
     opened = open_recipe(read_run_recipe(trained_run), trained_run)
-    state = load_state(opened, trained_run, 60, make_silent_reporter()).state
+    state = load_state(opened, trained_run, 60, make_silent_reporter())
     variables = get_evaluated_weights(opened.built.step_config, state)
     predict = make_predict(opened, 60)
 

@@ -14,7 +14,7 @@ from pipeline.inspect.profiler.peaks import TRIAD_BYTES, Peaks
 from pipeline.inspect.profiler.step_profile import HostTime, OperatorTime, StepProfile
 from pipeline.inspect.profiler.verdict import EventCost, Evidence, SinkGain, decide
 
-PEAKS = Peaks(flops=1e11, bf16_flops=2e11, bytes_per_s=1e10)
+PEAKS = Peaks(flops=1e11, bytes_per_s=1e10)
 LOADER = LoaderReport("resident", False, 0.0, 0.0, None, None, None, {}, None)
 
 
