@@ -34,7 +34,6 @@ from pipeline.training.robustness.attack_specs import (
 from pipeline.training.robustness.robustness_rows import WHITE_BOX
 from pipeline.training.step import get_evaluated_weights
 
-
 NAMES: tuple[str, ...] = tuple(
     name
     for attack in get_args(AnyAttack)
