@@ -230,7 +230,7 @@ class ComparingCommand(LazyCommand):
         end = words.index("--") if "--" in words else len(words)
         after = words[end + 1 :]
         overrides = list(takewhile(lambda word: not word.startswith("--"), after))
-        options = []
+        options: list[str] = []
         for word in after[len(overrides) :]:
             is_override = not word.startswith("-") and ("=" in word or word.startswith("~"))
             (overrides if is_override else options).append(word)

@@ -160,10 +160,8 @@ def _choose_start(
         is_basic = hydra_config.runtime.choices.get("hydra/launcher") == "basic"
         can_share = is_basic and not list_member_problems(recipes)
         places = Places(count_processors()) if can_share else None
-    else:
-        places = read_places(sweeper)
-        if places is not None:
-            require_members(recipes)
+    elif (places := read_places(sweeper)) is not None:
+        require_members(recipes)
     if places is None:
         return start, count_jobs_at_once(hydra_config.launcher, len(SIDES))
     return Populations(sweeper, task, places, start), places.count

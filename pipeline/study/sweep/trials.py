@@ -102,8 +102,9 @@ def _open_search(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch
             history = settings.history
             if history is not None and first.recipe is not None:
                 trials, num_runs = read_trials(Path(history), first.recipe, space, settings.metric)
-                text = f"{len(trials)} of {num_runs} runs in {history} are used as trials"
-                print(printable(text))
+                print(
+                    printable(f"{len(trials)} of {num_runs} runs in {history} are used as trials")
+                )
                 study.add_trials(trials)
     storage = study._storage
     assert isinstance(storage, BaseHeartbeat)

@@ -148,26 +148,23 @@ class Populations:
             recipe = job.recipe
 
             def attempt() -> int:
-                with open(os.devnull, "w", encoding="utf-8") as null_file:
-                    options = RunOptions(
-                        run_dir=job.folder,
-                        changed=job.changed,
-                        signals=signals,
-                        programs=shared.open,
-                        console=Console(file=null_file),
-                    )
-                    settings = self._resolve_settings(job)
-                    return self.task.run_recipe(recipe, job.folder, settings, options)
-
-            def attempt_unless_refused() -> int:
                 try:
-                    return run_with_summary(job.folder, attempt)
+                    with open(os.devnull, "w", encoding="utf-8") as null_file:
+                        options = RunOptions(
+                            run_dir=job.folder,
+                            changed=job.changed,
+                            signals=signals,
+                            programs=shared.open,
+                            console=Console(file=null_file),
+                        )
+                        settings = self._resolve_settings(job)
+                        return self.task.run_recipe(recipe, job.folder, settings, options)
                 except CompiledInError:
                     (job.folder / SUMMARY).unlink(missing_ok=True)
                     refused_jobs.append(job)
                     return 0
 
-            report_errors(attempt_unless_refused, debug=recipe.debug)
+            report_errors(partial(run_with_summary, job.folder, attempt), debug=recipe.debug)
             if job not in refused_jobs:
                 # One write, since other threads print too.
                 print(f"{_format_end(job)}{resumed}\n", end="", flush=True)
