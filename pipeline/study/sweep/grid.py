@@ -25,11 +25,10 @@ def sweep_grid(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> No
     job can't be in a population, or if no two jobs can share a program.
     """
     assert sweeper.config is not None
-    assert sweeper.launcher is not None
     command = make_command(sweeper.config.hydra, overrides)
     places = read_places(sweeper)
     jobs = plan_grid(sweeper, command.arguments, with_recipes=places is not None)
-    start: Launch = partial(launch_jobs, sweeper.launcher, sweeper.max_batch_size)
+    start: Launch = partial(launch_jobs, sweeper)
     if places is not None:
         recipes = {job.folder.name: job.recipe for job in jobs if job.recipe is not None}
         require_population(recipes, group_recipes(recipes))

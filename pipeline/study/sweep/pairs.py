@@ -153,8 +153,7 @@ def _choose_start(
     user but the recipes don't allow it.
     """
     assert sweeper.config is not None
-    assert sweeper.launcher is not None
-    start: Launch = partial(launch_jobs, sweeper.launcher, sweeper.max_batch_size)
+    start: Launch = partial(launch_jobs, sweeper)
     hydra_config = sweeper.config.hydra
     if hydra_config.sweeper.vectorize == "auto":
         is_basic = hydra_config.runtime.choices.get("hydra/launcher") == "basic"

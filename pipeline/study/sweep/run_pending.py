@@ -10,9 +10,8 @@ from io import StringIO
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.plugins.launcher import Launcher
 
-from pipeline.config.hydra_versions import BasicLauncher
+from pipeline.config.hydra_versions import BasicLauncher, BasicSweeper
 from pipeline.core.errors import PipelineError, RunError, printable, printable_lines
 from pipeline.study.sweep.directory import is_finished, is_held
 from pipeline.study.sweep.plan import PlannedJob
@@ -81,14 +80,14 @@ def _try_launch(launch: Launch, jobs: Sequence[PlannedJob]) -> str:
     return "without an error"
 
 
-def launch_jobs(
-    launcher: Launcher, max_batch_size: int | None, jobs: Sequence[PlannedJob]
-) -> list[JobReturn]:
-    """Start jobs by a launcher, at most `max_batch_size` at once, and wait for them.
+def launch_jobs(sweeper: BasicSweeper, jobs: Sequence[PlannedJob]) -> list[JobReturn]:
+    """Start jobs by the sweeper's launcher, at most `max_batch_size` at once, and wait for them.
 
     Hydra's basic launcher gets one job at a time, so that each has its number.
     """
-    size = 1 if isinstance(launcher, BasicLauncher) else max_batch_size or len(jobs)
+    launcher = sweeper.launcher
+    assert launcher is not None
+    size = 1 if isinstance(launcher, BasicLauncher) else sweeper.max_batch_size or len(jobs)
     config = getattr(launcher, "config", None)
     settings: Mapping[str, Any] = {} if config is None else config.hydra.launcher
     returns: list[JobReturn] = []

@@ -34,7 +34,6 @@ from pipeline.study.sweep.storage import BaseHeartbeat, send_heartbeats
 from pipeline.study.sweep.study import (
     StudySettings,
     find_first_number,
-    open_pruner,
     open_study,
     read_settings,
 )
@@ -58,15 +57,11 @@ class StudySearch:
     sweep_dir: Path
 
 
-def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
+def sweep_study(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> None:
     """Run the remaining trials of a study, and print the best one."""
     places = read_places(sweeper)
     search = _open_search(sweeper, overrides)
-    assert sweeper.launcher is not None
-    start: Launch = partial(launch_jobs, sweeper.launcher, None)
-    task = getattr(sweeper.launcher, "task_function", None)
-    assert isinstance(task, Job)
-    task.open_pruner = open_pruner
+    start: Launch = partial(launch_jobs, sweeper)
     if places is not None:
         start = Populations(sweeper, task, places, start)
     while trials := _request_trials(search):
