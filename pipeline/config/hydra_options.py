@@ -115,21 +115,19 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
     """
     names = requested.split(",")
     queue = names if files.keys() >= set(names) else list(files)
-    is_requested_complete = False
+    is_complete: dict[str, bool] = {}
     for name in queue:
         try:
-            is_complete, bases = _register_recipe(name, files[name], groups)
+            is_complete[name], bases = _register_recipe(name, files[name], groups)
         except RecipeError:
             if name == requested:
                 raise
             continue
-        if name == requested:
-            is_requested_complete = is_complete
         # The loop continues with the bases.
         queue += [base for base in bases if base in files and base not in queue]
     for name in files.keys() - set(queue):
         store_option(group="recipe", name=name, package="_global_", node={})
-    return is_requested_complete
+    return is_complete.get(requested, False)
 
 
 def _register_custom_components() -> None:

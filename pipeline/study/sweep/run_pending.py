@@ -12,6 +12,7 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 
 from pipeline.config.hydra_versions import BasicLauncher, BasicSweeper
+from pipeline.config.overrides import quote_value
 from pipeline.core.errors import PipelineError, RunError, printable, printable_lines
 from pipeline.study.sweep.directory import is_finished, is_held
 from pipeline.study.sweep.plan import PlannedJob
@@ -93,7 +94,9 @@ def launch_jobs(sweeper: BasicSweeper, jobs: Sequence[PlannedJob]) -> list[JobRe
     returns: list[JobReturn] = []
     for start in range(0, len(jobs), size):
         batch = jobs[start : start + size]
-        overrides = [job.launch_overrides for job in batch]
+        overrides = [
+            [*job.overrides, f"hydra.sweep.subdir={quote_value(job.folder.name)}"] for job in batch
+        ]
         with share_processors(settings, len(batch)):
             returns += launcher.launch(overrides, initial_job_idx=batch[0].number)
     return returns
