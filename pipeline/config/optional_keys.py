@@ -20,7 +20,6 @@ def mark_optional_keys(overrides: Iterable[str]) -> list[str]:
 
 
 def _sets_optional_key(override: str) -> bool:
-    """Return whether an override sets an optional or custom key."""
     key, equals, value = override.partition("=")
     if not equals or key in SECTIONS:
         return False

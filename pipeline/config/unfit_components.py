@@ -76,7 +76,6 @@ def _find_problem(
 
 
 def _list_required_keys(spec: type[Spec]) -> list[str]:
-    """Return the keys without a default."""
     return [key for key, field in spec.model_fields.items() if field.is_required()]
 
 

@@ -43,7 +43,7 @@ from pipeline.study.sweep.directory import (
     write_overrides,
 )
 from pipeline.study.sweep.table import update_table
-from pipeline.study.sweep.threads import limit_threads
+from pipeline.study.sweep.threads import compute_shares
 from pipeline.training.parallel.devices import choose_gpus
 
 OnChanged = Literal["refuse", "allow"]
@@ -96,7 +96,7 @@ class Job:
             changed = read_values(overrides, self.swept)
             write_overrides(job_dir, changed)
         (job_dir / SUMMARY).unlink(missing_ok=True)
-        limit_threads(hydra_config.launcher)
+        os.environ.update(compute_shares(hydra_config.launcher))
         resumed = ", resumed" if (job_dir / RECIPE).exists() else ""
         label = _format_job_label(job_dir)
         print(f"\n{label} {printable(format_changed(changed))}{resumed}", flush=True)

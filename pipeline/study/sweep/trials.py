@@ -28,7 +28,7 @@ from pipeline.study.sweep.directory import hold_planning_lock, read_summary
 from pipeline.study.sweep.history import EARLIER, read_trials
 from pipeline.study.sweep.jobs import Job
 from pipeline.study.sweep.plan import PlannedJob, compose_job, enter_jobs, plan_job
-from pipeline.study.sweep.run_pending import POLL_S, Launch, launch_jobs, run_all
+from pipeline.study.sweep.run_pending import POLL_S, Launch, run_all
 from pipeline.study.sweep.space import read_space, to_overrides, vary_one_at_a_time
 from pipeline.study.sweep.storage import BaseHeartbeat, send_heartbeats
 from pipeline.study.sweep.study import (
@@ -37,7 +37,7 @@ from pipeline.study.sweep.study import (
     open_study,
     read_settings,
 )
-from pipeline.study.sweep.vectorized import Populations, read_places
+from pipeline.study.sweep.vectorized import Populations, choose_launch, read_places
 
 REQUESTED = "asked"
 """Attribute of a trial that a process has requested and owns; its value is the trial's number."""
@@ -61,9 +61,7 @@ def sweep_study(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> N
     """Run the remaining trials of a study, and print the best one."""
     places = read_places(sweeper)
     search = _open_search(sweeper, overrides)
-    start: Launch = partial(launch_jobs, sweeper)
-    if places is not None:
-        start = Populations(sweeper, task, places, start)
+    start = choose_launch(sweeper, task, places)
     while trials := _request_trials(search):
         try:
             with send_heartbeats(search.storage, trials):

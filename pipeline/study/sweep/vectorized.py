@@ -32,7 +32,7 @@ from pipeline.study.sweep.command import resolve_sweeper
 from pipeline.study.sweep.directory import claim_job, format_changed, is_finished, read_summary
 from pipeline.study.sweep.jobs import Job, run_with_summary
 from pipeline.study.sweep.plan import PlannedJob
-from pipeline.study.sweep.run_pending import Launch
+from pipeline.study.sweep.run_pending import Launch, launch_jobs
 from pipeline.study.sweep.table import update_table
 from pipeline.study.sweep.threads import count_processors
 
@@ -67,6 +67,11 @@ def read_places(sweeper: BasicSweeper) -> Places | None:
     return Places(count_processors()) if setting is True else Places(setting, is_set_by_user=True)
 
 
+def choose_launch(sweeper: BasicSweeper, task: Job, places: Places | None) -> Launch:
+    """Return the function that starts jobs: in `places` of this process, else by the launcher."""
+    return partial(launch_jobs, sweeper) if places is None else Populations(sweeper, task, places)
+
+
 @dataclass(eq=False)
 class Populations:
     """The populations of a sweep, with their programs by key."""
@@ -74,7 +79,6 @@ class Populations:
     sweeper: BasicSweeper
     task: Job
     places: Places
-    start: Launch
     compiled_in: set[str] = field(default_factory=set)
     """Keys of numbers that have turned out to decide what is compiled."""
     programs: dict[ProgramKey, SharedProgram] = field(default_factory=dict)
@@ -85,7 +89,7 @@ class Populations:
         """Run jobs until all have ended. Raises KeyboardInterrupt if a signal stopped them."""
         invalid = [job for job in jobs if job.recipe is None]
         if invalid:
-            self.start(invalid)
+            launch_jobs(self.sweeper, invalid)
         remaining = [job for job in jobs if job.recipe is not None]
         while remaining:
             remaining = self._run_groups(remaining)
