@@ -101,9 +101,9 @@ def read_command(sweep_dir: Path) -> Command | None:
     return read_model(sweep_dir / COMMAND, read_yaml, Command)
 
 
-def find_sweep(command: Command, outputs: Path = OUTPUTS) -> Path | None:
+def find_sweep(command: Command) -> Path | None:
     """Return the directory of the newest sweep of a command. Skips sweeps that can't be read."""
-    files = sorted(outputs.glob(f"*/*/{COMMAND}"), key=read_written_at_ns, reverse=True)
+    files = sorted(OUTPUTS.glob(f"*/*/{COMMAND}"), key=read_written_at_ns, reverse=True)
     return next((file.parent for file in files if _has_command(file.parent, command)), None)
 
 
