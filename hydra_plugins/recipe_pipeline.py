@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 class GridSweeper(BasicSweeper):
     """Every combination of values, as in Hydra's basic sweeper, except finished jobs."""
 
-    def __init__(self, max_batch_size: int | None, params: Any = None, **_: Any) -> None:
+    def __init__(self, max_batch_size: int | None = None, params: Any = None, **_: Any) -> None:
         super().__init__(max_batch_size, params)
 
     def setup(self, *, hydra_context: Any, task_function: TaskFunction, config: DictConfig) -> None:
@@ -42,11 +42,8 @@ class PairsSweeper(GridSweeper):
         sweep_pairs(self, self._task, arguments)
 
 
-class StudySweeper(BasicSweeper):
+class StudySweeper(GridSweeper):
     """Trials that Optuna chooses, with the settings of `hydra.sweeper`."""
-
-    def __init__(self, params: Any = None, **_: Any) -> None:
-        super().__init__(None, params)
 
     def sweep(self, arguments: Sequence[str]) -> None:
         """Run the remaining trials. Raises RunError where Optuna is not installed."""
@@ -57,4 +54,4 @@ class StudySweeper(BasicSweeper):
         except ModuleNotFoundError as error:
             package = "pip install 'recipe-pipeline[sweep]'"
             raise RunError(f"hydra/sweeper=optuna: {error}; {package}") from error
-        sweep_study(self, arguments)
+        sweep_study(self, self._task, arguments)

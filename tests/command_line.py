@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from pipeline.cli.commands.conversion_commands import CONVERT
+from collections.abc import Callable, Sequence
+
 from pipeline.cli.commands.root import ROOT
 
-convert = CONVERT
-convert_records = CONVERT.commands["records"]
-_commands = ROOT.commands
-adopt = _commands["adopt"]
-autopsy = _commands["autopsy"]
-columns = _commands["columns"]
-compare = _commands["compare"]
-diff = _commands["diff"]
-doctor = _commands["doctor"]
-dump = _commands["dump"]
-explain = _commands["explain"]
-export = _commands["export"]
-forecast = _commands["forecast"]
-infer = _commands["infer"]
-new = _commands["new"]
-recommend = _commands["recommend"]
-report = _commands["report"]
-reproduce = _commands["reproduce"]
-runs = _commands["runs"]
-summary = _commands["summary"]
+
+def _command(*words: str) -> Callable[[Sequence[str]], int]:
+    """Return a function that runs a command with arguments, and returns the exit status."""
+    return lambda args: ROOT([*words, *args])
+
+
+convert = _command("convert")
+convert_records = _command("convert", "records")
+adopt = _command("adopt")
+autopsy = _command("autopsy")
+columns = _command("columns")
+compare = _command("compare")
+diff = _command("diff")
+doctor = _command("doctor")
+dump = _command("dump")
+explain = _command("explain")
+export = _command("export")
+forecast = _command("forecast")
+infer = _command("infer")
+new = _command("new")
+recommend = _command("recommend")
+report = _command("report")
+reproduce = _command("reproduce")
+runs = _command("runs")
+summary = _command("summary")

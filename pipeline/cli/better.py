@@ -74,7 +74,7 @@ def main(
     ]
     options = {"--metric": metric, "--pairs": pairs, "--minutes": minutes, "--out": out}
     words = [f"{name}={value}" for name, value in options.items() if value is not None]
-    end = run_sweep(
+    sweep_dir, status = run_sweep(
         TrainArguments(
             words=["better", *overrides, *words, "--", *other],
             flags=["-m"],
@@ -82,13 +82,13 @@ def main(
             overrides=[*resolve_recipe(overrides), *settings],
         )
     )
-    verdict = read_verdict(end.sweep_dir, metric)
+    verdict = read_verdict(sweep_dir, metric)
     facts = verdict.to_dict() if isinstance(verdict, PairedVerdict) else {"verdict": verdict}
     if out is not None:
-        pairs_by_seed, _ = read_pairs(end.sweep_dir)
+        pairs_by_seed, _ = read_pairs(sweep_dir)
         write_verdict_page(out, verdict, pairs_by_seed, describe_sides(overrides, other))
         print(printable(f"the pairs: {out}"))
-    return CommandResult({**facts, "sweep": str(end.sweep_dir)}, end.exit_status)
+    return CommandResult({**facts, "sweep": str(sweep_dir)}, status)
 
 
 def describe_sides(overrides: Sequence[str], other: Sequence[str]) -> str:

@@ -166,8 +166,7 @@ def check_device(recipe: Recipe) -> Iterator[CheckResult]:
     numbers = jax.device_put(jnp.arange(8.0), backend.device)
     total = float(jax.jit(jnp.sum)(numbers))
     if total != 28.0:
-        text += f": the sum of 0 to 7 is {total}"
-        yield CheckResult("fail", "device", text, "use another")
+        yield CheckResult("fail", "device", f"{text}: the sum of 0 to 7 is {total}", "use another")
     else:
         yield CheckResult("ok", "device", text)
 
@@ -191,8 +190,7 @@ def check_cache(recipe: Recipe) -> Iterator[CheckResult]:
     text = f"{root}: writable, holds {size_bytes / GB:.2f} GB"
     yield warn_if(size_bytes > MAX_CACHE_BYTES, "cache", text, f"delete {root / PROGRAMS}")
     if exposure := find_exposure(root):
-        text = f"{exposure}, so compiled programs are neither read nor kept"
-        yield CheckResult("warn", "cache", text, exposure.advice)
+        yield CheckResult("warn", "cache", *exposure)
     yield space
 
 
@@ -225,21 +223,17 @@ def check_outputs(recipe: Recipe) -> Iterator[CheckResult]:
     """Check that run directories can be created, written and locked in the working folder."""
     with _make_scratch_folder(OUTPUTS) as folder:
         yield CheckResult("ok", "outputs", f"{OUTPUTS.absolute()}: writable")
-        refusal = lock_refusal(folder / "file")
-        if refusal is None:
-            yield CheckResult("ok", "locks", "the file system has them")
-        else:
+        text = "the file system has them"
+        if refusal := lock_refusal(folder / "file"):
             text = f"{OUTPUTS.absolute()}: the file system has no locks ({refusal})"
-            advice = "train.resume=auto skips runs that were killed; name them"
-            yield CheckResult("warn", "locks", text, advice)
+        advice = "train.resume=auto skips runs that were killed; name them"
+        yield warn_if(refusal is not None, "locks", text, advice)
         skew_s = (folder / "file").stat().st_mtime - time.time()
-        if abs(skew_s) > MAX_SKEW_S:
+        is_skewed = abs(skew_s) > MAX_SKEW_S
+        text = f"{time.strftime('%Y-%m-%d %H:%M:%S %z')}, files agree"
+        if is_skewed:
             text = f"the file system's is {skew_s:+,.0f} s off this machine's"
-            advice = "the newest run is found by the times of files"
-            yield CheckResult("warn", "clock", text, advice)
-        else:
-            text = f"{time.strftime('%Y-%m-%d %H:%M:%S %z')}, files agree"
-            yield CheckResult("ok", "clock", text)
+        yield warn_if(is_skewed, "clock", text, "the newest run is found by the times of files")
         yield _check_space("outputs", folder)
 
 
@@ -276,10 +270,9 @@ def _check_space(what: str, folder: Path) -> CheckResult:
 def check_limits(recipe: Recipe) -> Iterator[CheckResult]:
     """Check the files, memory and cores that this process can use."""
     limits = read_limits()
-    if limits.open_files is not None and limits.open_files < MIN_OPEN_FILES:
-        yield CheckResult("warn", "open files", f"{limits.open_files:,} at most", "ulimit -n 4096")
-    else:
-        yield CheckResult("ok", "open files", f"{limits.open_files or 'any number'} at most")
+    is_low = limits.open_files is not None and limits.open_files < MIN_OPEN_FILES
+    text = f"{limits.open_files or 'any number'} at most"
+    yield warn_if(is_low, "open files", text, "ulimit -n 4096")
     for name, limit in (("file size", limits.file_bytes), ("addresses", limits.address_bytes)):
         if limit is not None:
             text = f"limited to {limit / GB:,.1f} GB"

@@ -59,14 +59,14 @@ def main(overrides: Sequence[str], k: int, seed: int) -> CommandResult:
         # The folds share a program.
         typed.append(f"{VECTORIZE}=true")
     words = ["folds", "--k", str(k), "--seed", str(seed), *overrides]
-    end = run_sweep(TrainArguments(words, ["-m"], typed, resolve_recipe(typed)))
-    facts = {"sweep": str(end.sweep_dir), "folds": k, "status": end.exit_status}
-    if end.exit_status:
-        return CommandResult(facts, end.exit_status)
-    metrics = read_fold_metrics(end.sweep_dir)
-    num_predictions = write_folds(end.sweep_dir, metrics)
+    sweep_dir, status = run_sweep(TrainArguments(words, ["-m"], typed, resolve_recipe(typed)))
+    facts = {"sweep": str(sweep_dir), "folds": k, "status": status}
+    if status:
+        return CommandResult(facts, status)
+    metrics = read_fold_metrics(sweep_dir)
+    num_predictions = write_folds(sweep_dir, metrics)
     _print_metrics(metrics, k)
-    file = end.sweep_dir / OUT_OF_FOLD
+    file = sweep_dir / OUT_OF_FOLD
     about = f"{num_predictions:,} predictions, each by the run that didn't train on it"
     print(printable(f"{file}: {about}"))
     figures = {

@@ -15,9 +15,10 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.dumps.opened_recipe import build_recipe
-from pipeline.inspect.forecast.host_forecast import forecast_run, measured_line
+from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, build_recipe
+from pipeline.inspect.forecast.host_forecast import HostForecast, forecast_run, measured_line
 from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns, time_single_step
+from pipeline.stages.build import Built
 from pipeline.stages.compile import make_compile_inputs
 from pipeline.stages.estimate import describe_step
 from pipeline.stages.fit_memory import begin_at_once, compile_to_fit
@@ -55,11 +56,7 @@ def forecast_recipe(
         if check:
             raise RunError("--check: an emulated device can't run steps; leave the flag out")
         return str(estimate), estimate.summary()
-    lowered = lower(recipe, dataset, opened.built, backend, None, reporter)
-    lowered = begin_at_once(recipe, lowered, backend)
-    work = make_compile_inputs(recipe, dataset, lowered, backend, reporter)
-    with reporter.clock("timing the parts of a step"):
-        forecast = forecast_run(recipe, work, lowered.run_schedule, backend)
+    forecast, lowered = forecast_lowered(opened, reporter)
     facts = {**asdict(forecast), "step_ms": forecast.step_ms}
     if not check:
         return str(forecast), facts
@@ -73,3 +70,14 @@ def forecast_recipe(
         measured_ms = float(trials.time(OFF, steps).dispatch_ms.min())
     text = f"{forecast}\n{measured_line(forecast, measured_ms)}"
     return text, {**facts, "measured_ms": measured_ms}
+
+
+def forecast_lowered(opened: OpenedRecipe, reporter: Reporter) -> tuple[HostForecast, Built]:
+    """Lower a recipe's step, and return its forecast by timed parts, and the lowered step."""
+    recipe = opened.recipe
+    backend = opened.backend
+    lowered = lower(recipe, opened.dataset, opened.built, backend, None, reporter)
+    lowered = begin_at_once(recipe, lowered, backend)
+    work = make_compile_inputs(recipe, opened.dataset, lowered, backend, reporter)
+    with reporter.clock("timing the parts of a step"):
+        return forecast_run(recipe, work, lowered.run_schedule, backend), lowered

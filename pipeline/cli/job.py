@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.explain import make_calendar
+from pipeline.cli.forecast import forecast_lowered
 from pipeline.config.compose import compose_and_check
 from pipeline.config.device_checks import check_processes
 from pipeline.config.files import find_recipes
@@ -32,14 +33,9 @@ from pipeline.core.host.launchers import CLUSTER_START_S
 from pipeline.core.host.limits import read_limits
 from pipeline.core.plugins.loading import FLAG, list_loaded_plugins
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.forecast.host_forecast import forecast_run
+from pipeline.inspect.dumps.opened_recipe import build_recipe
 from pipeline.inspect.forecast.trial_run import NO_LOCAL, TrialRun, make_run_arguments, run_trial
-from pipeline.stages.build import build
-from pipeline.stages.compile import make_compile_inputs
-from pipeline.stages.data import load_data
-from pipeline.stages.fit_memory import begin_at_once
 from pipeline.stages.launch.job_file import ENGINES, GIB, JobLimits, JobRequest, render_job
-from pipeline.stages.lower import lower
 from pipeline.stages.runner.resume_command import RESUME
 
 UPPER_RATIO = 1.3
@@ -187,24 +183,18 @@ def _forecast_run_s(recipe: Recipe, trial: TrialRun, reporter: Reporter) -> tupl
     if recipe.train.minutes is not None:
         time_s = MINUTE_S * recipe.train.minutes + CLUSTER_START_S
         return time_s, f"train.minutes, and {CLUSTER_START_S:,.0f} s to get machines"
-    parallel = recipe.parallel
-    if parallel.mode == "data":
+    if recipe.parallel.mode == "data":
         # More devices take a part of each batch.
-        parallel = parallel.model_copy(update={"devices": 1, "mesh": None})
+        parallel = recipe.parallel.model_copy(update={"devices": 1, "mesh": None})
         recipe = recipe.model_copy(update={"parallel": parallel})
     try:
-        backend = recipe.device.open(parallel)
-        dataset = load_data(recipe, reporter)
-        built = lower(recipe, dataset, build(recipe, dataset, reporter), backend, None, reporter)
-        built = begin_at_once(recipe, built, backend)
-        work = make_compile_inputs(recipe, dataset, built, backend, reporter)
-        with reporter.clock("timing the parts of a step"):
-            forecast = forecast_run(recipe, work, built.run_schedule, backend)
+        opened = build_recipe(recipe, reporter)
+        forecast, built = forecast_lowered(opened, reporter)
     except RunError as error:
         raise RunError(f"{error}; --minutes N sets a time limit without a forecast") from error
     events = make_calendar(recipe, built.run_schedule).counts
     evals = events["evaluate"] + 1
-    steps = built.run_schedule.total + evals * dataset.eval_order.steps_per_epoch
+    steps = built.run_schedule.total + evals * opened.dataset.eval_order.steps_per_epoch
     upper_ms = UPPER_RATIO * forecast.step_ms + UPPER_MS
     stop_s = trial.stop_s or recipe.launch.end_seconds
     saves_s = (events["checkpoint"] + 1) * stop_s

@@ -43,10 +43,11 @@ def main(overrides: Sequence[str]) -> CommandResult:
     words = [*overrides, *settings]
     run = compose_run(words)
     summary = train_run(run, words, started_at)
+    recipe, _ = run
     facts = {"run": summary.run_dir, "status": summary.status}
     if summary.status == "stopped":
         return CommandResult(facts, summary.exit_status)
-    folder = run.recipe.profile.output or Path(str(summary.run_dir)) / PROFILE
+    folder = recipe.profile.output or Path(str(summary.run_dir)) / PROFILE
     facts = {**facts, "folder": str(folder), **read_json(folder / FILE)}
     return CommandResult(facts, summary.exit_status)
 

@@ -15,15 +15,13 @@ from pathlib import Path
 
 import hydra
 import yaml
-from hydra import compose, initialize_config_dir
 from hydra.conf import HydraConf
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.compose import UNCOMPOSABLE, check, compose_and_check
+from pipeline.config.compose import UNCOMPOSABLE, check, compose_and_check, compose_config
 from pipeline.config.hydra_options import resolve_recipe
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS, allow_lazy_help, get_args_parser
 from pipeline.config.overrides import (
@@ -56,7 +54,7 @@ from pipeline.stages.runner.resume_command import (
     make_resume_run_command,
     make_resume_sweep_command,
 )
-from pipeline.study.sweep.command import find_sweep, make_command, read_command
+from pipeline.study.sweep.command import find_sweep, make_command
 from pipeline.study.sweep.directory import find_failures, find_jobs
 from pipeline.study.sweep.table import conclude_sweep
 
@@ -81,21 +79,8 @@ class TrainArguments:
     """Overrides for Hydra, with the registered name of a recipe file instead of its path."""
 
 
-@dataclass(frozen=True)
-class SweepEnd:
-    """The directory of a sweep that has ended, and the exit status of its command."""
-
-    sweep_dir: Path
-    exit_status: int
-
-
-@dataclass(frozen=True)
-class ComposedRun:
-    """A run that Hydra has composed."""
-
-    recipe: Recipe
-    run_dir: Path | None
-    """The directory that `hydra.run.dir` names; None: a new one under `outputs/`."""
+ComposedRun = tuple[Recipe, Path | None]
+"""A recipe, and the directory that `hydra.run.dir` names; None: a new one under `outputs/`."""
 
 
 def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = False) -> int:
@@ -122,7 +107,8 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
         return 0
     arguments = TrainArguments(args, flags, parsed.overrides, resolve_recipe(parsed.overrides))
     if parsed.multirun:
-        return run_sweep(arguments).exit_status
+        _, status = run_sweep(arguments)
+        return status
     started_at = time.perf_counter() if started_at is None else started_at
     run = _compose_run(arguments)
     if run is None:
@@ -163,7 +149,7 @@ def _compose_run(arguments: TrainArguments) -> ComposedRun | None:
     with _report_references():
         folder = hydra_config.run.dir
     is_named = folder != "."  # the default of conf/config.yaml
-    return ComposedRun(recipe, Path(folder) if is_named else None)
+    return recipe, Path(folder) if is_named else None
 
 
 def train_run(
@@ -178,20 +164,24 @@ def train_run(
     from pipeline.stages.run import run as run_stages
     from pipeline.stages.runner.context import RunOptions
 
-    recipe = value_of(words, "recipe") or ""
+    recipe, run_dir = run
+    name = value_of(words, "recipe") or ""
     options = RunOptions(
-        run_dir=run.run_dir,
-        recipe_folder=Path(recipe).parent if recipe.endswith(YAML) else None,
+        run_dir=run_dir,
+        recipe_folder=Path(name).parent if name.endswith(YAML) else None,
         started_at=started_at,
         how_to_resume=partial(make_resume_run_command, words),
         programs=partial(lower_and_compile, reuses_programs=alone),
         inspection=RunInspection(),
     )
-    return run_stages(run.recipe, options)
+    return run_stages(recipe, options)
 
 
-def run_sweep(arguments: TrainArguments) -> SweepEnd:
-    """Run the unfinished jobs of a sweep, in an existing directory or a new one."""
+def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
+    """Run the unfinished jobs of a sweep, in an existing directory or a new one.
+
+    Returns the directory, and the exit status.
+    """
     flags = arguments.flags
     overrides = arguments.overrides
     changed = value_of(overrides, RESUME_CHANGED)
@@ -235,13 +225,7 @@ def run_sweep(arguments: TrainArguments) -> SweepEnd:
     if status in (RunError.exit_status, get_exit_status("stopped")):
         how_to_resume = make_resume_sweep_command(arguments.words, sweep_dir)
         print(printable(f"{'resume':<{MARGIN}} {how_to_resume}"))
-    if existing is None:
-        command = read_command(sweep_dir)
-        earlier_dir = find_sweep(command, besides=sweep_dir) if command else None
-        if earlier_dir is not None:
-            rule = f"{RESUME}=auto goes on with the newest"
-            print(printable(f"{earlier_dir} is a sweep of the same command; {rule}"))
-    return SweepEnd(sweep_dir, status)
+    return sweep_dir, status
 
 
 def _find_directory(
@@ -307,9 +291,7 @@ def _compose(
 def _compose_once(typed: Sequence[str], overrides: Sequence[str]) -> tuple[DictConfig, HydraConf]:
     """Compose as `hydra.main` does, but once: `hydra.main` composes twice, first for its mode."""
     with _report_problems(typed):
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(CONF), job_name="pipeline", **HYDRA_DEFAULTS):
-            config = compose("config", list(overrides), return_hydra_config=True)
+        config = compose_config(list(overrides), with_hydra=True)
         HydraConfig.instance().set_config(config)
         hydra_config = HydraConfig.get()
         with open_dict(config):

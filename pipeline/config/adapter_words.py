@@ -7,7 +7,7 @@ the recipe is checked. A word isn't written with the recipe.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -29,23 +29,15 @@ LEVELS_BY_MODE: Mapping[str, str] = {
 unit alone; O2: float16 except for operators that lose too much precision; O3: float16."""
 
 
-class _Meaning(NamedTuple):
-    """The key of `train` that a word stands for."""
-
-    key: str
-    default: Any
-    """The key's default."""
-    translate: Callable[[Any], Any]
-    """Returns the key's value for a value of the word."""
-
-
-_MEANINGS: Mapping[str, _Meaning] = {
-    "precision_mode": _Meaning("precision", "O0", LEVELS_BY_MODE.get),
-    "opt_level": _Meaning("precision", "O0", str),
-    "enable_data_pre_proc": _Meaning("sink", True, bool),
-    "mix_compile_mode": _Meaning("mode", "graph", lambda is_on: "eager" if is_on else "graph"),
-    "iterations_per_loop": _Meaning("sink_size", -1, int),
+_MEANINGS: Mapping[str, tuple[str, Any, Callable[[Any], Any]]] = {
+    "precision_mode": ("precision", "O0", LEVELS_BY_MODE.get),
+    "opt_level": ("precision", "O0", str),
+    "enable_data_pre_proc": ("sink", True, bool),
+    "mix_compile_mode": ("mode", "graph", lambda is_on: "eager" if is_on else "graph"),
+    "iterations_per_loop": ("sink_size", -1, int),
 }
+"""The key of `train` that each word stands for, the key's default, and the function that translates
+a value of the word."""
 
 
 class AdapterWords(Spec):
@@ -68,14 +60,13 @@ class AdapterWords(Spec):
         """Set the keys that the words stand for. Raises ValueError if a key has another value."""
         changes: dict[str, Any] = {}
         settings: dict[str, str] = {}  # by key, the word that set it, with the word's value
-        for word, meaning in _MEANINGS.items():
+        for word, (key, default, translate) in _MEANINGS.items():
             word_value = getattr(self, word)
             if word_value is None:
                 continue
-            key = meaning.key
-            value = meaning.translate(word_value)
+            value = translate(word_value)
             current = changes.get(key, getattr(self, key))
-            is_set = key in changes or current != meaning.default
+            is_set = key in changes or current != default
             if is_set and current != value:
                 other_setting = settings.get(key, f"{key} = {current}")
                 raise ValueError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.recipe import CacheSpec
@@ -41,31 +40,18 @@ def find_program_folder(cache: CacheSpec, warn: Callable[[str], None]) -> Path |
         return None
     root = cache_root(cache)
     if exposure := find_exposure(root):
-        warn(f"{exposure}, so compiled programs are neither read nor kept; {exposure.advice}")
+        warn("; ".join(exposure))
         return None
     return root / PROGRAMS
 
 
-@dataclass(frozen=True)
-class Exposure:
-    """A folder of the cache that other users can add programs to."""
-
-    folder: Path
-    reason: str
-    """Such as `belongs to NAME`."""
-    advice: str
-    """Command or key that corrects it."""
-
-    def __str__(self) -> str:
-        return f"{self.folder}: {self.reason}"
-
-
-def find_exposure(root: Path) -> Exposure | None:
-    """Return the first folder of a cache that lets other users add programs; None without one.
+def find_exposure(root: Path) -> tuple[str, str] | None:
+    """Return which folder of a cache lets other users add programs, and advice; None if none does.
 
     `root` may have the sticky bit, as /tmp does: other users can't remove or rename this user's
     files there, and programs are in a folder inside it.
     """
+    effect = "so compiled programs are neither read nor kept"
     folder_advice = "name another folder: cache.root=DIR"
     for folder in (root, root / PROGRAMS):
         try:
@@ -74,10 +60,10 @@ def find_exposure(root: Path) -> Exposure | None:
             # A missing folder will be created for this user alone.
             continue
         if owner := find_foreign_owner(status):
-            return Exposure(folder, f"belongs to {owner}", folder_advice)
+            return f"{folder}: belongs to {owner}, {effect}", folder_advice
         writers = find_writers(status)
         is_sticky_root = folder == root and status.st_mode & stat.S_ISVTX
         if writers and not is_sticky_root:
             advice = f"chmod go-w {shlex.quote(str(folder))}, or {folder_advice}"
-            return Exposure(folder, f"can be written by {writers}", advice)
+            return f"{folder}: can be written by {writers}, {effect}", advice
     return None

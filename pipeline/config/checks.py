@@ -88,7 +88,6 @@ def _count_known_steps(recipe: Recipe) -> int | None:
 
 
 def _has_problem(recipe: Recipe, *checks: Check) -> bool:
-    """Return whether one of the checks yields a problem."""
     return any(list(check(recipe)) for check in checks)
 
 

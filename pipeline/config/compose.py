@@ -114,7 +114,7 @@ def compose_and_check(overrides: Sequence[str], *, length_replaced: bool = False
     while True:
         tried.append(remaining)
         try:
-            recipe = check(_compose(remaining), remaining, length_replaced=length_replaced)
+            recipe = check(compose_config(remaining), remaining, length_replaced=length_replaced)
         except RecipeError as error:
             raise RecipeError([*problems, *error.problems]) from error
         except UNCOMPOSABLE as error:
@@ -130,12 +130,15 @@ def compose_and_check(overrides: Sequence[str], *, length_replaced: bool = False
             return recipe
 
 
-def _compose(overrides: list[str]) -> DictConfig:
-    """Compose a config. Raises RecipeError for circular bases, else errors of `UNCOMPOSABLE`."""
+def compose_config(overrides: list[str], *, with_hydra: bool = False) -> DictConfig:
+    """Compose a config, with Hydra's section if `with_hydra` is set.
+
+    Raises RecipeError for circular bases, else errors of `UNCOMPOSABLE`.
+    """
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), job_name="pipeline", **HYDRA_DEFAULTS):
         try:
-            return compose("config", overrides)
+            return compose("config", overrides, return_hydra_config=with_hydra)
         except RecursionError as error:
             problem = "must not be circular; a file has itself as a base, directly or by others"
             raise RecipeError([f"defaults: {problem}"]) from error
@@ -189,7 +192,9 @@ def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
     check of the recipe reports it.
     """
     try:
-        tree = OmegaConf.to_container(_compose([item for item in overrides if not sets_key(item)]))
+        tree = OmegaConf.to_container(
+            compose_config([item for item in overrides if not sets_key(item)])
+        )
     except UNCOMPOSABLE:
         return [], overrides
     problems: dict[str, None] = {}  # an ordered set
@@ -220,7 +225,7 @@ def _find_mistaken_kinds(overrides: list[str]) -> list[str]:
     try:
         # A recipe with nothing but `defaults` composes its bases.
         register(node={"defaults": keys["defaults"]} if "defaults" in keys else {})
-        base = OmegaConf.to_container(_compose(overrides))
+        base = OmegaConf.to_container(compose_config(overrides))
     except UNCOMPOSABLE:
         return []
     finally:
@@ -250,7 +255,7 @@ def _find_culprit(overrides: list[str]) -> tuple[str | None, Exception | None]:
 
     def is_refused(count: int) -> bool:
         try:
-            _compose(ordered[:count])
+            compose_config(ordered[:count])
         except UNCOMPOSABLE as error:
             errors[count] = error
         return count in errors

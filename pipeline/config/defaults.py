@@ -78,11 +78,9 @@ def make_option(group: str, component: type[Spec]) -> Tree:
             names_by_group |= entry
     default_option = _read_option(group, names_by_group[group])
     fields = component.model_fields
-    option = {"name": fields["name"].default}
-    for key, field in fields.items():
-        if field.is_required() and key in default_option:
-            option[key] = deepcopy(default_option[key])
-    return option
+    required = [key for key, field in fields.items() if field.is_required()]
+    values = {key: deepcopy(default_option[key]) for key in required if key in default_option}
+    return {"name": fields["name"].default, **values}
 
 
 def normalise_recipe(tree: Mapping[str, Any]) -> Tree:
@@ -113,7 +111,6 @@ def _update(base: Mapping[str, Any], part: Mapping[str, Any]) -> Tree:
 
 
 def _find_missing(tree: Tree) -> list[TreePath]:
-    """Return the paths of missing keys."""
     try:
         Recipe.model_validate(tree)
     except ValidationError as error:

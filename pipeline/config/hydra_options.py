@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from pipeline.config.defaults import (
@@ -25,7 +26,6 @@ from pipeline.config.recipe_file import (
     read_component_file,
     read_recipe_file,
     reset_user_keys,
-    with_component_files,
 )
 from pipeline.config.run_length import LENGTH_UNITS
 from pipeline.core.errors import RecipeError
@@ -115,21 +115,19 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
     """
     names = requested.split(",")
     queue = names if files.keys() >= set(names) else list(files)
-    is_requested_complete = False
+    is_complete: dict[str, bool] = {}
     for name in queue:
         try:
-            is_complete, bases = _register_recipe(name, files[name], groups)
+            is_complete[name], bases = _register_recipe(name, files[name], groups)
         except RecipeError:
             if name == requested:
                 raise
             continue
-        if name == requested:
-            is_requested_complete = is_complete
         # The loop continues with the bases.
         queue += [base for base in bases if base in files and base not in queue]
     for name in files.keys() - set(queue):
         store_option(group="recipe", name=name, package="_global_", node={})
-    return is_requested_complete
+    return is_complete.get(requested, False)
 
 
 def _register_custom_components() -> None:
@@ -177,16 +175,9 @@ def _register_recipe(name: str, file: Path, groups: Collection[str]) -> tuple[bo
     a run and the output of `--cfg job` name all; newer keys, which they lack, get defaults. For
     each of `groups` the command line chooses a component, so the recipe's section is removed.
     """
-
-    def register_component(group: str, path: str) -> str:
-        component_file = find_component_file(file, path)
-        # Recipes in several folders may use one file name.
-        option = f"{component_file.stem}-{crc32(os.fsencode(component_file)):08x}"
-        _store_component(group, option, component_file)
-        return option
-
-    tree = {"name": name, **with_component_files(read_recipe_file(file), register_component)}
+    tree = {"name": name, **read_recipe_file(file)}
     defaults = tree["defaults"] if isinstance(tree.get("defaults"), list) else []
+    _register_chosen_files(file, defaults)
     bases = [item.removesuffix(".yaml") for item in defaults if isinstance(item, str)]
     is_complete = names_every_component(tree)
     if is_complete:
@@ -200,3 +191,18 @@ def _register_recipe(name: str, file: Path, groups: Collection[str]) -> tuple[bo
             section.pop(last, None)
     store_option(group="recipe", name=name, package="_global_", node=tree)
     return is_complete, bases
+
+
+def _register_chosen_files(recipe: Path, defaults: Sequence[Any]) -> None:
+    """Register the component files in a recipe's defaults, which get the names of options instead.
+
+    A file is in an item such as `override /model: ./net.yaml`.
+    """
+    for item in defaults:
+        choices = item.items() if isinstance(item, dict) else ()
+        for key, option in choices:
+            if str(option).endswith(YAML):
+                file = find_component_file(recipe, option)
+                # Recipes in several folders may use one file name.
+                item[key] = f"{file.stem}-{crc32(os.fsencode(file)):08x}"
+                _store_component(key.rpartition("/")[2], item[key], file)

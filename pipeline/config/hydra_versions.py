@@ -9,24 +9,12 @@ from typing import Any, cast
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra._internal.utils import get_args_parser
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher as BasicLauncher
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper as BasicSweeper
+from hydra._internal.utils import get_args_parser as get_args_parser
 from hydra.core.config_store import ConfigLoadError, ConfigStore
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
-
-__all__ = [
-    "HYDRA_DEFAULTS",
-    "BasicLauncher",
-    "BasicSweeper",
-    "allow_lazy_help",
-    "apply_overrides",
-    "find_stored_recipe",
-    "get_args_parser",
-    "set_override_dirname",
-    "store_option",
-]
 
 _IS_1_3 = hydra.__version__.startswith("1.3.")
 

@@ -20,7 +20,6 @@ def mark_optional_keys(overrides: Iterable[str]) -> list[str]:
 
 
 def _sets_optional_key(override: str) -> bool:
-    """Return whether an override sets an optional or custom key."""
     key, equals, value = override.partition("=")
     if not equals or key in SECTIONS:
         return False
@@ -49,10 +48,8 @@ def _find_specs(sections: Sequence[str]) -> list[type[Spec]]:
     specs: list[type[Spec]] = [Recipe]
     for section in sections:
         fields = [spec.model_fields[section] for spec in specs if section in spec.model_fields]
-        section_specs: dict[type[Spec], None] = {}  # an ordered set
-        for field in fields:
-            section_specs |= dict.fromkeys(_list_specs(field.annotation, field.metadata))
-        specs = list(section_specs)
+        inner = (spec for field in fields for spec in _list_specs(field.annotation, field.metadata))
+        specs = list(dict.fromkeys(inner))
     return specs
 
 

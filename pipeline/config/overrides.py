@@ -210,10 +210,9 @@ def expand_sweeps(overrides: Sequence[str]) -> list[list[str]]:
     first_job = [options[0] for options in choices]
     jobs = [first_job]
     for position, options in enumerate(choices):
-        for option in options[1:]:
-            job = list(first_job)
-            job[position] = option
-            jobs.append(job)
+        before = first_job[:position]
+        after = first_job[position + 1 :]
+        jobs += [[*before, option, *after] for option in options[1:]]
     return jobs
 
 

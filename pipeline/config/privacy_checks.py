@@ -38,11 +38,9 @@ def _check_step(recipe: Recipe) -> Iterator[Refusal]:
         rule = "compares the losses of samples; must be 1.0"
         yield "train.loss.hardest_share", loss.hardest_share, rule
     if scale.initial != 1 or scale.skips_overflow:
-        rule = "gradients are clipped in float32; must be 1"
-        yield "train.loss_scale", scale.name, rule
+        yield "train.loss_scale", scale.name, "gradients are clipped in float32; must be 1"
     if train.on_nan.name != "stop":
-        rule = "non-finite gradients count as 0; must be stop"
-        yield "train.on_nan", train.on_nan.name, rule
+        yield "train.on_nan", train.on_nan.name, "non-finite gradients count as 0; must be stop"
     if train.gradients.name != "plain":
         rule = "each sample's gradient is clipped; must be plain"
         yield "train.gradients", train.gradients.name, rule
@@ -101,12 +99,11 @@ def _check_outputs(recipe: Recipe) -> Iterator[Refusal]:
     if recipe.dump.steps is not None:
         yield "dump.steps", recipe.dump.steps, "must be null"
     for position, callback in enumerate(recipe.train.callbacks):
+        key = f"train.callbacks.{position}"
         metric = str(getattr(callback, "metric", ""))
         if metric.startswith(TRAINED):
-            key = f"train.callbacks.{position} ({callback.name}).metric"
-            yield key, metric, f"decides by training samples; {metric_rule}"
-    for position, callback in enumerate(recipe.train.callbacks):
-        is_custom = not type(callback).__module__.startswith("pipeline.")
-        if is_custom:
+            rule = f"decides by training samples; {metric_rule}"
+            yield f"{key} ({callback.name}).metric", metric, rule
+        if not type(callback).__module__.startswith("pipeline."):
             rule = "reads losses of training samples; must be one of this package"
-            yield f"train.callbacks.{position}", callback.name, rule
+            yield key, callback.name, rule

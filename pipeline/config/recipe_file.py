@@ -8,7 +8,7 @@ code to run.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,25 +68,6 @@ def read_component_file(file: Path, group: str) -> Tree:
         if not isinstance(item, str) or not _OPTION.fullmatch(item)
     ]
     return _require_data(file, tree, [*problems, *find_user_keys(tree, SECTIONS[group])])
-
-
-def with_component_files(tree: Tree, register: Callable[[str, str], str]) -> Tree:
-    """Return the recipe with names of options in place of component files in its defaults.
-
-    A file is in an item such as `override /model: ./net.yaml`. `register` gets the group and the
-    path as written, and returns the name of the option.
-    """
-    if not isinstance(tree.get("defaults"), list):
-        return tree
-    items = []
-    for item in tree["defaults"]:
-        if isinstance(item, dict):
-            ((key, option),) = item.items()
-            choice = _CHOICE.fullmatch(key)
-            if choice is not None and isinstance(option, str) and option.endswith(YAML):
-                item = {key: register(choice[1], option)}
-        items.append(item)
-    return {**tree, "defaults": items}
 
 
 def find_component_file(recipe: Path, path: str) -> Path:

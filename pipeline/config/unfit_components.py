@@ -27,12 +27,11 @@ def find_unfit_components(
     is reported if it fits another component, since a key is misspelt otherwise, and if one of the
     foreign keys isn't in `override_keys`, the keys of the command line.
     """
-    problems: dict[TreePath, str] = {}
-    for group, path in SECTIONS.items():
-        problem = _find_problem(group, path, find_value(tree, path), override_keys)
-        if problem is not None:
-            problems[path] = problem
-    return problems
+    problems = {
+        path: _find_problem(group, path, find_value(tree, path), override_keys)
+        for group, path in SECTIONS.items()
+    }
+    return {path: problem for path, problem in problems.items() if problem is not None}
 
 
 def _find_problem(
@@ -52,7 +51,7 @@ def _find_problem(
     missing_keys = [key for key in _list_required_keys(spec) if key not in section]
     foreign_keys = [key for key in section if key not in spec.model_fields]
     fits_another = any(
-        _list_required_keys(other).keys() <= section.keys() <= other.model_fields.keys()
+        set(_list_required_keys(other)) <= section.keys() <= other.model_fields.keys()
         for other_name, other in specs.items()
         if other_name != name
     )
@@ -76,9 +75,8 @@ def _find_problem(
     return f"{problem}choose it whole: {group}={option} {in_file}"
 
 
-def _list_required_keys(spec: type[Spec]) -> dict[str, None]:
-    """Return the keys without a default, as an ordered set."""
-    return {key: None for key, field in spec.model_fields.items() if field.is_required()}
+def _list_required_keys(spec: type[Spec]) -> list[str]:
+    return [key for key, field in spec.model_fields.items() if field.is_required()]
 
 
 def _add_unit(spec: type[Spec], key: str) -> str:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from pipeline.cli import job
+from pipeline.cli import forecast, job
 from pipeline.cli.commands.root import ROOT
 from pipeline.core.errors import RecipeError, RunError, UsageError
 from pipeline.core.files.package_paths import PROJECT
@@ -39,7 +39,7 @@ def test_measurement_is_skipped_if_time_and_memory_are_set(
     engine: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job, "run_trial", None)
-    monkeypatch.setattr(job, "forecast_run", None)
+    monkeypatch.setattr(forecast, "forecast_run", None)
     out, err = job_file("--to", engine, *LIMITS, *RECIPE, capsys=capsys)
     assert "train.resume=auto" in out
     assert "launch.end_seconds, 15 s; a stop wasn't measured" in out
@@ -57,7 +57,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
         return TrialRun(start_s=10.0, stop_s=70.5, memory_bytes=3 * GIB)
 
     monkeypatch.setattr(job, "run_trial", run)
-    monkeypatch.setattr(job, "forecast_run", lambda *_: SimpleNamespace(step_ms=1000.0))
+    monkeypatch.setattr(forecast, "forecast_run", lambda *_: SimpleNamespace(step_ms=1000.0))
     return asked
 
 
@@ -83,7 +83,7 @@ def test_time_limit_needs_no_forecast(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(job, "forecast_run", None)
+    monkeypatch.setattr(forecast, "forecast_run", None)
     out, _ = job_file("--to", "slurm", "--minutes", "5", *RECIPE, capsys=capsys)
     assert "#SBATCH --time=7\n" in out
     assert "a stop with a checkpoint took 70.5 s here" in out
@@ -95,7 +95,7 @@ def test_train_minutes_set_the_time_limit(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(job, "forecast_run", None)
+    monkeypatch.setattr(forecast, "forecast_run", None)
     out, _ = job_file("--to", "slurm", *TINY, "train.minutes=5", capsys=capsys)
     assert "#SBATCH --time=37\n" in out  # half an hour to get machines, the grace
     with pytest.raises(RecipeError, match=r"train\.until = 18:00: must be train\.minutes; jobs"):
@@ -109,7 +109,7 @@ def test_step_without_forecast_requires_a_time_limit(
     def refuse(*_: object) -> None:
         raise RunError("train.mode = eager: must be graph")
 
-    monkeypatch.setattr(job, "forecast_run", refuse)
+    monkeypatch.setattr(forecast, "forecast_run", refuse)
     with pytest.raises(RunError, match="must be graph; --minutes N sets a time limit without"):
         ROOT(["job", "--to", "slurm", *RECIPE])
 

@@ -64,10 +64,6 @@ class Argument(click.Argument):
         super().__init__([name], **settings)
         self.text = text
 
-    def make_metavar(self, ctx: click.Context) -> str:
-        """Return the argument's name in usage lines."""
-        return self.metavar or super().make_metavar(ctx)
-
 
 class LazyCommand(click.Command):
     """A command that calls `main` of a module below `pipeline.cli` with its parameters.
@@ -111,10 +107,6 @@ class LazyCommand(click.Command):
         self.words = words
         self.module = self.module_prefix + words.replace(" ", ".").replace("-", "_")
         self.example = example
-
-    def __call__(self, args: Sequence[str]) -> int:  # type: ignore[override]
-        """Run the command with these arguments and return the exit status."""
-        return call(self, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments. Raises UsageError for an option that is typed as KEY=VALUE."""
@@ -238,20 +230,13 @@ class ComparingCommand(LazyCommand):
         end = words.index("--") if "--" in words else len(words)
         after = words[end + 1 :]
         overrides = list(takewhile(lambda word: not word.startswith("--"), after))
-        options = []
+        options: list[str] = []
         for word in after[len(overrides) :]:
-            if _is_override(word):
-                overrides.append(word)
-            else:
-                options.append(word)
+            is_override = not word.startswith("-") and ("=" in word or word.startswith("~"))
+            (overrides if is_override else options).append(word)
         unparsed = super().parse_args(ctx, words[:end] + options)
         ctx.params["other"] = tuple(overrides)
         return unparsed
-
-
-def _is_override(word: str) -> bool:
-    """Return whether a word among options is KEY=VALUE or ~KEY, not an option or its value."""
-    return not word.startswith("-") and ("=" in word or word.startswith("~"))
 
 
 class CommandGroup(click.Group):
@@ -270,8 +255,19 @@ class CommandGroup(click.Group):
         )
 
     def __call__(self, args: Sequence[str]) -> int:  # type: ignore[override]
-        """Run the command that the arguments name and return the exit status."""
-        return call(self, args)
+        """Run the command that the arguments name and return the exit status.
+
+        `click.Command.main` isn't used, since it catches interrupts and closed pipes, which
+        `pipeline.core.errors.report_errors` reports. Raises UsageError for invalid arguments.
+        """
+        try:
+            with self.make_context(PROGRAM, list(args)) as context:
+                status: int = self.invoke(context)
+                return status
+        except click.exceptions.Exit as end:
+            return end.exit_code
+        except click.UsageError as error:
+            raise UsageError(*_explain_error(error, args)) from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments. Raises UsageError without arguments."""
@@ -302,22 +298,6 @@ class CommandGroup(click.Group):
         formatter.write_paragraph()
         first = next(iter(self.commands.values()))
         formatter.write(f"example: {PROGRAM} {getattr(first, 'example', '')}\n")
-
-
-def call(command: click.Command, args: Sequence[str]) -> int:
-    """Run a command with these arguments and return the exit status.
-
-    `click.Command.main` isn't used, since it catches interrupts and closed pipes, which
-    `pipeline.core.errors.report_errors` reports. Raises UsageError for invalid arguments.
-    """
-    try:
-        with command.make_context(PROGRAM, list(args)) as context:
-            status: int = command.invoke(context)
-            return status
-    except click.exceptions.Exit as end:
-        return end.exit_code
-    except click.UsageError as error:
-        raise UsageError(*_explain_error(error, args)) from error
 
 
 def _explain_error(error: click.UsageError, args: Sequence[str]) -> tuple[Sequence[str], str]:

@@ -91,11 +91,9 @@ def _convert_module(
     import torch  # not before: only here it is certain to be installed
 
     inputs = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
-    was_training = module.training
     module.eval()
     with torch.no_grad():
         logits = module(torch.from_numpy(inputs)).numpy()
-    module.train(was_training)
     _write_network(graph, target, ReferenceLogits("PyTorch", inputs, logits))
 
 

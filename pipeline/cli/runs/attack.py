@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import UsageError
@@ -34,15 +34,12 @@ from pipeline.training.robustness.attack_specs import (
 from pipeline.training.robustness.robustness_rows import WHITE_BOX
 from pipeline.training.step import get_evaluated_weights
 
-
-def _read_name(attack: type[BaseModel]) -> str:
-    """Return the name of an attack: the only value of its literal field `attack`."""
-    (name,) = get_args(attack.model_fields["attack"].annotation)
-    return str(name)
-
-
-NAMES = tuple(_read_name(attack) for attack in get_args(AnyAttack))
-"""Names of all attacks."""
+NAMES: tuple[str, ...] = tuple(
+    name
+    for attack in get_args(AnyAttack)
+    for name in get_args(attack.model_fields["attack"].annotation)
+)
+"""Names of all attacks: the values of their literal fields `attack`."""
 LINF_ONLY = "square"
 CORRUPTIONS = "corruptions"
 
@@ -78,9 +75,9 @@ def main(
         config = opened.built.step_config
         weights = get_evaluated_weights(config, state)
         evaluation = RobustnessMeasure(config, weights, opened.dataset, plan, recipe.seed, reporter)
-        report = evaluation.measure(step)
-        write_json(run_dir / ROBUSTNESS, report.to_document())
-    return CommandResult(report.to_document())
+        document = evaluation.measure(step).to_document()
+        write_json(run_dir / ROBUSTNESS, document)
+    return CommandResult(document)
 
 
 def _require_valid(

@@ -74,23 +74,19 @@ def main(
     with Reporter() as reporter:
         # Sides without a recipe have to be dumps.
         dump_names = [name for name in sides if not (Path(name) / RECIPE).is_file()]
-        folders = [find_dump(Path(name)) for name in dump_names]
         if reference is not None:
             operators = read_reference(reference)
-            if folders and folders[0] is not None:
-                tensors = _open_dump(folders[0])
+            if dump_names and find_dump(Path(dump_names[0])) is not None:
+                tensors = _open_dump(dump_names[0])
             else:
                 tensors = capture_tensors(_open_side(sides, overrides), step, reporter)
             require_mapped(request.mapped, list(tensors.layers), list(operators.layers))
             tensors, operators, pairs = pair_reference(tensors, operators, request.mapped)
             return _compare_files(tensors, operators, replace(request, mapped=pairs), reporter)
-        if len(sides) == 2 and dump_names == list(sides):
-            for name, folder in zip(dump_names, folders, strict=True):
-                if folder is None:
-                    raise DataError(f"{name}: must be a run directory or a dump")
-            dumps = [_open_dump(folder) for folder in folders if folder is not None]
-            _require_shared_layers(dumps[0], dumps[1], request.mapped)
-            return _compare_files(dumps[0], dumps[1], request, reporter)
+        if len(dump_names) == 2:
+            left_dump, right_dump = map(_open_dump, dump_names)
+            _require_shared_layers(left_dump, right_dump, request.mapped)
+            return _compare_files(left_dump, right_dump, request, reporter)
         if changes:
             right = _open_side(sides, overrides)
             left = open_changed_side(right, overrides, changes)
@@ -161,8 +157,11 @@ def _show_rows(rows: Sequence[TensorRow], request: CompareRequest, reporter: Rep
         reporter.print_lines(f"  ... {len(rows) - SHOWN_ROWS} more rows; --out FILE writes all")
 
 
-def _open_dump(folder: Path) -> TensorSide:
-    """Open a dump that this project wrote."""
+def _open_dump(name: str) -> TensorSide:
+    """Open a dump that this project wrote. Raises DataError if the folder isn't one."""
+    folder = find_dump(Path(name))
+    if folder is None:
+        raise DataError(f"{name}: must be a run directory or a dump")
     record = read_dump(folder)
     about = f"{record.about.get('model')}, step {record.about.get('step')}"
     names = list(record.entries)

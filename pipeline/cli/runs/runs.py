@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -111,10 +110,9 @@ def _rank_runs(runs: Sequence[RecordedRun], metric: str | None) -> list[Recorded
     """Return the runs, the best first. Runs without the metric are last, in their order."""
     if metric is None:
         return list(runs)
-    unranked = [run for run in runs if math.isnan(run.figures.get(metric, math.nan))]
-    ranked = [run for run in runs if not math.isnan(run.figures.get(metric, math.nan))]
+    ranked = [run for run in runs if metric in run.figures]
     ranked.sort(key=lambda run: run.figures[metric], reverse=is_larger_better(metric))
-    return ranked + unranked
+    return ranked + [run for run in runs if metric not in run.figures]
 
 
 def _print_table(runs: Sequence[RecordedRun], metric: str | None, *, shows_all: bool) -> None:

@@ -54,7 +54,7 @@ class Adoption:
     rows: tuple[KeyRow, ...]
 
 
-def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule] = ()) -> Adoption:
+def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule]) -> Adoption:
     """Map all settings by rules and by the trainer's table.
 
     Raises RecipeError with the problems of all rules.

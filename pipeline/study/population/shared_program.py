@@ -36,7 +36,7 @@ from pipeline.stages.run import lower_and_compile
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.study.population.groups import collect_numbers, flatten_tree
 from pipeline.study.population.shared_step import CompiledInError, SharedStep, Values, share_step
-from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
 
 MAX_LOWERINGS_BYTES = 16 << 20
@@ -69,8 +69,7 @@ class _Compiled:
     """Programs and arguments from the first run of a group."""
 
     recipe: Recipe
-    step_config: StepConfig
-    single_steps: bool
+    lowered: Built
     lowerings: str | None
     """Content of the first run's file of lowerings; None without a file."""
     programs: Programs
@@ -107,12 +106,7 @@ class SharedProgram:
         return numbers.keys() == tracer.first.keys() and changed <= tracer.keys
 
     def open(
-        self,
-        context: RunContext,
-        recipe: Recipe,
-        dataset: Dataset,
-        built: Built,
-        backend: Backend,
+        self, context: RunContext, recipe: Recipe, dataset: Dataset, built: Built, backend: Backend
     ) -> CompiledRun:
         """Return a run with its lowered step and the shared program.
 
@@ -142,7 +136,7 @@ class SharedProgram:
                 if self._compiled is None:
                     self._compiled = self._compile_programs(context, dataset, built, backend)
                 compiled = self._compiled
-                lowered = _apply_group_lowerings(built, compiled)
+                lowered = _apply_lowerings(built, compiled.lowered)
                 step = _make_single_step(context.recipe, lowered)
                 constants = compiled.shared.list_arguments(collect_numbers(context.recipe), step)
             except CompiledInError as error:
@@ -210,8 +204,7 @@ class SharedProgram:
         lowerings = read_text(file, MAX_LOWERINGS_BYTES) if file.exists() else None
         return _Compiled(
             recipe=recipe,
-            step_config=lowered.step_config,
-            single_steps=lowered.single_steps,
+            lowered=lowered,
             lowerings=lowerings,
             programs=executable.programs,
             report=executable.report,
@@ -265,11 +258,11 @@ def _list_initial_values(recipe: Recipe, shared: SharedStep) -> str:
     return repr((sorted(leaves.items()), sorted(numbers.items())))
 
 
-def _apply_group_lowerings(built: Built, compiled: _Compiled) -> Built:
-    """Return the step of a run with its initialization and the lowerings of its group."""
+def _apply_lowerings(built: Built, first: Built) -> Built:
+    """Return the step of a run with its initialization and the lowerings of the group's first."""
     network = built.step_config.network
-    first_config = compiled.step_config
+    first_config = first.step_config
     fields = [name for name in ("policy", "layout") if hasattr(network, name)]
     network = network.clone(**{name: getattr(first_config.network, name) for name in fields})
     step_config = replace(built.step_config, network=network, lowerings=first_config.lowerings)
-    return replace(built, step_config=step_config, single_steps=compiled.single_steps)
+    return replace(built, step_config=step_config, single_steps=first.single_steps)

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from pipeline.backends.base import CompileInputs
-from pipeline.backends.loading.loader import Loader
 from pipeline.backends.loading.window import read_batch
 from pipeline.backends.xla import pad_to_block
 from pipeline.config.recipe import Recipe
@@ -29,6 +28,8 @@ Values = Mapping[str, float]
 MakeStep = Callable[[Recipe], TrainStep]
 Arguments = tuple[np.ndarray, ...]
 """Scalars, or arrays, in the types of the constants that they replace."""
+StepShapes = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""Shapes of the arguments of a step, and of those of its evaluation."""
 
 
 class CompiledInError(ValueError):
@@ -37,17 +38,6 @@ class CompiledInError(ValueError):
     def __init__(self, keys: Sequence[str]) -> None:
         super().__init__(f"{', '.join(keys)}: decides what is compiled; must be equal in all runs")
         self.keys = tuple(keys)
-
-
-@dataclass(frozen=True)
-class StepShapes:
-    """Shapes of the arguments of a step and of its evaluation."""
-
-    state: Any
-    train_batch: Any
-    rates: Any
-    eval_batch: Any
-    sums: Any
 
 
 class StepTrace(NamedTuple):
@@ -163,26 +153,19 @@ def share_step(
 
 
 def _compute_shapes(inputs: CompileInputs) -> StepShapes:
-    return StepShapes(
-        state=jax.eval_shape(inputs.step.init, inputs.seed),
-        train_batch=_compute_batch_shape(inputs.train),
-        rates=pad_to_block(inputs.learning_rates),
-        eval_batch=_compute_batch_shape(inputs.eval),
-        sums=jax.eval_shape(inputs.step.zero_sums),
+    state = jax.eval_shape(inputs.step.init, inputs.seed)
+    batch, eval_batch = (
+        jax.eval_shape(read_batch, loader.get_window(0).inputs, np.int32(0))
+        for loader in (inputs.train, inputs.eval)
     )
-
-
-def _compute_batch_shape(loader: Loader) -> Any:
-    return jax.eval_shape(read_batch, loader.get_window(0).inputs, np.int32(0))
+    sums = jax.eval_shape(inputs.step.zero_sums)
+    return (state, batch, pad_to_block(inputs.learning_rates)), (state, eval_batch, sums)
 
 
 def _trace_step(step: TrainStep, shapes: StepShapes) -> StepTrace:
-    train = read_constants(
-        jax.make_jaxpr(step.step)(shapes.state, shapes.train_batch, shapes.rates)
-    )
-    evaluate = read_constants(
-        jax.make_jaxpr(step.evaluate)(shapes.state, shapes.eval_batch, shapes.sums)
-    )
+    train_shapes, eval_shapes = shapes
+    train = read_constants(jax.make_jaxpr(step.step)(*train_shapes))
+    evaluate = read_constants(jax.make_jaxpr(step.evaluate)(*eval_shapes))
     constants = [*train.values, *evaluate.values]
     return StepTrace((train.structure, evaluate.structure), constants, len(train.values))
 

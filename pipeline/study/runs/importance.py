@@ -145,7 +145,7 @@ def choose_distribution(values: Sequence[Any]) -> Any:
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     has_infinite = any(isinstance(v, float) and not math.isfinite(v) for v in numbers)
     if len(numbers) < len(values) or has_infinite:
-        return CategoricalDistribution(list(dict.fromkeys(map(_to_choice, values))))
+        return CategoricalDistribution(list(dict.fromkeys(values)))
     if max(map(abs, numbers)) > MAX_EXACT_INTEGER:
         return CategoricalDistribution(list(dict.fromkeys(map(str, values))))
     low = min(numbers)
@@ -158,11 +158,5 @@ def choose_distribution(values: Sequence[Any]) -> Any:
 
 def to_param(distribution: Any, value: Any) -> Any:
     """Return a key's value in the form that `distribution`, by `choose_distribution`, expects."""
-    if not hasattr(distribution, "choices"):
-        return value
-    choice = _to_choice(value)
-    return choice if choice in distribution.choices else str(value)
-
-
-def _to_choice(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    is_range = not hasattr(distribution, "choices")
+    return value if is_range or value in distribution.choices else str(value)

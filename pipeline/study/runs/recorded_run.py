@@ -157,20 +157,20 @@ def _read_or(problems: list[str], name: str, read: Callable[[], Any], otherwise:
 
 
 def _read_recipe(file: Path) -> Mapping[str, Any]:
-    tree = parse_written_yaml(read_text(file, MAX_BYTES))
-    if not isinstance(tree, dict):
-        raise ValueError("must hold keys and values")
-    return tree
+    return _require_keys(parse_written_yaml(read_text(file, MAX_BYTES)))
 
 
 def _read_summary(file: Path) -> Mapping[str, Any]:
     try:
-        summary = read_json(file)
+        return _require_keys(read_json(file))
     except FileNotFoundError:
         return {}
-    if not isinstance(summary, dict):
+
+
+def _require_keys(tree: Any) -> Mapping[str, Any]:
+    if not isinstance(tree, dict):
         raise ValueError("must hold keys and values")
-    return summary
+    return tree
 
 
 def _read_curves(run_dir: Path) -> Mapping[str, LoggedCurve]:

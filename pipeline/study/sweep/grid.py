@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -14,8 +13,8 @@ from pipeline.study.population.groups import group_recipes, require_population
 from pipeline.study.sweep.command import make_command
 from pipeline.study.sweep.jobs import Job
 from pipeline.study.sweep.plan import PlannedJob, enter_jobs, plan_jobs
-from pipeline.study.sweep.run_pending import Launch, launch_jobs, run_all
-from pipeline.study.sweep.vectorized import Populations, read_places
+from pipeline.study.sweep.run_pending import run_all
+from pipeline.study.sweep.vectorized import choose_launch, read_places
 
 
 def sweep_grid(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> None:
@@ -25,17 +24,14 @@ def sweep_grid(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> No
     job can't be in a population, or if no two jobs can share a program.
     """
     assert sweeper.config is not None
-    assert sweeper.launcher is not None
     command = make_command(sweeper.config.hydra, overrides)
     places = read_places(sweeper)
     jobs = plan_grid(sweeper, command.arguments, with_recipes=places is not None)
-    start: Launch = partial(launch_jobs, sweeper.launcher, sweeper.max_batch_size)
     if places is not None:
         recipes = {job.folder.name: job.recipe for job in jobs if job.recipe is not None}
         require_population(recipes, group_recipes(recipes))
-        start = Populations(sweeper, task, places, start)
     enter_jobs(Path(str(sweeper.config.hydra.sweep.dir)), jobs, command)
-    run_all(jobs, task.failures, start)
+    run_all(jobs, task.failures, choose_launch(sweeper, task, places))
 
 
 def plan_grid(

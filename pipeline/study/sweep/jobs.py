@@ -30,7 +30,6 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.launchers import find_place
 from pipeline.core.host.signals import Signals
-from pipeline.engine.callbacks.events import Pruner
 from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
@@ -44,12 +43,10 @@ from pipeline.study.sweep.directory import (
     write_overrides,
 )
 from pipeline.study.sweep.table import update_table
-from pipeline.study.sweep.threads import limit_threads
+from pipeline.study.sweep.threads import compute_shares
 from pipeline.training.parallel.devices import choose_gpus
 
 OnChanged = Literal["refuse", "allow"]
-OpenPruner = Callable[[Mapping[str, Any], Path], Pruner]
-"""Opens the pruner of a trial, from `hydra.sweeper` and the directory of the sweep."""
 
 
 @dataclass(eq=False)
@@ -63,8 +60,6 @@ class Job:
     on_changed: OnChanged
     """Whether a job whose data changed may be resumed."""
     inspection: Inspection
-    open_pruner: OpenPruner | None = None
-    """Set by a study; None in other sweeps."""
 
     def __call__(self, config: DictConfig) -> None:
         """Run or resume the job in the directory that Hydra created for it.
@@ -101,7 +96,7 @@ class Job:
             changed = read_values(overrides, self.swept)
             write_overrides(job_dir, changed)
         (job_dir / SUMMARY).unlink(missing_ok=True)
-        limit_threads(hydra_config.launcher)
+        os.environ.update(compute_shares(hydra_config.launcher))
         resumed = ", resumed" if (job_dir / RECIPE).exists() else ""
         label = _format_job_label(job_dir)
         print(f"\n{label} {printable(format_changed(changed))}{resumed}", flush=True)
@@ -124,8 +119,10 @@ class Job:
         """
         pruner = None
         if sweeper.get("trial") is not None:
-            assert self.open_pruner is not None
-            pruner = self.open_pruner(sweeper, job_dir.parent)
+            # Imported here, since Optuna is an extra.
+            from pipeline.study.sweep.study import open_pruner
+
+            pruner = open_pruner(sweeper, job_dir.parent)
         options = replace(
             options,
             pruner=pruner,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ from pipeline.study.sweep.command import make_command, resolve_sweeper
 from pipeline.study.sweep.comparable_sides import require_comparable
 from pipeline.study.sweep.jobs import Job
 from pipeline.study.sweep.plan import PlannedJob, compose_job, enter_jobs, plan_jobs
-from pipeline.study.sweep.run_pending import Launch, launch_jobs, run_all
+from pipeline.study.sweep.run_pending import Launch, run_all
 from pipeline.study.sweep.threads import count_jobs_at_once, count_processors
-from pipeline.study.sweep.vectorized import Places, Populations, read_places
+from pipeline.study.sweep.vectorized import Places, choose_launch, read_places
 from pipeline.study.sweep.verdict import SIDES, PairedVerdict, read_verdict
 
 SEED = "seed"
@@ -153,17 +152,12 @@ def _choose_start(
     user but the recipes don't allow it.
     """
     assert sweeper.config is not None
-    assert sweeper.launcher is not None
-    start: Launch = partial(launch_jobs, sweeper.launcher, sweeper.max_batch_size)
     hydra_config = sweeper.config.hydra
     if hydra_config.sweeper.vectorize == "auto":
         is_basic = hydra_config.runtime.choices.get("hydra/launcher") == "basic"
         can_share = is_basic and not list_member_problems(recipes)
         places = Places(count_processors()) if can_share else None
-    else:
-        places = read_places(sweeper)
-        if places is not None:
-            require_members(recipes)
-    if places is None:
-        return start, count_jobs_at_once(hydra_config.launcher, len(SIDES))
-    return Populations(sweeper, task, places, start), places.count
+    elif (places := read_places(sweeper)) is not None:
+        require_members(recipes)
+    at_once = places.count if places else count_jobs_at_once(hydra_config.launcher, len(SIDES))
+    return choose_launch(sweeper, task, places), at_once

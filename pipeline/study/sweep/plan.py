@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from pipeline.config.compose import check
 from pipeline.config.hydra_versions import BasicSweeper, apply_overrides, set_override_dirname
-from pipeline.config.overrides import quote_value, sets_key
+from pipeline.config.overrides import sets_key
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.folder_lock import LOCK
@@ -49,11 +49,6 @@ class PlannedJob:
     changed: Mapping[str, Any]
     recipe: Recipe | None
     """None if the overrides are invalid, which the job reports, or if the recipe isn't needed."""
-
-    @property
-    def launch_overrides(self) -> list[str]:
-        """The overrides for a launcher, including the job's directory."""
-        return [*self.overrides, f"hydra.sweep.subdir={quote_value(self.folder.name)}"]
 
 
 def compose_job(sweeper: BasicSweeper, overrides: Sequence[str]) -> DictConfig:

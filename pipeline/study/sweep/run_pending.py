@@ -10,9 +10,9 @@ from io import StringIO
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.plugins.launcher import Launcher
 
-from pipeline.config.hydra_versions import BasicLauncher
+from pipeline.config.hydra_versions import BasicLauncher, BasicSweeper
+from pipeline.config.overrides import quote_value
 from pipeline.core.errors import PipelineError, RunError, printable, printable_lines
 from pipeline.study.sweep.directory import is_finished, is_held
 from pipeline.study.sweep.plan import PlannedJob
@@ -81,20 +81,22 @@ def _try_launch(launch: Launch, jobs: Sequence[PlannedJob]) -> str:
     return "without an error"
 
 
-def launch_jobs(
-    launcher: Launcher, max_batch_size: int | None, jobs: Sequence[PlannedJob]
-) -> list[JobReturn]:
-    """Start jobs by a launcher, at most `max_batch_size` at once, and wait for them.
+def launch_jobs(sweeper: BasicSweeper, jobs: Sequence[PlannedJob]) -> list[JobReturn]:
+    """Start jobs by the sweeper's launcher, at most `max_batch_size` at once, and wait for them.
 
     Hydra's basic launcher gets one job at a time, so that each has its number.
     """
-    size = 1 if isinstance(launcher, BasicLauncher) else max_batch_size or len(jobs)
+    launcher = sweeper.launcher
+    assert launcher is not None
+    size = 1 if isinstance(launcher, BasicLauncher) else sweeper.max_batch_size or len(jobs)
     config = getattr(launcher, "config", None)
     settings: Mapping[str, Any] = {} if config is None else config.hydra.launcher
     returns: list[JobReturn] = []
     for start in range(0, len(jobs), size):
         batch = jobs[start : start + size]
-        overrides = [job.launch_overrides for job in batch]
+        overrides = [
+            [*job.overrides, f"hydra.sweep.subdir={quote_value(job.folder.name)}"] for job in batch
+        ]
         with share_processors(settings, len(batch)):
             returns += launcher.launch(overrides, initial_job_idx=batch[0].number)
     return returns

@@ -119,6 +119,9 @@ class TrialPruner(Pruner):
     `by_evaluations` it reports the metric instead, at evaluations.
     """
 
+    prune_reason: str | None = None
+    """Reason to end the run after the last report; None while it should continue."""
+
     def __init__(self, trial: optuna.Trial, metric: str, *, by_evaluations: bool) -> None:
         self._trial = trial
         self._metric = metric
@@ -126,12 +129,6 @@ class TrialPruner(Pruner):
         self._sign = 1.0 if directions()[metric] == "min" else -1.0
         self._loss_sum = 0.0
         self._num_losses = 0
-        self._prune_reason: str | None = None
-
-    @property
-    def prune_reason(self) -> str | None:
-        """Reason to end the run after the last report; None while it should continue."""
-        return self._prune_reason
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Add the finite losses to the sums of the sink."""
@@ -166,7 +163,7 @@ class TrialPruner(Pruner):
             text = f"{self._metric} {value:.4g}"
         else:
             text = f"mean training loss {self._sign * value:.4g}"
-        self._prune_reason = f"step {step}: {text} is poor" if should_prune else None
+        self.prune_reason = f"step {step}: {text} is poor" if should_prune else None
 
 
 def open_pruner(sweeper: Mapping[str, Any], sweep_dir: Path) -> TrialPruner:

@@ -127,11 +127,8 @@ def _print_best(rows: Sequence[JobRow]) -> None:
     metric = main_metric([row.summary.numbers() for row in done])
     if metric is None:
         return
-    rated_rows = []
-    for row in done:
-        numbers = row.summary.numbers()
-        if metric in numbers:
-            rated_rows.append((row, numbers[metric]))
+    values = [(row, row.summary.numbers().get(metric)) for row in done]
+    rated_rows = [(row, value) for row, value in values if value is not None]
     choose = max if is_larger_better(metric) else min
     best, value = choose(rated_rows, key=lambda rated_row: rated_row[1])
     print(printable(f"best: job {best.job}, {metric} {value:.6g}: {format_changed(best.changed)}"))
@@ -173,24 +170,13 @@ def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:
             number = f"_{len(pictures)}" if pictures else ""
             pictures.append(sweep_dir / f"{AMORTISATION}{number}.html")
             title = "Gain of longer sinks" + (f": {text}" if text else "")
-            write_amortisation(tuple(points.items()), pictures[-1], title)
+            write_amortisation(sorted(points.items()), pictures[-1], title)
     return pictures
 
 
-def write_amortisation(
-    points: Sequence[tuple[int, float]], path: Path, title: str = "Gain of longer sinks"
-) -> None:
+def write_amortisation(points: Sequence[tuple[int, float]], path: Path, title: str) -> None:
     """Write an HTML page with a drawing of modelled step times; `points` are (sink size in steps,
-    ms a step).
-
-    Raises ValueError without points, for a size below 1, and for a time that isn't above 0.
-    """
-    if not points:
-        raise ValueError("points: must have a sink size to draw")
-    for size, ms in points:
-        if size < 1 or not (math.isfinite(ms) and ms > 0):
-            raise ValueError(f"sink of {size} steps at {ms} ms: both must be above 0")
-    points = sorted(points)
+    ms a step), the smallest size first."""
     first, first_ms = points[0]
     last, last_ms = points[-1]
     summary = (
@@ -208,7 +194,7 @@ def write_amortisation(
 def _draw_points(points: Sequence[tuple[int, float]]) -> Drawing:
     """Draw the times of steps against the logarithm of their sink sizes."""
     sizes = {math.log10(size): f"{size:,}" for size, _ in points}
-    margin = 0.1 * (max(sizes) - min(sizes)) or 0.5
+    margin = 0.1 * (max(sizes) - min(sizes))
     x = make_horizontal_axis(min(sizes) - margin, max(sizes) + margin)
     y = make_vertical_axis(0, max(ms for _, ms in points) * 1.08)
     chart = draw_frame("Time of a step against sink size", x, y, "steps per launch", sizes)

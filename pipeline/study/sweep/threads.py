@@ -17,15 +17,6 @@ BY_PROCESSORS = "ray_launcher.RayLauncher"
 """Suffix of the class of a launcher whose number of processors limits the jobs at once."""
 
 
-def limit_threads(launcher: Mapping[str, Any]) -> None:
-    """Divide this machine's processors and GPU memory among the jobs that a launcher runs at once.
-
-    It must be called before jax opens its devices. `launcher` is the section `hydra.launcher`. A
-    share that the user or `share_processors` has set isn't changed.
-    """
-    os.environ.update(_compute_shares(launcher, 1))
-
-
 @contextmanager
 def share_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
     """Divide the processors among the processes that a launcher starts in the body for `jobs` jobs.
@@ -33,7 +24,7 @@ def share_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
     The processes inherit the shares in the environment, in which a share that the user has set
     isn't changed. They have no effect on this process if it uses jax already.
     """
-    shares = _compute_shares(launcher, jobs)
+    shares = compute_shares(launcher, jobs)
     os.environ.update(shares)
     try:
         yield
@@ -42,8 +33,12 @@ def share_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _compute_shares(launcher: Mapping[str, Any], jobs: int) -> dict[str, str]:
-    """Return the environment variables by which jobs at once share processors and GPU memory."""
+def compute_shares(launcher: Mapping[str, Any], jobs: int = 1) -> dict[str, str]:
+    """Return the environment variables by which jobs at once share processors and GPU memory.
+
+    They have an effect until jax opens its devices. `launcher` is the section `hydra.launcher`. A
+    share that the environment has already is left out.
+    """
     at_once = count_jobs_at_once(launcher, jobs)
     shares = make_memory_share(at_once)
     if at_once > 1 and THREADS not in os.environ:

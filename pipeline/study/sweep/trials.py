@@ -28,17 +28,16 @@ from pipeline.study.sweep.directory import hold_planning_lock, read_summary
 from pipeline.study.sweep.history import EARLIER, read_trials
 from pipeline.study.sweep.jobs import Job
 from pipeline.study.sweep.plan import PlannedJob, compose_job, enter_jobs, plan_job
-from pipeline.study.sweep.run_pending import POLL_S, Launch, launch_jobs, run_all
+from pipeline.study.sweep.run_pending import POLL_S, Launch, run_all
 from pipeline.study.sweep.space import read_space, to_overrides, vary_one_at_a_time
 from pipeline.study.sweep.storage import BaseHeartbeat, send_heartbeats
 from pipeline.study.sweep.study import (
     StudySettings,
     find_first_number,
-    open_pruner,
     open_study,
     read_settings,
 )
-from pipeline.study.sweep.vectorized import Populations, read_places
+from pipeline.study.sweep.vectorized import Populations, choose_launch, read_places
 
 REQUESTED = "asked"
 """Attribute of a trial that a process has requested and owns; its value is the trial's number."""
@@ -58,17 +57,11 @@ class StudySearch:
     sweep_dir: Path
 
 
-def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
+def sweep_study(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> None:
     """Run the remaining trials of a study, and print the best one."""
     places = read_places(sweeper)
     search = _open_search(sweeper, overrides)
-    assert sweeper.launcher is not None
-    start: Launch = partial(launch_jobs, sweeper.launcher, None)
-    task = getattr(sweeper.launcher, "task_function", None)
-    assert isinstance(task, Job)
-    task.open_pruner = open_pruner
-    if places is not None:
-        start = Populations(sweeper, task, places, start)
+    start = choose_launch(sweeper, task, places)
     while trials := _request_trials(search):
         try:
             with send_heartbeats(search.storage, trials):
@@ -102,8 +95,9 @@ def _open_search(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch
             history = settings.history
             if history is not None and first.recipe is not None:
                 trials, num_runs = read_trials(Path(history), first.recipe, space, settings.metric)
-                text = f"{len(trials)} of {num_runs} runs in {history} are used as trials"
-                print(printable(text))
+                print(
+                    printable(f"{len(trials)} of {num_runs} runs in {history} are used as trials")
+                )
                 study.add_trials(trials)
     storage = study._storage
     assert isinstance(storage, BaseHeartbeat)

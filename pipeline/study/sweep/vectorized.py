@@ -32,7 +32,7 @@ from pipeline.study.sweep.command import resolve_sweeper
 from pipeline.study.sweep.directory import claim_job, format_changed, is_finished, read_summary
 from pipeline.study.sweep.jobs import Job, run_with_summary
 from pipeline.study.sweep.plan import PlannedJob
-from pipeline.study.sweep.run_pending import Launch
+from pipeline.study.sweep.run_pending import Launch, launch_jobs
 from pipeline.study.sweep.table import update_table
 from pipeline.study.sweep.threads import count_processors
 
@@ -67,6 +67,11 @@ def read_places(sweeper: BasicSweeper) -> Places | None:
     return Places(count_processors()) if setting is True else Places(setting, is_set_by_user=True)
 
 
+def choose_launch(sweeper: BasicSweeper, task: Job, places: Places | None) -> Launch:
+    """Return the function that starts jobs: in `places` of this process, else by the launcher."""
+    return partial(launch_jobs, sweeper) if places is None else Populations(sweeper, task, places)
+
+
 @dataclass(eq=False)
 class Populations:
     """The populations of a sweep, with their programs by key."""
@@ -74,7 +79,6 @@ class Populations:
     sweeper: BasicSweeper
     task: Job
     places: Places
-    start: Launch
     compiled_in: set[str] = field(default_factory=set)
     """Keys of numbers that have turned out to decide what is compiled."""
     programs: dict[ProgramKey, SharedProgram] = field(default_factory=dict)
@@ -85,7 +89,7 @@ class Populations:
         """Run jobs until all have ended. Raises KeyboardInterrupt if a signal stopped them."""
         invalid = [job for job in jobs if job.recipe is None]
         if invalid:
-            self.start(invalid)
+            launch_jobs(self.sweeper, invalid)
         remaining = [job for job in jobs if job.recipe is not None]
         while remaining:
             remaining = self._run_groups(remaining)
@@ -148,26 +152,23 @@ class Populations:
             recipe = job.recipe
 
             def attempt() -> int:
-                with open(os.devnull, "w", encoding="utf-8") as null_file:
-                    options = RunOptions(
-                        run_dir=job.folder,
-                        changed=job.changed,
-                        signals=signals,
-                        programs=shared.open,
-                        console=Console(file=null_file),
-                    )
-                    settings = self._resolve_settings(job)
-                    return self.task.run_recipe(recipe, job.folder, settings, options)
-
-            def attempt_unless_refused() -> int:
                 try:
-                    return run_with_summary(job.folder, attempt)
+                    with open(os.devnull, "w", encoding="utf-8") as null_file:
+                        options = RunOptions(
+                            run_dir=job.folder,
+                            changed=job.changed,
+                            signals=signals,
+                            programs=shared.open,
+                            console=Console(file=null_file),
+                        )
+                        settings = self._resolve_settings(job)
+                        return self.task.run_recipe(recipe, job.folder, settings, options)
                 except CompiledInError:
                     (job.folder / SUMMARY).unlink(missing_ok=True)
                     refused_jobs.append(job)
                     return 0
 
-            report_errors(attempt_unless_refused, debug=recipe.debug)
+            report_errors(partial(run_with_summary, job.folder, attempt), debug=recipe.debug)
             if job not in refused_jobs:
                 # One write, since other threads print too.
                 print(f"{_format_end(job)}{resumed}\n", end="", flush=True)

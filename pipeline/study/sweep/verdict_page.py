@@ -102,14 +102,12 @@ def _describe_unpaired(verdict: PairedVerdict, values: np.ndarray) -> Sequence[B
     common_std = float((values[:, 1] - values[:, 0]).std())
     separate_std = math.hypot(*values.std(axis=0))
     error = common_std / math.sqrt(verdict.pairs)
-
-    def make_row(seeds: str, std: float, runs: int) -> dict[str, str | float]:
-        return {"seeds of A and B": seeds, "standard deviation of B - A": std, "runs": runs}
-
-    rows = [
-        make_row("common", common_std, 2 * verdict.pairs),
-        make_row("separate", separate_std, verdict.unpaired_runs),
+    columns = ("seeds of A and B", "standard deviation of B - A", "runs")
+    cells = [
+        ("common", common_std, 2 * verdict.pairs),
+        ("separate", separate_std, verdict.unpaired_runs),
     ]
+    rows = [dict(zip(columns, row, strict=True)) for row in cells]
     about = f"Runs for a mean of B - A with a standard error of {error:.2g}."
     return [Words(about), RowTable(rows)]
 
@@ -133,9 +131,7 @@ def _draw_running_interval(differences: np.ndarray) -> Drawing:
         chart.add(
             "line", "dot curve blue", x1=place, y1=y.to_pixel(low), x2=place, y2=y.to_pixel(high)
         )
-    places = [
-        (x.to_pixel(count), y.to_pixel(value)) for count, value in zip(counts, means, strict=True)
-    ]
+    places = zip(map(x.to_pixel, counts), map(y.to_pixel, means), strict=True)
     chart.add("polyline", "curve blue", points=format_points(places))
     for count, value in zip(counts, differences, strict=True):
         tip = f"pair {count}: {value:.4g}"

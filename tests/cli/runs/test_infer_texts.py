@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli.commands.root import ROOT
 from pipeline.core.errors import DataError, RecipeError, UsageError
 from tests.command_line import convert_records, export, infer
 from tests.stages.export.text_runs import bert, gpt
@@ -119,7 +120,7 @@ def test_sentences_are_classified_from_files_and_options(
 
 def test_options_are_parsed_with_and_without_equals_sign() -> None:
     args = ["RUN", "--prompt", "-x=1", "--tokens=9", "--json", "--seed", "3", "--top-k=4"]
-    typed = infer.make_context("infer", args).params
+    typed = ROOT.commands["infer"].make_context("infer", args).params
     assert (typed["prompt"], typed["tokens"], typed["as_json"]) == ("-x=1", 9, True)
     assert (typed["seed"], typed["top_k"]) == (3, 4)
 

@@ -30,8 +30,11 @@ def command(*overrides: str, **sweeper: Any) -> Command:
     return Command(overrides=overrides, sweeper=Sweeper(**sweeper))
 
 
-def test_newest_sweep_of_the_command_is_returned(tmp_path: Path) -> None:
+def test_newest_sweep_of_the_command_is_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever is wrong with the others."""
+    monkeypatch.chdir(tmp_path)
     grid, study = command("seed=1,2", name="grid"), command("seed=1,2", name="optuna")
     params = command(name="grid", params={"seed": "1,2"})
     for number, kept in enumerate((grid, study, params, grid)):
@@ -43,15 +46,18 @@ def test_newest_sweep_of_the_command_is_returned(tmp_path: Path) -> None:
         folder = tmp_path / "outputs" / "day" / name
         folder.mkdir()
         (folder / "sweep.yaml").write_text(content)
-    found = [find_sweep(asked, tmp_path / "outputs") for asked in (grid, study, params)]
+    found = [find_sweep(asked) for asked in (grid, study, params)]
     assert [folder and folder.name for folder in found] == ["3", "1", "2"]
-    assert find_sweep(command("seed=1,2", name="optuna", metric="loss"), tmp_path) is None
+    assert find_sweep(command("seed=1,2", name="optuna", metric="loss")) is None
 
 
-def test_extended_sweep_is_recognised_by_its_new_command(tmp_path: Path) -> None:
-    folder = tmp_path / "day" / "sweep"
+def test_extended_sweep_is_recognised_by_its_new_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("outputs", "day", "sweep")
     folder.mkdir(parents=True)
     for seeds in ("seed=1,2", "seed=1,2,3"):
         write_command(folder, command(seeds, name="grid"))
-        assert find_sweep(command(seeds, name="grid"), tmp_path) == folder
-    assert find_sweep(command("seed=1,2", name="grid"), tmp_path) is None
+        assert find_sweep(command(seeds, name="grid")) == folder
+    assert find_sweep(command("seed=1,2", name="grid")) is None

@@ -7,8 +7,8 @@ import pytest
 from pipeline.core.host.cuda import MEMORY_SHARE
 from pipeline.study.sweep.threads import (
     THREADS,
+    compute_shares,
     count_jobs_at_once,
-    limit_threads,
     share_processors,
 )
 
@@ -31,10 +31,10 @@ def test_processors_are_divided_among_jobs(
     monkeypatch.setattr("pipeline.study.sweep.threads.count_processors", lambda: 8)
     environment: dict[str, str] = {}
     monkeypatch.setattr("pipeline.study.sweep.threads.os.environ", environment)
-    limit_threads({"n_jobs": jobs})
+    environment.update(compute_shares({"n_jobs": jobs}))
     assert environment.get(THREADS) == threads
     environment[THREADS] = "5"
-    limit_threads({"n_jobs": jobs})
+    environment.update(compute_shares({"n_jobs": jobs}))
     assert environment[THREADS] == "5"
 
 
@@ -65,7 +65,7 @@ def test_separate_processes_share_the_processors(
     assert count_jobs_at_once(launcher, given) == at_once
     with share_processors(launcher, given):
         assert environment.get(THREADS) == (str(8 // at_once) if at_once > 1 else None)
-        limit_threads(launcher)
+        environment.update(compute_shares(launcher))
     environment.clear()
     with share_processors(launcher, given):
         pass
@@ -75,6 +75,6 @@ def test_separate_processes_share_the_processors(
         share = {MEMORY_SHARE: f"{0.75 / at_once:.3f}"} if at_once > 1 else {}
         assert environment == {THREADS: "5", **share}
         environment |= dict.fromkeys(share, "0.2")
-        limit_threads({**launcher, "n_jobs": at_once})
+        environment.update(compute_shares({**launcher, "n_jobs": at_once}))
         assert environment.get(MEMORY_SHARE) == ("0.2" if share else None)
     assert environment == {THREADS: "5"}
