@@ -75,6 +75,7 @@ LAZY_MODULES = {
     "pipeline.data.download",
     "pipeline.data.tables.fit_table",
     "pipeline.study.sweep.history",
+    "pipeline.study.sweep.jobs",
     "pipeline.engine.sink",
     "pipeline.inspect.dumps.opened_recipe",
     "pipeline.inspect.dumps.run_inspection",
