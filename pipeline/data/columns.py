@@ -45,6 +45,15 @@ class LazyColumn(Column, Protocol):
     def sample_name(self, index: int) -> str:
         """Return the name of a sample for messages, such as its file."""
 
+    def __getitem__(self, indices: Any) -> np.ndarray:
+        """Read the values at an array of indices or at a slice, in several threads."""
+        rows = resolve_indices(indices, self.shape[0])
+        values = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        with ThreadPoolExecutor(DECODING_THREADS) as pool:
+            for position, value in enumerate(pool.map(self.sample, rows)):
+                values[position] = value
+        return values
+
 
 @runtime_checkable
 class BatchedColumn(LazyColumn, Protocol):
@@ -82,16 +91,6 @@ def read_sample(column: Column, index: int) -> np.ndarray:
 def name_sample(column: Column, index: int) -> str:
     """Return the name of a sample for messages."""
     return column.sample_name(index) if isinstance(column, LazyColumn) else f"sample {index}"
-
-
-def read_samples(column: LazyColumn, indices: Any) -> np.ndarray:
-    """Read the values of a lazy column at an array of indices or a slice, in several threads."""
-    rows = resolve_indices(indices, column.shape[0])
-    values = np.empty((len(rows), *column.shape[1:]), column.dtype)
-    with ThreadPoolExecutor(DECODING_THREADS) as pool:
-        for position, value in enumerate(pool.map(column.sample, rows)):
-            values[position] = value
-    return values
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from pipeline.core.registry import Spec
 from pipeline.data.columns import (
     Column,
     ColumnSpec,
+    LazyColumn,
     Split,
     describe_column,
     name_sample,
     read_sample,
-    read_samples,
 )
 from pipeline.data.padding.buckets import RaggedColumn
 from pipeline.data.random import seed_words, uniforms
@@ -53,7 +53,7 @@ class HostOp(Spec):
 
 
 @dataclass(frozen=True)
-class HostMappedColumn:
+class HostMappedColumn(LazyColumn):
     """A column whose values a host op maps as they are read."""
 
     column: Column
@@ -80,11 +80,8 @@ class HostMappedColumn:
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(self.spec.dtype)
 
-    def __getitem__(self, indices: Any) -> np.ndarray:
-        """Return the mapped values of epoch 0."""
-        return read_samples(self, indices)
-
     def sample(self, index: int) -> np.ndarray:
+        """Return the mapped value of epoch 0."""
         return self.sample_at(index, index, 0)
 
     def sample_at(self, index: int, key: int, epoch: int) -> np.ndarray:

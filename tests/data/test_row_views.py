@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.columns import BatchedColumn, LazyColumn, Split, read_samples
+from pipeline.data.columns import BatchedColumn, LazyColumn, Split
 from pipeline.data.padding.buckets import RaggedColumn, make_ragged_array
 from pipeline.data.row_views import join_splits, select_samples
 from tests.slow_cases import mark_slow_except
@@ -19,16 +19,13 @@ VALUES = np.arange(7 * 6, dtype=np.int32).reshape(7, 2, 3)
 
 
 @dataclass(frozen=True)
-class Lazy:
+class Lazy(LazyColumn):
     values: np.ndarray
     dtype = np.dtype(np.int32)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.values.shape
-
-    def __getitem__(self, indices: Any) -> np.ndarray:
-        return read_samples(self, indices)
 
     def sample(self, index: int) -> np.ndarray:
         return self.values[index]

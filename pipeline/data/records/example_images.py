@@ -14,7 +14,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import MAX_FLOAT, MAX_INT
-from pipeline.data.columns import read_samples
+from pipeline.data.columns import LazyColumn
 from pipeline.data.file_errors import name_file
 from pipeline.data.image_file import (
     FORMATS,
@@ -53,7 +53,7 @@ class ExampleSettings:
 
 
 @dataclass(frozen=True)
-class ExampleImages:
+class ExampleImages(LazyColumn):
     """A column of the images in examples, read and decoded on demand."""
 
     files: Sequence[ExampleFile]
@@ -70,9 +70,6 @@ class ExampleImages:
     def shape(self) -> tuple[int, ...]:
         """(samples, height, width, channels)."""
         return (len(self.rows), *self.layout.shape)
-
-    def __getitem__(self, indices: Any) -> np.ndarray:
-        return read_samples(self, indices)
 
     def sample(self, index: int) -> np.ndarray:
         file, record = self.rows[index].tolist()

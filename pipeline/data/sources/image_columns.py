@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from pipeline.core.errors import DataError, get_system_reason
-from pipeline.data.columns import DECODING_THREADS, Column, read_samples
+from pipeline.data.columns import DECODING_THREADS, Column, LazyColumn
 from pipeline.data.image_file import (
     FORMATS,
     UNREADABLE_IMAGE,
@@ -41,7 +40,7 @@ class MaskValues:
 
 
 @dataclass(frozen=True)
-class ImageFiles:
+class ImageFiles(LazyColumn):
     """A column of image files, decoded on demand and resized to one size.
 
     Images are RGB, uint8 (files, height, width, 3). If `mask_values` is set, the files are masks,
@@ -59,9 +58,6 @@ class ImageFiles:
     def shape(self) -> tuple[int, ...]:
         channels = () if self.mask_values else (3,)
         return (len(self.paths), self.height, self.width, *channels)
-
-    def __getitem__(self, indices: Any) -> np.ndarray:
-        return read_samples(self, indices)
 
     def sample(self, index: int) -> np.ndarray:
         return _decode(self.paths[index], self.height, self.width, self.mask_values)
