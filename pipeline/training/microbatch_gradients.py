@@ -120,8 +120,9 @@ def _differentiate_microbatch(
     layers: dict[str, LayerSums] = {}
     backward = jax.grad(config.apply_lowerings(scaled_loss), has_aux=True)
     if config.curvature is not None:
-        observed = grad_observing_layers(scaled_loss, config.apply_lowerings)
-        values, auxiliary, captures = observed(trained)
+        values, auxiliary, captures = grad_observing_layers(
+            scaled_loss, trained, config.apply_lowerings
+        )
         due = config.curvature.is_due(count_updates(state))
         layers = sum_layers(config.curvature, captures, batch.mask, due)
     elif config.gradients is not None:

@@ -88,17 +88,18 @@ def with_observer(observer: _Taps | None) -> Iterator[None]:
 
 def grad_observing_layers(
     function: Callable[[Any], tuple[Array, Any]],
+    params: Any,
     transform: Callable[[Loss], Loss] = lambda loss: loss,
     *,
     all_modules: bool = False,
-) -> Callable[[Any], tuple[Any, Any, Observations]]:
-    """Transform a loss into a function of parameters -> (gradients, auxiliary output, captures).
+) -> tuple[Any, Any, Observations]:
+    """Return the gradients, the auxiliary output, and the captures of a loss of parameters.
 
     `function` applies a network and returns (scalar, auxiliary output), as for
     `jax.grad(function, has_aux=True)`. Cotangents are gradients of the scalar. `transform` is
     applied to the loss before differentiation. With `all_modules`, every flax module with
-    parameters is captured. The returned function raises ValueError if a layer is applied twice,
-    since its weights then have two inputs, and RecipeError without any layer.
+    parameters is captured. Raises ValueError if a layer is applied twice, since its weights then
+    have two inputs, and RecipeError without any layer.
     """
 
     def find_outputs(params: Any) -> dict[str, Array]:
@@ -107,38 +108,35 @@ def grad_observing_layers(
             function(params)
         return taps.outputs
 
-    def differentiate(params: Any) -> tuple[Any, Any, Observations]:
-        shapes = jax.eval_shape(find_outputs, params)
-        if not shapes:
-            raise RecipeError(
-                [
-                    "train.optimizer: reads the inputs of dense and convolutional layers, and the "
-                    "network has none that can be observed; must be another optimizer, or a "
-                    "network with parameters named kernel, used outside of loops"
-                ]
-            )
-        slots = {path: jnp.zeros(shape.shape, shape.dtype) for path, shape in shapes.items()}
-        traces: list[_Taps] = []
+    shapes = jax.eval_shape(find_outputs, params)
+    if not shapes:
+        raise RecipeError(
+            [
+                "train.optimizer: reads the inputs of dense and convolutional layers, and the "
+                "network has none that can be observed; must be another optimizer, or a "
+                "network with parameters named kernel, used outside of loops"
+            ]
+        )
+    slots = {path: jnp.zeros(shape.shape, shape.dtype) for path, shape in shapes.items()}
+    traces: list[_Taps] = []
 
-        def apply_tapped(params: Any, slots: dict[str, Array]) -> tuple[Array, tuple[Any, Any]]:
-            taps = _Taps(slots, all_modules)
-            traces.append(taps)
-            with with_observer(taps):
-                value, auxiliary = function(params)
-            return value, (auxiliary, taps.inputs)
+    def apply_tapped(params: Any, slots: dict[str, Array]) -> tuple[Array, tuple[Any, Any]]:
+        taps = _Taps(slots, all_modules)
+        traces.append(taps)
+        with with_observer(taps):
+            value, auxiliary = function(params)
+        return value, (auxiliary, taps.inputs)
 
-        grad = jax.grad(transform(apply_tapped), argnums=(0, 1), has_aux=True)
-        (gradients, cotangents), (auxiliary, inputs) = grad(params, slots)
-        taps = traces[-1]
-        observations = {
-            path: LayerCapture(
-                inputs[path], cotangents[path], window, layout, number, taps.modules.get(path)
-            )
-            for number, (path, (window, layout)) in enumerate(taps.windows.items())
-        }
-        return gradients, auxiliary, observations
-
-    return differentiate
+    grad = jax.grad(transform(apply_tapped), argnums=(0, 1), has_aux=True)
+    (gradients, cotangents), (auxiliary, inputs) = grad(params, slots)
+    taps = traces[-1]
+    observations = {
+        path: LayerCapture(
+            inputs[path], cotangents[path], window, layout, number, taps.modules.get(path)
+        )
+        for number, (path, (window, layout)) in enumerate(taps.windows.items())
+    }
+    return gradients, auxiliary, observations
 
 
 class _Taps:

@@ -75,8 +75,9 @@ def clip_microbatch(
         losses = jnp.where(batch.mask, compute_losses(config, logits, batch.labels), 0.0)
         return losses.sum(), losses
 
-    observed = grad_observing_layers(sum_losses, config.apply_lowerings, all_modules=True)
-    _, losses, captures = observed(trained)
+    _, losses, captures = grad_observing_layers(
+        sum_losses, trained, config.apply_lowerings, all_modules=True
+    )
     values, within = sum_clipped(captures, trained, batch.mask, get_privacy(state).clip)
     total = jnp.where(jnp.isfinite(losses), losses, 0.0).sum()
     loss = total / jnp.maximum(divisor, 1)

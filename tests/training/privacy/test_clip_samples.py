@@ -123,7 +123,7 @@ def sum_by_network(case: Case, clip: float, mask: Any, labels: Any) -> tuple[Any
         def add(params: Any) -> tuple[Any, None]:
             return jnp.where(mask, compute_losses(params, images, labels), 0).sum(), None
 
-        _, _, captures = grad_observing_layers(add, all_modules=True)(params)
+        _, _, captures = grad_observing_layers(add, params, all_modules=True)
         return sum_clipped(captures, params, mask, jnp.float32(clip))
 
     def differentiate(params: Any, image: Any, label: Any) -> Any:
@@ -203,7 +203,7 @@ def test_clipped_sums_match_golden_values(name: str) -> None:
 
     @partial(jax.jit, compiler_options=QUICK)
     def compute_clipped(params: Any, clip: Any) -> Any:
-        _, _, captures = grad_observing_layers(add, all_modules=True)(params)
+        _, _, captures = grad_observing_layers(add, params, all_modules=True)
         return sum_clipped(captures, params, np.ones(len(samples), bool), clip)[0]
 
     for position, clip in enumerate(arrays["clips"]):
@@ -233,7 +233,7 @@ def test_non_finite_samples_are_left_out() -> None:
         return jnp.square(logits).sum(), None
 
     params = variables["params"]
-    _, _, captures = grad_observing_layers(add, all_modules=True)(params)
+    _, _, captures = grad_observing_layers(add, params, all_modules=True)
     clipped, _ = sum_clipped(captures, params, np.ones(SAMPLES, bool), jnp.float32(0.5))
     finite = np.array([True, False, True, False, True])
     expected, _ = sum_clipped(captures, params, finite, jnp.float32(0.5))
@@ -251,7 +251,7 @@ def test_frozen_parameters_are_excluded_from_the_norm() -> None:
         return jnp.square(logits).sum(), None
 
     trained = {"dense_0": variables["params"]["dense_0"]}
-    _, _, captures = grad_observing_layers(add, all_modules=True)(trained)
+    _, _, captures = grad_observing_layers(add, trained, all_modules=True)
     clipped, _ = sum_clipped(captures, trained, np.ones(SAMPLES, bool), jnp.float32(1e9))
     expected = jax.grad(lambda params: add(params)[0])(trained)
     assert flatten_dict(clipped).keys() == flatten_dict(expected).keys()
@@ -267,6 +267,6 @@ def test_nesting_layer_is_refused() -> None:
         return module.apply({"params": params}, images, train=True).sum(), None
 
     params = variables["params"]
-    _, _, captures = grad_observing_layers(add, all_modules=True)(params)
+    _, _, captures = grad_observing_layers(add, params, all_modules=True)
     with pytest.raises(RecipeError, match="tied_embedding_0/table can't be separated by sample"):
         sum_clipped(captures, params, np.ones(SAMPLES, bool), jnp.float32(1))
