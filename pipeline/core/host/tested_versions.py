@@ -12,7 +12,6 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.value_text import join_first
 
 PYTHON = "Programming Language :: Python :: "
 PACKAGES_SHOWN = 4
@@ -77,7 +76,9 @@ def compare_with_lock(lock: Path) -> str:
     if not differing:
         return f"all {num_shared} installed packages of {lock.name} have its versions"
     count = f"{len(differing)} of {num_shared} installed packages differ from {lock.name}"
-    return f"{count}: {join_first(differing, PACKAGES_SHOWN)}"
+    num_left = len(differing) - PACKAGES_SHOWN
+    ending = f" and {num_left} more" if num_left > 0 else ""
+    return f"{count}: {', '.join(differing[:PACKAGES_SHOWN])}{ending}"
 
 
 def find_installed_version(distribution: str) -> str | None:
