@@ -190,7 +190,8 @@ def check_cache(recipe: Recipe) -> Iterator[CheckResult]:
     text = f"{root}: writable, holds {size_bytes / GB:.2f} GB"
     yield warn_if(size_bytes > MAX_CACHE_BYTES, "cache", text, f"delete {root / PROGRAMS}")
     if exposure := find_exposure(root):
-        yield CheckResult("warn", "cache", *exposure)
+        problem, advice = exposure
+        yield CheckResult("warn", "cache", problem, advice)
     yield space
 
 

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.core.errors import DataError, UsageError, printable
+from pipeline.core.errors import DataError, UsageError, printable, shorten
 from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.strict_json import format_json
 from pipeline.study.runs.page import write_page
@@ -156,5 +156,4 @@ def _format_cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.5g}"
-    text = " ".join(str(value).split())
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    return shorten(" ".join(str(value).split()), 40)

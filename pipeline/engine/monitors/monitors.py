@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.backends.base import Estimate
-from pipeline.core.errors import RunError
+from pipeline.core.errors import RunError, printable, shorten
 from pipeline.core.files.folder_lock import Lock
 from pipeline.core.files.value_text import join_first
 from pipeline.core.reporter import Bar, Reporter
@@ -238,9 +238,7 @@ def format_class_table(evaluation: Evaluation) -> list[str]:
     confusion = evaluation.confusion
     if confusion is None or not 0 < len(names) <= MOST_ROWS:
         return []
-    titles = [
-        name if len(name) <= WIDEST_NAME else f"{name[: WIDEST_NAME - 3]}..." for name in names
-    ]
+    titles = [shorten(printable(name), WIDEST_NAME) for name in names]
     width = max(map(len, ("class", *titles)))
     columns = [evaluation.metrics[key]["per_class"] for key in ("precision", "recall", "f1")]
     lines = [f"{'class':<{width}}  precision  recall      f1  {evaluation.unit:>9}"]
@@ -262,7 +260,7 @@ def describe_never_predicted(evaluation: Evaluation) -> str | None:
     actual = confusion.sum(axis=1).tolist()
     predicted = confusion.sum(axis=0).tolist()
     missed = [
-        f"{name} ({count:,} {evaluation.unit})"
+        f"{printable(name)} ({count:,} {evaluation.unit})"
         for name, count, num_predicted in zip(names, actual, predicted, strict=True)
         if count and not num_predicted
     ]

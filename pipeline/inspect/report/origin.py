@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.restore import FOLDER, list_saved_steps
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, shorten
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.tree_diff import find_value
 from pipeline.core.pages.page import Beside, Block, RowTable, Section, Words
@@ -176,7 +176,7 @@ def _format_cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shorten(text, 80)
 
 
 def _list_dumps(run_dir: Path) -> Iterator[dict[str, str]]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.errors import shorten
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.pages.page import Page, render_page
 from pipeline.study.runs.importance import KeyImportance, compute_importances
@@ -134,5 +135,4 @@ def _shorten(value: Any) -> Any:
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
     if value is None or isinstance(value, int):
         return value if value is None or abs(value) < 2**53 else str(value)
-    text = str(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    return shorten(str(value), 120)

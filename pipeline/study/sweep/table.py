@@ -19,7 +19,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.core.errors import RunError, printable
+from pipeline.core.errors import RunError, printable, shorten
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.csv_file import format_csv
 from pipeline.core.pages.charts import (
@@ -267,5 +267,4 @@ def _format_cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:,.0f}" if 1e4 <= value < 1e9 else f"{value:.4g}"
-    text = printable(" ".join(str(value).split()))
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shorten(printable(" ".join(str(value).split())), 80)

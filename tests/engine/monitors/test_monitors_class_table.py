@@ -66,3 +66,9 @@ def test_warning_is_truncated_with_many_classes() -> None:
     warning = describe_never_predicted(of_confusion(confusion, list("abcdefghi")))
     assert warning is not None
     assert warning.endswith("f (2 samples) and 3 more")
+
+
+def test_control_characters_of_names_are_escaped() -> None:
+    evaluation = of_confusion(np.array([[0, 2], [0, 3]]), ["a\nb", "c"])
+    assert [line.split()[0] for line in format_class_table(evaluation)[1:]] == ["a\\nb", "c"]
+    assert describe_never_predicted(evaluation) == "never predicted: a\\nb (2 samples)"
