@@ -17,12 +17,14 @@ from pipeline import load_recipe
 from pipeline.backends.loading import loader as loader_module
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
+from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
 from pipeline.data.padding.buckets import SIZE
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
+from pipeline.stages.export.network import trace_network_arrays
 from pipeline.training.bucketing import add_padding_mask
 from pipeline.training.step import make_train_step
 from tests import outcome
@@ -214,6 +216,41 @@ def test_padding_mask_is_an_input_channel(ragged: Compose) -> None:
     for image, (height, width) in zip(np.asarray(seen), [(6, 5), (8, 8), (2, 2)], strict=True):
         assert image[:height, :width, 1].all()
         assert image[..., 1].sum() == height * width
+
+
+FLAT = "model.layers=[flatten, {name: dense, features: $classes}]"
+ON_MNIST = ("dataset=mnist", "dataset.train.ops=[]", "dataset.eval.ops=[]")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "shape"),
+    [
+        ((), "params/conv_0/kernel", (3, 3, 1, 4)),
+        (("dataset.padding_mask=true",), "params/conv_0/kernel", (3, 3, 2, 4)),
+        (("dataset.buckets=[[9,14]]", FLAT), "params/dense_0/kernel", (9 * 14, 3)),
+        (
+            ("dataset.buckets=[[9,14]]", FLAT, "dataset.padding_mask=true"),
+            "params/dense_0/kernel",
+            (9 * 14 * 2, 3),
+        ),
+        (
+            (*ON_MNIST, "dataset.buckets=[[30,30]]", FLAT, "dataset.padding_mask=true"),
+            "params/dense_0/kernel",
+            (30 * 30 * 2, 10),
+        ),
+    ],
+    ids=["buckets", "mask", "flat", "flat mask", "sizes without files"],
+)
+def test_weights_are_converted_for_padded_images(
+    overrides: tuple[str, ...], name: str, shape: tuple[int, ...], ragged: Compose
+) -> None:
+    """`convert weights` finds the arrays that training makes."""
+    recipe = ragged(*overrides)
+    found = trace_network_arrays(recipe).shapes
+    assert found[name] == shape
+    if recipe.dataset.name != "mnist":
+        params = flatten_by_path({"params": build_quietly(recipe).state.params})
+        assert found == {path: leaf.shape for path, leaf in params.items()}
 
 
 def build_quietly(recipe: Recipe) -> Built:

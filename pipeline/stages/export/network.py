@@ -16,6 +16,8 @@ from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset_spec import MapOp
+from pipeline.data.padding.buckets import sort_buckets
 from pipeline.data.tables.encode_table import count_encoded_features, make_encoding_ops
 from pipeline.data.targets import Targets
 from pipeline.data.transform import compute_column_specs, replace_targets
@@ -30,6 +32,7 @@ from pipeline.models.layers.standard import (
     name_scopes,
 )
 from pipeline.models.modules.standard import Network
+from pipeline.stages.image_sizes import fit_specs_to_bucket, with_mask_channel
 from pipeline.stages.key_errors import prefixing_problems
 from pipeline.training.step import get_image_shape
 
@@ -154,20 +157,28 @@ def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
 
     Raises RecipeError if model, ops and dataset don't fit, DataError for unreadable data.
     """
-    facts = recipe.dataset.facts()
+    dataset = recipe.dataset
+    facts = dataset.facts()
     model = recipe.model
+    encode: tuple[MapOp, ...] = ()
     if facts is not None:
         columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
         targets = Targets(tuple(map(str, range(facts.classes))))
     else:
-        raw = recipe.dataset.load(cache_root(recipe.cache))
+        raw = dataset.load(cache_root(recipe.cache))
         targets = raw.targets
         encode = make_encoding_ops(raw.table, model.table_input)
-        columns = compute_column_specs(encode, raw.eval.specs())
+        columns = raw.eval.specs()
         model = model.fit_to_table(count_encoded_features(encode))
-    classes = len(replace_targets(recipe.dataset.eval.ops, targets))
+    buckets = sort_buckets(dataset.buckets or ())
+    if buckets:
+        columns = fit_specs_to_bucket(buckets[-1], columns)
+    columns = compute_column_specs(encode, columns)
+    classes = len(replace_targets(dataset.eval.ops, targets))
     with prefixing_problems("dataset.eval."):
-        image = compute_column_specs(recipe.dataset.eval.ops, columns)["image"]
+        image = compute_column_specs(dataset.eval.ops, columns)["image"]
+    if dataset.padding_mask:
+        image = with_mask_channel(image, buckets[-1])
     return trace_model_arrays(model, classes, image)
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Literal, get_args
 
 from pipeline.core.files.real_files import open_unshared
 from pipeline.core.files.strict_json import format_json
@@ -57,9 +56,14 @@ def read_descendants(run_dir: Path) -> Sequence[Descendant]:
     except OSError:
         return []
     descendants: dict[tuple[str, str], Descendant] = {}
-    parser = TypeAdapter(Descendant)
     for line in lines:
-        with suppress(ValidationError):
-            entry = parser.validate_json(line)
-            descendants[entry.made, entry.to] = entry
+        try:
+            entry = json.loads(line)
+            made = entry.get("made")
+            to = entry.get("to")
+            at = entry.get("at")
+        except (ValueError, AttributeError, RecursionError):
+            continue
+        if made in get_args(Made) and isinstance(to, str):
+            descendants[made, to] = Descendant(made, to, at if isinstance(at, str) else "")
     return list(descendants.values())

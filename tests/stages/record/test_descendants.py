@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from pipeline.stages.record.descendants import (
@@ -25,13 +26,18 @@ def test_path_is_listed_once_at_its_last_time(tmp_path: Path) -> None:
     ]
 
 
+def test_path_that_is_not_utf8_is_listed(tmp_path: Path) -> None:
+    target = os.fsdecode(b"/exports/caf\xe9")
+    note_descendant(tmp_path, "exported", Path(target))
+    assert [entry.to for entry in read_descendants(tmp_path)] == [target]
+
+
 def test_invalid_lines_are_skipped(tmp_path: Path) -> None:
     entries = [
         {"made": "sold", "to": "/a"},
         {"made": "exported", "to": 1},
         ["exported"],
-        {"made": "exported", "to": "/b"},
-        {"made": "exported", "to": "/c", "at": 5},
+        {"made": "exported", "to": "/b", "at": 5},
     ]
     lines = [json.dumps(entry) for entry in entries]
     text = "\n".join([*lines, "{", "[" * 100_000])
