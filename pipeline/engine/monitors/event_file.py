@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -144,7 +144,7 @@ def _make_template(tags: tuple[str, ...], step_bytes: int) -> tuple[bytes, list[
     from tensorboardX.proto.summary_pb2 import Summary
 
     values = [Summary.Value(tag=tag, simple_value=0.0) for tag in tags]
-    ends = [Summary(value=values[:count]).ByteSize() for count in range(1, len(tags) + 1)]
+    ends = [*accumulate(Summary(value=[value]).ByteSize() for value in values)]
     step = 1 << 7 * (step_bytes - 1)
     event = Event(wall_time=1.0, step=step, summary=Summary(value=values)).SerializeToString()
     # The summary is last, and each value ends with its 4 bytes.

@@ -230,11 +230,14 @@ def _open(path: Path) -> BinaryIO:
 
 def _hash_before_tail(file: BinaryIO, mark: Mark) -> hashlib._Hash | None:
     """Return the SHA-256 object of the bytes before the tail of a mark; None if they aren't those
-    that the mark is of."""
+    that the mark is of, or fewer."""
+    size_bytes = mark.size_bytes - len(mark.tail)
     file.seek(0)
     digest = hashlib.sha256()
-    for chunk in _read_chunks(file, mark.size_bytes - len(mark.tail)):
+    for chunk in _read_chunks(file, size_bytes):
         digest.update(chunk)
+    if file.tell() < size_bytes:
+        return None
     marked_digest = digest.copy()
     marked_digest.update(mark.tail)
     return digest if marked_digest.hexdigest() == mark.sha256 else None

@@ -51,6 +51,14 @@ def test_records_equal_protobuf_records(
     assert encode_scalars(*columns) == by_protobuf(*columns)
 
 
+def test_records_of_many_tags_equal_protobuf_records() -> None:
+    """Such as a callback's, of all parameters; some tags have lengths of two bytes."""
+    tags = [f"callback/{number}/{'x' * number}" for number in range(200)]
+    values = np.arange(400, dtype=np.float32).reshape(2, 200)
+    columns = tags, np.array([1, 300]), np.ones(2), values
+    assert encode_scalars(*columns) == by_protobuf(*columns)
+
+
 def test_zero_steps_write_no_records() -> None:
     assert encode_scalars(["a"], np.zeros(0, int), np.zeros(0), np.zeros((0, 1))) == b""
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,13 @@ def test_removed_log_is_reported(mark: Mark, tmp_path: Path) -> None:
     found = reopen(tmp_path, mark)
     assert found.flaws.missing == ((1, 7),)
     assert (tmp_path / "metrics.jsonl").read_bytes() == lines(8, 10)
+
+
+def test_mark_of_more_bytes_than_the_file_does_not_extend_it(mark: Mark, tmp_path: Path) -> None:
+    """Checkpoints may be of strangers, and a mark without a tail has a hash of the file alone."""
+    longer = replace(mark, size_bytes=mark.size_bytes + 50, tail=b"")
+    assert reopen(tmp_path, longer).is_changed
+    assert (tmp_path / "metrics.jsonl").read_bytes() == lines(1, 10)
 
 
 def test_changed_numbers_are_reported_without_their_lines(mark: Mark, tmp_path: Path) -> None:
