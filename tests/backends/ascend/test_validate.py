@@ -66,6 +66,10 @@ def test_custom_step_has_the_price_of_the_same_recipe(
             f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',alexnot,', 1)}\n",
             "network 'alexnot': must be one of",
         ),
+        (
+            f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',dbnet_wide_deep,', 1)}\n",
+            "network 'dbnet_wide_deep': must be one of",
+        ),
     ],
 )
 def test_invalid_table_of_steps_is_refused(

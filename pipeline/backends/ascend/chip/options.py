@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import index
@@ -119,7 +120,7 @@ class StepOptions:
     """A launch mode and its settings.
 
     `op_by_op` launches every kernel from the host, `graph_sink` the whole step, `loop_sink` a loop
-    of `sink_size` steps.
+    of `sink_size` steps. Raises OptionError for a value that is out of its range.
     """
 
     mode: Mode = "loop_sink"
@@ -143,6 +144,16 @@ class StepOptions:
     `data_prefetcher` of apex's scripts (examples/imagenet/main_amp.py)."""
     op_launch_us: float | None = None
     """Host time of one op, instead of the chip's."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise OptionError(f"mode = {self.mode!r}: must be one of {', '.join(MODES)}")
+        for name in ("sink_size", "devices", "batch_size"):
+            check_count(name, getattr(self, name))
+        if self.op_launch_us is not None:
+            _check_range("op_launch_us", self.op_launch_us, least=0)
+        if self.host_images_per_s is not None:
+            _check_range("host_images_per_s", self.host_images_per_s, least=1e-9)
 
     @property
     def uses_queue(self) -> bool:
@@ -199,3 +210,9 @@ def check_switch(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise OptionError(f"{name} = {value!r}: must be True or False")
     return value
+
+
+def _check_range(name: str, value: float, *, least: float) -> None:
+    if not (math.isfinite(value) and value >= least):
+        limit = "at least 0" if least == 0 else "above 0"
+        raise OptionError(f"{name} = {value}: must be {limit}, and finite")

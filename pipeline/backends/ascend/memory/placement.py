@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby, product
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -174,7 +174,13 @@ def _find_task_spans(graph: TaskGraph, owner: list[int]) -> tuple[np.ndarray, np
 
 def _find_loops(graph: TaskGraph) -> Iterator[Lifetime]:
     """Yield the runs of repeated tasks: each scan, with the scans inside it."""
-    for repeats, run in groupby(enumerate(graph.tasks), key=lambda entry: entry[1].repeat > 1):
-        if repeats:
-            positions = [position for position, _ in run]
-            yield positions[0], positions[-1] + 1
+    start = None
+    for position, task in enumerate(graph.tasks):
+        # A scan of no iterations inside another scan repeats its tasks 0 times.
+        if task.repeat > 1 and start is None:
+            start = position
+        elif task.repeat == 1 and start is not None:
+            yield start, position
+            start = None
+    if start is not None:
+        yield start, len(graph.tasks)

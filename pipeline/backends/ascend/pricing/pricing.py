@@ -288,7 +288,7 @@ class Pricing:
             devices=config.devices,
             fusion=config.fusion,
             exchange_bytes=self.exchange_bytes,
-            batch_size=check_count("batch_size", self.traced.batch_size),
+            batch_size=self.traced.batch_size,
             batch_bytes=self.traced.batch_bytes,
             host_images_per_s=rate,
             data_sink=config.data_sink,

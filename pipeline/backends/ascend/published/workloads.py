@@ -213,9 +213,12 @@ def _trace_swin_or_convnext(row: Published) -> TracedStep:
     return trace_module(network, loss, shape, labels, row.classes, ADAMW)
 
 
+TEXT_DETECTORS = ("dbnet_resnet18", "dbnet_resnet50", "dbnet_mobilenet_v3_large")
+
+
 def trace_row(row: Published) -> TracedStep:
-    """Return the step of a published row."""
-    if row.model.startswith("dbnet_"):
+    """Return the step of a published row. Raises RunError for an unknown network."""
+    if row.model in TEXT_DETECTORS:
         return _trace_text_detector(row)
     if row.model in ("swin_t", "convnext_tiny"):
         return _trace_swin_or_convnext(row)

@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError, TuneMode
@@ -33,6 +33,7 @@ from pipeline.backends.ascend.cost.task_time import (
 )
 from pipeline.backends.ascend.cost.tiling import Product, Tiling, to_row
 from pipeline.backends.ascend.tune.tile_search import Objective, Search, search_tiles
+from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import (
     Banks,
     Round,
@@ -119,8 +120,12 @@ def tune(
 ) -> TuneResult:
     """Return a tiling for every matrix product of the graph.
 
-    Every tiling is at least as fast as the vendor's default. Raises RunError for an invalid bank.
+    Every tiling is at least as fast as the vendor's default. Raises RunError for an unknown mode
+    and for an invalid bank.
     """
+    mode = config.auto_tune
+    if mode is not None and mode not in get_args(TuneMode):
+        raise RunError(f"AutoTune mode {mode!r}: must be one of {', '.join(get_args(TuneMode))}")
     overlap = efficiency.constants.cube_overlap
     custom = Path(config.tune_bank) if config.tune_bank else None
     banks = Banks(custom, BUILT_IN, check_tile_entry)
@@ -167,7 +172,7 @@ def tune(
                 rounds=searched.rounds,
             )
         )
-    return TuneResult(config.auto_tune, tuple(tuned))
+    return TuneResult(mode, tuple(tuned))
 
 
 def _tune_product(

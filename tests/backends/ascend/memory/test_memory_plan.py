@@ -204,6 +204,15 @@ def test_loop_inputs_and_outputs_live_until_the_loop_ends() -> None:
     assert alive[3] == (1, 5), "used behind the loop"
 
 
+def test_scan_of_no_iterations_does_not_end_the_loop_around_it() -> None:
+    inside = [task([0], [1], repeat=5), task([1], [2], repeat=0), task([1], [3], repeat=5)]
+    graph = TaskGraph(
+        buffers=tuple(buffer(i, 512) for i in range(4)),
+        tasks=(task([], [0]), *inside, task([3], [])),
+    )
+    assert find_lifetimes(graph)[0] == (0, 4)
+
+
 def test_in_place_update_takes_no_memory(hw: Hardware) -> None:
     buffers = (buffer(0, 4096, "parameter"), buffer(1, 4096), buffer(2, 4096, "output"))
     graph = TaskGraph(

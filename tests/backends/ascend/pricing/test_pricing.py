@@ -351,6 +351,41 @@ def test_options_of_wrong_type_are_refused(options: dict[str, Any], message: str
         price(linear_step, WEIGHTS, BATCH, **options)
 
 
+@pytest.mark.parametrize(
+    ("figures", "message"),
+    [
+        ({"op_launch_us": float("nan")}, "op_launch_us = nan: must be at least 0, and finite"),
+        ({"host_images_per_s": 0.0}, "host_images_per_s = 0.0: must be above 0, and finite"),
+    ],
+)
+def test_figures_of_a_chip_made_by_hand_are_checked(
+    figures: dict[str, float], message: str
+) -> None:
+    chip = chipset("ascend910")
+    chip = replace(chip, hardware=replace(chip.hardware, **figures))
+    images = jax.ShapeDtypeStruct((8, 16, 16, 3), jnp.float32)
+
+    def step(weight: jax.Array, images: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss, gradient = jax.value_and_grad(lambda w: ((images @ w) ** 2).mean())(weight)
+        return weight - gradient, loss
+
+    with pytest.raises(OptionError, match=re.escape(message)):
+        price(step, jnp.ones((3, 4)), images, hardware=chip, host_workers=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "sink"}, "mode = 'sink': must be one of op_by_op, graph_sink, loop_sink"),
+        ({"sink_size": 0}, "sink_size = 0: must be at least 1"),
+    ],
+)
+def test_options_made_by_hand_are_checked(options: dict[str, Any], message: str) -> None:
+    pricing = Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910"))
+    with pytest.raises(OptionError, match=re.escape(message)):
+        pricing.price_step(ExecutionConfig(**options))
+
+
 def test_numpy_numbers_are_accepted() -> None:
     report = price(linear_step, WEIGHTS, BATCH, sink_size=np.int64(10), devices=np.int32(8))
     json.dumps(report.to_dict(), allow_nan=False)

@@ -252,10 +252,18 @@ def test_step_bound_is_the_limiting_resource() -> None:
     assert schedule(graph, times, HW, StepOptions(sink_size=1000)).bound == "interval"
 
 
-def test_impossible_number_of_devices_is_an_error() -> None:
+def test_invalid_options_are_errors() -> None:
     graph, times = chain(1.0)
     with pytest.raises(OptionError, match="devices = 0: must be at least 1"):
-        schedule(graph, times, HW, StepOptions(devices=0))
+        StepOptions(devices=0)
+    with pytest.raises(OptionError, match="sink_size = -1: must be at least 1"):
+        StepOptions(sink_size=-1)
+    with pytest.raises(OptionError, match="host_images_per_s = nan: must be above 0"):
+        StepOptions(host_images_per_s=float("nan"))
+    with pytest.raises(OptionError, match="op_launch_us = -1: must be at least 0"):
+        StepOptions(op_launch_us=-1)
+    with pytest.raises(OptionError, match="'loop': must be one of op_by_op, graph_sink, loop_sink"):
+        StepOptions(mode="loop")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="devices = 12: must fill whole servers"):
         schedule(graph, times, HW, StepOptions(devices=12))
 

@@ -29,6 +29,12 @@ def test_image_rate_falls_with_pixels() -> None:
     assert compute_images_per_s(1, 112 * 112, 1, HW) == 4 * 353
 
 
+@pytest.mark.parametrize("given_", [(0, PIXELS, 1), (1, 0, 1), (1, PIXELS, 0)])
+def test_zero_workers_pixels_or_devices_are_errors(given_: tuple[int, int, int]) -> None:
+    with pytest.raises(OptionError, match=" = 0: must be at least 1"):
+        compute_images_per_s(*given_, HW)
+
+
 def test_starved_step_time_is_batch_preparation_time() -> None:
     """MindSpore r1.5, case 1: ResNet-50 at batch 32 is 18 ms, and 90.7 with one worker."""
     graph, times = chain(17_810.0)

@@ -257,6 +257,11 @@ def test_corrupted_bank_error_names_the_file(tmp_path: Path, text: str) -> None:
     assert bank.read_text() == text
 
 
+def test_unknown_autotune_mode_is_refused() -> None:
+    with pytest.raises(RunError, match="AutoTune mode 'sa': must be one of exhaustive, ga, rl"):
+        tuned(mode="sa")
+
+
 @pytest.mark.medium
 def test_result_file_has_the_fields_of_the_vendor_file(tmp_path: Path) -> None:
     result = tuned(mode="rl")
