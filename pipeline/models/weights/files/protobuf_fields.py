@@ -68,8 +68,11 @@ class Message:
         return integers
 
     def integer(self, field_number: int, default: int = 0) -> int:
-        """Return the last integer."""
-        return [default, *self.integers(field_number)][-1]
+        """Return the last integer. It must not be packed, since a packed field may be large."""
+        value = self.fields.get(field_number, [default])[-1]
+        if not isinstance(value, int):
+            raise ValueError(f"it is not {self._file_kind}")
+        return value
 
     def floats(self, field_number: int, dtype: str) -> np.ndarray:
         """Return floating-point numbers, which may be packed into one field."""

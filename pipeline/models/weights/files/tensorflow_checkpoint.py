@@ -47,6 +47,8 @@ from pipeline.models.weights.files.protobuf_fields import Message, decode_varint
 
 _KIND = "a TensorFlow checkpoint"
 _MAX_INDEX_BYTES = 2**28
+_MAX_FIELDS = 64
+"""Most fields of the header, of an entry and of each message in an entry."""
 _FOOTER_BYTES = 48
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 _TRAILER_BYTES = 5
@@ -182,8 +184,8 @@ def _read_tensor(name: str, entry: bytes, files: list[Path]) -> np.ndarray | Non
     return decode_array(name, dtype, sizes, _read_data(name, message, files))
 
 
-def _read_message(content: bytes) -> Message:
-    return Message(memoryview(content), MAX_ENTRIES, _KIND)
+def _read_message(content: bytes, max_fields: int = _MAX_FIELDS) -> Message:
+    return Message(memoryview(content), max_fields, _KIND)
 
 
 def _read_data(name: str, entry: Message, files: list[Path]) -> bytes:
@@ -208,7 +210,7 @@ def _read_object_graph(entry: bytes, files: list[Path]) -> dict[str, str]:
     data = _read_data(_OBJECT_GRAPH, _read_message(entry), files)
     _, checksum_start = decode_varint(memoryview(data), 0, _KIND)
     names: dict[str, str] = {}
-    for node in _read_message(data[checksum_start + 4 :]).messages(1):
+    for node in _read_message(data[checksum_start + 4 :], MAX_ENTRIES).messages(1):
         for attribute in node.messages(2):
             full_name = attribute.text(2)
             key = attribute.text(3)

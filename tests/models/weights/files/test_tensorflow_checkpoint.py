@@ -69,22 +69,55 @@ def test_damaged_index_is_refused(change, problem: str, tmp_path: Path) -> None:
         read_weights(file)
 
 
+def encode_varint(number: int) -> bytes:
+    """Return a varint of two bytes, of a number below 2**14."""
+    return bytes((number & 127 | 128, number >> 7))
+
+
 def make_block(entries: list[tuple[bytes, bytes]]) -> bytes:
-    """Return a block of a sorted table, of entries of fewer than 128 bytes, and its trailer."""
-    parts = [bytes((0, len(key), len(value))) + key + value for key, value in entries]
+    """Return a block of a sorted table, of keys of fewer than 128 bytes, and its trailer."""
+    parts = [
+        bytes((0, len(key))) + encode_varint(len(value)) + key + value for key, value in entries
+    ]
     return b"".join(parts) + bytes(4) + (1).to_bytes(4, "little") + bytes(5)
+
+
+def write_index(folder: Path, data: bytes, keys: list[bytes]) -> Path:
+    """Write an index with a block of data, which is listed under each key."""
+    listing = make_block([(key, b"\0" + encode_varint(len(data) - 5)) for key in keys])
+    footer = bytes(2) + encode_varint(len(data)) + encode_varint(len(listing) - 5)
+    file = copy_to(folder, "names")
+    magic = file.read_bytes()[-8:]
+    file.write_bytes(data + listing + footer.ljust(40, b"\0") + magic)
+    return file
 
 
 def test_overlapping_blocks_are_refused(tmp_path: Path) -> None:
     """Values of many entries would be read from the same bytes, each as large as the file."""
-    data = make_block([(b"a", bytes(100))])
-    place = bytes((0, len(data) - 5))
-    listing = make_block([(bytes((number,)), place) for number in range(50)])
-    footer = bytes((0, 0)) + bytes((len(data), (len(listing) - 5) & 127 | 128, len(listing) >> 7))
-    file = copy_to(tmp_path, "names")
-    magic = file.read_bytes()[-8:]
-    file.write_bytes(data + listing + footer.ljust(40, b"\0") + magic)
+    file = write_index(tmp_path, make_block([(b"a", bytes(100))]), [bytes((n,)) for n in range(50)])
     with pytest.raises(DataError, match="its blocks overlap"):
+        read_weights(file)
+
+
+PACKED = b"\x0a\x64" + bytes([1]) * 100
+"""Field 1 as 100 packed integers."""
+
+
+@pytest.mark.parametrize(
+    ("header", "entry", "problem"),
+    [
+        (PACKED, b"", "is not a TensorFlow checkpoint"),
+        (b"\x08\x01", PACKED, "is not a TensorFlow checkpoint"),
+        (b"\x08\x01", b"\x08\x01" + b"\x12\x00" * 64, "an entry of more than 64 fields"),
+    ],
+    ids=["packed_header", "packed_type", "many_shapes"],
+)
+def test_oversized_entry_is_refused(
+    header: bytes, entry: bytes, problem: str, tmp_path: Path
+) -> None:
+    """Its numbers, of a byte or two each, would take many times the memory of the file."""
+    file = write_index(tmp_path, make_block([(b"", header), (b"a", entry)]), [b"a"])
+    with pytest.raises(DataError, match=problem):
         read_weights(file)
 
 
