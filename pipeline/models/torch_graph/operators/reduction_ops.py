@@ -115,7 +115,7 @@ def variance(
 
 
 @aten("std.correction", "std.dim", "std.default")
-@wraps(variance)
+@wraps(variance, assigned=())
 def deviation(*args: Any, **kwargs: Any) -> TorchTensor:
     """Return the standard deviation over axes."""
     var = variance(*args, **kwargs)
