@@ -85,8 +85,8 @@ class Shuffle(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
         x = functional.avg_pool2d(self.stem(x), 3, 2, padding=1, ceil_mode=True)
-        first, second = x.chunk(2, 1)
-        x = torch.cat([first, self.branch(second)], 1)
+        one, other = x.chunk(2, 1)
+        x = torch.cat([one, self.branch(other)], 1)
         batch, channels, height, width = x.shape
         x = x.view(batch, 2, channels // 2, height, width).transpose(1, 2).contiguous()
         x = functional.max_pool2d(x.view(batch, channels, height, width), 2, ceil_mode=True)
