@@ -59,6 +59,12 @@ TENSORSTORE_DETAILS = re.compile(r" \[(?:tensorstore_spec|os_error_code)=")
 class Copies(Protocol):
     """Copies of checkpoints at other places or in the formats of other programs."""
 
+    def add(self, checkpoint: Path) -> None:
+        """Write the copy of a complete checkpoint. Raises OSError, DataError."""
+
+    def remove(self, step: int) -> None:
+        """Remove the copy of a step, if there is one. Raises OSError."""
+
     def synchronize(self, checkpoints: Mapping[int, Path]) -> None:
         """Write missing copies of the checkpoints, which are by step, and remove other copies.
         Raises OSError, DataError."""
@@ -68,8 +74,8 @@ class Checkpoints:
     """The checkpoints of one run; `retention` selects which to keep.
 
     `recipe` is the run's recipe as JSON, and `recipe_digest` a digest of the keys that change the
-    run's results. After every save, `copies` are synchronized with the checkpoints. Raises RunError
-    if the folder can't be made.
+    run's results. Every complete checkpoint and every removed step is passed to each of `copies`.
+    Raises RunError if the folder can't be made.
     """
 
     def __init__(
@@ -94,7 +100,12 @@ class Checkpoints:
             sync(self._root.parent)
             remove_drafts(self._root)
             # An earlier process may have been killed after it wrote a checkpoint, before the copy.
-            self._synchronize_copies()
+            paths = {
+                step: make_checkpoint_path(self._root, step)
+                for step in list_saved_steps(self._root)
+            }
+            for copy in copies:
+                copy.synchronize(paths)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._is_prepared = False
 
@@ -176,20 +187,17 @@ class Checkpoints:
             # If the disk is full, this frees space for the run's summary.
             remove_draft(draft)
             raise
+        for copy in self._copies:
+            copy.add(folder)
         self._remove_old()
 
     def _remove_old(self) -> None:
-        """Remove the checkpoints that retention doesn't keep, and synchronize the copies."""
+        """Remove the checkpoints that retention doesn't keep, and their copies."""
         for step in self._retention.list_removable(self._root, list_saved_steps(self._root)):
             with self._convert_errors(f"remove step {step}"):
+                for copy in self._copies:
+                    copy.remove(step)
                 remove_checkpoint(make_checkpoint_path(self._root, step))
-        self._synchronize_copies()
-
-    def _synchronize_copies(self) -> None:
-        steps = list_saved_steps(self._root)
-        paths = {step: make_checkpoint_path(self._root, step) for step in steps}
-        for copy in self._copies:
-            copy.synchronize(paths)
 
     def finish(self) -> None:
         """Wait until the last save is on disk. Raises RunError if it failed."""

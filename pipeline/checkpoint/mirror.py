@@ -189,6 +189,14 @@ class Mirror:
         while self._thread.is_alive() and not isinstance(error, KeyboardInterrupt):
             self._thread.join(0.1)
 
+    def add(self, checkpoint: Path) -> None:
+        """Copy a new checkpoint in the background."""
+        self._wake()
+
+    def remove(self, step: int) -> None:
+        """Remove the copy of a step in the background."""
+        self._wake()
+
     def synchronize(self, checkpoints: Mapping[int, Path]) -> None:
         """Copy missing checkpoints and remove others in the background."""
         self._wake()

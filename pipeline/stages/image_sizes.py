@@ -69,8 +69,8 @@ def order_in_buckets(
 ) -> SampleOrder:
     """Return an order in which all images of a batch have the same bucket.
 
-    Without buckets, returns `order`. Raises RecipeError for shards, and if a batch can't be filled
-    from any bucket, or with `uses_all` from some bucket.
+    Without buckets, returns `order`. Raises RecipeError if a batch can't be filled from any bucket,
+    or with `uses_all` from some bucket.
     """
     if not buckets:
         return order

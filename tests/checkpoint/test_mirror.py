@@ -100,11 +100,10 @@ def test_restored_run_is_byte_identical(tmp_path: Path, run_dir: Path) -> None:
 
 def test_mirror_follows_added_and_removed_files(tmp_path: Path, run_dir: Path) -> None:
     with mirror_of(tmp_path, run_dir) as mirror:
-        save(run_dir, 30)
-        mirror.synchronize({})
+        mirror.add(save(run_dir, 30))
         (run_dir / "metrics.jsonl").write_text("one\ntwo\n")
         remove_checkpoint(make_checkpoint_path(run_dir / FOLDER, 10))
-        mirror.synchronize({})
+        mirror.remove(10)
     assert sorted(read(tmp_path).records) == [20, 30]
     assert not any(name.startswith("10/") for name in store_of(tmp_path).list_files())
     # A checkpoint that is saved again, and metrics that are added later.
@@ -254,8 +253,7 @@ def test_damaged_checkpoint_does_not_replace_its_copy(tmp_path: Path, run_dir: P
         pass
     (make_checkpoint_path(run_dir / FOLDER, 20) / MANIFEST).write_text("{")
     with mirror_of(tmp_path, run_dir) as mirror:
-        save(run_dir, 30)
-        mirror.synchronize({})
+        mirror.add(save(run_dir, 30))
     assert "must be JSON" in str(mirror.failure)
     assert sorted(read(tmp_path).records) == [10, 20, 30]
 
@@ -288,15 +286,13 @@ def test_failed_store_is_reported_once_and_caught_up(
     mirror = Mirror(MirroredRun(store_of(tmp_path), "me", {}), run_dir, FILES, warn)
     with mirror:
         assert failed.wait(20)
-        save(run_dir, 30)
-        mirror.synchronize({})
+        mirror.add(save(run_dir, 30))
         is_broken = False
     assert mirror.failure is None
     assert sorted(read(tmp_path).records) == [10, 20, 30]
     is_broken = True
     with mirror_of(tmp_path, run_dir, warnings) as mirror:
-        save(run_dir, 40)
-        mirror.synchronize({})
+        mirror.add(save(run_dir, 40))
     problem = "s3://b: can't be written: the network is down"
     assert warnings == [f"checkpoint.mirror: {problem}; training goes on without it"] * 2
     assert mirror.failure == problem
@@ -310,8 +306,7 @@ def test_replaced_process_stops_writing(tmp_path: Path, run_dir: Path) -> None:
             pass
         with mirror_of(tmp_path, run_dir):
             pass
-        save(run_dir, 30)
-        first.synchronize({})
+        first.add(save(run_dir, 30))
     assert "another process writes this mirror now" in warnings[0]
     assert sorted(read(tmp_path).records) == [10, 20]
     owner = json.loads((tmp_path / "store" / OWNER).read_text())

@@ -16,7 +16,7 @@ from pipeline.core.errors import DataError
 from pipeline.data.columns import Column, resolve_indices
 from pipeline.data.file_errors import name_file
 from pipeline.data.padding.buckets import Ragged
-from pipeline.data.records.record_format import RecordColumnSpec, decode
+from pipeline.data.records.record_format import RecordColumnSpec, decode, decode_into
 
 MAX_REQUEST = 4096
 """The most records that are read by one call of grain."""
@@ -72,34 +72,34 @@ class RecordColumn:
 
     def read(self, record: int) -> np.ndarray:
         """Return the samples of a record, (n, *shape). Raises DataError if it is damaged."""
-        try:
-            return self._decode(record, self._source[record])
-        except UNREADABLE_RECORD as error:
-            raise DataError(
-                f"{self.sample_name(record)}: is damaged or of another dataset: {error}"
-            ) from error
-
-    def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
-        for first in range(0, len(indices), MAX_REQUEST):
-            requested = indices[first : first + MAX_REQUEST].tolist()
-            try:
-                contents = self._source.__getitems__(requested)
-                for position, record in enumerate(requested):
-                    out[first + position] = self._decode(record, contents[position])[0]
-            except UNREADABLE_RECORD:
-                # Reading one record at a time raises an error with the damaged record.
-                for position, record in enumerate(requested):
-                    out[first + position] = self.sample(record)
-
-    def _decode(self, record: int, content: bytes) -> np.ndarray:
-        """Return the samples in the bytes of a record. Raises ValueError if they are damaged."""
         file_number, number = self._locate(record)
         file = self._spec.files[file_number]
         per_record = self._spec.samples_per_record
         samples = min(per_record, file.samples - number * per_record)
         sizes = () if self._sizes is None else self._sizes[record].tolist()
         shape = (samples, *sizes, *self._spec.trailing)
-        return decode(content, self.dtype, shape, file.first_crc32, number)
+        try:
+            return decode(self._source[record], self.dtype, shape, file.first_crc32, number)
+        except UNREADABLE_RECORD as error:
+            raise DataError(
+                f"{self.sample_name(record)}: is damaged or of another dataset: {error}"
+            ) from error
+
+    def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
+        file_numbers = np.searchsorted(self._ends, indices, side="right")
+        starts = np.array([0, *self._ends[:-1]], np.int64)
+        first_crcs = np.array([file.first_crc32 for file in self._spec.files], np.int64)
+        seeds = first_crcs[file_numbers] + indices - starts[file_numbers]
+        for first in range(0, len(indices), MAX_REQUEST):
+            batch = slice(first, first + MAX_REQUEST)
+            requested = indices[batch].tolist()
+            try:
+                contents = self._source.__getitems__(requested)
+                decode_into(contents, seeds[batch].tolist(), out[batch])
+            except UNREADABLE_RECORD:
+                # Reading one record at a time raises an error with the damaged record.
+                for position, record in enumerate(requested):
+                    out[first + position] = self.sample(record)
 
     def _locate(self, record: int) -> tuple[int, int]:
         """Return the number of the file that has a record, and the record's number in the file."""

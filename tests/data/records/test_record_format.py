@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline.core.errors import DataError
 from pipeline.data.records.record_format import (
     DESCRIPTION,
     decode,
+    decode_into,
     encode,
     read_description,
 )
@@ -140,3 +142,27 @@ def test_wrong_description_error_has_one_line(text: str, message: str, tmp_path:
 def test_folder_without_a_description_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"records\.json: can't be read: .*convert records"):
         read_description(tmp_path)
+
+
+def test_batch_decoding_equals_single_decoding() -> None:
+    values = np.arange(3 * 4, dtype=np.float32).reshape(3, 2, 2)
+    first = 2**32 - 2
+    records = [encode(value[np.newaxis], first, number) for number, value in enumerate(values)]
+    decoded = np.empty_like(values)
+    decode_into(records, [first, first + 1, first + 2], decoded)
+    np.testing.assert_array_equal(decoded, values)
+    for number, record in enumerate(records):
+        alone = decode(record, np.float32, (1, 2, 2), first, number)
+        np.testing.assert_array_equal(alone[0], decoded[number])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [(lambda r: r[:-1], "size"), (lambda r: r[:-1] + b"x", "checksum")]
+)
+def test_changed_record_in_a_batch_is_detected(
+    change: Callable[[bytes], bytes], message: str
+) -> None:
+    records = [encode(np.full((1, 2), n, np.uint8), 7, n) for n in range(3)]
+    records[1] = change(records[1])
+    with pytest.raises(ValueError, match=message):
+        decode_into(records, [7, 8, 9], np.empty((3, 2), np.uint8))

@@ -232,11 +232,14 @@ def test_file_of_another_dataset_is_detected(
         read_everything(folder)
 
 
-def test_bug_is_not_reported_as_damage(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("function", ["decode", "decode_into"])
+def test_bug_is_not_reported_as_damage(
+    function: str, sharded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: object) -> None:
         raise TypeError("a bug")
 
-    monkeypatch.setattr(record_column, "decode", fail)
+    monkeypatch.setattr(record_column, function, fail)
     with pytest.raises(TypeError, match="a bug"):
         read_everything(sharded)
 

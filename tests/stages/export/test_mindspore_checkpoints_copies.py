@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tensorboardX.proto.graph_pb2 import GraphDef
 
 from pipeline import load_recipe
-from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
+from pipeline.checkpoint import checkpointer
+from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps, make_checkpoint_path
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.core.errors import RecipeError, RunError
+from pipeline.core.files.atomic_write import commit
 from pipeline.engine.monitors.tensorboard import BoardNode, encode_graph
 from pipeline.models.weights.files.weight_files import read_weights
+from pipeline.stages.export import mindspore_checkpoints
 from pipeline.stages.export.mindspore_checkpoints import MindSporeCopies
 from tests import outcome
 from tests.checkpoint.test_checkpointer import kept, state_of
@@ -35,10 +40,12 @@ def copies_in(run_dir: Path, shared: Path | None, prefix: str = "net") -> MindSp
     return MindSporeCopies(run_dir, shared, prefix, STEPS_PER_SINK_EPOCH)
 
 
-def save(run_dir: Path, folder: Path | None, *steps: int, prefix: str = "net") -> None:
+def save(
+    run_dir: Path, folder: Path | None, *steps: int, prefix: str = "net", newest: int = 2
+) -> None:
     run_dir.mkdir(exist_ok=True)
     copies = copies_in(run_dir, folder, prefix)
-    with Checkpoints(run_dir, kept(2, None), copies=[copies]) as checkpoints:
+    with Checkpoints(run_dir, kept(newest, None), copies=[copies]) as checkpoints:
         for step in steps:
             checkpoints.save(step, state_of(step), {}, None)
 
@@ -94,6 +101,31 @@ def test_files_are_retained_like_checkpoints(tmp_path: Path) -> None:
     """Without a directory they lie in the run's."""
     save(tmp_path, None, 5, 10, 15)
     assert names(tmp_path / "ckpt") == ["net-1_10.ckpt", "net-2_5.ckpt"]
+
+
+@pytest.mark.parametrize("problem", ["full disk", "damage"])
+def test_failed_copy_fails_the_save_and_removes_nothing(
+    problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older checkpoint and its copy are the last sound ones."""
+
+    def fill_disk(file: Path, arrays: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def damage(*arguments: Any, **named: Any) -> None:
+        commit(*arguments, **named)
+        arrays = next(path for path in arguments[1].rglob("*/d/*") if path.is_file())
+        arrays.write_bytes(bytes(arrays.stat().st_size))
+
+    save(tmp_path, None, 5)
+    if problem == "full disk":
+        monkeypatch.setattr(mindspore_checkpoints, "write_weights", fill_disk)
+    else:
+        monkeypatch.setattr(checkpointer, "commit", damage)
+    with pytest.raises(RunError, match=r"can't save step 10: .*(No space|SHA-256)"):
+        save(tmp_path, None, 10, newest=1)
+    assert list_saved_steps(tmp_path / FOLDER) == [5, 10]
+    assert names(tmp_path / "ckpt") == ["net-1_5.ckpt"]
 
 
 @pytest.mark.medium
