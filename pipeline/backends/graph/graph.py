@@ -127,7 +127,7 @@ def _find_constants(graph: Graph) -> None:
 
 
 def find_live(graph: Graph, outputs: Iterable[int]) -> set[int]:
-    """Return the values that some values depend on, also through values that loops carry."""
+    """Return `outputs` and the values that they depend on, also through values that loops carry."""
     producer = {out: node for node in graph.nodes for out in node.outputs}
     next_values = dict(graph.carried)
     live: set[int] = set()

@@ -242,9 +242,9 @@ def price_shardings(
     """Price a step with fixed shardings of the batch, the weights and layers' outputs.
 
     The layouts of other activations are chosen for the least time. XLA may choose other layouts.
-    Biases and scales are sharded like the arrays that they are added to. Returns the plan, and
-    data parallelism for comparison, or None if the devices don't divide the batch. Returns None if
-    no plan has these shardings.
+    Biases and scales are sharded like the arrays that they are added to. Returns None if no plan
+    has these shardings, else the plan and, for comparison, the plan of data parallelism, which is
+    None if the devices don't divide the batch.
     """
     blocks = find_blocks(step)
     state_ratio = step.state_bytes / max(blocks.parameter_bytes, 1)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +42,17 @@ def test_written_entries_are_read_through_the_check(tmp_path: Path) -> None:
     assert read_bank(bank, dict) == ENTRIES
     assert read_bank(bank, checked) == {"a": {"ns": 3000}, "b": {"ns": 1500}}
     assert {file.name for file in bank.parent.iterdir()} == {".lock", "bank.json"}
+
+
+def test_missing_folders_of_a_bank_are_made_private(tmp_path: Path) -> None:
+    """Other users must not add entries, whatever the umask is."""
+    before = os.umask(0)
+    try:
+        Banks(tmp_path / "new" / "folder" / "bank.json", None, dict).add(ENTRIES)
+    finally:
+        os.umask(before)
+    for name in ("new", "new/folder"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700
 
 
 def test_equal_banks_are_equal_files(tmp_path: Path) -> None:
