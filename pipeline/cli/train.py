@@ -54,7 +54,7 @@ from pipeline.stages.runner.resume_command import (
     make_resume_run_command,
     make_resume_sweep_command,
 )
-from pipeline.study.sweep.command import find_sweep, make_command
+from pipeline.study.sweep.command import find_sweep, make_command, read_command
 from pipeline.study.sweep.directory import find_failures, find_jobs
 from pipeline.study.sweep.table import conclude_sweep
 
@@ -225,6 +225,12 @@ def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
     if status in (RunError.exit_status, get_exit_status("stopped")):
         how_to_resume = make_resume_sweep_command(arguments.words, sweep_dir)
         print(printable(f"{'resume':<{MARGIN}} {how_to_resume}"))
+    if existing is None:
+        command = read_command(sweep_dir)
+        earlier_dir = find_sweep(command, besides=sweep_dir) if command else None
+        if earlier_dir is not None:
+            rule = f"{RESUME}=auto goes on with the newest"
+            print(printable(f"{earlier_dir} is a sweep of the same command; {rule}"))
     return sweep_dir, status
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from pathlib import Path
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -46,6 +45,7 @@ from pipeline.engine.sink_folder import (
     restore_sink,
     write_record,
 )
+from pipeline.engine.sink_settings import SinkResult, SinkSettings
 from pipeline.engine.step_autopsy import examine_step
 from pipeline.engine.step_checks import LOSS, check_state, trace_step
 from pipeline.engine.user_step import (
@@ -74,52 +74,6 @@ MEASURE_SECONDS = 0.2
 """Least time of the dispatch that measures the time of a step."""
 STEPS = SampleUnit("steps", "steps")
 """Unit of a custom loop's speed."""
-
-
-@dataclass(frozen=True)
-class SinkSettings:
-    """Settings of a custom loop: arguments of `pipeline.sink`."""
-
-    steps: int
-    size: int | Literal["auto", "all"] = "auto"
-    save: Path | None = None
-    batch_size: int | None = None
-    seed: int | None = 0
-    save_every: int | None = None
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for an invalid number."""
-        _require_count("steps", self.steps)
-        if self.size not in ("auto", "all"):
-            _require_count("size", self.size, ', "auto" or "all"')
-        if self.save_every is not None:
-            _require_count("save_every", self.save_every)
-            if self.save is None:
-                raise ValueError(f"save_every = {self.save_every}: needs save, a directory")
-
-
-def _require_count(name: str, value: object, alternatives: str = "") -> None:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{name} = {value!r}: must be a whole number of at least 1{alternatives}")
-
-
-@dataclass(frozen=True)
-class SinkResult:
-    """A sink that ended."""
-
-    step: int
-    """Number of steps done."""
-    metrics: Mapping[str, np.ndarray]
-    """Metrics by name, with a value for every step of the sink, float32 (steps,)."""
-    seconds: float
-    """Seconds of the steps of the sink."""
-    read_state: Callable[[], Any] = field(repr=False)
-
-    @cached_property
-    def state(self) -> Any:
-        """Copy of the state after the sink, in the step function's structure. Raises RunError if
-        it is read for the first time after the loop has continued."""
-        return self.read_state()
 
 
 class SinkMetrics(Monitor):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pipeline.core.host.launchers import require_one_process
-
-if TYPE_CHECKING:
-    from pipeline.engine.run_sink import SinkResult
+from pipeline.engine.sink_settings import SinkResult, SinkSettings
 
 
 def sink(
@@ -43,7 +41,7 @@ def sink(
     directory of another run; RunError if a loss isn't finite, a file can't be written, or a
     launcher has started several processes. After a signal to stop, it saves and raises Interrupted.
     """
-    from pipeline.engine.run_sink import SinkSettings, prepare_sink, run_sink
+    from pipeline.engine.run_sink import prepare_sink, run_sink
 
     require_one_process(os.environ)
     folder = None if save is None else Path(save)

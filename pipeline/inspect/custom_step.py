@@ -33,13 +33,13 @@ from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.non_finite_step import NonFiniteStepError
 from pipeline.engine.run_sink import (
     PreparedSink,
-    SinkSettings,
     choose_size,
     compile_sink,
     default_device,
     prepare_sink,
 )
 from pipeline.engine.schedule import RunSchedule, Schedule
+from pipeline.engine.sink_settings import SinkSettings
 from pipeline.engine.step_checks import LOSS
 from pipeline.engine.user_step import (
     NO_RATES,

@@ -24,7 +24,8 @@ from pipeline.core.errors import RunError
 from pipeline.core.plugins.loading import VARIABLE, load_named
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
-from pipeline.engine.run_sink import PreparedSink, SinkSettings, prepare_sink
+from pipeline.engine.run_sink import PreparedSink, prepare_sink
+from pipeline.engine.sink_settings import SinkSettings
 from pipeline.engine.user_step import lower_step
 from pipeline.models.lowerings.candidates import list_candidates
 from pipeline.models.lowerings.problem.image_layout import Layout

@@ -55,12 +55,14 @@ class Places:
         available = read_available_bytes()
         if self.count * run_bytes <= available:
             return
-        max_count = max(1, available // run_bytes)
+        max_count = available // run_bytes
+        advice = f"hydra.sweeper.vectorize={max_count} fits"
+        if not max_count:
+            advice = f"one needs {run_bytes / 1e9:,.1f} GB, so none fits; reduce train.batch_size"
         key = f"hydra.sweeper.vectorize = {self.count if self.is_set_by_user else 'true'}"
         raise RunError(
             f"{key}: {self.count} runs at once need {self.count * run_bytes / 1e9:,.1f} GB of "
-            f"memory, and {available / 1e9:,.1f} GB are available; "
-            f"hydra.sweeper.vectorize={max_count} fits"
+            f"memory, and {available / 1e9:,.1f} GB are available; {advice}"
         )
 
 

@@ -101,10 +101,14 @@ def read_command(sweep_dir: Path) -> Command | None:
     return read_model(sweep_dir / COMMAND, read_yaml, Command)
 
 
-def find_sweep(command: Command) -> Path | None:
-    """Return the directory of the newest sweep of a command. Skips sweeps that can't be read."""
+def find_sweep(command: Command, besides: Path | None = None) -> Path | None:
+    """Return the directory of the newest sweep of a command, other than `besides`.
+
+    Sweeps that can't be read are skipped.
+    """
     files = sorted(OUTPUTS.glob(f"*/*/{COMMAND}"), key=read_written_at_ns, reverse=True)
-    return next((file.parent for file in files if _has_command(file.parent, command)), None)
+    folders = (file.parent for file in files if file.parent != besides)
+    return next((folder for folder in folders if _has_command(folder, command)), None)
 
 
 def _has_command(sweep_dir: Path, command: Command) -> bool:

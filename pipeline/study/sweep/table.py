@@ -175,8 +175,10 @@ def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:
 
 
 def write_amortisation(points: Sequence[tuple[int, float]], path: Path, title: str) -> None:
-    """Write an HTML page with a drawing of modelled step times; `points` are (sink size in steps,
-    ms a step), the smallest size first."""
+    """Write an HTML page with a drawing of modelled step times.
+
+    `points` are two or more (sink size in steps, ms a step), the smallest size first.
+    """
     first, first_ms = points[0]
     last, last_ms = points[-1]
     summary = (

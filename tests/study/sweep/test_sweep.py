@@ -561,6 +561,17 @@ def test_sweep_continues_with_other_data_only_if_allowed(
 
 
 @pytest.mark.slow
+def test_repeated_sweep_names_the_existing_sweep(
+    pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    for seeds in ("1,2", "1,3", "1,2"):
+        assert pipeline("-m", "stages=[data]", f"seed={seeds}") == 0
+        told.append("is a sweep of the same command; train.resume=auto" in capsys.readouterr().out)
+    assert told == [False, False, True]
+
+
+@pytest.mark.slow
 def test_auto_compares_the_settings_of_the_sweeper(pipeline: Main, tmp_path: Path) -> None:
     """Its `params` are part of the command; how many jobs it runs at a time is not."""
     for seed, size in ((1, 1), (2, 1), (1, 2)):

@@ -130,6 +130,10 @@ def test_too_little_memory_error_names_the_fitting_number(
     text = str(error.value)
     assert "hydra.sweeper.vectorize = 8: 8 runs at once need 16.0 GB of memory, and 7.0 GB" in text
     assert text.endswith("hydra.sweeper.vectorize=3 fits")
+    with pytest.raises(shared_program.RunError) as error:
+        shared_program.Places(2).require_room(8 * 10**9)
+    text = str(error.value)
+    assert text.endswith("available; one needs 8.0 GB, so none fits; reduce train.batch_size")
 
 
 def test_refused_program_closes_its_loader(monkeypatch: pytest.MonkeyPatch) -> None:
