@@ -183,7 +183,7 @@ def test_wrong_recipe_is_reported_and_leaves_no_run(
 @pytest.mark.parametrize(
     ("args", "error", "message"),
     [
-        ([], UsageError, "nothing: RUN_DIR is missing; reproduce takes RUN_DIR"),
+        ([], UsageError, "reproduce: RUN_DIR is missing; reproduce takes RUN_DIR"),
         (["one", "hydra.run.dir=x"], UsageError, "hydra.run.dir=x: is an option: --out x"),
         (["one", "two"], UsageError, "two: must be KEY=VALUE"),
         (["--fast"], UsageError, "--fast: there is no such option"),
