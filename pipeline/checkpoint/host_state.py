@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Le, MaxLen
+from pydantic import TypeAdapter, ValidationError
+
 from pipeline.core.errors import printable
 from pipeline.core.files.value_text import show
 
@@ -135,9 +137,6 @@ def parse_host_state(data: Any) -> HostState:
     A checkpoint with a valid manifest may still come from a stranger, so values that this program
     doesn't write are refused. Unknown keys are ignored.
     """
-    # The engine runs custom steps without the recipe's packages.
-    from pydantic import TypeAdapter, ValidationError
-
     try:
         tree = json.loads(json.dumps(data), parse_int=_parse_integer)
         return TypeAdapter(HostState).validate_json(json.dumps(tree), strict=True)
