@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Le, MaxLen
-from pydantic import TypeAdapter, ValidationError
 
 from pipeline.core.errors import printable
-from pipeline.core.files.value_text import show
 
 MAX_COUNT = 2**31 - 1
 """Largest step, since a step is an int32."""
@@ -117,7 +114,7 @@ class CallbackState:
 
 @dataclass(frozen=True)
 class HostState:
-    """Everything that a resumed run needs besides the arrays."""
+    """Everything that a resumed run needs besides the arrays. Unknown keys of JSON are ignored."""
 
     early_stop: EarlyStopState = EarlyStopState()
     unfinished_boundary: PendingBoundary | None = None
@@ -129,25 +126,3 @@ class HostState:
     logs: Mapping[str, Any] = field(default_factory=dict)
     """State of metrics.jsonl and evals.jsonl at the checkpoint, by file name. It is compared with
     the files when they are opened."""
-
-
-def parse_host_state(data: Any) -> HostState:
-    """Make a host state of the JSON in a checkpoint. Raises ValueError with the first wrong key.
-
-    A checkpoint with a valid manifest may still come from a stranger, so values that this program
-    doesn't write are refused. Unknown keys are ignored.
-    """
-    try:
-        tree = json.loads(json.dumps(data), parse_int=_parse_integer)
-        return TypeAdapter(HostState).validate_json(json.dumps(tree), strict=True)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        key = ".".join(map(str, problem["loc"]))
-        if problem["type"] == "missing":
-            raise ValueError(f"{key} is missing") from error
-        raise ValueError(f"{key or 'all'} = {show(problem['input'])}") from error
-
-
-def _parse_integer(digits: str) -> int | str:
-    """Return an integer. One that is too long stays a text, which validation refuses."""
-    return int(digits) if len(digits.lstrip("-")) <= MAX_DIGITS else digits

@@ -27,9 +27,10 @@ from pipeline.checkpoint.checkpoint_folder import (
     parse_checkpoint_step,
     rename_aside,
 )
-from pipeline.checkpoint.host_state import HostState, parse_host_state
+from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.manifest import DamagedError, make_read_error, read_json, verify_files
 from pipeline.checkpoint.orbax_arrays import read_arrays
+from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.core.errors import DataError, printable_lines
 from pipeline.core.files.value_text import join_first
 from pipeline.core.host.tree_paths import flatten_by_path

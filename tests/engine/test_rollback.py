@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.checkpoint.checkpointer import Checkpoints, read_state
-from pipeline.checkpoint.host_state import parse_host_state
+from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.checkpoint.retention import Retention
 from pipeline.core.errors import RunError
 from pipeline.engine.rollback import Rollbacks
