@@ -97,7 +97,9 @@ def _decode(path: str, height: int, width: int, mask_values: MaskValues | None) 
     mask = decode_mask(path, height, width)
     classes = mask_values.classes
     ignored = mask_values.ignored
-    is_wrong = (mask >= classes) & (mask != ignored)
+    is_wrong = mask >= classes
+    if ignored is not None:
+        is_wrong &= mask != ignored
     if is_wrong.any():
         ignored_text = "" if ignored is None else f", or {ignored}, which is ignored"
         raise DataError(
