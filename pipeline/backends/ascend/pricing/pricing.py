@@ -222,7 +222,7 @@ class Pricing:
         priced = self._tuned_tasks if uses_tuning else self._shared.tasks
         if key not in priced:
             with pause_garbage_collection():
-                graph = self.traced.tasks(**vars(self._make_lowering_options(config)))
+                graph = self.traced.lower(self._make_lowering_options(config))
             for buffer in graph.buffers:
                 if buffer.dtype not in self.chip.dtypes and not buffer.dtype.startswith("key"):
                     raise OptionError(

@@ -78,10 +78,13 @@ class TracedStep:
 
     def tasks(self, precision: Precision | None, **options: Any) -> TaskGraph:
         """Return the tasks of the step. `options` are other fields of `LoweringOptions`."""
-        key = LoweringOptions(precision, **options)
-        if key not in self._lowered:
-            self._lowered[key] = lower(self.graph, self.signature, key)
-        return self._lowered[key]
+        return self.lower(LoweringOptions(precision, **options))
+
+    def lower(self, options: LoweringOptions) -> TaskGraph:
+        """Return the tasks of the step, cached by the options."""
+        if options not in self._lowered:
+            self._lowered[options] = lower(self.graph, self.signature, options)
+        return self._lowered[options]
 
 
 def _make_results(chip: PricedChip, calibration: Calibration) -> Results:
