@@ -30,6 +30,7 @@ from pipeline.backends.find_draws import (
     find_draws,
     read_constant,
 )
+from pipeline.core.host.platforms import get_platform
 from pipeline.data.random import encrypt_threefry
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.state import TrainState
@@ -133,6 +134,23 @@ def _compile_sampler(
     look_up = compile_(_look_up, (table, *keys), None)
     # The sampler's table is put on the device once, not by every call.
     return lambda: partial(look_up, jax.device_put(_make_table(apply), device))
+
+
+def initialise_state(
+    init: Callable[[Array], TrainState], seed: np.ndarray, placement: DevicePlacement
+) -> TrainState:
+    """Return `init(seed)` with the bits of a run, whose initialisation is compiled by this module
+    on platforms that optimize slowly."""
+    if not get_platform(placement.device.platform).optimizes_slowly:
+        return jax.jit(init)(seed)
+
+    def compile_(function: Callable[..., Any], args: Any, options: Any) -> Any:
+        return jax.jit(function).lower(*args).compile(compiler_options=options)
+
+    def compile_undrawn(function: Callable[..., Any]) -> Any:
+        return compile_(function, (seed,), UNOPTIMIZED)
+
+    return compile_initialisation(init, seed, placement, compile_, compile_undrawn)(seed)
 
 
 def draw_bits(keys: Any, first: Any) -> Any:

@@ -21,8 +21,10 @@ from pipeline.backends.initialisation import (
     compile_initialisation,
     draw_bits,
     fold_key_words,
+    initialise_state,
 )
 from pipeline.training.parallel.placement import DevicePlacement
+from tests.compiling import optimized
 
 SEED = np.array([7, 11], np.uint32)
 FAN_IN = partial(initializers.variance_scaling, mode="fan_in")
@@ -65,6 +67,19 @@ def _state(seed: Array) -> Any:
 def whole() -> Any:
     """The state as one program draws it."""
     return _compile(_state, (SEED,), UNOPTIMIZED)(SEED)
+
+
+@pytest.mark.medium
+def test_state_of_a_run_can_be_initialised_alone(whole: Any) -> None:
+    """An optimised program of the whole initialisation has other last bits."""
+    placement = DevicePlacement((jax.devices()[0],))
+    with optimized():
+        state: Any = initialise_state(_state, SEED, placement)
+        fused = jax.jit(_state)(SEED)
+    assert {name: np.asarray(array).tobytes() for name, array in state.items()} == {
+        name: np.asarray(array).tobytes() for name, array in whole.items()
+    }
+    assert any(np.any(np.asarray(fused[name]) != np.asarray(whole[name])) for name in whole)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from pipeline.backends.base import Backend
+from pipeline.backends.initialisation import initialise_state
 from pipeline.backends.loading.loader import make_loader
 from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps, make_checkpoint_path
@@ -19,7 +20,8 @@ from pipeline.checkpoint.manifest import DamagedError
 from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
 from pipeline.config.compose import check_tree
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import DataError, RecipeError
+from pipeline.core.errors import DataError, RecipeError, RunError
+from pipeline.core.files.value_text import join_first
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
@@ -32,9 +34,14 @@ from pipeline.stages.data import load_data
 from pipeline.stages.export.trained_run import read_run_recipe, spare_gpus
 from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import find_plan, with_plan
+from pipeline.stages.record.compare_steps import find_discrepancy
 from pipeline.stages.record.run_directory import LOWERINGS, RECIPE, RunFolder
 from pipeline.training.freezing import select_phase
 from pipeline.training.state import TrainState
+from pipeline.training.telemetry import Telemetry
+
+MAX_NAMED_STEPS = 10
+"""Most checkpoints that a message lists."""
 
 
 def make_silent_reporter() -> Reporter:
@@ -70,8 +77,9 @@ class OpenedRecipe:
         return batch
 
     def fresh_state(self) -> TrainState:
-        """Return the state at step 0, from the weights of `checkpoint.restore` if it is set."""
-        state: TrainState = jax.jit(self.built.step.init)(self.built.seed)
+        """Return the state at step 0 with the bits of a run, from the weights of
+        `checkpoint.restore` if it is set."""
+        state = initialise_state(self.built.step.init, self.built.seed, self.backend.placement)
         if self.recipe.checkpoint.restore is None:
             return state
         # Imported here, since few recipes start from weights and the import takes time.
@@ -156,8 +164,9 @@ def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
     """Return the state of a run after `step` steps, in numpy.
 
     The last undamaged checkpoint up to this step is read, or else the state at step 0 is made. The
-    steps after it are trained again, with the same results, and `reporter` prints their number.
-    Raises DataError if the run has no checkpoints, or fewer steps.
+    steps after it are trained again, and `reporter` prints their number. Raises DataError if the
+    run has no checkpoints or fewer steps, RunError if a step that is trained again has other
+    numbers than the run logged, since its state isn't the run's.
     """
     earlier_steps = [saved for saved in require_checkpoints(run_dir) if saved <= step]
     total = opened.built.run_schedule.total
@@ -185,11 +194,28 @@ def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
             opened.recipe, opened.dataset, opened.built, opened.backend, make_silent_reporter()
         )
         with closing(executable.loader):
-            final_state, _ = executable.run(executable.put(state), start_step, step, "loop")
+            final_state, telemetry = executable.run(executable.put(state), start_step, step, "loop")
+    _require_same_steps(run_dir, telemetry, step)
     text = f"of step {start_step}; {step - start_step:,} steps trained again"
     reporter.print_stage("state", text)
     loaded: TrainState = jax.tree.map(np.array, final_state)
     return loaded
+
+
+def _require_same_steps(run_dir: Path, telemetry: Telemetry, step: int) -> None:
+    """Raise RunError unless steps that were trained again have the numbers that the run logged."""
+    log = run_dir / METRICS
+    if not log.exists():
+        cause = f"{METRICS} is missing, so nothing shows that its bits are the run's"
+    elif (discrepancy := find_discrepancy(log, telemetry)) is not None:
+        cause = f"the run and the steps trained again differ ({discrepancy})"
+    else:
+        return
+    saved = join_first(list(map(str, list_saved_steps(run_dir / FOLDER))), MAX_NAMED_STEPS)
+    raise RunError(
+        f"{run_dir}: the state after step {step:,} can't be computed: {cause}; "
+        f"checkpoints are of the steps {saved}"
+    )
 
 
 def logged_loss(run_dir: Path, step: int) -> float | None:

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.engine.monitors.log_lines import LogLine, read_lines
+from pipeline.engine.monitors.log_lines import LogLine, parse_line, read_lines
+from pipeline.engine.monitors.metrics_log import metrics_lines
+from pipeline.training.telemetry import Telemetry
 
 MAX_PLACES = 1000
 """Largest distance that is also shown as a number of float32 numbers: it may be rounding."""
@@ -105,6 +107,23 @@ def compare_steps(a: Path, b: Path) -> Comparison:
         if loss and (largest_loss is None or loss.distance > largest_loss.distance):
             largest_loss = loss
     return Comparison(steps, differing, first, first_loss, largest_loss, only_one, only_other)
+
+
+def find_discrepancy(log: Path, telemetry: Telemetry) -> Discrepancy | None:
+    """Return the first number of a log that differs from the telemetry of the same steps, bit for
+    bit; None if all are the same. A step that the log lacks differs in its loss.
+
+    Raises DataError for a log that can't be read as steps.
+    """
+    end = telemetry.start + len(telemetry)
+    logged = {line.step: line for line in read_lines(log) if telemetry.start < line.step <= end}
+    for text in metrics_lines([telemetry], None).splitlines():
+        line = parse_line(text.encode(), "telemetry")
+        if line.step not in logged:
+            return Discrepancy(line.step, "loss", None, line.numbers()["loss"])
+        if discrepancies := _find_discrepancies(logged[line.step], line):
+            return discrepancies[0]
+    return None
 
 
 def _pair_lines(a: Path, b: Path) -> Iterator[tuple[LogLine | None, LogLine | None]]:

@@ -15,12 +15,13 @@ from pipeline import run
 from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.checkpoint.restore import list_saved_steps, read_checkpoint
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import DataError, RecipeError, UsageError
+from pipeline.core.errors import DataError, RecipeError, RunError, UsageError
 from pipeline.inspect.dumps import dump_files
 from pipeline.inspect.dumps.dump_files import find_dump, read_dump
 from pipeline.inspect.dumps.opened_recipe import open_recipe
 from pipeline.inspect.dumps.tensor_names import TensorName
 from tests.command_line import dump as main
+from tests.compiling import optimized
 
 MLP = (
     "model=layers",
@@ -129,6 +130,29 @@ def test_dump_command_equals_the_dump_of_the_run(
     assert (plain / "metrics.jsonl").read_bytes() == logged
     with pytest.raises(DataError, match="has 2 dumps"):
         find_dump(tmp_path)
+
+
+@pytest.mark.slow
+def test_steps_from_the_start_have_the_bits_of_the_run(
+    tmp_path: Path, tiny: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The weights of step 0 are made again: a program that fuses their formula has other bits."""
+    run_dir = tmp_path / "run"
+    with optimized():
+        run(tiny("train.steps=40"), run_dir)
+        main([str(run_dir), "--step=30", "--layers=dense_0"])
+        printed = capsys.readouterr().out
+        assert "of step 0; 30 steps trained again" in printed
+        log = run_dir / "metrics.jsonl"
+        lines = log.read_text().splitlines(keepends=True)
+        lines[20] = re.sub('"loss": [^,]*', '"loss": 1.25', lines[20])
+        log.write_text("".join(lines))
+        main([str(run_dir), "--step=20", "--layers=dense_0"])
+        with pytest.raises(RunError, match=r"step 21: loss 1.25 and .* checkpoints are of the ste"):
+            main([str(run_dir), "--step=30"])
+        log.unlink()
+        with pytest.raises(RunError, match=r"metrics.jsonl is missing, so nothing shows"):
+            main([str(run_dir), "--step=30"])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.stages.record.compare_steps import compare_steps
+from pipeline.stages.record.compare_steps import Discrepancy, compare_steps, find_discrepancy
+from pipeline.training.telemetry import Telemetry
 
 
 def line(step: int, **numbers: Any) -> dict[str, Any]:
@@ -103,3 +104,23 @@ def test_invalid_line_is_refused(tmp_path: Path) -> None:
     longer = write(tmp_path / "longer", STEPS, tail="nothing\n")
     with pytest.raises(DataError, match="longer, line 6: isn't a step of a run"):
         compare_steps(whole, longer)
+
+
+def _make_telemetry(start: int, steps: int) -> Telemetry:
+    numbers = {"loss": 1.5, "learning_rate": 0.1, "grad_norm": 2.5, "loss_scale": 1.0}
+    return Telemetry(start, {name: np.full(steps, number, "f") for name, number in numbers.items()})
+
+
+def test_telemetry_is_compared_with_the_steps_of_a_log(tmp_path: Path) -> None:
+    log = write(tmp_path / "log", STEPS)
+    assert find_discrepancy(log, _make_telemetry(0, 5)) is None
+    assert find_discrepancy(log, _make_telemetry(2, 2)) is None
+    assert find_discrepancy(log, _make_telemetry(4, 2)) == Discrepancy(6, "loss", None, 1.5)
+    above = float(np.nextafter(np.float32(2.5), np.float32(3)))
+    changed = write(tmp_path / "changed", [*STEPS[:3], line(4, grad_norm=above), STEPS[4]])
+    assert find_discrepancy(changed, _make_telemetry(0, 3)) is None
+    assert find_discrepancy(changed, _make_telemetry(0, 5)) == Discrepancy(
+        4, "grad_norm", above, 2.5
+    )
+    flagged = write(tmp_path / "flagged", [*STEPS[:4], line(5, skipped=True)])
+    assert find_discrepancy(flagged, _make_telemetry(0, 5)) == Discrepancy(5, "skipped", 1.0, 0.0)
