@@ -14,6 +14,8 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
+from pipeline.core.host.limits import read_limits
+from pipeline.core.host.machine_load import LoadWatch, describe_load
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, build_recipe
 from pipeline.inspect.forecast.host_forecast import HostForecast, forecast_run, measured_line
@@ -79,5 +81,9 @@ def forecast_lowered(opened: OpenedRecipe, reporter: Reporter) -> tuple[HostFore
     lowered = lower(recipe, opened.dataset, opened.built, backend, None, reporter)
     lowered = begin_at_once(recipe, lowered, backend)
     work = make_compile_inputs(recipe, opened.dataset, lowered, backend, reporter)
+    load = LoadWatch()
     with reporter.clock("timing the parts of a step"):
-        return forecast_run(recipe, work, lowered.run_schedule, backend), lowered
+        forecast = forecast_run(recipe, work, lowered.run_schedule, backend)
+    if (text := describe_load(load.count_foreign_cores(), read_limits().cores)) is not None:
+        reporter.warn(text)
+    return forecast, lowered

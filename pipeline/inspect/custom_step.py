@@ -25,6 +25,7 @@ from pipeline.config.profile_spec import ProfileSpec
 from pipeline.config.recipe import CacheSpec
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import convert_write_errors
+from pipeline.core.host.machine_load import LoadWatch
 from pipeline.core.host.platforms import get_platform
 from pipeline.engine.batches import IteratorBatches
 from pipeline.engine.history import History
@@ -202,6 +203,7 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
     read_s = sum(opened.loader.report().prepare_ms_per_step.values()) / 1000
     window = choose_window(SPEC, schedule, hlo, max(step_s, read_s))
     profiled = ProfiledExecutable(cast(Any, program), window.first, window.steps, lambda: None)
+    load = LoadWatch()
     with watch_compilations() as watch:
         try:
             run_steps(profiled, program.put(state), replace(schedule, total=window.total))
@@ -227,6 +229,7 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
         compilations=tuple(item for item in watch.compilations if first_s < item.ended_s),
         memory=program_memory(program.program),
         program=hlo,
+        foreign_cores=load.count_foreign_cores(),
     )
     folder = cache_root(CacheSpec(root=None, compiled=False))
     profile, operations = profile_with_peaks(run, profiled.traced, opened.placement.device, folder)

@@ -6,7 +6,7 @@ import os
 import resource
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from pipeline.backends.graph.hlo_program import HloProgram
 from pipeline.backends.loading.loader_stats import LoaderReport
 from pipeline.config.profile_spec import ProfileSpec
+from pipeline.core.host.machine_load import describe_load
 from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.iterations import (
     PHASES,
@@ -40,6 +41,9 @@ from pipeline.inspect.profiler.trace import TracedOp
 WARM_SHARE = 0.25
 """Share of the untraced steps, at the start, that warm the process up and are left out."""
 KIB = 1024
+CONTRADICTION = 1.5
+"""Ratio of an untraced step to a traced one from which the two contradict each other. A trace makes
+a step longer."""
 NOTABLE_SHARE = 0.02
 """Share of a step above which the rate of an operator is reliable."""
 
@@ -70,6 +74,8 @@ class ProfiledRun:
     )
     processors: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Processors that the process may use."""
+    foreign_cores: float = 0.0
+    """Mean number of cores that other programs used while the run trained."""
 
 
 def record_run(executable: ProfiledExecutable, **facts: Any) -> ProfiledRun:
@@ -94,7 +100,17 @@ def measured_profile(
     dispatches = [dispatch for dispatch in run.dispatches if dispatch.traced]
     between_s = sum(after.begin_s - before.end_s for before, after in _list_gaps(dispatches, run))
     traced_ms = 1000 * (sum(dispatch.seconds for dispatch in dispatches) + between_s) / steps
+    iteration = find_median_iteration(compute_iteration_times(traced.iterations))
     host = compute_host_time(run)
+    doubts = list(filter(None, [describe_load(run.foreign_cores, run.processors)]))
+    if iteration is not None and host.device > CONTRADICTION * iteration.iteration:
+        doubts.append(
+            f"untraced steps took {host.device:.4g} ms in the program and traced ones "
+            f"{iteration.iteration:.4g}, though a trace makes them longer; the shorter time is used"
+        )
+        shorter_ms = iteration.iteration
+        step_ms = shorter_ms + host.wait + host.between
+        host = replace(host, device=shorter_ms, step=step_ms)
     # Traced times are scaled to the untraced step, since tracing lengthens short operations. A
     # trace of several dispatches includes the host's time between them.
     clock_ms = host.device + (host.between if len(dispatches) > 1 else 0.0)
@@ -106,7 +122,6 @@ def measured_profile(
     named_ns = sum(t.busy_ns for name, t in traced.times.items() if operations[name].is_named)
     working_ns = traced.span_ns - traced.gap_ns
     nbytes = sum(op.nbytes for op in operators)
-    iteration = find_median_iteration(compute_iteration_times(traced.iterations))
     untraced = select_untraced(run.dispatches)
     cpu_s = sum(dispatch.cpu_s for dispatch in untraced)
     elapsed_s = sum(dispatch.seconds for dispatch in untraced)
@@ -143,6 +158,7 @@ def measured_profile(
         flops=sum(op.flops for op in operators),
         nbytes=nbytes,
         shares=shares,
+        doubts=tuple(doubts),
     )
     return profile, traced
 

@@ -120,7 +120,8 @@ def profile_table(report: ProfileReport, rows: int | None = ROWS) -> str:
     lines += [*_format_phases(profiles), "", *_format_layers(profiles, rows), ""]
     for profile in profiles:
         lines += [*_format_operators(profile, rows), ""] if profile.operators else []
-    return "\n".join([*lines, f"Verdict: {report.verdict}"])
+    doubt = "; doubtful, as said above" if profiles[0].doubts else ""
+    return "\n".join([*lines, f"Verdict: {report.verdict}{doubt}"])
 
 
 def _format_head(profile: StepProfile) -> Iterator[str]:
@@ -130,6 +131,8 @@ def _format_head(profile: StepProfile) -> Iterator[str]:
     traced_ms = profile.traced_step_ms
     traced = "" if traced_ms is None else f" ({_format_ms(traced_ms)} traced)"
     yield f"  step       {_format_ms(profile.step_ms)} ms{traced}{_format_rates(profile)}"
+    for doubt in profile.doubts:
+        yield f"  doubtful   {doubt}"
     if profile.iteration is not None:
         times = profile.iteration
         yield (

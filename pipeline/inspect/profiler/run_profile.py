@@ -19,6 +19,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import list_event_periods
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import convert_write_errors
+from pipeline.core.host.machine_load import LoadWatch
 from pipeline.core.host.platforms import get_platform
 from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import Event, RunSchedule
@@ -150,6 +151,7 @@ class RunProfiler(Profile):
         window = choose_window(spec, run.built.run_schedule, self._program, step_s, done)
         self._window = window
         self._watch = Compilations()
+        self._foreign_cores = 0.0
         text = f"steps {window.first + 1:,} to {window.first + window.steps:,} are traced"
         notify = partial(self._reporter.print_stage, "profile", text)
         self.executable = ProfiledExecutable(self._plain, window.first, window.steps, notify)
@@ -159,11 +161,13 @@ class RunProfiler(Profile):
     @contextmanager
     def open(self) -> Iterator[None]:
         """Record compilations while the run trains, and end a running trace afterwards."""
+        load = LoadWatch()
         with watch_compilations() as self._watch:
             try:
                 yield
             finally:
                 self.executable.end_trace()
+                self._foreign_cores = load.count_foreign_cores()
 
     def conclude(self, estimate: Estimate | None, state: TrainState) -> None:
         """Write the profile. With `profile.mode = on` a failure is only a warning."""
@@ -208,6 +212,7 @@ class RunProfiler(Profile):
                 ),
                 memory=memory,
                 program=self._program,
+                foreign_cores=self._foreign_cores,
             )
             events = self.executable.traced
             cache_dir = cache_root(recipe.cache)

@@ -160,6 +160,8 @@ class StepProfile:
     shares: Mapping[str, float] = field(default_factory=dict)
     """Modelled: shares of the step by the busy part of a device, such as AI Core or AI CPU.
     Measured: use of the process's processors, and of the peak bandwidth of the memory."""
+    doubts: tuple[str, ...] = ()
+    """Reasons why the times, and so the verdict, may be wrong."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a tree for JSON; points are in ns from the first point."""

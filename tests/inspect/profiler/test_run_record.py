@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from pipeline.__main__ import main
 from pipeline.config.recipe import Recipe
-from pipeline.inspect.profiler.run_record import RAW, RECORD, XSPACE
+from pipeline.inspect.profiler.profile_files import ProfileReport
+from pipeline.inspect.profiler.run_record import RAW, RECORD, XSPACE, ProfileRecord, read_report
 from tests.conftest import MLP, compose_tiny
 from tests.whole_run import run
 
@@ -61,6 +64,38 @@ def test_damaged_record_is_reported(
     said = capsys.readouterr().err
     assert message in said
     assert "Traceback" not in said
+
+
+def test_times_of_a_loaded_machine_are_doubtful(profiled: Path, tmp_path: Path) -> None:
+    """Untraced steps that take longer than traced ones aren't a fact about the step."""
+    folder = Path(shutil.copytree(profiled / "profile", tmp_path / "profile"))
+    adapter = TypeAdapter(ProfileRecord)
+    record = adapter.validate_json((folder / RAW / RECORD).read_bytes())
+
+    def read(foreign_cores: float, untraced_ms: float) -> ProfileReport:
+        dispatches = tuple(
+            replace(item, end_s=item.begin_s + item.steps * untraced_ms / 1000, wait_s=0.0)
+            if not item.traced
+            else item
+            for item in record.run.dispatches
+        )
+        run = replace(record.run, dispatches=dispatches, foreign_cores=foreign_cores, processors=2)
+        (folder / RAW / RECORD).write_bytes(adapter.dump_json(replace(record, run=run)))
+        return read_report(folder)
+
+    iteration = read(0.3, 1).profiles[0].iteration
+    assert iteration is not None
+    quiet = read(0.3, iteration.iteration)
+    assert quiet.profiles[0].doubts == ()
+    assert "doubtful" not in str(quiet)
+    loaded = read(1.3, 4 * iteration.iteration)
+    profile = loaded.profiles[0]
+    assert profile.host is not None
+    assert profile.host.device == iteration.iteration
+    assert "other programs used 1.3 of 2 cores" in profile.doubts[0]
+    assert "though a trace makes them longer" in profile.doubts[1]
+    assert str(loaded).count("\n  doubtful   ") == 2
+    assert str(loaded).endswith("; doubtful, as said above")
 
 
 def test_run_without_a_record_is_refused(tmp_path: Path, capsys: Any) -> None:
