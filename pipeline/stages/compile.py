@@ -34,6 +34,7 @@ from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
 from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.record.run_directory import COMPILED
+from pipeline.stages.require_memory import require_memory
 from pipeline.training.parallel.sharding_rules import make_sharding_rules
 from pipeline.training.parallel.shards import make_shards
 from pipeline.training.parallel.state_sharing import make_state_sharing
@@ -71,7 +72,8 @@ def compile_programs(
     """Compile the programs of a run.
 
     With `remat=auto` they are compiled again to recompute blocks, if a training step's temporaries
-    take more than the allowed memory. Raises RunError if programs don't fit the device.
+    take more than the allowed memory. Raises RunError if programs don't fit the device, or without
+    `train.memory` the memory of the host.
     """
     inputs = make_compile_inputs(recipe, dataset, built, backend, reporter)
     # With a limit of memory, a call that exceeds it is repeated with the same state.
@@ -85,8 +87,23 @@ def compile_programs(
 
         inputs = replace(inputs, when_evaluation_compiled=report_evaluation)
     executable = compile_to_executable(inputs, recipe, backend, reporter)
-    if recipe.train.remat != "auto":
-        return executable
+    if recipe.train.remat == "auto":
+        executable = _recompute_to_fit(executable, inputs, recipe, built, backend, reporter)
+    if recipe.train.memory is None:
+        require_memory(recipe, built, backend, executable.report)
+    return executable
+
+
+def _recompute_to_fit(
+    executable: Executable,
+    inputs: CompileInputs,
+    recipe: Recipe,
+    built: Built,
+    backend: Backend,
+    reporter: Reporter,
+) -> Executable:
+    """Return programs that recompute blocks if a step's temporaries exceed the allowed memory, else
+    `executable`."""
     before_bytes = get_training_temporaries(executable)
     allowed_bytes = _find_allowed_bytes(recipe, backend)
     line = f"temporaries of {before_bytes / 1e6:,.1f} MB, {allowed_bytes / 1e6:,.1f} MB allowed"

@@ -31,7 +31,10 @@ def convert_out_of_memory() -> Iterator[None]:
     except (MemoryError, JaxRuntimeError) as error:
         if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise RunError(f"out of memory: {first_line(error)}") from error
+        raise RunError(
+            f"out of memory: {first_line(error)}; train.memory=auto or train.accumulate_steps "
+            "computes fewer samples at once"
+        ) from error
 
 
 @contextmanager
