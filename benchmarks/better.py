@@ -35,13 +35,13 @@ from pipeline.stages.lower import lower
 from pipeline.study.paired_test import count_pairs_to_decide, count_unpaired_runs
 
 PACKAGES = ("jax", "jaxlib")
-TINY = ["model=mlp", "model.hidden=[8]", "schedule=constant", "train.passes=2"]
+TINY = ["model=mlp", "model.hidden=[8]", "schedule=constant", "train.epochs=2"]
 METRICS = ("accuracy", "loss")
 EFFECTS = (0.5, 1.0, 2.0)
 DRAWS = 2000
 CHANGE_PAIRS = 16
 CHANGES: Sequence[tuple[str, Sequence[str], Sequence[str], str]] = (
-    ("lenet5_digits", ["train.passes=8"], ["train.optimizer.lr=0.04"], "accuracy"),
+    ("lenet5_digits", ["train.epochs=8"], ["train.optimizer.lr=0.04"], "accuracy"),
     ("lenet5_digits", [*TINY], ["train.optimizer.momentum=0.8"], "accuracy"),
     ("breast_cancer_mlp", [], ["train.batch_size=64"], "loss"),
     ("diabetes_mlp", [], ["train.batch_size=16"], "rmse"),

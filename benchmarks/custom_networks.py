@@ -158,7 +158,7 @@ def main() -> None:
     args = parser.parse_args()
     export_plugins([COMPONENTS])
     total = args.steps * (args.rounds + 1)
-    overrides = ["train.passes=null", "train.epochs=null", f"train.steps={total}"]
+    overrides = ["train.epochs=null", "train.epochs=null", f"train.steps={total}"]
     overrides += [f"train.batch_size={BATCH}", "optimizer=momentum", *args.overrides]
     overrides += [f"train.optimizer.lr={RATE}", f"train.optimizer.momentum={MOMENTUM}"]
     contestants: dict[str, Callable[[], float]] = {}

@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--root", help="dataset.root")
     args = parser.parse_args()
     common = [f"eval.every_steps={args.every_steps}", "monitor.loss_every=0"]
-    common += ["monitor.tensorboard=false", "checkpoint.every_passes=null"]
+    common += ["monitor.tensorboard=false", "checkpoint.every_epochs=null"]
     common += [f"dataset.root={args.root}"] if args.root else []
     rows = {
         contestant: [
@@ -70,7 +70,7 @@ def _train(contestant: str, overrides: list[str], accuracy: float) -> Course:
     evals = [json.loads(line) for line in lines]
     step = next((line["step"] for line in evals if line["accuracy"] >= accuracy), None)
     step_ms = summary.time["median_step_ms"] or 0.0
-    steps_per_epoch = summary.steps / summary.passes
+    steps_per_epoch = summary.steps / summary.epochs
     return Course(
         epochs=step / steps_per_epoch if step else None,
         train_s=step * step_ms / 1000 if step else None,

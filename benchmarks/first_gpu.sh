@@ -26,7 +26,7 @@ cd "$(dirname "$0")/.." || exit 1
 twin="dataset.name=synthetic +dataset.like=cifar10"
 stages="stages=[data,build,compile,train]"
 if [ -n "$dry" ]; then
-    device="device=cpu" short="train.epochs=null train.passes=null train.steps=6 monitor.tensorboard=false"
+    device="device=cpu" short="train.epochs=null train.epochs=null train.steps=6 monitor.tensorboard=false"
 else
     device="device=gpu" short=""
 fi
@@ -102,7 +102,7 @@ if has a; then # Does it run, and to the bit?
     done
     # Two processes that tune by themselves.
     for k in 1 2; do
-        r "resnet18_$k" $(network resnet18_cifar10 $twin train.precision=bf16 train.passes=null train.steps=300) \
+        r "resnet18_$k" $(network resnet18_cifar10 $twin train.precision=bf16 train.epochs=null train.steps=300) \
             cache.compiled=false "$stages"
     done
     equal resnet18_1 resnet18_2
@@ -118,8 +118,8 @@ if has b; then # What the host costs a step
     done
 fi
 
-resnet9="resnet9_cifar10_speedrun $twin train.passes=6 eval.every_passes=null checkpoint.every_passes=null"
-resnet18="resnet18_cifar10 $twin train.passes=3 checkpoint.best=null eval.every_passes=null"
+resnet9="resnet9_cifar10_speedrun $twin train.epochs=6 eval.every_epochs=null checkpoint.every_epochs=null"
+resnet18="resnet18_cifar10 $twin train.epochs=3 checkpoint.best=null eval.every_epochs=null"
 resnet50="resnet50_cifar10 $twin train.batch_size=256 train.epochs=null train.sink_size=50 train.steps=200"
 vit="resnet50_cifar10 model=vit_tiny $twin train.batch_size=256 train.epochs=null train.sink_size=50 train.steps=200"
 bf16=$(gpu train.precision=bf16)
@@ -166,7 +166,7 @@ fi
 if has g && [ -z "$dry" ]; then # For work without a GPU: what the compiler chose here
     for name in resnet9_cifar10_speedrun resnet50_cifar10; do
         XLA_FLAGS="--xla_dump_to=$out/x_$name --xla_dump_hlo_as_text --xla_gpu_dump_autotune_results_to=$out/tuned_$name.pbtxt" \
-            r "dump_$name" $(network $name $twin) train.precision=bf16 train.epochs=null train.passes=null \
+            r "dump_$name" $(network $name $twin) train.precision=bf16 train.epochs=null train.epochs=null \
             train.steps=20 cache.compiled=false "$stages"
         tar -czf "$out/x_$name.tgz" -C "$out/x_$name" . --wildcards --exclude='*.ptx' --exclude='*.ll' || true
     done

@@ -90,7 +90,7 @@ def main() -> None:
     # One processor for all: how it is split may not change between layouts.
     jax.config.update("jax_num_cpu_devices", 8)
     total = args.steps * (args.rounds + 1)
-    overrides = ["train.passes=null", "train.epochs=null", f"train.steps={total}"]
+    overrides = ["train.epochs=null", "train.epochs=null", f"train.steps={total}"]
     overrides += [*args.overrides, *([f"dataset.root={args.root}"] if args.root else [])]
     contestants = {
         name: Contestant(args.recipe, [*overrides, *keys], args.steps)

@@ -28,8 +28,8 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "breast_cancer_mlp": (),
     "diabetes_mlp": (),
     "bert_docstrings": (),
-    "mlp_mnist": ("train.passes=2",),
-    "lenet5_mnist": ("train.passes=1",),
+    "mlp_mnist": ("train.epochs=2",),
+    "lenet5_mnist": ("train.epochs=1",),
 }
 """Recipes with the keys that shorten them."""
 SEARCH_STEPS = {"lenet5_mnist": 1000}

@@ -152,7 +152,7 @@ def measure_cost(name: str, keys: Sequence[str], steps: int, rounds: int) -> flo
     for _ in range(rounds):
         for ledger in ("false", "true"):
             for count in (steps, 2 * steps):
-                length = ["train.epochs=null", "train.passes=null", f"train.steps={count}"]
+                length = ["train.epochs=null", "train.epochs=null", f"train.steps={count}"]
                 recipe = load_recipe(name, [*keys, *QUIET, *length, f"train.ledger={ledger}"])
                 with tempfile.TemporaryDirectory() as folder:
                     before = time.process_time()

@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="of the recipe, as train.batch_size=512")
     args = parser.parse_args()
     total = args.steps * (args.rounds + 1)
-    overrides = ["train.passes=null", "train.epochs=null", f"train.steps={total}"]
+    overrides = ["train.epochs=null", "train.epochs=null", f"train.steps={total}"]
     overrides += ["train.memory=auto", *args.overrides]
     overrides += [f"dataset.root={args.root}"] if args.root else []
     contestants = {

@@ -80,7 +80,7 @@ def _make_recipe(root: Path, case: str, seed: int) -> Any:
             *(*keys, eval_ops, *_INIT, "optimizer=momentum", "schedule=constant"),
             *(f"train.optimizer.lr={rate}", f"train.optimizer.momentum={MOMENTUM}"),
             *(f"train.steps={STEPS}", f"seed={seed}", f"dataset.root={root}"),
-            *("dataset.train.shuffle=false", "eval.every_passes=null"),
+            *("dataset.train.shuffle=false", "eval.every_epochs=null"),
             *("monitor.tensorboard=false", "stages=[data,build,compile,train]"),
         ],
     )

@@ -101,7 +101,7 @@ class Network:
         return [
             *("dataset=numpy", f"dataset.root={data}", f"dataset.classes={self.classes}"),
             *("dataset.train.ops=[]", "dataset.eval.ops=[]"),
-            *("train.passes=null", "train.epochs=null", f"train.steps={steps}"),
+            *("train.epochs=null", "train.epochs=null", f"train.steps={steps}"),
             *("parallel.mode=auto", f"parallel.devices={DEVICES}"),
             *("parallel.reproducible=layout", *self.overrides),
         ]

@@ -45,7 +45,7 @@ SPACE: Mapping[str, BaseDistribution] = {
     "train.optimizer.momentum": CategoricalDistribution(("0.0", "0.5", "0.9", "0.99")),
     "train.batch_size": CategoricalDistribution(("16", "32", "64")),
 }
-FIXED = ["model=mlp", "model.hidden=[16]", "schedule=constant", "train.passes=5"]
+FIXED = ["model=mlp", "model.hidden=[16]", "schedule=constant", "train.epochs=5"]
 CALIBRATION_TRIALS = 600
 SHARE = 0.01
 MOST_TRIALS = 300

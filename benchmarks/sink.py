@@ -32,7 +32,7 @@ def main() -> None:
     add_save(parser, "sink.md")
     parser.add_argument("overrides", nargs="*", help="of the recipe, as train.batch_size=16")
     args = parser.parse_args()
-    overrides = [f"train.steps={args.steps}", "eval.every_passes=null", "monitor.loss_every=0"]
+    overrides = [f"train.steps={args.steps}", "eval.every_epochs=null", "monitor.loss_every=0"]
     overrides += args.overrides
     overrides += [f"dataset.root={args.root}"] if args.root else []
     measured: dict[str, list[tuple[float, float]]] = {sink: [] for sink in SINKS}

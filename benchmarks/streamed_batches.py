@@ -68,7 +68,7 @@ def main() -> int:
     args = parser.parse_args()
     common = [f"train.steps={args.steps}", "train.sink_size=1000", "monitor.loss_every=0"]
     common += ["stages=[data,build,compile,train]"]
-    common += ["eval.every_passes=null", "checkpoint.every_passes=null"]
+    common += ["eval.every_epochs=null", "checkpoint.every_epochs=null"]
     common += [f"dataset.root={args.root}"] if args.root else []
     turns = {name: partial(measure, name, common) for name in args.contestants}
     try:

@@ -185,8 +185,8 @@ def _make_changes(
         f"train.sink_size={sink_size}",
         # A bound for all rounds together, whose lengths are found by timing.
         "train.steps=1000000",
-        *("eval.samples=all", "eval.every_passes=null", "eval.every_steps=null"),
-        *("checkpoint.every_passes=null", "checkpoint.best=null", "monitor.loss_every=0"),
+        *("eval.samples=all", "eval.every_epochs=null", "eval.every_steps=null"),
+        *("checkpoint.every_epochs=null", "checkpoint.best=null", "monitor.loss_every=0"),
         "stages=[data,build,compile,train]",
     )
 

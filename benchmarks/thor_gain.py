@@ -5,7 +5,7 @@
     python -m benchmarks.thor_gain RESULTS --root DIR --minutes 20          # of the processors
     python -m benchmarks.thor_gain RESULTS --table
 
-Both start from `resnet20_cifar10`, crop and flip, batch 128, a cosine to 0 over `--passes`. Each is
+Both start from `resnet20_cifar10`, crop and flip, batch 128, a cosine to 0 over `--epochs`. Each is
 tuned with the first seed by the settings below. The best setting of each needs the fewest steps to
 the accuracy, or has the highest accuracy at the end if none reaches it. It is trained with the
 other seeds, and the medians over the seeds of both are compared. A training ends once an evaluation
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--root", help="dataset.root")
     parser.add_argument("--accuracy", type=float, default=0.8)
-    parser.add_argument("--passes", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--blocks", type=int, default=3, help="residual blocks of each stage")
     parser.add_argument("--share", type=int, default=1, help="train on one of N shards")
     parser.add_argument("--seeds", default="1,2,3,4,5")
@@ -98,16 +98,16 @@ def train(setting: tuple[str, ...], seed: int, args: argparse.Namespace) -> dict
 
     steps = 50_000 // args.share // 128
     keys = [
-        *(f"dataset.root={args.root}", f"seed={seed}", f"train.passes={args.passes}"),
+        *(f"dataset.root={args.root}", f"seed={seed}", f"train.epochs={args.epochs}"),
         *(f"model.blocks=[{args.blocks},{args.blocks},{args.blocks}]", "monitor.loss_every=0"),
-        *("eval.every_passes=null", f"eval.every_steps={steps // EVALUATIONS_PER_EPOCH}"),
-        *("monitor.tensorboard=false", "checkpoint.every_passes=null", "checkpoint.keep=1"),
+        *("eval.every_epochs=null", f"eval.every_steps={steps // EVALUATIONS_PER_EPOCH}"),
+        *("monitor.tensorboard=false", "checkpoint.every_epochs=null", "checkpoint.keep=1"),
         f"train.callbacks=[{{name: stop_at, metric: accuracy, value: {args.accuracy}}}]",
         *([f"dataset.train.num_shards={args.share}"] if args.share > 1 else []),
         *(["dataset.train.shard_id=0"] if args.share > 1 else []),
     ]
     line: dict[str, Any] = {"setting": list(setting), "seed": seed, "accuracy": args.accuracy}
-    line |= {"passes": args.passes, "blocks": args.blocks, "share": args.share}
+    line |= {"epochs": args.epochs, "blocks": args.blocks, "share": args.share}
     started_at = time.perf_counter()
     processor_before_s = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +136,7 @@ def _read_lines(args: argparse.Namespace) -> list[dict[str, Any]]:
         return []
     text = args.results.read_text(encoding="utf-8")
     lines = [json.loads(line) for line in text.splitlines() if line]
-    keys = ("accuracy", "passes", "blocks", "share")
+    keys = ("accuracy", "epochs", "blocks", "share")
     return [line for line in lines if all(line[key] == getattr(args, key) for key in keys)]
 
 

@@ -68,7 +68,7 @@ _OPS = "[{name:resize,size:[64,64],interpolation:linear},{name:rescale,factor:0.
 COMMON = [
     *("dataset=synthetic", "dataset.like=cifar10", "dataset.train_size=256"),
     *("dataset.eval_size=64", f"dataset.train.ops={_OPS}", f"dataset.eval.ops={_OPS}"),
-    *("train.batch_size=32", "train.passes=null", "train.epochs=null", "train.steps=100"),
+    *("train.batch_size=32", "train.epochs=null", "train.epochs=null", "train.steps=100"),
     *("train.sink_size=100", "train.feed=resident"),
 ]
 

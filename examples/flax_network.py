@@ -1,7 +1,7 @@
 """A flax module of one's own, as it stands: its convolutions are computed as those of the package.
 
 python -m pipeline --plugin examples/flax_network.py \\
-    model=flax model.import=flax_network:Small train.passes=10
+    model=flax model.import=flax_network:Small train.epochs=10
 """
 
 from flax import linen as nn

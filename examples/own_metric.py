@@ -30,7 +30,7 @@ class SureAccuracy(MetricSpec):
 
 
 own = "eval.metrics=[{name: sure_accuracy, least: 0.95}]"
-keys = ["train.passes=8", "eval.every_passes=2"]
+keys = ["train.epochs=8", "eval.every_epochs=2"]
 trainer = Trainer("lenet5_digits", [own, *keys, "checkpoint.best=sure_accuracy"])
 trainer.fit()
 print(trainer.evaluations["sure_accuracy"])

@@ -7,7 +7,7 @@ import numpy as np
 
 from pipeline import Trainer
 
-trainer = Trainer("lenet5_digits", ["train.passes=10"])
+trainer = Trainer("lenet5_digits", ["train.epochs=10"])
 trainer.fit()
 print("accuracy", trainer.evaluate()["accuracy"])
 

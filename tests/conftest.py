@@ -129,7 +129,7 @@ def _unsynced_files() -> Iterator[None]:
 @cache_calls
 def compose_tiny(cache: Path, *overrides: str) -> Recipe:
     """The tiny recipe with further overrides; programs are kept in `cache`."""
-    units = ("steps", "passes", "epochs", "minutes", "until")
+    units = ("steps", "epochs", "sink_epochs", "minutes", "until")
     lengths = tuple(f"train.{unit}" for unit in units)
     length = [] if any(override.startswith(lengths) for override in overrides) else [STEPS]
     return load_recipe("lenet5_digits", [*TINY, *length, f"cache.root={cache}", *overrides])

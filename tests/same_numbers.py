@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 QUIET = ("monitor.tensorboard=false", "monitor.sample_images=0")
 TRAIN_ONLY = "stages=[data,build,compile,train]"
-SHORT = ("+recipe=lenet5_digits", "train.passes=3")
+SHORT = ("+recipe=lenet5_digits", "train.epochs=3")
 TWO_PROCESSES = ("parallel.mode=data", "launch=local", "launch.processes=2")
 VECTORIZED = (
     *SHORT, "seed=1,2", "hydra.sweeper.vectorize=true", "monitor.tensorboard=false",
@@ -153,7 +153,7 @@ def check_old_files(base: Checkout, head: Checkout) -> Iterator[str | None]:
     """Resume a run of the base commit with the head, and use a knowledge bank of the base."""
     saving = ("stages=[data,build,compile,train,checkpoint]", "schedule=constant")
     whole = base.run("whole", *SHORT, *saving) / "metrics.jsonl"
-    part = base.run("part", *SHORT, *saving, "train.passes=2")
+    part = base.run("part", *SHORT, *saving, "train.epochs=2")
     head.run("part", *SHORT, *saving, f"train.resume={part}")
     same = (part / "metrics.jsonl").read_bytes() == whole.read_bytes()
     print(f"a checkpoint of the base, resumed: {'the same' if same else 'DIFFERENT'}")

@@ -31,7 +31,7 @@ ENDLESS = [
     *TINY,
     "train.steps=10_000_000",
     f"train.sink_size={SINK_STEPS}",
-    "eval.every_passes=null",
+    "eval.every_epochs=null",
 ]
 EVALUATING = ["eval.every_steps=1", "++dataset.eval_size=200000"]
 """An evaluation of some seconds after every step."""

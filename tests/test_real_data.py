@@ -16,7 +16,7 @@ from tests.whole_run import run
 @pytest.mark.usefixtures("long_runs")
 def test_lenet5_learns_the_bundled_digits(cache: Path, tmp_path: Path) -> None:
     """Real data that needs no download: 16 epochs over 1,438 digits."""
-    overrides = ["train.passes=16", "monitor.tensorboard=false", f"cache.root={cache}"]
+    overrides = ["train.epochs=16", "monitor.tensorboard=false", f"cache.root={cache}"]
     summary = run(load_recipe("lenet5_digits", overrides), tmp_path)
     assert summary.status == "done"
     assert summary.metrics["accuracy"] > 0.9
@@ -41,7 +41,7 @@ def test_lenet5_learns_mnist(shared_data: Path, cache: Path, tmp_path: Path) -> 
     losses = [line["loss"] for line in outcome.metrics(tmp_path)]
     assert len(losses) == 60
     assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 0.1
-    assert summary.passes == 60 / 1875
+    assert summary.epochs == 60 / 1875
     assert summary.metrics["count"] == 512
     assert "60,000 training and 512 of 10,000 evaluation images 28x28x1, 10 classes" in (
         (tmp_path / "run.log").read_text()
@@ -64,5 +64,5 @@ def test_resnet20_trains_on_cifar10(
         f"cache.root={cache}",
     ]
     summary = run(load_recipe("resnet20_cifar10", overrides), tmp_path)
-    assert (summary.status, summary.steps, summary.passes) == ("done", 3, 3 / 390)
+    assert (summary.status, summary.steps, summary.epochs) == ("done", 3, 3 / 390)
     assert summary.metrics["count"] == 128

@@ -174,7 +174,7 @@ def test_small_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) 
 def test_text_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
     small = ["model.features=16", "model.hidden=16", "model.heads=2", "model.blocks=1"]
     length = ["train.batch_size=8", "train.steps=4", "train.sink_size=2", "eval.samples=12"]
-    keys = [*TEXTS[name], *small, *length, "train.schedule.warmup_passes=0.0"]
+    keys = [*TEXTS[name], *small, *length, "train.schedule.warmup_epochs=0.0"]
     keys += ["train.schedule.warmup_steps=0", f"cache.root={cache}"]
     summary = run(load_recipe(name, keys), tmp_path)
     assert (summary.status, summary.steps, summary.sinks) == ("done", 4, 2)
@@ -186,7 +186,7 @@ def test_text_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -
 @pytest.mark.parametrize("name", OF_FILES)
 def test_image_file_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
     root = OF_FILES[name](tmp_path / "files")
-    short = ["train.batch_size=8", "++train.passes=null", "train.steps=4", "train.sink_size=2"]
+    short = ["train.batch_size=8", "++train.epochs=null", "train.steps=4", "train.sink_size=2"]
     overrides = [f"dataset.root={root}", *short, *MADE_SMALL.get(name, []), f"cache.root={cache}"]
     summary = run(load_recipe(name, overrides), tmp_path / "run")
     assert (summary.status, summary.steps, summary.sinks) == ("done", 4, 2)

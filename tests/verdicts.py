@@ -29,7 +29,7 @@ ONLY = [
     "monitor.sample_images=0",
 ]
 ROUNDS = 3
-DIGITS = ["dataset=digits", "train.passes=null"]
+DIGITS = ["dataset=digits", "train.epochs=null"]
 MLP = [*DIGITS, "model=mlp", "train.steps=2000", "train.batch_size=16"]
 LAYERS = [*DIGITS, "model=layers", "train.steps=400", "train.batch_size=32"]
 STACK = "[{name: conv, features: 32, kernel: 3}"
@@ -57,7 +57,7 @@ class Case:
 
 
 SLOW_READER = [
-    *("dataset.name=slow_reader", "dataset.read_ms=0.3", "dataset.root=null", "train.passes=null"),
+    *("dataset.name=slow_reader", "dataset.read_ms=0.3", "dataset.root=null", "train.epochs=null"),
     *("model=mlp", "model.hidden=[64]", "train.steps=4000", "train.batch_size=16"),
     *("train.feed=stream", "train.sink_size=50"),
 ]

@@ -60,7 +60,7 @@ def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callbac
 class Trainer:
     """A run of a recipe, and the network that it trains.
 
-        trainer = Trainer("lenet5_mnist", ["train.passes=1"])
+        trainer = Trainer("lenet5_mnist", ["train.epochs=1"])
         trainer.fit()
         print(trainer.evaluate()["accuracy"], trainer.predict(images).argmax(-1))
 

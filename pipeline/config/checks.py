@@ -252,10 +252,10 @@ def check_rollback(recipe: Recipe) -> Iterator[str]:
     if "checkpoint" not in recipe.stages:
         stages = show(list(recipe.stages))
         yield f"train.on_nan = rollback: needs the stage checkpoint, and stages = {stages}"
-    elif checkpoint.every_steps is None and checkpoint.every_passes is None:
+    elif checkpoint.every_steps is None and checkpoint.every_epochs is None:
         yield (
             "train.on_nan = rollback: needs checkpoints to go back to; give checkpoint.every_steps "
-            "or checkpoint.every_passes"
+            "or checkpoint.every_epochs"
         )
 
 
@@ -337,7 +337,7 @@ def check_train_sample_sizes(recipe: Recipe) -> Iterator[str]:
 @rule
 def check_metric_names(recipe: Recipe) -> Iterator[str]:
     """Metrics that select checkpoints or change the run exist, and are measured in training."""
-    is_measured = recipe.eval.every_steps or recipe.eval.every_passes
+    is_measured = recipe.eval.every_steps or recipe.eval.every_epochs
     names = [*METRICS, *(metric.name for metric in recipe.eval.metrics)]
     for name in dict.fromkeys(names):
         if names.count(name) > 1 or name in NON_METRICS:
@@ -351,7 +351,7 @@ def check_metric_names(recipe: Recipe) -> Iterator[str]:
             problem = explain_unknown_name("metric", metric, names)
             yield f"{key} = {metric}: {problem}; eval.metrics adds others"
         elif metric is not None and not is_measured:
-            yield f"{key} = {metric}: needs eval.every_steps or eval.every_passes"
+            yield f"{key} = {metric}: needs eval.every_steps or eval.every_epochs"
 
 
 @rule

@@ -84,9 +84,9 @@ class TrainSpec(AdapterWords):
 
     batch_size: PositiveInt
     epochs: PositiveInt | None
-    """The length in sink epochs (MindSpore's epochs): sinks if `sink_size` > 0, else epochs."""
-    passes: PositiveInt | None
-    """The length in epochs: passes over the training split."""
+    """The length in epochs: readings of the training split."""
+    sink_epochs: PositiveInt | None
+    """The length in sinks of `sink_size` steps: MindSpore's epoch with `sink_size` > 0."""
     steps: PositiveInt | None
     """The length in steps."""
     minutes: Annotated[float, Field(gt=0, le=MAX_MINUTES)] | None = None
@@ -102,7 +102,7 @@ class TrainSpec(AdapterWords):
     """Whether steps run in sinks; false: `sink_size` is ignored, and the host sees every step."""
     sink_size: Annotated[int | Literal["auto"], Expected("a whole number or auto")]
     """-1: a sink per epoch; N > 0: N batches, continuing after the last sink; auto: the size that
-    is measured to be fastest. With auto a sink epoch is an epoch, as with -1."""
+    is measured to be fastest."""
     mechanism: Literal["auto", "loop", "soft"]
     """How a sink runs: one XLA loop, or asynchronous dispatches of single steps. auto: a loop, or
     the faster one by measurement if `sink_size` is auto too."""
@@ -232,7 +232,7 @@ class CheckpointSpec(Spec):
     """Checkpoints: when they are written, which are kept, and which weights to restore."""
 
     every_steps: PositiveInt | None
-    every_passes: PositiveInt | None
+    every_epochs: PositiveInt | None
     """Epochs between two checkpoints."""
     every_seconds: Seconds | None
     """Seconds since the last checkpoint, whatever has caused it."""
@@ -275,7 +275,7 @@ class EvalSpec(Spec):
     """Number of samples, spread evenly over the split. trained: at most as many as in training, so
     that a trial of a few steps of a large network ends quickly."""
     every_steps: PositiveInt | None
-    every_passes: PositiveInt | None
+    every_epochs: PositiveInt | None
     """Epochs between two evaluations."""
     metrics: Seq[Annotated[MetricSpec, ComponentOf("metric")]]
     """Metrics beside the standard ones."""
@@ -298,16 +298,17 @@ class EarlyStopSpec(Spec):
 class MonitorSpec(Spec):
     """Monitoring: the lines of training, and the files of TensorBoard."""
 
-    lines: Literal["callbacks", "functional"]
-    """Lines of training. callbacks: the lines of LossMonitor and TimeMonitor; functional: the lines
-    of MindSpore's functional loop, which are a banner, the loss at every 100 batches of an epoch,
-    and accuracy and loss after an evaluation."""
+    lines: Literal["plain", "callbacks", "functional"]
+    """Lines of training. plain: step, epoch, loss and speed; callbacks: the lines of MindSpore's
+    LossMonitor and TimeMonitor, whose epoch is a sink; functional: the lines of MindSpore's
+    functional loop, which are a banner, the loss at every 100 batches of an epoch, and accuracy and
+    loss after an evaluation."""
     log_level: LogLevel | None
     """Severity from which messages are shown: debug, info, warning or error; null: by the variable
     GLOG_v, 0 to 3, else warning."""
     loss_every: NonNegativeInt
-    """Minimum steps between two loss lines, which are printed at the end of a sink, or of a step if
-    sinks are off; 0: no lines."""
+    """Minimum steps between two lines with a loss, which are printed at the end of a sink, or of a
+    step if sinks are off; 0: no such lines."""
     tensorboard: bool
     sample_images: NonNegativeInt
     """Number of augmented training images to write to TensorBoard."""

@@ -10,7 +10,7 @@ from pipeline.engine.schedule import Event, RunSchedule, Schedule
 if TYPE_CHECKING:
     from pipeline.config.recipe import Recipe, TrainSpec
 
-LENGTH_UNITS = ("epochs", "passes", "steps", "minutes", "until")
+LENGTH_UNITS = ("epochs", "sink_epochs", "steps", "minutes", "until")
 MAX_STEPS = 100_000_000
 UNPLANNED_STEPS = 1 << 20
 """Preliminary number of steps of a run with a deadline. Its programs have room for the learning
@@ -34,24 +34,36 @@ def _get_sink_steps(train: TrainSpec) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
+def _require_sink_steps(train: TrainSpec) -> int:
+    """Return the recipe's `sink_size`. Raises ValueError if it isn't a number of steps."""
+    sink_steps = _get_sink_steps(train)
+    if sink_steps is None:
+        raise ValueError(
+            f"sink_epochs = {train.sink_epochs}: counts sinks, so sink_size must be a number of "
+            f"steps, not {train.sink_size}; train.epochs={train.sink_epochs} reads the data "
+            f"{train.sink_epochs} times"
+        )
+    return sink_steps
+
+
 def count_total_steps(train: TrainSpec, steps_per_epoch: int) -> int:
     """Return a run's length in steps.
 
-    `epochs` counts sinks if `sink` is true and `sink_size` > 0. Else it counts epochs, also if
-    `sink_size` is auto, since a run's length must not depend on a measurement. With a deadline,
-    returns `UNPLANNED_STEPS`. Raises ValueError for no length, and for more than `MAX_STEPS` steps.
+    `epochs` counts readings of the training split, `sink_epochs` sinks of `sink_size` steps, also
+    if `sink` is false: sinks change the speed only. With a deadline, returns `UNPLANNED_STEPS`.
+    Raises ValueError for no length, for sink epochs without a size of sinks, and for more than
+    `MAX_STEPS` steps.
     """
-    sink_steps = _get_sink_steps(train) if train.sink else None
     if train.steps is not None:
         total = train.steps
-    elif train.passes is not None:
-        total = train.passes * steps_per_epoch
     elif train.epochs is not None:
-        total = train.epochs * (sink_steps or steps_per_epoch)
+        total = train.epochs * steps_per_epoch
+    elif train.sink_epochs is not None:
+        total = train.sink_epochs * _require_sink_steps(train)
     elif train.deadline is not None:
         total = UNPLANNED_STEPS
     else:
-        raise ValueError("one of epochs, passes, steps, minutes and until must be given")
+        raise ValueError("one of epochs, sink_epochs, steps, minutes and until must be given")
     if total > MAX_STEPS:
         raise ValueError(f"{total} steps in all; must be at most {MAX_STEPS}")
     return total
@@ -64,8 +76,8 @@ def list_event_periods(recipe: Recipe, steps_per_epoch: int) -> dict[Event, tupl
         periods = (steps, None if epochs is None else epochs * steps_per_epoch)
         return tuple(period for period in periods if period)
 
-    evals = list_periods(recipe.eval.every_steps, recipe.eval.every_passes)
-    saves = list_periods(recipe.checkpoint.every_steps, recipe.checkpoint.every_passes)
+    evals = list_periods(recipe.eval.every_steps, recipe.eval.every_epochs)
+    saves = list_periods(recipe.checkpoint.every_steps, recipe.checkpoint.every_epochs)
     if recipe.checkpoint.best is not None:
         saves += evals
     if "checkpoint" not in recipe.stages:
@@ -82,14 +94,19 @@ def schedule_events(recipe: Recipe, run: RunSchedule, dump_steps: Collection[int
 
 
 def check_one_length(recipe: Recipe) -> Iterator[str]:
-    """Exactly one unit sets the length."""
+    """Exactly one unit sets the length, and sinks that are counted have a size."""
     lengths = {unit: getattr(recipe.train, unit) for unit in LENGTH_UNITS}
     settings = [f"{unit} = {value}" for unit, value in lengths.items() if value is not None]
     if len(settings) != 1:
-        reason = "none is given; add one, as in train.passes=10, or name a recipe: +recipe=NAME"
+        reason = "none is given; add one, as in train.epochs=10, or name a recipe: +recipe=NAME"
         if settings:
             reason = f"given are {', '.join(settings)}"
         yield f"train: give exactly one of {', '.join(LENGTH_UNITS)}; {reason}"
+    elif recipe.train.sink_epochs is not None:
+        try:
+            _require_sink_steps(recipe.train)
+        except ValueError as error:
+            yield f"train.{error}"
 
 
 def check_deadline(recipe: Recipe) -> Iterator[str]:

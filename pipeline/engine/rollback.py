@@ -2,7 +2,7 @@
 
 Training continues with the batch after the non-finite step, and steps keep their numbers. The
 learning rate depends on the number of updates in the state, so it goes back too. Only checkpoints
-at the recipe's steps are used (`checkpoint.every_steps`, `every_passes`, and the start), not those
+at the recipe's steps are used (`checkpoint.every_steps`, `every_epochs`, and the start), not those
 that a signal or the time caused, so that a resumed run goes back to the same step as an
 uninterrupted one. If training diverges again, an older checkpoint is used.
 """

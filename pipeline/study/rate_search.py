@@ -129,7 +129,7 @@ def measure_rate_curve(recipe: Recipe, num_steps: int, reporter: Reporter) -> Ra
     if isinstance(recipe.train.schedule, TableSchedule):
         problem = "its rates come from a file, so there is none to search; must be another schedule"
         raise RecipeError(f"train.schedule = table: {problem}")
-    run_length = {"epochs": None, "passes": None, "steps": num_steps}
+    run_length = {"epochs": None, "sink_epochs": None, "steps": num_steps}
     train = recipe.train.model_copy(update={"schedule": ConstantSchedule(), **run_length})
     recipe = recipe.model_copy(update={"train": train})
     dataset = load_data(recipe, reporter)

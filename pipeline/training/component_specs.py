@@ -215,13 +215,13 @@ class UnfreezeRule(Spec):
 
     pattern: Annotated[str, Field(min_length=1)]
     """A pattern as in `train.freeze`; * covers all parameters."""
-    after_passes: PositiveInt | None = None
+    after_epochs: PositiveInt | None = None
     after_steps: PositiveInt | None = None
 
     @model_validator(mode="after")
     def _require_one_time(self) -> Self:
-        if (self.after_passes is None) == (self.after_steps is None):
-            raise ValueError("set exactly one of after_passes and after_steps")
+        if (self.after_epochs is None) == (self.after_steps is None):
+            raise ValueError("set exactly one of after_epochs and after_steps")
         if self.pattern.startswith("!"):
             raise ValueError(
                 f"pattern = {self.pattern}: must name the parameters to train, without a !"
@@ -230,8 +230,8 @@ class UnfreezeRule(Spec):
 
     def start(self, steps_per_epoch: int) -> int:
         """Return the number of steps after which the parameters are trained."""
-        if self.after_passes is not None:
-            return self.after_passes * steps_per_epoch
+        if self.after_epochs is not None:
+            return self.after_epochs * steps_per_epoch
         assert self.after_steps is not None, "_require_one_time checked it"
         return self.after_steps
 

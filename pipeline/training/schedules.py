@@ -54,17 +54,17 @@ class WarmupDecay(ScheduleSpec):
     """Base of the schedules: lr * (i + 1) / W at update i of W in warmup, then lr * `decay`."""
 
     warmup_steps: NonNegativeInt = 0
-    warmup_passes: NonNegativeFloat = 0.0
+    warmup_epochs: NonNegativeFloat = 0.0
     """The length of warmup in epochs, in place of `warmup_steps`."""
 
     def warmup(self, steps_per_epoch: int) -> int:
         """Return the length of warmup in steps. Raises ValueError if both units are set."""
-        if self.warmup_steps and self.warmup_passes:
+        if self.warmup_steps and self.warmup_epochs:
             raise ValueError(
-                f"warmup_steps = {self.warmup_steps} and warmup_passes = {self.warmup_passes}: "
+                f"warmup_steps = {self.warmup_steps} and warmup_epochs = {self.warmup_epochs}: "
                 "set at most one"
             )
-        return self.warmup_steps or round(self.warmup_passes * steps_per_epoch)
+        return self.warmup_steps or round(self.warmup_epochs * steps_per_epoch)
 
     @abstractmethod
     def decay(self, span: DecaySpan) -> np.ndarray:
@@ -119,26 +119,26 @@ class Piecewise(WarmupDecay):
 
 @component("schedule")
 class Exponential(WarmupDecay):
-    """lr * decay_rate^(t / n), where n is `decay_steps`, or the steps of `decay_passes` epochs.
+    """lr * decay_rate^(t / n), where n is `decay_steps`, or the steps of `decay_epochs` epochs.
     Epochs are rounded to whole steps, at least one. `staircase` rounds t / n down."""
 
     name: Literal["exponential"] = "exponential"
     decay_rate: Annotated[float, Field(gt=0, le=1)] = 0.97
     decay_steps: NonNegativeInt = 0
-    decay_passes: NonNegativeFloat = 1.0
+    decay_epochs: NonNegativeFloat = 1.0
     staircase: bool = False
 
     @model_validator(mode="after")
     def _require_one_length(self) -> Self:
-        if bool(self.decay_steps) == bool(self.decay_passes):
+        if bool(self.decay_steps) == bool(self.decay_epochs):
             raise ValueError(
-                f"decay_steps = {self.decay_steps} and decay_passes = {self.decay_passes}: "
+                f"decay_steps = {self.decay_steps} and decay_epochs = {self.decay_epochs}: "
                 "exactly one must be above 0"
             )
         return self
 
     def decay(self, span: DecaySpan) -> np.ndarray:
-        length = self.decay_steps or max(1, round(self.decay_passes * span.steps_per_epoch))
+        length = self.decay_steps or max(1, round(self.decay_epochs * span.steps_per_epoch))
         divide = np.floor_divide if self.staircase else np.divide
         return self.decay_rate ** divide(span.elapsed_updates, length)
 

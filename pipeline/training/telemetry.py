@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pipeline.training.state import TrainState
 
-PLACES = ("step", "pass", "sink")
+PLACES = ("step", "epoch", "sink")
 """Keys of metrics.jsonl that locate a step in the run; all other keys are metrics."""
 
 

@@ -73,7 +73,7 @@ def test_batches_equal_training_batches(
         return images, labels
 
     monkeypatch.setattr(stage, "map_batch", note)
-    recipe = tiny("model=mlp", "train.steps=8", "train.mode=eager", OPS, "eval.every_passes=null")
+    recipe = tiny("model=mlp", "train.steps=8", "train.mode=eager", OPS, "eval.every_epochs=null")
     run(recipe, tmp_path / "run")
     trainer = Trainer(recipe)
     expected = [*trainer.tuples(epoch=0), *trainer.tuples(epoch=1)][:8]

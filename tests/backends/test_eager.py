@@ -19,7 +19,7 @@ from tests.conftest import compose_tiny
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
-SHORT = ["train.steps=6", "train.passes=null", "eval.every_passes=null"]
+SHORT = ["train.steps=6", "train.epochs=null", "eval.every_epochs=null"]
 SMALL = [
     *SHORT,
     "model=layers",

@@ -44,7 +44,7 @@ AUGMENTED = [
     "{name: rescale, factor: 0.004, shift: 0.0}]",
     "checkpoint.keep=20",
 ]
-EVENTS = ["eval.every_steps=10", "checkpoint.every_steps=12", "checkpoint.every_passes=2"]
+EVENTS = ["eval.every_steps=10", "checkpoint.every_steps=12", "checkpoint.every_epochs=2"]
 
 Compose = Callable[..., Recipe]
 

@@ -46,7 +46,7 @@ def test_torch_kernels_have_their_outputs_first() -> None:
     np.testing.assert_allclose(turned @ image.transpose(2, 0, 1).reshape(-1), expected)
 
 
-TASK = {"accuracy": 0.8, "passes": 8, "blocks": 3, "share": 1}
+TASK = {"accuracy": 0.8, "epochs": 8, "blocks": 3, "share": 1}
 
 
 def asked(results: Path, **other: float) -> Namespace:

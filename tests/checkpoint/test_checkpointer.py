@@ -70,7 +70,7 @@ def test_resumed_run_equals_uninterrupted_run(
     summary = run(tiny(*COURSE, f"train.resume={run_dir}", "checkpoint.keep=99"))
     assert_same_logs(run_dir, unbroken)
     outcome.assert_equal_arrays(outcome.arrays(run_dir), outcome.arrays(unbroken))
-    assert (summary.status, summary.steps, summary.passes, summary.sinks) == ("done", 45, 7.5, 7)
+    assert (summary.status, summary.steps, summary.epochs, summary.sinks) == ("done", 45, 7.5, 7)
     assert summary.resumed_from == {"run": str(run_dir), "step": step}
 
 

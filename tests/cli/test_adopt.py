@@ -37,7 +37,7 @@ def test_adopted_file_becomes_recipe_of_its_name(name: str, folder: Path) -> Non
 def test_report_has_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert adopt(["squeezenet.yaml", "--out", "mine.yaml"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "mapped    epoch_size = 2: train.passes=2" in lines
+    assert "mapped    epoch_size = 2: train.epochs=2" in lines
     assert "unmapped  mystery = 7: has no counterpart in a recipe" in lines
     assert lines[-2] == "mindcv's squeezenet.yaml: 25 of 33 settings mapped"
     text = Path("mine.yaml").read_text()
@@ -68,7 +68,7 @@ def test_yaml_that_runs_code_is_refused(folder: Path) -> None:
         ("- 1", "must be a YAML file of mindcv"),
         ("train: {steps: 3}", "must be a YAML file of mindcv"),
         ("a: *a", "not readable as data"),
-        ("epoch_size: 0\nmodel: resnet18", "train.passes = 0"),
+        ("epoch_size: 0\nmodel: resnet18", "train.epochs = 0"),
     ],
 )
 def test_unrecognised_yaml_is_refused(text: str, problem: str) -> None:

@@ -24,7 +24,7 @@ from tests.conftest import MLP, TINY
 from tests.forked import start_forked
 
 Better = Callable[..., int]
-LENGTH = ("train.steps=12", "eval.every_passes=null")
+LENGTH = ("train.steps=12", "eval.every_epochs=null")
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def test_learning_side_beats_side_without_learning(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["+recipe=lenet5_digits", "model=mlp", "model.hidden=[16]", "train.passes=1"]
-    words += ["eval.every_passes=null", "monitor.tensorboard=false", f"cache.root={cache}"]
+    words = ["+recipe=lenet5_digits", "model=mlp", "model.hidden=[16]", "train.epochs=1"]
+    words += ["eval.every_epochs=null", "monitor.tensorboard=false", f"cache.root={cache}"]
     words += ["train.optimizer.lr=0.000001", "hydra.sweep.dir=mine", "--metric", "train_loss"]
     words += ["--out", "page.html"]
 

@@ -377,7 +377,7 @@ def test_shown_recipe_is_complete_and_resolved(name: str, say: Say) -> None:
     said = say("--cfg", "job", f"+recipe={name}", "train.steps=20_000")
     assert (said.status, said.err) == (0, "")
     tree = yaml.safe_load(said.out)
-    tree["train"] |= {"epochs": None, "passes": None}
+    tree["train"] |= {"epochs": None, "sink_epochs": None}
     assert check_tree(tree) == load_recipe(name, ["train.steps=20_000"])
 
 

@@ -232,7 +232,7 @@ def test_unwritable_output_returns_1(explained: Explain, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_calendar_matches_the_segments_of_a_run(tiny: Compose) -> None:
-    recipe = tiny("eval.every_steps=10", "checkpoint.every_steps=12", "checkpoint.every_passes=2")
+    recipe = tiny("eval.every_steps=10", "checkpoint.every_steps=12", "checkpoint.every_epochs=2")
     run_schedule = RunSchedule(45, 6, 45)
     told = make_calendar(recipe, run_schedule)
     segments = list(run_schedule.segments(0, list_event_periods(recipe, 6)))

@@ -121,7 +121,7 @@ def test_regression_folds_of_eager_recipe_are_separate_jobs(
 ) -> None:
     """An eager recipe can't be in a population, so its folds are jobs one after the other."""
     keys = ["+recipe=diabetes_mlp", "train.steps=4", "train.mode=eager", f"cache.root={cache}"]
-    length = ["train.epochs=null", "train.passes=null", "eval.every_steps=null"]
+    length = ["train.epochs=null", "train.epochs=null", "eval.every_steps=null"]
     command = ["folds", "--k", "2", *keys, *length, "hydra.sweep.dir=numbers", "--json"]
     assert ROOT(command) == 0
     facts = json.loads(capsys.readouterr().out)

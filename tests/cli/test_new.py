@@ -91,7 +91,7 @@ def test_help_of_new_command_is_printed(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def in_project(command: Command, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return command([*arguments, "+recipe=own", "train.passes=1", "hydra.run.dir=run"])
+    return command([*arguments, "+recipe=own", "train.epochs=1", "hydra.run.dir=run"])
 
 
 @pytest.mark.slow

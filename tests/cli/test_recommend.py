@@ -37,7 +37,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root, generator = tmp_path_factory.mktemp("history") / "outputs", random.Random(0)
     trees = [
         recipe_with(keys).model_dump(mode="json")
-        for keys in (["seed=0"], ["seed=1"], ["seed=1", "train.passes=3"])
+        for keys in (["seed=0"], ["seed=1"], ["seed=1", "train.epochs=3"])
     ]
     for number in range(32):
         lr, batch = 10 ** generator.uniform(-4, 0), generator.choice([16, 32])

@@ -21,7 +21,7 @@ Compose = Callable[..., Recipe]
 
 TUNED = [
     'train.freeze=["!dense_2"]',
-    "train.unfreeze=[{pattern: dense_*, after_passes: 1}]",
+    "train.unfreeze=[{pattern: dense_*, after_epochs: 1}]",
     "train.lr_decay_by_layer=0.5",
 ]
 

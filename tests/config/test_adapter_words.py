@@ -85,8 +85,8 @@ def test_adapter_rules_are_enforced(overrides: list[str], problem: str) -> None:
 @pytest.mark.slow
 def test_loop_size_must_divide_steps_of_all_epochs() -> None:
     """The 1,438 digits are 44 batches of 32 an epoch."""
-    keys = ["train.sink_size=-1", "train.passes=5"]
-    assert load_recipe("lenet5_digits", [*keys, "train.iterations_per_loop=20"]).train.passes == 5
+    keys = ["train.sink_size=-1", "train.epochs=5"]
+    assert load_recipe("lenet5_digits", [*keys, "train.iterations_per_loop=20"]).train.epochs == 5
     with pytest.raises(RecipeError, match="must divide the 220 steps of training"):
         load_recipe("lenet5_digits", [*keys, "train.iterations_per_loop=50"])
 

@@ -97,13 +97,13 @@ CASES = {
     "plus on a known key": (["+seed=3"], "+seed: the key exists already; leave out the +"),
     "two lengths": (
         ["train.epochs=2", "train.steps=5"],
-        "train: give exactly one of epochs, passes, steps, minutes, until; given are epochs = 2, "
-        "steps = 5",
+        "train: give exactly one of epochs, sink_epochs, steps, minutes, until; given are epochs "
+        "= 2, steps = 5",
     ),
     "a length and a deadline": (
         ["train.steps=5", "train.minutes=1"],
-        "train: give exactly one of epochs, passes, steps, minutes, until; given are steps = 5, "
-        "minutes = 1",
+        "train: give exactly one of epochs, sink_epochs, steps, minutes, until; given are steps "
+        "= 5, minutes = 1",
     ),
     "no time": (
         ["train.until='tea time'"],
@@ -131,9 +131,26 @@ CASES = {
         "train.schedule: must not be a table, which has a rate for each step, with "
         "train.minutes = 5",
     ),
+    "sink epochs without a size of sinks": (
+        ["train.sink_epochs=3", "train.sink_size=-1"],
+        "train.sink_epochs = 3: counts sinks, so sink_size must be a number of steps, not -1; "
+        "train.epochs=3 reads the data 3 times",
+    ),
+    "the former name of a length": (
+        ["train.passes=3"],
+        "train.passes = 3: is called train.epochs now",
+    ),
+    "the former name of a period": (
+        ["checkpoint.every_passes=1"],
+        "checkpoint.every_passes = 1: is called checkpoint.every_epochs now",
+    ),
+    "the former name of a component's key": (
+        ["schedule=linear_cosine", "train.schedule.warmup_passes=1"],
+        "train.schedule.warmup_passes = 1: is called train.schedule.warmup_epochs now",
+    ),
     "no length": (
         ["train.epochs=null"],
-        "train: give exactly one of epochs, passes, steps, minutes, until; none is given",
+        "train: give exactly one of epochs, sink_epochs, steps, minutes, until; none is given",
     ),
     "sink of nothing": (
         ["train.sink_size=0"],
@@ -209,7 +226,7 @@ CASES = {
         "train.resume = auto: needs the stages train and checkpoint",
     ),
     "length beyond reason": (
-        ["train.passes=60000000"],
+        ["train.epochs=60000000"],
         "train: 112500000000 steps in all; must be",
     ),
     "stage twice": (["stages=[data,data]"], "must be in this order, each once: data"),
@@ -225,7 +242,7 @@ CASES = {
     ),
     "metric never measured": (
         ["monitor.early_stop.metric=loss"],
-        "monitor.early_stop.metric = loss: needs eval.every_steps or eval.every_passes",
+        "monitor.early_stop.metric = loss: needs eval.every_steps or eval.every_epochs",
     ),
     "crop larger than the image": (
         ["dataset.train.ops=[{name: random_crop, size: [40, 40]}]"],
@@ -244,8 +261,8 @@ CASES = {
         "train.schedule: warmup of 10000 steps must be shorter than the 10000 steps",
     ),
     "warmup in two units": (
-        ["train.schedule.warmup_steps=3", "train.schedule.warmup_passes=1.0"],
-        "train.schedule: warmup_steps = 3 and warmup_passes = 1.0: set at most one",
+        ["train.schedule.warmup_steps=3", "train.schedule.warmup_epochs=1.0"],
+        "train.schedule: warmup_steps = 3 and warmup_epochs = 1.0: set at most one",
     ),
     "layers compiled in a compiled step": (
         ["train.jit_layers=[conv_0]"],

@@ -23,11 +23,11 @@ def write(folder: Path, name: str, text: str) -> Path:
 @pytest.mark.slow
 def test_default_recipe_applies_to_its_dataset_and_model_only() -> None:
     """Another network on other data is another run, and 40 epochs are not its length."""
-    recipe = compose_and_check(["dataset=mnist", "model=resnet20", "train.passes=3"])
-    assert (recipe.name, recipe.train.passes) == ("resnet20_mnist", 3)
+    recipe = compose_and_check(["dataset=mnist", "model=resnet20", "train.epochs=3"])
+    assert (recipe.name, recipe.train.epochs) == ("resnet20_mnist", 3)
     assert compose_and_check(["model=mlp", "train.steps=3"]).name == "mlp_digits"
     assert compose_and_check(["dataset=mnist", "train.steps=3", "name=mine"]).name == "mine"
-    with pytest.raises(RecipeError, match=r"none is given; add one, as in train.passes=10, or nam"):
+    with pytest.raises(RecipeError, match=r"none is given; add one, as in train.epochs=10, or nam"):
         compose_and_check(["dataset=mnist", "model=resnet20"])
 
 
@@ -35,9 +35,9 @@ def test_default_recipe_applies_to_its_dataset_and_model_only() -> None:
 def test_default_recipe_survives_overrides_of_its_components() -> None:
     for overrides in ([], ["optimizer=adam"], ["device=cpu"], ["model.name=lenet5"]):
         recipe = compose_and_check(overrides)
-        assert (recipe.name, recipe.train.passes) == ("lenet5_digits", 40)
+        assert (recipe.name, recipe.train.epochs) == ("lenet5_digits", 40)
     named = compose_and_check(["+recipe=lenet5_digits", "model=mlp", "model.hidden=[16]"])
-    assert (named.name, named.train.passes, named.model.name) == ("lenet5_digits", 40, "mlp")
+    assert (named.name, named.train.epochs, named.model.name) == ("lenet5_digits", 40, "mlp")
 
 
 def test_model_sweep_jobs_are_named_after_their_model() -> None:

@@ -96,7 +96,7 @@ def test_every_number_of_the_schema_has_bounds() -> None:
         ("checkpoint.every_seconds=1e9", "must be less than or equal to 31622400"),
         ("train.optimizer.lr=1e39", "must be at most 3.403e+38, the largest of float32"),
         ("train.batch_size=3000000000", "must be at most 2,147,483,647"),
-        ("train.schedule.warmup_passes=1e300", "must be at most 3.403e+38"),
+        ("train.schedule.warmup_epochs=1e300", "must be at most 3.403e+38"),
         ("dataset.ignore_index=-3000000000", "must be greater than or equal to -2147483648"),
         ("train.epochs=9223372036854775807", "must be at most 2,147,483,647"),
         ("seed=9223372036854775808", "must be less than 9223372036854775808"),

@@ -17,7 +17,7 @@ class Length:
     """As much of the recipe's train section as decides the schedule of a run."""
 
     epochs: int | None = None
-    passes: int | None = None
+    sink_epochs: int | None = None
     steps: int | None = None
     deadline: str | None = None
     end_step: int | None = None
@@ -25,9 +25,17 @@ class Length:
     sink_size: int | str = -1
 
 
-def test_epochs_count_sinks_if_sink_size_is_positive() -> None:
+@pytest.mark.parametrize("sink", [True, False])
+def test_sink_epochs_count_sinks(sink: bool) -> None:
     """S-06: 10 sink epochs of 1000 batches over 1875 an epoch are 10,000 steps, 5.33 epochs."""
-    assert count_total_steps(Length(epochs=10, sink_size=1000), 1875) == 10_000
+    length = Length(sink_epochs=10, sink_size=1000, sink=sink)
+    assert count_total_steps(length, 1875) == 10_000
+
+
+@pytest.mark.parametrize("sink_size", [-1, "auto"])
+def test_sink_epochs_need_a_size_of_sinks(sink_size: int | str) -> None:
+    with pytest.raises(ValueError, match=r"not (-1|auto); train.epochs=10 reads the data 10 times"):
+        count_total_steps(Length(sink_epochs=10, sink_size=sink_size), 1875)
 
 
 @pytest.mark.parametrize(
@@ -36,16 +44,18 @@ def test_epochs_count_sinks_if_sink_size_is_positive() -> None:
         Length(epochs=10),
         Length(epochs=10, sink=False, sink_size=1000),
         Length(epochs=10, sink_size="auto"),
-        Length(passes=10),
+        Length(epochs=10, sink_size=1000),
     ],
 )
-def test_epochs_count_passes_without_positive_sink_size(length: Length) -> None:
-    """S-04 with sink_size -1, S-07 without sinks, and where the sink is not chosen yet."""
+def test_epochs_are_readings_of_the_data_at_any_size_of_sinks(length: Length) -> None:
+    """S-04 with sink_size -1, S-07 without sinks, and if the size isn't chosen yet."""
     assert count_total_steps(length, 1875) == 18_750
 
 
 def test_total_steps_without_a_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="one of epochs, passes, steps, minutes and until must"):
+    with pytest.raises(
+        ValueError, match="one of epochs, sink_epochs, steps, minutes and until must"
+    ):
         count_total_steps(Length(), 10)
 
 
@@ -56,7 +66,7 @@ def test_excessive_length_is_refused() -> None:
 
 def test_next_sink_continues_at_the_next_batch() -> None:
     """S-06: epoch offsets at the boundaries of sinks of 1000 over 1875 batches."""
-    run = schedule_run(Length(epochs=10, sink_size=1000), 1875)
+    run = schedule_run(Length(sink_epochs=10, sink_size=1000), 1875)
     offsets = [run.place(1000 * (sink + 1)).epoch_step for sink in range(10)]
     assert offsets == [1000, 125, 1125, 250, 1250, 375, 1375, 500, 1500, 625]
     assert [run.place(1000 * k).sink_step for k in range(1, 11)] == [1000] * 10
@@ -64,11 +74,11 @@ def test_next_sink_continues_at_the_next_batch() -> None:
 
 
 def test_auto_sink_size_defaults_to_an_epoch() -> None:
-    assert schedule_run(Length(passes=2, sink_size="auto"), 7).sink_steps == 7
+    assert schedule_run(Length(epochs=2, sink_size="auto"), 7).sink_steps == 7
 
 
 def test_sink_size_minus_one_is_a_sink_per_epoch() -> None:
-    run = schedule_run(Length(passes=2), 7)
+    run = schedule_run(Length(epochs=2), 7)
     ends = [s.stop for s in run.segments(0, {}) if Event.SINK_END in s.events]
     assert (run.sink_steps, ends) == (7, [7, 14])
 
@@ -83,7 +93,7 @@ def test_segments_without_sinks_are_single_steps() -> None:
 
 def test_scheduled_events_are_plain_numbers(tiny: Compose) -> None:
     """Without the checkpoint stage no segment is split for a save."""
-    recipe = tiny("eval.every_passes=2", "checkpoint.every_steps=5", "train.dispatch_seconds=0.5")
+    recipe = tiny("eval.every_epochs=2", "checkpoint.every_steps=5", "train.dispatch_seconds=0.5")
     run = RunSchedule(20, 6, 8)
     schedule = schedule_events(recipe, run, (3, 4))
     assert (schedule.run, schedule.dispatch_seconds) == (run, 0.5)

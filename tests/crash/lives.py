@@ -29,7 +29,7 @@ ARGUMENTS = (
     "checkpoint.keep=3",
     "checkpoint.best=loss",
     "eval.every_steps=250",
-    "eval.every_passes=null",
+    "eval.every_epochs=null",
 )
 """LeNet-5 in sinks of 1000 steps, which neither evaluations nor checkpoints end."""
 

@@ -89,9 +89,9 @@ def test_failed_op_is_named_with_its_sample(kind: Any, message: str) -> None:
 
 def make_recipe(*overrides: str) -> Recipe:
     ops = "[{name: resize, size: [32, 32]}, {name: rescale, factor: 0.06, shift: 0.0}]"
-    base = [f"dataset.train.ops={ops}", "train.passes=null", "train.steps=36", "train.sink_size=-1"]
+    base = [f"dataset.train.ops={ops}", "train.epochs=null", "train.steps=36", "train.sink_size=-1"]
     base += ["schedule=constant"]
-    base += ["dataset.train.select=[{name: take, samples: 256}]", "eval.every_passes=null"]
+    base += ["dataset.train.select=[{name: take, samples: 256}]", "eval.every_epochs=null"]
     return load_recipe("lenet5_digits", [*base, *overrides])
 
 

@@ -200,7 +200,7 @@ def test_run_reads_data_and_weights_from_addresses(bucket: Path, tmp_path: Path)
     )
     cache = f"cache.root={tmp_path / 'cache'}"
     data = ["dataset=numpy", "dataset.root=s3://bucket/data/x.npz", "train.batch_size=8"]
-    keys = ["model=mlp", "model.hidden=[4]", "train.passes=null", "train.steps=4", cache]
+    keys = ["model=mlp", "model.hidden=[4]", "train.epochs=null", "train.steps=4", cache]
     quiet = ["monitor.tensorboard=false", "monitor.sample_images=0"]
     first = run(load_recipe("lenet5_digits", [*data, *keys, *quiet]), tmp_path / "first")
     weights = tmp_path / "bucket/repository"

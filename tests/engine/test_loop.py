@@ -198,7 +198,7 @@ def test_sink_is_split_at_events_in_a_fixed_order(play: Play) -> None:
 @pytest.mark.slow
 def test_events_inside_a_sink_happen_at_their_step(play: Play) -> None:
     script = Script()
-    play(script, "eval.every_passes=1", "checkpoint.every_steps=5")
+    play(script, "eval.every_epochs=1", "checkpoint.every_steps=5")
     evals = [event for event in script.events if event.startswith("eval")]
     assert evals == ["eval 6", "eval 12", "eval 18"]
     assert list(script.saved) == [5, 10, 15, 20]

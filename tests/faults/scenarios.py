@@ -24,12 +24,12 @@ SHORT = (
     "model.hidden=[16]",
     "monitor.tensorboard=false",
     "monitor.sample_images=0",
-    "train.passes=2",
+    "train.epochs=2",
     "train.sink_size=50",
     "checkpoint.every_steps=44",
     "checkpoint.keep=1",
     "train.optimizer.lr=0.001",
-    "eval.every_passes=1",
+    "eval.every_epochs=1",
     f"hydra.run.dir={RUN}",
 )
 """88 steps in two sinks and two epochs, each with a checkpoint at its end; the first is deleted."""

@@ -276,7 +276,7 @@ def test_unsafe_component_files_are_refused(path: str, message: str, folder: Pat
 @pytest.mark.slow
 def test_recipe_extends_another_recipe(folder: Path) -> None:
     (folder / "recipes").mkdir()
-    (folder / "recipes" / "base.yaml").write_text("seed: 7\ntrain: {passes: null, steps: 3}\n")
+    (folder / "recipes" / "base.yaml").write_text("seed: 7\ntrain: {epochs: null, steps: 3}\n")
     (folder / "mine.yaml").write_text("defaults: [base, override /model: mlp, _self_]\n")
     recipe = load_recipe("mine.yaml")
     assert (recipe.seed, recipe.train.steps, recipe.model.name) == (7, 3, "mlp")
@@ -345,7 +345,7 @@ def test_recipe_of_a_run_does_not_choose_where_to_write(folder: Path) -> None:
     ],
 )
 def test_values_out_of_range_are_refused(text: str, message: str) -> None:
-    assert message in refused(text, "train.passes=null") or message in refused(text)
+    assert message in refused(text, "train.epochs=null") or message in refused(text)
 
 
 def blocks(depth: int) -> str:

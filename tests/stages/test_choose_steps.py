@@ -104,7 +104,7 @@ def test_steps_follow_the_pace_if_rates_do_not_need_them(
     """At most 5 steps are chosen first, and then more."""
     monkeypatch.setattr(choose_steps, "MovableEnd", SoonEnd)
     pace(10.0)
-    keys = (*MLP, f"schedule={schedule}", "train.sink_size=5", "eval.every_passes=50")
+    keys = (*MLP, f"schedule={schedule}", "train.sink_size=5", "eval.every_epochs=50")
     summary = run(tiny(*keys, "train.minutes=1"), tmp_path / "run")
     train = read_train(tmp_path / "run")
     assert (summary.status, summary.reason) == ("done", None)

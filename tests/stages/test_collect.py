@@ -175,7 +175,7 @@ class Slower(Callback):
 def test_callback_requests_take_effect_at_the_same_step(
     tiny: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    sinks = ("train.sink_size=15", "eval.every_passes=null")
+    sinks = ("train.sink_size=15", "eval.every_epochs=null")
     for name, added in (("plain", ()), ("full", COLLECTED)):
         run(tiny(*sinks, *added), tmp_path / name, callbacks=[Slower()])
     rates = [[step["learning_rate"] for step in numbers(tmp_path / n)] for n in ("plain", "full")]

@@ -135,10 +135,10 @@ def test_priced_run_is_not_compiled_and_writes_its_files(
 @pytest.mark.parametrize(
     ("length", "devices", "steps"),
     [
-        ("train.passes=90", 1, 90 * 1562),
-        ("train.passes=90", 8, 90 * 195),
+        ("train.epochs=90", 1, 90 * 1562),
+        ("train.epochs=90", 8, 90 * 195),
         ("train.steps=45", 8, 45),
-        ("train.passes=90", 1024, 90),
+        ("train.epochs=90", 1024, 90),
     ],
 )
 def test_steps_count_batches_of_all_devices(length: str, devices: int, steps: int) -> None:

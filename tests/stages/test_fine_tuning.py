@@ -36,7 +36,7 @@ TUNED = [
     "model=layers",
     NET,
     'train.freeze=["!dense_0"]',
-    "train.unfreeze=[{pattern: residual_0, after_passes: 2}, {pattern: '*', after_steps: 23}]",
+    "train.unfreeze=[{pattern: residual_0, after_epochs: 2}, {pattern: '*', after_steps: 23}]",
     "train.freeze_statistics=frozen",
     "train.lr_decay_by_layer=0.5",
     "train.ema={decay: 0.9, warmup: true}",
@@ -172,7 +172,7 @@ REFUSED = {
     ),
     "never": (
         ["train.freeze=[conv_0]", "train.unfreeze=[{pattern: conv_0}]"],
-        "train.unfreeze.0: set exactly one of after_passes and after_steps",
+        "train.unfreeze.0: set exactly one of after_epochs and after_steps",
     ),
     "except": (
         ["train.freeze=[conv_0]", "train.unfreeze=[{pattern: '!conv_0', after_steps: 1}]"],
@@ -215,7 +215,7 @@ NOT_BUILT = {
         "train.unfreeze: pattern 'conv9' matches none of the 8 parameters",
     ),
     "thaws what is trained": (
-        ["train.freeze=[conv_0]", "train.unfreeze=[{pattern: conv_1, after_passes: 1}]"],
+        ["train.freeze=[conv_0]", "train.unfreeze=[{pattern: conv_1, after_epochs: 1}]"],
         "train.unfreeze: conv_1: is trained before step 6 already",
     ),
     "decay of what is frozen": (

@@ -200,7 +200,7 @@ def test_masks_are_learned_displayed_and_written(
         "train.optimizer.lr=0.05",
         "eval.metrics=[mean_iou]",
         "eval.every_steps=60",
-        "eval.every_passes=null",
+        "eval.every_epochs=null",
     ]
     summary = run(compose("masked", *overrides), tmp_path / "run")
     assert summary.metrics["mean_iou"] > 0.8

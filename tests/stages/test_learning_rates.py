@@ -93,7 +93,7 @@ def test_optimizer_rate_columns_precede_rules(tiny: Compose) -> None:
             [
                 f"train.optimizers=[{{pattern: conv_0, optimizer: {ADAM}}}]",
                 "train.freeze=[conv_0]",
-                "train.unfreeze=[{pattern: conv_0, after_passes: 1}]",
+                "train.unfreeze=[{pattern: conv_0, after_epochs: 1}]",
             ],
             "train.optimizers: must be [] with train.unfreeze",
         ),

@@ -206,7 +206,7 @@ def test_resume_without_a_new_step_leaves_the_metrics_unchanged(
     stages = "stages=[data,build,compile,train,checkpoint]"
     run(compose(f"train.steps={STEPS}", f"train.resume={done}", stages))
     after = outcome.read_summary(done)
-    for name in ("status", "steps", "passes", "sinks", "metrics"):
+    for name in ("status", "steps", "epochs", "sinks", "metrics"):
         assert after[name] == before[name]
 
 
@@ -237,7 +237,7 @@ def test_scalar_of_an_interrupted_evaluation_is_logged_once(
 ) -> None:
     """Also where the process that goes on is killed before it saves anything new."""
     length = f"train.steps={STEPS}", "train.sink_size=8", "checkpoint.every_steps=12"
-    events = "eval.every_steps=8", "eval.every_passes=null"
+    events = "eval.every_steps=8", "eval.every_epochs=null"
     recipe = compose(*length, *events)
     run(recipe, tmp_path / "whole", callbacks=[Logging()])
 

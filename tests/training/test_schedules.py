@@ -23,12 +23,12 @@ from pipeline.training.schedules import (
 
 CONF = Path(__file__).parents[2] / "conf" / "schedule"
 SPECS = (ConstantSchedule, Piecewise, Exponential, Polynomial, Cosine, LinearCosine)
-NO_WARMUP = {"warmup_steps": 0, "warmup_passes": 0.0}
+NO_WARMUP = {"warmup_steps": 0, "warmup_epochs": 0.0}
 LR, SPAN, STEPS_PER_EPOCH = 0.1, 2000, 40
 FLOAT32 = 3e-7
 
 PIECEWISE = {"milestones": (100, 1500), "factors": (0.3, 0.01)}
-EXPONENTIAL = {"decay_rate": 0.94, "decay_steps": 150, "decay_passes": 0.0, "staircase": False}
+EXPONENTIAL = {"decay_rate": 0.94, "decay_steps": 150, "decay_epochs": 0.0, "staircase": False}
 
 DECAYS = {
     "constant": (ConstantSchedule, {}, lambda _: 1.0),
@@ -40,7 +40,7 @@ DECAYS = {
     "exponential": (Exponential, EXPONENTIAL, lambda t: 0.94 ** (t / 150)),
     "exponential in epochs": (
         Exponential,
-        EXPONENTIAL | {"decay_steps": 0, "decay_passes": 2.5},
+        EXPONENTIAL | {"decay_steps": 0, "decay_epochs": 2.5},
         lambda t: 0.94 ** (t / 100),
     ),
     "staircase": (
@@ -94,7 +94,7 @@ def test_conf_defaults_are_valid(spec):
 @pytest.mark.parametrize("warmup", [0, 30])
 def test_tables_match_closed_forms_to_float32(name, warmup):
     spec, fields, factor = DECAYS[name]
-    schedule = spec(**fields, warmup_steps=warmup, warmup_passes=0.0)
+    schedule = spec(**fields, warmup_steps=warmup, warmup_epochs=0.0)
     table = schedule.table(LR, SPAN + warmup, STEPS_PER_EPOCH)
     ramp = [LR * (i + 1) / warmup for i in range(warmup)]
     assert table.dtype == np.float32
@@ -111,8 +111,8 @@ def test_tables_match_optax(name):
     np.testing.assert_allclose(table, expected, atol=1e-6 * LR)
 
 
-def linear_cosine(warmup_passes):
-    return LinearCosine(warmup_steps=0, warmup_passes=warmup_passes)
+def linear_cosine(warmup_epochs):
+    return LinearCosine(warmup_steps=0, warmup_epochs=warmup_epochs)
 
 
 def test_linear_cosine_has_the_documented_values():
@@ -133,13 +133,13 @@ def test_linear_cosine_matches_a_loop_of_the_formula(steps, warmup):
         linear = (steps - i) / (steps - warmup)
         cosine = 0.5 * (1 + math.cos(math.pi * 2 * 0.47 * i / (steps - warmup)))
         expected.append(0.1 * (linear * cosine + 0.00001))
-    schedule = LinearCosine(warmup_steps=warmup, warmup_passes=0.0)
+    schedule = LinearCosine(warmup_steps=warmup, warmup_epochs=0.0)
     np.testing.assert_allclose(schedule.table(0.1, steps, 195), expected, rtol=FLOAT32)
 
 
 def test_linear_cosine_rises_again_only_after_a_long_warmup():
     def rises(warmup):
-        table = LinearCosine(warmup_steps=warmup, warmup_passes=0.0).table(0.1, 1000, 100)
+        table = LinearCosine(warmup_steps=warmup, warmup_epochs=0.0).table(0.1, 1000, 100)
         return bool((np.diff(table[warmup:]) > 0).any())
 
     assert [rises(warmup) for warmup in (0, 50, 500)] == [False, False, True]
@@ -154,7 +154,7 @@ def test_linear_cosine_rises_again_only_after_a_long_warmup():
 )
 def test_decay_starts_after_warmup(name, warmup, span, lr):
     spec, fields, _ = DECAYS[name]
-    warmed = spec(**fields, warmup_steps=warmup, warmup_passes=0.0).table(lr, warmup + span, 40)
+    warmed = spec(**fields, warmup_steps=warmup, warmup_epochs=0.0).table(lr, warmup + span, 40)
     cold = spec(**fields, **NO_WARMUP).table(lr, span, 40)
     np.testing.assert_array_equal(warmed[warmup:], cold)
     assert (np.diff(warmed[:warmup]) > 0).all()
@@ -164,14 +164,14 @@ def test_decay_starts_after_warmup(name, warmup, span, lr):
 
 @pytest.mark.parametrize(("epochs", "steps"), [(2.0, 20), (0.29, 3), (0.04, 0)])
 def test_warmup_in_epochs_is_rounded_to_steps(epochs, steps):
-    in_epochs = ConstantSchedule(warmup_steps=0, warmup_passes=epochs).table(LR, 50, 10)
-    in_steps = ConstantSchedule(warmup_steps=steps, warmup_passes=0.0).table(LR, 50, 10)
+    in_epochs = ConstantSchedule(warmup_steps=0, warmup_epochs=epochs).table(LR, 50, 10)
+    in_steps = ConstantSchedule(warmup_steps=steps, warmup_epochs=0.0).table(LR, 50, 10)
     np.testing.assert_array_equal(in_epochs, in_steps)
 
 
-def test_decay_passes_shorter_than_a_step_take_one_step():
+def test_decay_epochs_shorter_than_a_step_take_one_step():
     schedule = Exponential(
-        **NO_WARMUP, decay_rate=0.5, decay_steps=0, decay_passes=0.01, staircase=True
+        **NO_WARMUP, decay_rate=0.5, decay_steps=0, decay_epochs=0.01, staircase=True
     )
     np.testing.assert_allclose(schedule.table(1.0, 4, 10), [1, 0.5, 0.25, 0.125])
 
@@ -180,13 +180,13 @@ def test_decay_passes_shorter_than_a_step_take_one_step():
 @pytest.mark.parametrize("steps", [1, 49, 50])
 def test_training_ended_within_warmup_uses_part_of_the_ramp(name, steps):
     spec, fields = DECAYS[name][:2] if name in DECAYS else (LinearCosine, {})
-    table = spec(**fields, warmup_steps=50, warmup_passes=0.0).table(LR, steps, 10)
+    table = spec(**fields, warmup_steps=50, warmup_epochs=0.0).table(LR, steps, 10)
     np.testing.assert_allclose(table, [LR * (i + 1) / 50 for i in range(steps)], rtol=3e-7)
 
 
 def test_warmup_in_both_units_is_refused():
-    schedule = ConstantSchedule(warmup_steps=5, warmup_passes=1.0)
-    with pytest.raises(ValueError, match=r"warmup_steps = 5 and warmup_passes = 1\.0"):
+    schedule = ConstantSchedule(warmup_steps=5, warmup_epochs=1.0)
+    with pytest.raises(ValueError, match=r"warmup_steps = 5 and warmup_epochs = 1\.0"):
         schedule.table(LR, 50, 10)
 
 
@@ -209,7 +209,7 @@ def test_invalid_milestones_are_refused(milestones, factors, words):
 @pytest.mark.parametrize(("steps", "epochs"), [(0, 0.0), (10, 1.0)])
 def test_exponential_requires_exactly_one_decay_length(steps, epochs):
     with pytest.raises(ValidationError, match="exactly one must be above 0"):
-        Exponential(**NO_WARMUP, **EXPONENTIAL | {"decay_steps": steps, "decay_passes": epochs})
+        Exponential(**NO_WARMUP, **EXPONENTIAL | {"decay_steps": steps, "decay_epochs": epochs})
 
 
 @pytest.mark.parametrize(

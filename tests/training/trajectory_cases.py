@@ -50,7 +50,7 @@ on. So they do here from one lowering of a step to another.
 def recipe_of(name: str, shared_data: Path, *overrides: str) -> Recipe:
     """The recipe of a case, `STEPS` long."""
     case = CASES[name]
-    length = [f"train.steps={STEPS}", "eval.every_passes=null"]
+    length = [f"train.steps={STEPS}", "eval.every_epochs=null"]
     root = [f"dataset.root={shared_data / case.data}"] if case.data else []
     return load_recipe(case.recipe, [*case.overrides, *length, *overrides, *root])
 

@@ -29,7 +29,7 @@ FLAGS: Mapping[str, str] = {
 STATUSES = "Exit status: 0 done, 1 failed, 2 the recipe or its data is wrong, 75 stopped."
 KEYS = """\
 Keys: see --cfg job; the ones typed most are train.batch_size, train.epochs |
-train.passes | train.steps, train.sink, train.sink_size, train.optimizer.lr,
+train.epochs | train.steps, train.sink, train.sink_size, train.optimizer.lr,
 train.precision, train.resume, stages, seed, dataset.root, checkpoint.every_steps,
 checkpoint.keep, checkpoint.restore, debug.
 """

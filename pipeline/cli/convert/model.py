@@ -179,7 +179,7 @@ def _make_recipe(target: Path, graph: TorchGraph, model: str, body: Mapping[str,
     exporter = f" with torch {graph.torch_version}" if graph.torch_version else ""
     head = (
         f"# @package _global_\n# {graph.origin}, converted{exporter}\n"
-        f"# python -m pipeline +recipe={printable(str(target))} dataset=NAME train.passes=10\n"
+        f"# python -m pipeline +recipe={printable(str(target))} dataset=NAME train.epochs=10\n"
         f"defaults:\n  - override /model: {model}\n"
     )
     tree = {"name": make_recipe_name(target, "converted"), **body}

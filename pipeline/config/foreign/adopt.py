@@ -80,8 +80,8 @@ def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule]) 
             reason = reasons.get(name, "has no counterpart in a recipe")
             rows[name] = KeyRow(name, note="is off" if value in _OFF else reason)
     keys = {key for row in rows.values() for key in row.keys}
-    if keys.isdisjoint(("train.passes", "train.steps")):
-        row = KeyRow("length of training", {"train.passes": 1}, "is missing")
+    if keys.isdisjoint(("train.epochs", "train.steps")):
+        row = KeyRow("length of training", {"train.epochs": 1}, "is missing")
         rows[row.setting] = row
     return Adoption(origin, settings, tuple(rows.values()))
 

@@ -70,7 +70,7 @@ def map_training(settings: Settings) -> Iterator[KeyRow]:
     yield KeyRow("batch_size", {"train.batch_size": batch_size})
     if warmup := read_setting(settings, "warmup_epochs", 0.0):
         note = "W steps; each adds lr / W"
-        yield KeyRow("warmup_epochs", {"train.schedule.warmup_passes": warmup}, note)
+        yield KeyRow("warmup_epochs", {"train.schedule.warmup_epochs": warmup}, note)
     lr = read_setting(settings, "lr", 0.0)
     if "cosine" in str(settings.get("scheduler")) and lr > 0:
         end = read_setting(settings, "min_lr", 1e-6) / lr

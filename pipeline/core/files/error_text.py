@@ -31,6 +31,15 @@ SYNONYMS: Mapping[str, str] = {
 }
 """Names of keys and components by their names in other frameworks."""
 
+FORMER_NAMES: Mapping[str, str] = {
+    "passes": "epochs",
+    "every_passes": "every_epochs",
+    "warmup_passes": "warmup_epochs",
+    "decay_passes": "decay_epochs",
+    "after_passes": "after_epochs",
+}
+"""New names of keys that were renamed, by their former names."""
+
 _LARGEST = {MAX_INT: f"{MAX_INT:,}", MAX_FLOAT: f"{MAX_FLOAT:.4g}, the largest of float32"}
 """Texts of the bounds that the registry adds to numbers."""
 _EXPECTED = {
@@ -134,6 +143,8 @@ def _describe_problem(details: ErrorDetails, path: TreePath, guess: TreePath | N
         case "extra_forbidden":
             question = f"; did you mean {show_name(format_key(guess))}?" if guess else ""
             rule = f"there is no such key{question}"
+            if (former := FORMER_NAMES.get(str(path[-1]))) is not None:
+                rule = f"is called {show_name(format_key((*path[:-1], former)))} now"
         case "union_tag_not_found":
             rule = "must be a section with a `name`"
         case "component_without_name":

@@ -37,7 +37,7 @@ class MetricsLog(Monitor):
     `marks` are from the checkpoint at `first`, by file; None if the run begins there. The files are
     repaired by the marks, with reports in `findings`. `has_scalars` adds scalars.jsonl.
     `is_unfinished`: the evaluation at `first` is repeated, and its scalars are logged again. If
-    `run_schedule` is None, lines have neither `pass` nor `sink`.
+    `run_schedule` is None, lines have neither `epoch` nor `sink`.
 
     Raises DataError if an existing file can't be read, RunError if it can't be written, or if
     another process removes or changes it meanwhile.
@@ -132,7 +132,7 @@ def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule | None) 
     steps = np.concatenate([part.steps for part in parts])
     places = {"step": steps}
     if run_schedule is not None:
-        places["pass"] = (steps - 1) // run_schedule.steps_per_epoch + 1
+        places["epoch"] = (steps - 1) // run_schedule.steps_per_epoch + 1
         sink_steps = run_schedule.sink_steps or run_schedule.steps_per_epoch
         places["sink"] = (steps - 1) // sink_steps + 1
     columns = concatenate_columns(parts)

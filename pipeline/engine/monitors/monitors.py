@@ -37,6 +37,88 @@ EVERY_BATCHES = 100
 
 
 @dataclass
+class Pace:
+    """The speed of a run since its last line, and the time that remains."""
+
+    batch_size: int
+    estimate: Estimate | None = None
+    """Modelled times of an emulated device, which are shown beside the measured ones."""
+    unit: SampleUnit = IMAGES
+    started_at: float = field(default_factory=lambda: time.monotonic())
+    steps_done: int = 0
+    seconds: float = 0.0
+    """Seconds since the last line."""
+    steps: int = 0
+    """Steps since the last line."""
+
+    def add(self, report: SinkReport) -> None:
+        self.seconds += report.seconds
+        self.steps += report.steps
+        self.steps_done += report.steps
+
+    @property
+    def step_ms(self) -> float:
+        """Milliseconds a step since the last line."""
+        return 1000 * self.seconds / self.steps
+
+    def describe(self, report: SinkReport, total: int) -> str:
+        """Return the speed, the learning rate, and the remaining and the modelled time as text."""
+        unit = self.unit
+        samples_per_s = self.batch_size * unit.per_sample * self.steps / self.seconds
+        text = f"{samples_per_s:,.0f} {unit.speed_unit}/s, lr {report.learning_rate:.6g}"
+        # Evaluations and checkpoints are included.
+        step_s = (time.monotonic() - self.started_at) / self.steps_done
+        remaining_s = round(step_s * (total - report.step))
+        if remaining_s >= SHOWN_FROM_S:
+            text += f", {timedelta(seconds=remaining_s)} left"
+        if (estimate := self.estimate) is not None:
+            text += (
+                f" | modelled for {estimate.device}: {estimate.step_ms:.3f} ms a step, "
+                f"{estimate.samples_per_s * unit.per_sample:,.0f} {unit.speed_unit}/s"
+            )
+        return text
+
+    def restart(self) -> None:
+        """Begin to measure the next line."""
+        self.seconds = 0.0
+        self.steps = 0
+
+
+@dataclass
+class StepMonitor(Monitor):
+    """Prints a line at the end of a sink, or of a step without sinks: step, epoch, loss and speed.
+
+    There is at most one line in `every_steps`, and one at the end of the run; 0: none.
+    """
+
+    reporter: Reporter
+    run_schedule: RunSchedule
+    every_steps: int
+    pace: Pace
+
+    def on_sink(self, report: SinkReport) -> None:
+        self.pace.add(report)
+        start = report.step - self.pace.steps
+        total = self.run_schedule.total
+        is_due = self.every_steps and report.step // self.every_steps > start // self.every_steps
+        if not is_due and not (self.every_steps and report.step == total):
+            return
+        steps_per_epoch = self.run_schedule.steps_per_epoch
+        # As a float32, which has fewer digits than a Python float.
+        loss = str(np.float32(report.loss))
+        self.reporter.print_stage(
+            "train",
+            f"step {report.step:,}/{total:,}, epoch {report.step / steps_per_epoch:,.2f}/"
+            f"{total / steps_per_epoch:,.2f}: loss {loss}, {self.pace.step_ms:.4g} ms a step, "
+            f"{self.pace.describe(report, total)}",
+        )
+        self.pace.restart()
+
+    def on_length(self, total: int) -> None:
+        self.run_schedule = replace(self.run_schedule, total=total)
+
+
+@dataclass
 class LossMonitor(Monitor):
     """Prints MindSpore's line at the end of a sink: `epoch: 1 step: 195, loss is 1.9601055`.
 
@@ -67,23 +149,11 @@ class TimeMonitor(Monitor):
 
     reporter: Reporter
     run_schedule: RunSchedule
-    batch_size: int
-    estimate: Estimate | None = None
-    unit: SampleUnit = IMAGES
-    started_at: float = field(default_factory=lambda: time.monotonic())
-    steps_done: int = 0
-    seconds: float = 0.0
-    """Seconds since the last line."""
-    steps: int = 0
-    """Steps since the last line."""
+    pace: Pace
 
     def on_sink(self, report: SinkReport) -> None:
-        self.seconds += report.seconds
-        self.steps += report.steps
-        self.steps_done += report.steps
+        self.pace.add(report)
         schedule = self.run_schedule
-        unit = self.unit
-        estimate = self.estimate
         # Without sinks, only ends of epochs have a line.
         is_inside_epoch = schedule.sink_steps is None and report.step % schedule.steps_per_epoch
         if is_inside_epoch and report.step != schedule.total:
@@ -92,27 +162,13 @@ class TimeMonitor(Monitor):
         sink = ""
         if schedule.sink_steps:
             sink = f"sink {position.sink}/{-(-schedule.total // schedule.sink_steps)}, "
-        # Evaluations and checkpoints are included.
-        step_s = (time.monotonic() - self.started_at) / self.steps_done
-        remaining_s = round(step_s * (schedule.total - report.step))
-        remaining = f", {timedelta(seconds=remaining_s)} left"
-        modelled = ""
-        if estimate is not None:
-            modelled = (
-                f" | modelled for {estimate.device}: {estimate.step_ms:.3f} ms a step, "
-                f"{estimate.samples_per_s * unit.per_sample:,.0f} {unit.speed_unit}/s"
-            )
         self.reporter.print_lines(
-            f"epoch time: {1000 * self.seconds:5.3f} ms, "
-            f"per step time: {1000 * self.seconds / self.steps:5.3f} ms | {sink}"
-            f"step {report.step}/{schedule.total}, pass {position.epoch} | "
-            f"{self.batch_size * unit.per_sample * self.steps / self.seconds:,.0f} "
-            f"{unit.speed_unit}/s, "
-            f"lr {report.learning_rate:.6g}{remaining if remaining_s >= SHOWN_FROM_S else ''}"
-            f"{modelled}"
+            f"epoch time: {1000 * self.pace.seconds:5.3f} ms, "
+            f"per step time: {self.pace.step_ms:5.3f} ms | {sink}"
+            f"step {report.step}/{schedule.total} | "
+            f"{self.pace.describe(report, schedule.total)}"
         )
-        self.seconds = 0.0
-        self.steps = 0
+        self.pace.restart()
 
     def on_length(self, total: int) -> None:
         self.run_schedule = replace(self.run_schedule, total=total)

@@ -24,11 +24,15 @@ from pipeline.engine.monitors.monitors import (
     LockMonitor,
     LossMonitor,
     NonFiniteStepMonitor,
+    Pace,
     ProgressMonitor,
+    StepMonitor,
     TimeMonitor,
 )
 from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.engine.schedule import RunSchedule
+
+Lines = Literal["plain", "callbacks", "functional"]
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,10 @@ class ObserverSettings:
     batch_size: int
     trains: bool
     """Whether the run trains, so that a terminal shows a progress bar."""
-    lines: Literal["callbacks", "functional"]
-    """Style of the lines: of MindSpore's callbacks, or of its functional loop."""
+    lines: Lines
+    """Style of the lines: this package's, or those of MindSpore's callbacks or functional loop."""
     loss_every: int
-    """Least number of steps between two loss lines; 0: no loss lines."""
+    """Least number of steps between two lines with a loss; 0: no such lines."""
     skips_overflow: bool
     """Whether the loss scale skips overflows. They aren't reported then."""
     board: Mapping[str, Any] | None
@@ -94,6 +98,23 @@ class Observers:
         self.monitor.close()
 
 
+def _make_line_monitors(
+    settings: ObserverSettings, run_schedule: RunSchedule, reporter: Reporter
+) -> list[Monitor]:
+    """Return the monitors that print lines of training and evaluations."""
+    if settings.lines == "functional":
+        every_batches = EVERY_BATCHES if settings.loss_every else 0
+        return [FunctionalMonitor(reporter.print_lines, run_schedule, every_batches)]
+    pace = Pace(settings.batch_size, settings.estimate, settings.unit)
+    if settings.lines == "callbacks":
+        return [
+            LossMonitor(reporter, run_schedule, settings.loss_every),
+            TimeMonitor(reporter, run_schedule, pace),
+            EvalMonitor(reporter),
+        ]
+    return [StepMonitor(reporter, run_schedule, settings.loss_every, pace), EvalMonitor(reporter)]
+
+
 def open_observers(
     settings: ObserverSettings,
     run_dir: Path,
@@ -118,19 +139,11 @@ def open_observers(
     )
     for finding in log.findings:
         reporter.warn(str(finding))
-    lines: list[Monitor] = [
-        LossMonitor(reporter, run_schedule, settings.loss_every),
-        TimeMonitor(reporter, run_schedule, settings.batch_size, settings.estimate, settings.unit),
-        EvalMonitor(reporter),
-    ]
-    if settings.lines == "functional":
-        every_batches = EVERY_BATCHES if settings.loss_every else 0
-        lines = [FunctionalMonitor(reporter.print_lines, run_schedule, every_batches)]
     monitors: list[Monitor] = []
     if settings.lock is not None:
         monitors.append(LockMonitor(run_dir, settings.lock))
     non_finite_steps = NonFiniteStepMonitor(reporter, skips_overflow=settings.skips_overflow)
-    monitors += [log, *lines, non_finite_steps]
+    monitors += [log, *_make_line_monitors(settings, run_schedule, reporter), non_finite_steps]
     if settings.trains:
         status = StatusMonitor(run_dir, run_schedule.total, first)
         monitors.append(BestEffortMonitor(status, STATUS, reporter.warn))

@@ -123,7 +123,9 @@ def keep_length(recipe: Recipe, recorded: Mapping[str, Any], run_dir: Path | str
     """
     train = recipe.train
     lengths = {path[-1]: find_value(recorded, path) for path in LENGTH}
-    if train.deadline is None or not any(lengths[key] for key in ("epochs", "passes", "steps")):
+    if train.deadline is None or not any(
+        lengths[key] for key in ("epochs", "sink_epochs", "steps")
+    ):
         return recipe
     planned_for = find_value(recorded, ("train", "planned_for"))
     if train.deadline != planned_for:

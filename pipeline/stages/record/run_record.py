@@ -117,7 +117,7 @@ def _make_outcome(record: RunRecord) -> dict[str, Any]:
     }
     return {
         "status": record.status,
-        **{name: summary.get(name) for name in ("reason", "steps", "passes", "parameters")},
+        **{name: summary.get(name) for name in ("reason", "steps", "epochs", "parameters")},
         "metrics": numbers,
         "time": {name: times[name] for name in times if name in TIMES or name.endswith("_per_s")},
     }

@@ -24,7 +24,7 @@ MAX_METRICS = 3
 class Summary:
     """The fields of summary.json, which the stages set.
 
-    `steps`, `passes` and `sinks` count all training, also before a resume. Times are of this
+    `steps`, `epochs` and `sinks` count all training, also before a resume. Times are of this
     process. `modelled` is empty on devices that aren't emulated.
     """
 
@@ -37,7 +37,8 @@ class Summary:
     reason: str | None = None
     exit_status: int = 0
     steps: int = 0
-    passes: float = 0.0
+    epochs: float = 0.0
+    """Readings of the training split."""
     sinks: int = 0
     sink: dict[str, Any] = field(default_factory=dict)
     feed: dict[str, Any] = field(default_factory=dict)

@@ -291,7 +291,7 @@ def _record_results(run: CompiledRun, history: History, hooks: Hooks) -> None:
         summary.reason = f"the deadline: {history.step:,} of {run_schedule.total:,} steps"
     summary.exit_status = get_exit_status(history.status)
     summary.steps = history.step
-    summary.passes = history.step / run_schedule.steps_per_epoch
+    summary.epochs = history.step / run_schedule.steps_per_epoch
     summary.sinks = run_schedule.place(max(1, history.step)).sink
     summary.metrics["train_loss"] = history.loss
     summary.bad_steps = {

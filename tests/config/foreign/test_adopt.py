@@ -43,7 +43,7 @@ def test_setting_cannot_inject_recipe_lines() -> None:
     )
     text = make_recipe_text(adoption, Path("mine\nseed: 3.yaml"))
     tree = yaml.safe_load(text)
-    assert tree["train"]["passes"] == 2
+    assert tree["train"]["epochs"] == 2
     assert "steps" not in tree["train"]
     assert "seed" not in tree
 
@@ -60,7 +60,7 @@ def test_file_without_a_length_trains_one_epoch() -> None:
     values = {key: value for key, value in SMALL.items() if key != "epoch_size"}
     adoption = adopt("mindcv", "a file", values, RULES)
     row = adoption.rows[-1]
-    assert (row.setting, row.keys) == ("length of training", {"train.passes": 1})
+    assert (row.setting, row.keys) == ("length of training", {"train.epochs": 1})
 
 
 def test_error_lists_all_problems() -> None:

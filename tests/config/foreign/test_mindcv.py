@@ -32,11 +32,11 @@ def write_recipe(folder: Path, values: Mapping[str, Any], *overrides: str) -> Re
 def test_yaml_values_are_in_the_recipe(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, SMALL)
     train = recipe.train
-    assert (train.batch_size, train.passes, train.precision, train.sink) == (16, 2, "O0", True)
+    assert (train.batch_size, train.epochs, train.precision, train.sink) == (16, 2, "O0", True)
     assert isinstance(train.optimizer, Momentum)
     assert (train.optimizer.lr, train.optimizer.weight_decay) == (0.01, 0.0001)
     assert recipe.checkpoint.keep == 3
-    assert recipe.eval.every_passes == 2
+    assert recipe.eval.every_epochs == 2
     assert recipe.dataset.name == "cifar10"
     assert str(recipe.dataset.root) == "/data/cifar10"
     assert [op.name for op in recipe.dataset.train.ops] == [
@@ -58,7 +58,7 @@ def test_ten_yamls_become_recipes(name: str, tmp_path: Path) -> None:
     values = MINDCV[name]
     recipe = write_recipe(tmp_path, values)
     assert recipe.train.optimizer.lr == values["lr"]
-    assert recipe.train.passes == values["epoch_size"]
+    assert recipe.train.epochs == values["epoch_size"]
 
 
 @pytest.mark.slow

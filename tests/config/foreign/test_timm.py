@@ -34,7 +34,7 @@ def test_args_values_are_in_the_recipe(tmp_path: Path) -> None:
     )
     assert optimizer["lr"] == 0.1 * 64 * 2 / 256
     assert (train.batch_size, train.accumulate_steps) == (128, 2)
-    assert train.passes == 10 + 3 + 2
+    assert train.epochs == 10 + 3 + 2
     assert train.precision == "O1"
     scale = train.loss_scale.model_dump()
     assert (scale["name"], scale["init"]) == ("dynamic", 65536.0)

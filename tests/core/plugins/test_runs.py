@@ -27,7 +27,7 @@ CALLBACKS = (
 RUN = (
     *("+recipe=lenet5_digits", *TINY, "model=mlp", "+model.hidden=[8]", "train.steps=48"),
     *("train.sink_size=8", "checkpoint.every_steps=12", "checkpoint.keep=20"),
-    *("eval.every_passes=null", "eval.every_steps=12", "eval.metrics=[margin]"),
+    *("eval.every_epochs=null", "eval.every_steps=12", "eval.metrics=[margin]"),
     f"train.callbacks={CALLBACKS}",
 )
 DATA = ("parallel.mode=data", "parallel.devices=2")

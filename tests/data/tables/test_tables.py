@@ -121,7 +121,7 @@ def test_classification_is_as_good_as_scikit_learn_golden(
 def test_results_are_identical_at_any_sink_size(
     name: str, sinks: list[str], cache: Path, tmp_path: Path
 ) -> None:
-    events = ["train.passes=null", "train.steps=45", "eval.every_passes=null"]
+    events = ["train.epochs=null", "train.steps=45", "eval.every_epochs=null"]
     events += ["eval.every_steps=12", "checkpoint.every_steps=20"]
     for number, sink in enumerate(sinks):
         run(compose(cache, *events, f"train.{sink}", name=name), tmp_path / str(number))
@@ -132,8 +132,8 @@ def test_results_are_identical_at_any_sink_size(
 def test_killed_run_resumes_to_identical_results(
     cache: Path, tmp_path: Path, forked: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    length = ["train.passes=null", "train.steps=600", "train.sink_size=10"]
-    length += ["checkpoint.every_steps=50", "checkpoint.keep=20", "eval.every_passes=null"]
+    length = ["train.epochs=null", "train.steps=600", "train.sink_size=10"]
+    length += ["checkpoint.every_steps=50", "checkpoint.keep=20", "eval.every_epochs=null"]
     length += ["eval.every_steps=100", "+recipe=diabetes_mlp", *QUIET]
     assert forked([*length, f"hydra.run.dir={tmp_path / 'whole'}"]).returncode == 0
     killed = tmp_path / "killed"
@@ -165,7 +165,7 @@ def test_predictions_of_new_rows_are_in_data_units(
     houses: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the run, by its export and by the Trainer alike; errors of the run come out again."""
-    options = ["dataset.target=[price,rent]", "loss=l1", "train.passes=150", "dataset.split=0.25"]
+    options = ["dataset.target=[price,rent]", "loss=l1", "train.epochs=150", "dataset.split=0.25"]
     options += ["dataset.columns=[size,district]", "dataset.missing_indicators=true"]
     summary = trained(tmp_path / "run", cache, houses, *options)
     assert summary.metrics["r2"] > 0.8
@@ -204,8 +204,8 @@ def test_several_flag_columns_are_multi_label(
     houses: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     labels = ["dataset.target=[garden,garage]", "dataset.ignored=[price,rent]"]
-    best = ["checkpoint.best=micro_f1", "eval.every_passes=5"]
-    options = [*labels, *best, "loss=binary_cross_entropy", "train.passes=40"]
+    best = ["checkpoint.best=micro_f1", "eval.every_epochs=5"]
+    options = [*labels, *best, "loss=binary_cross_entropy", "train.epochs=40"]
     summary = trained(tmp_path / "run", cache, houses, *options)
     assert summary.metrics["micro_f1"] > 0.9
     assert {"exact_match", "macro_f1", "loss"} <= set(summary.metrics)
@@ -223,7 +223,7 @@ def test_every_regression_loss_trains(loss: str, houses: Path, cache: Path, tmp_
     Tests below train with l1 (predictions) and mse (wide_deep).
     """
     options = ["dataset.target=price", "dataset.ignored=[rent]", f"loss={loss}"]
-    options += ["train.passes=30", "eval.every_passes=2", "checkpoint.best=rmse"]
+    options += ["train.epochs=30", "eval.every_epochs=2", "checkpoint.best=rmse"]
     options += ["monitor.early_stop.metric=mae", "monitor.early_stop.patience=3"]
     options += ["train.callbacks=[{name: reduce_on_plateau, metric: r2}]"]
     summary = trained(tmp_path / "run", cache, houses, *options)
@@ -249,7 +249,7 @@ def test_wide_deep_vocabulary_comes_from_the_table(
 ) -> None:
     own = ["model=wide_deep", "model.vocabulary=null", "model.embedding=4", "model.hidden=[16]"]
     data = [f"dataset.target={target}", "dataset.columns=[size,district]", f"loss={loss}"]
-    arguments = [*own, *data, f"dataset.root={houses}", "train.passes=60"]
+    arguments = [*own, *data, f"dataset.root={houses}", "train.epochs=60"]
     skipped = [one for one in SMALL if not one.startswith("model")]
     summary = run(compose(cache, *skipped, *arguments), tmp_path / "run")
     assert summary.metrics[metric] > 0.9

@@ -113,7 +113,7 @@ def test_unknown_metric_is_refused_before_training(tiny: Compose) -> None:
     with pytest.raises(RecipeError, match=r"train\.callbacks\.0\.metric = brier: .*eval\.metrics"):
         tiny("eval.every_steps=8", "train.callbacks=[{name: stop_at, metric: brier, value: 1.0}]")
     with pytest.raises(RecipeError, match=r"train\.callbacks\.0\.metric = loss: needs eval"):
-        tiny("eval.every_passes=null", "train.callbacks=[reduce_on_plateau]")
+        tiny("eval.every_epochs=null", "train.callbacks=[reduce_on_plateau]")
 
 
 PLATEAU = "{name: reduce_on_plateau, patience: 1, min_delta: 100.0, factor: 0.5}"

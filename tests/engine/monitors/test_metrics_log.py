@@ -52,14 +52,14 @@ def test_line_has_the_step_pass_and_sink(tmp_path: Path) -> None:
     lines = read(tmp_path / "metrics.jsonl")
     assert lines[0] == {
         "step": 3,
-        "pass": 1,
+        "epoch": 1,
         "sink": 1,
         "loss": 0.5,
         "learning_rate": 0.1,
         "grad_norm": 2.5,
         "loss_scale": 1.0,
     }
-    places = [(line["step"], line["pass"], line["sink"]) for line in lines]
+    places = [(line["step"], line["epoch"], line["sink"]) for line in lines]
     assert places == [(3, 1, 1), (4, 1, 2), (5, 1, 2), (6, 2, 2)]
 
 

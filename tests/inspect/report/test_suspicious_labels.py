@@ -44,7 +44,7 @@ def compose(cache: Path, root: Path, *overrides: str) -> Recipe:
     ops_keys = [f"dataset.{split}.ops={ops}" for split in ("train", "eval")]
     model = ["model=mlp", "model.hidden=[32]", "schedule=constant", "train.optimizer.lr=0.05"]
     quiet = ["monitor.tensorboard=false", "monitor.sample_images=0", f"cache.root={cache}"]
-    settings = [*data, *ops_keys, *model, *quiet, "train.passes=8", "train.ledger=true"]
+    settings = [*data, *ops_keys, *model, *quiet, "train.epochs=8", "train.ledger=true"]
     return load_recipe("lenet5_digits", [*settings, *overrides])
 
 
@@ -173,7 +173,7 @@ def test_pipe_as_exclude_file_is_refused(folder: Path, cache: Path, tmp_path: Pa
 
 @pytest.mark.slow
 def test_report_shows_table_rows(cache: Path, tmp_path: Path) -> None:
-    keys = ["train.passes=2", "train.ledger=true", "monitor.tensorboard=false"]
+    keys = ["train.epochs=2", "train.ledger=true", "monitor.tensorboard=false"]
     run(load_recipe("breast_cancer_mlp", [*keys, f"cache.root={cache}"]), tmp_path / "run")
     page, figures = write_report([tmp_path / "run"], tmp_path / "report")
     assert "(column)" in page.read_text()
@@ -183,7 +183,7 @@ def test_report_shows_table_rows(cache: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_report_with_changed_data_is_refused(folder: Path, cache: Path, tmp_path: Path) -> None:
     save_digits(tmp_path)
-    run(compose(cache, tmp_path, "train.passes=1"), tmp_path / "run")
+    run(compose(cache, tmp_path, "train.epochs=1"), tmp_path / "run")
     with np.load(tmp_path / "digits.npz") as saved:
         arrays = {name: saved[name] for name in saved}
     arrays["y_train"][0] = (arrays["y_train"][0] + 1) % 10

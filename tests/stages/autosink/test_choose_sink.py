@@ -35,7 +35,7 @@ def chosen(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sink
         host: dict[str, Any] | None = None,
     ) -> SinkPlan:
         clockwork.rule(monkeypatch)
-        recipe = tiny(AUTO, "eval.every_passes=null", *overrides)
+        recipe = tiny(AUTO, "eval.every_epochs=null", *overrides)
         run_schedule = RunSchedule(total, 6, 6 if recipe.train.sink else None)
         backend = recipe.device.open(recipe.parallel)
         before = parse_host_state(host or {}).sink
@@ -80,7 +80,7 @@ def test_auto_is_the_fastest_by_the_clock(
 
 @pytest.mark.slow
 def test_events_shorten_sinks(chosen: ChooseSink) -> None:
-    found = chosen(Clockwork(), "eval.every_passes=10")
+    found = chosen(Clockwork(), "eval.every_epochs=10")
     assert found.size == 60
     assert found.reason.endswith("; something is due every 60 steps")
 
@@ -250,7 +250,7 @@ def test_emulated_device_has_the_best_sinks_of_its_model(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     priced = ["device=ascend910", "stages=[data,build,compile]", "train.steps=5000"]
-    priced += ["eval.every_passes=null"]
+    priced += ["eval.every_epochs=null"]
     modelled = {
         size: run(tiny(*priced, f"train.sink_size={size}"), tmp_path / str(size)).modelled
         for size in ("auto", 1000)

@@ -12,8 +12,8 @@ QUIET = ["monitor.tensorboard=false"]
 GPT = [*SMALL, *QUIET, "dataset.length=12", "train.batch_size=8", "train.steps=60"]
 GPT += ["train.sink_size=20", "train.schedule.warmup_steps=0", "train.optimizer.lr=0.01"]
 GPT += ["eval.samples=20", "eval.every_steps=null", "dataset.tokenizer=characters"]
-BERT = [*SMALL, *QUIET, "train.batch_size=32", "train.passes=3", "eval.every_passes=null"]
-BERT += ["train.schedule.warmup_passes=0.0", "train.optimizer.lr=0.005", "model.dropout=0.0"]
+BERT = [*SMALL, *QUIET, "train.batch_size=32", "train.epochs=3", "eval.every_epochs=null"]
+BERT += ["train.schedule.warmup_epochs=0.0", "train.optimizer.lr=0.005", "model.dropout=0.0"]
 BERT += ["dataset.buckets=[[8],[24]]"]
 
 RHYME = "the cat sat on the mat, the dog ran to the hat. " * 40

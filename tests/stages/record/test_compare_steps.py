@@ -16,7 +16,7 @@ from pipeline.training.telemetry import Telemetry
 
 def line(step: int, **numbers: Any) -> dict[str, Any]:
     plain = {"loss": 1.5, "learning_rate": 0.1, "grad_norm": 2.5, "loss_scale": 1.0}
-    return {"step": step, "pass": 1, "sink": 1, **plain, **numbers}
+    return {"step": step, "epoch": 1, "sink": 1, **plain, **numbers}
 
 
 def write(file: Path, lines: Sequence[Mapping[str, Any]], tail: str = "") -> Path:

@@ -129,7 +129,7 @@ def test_loss_changing_keys_are_listed_with_both_values(tiny: Compose, tmp_path:
 
 FREE = {
     "train.epochs": "train.epochs=3",
-    "train.passes": "train.passes=3",
+    "train.sink_epochs": "train.sink_epochs=3",
     "train.steps": "train.steps=3",
     "train.minutes": "train.minutes=3",
     "train.until": "train.until=18:00",

@@ -46,7 +46,7 @@ def make_run(
     recipe["checkpoint"]["restore"] = restore
     (folder / "recipe.yaml").write_text(format_yaml(recipe))
     lines = (
-        json.dumps({"step": step, "pass": 1, "loss": 2 / (1 + lr * step), "learning_rate": lr})
+        json.dumps({"step": step, "epoch": 1, "loss": 2 / (1 + lr * step), "learning_rate": lr})
         for step in range(1, steps + 1)
     )
     (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))

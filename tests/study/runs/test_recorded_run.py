@@ -204,7 +204,7 @@ def write(path: Path, lines: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.parametrize("steps", [1, 2, 48, 1000, 50_000])
 def test_curve_has_both_ends_and_few_points(tmp_path: Path, steps: int) -> None:
-    lines = [{"step": step, "pass": 0, "loss": 1 / step} for step in range(1, steps + 1)]
+    lines = [{"step": step, "epoch": 0, "loss": 1 / step} for step in range(1, steps + 1)]
     curves = sample_log(write(tmp_path / "metrics.jsonl", lines))
     assert set(curves) == {"loss"}
     curve = curves["loss"]
