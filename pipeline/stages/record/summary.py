@@ -16,6 +16,7 @@ from pipeline.core.files.strict_json import format_json
 from pipeline.core.registry import ENTRY_POINT_GROUP
 
 Status = Literal["done", "pruned", "stopped", "failed"]
+FORMER_EPOCHS = "passes"
 MAX_METRICS = 3
 """Most metrics in the line of a summary."""
 
@@ -74,14 +75,17 @@ class Summary:
 
     def write(self, run_dir: Path) -> None:
         """Write summary.json; a reader sees the earlier file or the new one, both complete."""
-        write_whole(run_dir / "summary.json", format_json(asdict(self), indent=2) + "\n")
+        # Programs that read run directories know `epochs` by its former name, too.
+        tree = {**asdict(self), FORMER_EPOCHS: self.epochs}
+        write_whole(run_dir / "summary.json", format_json(tree, indent=2) + "\n")
 
 
 def read_summary(run_dir: Path) -> Summary:
     """Read the summary of a run that has ended. Raises RunError if it can't be read."""
     try:
-        return Summary(**read_json(run_dir / "summary.json"))
-    except (OSError, ValueError, TypeError) as error:
+        tree = read_json(run_dir / "summary.json")
+        return Summary(**{key: value for key, value in tree.items() if key != FORMER_EPOCHS})
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise RunError(f"{run_dir}: has no summary of the run: {error}") from error
 
 

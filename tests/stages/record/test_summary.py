@@ -42,6 +42,7 @@ def test_run_reports_its_outcome(tiny: Compose, tmp_path: Path) -> None:
     assert summary["stages"] == ["data", "build", "compile", "train", "checkpoint", "eval"]
     assert summary["run_dir"] == str(tmp_path)
     assert (summary["steps"], summary["epochs"], summary["sinks"]) == (45, 7.5, 12)
+    assert summary.pop("passes") == 7.5
     assert summary["sink"] == {
         "size": 4,
         "mechanism": "loop",
