@@ -148,8 +148,12 @@ def _find_default(tree: Tree, path: TreePath) -> Any:
             default={},
         )
         return find_value(most_similar, path[len(section) :], _NOTHING)
-    config = {**_read_config_file("config"), "train": _read_config_file("train/default")}
-    return find_value(config, path, _NOTHING)
+    return find_value(read_config_defaults(), path, _NOTHING)
+
+
+def read_config_defaults() -> Tree:
+    """Read the defaults of the keys of every recipe, without those of components."""
+    return {**_read_config_file("config"), "train": _read_config_file("train/default")}
 
 
 def _list_leaf_texts(component: Mapping[str, Any]) -> set[str]:

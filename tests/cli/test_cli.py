@@ -20,12 +20,14 @@ import yaml
 
 from pipeline import load_recipe
 from pipeline.__main__ import main
+from pipeline.cli.commands.key_descriptions import describe_key
 from pipeline.cli.commands.root import ROOT
 from pipeline.cli.schema import recipe_schema
 from pipeline.config.compose import check_tree
 from pipeline.config.files import find_groups
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.package_paths import PACKAGE, RECIPES
+from pipeline.core.files.tree_diff import iterate_leaves
 from tests import outcome
 from tests.cli.test_commands import all_commands
 from tests.conftest import STEPS, TINY
@@ -82,28 +84,112 @@ def test_atexit_callbacks_run_before_process_exit() -> None:
     assert ended.stdout.split()[-2:] == ["waited", "called"]
 
 
-def test_help_is_fast_and_lists_all_options(command: Callable[..., Any]) -> None:
+def test_help_is_fast_and_short(command: Callable[..., Any]) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     said: subprocess.CompletedProcess[str] = command(["--help"])
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # Of the processor: others may use the machine too.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
     assert (said.returncode, said.stderr) == (0, "")
+    lines = said.stdout.splitlines()
+    assert len(lines) <= 40
+    texts = [line for line in lines if line.startswith("  ") and not line.startswith("   ")]
+    starts = {re.search(r" {2,}\S", line[2:]).end() for line in texts}  # type: ignore[union-attr]
+    assert len(starts) == 1, "the texts are in one column"
+    assert not re.search(r"\b[A-Z]-\d\d\b", said.stdout)
+
+
+def test_all_help_lists_all_options(say: Say) -> None:
+    said = say("--help", "all")
+    said_out = said.out
+    assert (said.status, said.err) == (0, "")
+    assert not re.search(r"\([A-Z]-\d\d\)", said_out)
     for recipe in RECIPES.glob("*.yaml"):
-        assert re.search(rf"^  {recipe.stem} +\S", said.stdout, re.MULTILINE)
+        assert re.search(rf"^  {recipe.stem} +\S", said_out, re.MULTILINE)
     groups = find_groups()
     assert len(groups) >= 7
     for group, options in groups.items():
-        assert f"Group {group} ({group}=NAME)" in said.stdout
+        assert f"Group {group} ({group}=NAME)" in said_out
         for option in options:
-            assert re.search(rf"^  {option} +\S", said.stdout, re.MULTILINE)
+            assert re.search(rf"^  {option} +\S", said_out, re.MULTILINE)
 
 
 def test_help_lists_every_command(say: Say) -> None:
-    lines = say("--help").out.splitlines()
+    lines = say("--help", "all").out.splitlines()
     for command in all_commands(ROOT):
-        start = f"  python -m pipeline {command.words} "
+        start = f"  {command.words} "
         assert any(line.startswith(start) and command.short_help in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("topic", "names"),
+    [
+        ("recipes", ["lenet5_digits", "gpt_text"]),
+        ("models", ["resnet50", "vit_tiny"]),
+        ("datasets", ["mnist", "csv"]),
+        ("losses", ["mse", "huber"]),
+        ("device", ["cpu", "ascend910"]),
+    ],
+)
+def test_help_lists_the_names_of_a_topic(topic: str, names: list[str], say: Say) -> None:
+    said = say("--help", topic)
+    assert (said.status, said.err) == (0, "")
+    for name in names:
+        assert re.search(rf"^  {name} +\S", said.out, re.MULTILINE)
+    assert "adamw" not in said.out
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("key", "lines"),
+    [
+        (
+            "train.sink_size",
+            [
+                "train.sink_size: a whole number, or auto; default -1",
+                "  -1: a sink per epoch; N > 0: N batches, continuing after the last sink; auto: ",
+                "example: python -m pipeline +recipe=NAME train.sink_size=-1",
+            ],
+        ),
+        ("train.minutes", ["train.minutes: a number above 0 at most 527,040, or null"]),
+        ("monitor.log_level", ["monitor.log_level: one of debug, info, warning, error, or null"]),
+        ("train.optimizer.lr", ["train.optimizer.lr: a number above 0; default 0.001  (adabelief"]),
+        ("dataset.train.ops.0.padding", ["dataset.train.ops.0.padding: "]),
+        ("checkpoint", ["checkpoint: a section of keys", "Keys: every_steps, every_epochs, "]),
+    ],
+)
+def test_help_describes_a_key(key: str, lines: list[str], say: Say) -> None:
+    said = say("--help", key)
+    assert (said.status, said.err) == (0, "")
+    for line in lines:
+        assert f"\n{line}" in f"\n{said.out}"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("topic", "guess"),
+    [
+        ("train.sink_sise", "; did you mean train.sink_size?"),
+        ("sink_size", "; did you mean train.sink_size?"),
+        ("nothing.like.it", ""),
+        ("train.batch_size.more", ""),
+    ],
+)
+def test_unknown_topic_of_help_is_refused(topic: str, guess: str, say: Say) -> None:
+    said = say("--help", topic)
+    assert (said.status, said.out) == (2, "")
+    topics = "is neither a topic (all, recipes, models, datasets, ...) nor a key"
+    assert said.err == f"error: --help {topic}: {topics}{guess}\n"
+
+
+@pytest.mark.slow
+def test_every_key_of_a_recipe_has_help() -> None:
+    """Of its sections and of the components of the default recipe."""
+    tree = load_recipe("lenet5_digits").model_dump(mode="json")
+    for path, _ in iterate_leaves(tree):
+        names = [str(part) for part in path if not isinstance(part, int)]
+        if names[-1] != "name" and names[:2] != ["monitor", "lineage"]:
+            assert describe_key(names), names
 
 
 def test_help_does_not_import_slow_libraries() -> None:
@@ -161,7 +247,7 @@ def test_unknown_argument_is_named(arguments: list[str], message: str, say: Say)
 def test_help_lists_the_recipes_of_the_working_folder(say: Say, tmp_path: Path) -> None:
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "mine.yaml").write_text("# @package _global_\n# My own network\n")
-    assert re.search(r"^  mine +My own network$", say("-h").out, re.MULTILINE)
+    assert re.search(r"^  mine +My own network$", say("-h", "recipes").out, re.MULTILINE)
 
 
 @pytest.mark.slow

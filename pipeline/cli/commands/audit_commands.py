@@ -46,7 +46,7 @@ AUDIT_COMMANDS = (
     ),
     RunCommand(
         "leakage",
-        "whether weights show what they were trained on",
+        "can the weights tell which samples they were trained on?",
         """Guess which samples a run was trained on, by their losses and by the likelihood ratio of
         shadow networks (LiRA), and write leakage.json into the run.""",
         [

@@ -1,52 +1,143 @@
-"""The text of `--help`: commands, groups with their options, and recipes, one line each."""
+"""The texts of `--help`: the commands used most, all of them, lists of names, and keys."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 
 import click
 
 from pipeline.cli.commands.command import PROGRAM, Argument
 from pipeline.config.files import find_groups, find_recipes, read_description
-from pipeline.core.errors import printable
+from pipeline.core.errors import UsageError, printable
 
+USAGE = """\
+usage: python -m pipeline [COMMAND] [+recipe=NAME] [KEY=VALUE ...]
+       without a command, it trains; ... stands for a recipe and keys"""
+SHORT_WORDS: Mapping[str, str] = {
+    "[RUN_DIR | +recipe=NAME] [KEY=VALUE ...]": "[RUN_DIR | ...]",
+    "[+recipe=NAME] [KEY=VALUE ...]": "...",
+    "+recipe=NAME KEY=RANGE ...": "... KEY=RANGE",
+    "| +recipe=NAME [KEY=VALUE ...]": "| ...",
+}
+"""Shorter texts of arguments in lists of commands."""
 TRAINING: Mapping[str, str] = {
-    "": "the default recipe, lenet5_digits",
-    "+recipe=NAME KEY=VALUE ...": "a recipe, with keys overridden",
-    "+recipe=path/to/mine.yaml": "a custom recipe",
-    "device=path/to/mine.yaml": "a custom device; likewise for every group",
+    "(no arguments)": "train the default recipe, lenet5_digits",
+    "+recipe=NAME KEY=VALUE ...": "train a recipe, or a file such as mine.yaml, with keys changed",
+    "... train.resume=auto": "continue the newest run that was stopped",
+    "--cfg job +recipe=NAME": "show a recipe with all its keys",
+}
+SWEEPING: Mapping[str, str] = {
     "-m +recipe=NAME KEY=A,B GROUP=C,D": "a sweep: every combination",
     "-m ... hydra.sweep.dir=DIR": "the rest of a sweep, also by several processes",
-    "--cfg job +recipe=NAME": "show the resolved recipe",
+}
+SECTIONS: Mapping[str, tuple[Mapping[str, str], tuple[str, ...]]] = {
+    "Run": (TRAINING, ("doctor", "summary")),
+    "Sweep": (SWEEPING, ("find-rate", "better", "folds", "recommend")),
+    "Look": ({}, ("runs", "report", "diff", "columns")),
+    "Predict": ({}, ("infer", "export")),
+    "Ask": ({}, ("explain", "forecast", "profile", "autopsy", "reproduce")),
+}
+"""Lines of the short help, and the commands after them, by heading."""
+TOPICS: Mapping[str, str] = {
+    "--help recipes|models|datasets|...": "names to choose from; also devices, optimizers, losses",
+    "--help KEY": "the type, default and meaning of a key, such as train.sink_size",
+    "--help all": "every command, recipe and group",
+    "COMMAND --help": "its arguments and options, with an example",
 }
 FLAGS: Mapping[str, str] = {
     "--plugin FILE ...": "any of these commands, with custom components",
-    "COMMAND --help": "its arguments and options, with an example",
     "--version": "versions of this package, Python and jax",
     "--hydra-help": "Hydra's flags",
 }
 STATUSES = "Exit status: 0 done, 1 failed, 2 the recipe or its data is wrong, 75 stopped."
-KEYS = """\
-Keys: see --cfg job; the ones typed most are train.batch_size, train.epochs |
-train.epochs | train.steps, train.sink, train.sink_size, train.optimizer.lr,
-train.precision, train.resume, stages, seed, dataset.root, checkpoint.every_steps,
-checkpoint.keep, checkpoint.restore, debug.
-"""
-WIDTH = 37
-"""Width, in characters, of the column of commands and their arguments."""
+PLURALS: Mapping[str, str] = {"losses": "loss", "launches": "launch"}
 
 
 def render_help(commands: Mapping[str, click.Command]) -> str:
     """Return the text of `--help`, without composing a recipe."""
-    calls = {**TRAINING, **_summarise_commands(commands), **FLAGS}
-    lines = [f"  {PROGRAM} {call:<{WIDTH}} {text}" for call, text in calls.items()]
-    recipes = _list_files(find_recipes(Path.cwd()))
-    parts = ["Train what a YAML recipe describes.", "", *lines, "", STATUSES, ""]
-    parts += ["Recipes (+recipe=NAME)", *recipes, ""]
+    summaries = _summarise_commands(commands)
+    sections: dict[str, Mapping[str, str]] = {}
+    for title, (calls, names) in SECTIONS.items():
+        listed = {call: text for call, text in summaries.items() if call.split()[0] in names}
+        sections[title] = {**calls, **listed}
+    sections["More"] = TOPICS
+    width = max(len(call) for calls in sections.values() for call in calls)
+    lines = [USAGE]
+    for title, calls in sections.items():
+        lines += [title, *_align(calls, width)]
+    return "\n".join([*lines, STATUSES, ""])
+
+
+def render_topic(topic: str, commands: Mapping[str, click.Command]) -> str:
+    """Return the text of `--help TOPIC`. Raises UsageError for an unknown topic."""
+    if topic == "all":
+        return render_all(commands)
+    if topic in ("recipe", "recipes"):
+        return "\n".join([*_list_files(find_recipes(Path.cwd())), ""])
+    groups = find_groups()
+    group = PLURALS.get(topic, topic if topic in groups else topic.removesuffix("s"))
+    if group in groups and group != "train":
+        return "\n".join([f"{group}=NAME", *_list_files(groups[group]), ""])
+    return render_key(topic)
+
+
+def render_all(commands: Mapping[str, click.Command]) -> str:
+    """Return all commands, recipes and groups with their options."""
+    calls = {**TRAINING, **SWEEPING, **_summarise_commands(commands), **FLAGS}
+    calls |= TOPICS
+    parts = [USAGE, "", *_align(calls, max(map(len, calls))), "", STATUSES, ""]
+    parts += ["Recipes (+recipe=NAME)", *_list_files(find_recipes(Path.cwd())), ""]
     for group, options in find_groups().items():
         parts += [f"Group {group} ({group}=NAME)", *_list_files(options), ""]
-    return "\n".join([*parts, KEYS])
+    return "\n".join(parts)
+
+
+def render_key(key: str) -> str:
+    """Return type, default and meaning of a key, with an example; of a section, its keys. Raises
+    UsageError if no recipe has such a key."""
+    # Imported here, since the classes of all components take a second.
+    from pipeline.cli.commands.key_descriptions import UnknownKeyError, describe_key, find_key
+
+    path = [part for part in key.split(".") if not part.isdecimal()]
+    try:
+        descriptions = describe_key(path)
+    except UnknownKeyError as error:
+        beside = get_close_matches(path[-1], error.known, n=1)
+        guesses = [".".join([*path[:-1], name]) for name in beside] or find_key(path[-1])
+        question = f"; did you mean {', '.join(guesses)}?" if guesses else ""
+        raise UsageError(
+            [f"--help {printable(key)}"],
+            f"is neither a topic (all, recipes, models, datasets, ...) nor a key{question}",
+        ) from error
+    lines = []
+    by_text: dict[tuple[str, str, str], list[str]] = {}
+    for item in descriptions:
+        default = "" if item.default is None else f"; default {json.dumps(item.default)}"
+        text = (item.type_text, default, item.meaning)
+        by_text.setdefault(text, []).append(item.component or "")
+    for (type_text, default, meaning), components in by_text.items():
+        names = ", ".join(filter(None, dict.fromkeys(components)))
+        lines.append(f"{key}: {type_text}{default}{f'  ({names})' if names else ''}")
+        lines += [f"  {meaning}"] if meaning else []
+    keys = dict.fromkeys(name for item in descriptions for name in item.keys if name != "name")
+    if keys:
+        lines += ["", "Keys: " + ", ".join(keys)]
+    else:
+        value = next((item.default for item in descriptions if item.default is not None), "VALUE")
+        lines += ["", f"example: {PROGRAM} +recipe=NAME {key}={_show_value(value)}"]
+    return "\n".join([*lines, ""])
+
+
+def _show_value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _align(calls: Mapping[str, str], width: int) -> list[str]:
+    """Return a line for each call and its text, in two columns, the first of `width` characters."""
+    return [f"  {call:<{width}}  {text}" for call, text in calls.items()]
 
 
 def _summarise_commands(commands: Mapping[str, click.Command]) -> dict[str, str]:
@@ -58,7 +149,10 @@ def _summarise_commands(commands: Mapping[str, click.Command]) -> dict[str, str]
             lines |= {f"{name} {words}": line for words, line in nested.items()}
         else:
             metavars = [param.metavar for param in command.params if isinstance(param, Argument)]
-            lines[" ".join([name, *filter(None, metavars)])] = command.short_help or ""
+            call = " ".join([name, *filter(None, metavars)])
+            for words, shorter in SHORT_WORDS.items():
+                call = call.replace(words, shorter)
+            lines[call] = command.short_help or ""
     return lines
 
 

@@ -19,7 +19,7 @@ MAX_NUMBER = 1_000_000
 RECIPE_COMMANDS = (
     LazyCommand(
         "explain",
-        "the best sink size here, measured",
+        "how many steps to hand to the device at once, measured",
         """Choose a sink size and print why: the cost of a dispatch, where events split sinks, and
         the gain, predicted and measured.""",
         [overrides_argument(), out_option("FOLDER", "Also write explain.json there.")],
@@ -204,7 +204,7 @@ RECIPE_COMMANDS = (
     ),
     LazyCommand(
         "adopt",
-        "settings of mindcv, timm or an Estimator as a recipe",
+        "another trainer's settings (mindcv, timm, Estimator) as a recipe",
         """Write a recipe from another trainer's settings: a YAML of mindcv, the args.yaml of timm,
         or a Python script that calls NPURunConfig, which isn't run. Print each setting, mapped or
         with the reason why not.""",

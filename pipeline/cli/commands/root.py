@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 from pipeline.cli.commands.audit_commands import AUDIT_COMMANDS
 from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option
 from pipeline.cli.commands.conversion_commands import CONVERT
-from pipeline.cli.commands.help import render_help
+from pipeline.cli.commands.help import render_help, render_topic
 from pipeline.cli.commands.parameters import OneOf, complete_override
 from pipeline.cli.commands.recipe_commands import RECIPE_COMMANDS
 from pipeline.cli.commands.run_commands import RUN_COMMANDS
@@ -94,7 +94,11 @@ def run_command(args: Sequence[str], started_at: float, *, alone: bool) -> int:
     if VERSION in args:
         return ROOT([VERSION])
     if "--help" in args or "-h" in args:
-        return ROOT(["--help"])
+        topics = [word for word in args if word[:1] not in "-+~" and "=" not in word]
+        if not topics:
+            return ROOT(["--help"])
+        print(render_topic(topics[0], ROOT.commands), end="")
+        return 0
     if args and args[0][:1] not in "-+~" and "=" not in args[0]:
         _refuse_word(args[0])
     from pipeline.cli.train import main as train

@@ -267,7 +267,7 @@ RUN_COMMANDS = (
     ),
     RunCommand(
         "autopsy",
-        "the cause of a non-finite step that ended a run",
+        "where the NaN or infinity that ended a run comes from",
         """Compute the non-finite step that ended a run again, and print where a value ceased to be
         finite: layer, tensor, ranges of its operands, samples of the batch.
 
