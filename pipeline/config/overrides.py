@@ -31,6 +31,8 @@ MAX_NAME_BYTES = 255
 MAX_QUOTED_LENGTH = 200
 """Characters of the longest value for which quotes are suggested. To parse a list of 4,000 quoted
 texts takes seconds."""
+MAX_SPLIT_WORDS = 40
+"""Most words that are tried as one override which the shell has split."""
 
 _WORDS = (re.compile(r"""[^\[\](){},'"]+"""), re.compile(r"""[^\[\](){},'":]+"""))
 """Patterns of the words of a value: the texts in a list, and the keys and texts in a section."""
@@ -97,9 +99,19 @@ def sets_key(override: str) -> bool:
 
 
 def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the overrides that Hydra's grammar rejects, each with its problem."""
+    """Yield the overrides that Hydra's grammar rejects, each with its problem.
+
+    Words that are one override without quotes, whose spaces split it, are one problem.
+    """
+    end = 0
     for position, override in enumerate(overrides):
-        if "=" not in override and override[0] != "~":
+        if position < end:
+            continue
+        end = _find_split_end(overrides, position)
+        if end > position + 1:
+            form = shlex.quote(" ".join(overrides[position:end]))
+            yield override, f"was split at its spaces by the shell; type it in quotes, as {form}"
+        elif "=" not in override and override[0] != "~":
             previous = overrides[position - 1] if position else ""
             is_split = sets_key(previous) and "=" in previous
             form = _quote_for_shell(f"{previous} {override}") if is_split else None
@@ -113,6 +125,19 @@ def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             # Trying quotes is slow, and a message shows at most MAX_PROBLEMS problems.
             form = _quote_for_shell(override) if position < MAX_PROBLEMS else None
             yield override, f"must be typed in quotes, as {form}" if form else reason
+
+
+def _find_split_end(overrides: Sequence[str], position: int) -> int:
+    """Return the end of the words from `position` on that are one override with open brackets; the
+    next position if the override isn't split."""
+    for end in range(position + 1, min(len(overrides), position + MAX_SPLIT_WORDS) + 1):
+        text = " ".join(overrides[position:end])
+        if len(text) > MAX_QUOTED_LENGTH or "=" not in overrides[position]:
+            break
+        if sum(letter in "[{(" for letter in text) <= sum(letter in "]})" for letter in text):
+            is_split = end > position + 1 and _explain_refusal(text) is None
+            return end if is_split else position + 1
+    return position + 1
 
 
 def _explain_refusal(override: str) -> str | None:

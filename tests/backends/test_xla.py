@@ -216,7 +216,9 @@ def test_missing_gpu_is_reported_with_available_devices(tiny: Compose, tmp_path:
         run(tiny("device=gpu"), tmp_path)
     assert str(caught.value).startswith("device gpu:0: JAX sees cpu:0")
     if find_plugin() is None:
-        assert "only; install the `gpu` extra, pip install '.[gpu]'" in str(caught.value)
+        assert "only; install the `gpu` extra, pip install 'recipe-pipeline[gpu]'" in str(
+            caught.value
+        )
     else:
         assert "this machine has no NVIDIA driver" in str(caught.value)
 

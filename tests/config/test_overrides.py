@@ -64,6 +64,15 @@ def test_value_split_by_the_shell_is_shown_in_quotes() -> None:
         ),
         ("set", "must be KEY=VALUE"),
     ]
+    words = "dataset.train.ops=[{name: resize, size: [32, 32]}, whiten]"
+    (problem,) = find_parse_problems(["seed=1", *words.split(), "train.steps=3"])
+    assert problem == (
+        "dataset.train.ops=[{name:",
+        f"was split at its spaces by the shell; type it in quotes, as '{words}'",
+    )
+    # Brackets that never close aren't one override.
+    problems = [word for word, _ in find_parse_problems(["stages=[data,", "build", "seed=1"])]
+    assert problems == ["stages=[data,", "build"]
     assert list(find_parse_problems(["+recipe=mine", "data"])) == [("data", "must be KEY=VALUE")]
 
 

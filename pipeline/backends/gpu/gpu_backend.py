@@ -214,7 +214,7 @@ def _open_absent_chip(target: ChipTarget) -> jax.Device:
     if find_plugin() is None:
         raise RunError(
             "device.target: JAX's compiler for GPUs is missing; install the `gpu-compile` extra, "
-            "pip install '.[gpu-compile]'"
+            "pip install 'recipe-pipeline[gpu-compile]'"
         )
     with _skip_driver():
         try:

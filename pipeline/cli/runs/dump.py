@@ -47,8 +47,8 @@ def main(
     require_checkpoints(run_dir)
     if out is None:
         require_real_trees(run_dir, (DUMP,))
-    elif not out.is_dir():
-        raise DataError(f"--out {out}: must be a folder that exists")
+    elif out.exists() and not out.is_dir():
+        raise DataError(f"--out {out}: must be a folder, which is made if it doesn't exist")
     dumps = []
     with Reporter() as reporter:
         opened = open_recipe(read_run_recipe(run_dir), run_dir)

@@ -14,8 +14,8 @@ MODULES = ("jax_cuda13_plugin._versions", "jax_cuda12_plugin._versions")
 """Modules of the plug-ins, with functions that return the versions of CUDA's libraries."""
 DRIVER = "libcuda.so.1"
 INSTALL = (
-    "install the `gpu` extra, pip install '.[gpu]', or '.[gpu13]' for CUDA 13, which needs a "
-    "driver of 580 or later"
+    "install the `gpu` extra, pip install 'recipe-pipeline[gpu]', or [gpu13] for CUDA 13, which "
+    "needs a driver of 580 or later"
 )
 PLATFORMS = "JAX_PLATFORMS"
 """Variable with the platforms that JAX opens."""

@@ -171,8 +171,8 @@ class RunDumps(Dumps):
         path = self.run.context.recipe.dump.path
         if path is None:
             require_real_trees(self.run.context.run_dir, (DUMP,))
-        elif not path.is_dir():
-            raise NotADirectoryError(f"dump.path = {path}: must be a folder that exists")
+        elif path.exists() and not path.is_dir():
+            raise NotADirectoryError(f"dump.path = {path}: must be a folder")
         batch = jax.tree.map(np.array, batch_of(self.run.executable.loader, step + 1))
         step_config = self.run.built.step_config
         device = self.run.backend.device
