@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from pipeline.stages.data import load_data
 from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.state import TrainState
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 
@@ -158,3 +160,19 @@ def test_evaluation_of_only_ignored_labels_is_an_error(tiny: Compose) -> None:
     expected = r"^all labels of the 40 evaluation samples are dataset\.ignore_index; at least one"
     with pytest.raises(RunError, match=expected):
         evaluate(blind, None, dataset, EvalOptions(1.0))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layer", "is_said"), [("batch_norm", True), ("relu", False)])
+def test_classes_missed_after_few_steps_may_be_due_to_running_statistics(
+    layer: str,
+    is_said: bool,
+    tiny: Callable[..., Recipe],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    network = f"[flatten, {layer}, {{name: dense, features: '$classes'}}]"
+    run(tiny("model=layers", f"model.layers={network}", "train.steps=1"), tmp_path / "run")
+    printed = capsys.readouterr().out
+    assert "never predicted: " in printed
+    assert ("after 1 steps running statistics may still be far from" in printed) == is_said

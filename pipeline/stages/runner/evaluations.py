@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
+import jax
+
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import first_line
 from pipeline.engine.callbacks.events import Evaluation
@@ -27,6 +29,10 @@ from pipeline.stages.sample_pictures import (
 from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.state import TrainState
+
+SETTLING_STEPS = 500
+"""Steps after which running averages with a momentum of 0.99 hardly depend on their start: 0.99^500
+is 0.7 %."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class Evaluations:
             assert evaluation is not None, "is_stopped is always False"
             self._show_pictures(state)
             observers.monitor.on_eval(history.step, evaluation)
-        self._show_classes(evaluation)
+        self._show_classes(evaluation, history.step)
         # Metrics that the summary has already, such as `train_loss`, stay.
         context.summary.metrics = {**evaluation.metrics, **context.summary.metrics}
         parameters = context.options.changed or _list_main_parameters(recipe)
@@ -88,7 +94,7 @@ class Evaluations:
         if recipe.monitor.embeddings:
             self._show_embeddings(state)
 
-    def _show_classes(self, evaluation: Evaluation) -> None:
+    def _show_classes(self, evaluation: Evaluation, step: int) -> None:
         """Print the figures of each class if there are few; warn of never predicted classes."""
         context = self.run.context
         monitor = self.observers.monitor
@@ -97,6 +103,11 @@ class Evaluations:
         for line in format_class_table(evaluation):
             monitor.submit(partial(context.reporter.print_stage, "", line))
         if (problem := describe_never_predicted(evaluation)) is not None:
+            if step < SETTLING_STEPS and jax.tree.leaves(self.run.built.state.batch_stats):
+                problem += (
+                    f"; after {step:,} steps running statistics may still be far from the data's: "
+                    "batch norm with a momentum of 0.99 needs some hundred steps"
+                )
             monitor.submit(partial(context.reporter.warn, problem))
 
     def _show_embeddings(self, state: TrainState) -> None:
