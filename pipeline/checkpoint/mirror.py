@@ -241,7 +241,7 @@ def read_mirror(
     else:
         raise RunError(f"{storage.url}: changes while it is read; another process writes there")
     for name in sorted(interrupted):
-        warn(f"{storage.url}/{name}: was written in part; skipped")
+        warn(f"{storage.url}/{name}: isn't a file, or was written in part; skipped")
     for name, problem in sorted(damaged.items()):
         warn(f"{storage.url}/{name}: {problem}; skipped")
     complete = [copies[name] for name in names - interrupted - damaged.keys()]

@@ -64,7 +64,8 @@ class MirrorWriter:
         self._attempts: list[Attempt] = []
         self._copied: dict[int, Attempt] = {}
         """The last complete attempt of each step."""
-        self._writer = Writer(0, secrets.token_hex(8), run)
+        self.writer = Writer(0, secrets.token_hex(8), run)
+        """This process; its generation is known when the mirror is open."""
         self._predecessors: set[Writer] = set()
         """Processes of this run whose folders were there before."""
 
@@ -77,15 +78,15 @@ class MirrorWriter:
         self._require_mirror_of_run()
         writers = list_writers(self._storage)
         generation = 1 + max((writer.generation for writer in writers), default=0)
-        self._writer = Writer(generation, self._writer.name, self._run)
+        self.writer = Writer(generation, self.writer.name, self._run)
         self._predecessors = {writer for writer in writers if writer.run == self._run}
         opened = json.dumps({"run": self._run, "generation": generation}).encode()
-        retry(lambda: self._storage.write(f"{self._writer.folder}/{OPENED}", opened))
+        retry(lambda: self._storage.write(f"{self.writer.folder}/{OPENED}", opened))
         try:
             # Another process may have copied until it could see the folder.
             self._require_mirror_of_run()
         except PipelineError:
-            retry(lambda: self._storage.remove(self._writer.folder))
+            retry(lambda: self._storage.remove(self.writer.folder))
             raise
 
     def _require_mirror_of_run(self) -> None:
@@ -147,7 +148,7 @@ class MirrorWriter:
             attempt = Attempt(step, f"{step}-{next(self._numbers)}", self._make_draft(step))
             self._attempts.append(attempt)
             for name in attempt.files:
-                path = f"{self._writer.folder}/{attempt.folder}/{name}"
+                path = f"{self.writer.folder}/{attempt.folder}/{name}"
                 retry(partial(self._storage.upload, self._draft / name, path))
         finally:
             shutil.rmtree(self._draft, ignore_errors=True)
@@ -159,7 +160,7 @@ class MirrorWriter:
         """Write a record under a new name: a former one may have arrived, and be complete."""
         attempt.records.append(f"{RECORDS}/{attempt.step}-{next(self._numbers)}.json")
         tree = {"step": attempt.step, "folder": attempt.folder, "files": attempt.files}
-        path = f"{self._writer.folder}/{attempt.records[-1]}"
+        path = f"{self.writer.folder}/{attempt.records[-1]}"
         self._storage.write(path, json.dumps(tree).encode())
 
     def _make_draft(self, step: int) -> Record:
@@ -199,7 +200,7 @@ class MirrorWriter:
         predecessors = self._list_predecessors()
         for attempt in outdated:
             for name in (*attempt.records, attempt.folder):
-                retry(partial(self._storage.remove, f"{self._writer.folder}/{name}"))
+                retry(partial(self._storage.remove, f"{self.writer.folder}/{name}"))
             self._attempts.remove(attempt)
         for writer in predecessors:
             for folder in (f"{writer.folder}/{RECORDS}", writer.folder):
@@ -212,9 +213,9 @@ class MirrorWriter:
         removed.
         """
         writers = list_writers(self._storage)
-        if any(writer > self._writer for writer in writers):
+        if any(writer > self.writer for writer in writers):
             raise RunError(f"{self._storage.url}: another process writes this mirror now")
-        if self._writer not in writers:
+        if self.writer not in writers:
             raise RunError(f"{self._storage.url}: the folder of this process was removed")
         return [writer for writer in writers if writer in self._predecessors]
 

@@ -28,6 +28,8 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
+        self.version = 0
+        """A number that grows with every change."""
         self.late: list[Callable[[], None]] = []
 
     def land(self) -> None:
@@ -98,6 +100,7 @@ class MemorySystem:
 
         def put(length: int) -> None:
             self._store.files[path] = content[:length]
+            self._store.version += 1
 
         self._act(f"write {path}", lambda: put(len(content) // 2), lambda: put(len(content)))
 
@@ -110,10 +113,9 @@ class MemorySystem:
         def remove(names: list[str]) -> None:
             for name in names:
                 self._store.files.pop(name, None)
+            self._store.version += 1
 
-        self._act(
-            f"remove {path}", lambda: remove(select()[::2]), lambda: remove(select())
-        )
+        self._act(f"remove {path}", lambda: remove(select()[::2]), lambda: remove(select()))
 
     def _act(self, text: str, begin: Callable[[], None], end: Callable[[], None]) -> None:
         fault = self._wait(text)
@@ -165,7 +167,7 @@ class Process:
     def kill(self) -> None:
         """End the process before its next operation."""
         self._is_killed = True
-        self.step()
+        self.step()  # no part of an operation is done
         self._thread.join(SLOWEST_S)
 
     def _await_stop(self) -> None:

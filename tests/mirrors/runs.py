@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps, make_checkpoint_path
 from pipeline.checkpoint.manifest import verify_files, write_manifest
-from pipeline.checkpoint.mirror import read_mirror
+from pipeline.checkpoint.mirror import Writer, read_mirror
 from pipeline.checkpoint.mirror_writer import MirrorWriter
 from pipeline.core.files.storage import Storage
 from tests.mirrors.memory_store import MemoryStore, open_memory
@@ -44,6 +44,7 @@ class Life:
     restores: bool = False
     copied: list[int] = field(default_factory=list)
     """Steps that the mirror had when a synchronization ended."""
+    writer: Writer = field(default_factory=lambda: Writer(0, "", ""))
 
     def work(self, storage: Storage) -> None:
         """Be the process."""
@@ -54,6 +55,7 @@ class Life:
                 same[0].restore(self.run_dir, lambda _: None)
         writer = MirrorWriter(storage, self.run, self.run_dir, RUN_FILES)
         writer.open()
+        self.writer = writer.writer
         for step in self.steps:
             saved = list_saved_steps(self.run_dir / FOLDER)
             if saved and step <= saved[-1]:
@@ -81,12 +83,32 @@ def restore_newest(store: MemoryStore, run: str = RUN) -> tuple[int, str]:
     raise LookupError(f"no copy of run {run}")
 
 
-def find_loss(store: MemoryStore, lives: list[Life]) -> str | None:
-    """Return how a mirror breaks the law; None if it doesn't.
+class Law:
+    """The law of mirrors. Checked again only if something has changed.
 
     From the moment that a process has copied a step, a checkpoint of it, or of a later process, can
-    be restored, and its newest one is as new. `lives` are processes in the order of their starts.
+    be restored, and its newest one is as new.
     """
+
+    def __init__(self, store: MemoryStore, lives: Sequence[Life]) -> None:
+        self.checks = 0
+        self.loss: str | None = None
+        """The first way in which the law was broken."""
+        self._store = store
+        self._lives = lives
+        self._state: list[object] = []
+
+    def check(self) -> None:
+        """Restore what the store has."""
+        state = [self._store.version, *((life.writer, len(life.copied)) for life in self._lives)]
+        if state != self._state and self.loss is None:
+            self._state = state
+            self.checks += 1
+            self.loss = _find_loss(self._store, self._lives)
+
+
+def _find_loss(store: MemoryStore, lives: Sequence[Life]) -> str | None:
+    lives = sorted(lives, key=lambda life: life.writer)
     for run in {life.run for life in lives}:
         same = [life for life in lives if life.run == run]
         complete = [index for index, life in enumerate(same) if life.copied]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.core.errors import PipelineError
-from tests.mirrors.memory_store import FAULTS, MemoryStore, Process
-from tests.mirrors.runs import OTHER, RUN, Life, find_loss, make_folders
+from tests.mirrors.memory_store import FAULTS, KilledError, MemoryStore, Process
+from tests.mirrors.runs import OTHER, RUN, Law, Life, make_folders
 
-FIRST_STEPS = (10, 20, 30)
-NEXT_STEPS = (20, 30, 40)
+FIRST_STEPS = (10, 20)
+NEXT_STEPS = (20, 30)
+KILL = "kill"
+LAND = 2
+"""Instead of a process' number: the operations under way are done."""
 
 
 @dataclass(frozen=True)
@@ -43,21 +47,21 @@ def replace_process(stop: int, fault: str, successor_steps: int) -> Outcome | No
         if fault == "late":
             process.step(fault)
         second = Life("second", folders["second"], NEXT_STEPS[:successor_steps], restores=True)
-        lives = [first, second]
         successor = Process(store, second.work)
         successor.finish()
         _require_expected(successor)
-        checks = 1
-        loss = find_loss(store, lives)
+        law = Law(store, [first, second])
+        law.check()
         if fault != "late":
             process.step(fault)
-        while loss is None and not process.is_done:
-            loss = find_loss(store, lives)
-            checks += 1
+        while not process.is_done:
+            law.check()
             process.step()
+        law.check()
         store.land()
+        law.check()
         _require_expected(process)
-        return Outcome(operation, checks + 1, loss or find_loss(store, lives))
+        return Outcome(operation, law.checks, law.loss)
 
 
 def run_interleaved(choices: Sequence[tuple[int, str]], *, same_run: bool) -> Outcome:
@@ -71,50 +75,52 @@ def run_interleaved(choices: Sequence[tuple[int, str]], *, same_run: bool) -> Ou
         first = Life("first", folders["first"], FIRST_STEPS)
         run = RUN if same_run else OTHER
         second = Life("second", folders["second"], NEXT_STEPS, run, restores=same_run)
-        lives = [first, second]
+        law = Law(store, [first, second])
         processes = [Process(store, first.work)]
-        loss = None
-        checks = 0
 
         def turn(number: int, fault: str) -> None:
-            nonlocal loss, checks
-            if number == 2:
+            if number == LAND:
                 store.land()
             elif number == 1 and len(processes) == 1:
                 processes.append(Process(store, second.work))
             else:
-                processes[number].step(fault)
-            checks += 1
-            # Until the second one makes its folder, the first one isn't replaced.
-            loss = loss or find_loss(store, _order_by_folder(store, lives))
+                process = processes[number]
+                process.kill() if fault == KILL else process.step(fault)
+            law.check()
 
         for number, fault in choices:
             turn(number, fault)
         for number in (1, 1, 0):
             while len(processes) <= number or not processes[number].is_done:
                 turn(number, "none")
-        turn(2, "none")
+        turn(LAND, "none")
         for process in processes:
             _require_expected(process)
-        return Outcome("", checks, loss)
+        return Outcome("", law.checks, law.loss)
 
 
-def _order_by_folder(store: MemoryStore, lives: Sequence[Life]) -> list[Life]:
-    """Return lives in the order of their folders; one without a folder has copied nothing."""
-    return sorted(lives, key=lambda life: life.generation)
+def draw_choices(draws: random.Random) -> list[tuple[int, str]]:
+    """Return random choices for `run_interleaved`: long turns, few faults, rarely a kill."""
+    choices: list[tuple[int, str]] = []
+    for _ in range(draws.randint(1, 12)):
+        number = draws.choice((0, 0, 0, 1, 1, 1, LAND))
+        choices += [(number, "none")] * draws.randint(1, 20)
+        if draws.random() < 0.5:
+            choices.append((number, draws.choice((*FAULTS, KILL))))
+    return choices
 
 
-def list_outcomes() -> Iterator[tuple[str, int, Outcome]]:
+def list_outcomes(faults: Sequence[str]) -> Iterator[Outcome]:
     """Yield the outcome of each fault at each operation."""
-    for fault in FAULTS:
-        for successor_steps in (2, 3):
+    for fault in faults:
+        for successor_steps in (1, 2):
             stop = 0
             while (outcome := replace_process(stop, fault, successor_steps)) is not None:
-                yield fault, successor_steps, outcome
+                yield outcome
                 stop += 1
 
 
 def _require_expected(process: Process) -> None:
     """Raise the error of a process, except for those that end a copy with a message."""
-    if process.error is not None and not isinstance(process.error, PipelineError):
+    if not isinstance(process.error, PipelineError | KilledError | None):
         raise process.error

@@ -50,8 +50,7 @@ class Storage:
     def list_files(self) -> Mapping[str, StoredFile]:
         """Return all files below the folder by name; {} if it is missing.
 
-        If the address is of a single file, its name is "". Pipes, sockets and devices of a local
-        folder, which may never end, are left out.
+        If the address is of a single file, its name is "".
         """
         with convert_errors(self.url, "can't be listed"):
             try:
@@ -61,7 +60,6 @@ class Storage:
             return {
                 path.removeprefix(self.root).lstrip("/"): _describe(entry)
                 for path, entry in entries.items()
-                if entry.get("type") != "other" or not self._is_special(path)
             }
 
     def list_names(self) -> list[str]:
@@ -86,13 +84,15 @@ class Storage:
             return _describe(self.system.info(self._path(name)))
 
     def read(self, name: str, at_most_bytes: int) -> bytes | None:
-        """Return the content of a file, cut after `at_most_bytes`; None if it is missing or no
-        file."""
+        """Return the content of a file, cut after `at_most_bytes`; None if it is missing or isn't a
+        regular file: a local pipe or device may never end."""
+        if self.url.startswith("file:") and not Path(self._path(name)).is_file():
+            return None
         with convert_errors(self._locate(name), "can't be read"):
             try:
                 with self.system.open(self._path(name), "rb") as file:
                     content: bytes = file.read(at_most_bytes)
-            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            except FileNotFoundError:
                 return None
             return content
 
@@ -115,11 +115,6 @@ class Storage:
         """Remove a file, or a folder with everything in it, if there is one."""
         with convert_errors(self._locate(name), "can't be removed"), suppress(FileNotFoundError):
             self.system.rm(self._path(name), recursive=True)
-
-    def _is_special(self, path: str) -> bool:
-        """Return whether a path is of a pipe, socket or device; not if it is a broken link."""
-        system = self.system
-        return system.exists(path) and not (system.isfile(path) or system.isdir(path))
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}" if name else self.root
