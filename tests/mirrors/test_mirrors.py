@@ -36,7 +36,7 @@ def _impatient() -> Iterator[None]:
         yield
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_replaced_process_harms_no_copy_at_any_operation(fault: str) -> None:
     outcomes = list(list_outcomes([fault]))
@@ -73,11 +73,13 @@ def _share_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MirrorWriter, "open", open_shared)
 
 
+@pytest.mark.medium
 def test_shared_folder_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
     _share_folder(monkeypatch)
     assert any(outcome.loss for outcome in list_outcomes(["none", "late"]))
 
 
+@pytest.mark.medium
 def test_removal_before_a_copy_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
     copy = MirrorWriter._copy
 
@@ -93,7 +95,7 @@ def test_removal_before_a_copy_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -
     assert any(run_interleaved(choices, same_run=True).loss for choices in draws)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_faulty_mirrors_are_restored_or_refused() -> None:
     results = [restore_faulty(fault) for fault in list_faults()]
     assert [result for result in results if result.wrong is not None] == []
