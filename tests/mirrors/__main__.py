@@ -79,7 +79,7 @@ def main() -> int:
     parser.add_argument("--faults", action="store_true", help="print what came of each fault")
     options = parser.parse_args()
     storage.WAITS_S = (0.0, 0.0, 0.0)
-    os.fsync = lambda _: None  # nothing here cuts the power
+    os.fsync = lambda fd: None  # nothing here cuts the power
     if Path("/dev/shm").is_dir():
         tempfile.tempdir = "/dev/shm"
     start_s = time.monotonic()

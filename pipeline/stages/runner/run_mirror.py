@@ -64,8 +64,9 @@ def find_mirrored_run(recipe: Recipe, run_dir: Path | None, warn: Warn) -> Mirro
     for mirrored in candidates if same_run is None else [same_run]:
         changes.append(_list_changes(recipe, mirrored))
         if not changes[-1]:
-            is_new = run_dir is None or same_run is None
-            return mirrored if is_new or _find_newest(run_dir) < mirrored.newest else None
+            if run_dir is None or same_run is None:
+                return mirrored
+            return mirrored if _find_newest(run_dir) < mirrored.newest else None
     raise RecipeError([f"{KEY} = {url}: holds a run of another recipe", *changes[0]])
 
 
