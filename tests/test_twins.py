@@ -26,6 +26,7 @@ HARNESSES = (
     "golden",
     "hostile",
     "layouts",
+    "mirrors",
     "power_cut",
     "scheduler",
 )
@@ -34,6 +35,10 @@ WHOLE_RUN = "part of every run"
 
 COVERED = {
     # A package whose modules are tested through one of them, or by whole commands.
+    "pipeline.checkpoint.mirror_writer": (
+        "checkpoint/test_mirror.py",
+        "copies are tested by restoring them",
+    ),
     "pipeline.cli.commands.*": (
         "cli/test_commands.py",
         "all commands, each by its help and errors",

@@ -7,8 +7,10 @@ import math
 import os
 import re
 import sys
+import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,8 @@ DATABASE = "manifest.ocdbt"
 ATTEMPTS = 2
 """Attempts to read arrays before DamagedError is raised. Orbax also reports a file as missing if
 the process has no descriptor left."""
+PLAIN = re.compile(r"[^*?\[\]\\\ud800-\udfff]*", re.DOTALL)
+"""Paths that orbax takes as they are. Bytes that aren't UTF-8 are surrogates in Python's texts."""
 FILE_BYTES = 1 << 28
 """Approximate size of a file of arrays. Arrays are in several files, which are hashed at once."""
 
@@ -75,11 +79,31 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     )
     tree = {name: np.asarray(array) for name, array in arrays.items()}
     request = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=FILE_BYTES)
-    with ocp.Checkpointer(handler, multiprocessing_options=process_options) as writer:
-        writer.save(folder.absolute(), args=request)
+    with (
+        _make_plain_path(folder) as plain,
+        ocp.Checkpointer(handler, multiprocessing_options=process_options) as writer,
+    ):
+        writer.save(plain, args=request)
     if not (folder / DATABASE).exists():
         # If the folder can't be listed, orbax joins no arrays and raises no error.
         raise ValueError(f"{folder}: can't be listed, so its arrays were not joined")
+
+
+@contextmanager
+def _make_plain_path(folder: Path) -> Iterator[Path]:
+    """Yield a path to a folder that orbax can use.
+
+    Orbax takes `[`, `*`, `?` and a backslash for patterns of names, and refuses a path that isn't
+    UTF-8. For these, the path leads through a link in the folder of temporary files.
+    """
+    path = folder.absolute()
+    if PLAIN.fullmatch(str(path)):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="checkpoint-") as name:
+        link = Path(name) / "run"
+        link.symlink_to(path.parent, target_is_directory=True)
+        yield link / path.name
 
 
 def _make_process_options() -> ocp.options.MultiprocessingOptions:
@@ -119,9 +143,12 @@ def _read_with_orbax(folder: Path) -> Mapping[str, np.ndarray]:
     import orbax.checkpoint as ocp
 
     _check_names(folder)
-    with ocp.StandardCheckpointer(multiprocessing_options=_make_process_options()) as reader:
-        _check_size(reader.metadata(folder.absolute()).item_metadata.tree)
-        arrays = reader.restore(folder.absolute())
+    with (
+        _make_plain_path(folder) as plain,
+        ocp.StandardCheckpointer(multiprocessing_options=_make_process_options()) as reader,
+    ):
+        _check_size(reader.metadata(plain).item_metadata.tree)
+        arrays = reader.restore(plain)
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
         raise ValueError("must hold only arrays")
     return arrays

@@ -20,6 +20,7 @@ from pipeline.checkpoint.retention import Retention
 from pipeline.core.errors import PipelineError, RunError
 from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.core.files.folder_lock import Lock
+from pipeline.core.host.environment import require_usable_clock
 from pipeline.core.host.signals import Signals, handle_signals
 from pipeline.data.columns import SampleUnit
 from pipeline.engine.batches import BatchSource, open_source
@@ -47,7 +48,7 @@ from pipeline.engine.sink_folder import (
 )
 from pipeline.engine.sink_settings import SinkResult, SinkSettings
 from pipeline.engine.step_autopsy import examine_step
-from pipeline.engine.step_checks import LOSS, check_state, trace_step
+from pipeline.engine.step_checks import LOSS, check_saved_state, check_state, trace_step
 from pipeline.engine.user_step import (
     CustomState,
     SinkProgram,
@@ -108,6 +109,9 @@ class PreparedSink:
 def prepare_sink(step: Step, state: Any, data: Any, settings: SinkSettings) -> PreparedSink:
     """Check a custom loop by tracing its step. Raises ValueError and DataError."""
     check_state(state)
+    if settings.save is not None:
+        check_saved_state(state)
+        require_usable_clock()
     source = open_source(data, settings.batch_size, settings.seed)
     layout = StateLayout.from_state(state)
     arrays = {path: np.array(leaf) for path, leaf in layout.flatten(state).items()}

@@ -20,6 +20,11 @@ LOSS = "loss"
 """Name of the metric that must be finite, if a step returns it."""
 CALLBACKS = ("debug_callback", "debug_print", "io_callback", "pure_callback")
 """Primitives that call the host."""
+PACKED_TYPES = (
+    *("int1", "int2", "int4", "uint1", "uint2", "uint4"),
+    *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"),
+)
+"""Types of less than a byte. Jax gives their arrays another layout than XLA gives a loop's."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Address of an object in a text; it differs between processes."""
 
@@ -50,6 +55,26 @@ def check_state(state: Any) -> None:
                 f"{name}: is a {type(leaf).__name__}; must be an array: keep other values outside "
                 "of the state, as equinox.partition(model, equinox.is_array) does"
             )
+        if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+            _require_type(name, leaf.dtype)
+
+
+def check_saved_state(state: Any) -> None:
+    """Raise ValueError for a leaf that a checkpoint can't hold, which is one of size 0."""
+    for path, leaf in jax.tree.leaves_with_path(state):
+        if np.size(leaf) == 0:
+            name = f"state{jax.tree_util.keystr(path)}"
+            problem = f"has the shape {np.shape(leaf)}, and a checkpoint can't hold 0 values"
+            raise ValueError(f"{name}: {problem}; leave it out of the state, or save=None")
+
+
+def _require_type(name: str, dtype: Any) -> None:
+    """Raise ValueError for a type that a compiled loop can't carry."""
+    if dtype.name in PACKED_TYPES:
+        problem = "which the compiled loop can't carry; hold its values as int8 or float8_e4m3fn"
+        raise ValueError(f"{name}: has the type {dtype.name}, {problem}")
+    if isinstance(dtype, np.dtype) and (dtype.kind in "OSUMm" or dtype.names is not None):
+        raise ValueError(f"{name}: has the type {dtype}; must be of numbers or truth values")
 
 
 def trace_step(step: Callable[..., Any], state: Any, batch: Any) -> StepSignature:

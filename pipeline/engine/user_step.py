@@ -78,7 +78,7 @@ class StateLayout:
         paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in flat]
         # Paths may have equal texts, and the text of a state that is one array is empty.
         names = [
-            path if path and paths.count(path) == 1 else f"{number}:{path}"
+            path if _is_name(path) and paths.count(path) == 1 else f"{number}:{_make_name(path)}"
             for number, path in enumerate(paths)
         ]
         return StateLayout(structure, tuple(names), tuple(_find_key_type(leaf) for _, leaf in flat))
@@ -98,6 +98,17 @@ class StateLayout:
             for path, key in zip(self.paths, self.key_types, strict=True)
         ]
         return jax.tree.unflatten(self.structure, ordered)
+
+
+def _is_name(path: str) -> bool:
+    """Return whether a checkpoint can have an array of this name."""
+    return path == _make_name(path) != ""
+
+
+def _make_name(path: str) -> str:
+    """Return a path without `..`, which would lead out of a checkpoint, and in UTF-8."""
+    text = path.encode("utf-8", "backslashreplace").decode("utf-8")
+    return "/".join("__" if part == ".." else part for part in text.split("/"))
 
 
 def _find_key_type(leaf: Any) -> str | None:

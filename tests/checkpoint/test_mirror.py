@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +21,20 @@ from pipeline.checkpoint.checkpoint_folder import (
     remove_checkpoint,
 )
 from pipeline.checkpoint.manifest import verify_files, write_manifest
-from pipeline.checkpoint.mirror import DRAFT, OWNER, Mirror, MirroredRun, read_mirror
+from pipeline.checkpoint.mirror import (
+    DRAFT,
+    MirroredRun,
+    list_writers,
+    read_mirror,
+)
+from pipeline.checkpoint.mirror_writer import Mirror, MirrorWriter
 from pipeline.checkpoint.retention import add_metrics
-from pipeline.core.errors import DataError, RunError
+from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.core.files import storage
 from pipeline.core.files.storage import Storage, open_storage
 
 FILES = ("metrics.jsonl", "recipe.yaml", "none.json")
+RUN = "0123456789abcdef"
 
 
 @pytest.fixture(autouse=True)
@@ -61,16 +69,33 @@ def store_of(tmp_path: Path) -> Storage:
 
 
 def mirror_of(tmp_path: Path, run_dir: Path, warnings: list[str] | None = None) -> Mirror:
-    store = store_of(tmp_path)
-    mirrored = read_mirror(store) or MirroredRun(store, "me", {})
     warn = [].append if warnings is None else warnings.append
-    return Mirror(mirrored, run_dir, FILES, warn)
+    return Mirror(MirrorWriter(store_of(tmp_path), RUN, run_dir, FILES), warn)
 
 
 def read(tmp_path: Path) -> MirroredRun:
-    mirrored = read_mirror(store_of(tmp_path))
-    assert mirrored is not None
+    (mirrored,) = read_mirror(store_of(tmp_path), FILES)
     return mirrored
+
+
+def list_steps(tmp_path: Path) -> list[int]:
+    return sorted({copy.step for copy in read(tmp_path).copies})
+
+
+def find_folder(tmp_path: Path) -> Path:
+    """Return the folder of the process that opened the mirror last."""
+    return tmp_path / "store" / list_writers(store_of(tmp_path))[-1].folder
+
+
+def find_copy(tmp_path: Path, step: int) -> Path:
+    """Return the folder of the newest copy of a step."""
+    copies = [copy for copy in read(tmp_path).copies if copy.step == step]
+    return tmp_path / "store" / copies[0].folder
+
+
+def find_record(tmp_path: Path, step: int) -> Path:
+    (record,) = find_folder(tmp_path).glob(f"records/{step}-*.json")
+    return record
 
 
 def restore(tmp_path: Path) -> tuple[Path, list[str]]:
@@ -90,7 +115,7 @@ def test_restored_run_is_byte_identical(tmp_path: Path, run_dir: Path) -> None:
     with mirror_of(tmp_path, run_dir) as mirror:
         pass
     assert mirror.failure is None
-    assert sorted(read(tmp_path).records) == [10, 20]
+    assert list_steps(tmp_path) == [10, 20]
     assert read(tmp_path).newest == 20
     restored, warnings = restore(tmp_path)
     assert read_tree(restored) == read_tree(run_dir)
@@ -104,8 +129,9 @@ def test_mirror_follows_added_and_removed_files(tmp_path: Path, run_dir: Path) -
         (run_dir / "metrics.jsonl").write_text("one\ntwo\n")
         remove_checkpoint(make_checkpoint_path(run_dir / FOLDER, 10))
         mirror.remove(10)
-    assert sorted(read(tmp_path).records) == [20, 30]
-    assert not any(name.startswith("10/") for name in store_of(tmp_path).list_files())
+    assert list_steps(tmp_path) == [20, 30]
+    names = [path.name.partition("-")[0] for path in find_folder(tmp_path).iterdir()]
+    assert sorted(names) == ["20", "30", "opened.json", "records"]
     # A checkpoint that is saved again, and metrics that are added later.
     before = read_tree(make_checkpoint_path(run_dir / FOLDER, 20))
     save(run_dir, 20)
@@ -126,7 +152,7 @@ def test_files_are_copied_without_hard_links(
     monkeypatch.setattr("os.link", refuse)
     with mirror_of(tmp_path, run_dir):
         pass
-    assert sorted(read(tmp_path).records) == [10, 20]
+    assert list_steps(tmp_path) == [10, 20]
 
 
 @pytest.mark.parametrize("number", range(1, 16))
@@ -162,15 +188,10 @@ def test_interrupted_copy_is_never_read(
     except RunError:
         assert number == 1
     monkeypatch.undo()
-    mirrored = read_mirror(store_of(tmp_path)) if number > 1 else None
-    if mirrored is None:
-        # The owner's file is half-written, and the next process writes it again.
-        assert number == 1
-        return
-    assert 10 in mirrored.records
+    assert 10 in list_steps(tmp_path)
     restored, warnings = restore(tmp_path)
     assert warnings == []
-    for step in mirrored.records:
+    for step in list_steps(tmp_path):
         folder = make_checkpoint_path(restored / FOLDER, step)
         verify_files(folder)
         written = read_tree(make_checkpoint_path(run_dir / FOLDER, step))
@@ -180,38 +201,130 @@ def test_interrupted_copy_is_never_read(
 def test_damaged_copy_is_skipped(tmp_path: Path, run_dir: Path) -> None:
     with mirror_of(tmp_path, run_dir):
         pass
-    (tmp_path / f"store/20/{FOLDER}/20/state/d/array").write_text("other")
+    file = find_copy(tmp_path, 20) / FOLDER / "20/state/d/array"
+    file.write_bytes(file.read_bytes()[::-1])
     restored, warnings = restore(tmp_path)
-    url = store_of(tmp_path).url
+    path = file.relative_to(tmp_path / "store")
     assert warnings == [
-        f"{url}/20/{FOLDER}/20/state/d/array: doesn't match its record; left out, and step 10 is "
-        "the newest"
+        f"{store_of(tmp_path).url}/{path}: doesn't match its record; left out, and step 10 is the "
+        "newest"
     ]
     assert [path.name for path in (restored / FOLDER).iterdir()] == ["10"]
     shutil.rmtree(restored)
-    (tmp_path / "store/10/metrics.jsonl").unlink()
-    with pytest.raises(DataError, match=r"no checkpoint can be read: .*20.*10/metrics.jsonl"):
+    log = find_copy(tmp_path, 10) / "metrics.jsonl"
+    log.write_bytes(log.read_bytes()[::-1])
+    with pytest.raises(DataError, match=r"no checkpoint can be read: .*20.*/metrics.jsonl"):
         restore(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "checkpoints/30/x", "a/b", "ckpt/.."])
-def test_record_with_outside_path_is_ignored(name: str, tmp_path: Path, run_dir: Path) -> None:
+def test_copy_that_lacks_a_file_is_skipped(tmp_path: Path, run_dir: Path) -> None:
     with mirror_of(tmp_path, run_dir):
         pass
-    file = tmp_path / "store/records/20.json"
+    array = f"{FOLDER}/20/state/d/array"
+    (find_copy(tmp_path, 20) / array).write_text("x")
+    warnings: list[str] = []
+    (mirrored,) = read_mirror(store_of(tmp_path), FILES, warnings.append)
+    assert mirrored.newest == 10
+    assert len(warnings) == 1
+    assert warnings[0].endswith(f"lists {array} with 19 bytes, not 1; skipped")
+    (find_copy(tmp_path, 10) / "metrics.jsonl").unlink()
+    with pytest.raises(DataError, match=r"no checkpoint can be read: .*jsonl, which is missing"):
+        restore(tmp_path)
+
+
+HOSTILE_NAMES = (
+    "../x",
+    "/etc/passwd",
+    "checkpoints/30/x",
+    "a/b",
+    "ckpt/..",
+    DRAFT,
+    FOLDER,
+    f"{FOLDER}/20",
+    f"{FOLDER}/20/manifest.json/below",
+    "metrics.jsonl/below",
+    "summary.json",
+    ".lock",
+    "",
+    ".",
+    f"{FOLDER}/20/../30/x",
+    f"{FOLDER}//20/x",
+    f"{FOLDER}/20/a\0b",
+    f"{FOLDER}/20/a\ud800",
+    f"{FOLDER}/20/a\nb",
+    f"{FOLDER}/20/{'x' * 256}",
+    f"{FOLDER}/20/{'x/' * 400}x",
+)
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=range(len(HOSTILE_NAMES)))
+def test_record_with_another_path_is_skipped(name: str, tmp_path: Path, run_dir: Path) -> None:
+    with mirror_of(tmp_path, run_dir):
+        pass
+    file = find_record(tmp_path, 20)
     record = json.loads(file.read_text())
     record["files"][name] = {"bytes": 1, "sha256": "0"}
     file.write_text(json.dumps(record))
-    assert sorted(read(tmp_path).records) == [10]
+    warnings: list[str] = []
+    (mirrored,) = read_mirror(store_of(tmp_path), FILES, warnings.append)
+    assert [copy.step for copy in mirrored.copies] == [10]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"{store_of(tmp_path).url}/{file.parent.parent.name}/records/20-")
+    assert warnings[0].endswith("; skipped")
+    restored, _ = restore(tmp_path)
+    verify_files(make_checkpoint_path(restored / FOLDER, 10))
 
 
-def test_record_without_files_is_skipped(tmp_path: Path, run_dir: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"step": 10, "files": {}}',
+        b'{"step": 10, "folder": "10-1", "files": {}}',
+        b'{"step": 10, "folder": "../10-1", "files": {}}',
+        b'{"step": 11, "folder": "10-1", "files": {}}',
+        b"[" * 100_000,
+        b'{"step": ' + b"1" * 5000 + b"}",
+        b"\xff\xfe",
+    ],
+    ids=range(11),
+)
+def test_malformed_record_is_skipped(content: bytes, tmp_path: Path, run_dir: Path) -> None:
     with mirror_of(tmp_path, run_dir):
         pass
-    (tmp_path / "store/records/10.json").write_text('{"step": 10, "files": {}}')
-    restored, warnings = restore(tmp_path)
+    find_record(tmp_path, 10).write_bytes(content)
+    warnings: list[str] = []
+    (mirrored,) = read_mirror(store_of(tmp_path), FILES, warnings.append)
+    assert [copy.step for copy in mirrored.copies] == [20]
+    assert len(warnings) == 1
+    restored, _ = restore(tmp_path)
     assert [path.name for path in (restored / FOLDER).iterdir()] == ["20"]
-    assert "left out, and step 20 is the newest" in warnings[0]
+
+
+@pytest.mark.parametrize("place", ["records/30-9.json", "10-3/metrics.jsonl", "x", "../x"])
+@pytest.mark.parametrize("kind", ["pipe", "socket", "link to a pipe"])
+def test_pipes_are_never_read(
+    kind: str, place: str, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with mirror_of(tmp_path, run_dir):
+        pass
+    path = find_folder(tmp_path) / place
+    path.unlink(missing_ok=True)
+    if kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            monkeypatch.chdir(path.parent)  # paths of sockets have 108 bytes
+            listener.bind(path.name)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        path.symlink_to(tmp_path / "pipe")
+    restored, _ = restore(tmp_path)
+    assert "20" in os.listdir(restored / FOLDER)
+    shutil.rmtree(restored)
 
 
 @pytest.mark.parametrize("content", [None, "", "seed: 2\n"])
@@ -220,13 +333,15 @@ def test_small_file_is_read_beside_an_older_checkpoint_if_damaged(
 ) -> None:
     with mirror_of(tmp_path, run_dir):
         pass
+    copies = {step: find_copy(tmp_path, step) for step in (10, 20)}
     for step in (20, 10):
         assert read(tmp_path).read_small("recipe.yaml", 100) == b"seed: 1\n"
-        file = tmp_path / f"store/{step}/recipe.yaml"
+        file = copies[step] / "recipe.yaml"
         file.unlink()
         if content is not None:
             file.write_text(content)
-    with pytest.raises(DataError, match=r"recipe.yaml is missing or damaged beside all"):
+    expected = "is missing or damaged beside all" if content == "seed: 2\n" else "no checkpoint can"
+    with pytest.raises(DataError, match=expected):
         read(tmp_path).read_small("recipe.yaml", 100)
 
 
@@ -245,7 +360,7 @@ def test_checkpoint_that_is_removed_during_its_copy_is_not_a_failure(
     with mirror_of(tmp_path, run_dir, warnings):
         pass
     assert warnings == []
-    assert sorted(read(tmp_path).records) == [10]
+    assert list_steps(tmp_path) == [10]
 
 
 def test_damaged_checkpoint_does_not_replace_its_copy(tmp_path: Path, run_dir: Path) -> None:
@@ -255,14 +370,25 @@ def test_damaged_checkpoint_does_not_replace_its_copy(tmp_path: Path, run_dir: P
     with mirror_of(tmp_path, run_dir) as mirror:
         mirror.add(save(run_dir, 30))
     assert "must be JSON" in str(mirror.failure)
-    assert sorted(read(tmp_path).records) == [10, 20, 30]
+    assert list_steps(tmp_path) == [10, 20, 30]
 
 
 def test_foreign_folder_is_refused_as_mirror(tmp_path: Path) -> None:
-    assert read_mirror(store_of(tmp_path)) is None
+    assert read_mirror(store_of(tmp_path), FILES) == ()
     store_of(tmp_path).write("thesis.pdf", b"x")
     with pytest.raises(DataError, match=r"isn't a mirror, and holds thesis\.pdf"):
-        read_mirror(store_of(tmp_path))
+        read_mirror(store_of(tmp_path), FILES)
+
+
+def test_mirror_of_the_old_layout_is_refused(tmp_path: Path, run_dir: Path) -> None:
+    """Neither read nor changed."""
+    store = store_of(tmp_path)
+    for name in ("owner.json", "20/metrics.jsonl", "records/20.json"):
+        store.write(name, b"{}")
+    before = read_tree(tmp_path / "store")
+    with pytest.raises(DataError, match=r"is a mirror of an older version, and holds owner\.json"):
+        mirror_of(tmp_path, run_dir).__enter__()
+    assert read_tree(tmp_path / "store") == before
 
 
 def test_failed_store_is_reported_once_and_caught_up(
@@ -283,34 +409,76 @@ def test_failed_store_is_reported_once_and_caught_up(
 
     warnings: list[str] = []
     monkeypatch.setattr(Storage, "upload", fail)
-    mirror = Mirror(MirroredRun(store_of(tmp_path), "me", {}), run_dir, FILES, warn)
+    mirror = Mirror(MirrorWriter(store_of(tmp_path), RUN, run_dir, FILES), warn)
     with mirror:
         assert failed.wait(20)
         mirror.add(save(run_dir, 30))
         is_broken = False
     assert mirror.failure is None
-    assert sorted(read(tmp_path).records) == [10, 20, 30]
+    assert list_steps(tmp_path) == [10, 20, 30]
     is_broken = True
     with mirror_of(tmp_path, run_dir, warnings) as mirror:
         mirror.add(save(run_dir, 40))
     problem = "s3://b: can't be written: the network is down"
     assert warnings == [f"checkpoint.mirror: {problem}; training goes on without it"] * 2
     assert mirror.failure == problem
-    assert sorted(read(tmp_path).records) == [10, 20, 30]
+    assert list_steps(tmp_path) == [10, 20, 30]
 
 
 def test_replaced_process_stops_writing(tmp_path: Path, run_dir: Path) -> None:
     warnings: list[str] = []
     with mirror_of(tmp_path, run_dir, warnings) as first:
-        while len(read(tmp_path).records) < 2:
+        while len(list(tmp_path.glob("store/*/records/*.json"))) < 2:
             pass
         with mirror_of(tmp_path, run_dir):
             pass
         first.add(save(run_dir, 30))
     assert "another process writes this mirror now" in warnings[0]
-    assert sorted(read(tmp_path).records) == [10, 20]
-    owner = json.loads((tmp_path / "store" / OWNER).read_text())
-    assert owner["run"] == "me"
+    assert list_steps(tmp_path) == [10, 20]
+    assert [writer.generation for writer in list_writers(store_of(tmp_path))] == [2]
+
+
+def test_folder_that_was_removed_is_reported(tmp_path: Path, run_dir: Path) -> None:
+    warnings: list[str] = []
+    with mirror_of(tmp_path, run_dir, warnings) as mirror:
+        while len(list(tmp_path.glob("store/*/records/*.json"))) < 2:
+            pass
+        shutil.rmtree(find_folder(tmp_path))
+        mirror.add(save(run_dir, 30))
+    assert "the folder of this process was removed" in warnings[0]
+    assert mirror.failure is not None
+
+
+def test_mirror_of_another_run_is_refused(tmp_path: Path, run_dir: Path) -> None:
+    with mirror_of(tmp_path, run_dir):
+        pass
+    before = read_tree(tmp_path / "store")
+    other = MirrorWriter(store_of(tmp_path), RUN[::-1], run_dir, FILES)
+    with pytest.raises(RecipeError, match="holds another run; name another address"):
+        other.open()
+    assert read_tree(tmp_path / "store") == before
+
+
+def test_older_process_of_a_run_is_refused(tmp_path: Path, run_dir: Path) -> None:
+    """It has read the mirror before another process copied a newer step."""
+    late = mirror_of(tmp_path, shutil.copytree(run_dir, tmp_path / "late"))
+    save(run_dir, 30)
+    with mirror_of(tmp_path, run_dir):
+        pass
+    before = read_tree(tmp_path / "store")
+    with pytest.raises(RunError, match=r"holds step 30 of .*late, which has step 20: another proc"):
+        late.__enter__()
+    assert read_tree(tmp_path / "store") == before
+
+
+def test_only_copy_stays_if_the_run_directory_lacks_it(tmp_path: Path, run_dir: Path) -> None:
+    with mirror_of(tmp_path, run_dir) as mirror:
+        while len(list(tmp_path.glob("store/*/records/*.json"))) < 2:
+            pass
+        for step in (10, 20):
+            remove_checkpoint(make_checkpoint_path(run_dir / FOLDER, step))
+        mirror.remove(20)
+    assert list_steps(tmp_path) == [20]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("moto") is None, reason="moto isn't installed")
@@ -328,11 +496,12 @@ def test_s3_server_holds_a_mirror(
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3ntinel")
         store = open_storage("s3://bucket/run")
         store.system.mkdir("bucket")
-        with Mirror(MirroredRun(store, "me", {}), run_dir, FILES, print) as mirror:
-            pass
-        assert mirror.failure is None
-        mirrored = read_mirror(open_storage("s3://bucket/run"))
-        assert mirrored is not None
+        for _ in range(2):
+            with Mirror(MirrorWriter(store, RUN, run_dir, FILES), print) as mirror:
+                pass
+            assert mirror.failure is None
+        assert [writer.generation for writer in list_writers(store)] == [2]
+        (mirrored,) = read_mirror(open_storage("s3://bucket/run"), FILES)
         (tmp_path / "restored").mkdir()
         mirrored.restore(tmp_path / "restored", print)
         assert read_tree(tmp_path / "restored") == read_tree(run_dir)
@@ -341,7 +510,7 @@ def test_s3_server_holds_a_mirror(
         monkeypatch.delenv("AWS_ACCESS_KEY_ID")
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
         with pytest.raises(DataError, match="the credentials are missing or refused"):
-            read_mirror(open_storage("s3://bucket/run"))
+            read_mirror(open_storage("s3://bucket/run"), FILES)
     finally:
         server.stop()
 

@@ -50,6 +50,36 @@ def test_arrays_round_trip(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read[name], array)
 
 
+STRANGE_NAMES = (
+    "a[1]",
+    "a*b",
+    "a?b",
+    "a\\b",
+    "[",
+    "a\udcffb",
+    "a\nb",
+    "a%41",
+    "{x}",
+    " a ",
+    "#a",
+    "a:b",
+)
+
+
+@pytest.mark.parametrize("name", STRANGE_NAMES, ids=range(len(STRANGE_NAMES)))
+def test_arrays_round_trip_in_any_folder(name: str, tmp_path: Path) -> None:
+    """Orbax would take some of these names for patterns, which match the neighbours too."""
+    for other in ("a1", "axb", "ab"):
+        write_arrays(tmp_path / other / "state", {"step": np.int32(7)})
+    folder = tmp_path / name
+    folder.mkdir()
+    write_arrays(folder / "state", ARRAYS)
+    np.testing.assert_array_equal(read_arrays(folder / "state")["step"], ARRAYS["step"])
+    assert os.listdir(folder) == ["state"]
+    for other in ("a1", "axb", "ab"):
+        np.testing.assert_array_equal(read_arrays(tmp_path / other / "state")["step"], 7)
+
+
 @pytest.fixture
 def refusals(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     """Errors that orbax raises when it is next asked to restore, one a time."""

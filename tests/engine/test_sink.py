@@ -578,3 +578,23 @@ def test_import_loads_neither_hydra_nor_pydantic() -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "key", ["..", "a/../b", "a\udcffb", ".", "", "/a", "a\nb", "x" * 300, "1:.."]
+)
+def test_state_with_any_key_is_resumed(key: str, tmp_path: Path) -> None:
+    """No key leads out of a checkpoint, or has a name that its database can't take."""
+
+    def count(state: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+        return jax.tree.map(lambda leaf: leaf + 1, state), {"loss": batch["x"].mean()}
+
+    data = {"x": np.ones((8, 1), "f")}
+    state = {key: np.float32(1), "other": np.float32(2)}
+    for steps in (2, 4):
+        reports = list(
+            sink(count, state, data, steps=steps, size=1, batch_size=4, save=tmp_path / "run")
+        )
+    assert len(reports) == 2
+    assert reports[-1].state == {key: 5, "other": 6}

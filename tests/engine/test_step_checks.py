@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.engine.step_checks import check_state, trace_step
+from pipeline.engine.step_checks import check_saved_state, check_state, trace_step
 
 STATE = {"w": jnp.ones((2,)), "n": jnp.zeros((), jnp.int32)}
 BATCH = {"x": jnp.ones((3, 2))}
@@ -98,3 +98,28 @@ def test_donated_array_is_named() -> None:
     array.delete()
     with pytest.raises(ValueError, match=r"state\['w'\]: its memory was donated"):
         check_state({"w": array})
+
+
+@pytest.mark.parametrize("name", ["int2", "uint2", "int4", "uint4", "float4_e2m1fn"])
+def test_type_of_less_than_a_byte_is_refused(name: str) -> None:
+    state = {"w": jnp.zeros(2, getattr(jnp, name))}
+    with pytest.raises(ValueError, match=rf"state\['w'\]: has the type {name}, which the compiled"):
+        check_state(state)
+
+
+@pytest.mark.parametrize("dtype", ["U1", "S1", "M8[s]", "O", [("a", "f4")]])
+def test_array_of_other_things_than_numbers_is_refused(dtype: Any) -> None:
+    with pytest.raises(ValueError, match=r"state\['w'\]: has the type .*; must be of numbers"):
+        check_state({"w": np.zeros(2, dtype)})
+
+
+def test_types_that_a_loop_can_carry_are_accepted() -> None:
+    names = ("bool", "int8", "uint16", "bfloat16", "float8_e4m3fn", "complex64")
+    check_state({name: jnp.zeros(2, name) for name in names} | {"key": jax.random.key(0)})
+
+
+def test_saved_array_of_size_0_is_refused() -> None:
+    state = {"w": np.ones(2), "n": 1, "empty": np.zeros((0, 3))}
+    check_state(state)
+    with pytest.raises(ValueError, match=r"state\['empty'\]: has the shape \(0, 3\), and a checkp"):
+        check_saved_state(state)

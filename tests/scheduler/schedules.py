@@ -101,8 +101,8 @@ class Scheduler:
         for life in range(1, MOST_LIVES + 1):
             before = read_console(machine).count(RESTORED)
             process = self.start(machine, [*RECIPES[name], mirror], size)
-            records = self._folder / f"buckets/bucket/job_{number}/records"
-            event = self._disturb(process, life_s, records) if life < MOST_LIVES else "none"
+            bucket = self._folder / f"buckets/bucket/job_{number}"
+            event = self._disturb(process, life_s, bucket) if life < MOST_LIVES else "none"
             process.join(SLOWEST_S)
             self.tally.restored += read_console(machine).count(RESTORED) - before
             if process.exitcode == 0:
@@ -152,14 +152,14 @@ class Scheduler:
             self._unbroken[name] = find_run(machine), time.monotonic() - started_at
         return self._unbroken[name]
 
-    def _disturb(self, process: ForkServerProcess, life_s: float, records: Path) -> str:
+    def _disturb(self, process: ForkServerProcess, life_s: float, bucket: Path) -> str:
         """Kill or stop a process at a random moment, or leave it alone.
 
-        Most moments are while checkpoints are copied to `records`, since the start takes longest.
+        Most moments are while checkpoints are copied to `bucket`, since the start takes longest.
         """
         event = self._random.choice(("kill", "kill", "stop", "stop", "none"))
         if self._random.random() < AIMED:
-            _wait_for_records(process, records, self._random.randint(1, 4))
+            _wait_for_records(process, bucket, self._random.randint(1, 4))
             process.join(self._random.uniform(0, 0.2))
         else:
             process.join(self._random.uniform(0.2, 1.3) * life_s)
@@ -194,10 +194,10 @@ def is_retried(status: int | None) -> bool:
     return status in (RETRY, -signal.SIGKILL)
 
 
-def _wait_for_records(process: ForkServerProcess, records: Path, count: int) -> None:
+def _wait_for_records(process: ForkServerProcess, bucket: Path, count: int) -> None:
     """Wait until a process has copied so many checkpoints, or has ended."""
-    before = set(records.glob("*.json"))
-    while process.exitcode is None and len({*records.glob("*.json")} - before) < count:
+    before = set(bucket.glob("*/records/*.json"))
+    while process.exitcode is None and len({*bucket.glob("*/records/*.json")} - before) < count:
         time.sleep(0.001)
 
 

@@ -62,6 +62,15 @@ class Storage:
                 for path, entry in entries.items()
             }
 
+    def list_names(self) -> list[str]:
+        """Return the names of the folder's files and folders; [] if it is missing."""
+        with convert_errors(self.url, "can't be listed"):
+            try:
+                paths = self.system.ls(self.root, detail=False)
+            except FileNotFoundError:
+                return []
+            return [path.rstrip("/").rpartition("/")[2] for path in paths]
+
     def is_file(self) -> bool:
         """Return whether the address is of a single file."""
         # fsspec's `isfile` returns False for any error, also of the network.
@@ -75,7 +84,10 @@ class Storage:
             return _describe(self.system.info(self._path(name)))
 
     def read(self, name: str, at_most_bytes: int) -> bytes | None:
-        """Return the content of a file, cut after `at_most_bytes`; None if it is missing."""
+        """Return the content of a file, cut after `at_most_bytes`; None if it is missing or isn't a
+        regular file: a local pipe or device may never end."""
+        if self.url.startswith("file:") and not Path(self._path(name)).is_file():
+            return None
         with convert_errors(self._locate(name), "can't be read"):
             try:
                 with self.system.open(self._path(name), "rb") as file:

@@ -1,4 +1,4 @@
-"""Requirements of every command: a working folder, a valid clock, valid flags of XLA.
+"""Requirements of every command: a working folder, a valid clock, asserts, valid flags of XLA.
 
 They are checked before anything is written. The check is fast unless XLA_FLAGS is set.
 """
@@ -26,17 +26,32 @@ def require_usable_environment() -> None:
         raise RunError(
             "the working folder has been removed; change to one that exists, cd DIR"
         ) from error
-    try:
-        time.time()
-    except (OverflowError, ValueError) as error:
+    require_usable_clock()
+    if sys.flags.optimize:
         raise RunError(
-            "the system clock is too far from the present: Python counts from 1677 to 2262; set it"
-        ) from error
+            f"PYTHONOPTIMIZE = {sys.flags.optimize}, or python -O: removes asserts, without which "
+            "Hydra can't parse overrides; unset it"
+        )
     offset_s = time.localtime().tm_gmtoff
     if abs(offset_s) >= DAY_S:
         raise RunError(
             f"TZ = {os.environ.get('TZ')}: is {offset_s / 3600:+g} hours from UTC; must be less "
             "than 24, as in TZ=Europe/Berlin"
+        )
+
+
+def require_usable_clock() -> None:
+    """Raise RunError if the system clock shows a time that files can't have."""
+    try:
+        is_before_1970 = time.time() < 0.0
+    except (OverflowError, ValueError) as error:
+        raise RunError(
+            "the system clock is too far from the present: Python counts from 1677 to 2262; set it"
+        ) from error
+    if is_before_1970:
+        shown = time.strftime("%Y-%m-%d", time.gmtime())
+        raise RunError(
+            f"the system clock shows {shown}: files of checkpoints have times from 1970 on; set it"
         )
 
 

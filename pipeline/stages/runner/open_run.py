@@ -180,7 +180,7 @@ def _place_run(
 
     def choose() -> tuple[str, bool]:
         run_dir = recorded_recipe.find_run_to_resume(recipe)
-        mirrored = find_mirrored_run(recipe, run_dir)
+        mirrored = find_mirrored_run(recipe, run_dir, Reporter().warn)
         if run_dir is not None and mirrored is None:
             return str(run_dir), True
         if options.run_dir:

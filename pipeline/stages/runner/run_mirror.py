@@ -8,7 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
-from pipeline.checkpoint.mirror import Mirror, MirroredRun, read_mirror
+from pipeline.checkpoint.mirror import MirroredRun, Warn, read_mirror
+from pipeline.checkpoint.mirror_writer import Mirror, MirrorWriter
 from pipeline.config.defaults import normalise_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, get_exit_status
@@ -29,7 +30,7 @@ RESTORE_S = 6 * 3600.0
 """Most seconds that other processes wait while the first restores a run."""
 
 
-def find_mirrored_run(recipe: Recipe, run_dir: Path | None) -> MirroredRun | None:
+def find_mirrored_run(recipe: Recipe, run_dir: Path | None, warn: Warn) -> MirroredRun | None:
     """Return the run of `checkpoint.mirror` if `train.resume=auto` has to restore it, else None.
 
     `run_dir` is the local run to resume; None without one. If it is the mirror's run, and its last
@@ -40,18 +41,38 @@ def find_mirrored_run(recipe: Recipe, run_dir: Path | None) -> MirroredRun | Non
     url = recipe.checkpoint.mirror
     if url is None or "checkpoint" not in recipe.stages:
         return None
-    mirrored = read_mirror(open_storage(url))
-    if mirrored is None or not mirrored.records:
+    runs = read_mirror(open_storage(url), FILES, warn)
+    identity = None if run_dir is None else identify_run(run_dir)
+    same_run = next((run for run in runs if run.identity == identity), None)
+    if not runs:
         return None
     if recipe.train.resume != "auto":
         advice = "name another address, or continue that run: train.resume=auto"
-        if run_dir is None or identify_run(run_dir) != mirrored.identity:
+        if run_dir is None or same_run is None:
             raise RecipeError(f"{KEY} = {url}: holds another run; {advice}")
-        if _find_newest(run_dir) < mirrored.newest:
+        if _find_newest(run_dir) < same_run.newest:
             # The run would remove these checkpoints.
-            problem = f"holds step {mirrored.newest} of {run_dir}, which has no checkpoint as new"
+            problem = f"holds step {same_run.newest} of {run_dir}, which has no checkpoint as new"
             raise RecipeError(f"{KEY} = {url}: {problem}; {advice}")
         return None
+    if same_run is not None and not same_run.copies:
+        # Damaged at the address, and sound here.
+        return None
+    candidates = [run for run in runs if run.copies] or runs
+    # Two runs that began at once may have copied to one address.
+    changes = []
+    for mirrored in candidates if same_run is None else [same_run]:
+        changes.append(_list_changes(recipe, mirrored))
+        if not changes[-1]:
+            if run_dir is None or same_run is None:
+                return mirrored
+            return mirrored if _find_newest(run_dir) < mirrored.newest else None
+    raise RecipeError([f"{KEY} = {url}: holds a run of another recipe", *changes[0]])
+
+
+def _list_changes(recipe: Recipe, mirrored: MirroredRun) -> list[str]:
+    """Return the keys in which a recipe differs from a mirrored run's. Raises DataError."""
+    url = mirrored.storage.url
     text = mirrored.read_small(RECIPE, MAX_BYTES).decode(errors="replace")
     try:
         recorded = parse_written_yaml(text)
@@ -59,11 +80,7 @@ def find_mirrored_run(recipe: Recipe, run_dir: Path | None) -> MirroredRun | Non
         raise DataError(f"{url}: {RECIPE} can't be read: {error}") from error
     if not isinstance(recorded, dict):
         raise DataError(f"{url}: {RECIPE} must hold keys and values")
-    if changes := list_changes_with_length(recipe, normalise_recipe(recorded), url):
-        raise RecipeError([f"{KEY} = {url}: holds a run of another recipe", *changes])
-    if run_dir is None or identify_run(run_dir) != mirrored.identity:
-        return mirrored
-    return mirrored if _find_newest(run_dir) < mirrored.newest else None
+    return list_changes_with_length(recipe, normalise_recipe(recorded), url)
 
 
 def _find_newest(run_dir: Path) -> int:
@@ -72,11 +89,11 @@ def _find_newest(run_dir: Path) -> int:
 
 
 def identify_run(run_dir: Path) -> str:
-    """Return a digest of the first process in a run's provenance; "" without one."""
+    """Return 16 hexadecimal digits of the first process in a run's provenance; zeros without."""
     with suppress(DataError):
         for process in read_provenance(run_dir):
-            return hashlib.sha256(format_json(process).encode()).hexdigest()
-    return ""
+            return hashlib.sha256(format_json(process).encode()).hexdigest()[:16]
+    return "0" * 16
 
 
 @contextmanager
@@ -91,13 +108,9 @@ def open_mirror(context: RunContext) -> Iterator[Mirror | None]:
     if url is None:
         yield None
         return
-    storage = open_storage(url)
-    identity = identify_run(context.run_dir)
-    mirrored = read_mirror(storage) or MirroredRun(storage, identity, {})
-    if mirrored.records and mirrored.identity != identity:
-        raise RecipeError(f"{KEY} = {url}: holds another run; name another address")
-    mirrored = MirroredRun(storage, identity, mirrored.records)
-    with Mirror(mirrored, context.run_dir, FILES, context.reporter.warn) as mirror:
+    run = identify_run(context.run_dir)
+    writer = MirrorWriter(open_storage(url), run, context.run_dir, FILES)
+    with Mirror(writer, context.reporter.warn) as mirror:
         yield mirror
     if mirror.failure is None:
         return

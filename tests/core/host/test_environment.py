@@ -87,6 +87,24 @@ def test_unreadable_clock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         require_usable_environment()
 
 
+def test_clock_before_1970_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: -86400.0)
+    monkeypatch.setattr(time, "gmtime", lambda gmtime=time.gmtime: gmtime(-86400))
+    with pytest.raises(RunError, match=r"^the system clock shows 1969-12-31: files of checkpoints"):
+        require_usable_environment()
+
+
+@pytest.mark.medium
+def test_removed_asserts_are_refused() -> None:
+    """With `python -O`, Hydra's parser raises AttributeError for a dictionary in an override."""
+    process = _command(PYTHONOPTIMIZE="2")
+    assert process.returncode == 1
+    assert process.stderr == (
+        "error: PYTHONOPTIMIZE = 2, or python -O: removes asserts, without which Hydra can't parse "
+        "overrides; unset it\n"
+    )
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("flags", "reason"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +32,11 @@ def mirror(tmp_path: Path) -> str:
     return f"checkpoint.mirror=file://{tmp_path}/store"
 
 
+def list_records(tmp_path: Path) -> list[str]:
+    """Return the steps of all records, ascending."""
+    return sorted(path.name.partition("-")[0] for path in tmp_path.glob("store/*/records/*.json"))
+
+
 @pytest.mark.medium
 def test_run_continues_from_the_mirror_alone(
     tiny: Compose, tmp_path: Path, mirror: str, capsys: pytest.CaptureFixture[str]
@@ -40,8 +44,7 @@ def test_run_continues_from_the_mirror_alone(
     whole = run(tiny(*KEYS), tmp_path / "whole")
     assert run(tiny(*KEYS, mirror), tmp_path / "first").status == "done"
     # What was copied before the end.
-    for name in ("records/45.json", "45"):
-        path = tmp_path / "store" / name
+    for path in list((tmp_path / "store").glob("*/**/45-*")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     shutil.move(tmp_path / "first", tmp_path / "gone")
     resumed = run(tiny(*KEYS, mirror, "train.resume=auto"))
@@ -50,7 +53,7 @@ def test_run_continues_from_the_mirror_alone(
     assert resumed.run_dir is not None
     outcome.assert_same_run(Path(resumed.run_dir), tmp_path / "whole")
     assert f"mirror     step 40 and before, from file://{tmp_path}/store" in capsys.readouterr().out
-    assert sorted(os.listdir(tmp_path / "store/records")) == ["40.json", "45.json"]
+    assert list_records(tmp_path) == ["40", "45"]
 
 
 @pytest.mark.slow
@@ -63,9 +66,11 @@ def test_mirror_of_another_run_is_refused_before_any_write(
         run(tiny(*KEYS, mirror), tmp_path / "second")
     with pytest.raises(RecipeError, match=r"(?s)a run of another recipe.*train\.optimizer\.lr"):
         run(tiny(*KEYS, mirror, "train.optimizer.lr=0.5", "train.resume=auto"))
+    assert sorted(tmp_path.rglob("*")) == before
     (tmp_path / "store/owner.json").write_text("{")
-    with pytest.raises(DataError, match=r"isn't a mirror, and holds"):
+    with pytest.raises(DataError, match=r"is a mirror of an older version, and holds owner\.json"):
         run(tiny(*KEYS, mirror), tmp_path / "second")
+    (tmp_path / "store/owner.json").unlink()
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -85,11 +90,11 @@ def test_newer_of_local_run_and_mirror_is_continued(
     assert identify_run(Path(restored.run_dir or "")) == identify_run(Path("outputs/day/run"))
     named = run(tiny(*KEYS, mirror, f"train.resume={restored.run_dir}"))
     assert named.status == "done"
-    records = sorted(os.listdir(tmp_path / "store/records"))
+    records = sorted(tmp_path.glob("store/*/records/*"))
     shutil.rmtree(tmp_path / str(restored.run_dir) / "checkpoints/45")
     with pytest.raises(RecipeError, match=r"holds step 45 of .*, which has no checkpoint as new"):
         run(tiny(*KEYS, mirror, f"train.resume={restored.run_dir}"))
-    assert sorted(os.listdir(tmp_path / "store/records")) == records
+    assert sorted(tmp_path.glob("store/*/records/*")) == records
 
 
 @pytest.mark.slow
@@ -115,7 +120,7 @@ def test_failing_mirror_sets_the_exit_status(
     monkeypatch.chdir(tmp_path)
     resumed = run(tiny(*KEYS, mirror, f"train.resume={tmp_path / 'run'}"))
     assert (resumed.status, resumed.exit_status) == ("done", 0)
-    assert sorted(os.listdir(tmp_path / "store/records")) == ["40.json", "45.json"]
+    assert list_records(tmp_path) == ["40", "45"]
     texts = [file.read_text(errors="replace") for file in tmp_path.rglob("*") if file.is_file()]
     assert not any("s3ntinel" in text for text in texts)
 
@@ -135,3 +140,26 @@ def test_failing_restoration_leaves_no_directory(
     with pytest.raises(RunError, match="reset"):
         run(tiny(*KEYS, mirror, "train.resume=auto"))
     assert list(tmp_path.glob("outputs/*/*")) == []
+
+
+@pytest.mark.slow
+def test_damaged_mirror_is_copied_again_by_its_run(
+    tiny: Compose, tmp_path: Path, mirror: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a mirror with two runs, the run of the recipe is restored."""
+    run(tiny(*KEYS, mirror), tmp_path / "outputs/day/run")
+    for record in tmp_path.glob("store/*/records/*.json"):
+        record.write_text('{"step": 1}')
+    (tmp_path / "outputs/day/run/summary.json").unlink()
+    assert run(tiny(*KEYS, mirror, "train.resume=auto")).status == "done"
+    assert "isn't a record of a checkpoint; skipped" in capsys.readouterr().out
+    assert list_records(tmp_path) == ["40", "45"]
+    other = f"checkpoint.mirror=file://{tmp_path}/other"
+    run(tiny(*KEYS, other, "train.optimizer.lr=0.5"), tmp_path / "another")
+    (folder,) = (tmp_path / "other").iterdir()
+    folder.rename(tmp_path / "store" / folder.name.replace("00000001", "00000009"))
+    shutil.move(tmp_path / "outputs", tmp_path / "gone")
+    restored = run(tiny(*KEYS, mirror, "train.resume=auto"))
+    assert restored.resumed_from == {"run": restored.run_dir, "step": 45}
+    assert identify_run(Path(restored.run_dir or "")) == identify_run(tmp_path / "gone/day/run")
+    assert len(list((tmp_path / "store").iterdir())) == 2
