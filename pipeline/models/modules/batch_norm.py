@@ -114,8 +114,14 @@ class Statistics(NamedTuple):
 
 def compute_statistics(x: Array, settings: NormSettings) -> Statistics:
     """Return the statistics of the channels over the batch."""
+    sum_shifted = partial(_sum_shifted, settings)
     shift, offset, var = lax.platform_dependent(
-        x, cpu=partial(_correct_sums, settings), default=partial(_sum_shifted, settings)
+        x,
+        cpu=partial(_correct_sums, settings),
+        cuda=sum_shifted,
+        rocm=sum_shifted,
+        tpu=sum_shifted,
+        default=partial(_sum_unshifted, settings),
     )
     local = Statistics(shift, offset, var)
     if settings.batch_axis is None:
@@ -132,6 +138,12 @@ def _sum_shifted(settings: NormSettings, x: Array) -> tuple[Array, Array, Array]
     sizes = [1 if axis in settings.axes else size for axis, size in enumerate(x.shape)]
     shift = lax.slice(x, (0,) * x.ndim, sizes).reshape(-1).astype(jnp.float32)
     return shift, *_compute_moments(settings, x.astype(jnp.float32) - settings.spread(shift))
+
+
+def _sum_unshifted(settings: NormSettings, x: Array) -> tuple[Array, Array, Array]:
+    """Return the statistics without a shift, as the kernel of an emulated chip computes them."""
+    mean, var = _compute_moments(settings, x.astype(jnp.float32))
+    return jnp.zeros_like(mean), mean, var
 
 
 def _correct_sums(settings: NormSettings, x: Array) -> tuple[Array, Array, Array]:
@@ -224,12 +236,17 @@ def _backward(
     x, statistics, scale = operands
     shift, offset, var = statistics
     inverse = lax.rsqrt(var + settings.epsilon)
+    sum_products = partial(_sum_products, settings)
     bias_grad, products = lax.platform_dependent(
         x,
         shift,
         cotangent,
         cpu=partial(_sum_and_correct_products, settings),
-        default=partial(_sum_products, settings),
+        cuda=sum_products,
+        rocm=sum_products,
+        tpu=sum_products,
+        # `_sum_unshifted` has a shift of 0.
+        default=lambda x, _, cotangent: _sum_unshifted_products(settings, x, cotangent),
     )
     scale_grad = (products - offset * bias_grad) * inverse
     count = settings.devices * (x.size // var.size)
@@ -250,6 +267,14 @@ def _sum_products(
     dy = cotangent.astype(jnp.float32)
     shifted = x.astype(jnp.float32) - settings.spread(shift)
     return dy.sum(settings.axes), (dy * shifted).sum(settings.axes)
+
+
+def _sum_unshifted_products(
+    settings: NormSettings, x: Array, cotangent: Array
+) -> tuple[Array, Array]:
+    """Return the sums of the cotangent and of its products with x."""
+    dy = cotangent.astype(jnp.float32)
+    return dy.sum(settings.axes), (dy * x).sum(settings.axes)
 
 
 def _sum_and_correct_products(
