@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,10 @@ from flax import linen as nn
 from jax import Array, lax
 
 Arrays = tuple[Array, ...]
+
+FAR_RATIO = 64
+"""Squared mean, as a multiple of the variance, above which sums of x aren't accurate enough: the
+relative error of their variance is about 2e-7 of this ratio."""
 
 
 class BatchNormModule(nn.Module):
@@ -49,15 +55,16 @@ class BatchNormModule(nn.Module):
         devices = lax.axis_size(self.batch_axis) if shared else 1
         settings = NormSettings(axes, self.epsilon, self.dtype, self.batch_axis, devices)
         if not self.train:
-            return normalise(settings, x, running_mean.value, running_var.value, scale, bias)
+            running = Statistics(running_mean.value, jnp.zeros(channels), running_var.value)
+            return normalise(settings, x, running, scale, bias)
         # The gradient of `normalise_by_batch` includes the gradient through the statistics.
-        mean, var = compute_statistics(lax.stop_gradient(x), settings)
+        statistics = compute_statistics(lax.stop_gradient(x), settings)
         if not self.is_initializing():
             count = devices * prod(x.shape[axis] for axis in axes)
-            unbiased = var * (count / max(count - 1, 1))
-            running_mean.value = self._blend(running_mean.value, mean)
+            unbiased = statistics.var * (count / max(count - 1, 1))
+            running_mean.value = self._blend(running_mean.value, statistics.mean)
             running_var.value = self._blend(running_var.value, unbiased)
-        return normalise_by_batch(settings, x, mean, var, scale, bias)
+        return normalise_by_batch(settings, x, statistics, scale, bias)
 
     def _blend(self, running: Array, batch: Array) -> Array:
         return self.momentum * running + (1 - self.momentum) * batch
@@ -75,12 +82,9 @@ class NormSettings:
     devices: int
     """Number of devices that share the batch."""
 
-    def mean(self, x: Array) -> Array:
-        """Return the mean of x over the axes and the devices."""
-        mean = x.mean(self.axes)
-        if self.batch_axis is None:
-            return mean
-        return self.sum_devices(mean) / self.devices
+    def mean_devices(self, x: Array) -> Array:
+        """Return the mean of x over the devices."""
+        return self.sum_devices(x) / self.devices
 
     def sum_devices(self, x: Array) -> Array:
         """Return the sum of x over the devices."""
@@ -91,17 +95,104 @@ class NormSettings:
         return jnp.expand_dims(channels, self.axes)
 
 
-def compute_statistics(x: Array, settings: NormSettings) -> tuple[Array, Array]:
-    """Return means and biased variances of the channels over the batch, float32 (channels,)."""
-    values, values_to_square = (y.astype(jnp.float32) for y in separate_reads((x, x)))
-    mean = settings.mean(values)
-    mean_of_squares = settings.mean(lax.square(values_to_square))
+class Statistics(NamedTuple):
+    """Statistics of the channels over a batch; float32 (channels,) each.
+
+    The mean is shift + offset. Differences x - shift are small, so sums of them and of their
+    squares keep digits that sums of x lose if a mean is many times the deviation.
+    """
+
+    shift: Array
+    offset: Array
+    var: Array
+    """Biased variance."""
+
+    @property
+    def mean(self) -> Array:
+        return self.shift + self.offset
+
+
+def compute_statistics(x: Array, settings: NormSettings) -> Statistics:
+    """Return the statistics of the channels over the batch."""
+    sum_shifted = partial(_sum_shifted, settings)
+    shift, offset, var = lax.platform_dependent(
+        x,
+        cpu=partial(_correct_sums, settings),
+        cuda=sum_shifted,
+        rocm=sum_shifted,
+        tpu=sum_shifted,
+        default=partial(_sum_unshifted, settings),
+    )
+    local = Statistics(shift, offset, var)
+    if settings.batch_axis is None:
+        return local
+    # The devices' shifts may differ, so their variances are combined (Chan et al. 1983).
+    mean = settings.mean_devices(local.mean)
+    var = settings.mean_devices(var + lax.square(local.mean - mean))
+    shift = _choose_shift(settings, mean, var)
+    return Statistics(shift, mean - shift, var)
+
+
+def _sum_shifted(settings: NormSettings, x: Array) -> tuple[Array, Array, Array]:
+    """Return the statistics with the first value of each channel as shift, by one pass."""
+    sizes = [1 if axis in settings.axes else size for axis, size in enumerate(x.shape)]
+    shift = lax.slice(x, (0,) * x.ndim, sizes).reshape(-1).astype(jnp.float32)
+    return shift, *_compute_moments(settings, x.astype(jnp.float32) - settings.spread(shift))
+
+
+def _sum_unshifted(settings: NormSettings, x: Array) -> tuple[Array, Array, Array]:
+    """Return the statistics without a shift, as the kernel of an emulated chip computes them."""
+    mean, var = _compute_moments(settings, x.astype(jnp.float32))
+    return jnp.zeros_like(mean), mean, var
+
+
+def _correct_sums(settings: NormSettings, x: Array) -> tuple[Array, Array, Array]:
+    """Return the statistics by sums of x, and by sums around the mean for channels far from zero.
+
+    XLA:CPU's fast sums can't subtract as they read, so a shift costs a copy of x. The shift is 0
+    for channels near zero, whose statistics don't depend on other channels.
+    """
+    values, values_to_square = separate_reads((x, x))
+    mean = values.astype(jnp.float32).mean(settings.axes)
+    mean_of_squares = lax.square(values_to_square.astype(jnp.float32)).mean(settings.axes)
     # Rounding can make the difference negative.
-    return mean, jnp.maximum(0.0, mean_of_squares - lax.square(mean))
+    var = jnp.maximum(0.0, mean_of_squares - lax.square(mean))
+    shift = _choose_shift(settings, mean, var)
+
+    def correct(x: Array) -> tuple[Array, Array]:
+        shifted = x.astype(jnp.float32) - settings.spread(shift)
+        offset, shifted_var = _compute_moments(settings, shifted)
+        return jnp.where(shift == 0, mean, offset), jnp.where(shift == 0, var, shifted_var)
+
+    return shift, *lax.cond(_is_any(shift != 0), correct, lambda x: (mean, var), x)
+
+
+def _choose_shift(settings: NormSettings, mean: Array, var: Array) -> Array:
+    """Return the means of channels that are far from zero, and 0 for others."""
+    is_far = lax.square(mean) > FAR_RATIO * (var + settings.epsilon)
+    return jnp.where(is_far, mean, 0.0)
+
+
+def _compute_moments(settings: NormSettings, x: Array) -> tuple[Array, Array]:
+    """Return mean and biased variance of float32 values by their sum and sum of squares."""
+    mean = x.mean(settings.axes)
+    return mean, jnp.maximum(0.0, lax.square(x).mean(settings.axes) - lax.square(mean))
+
+
+@jax.custom_batching.custom_vmap
+def _is_any(conditions: Array) -> Array:
+    """Return whether any condition is true, in any run of a population: a `cond` of each run would
+    compute both branches."""
+    return conditions.any()
+
+
+@_is_any.def_vmap
+def _is_any_of_batch(size: int, batched: list[bool], conditions: Array) -> tuple[Array, bool]:
+    return _is_any(conditions), False
 
 
 def separate_reads(arrays: Arrays) -> Arrays:
-    """Return the arrays as different operands for XLA, even if some are the same array.
+    """Return the arrays as different operands for XLA:CPU, even if some are the same array.
 
     If several sums read a 16-bit array, XLA:CPU writes a float32 copy first. If one sum reads it,
     XLA converts values as it adds them. For 128x32x32x64 values in bfloat16, the sum and the sum of
@@ -109,23 +200,22 @@ def separate_reads(arrays: Arrays) -> Arrays:
     """
     if all(array.dtype == jnp.float32 for array in arrays):
         return arrays
-    distinct: Arrays = lax.platform_dependent(
-        arrays, cpu=lax.optimization_barrier, default=lambda arrays: arrays
-    )
+    distinct: Arrays = lax.optimization_barrier(arrays)
     return distinct
 
 
 def normalise(
-    settings: NormSettings, x: Array, mean: Array, var: Array, scale: Array, bias: Array
+    settings: NormSettings, x: Array, statistics: Statistics, scale: Array, bias: Array
 ) -> Array:
-    """Normalise x by mean and variance, then scale and shift. Other arrays are (channels,)."""
+    """Normalise x by statistics, then scale and shift by scale and bias (channels,)."""
+    shift, offset, var = statistics
     factor = lax.rsqrt(var + settings.epsilon) * scale
-    y = x * settings.spread(factor) + settings.spread(bias - mean * factor)
-    return y.astype(settings.dtype)
+    y = (x - settings.spread(shift)) * settings.spread(factor)
+    return (y + settings.spread(bias - offset * factor)).astype(settings.dtype)
 
 
 normalise_by_batch = jax.custom_vjp(normalise, nondiff_argnums=(0,))
-"""`normalise` by the mean and the variance of x, whose gradients are part of the gradient of x.
+"""`normalise` by the statistics of x, whose gradients are part of the gradient of x.
 
 The gradient is the closed form (Ioffe and Szegedy 2015, sec. 3): the sum of x and the cotangent,
 each with a factor per channel, and of a shift per channel. The gradient that jax derives also
@@ -134,27 +224,73 @@ writes and reads float32 intermediates.
 
 
 def _forward(
-    settings: NormSettings, x: Array, mean: Array, var: Array, scale: Array, bias: Array
-) -> tuple[Array, Arrays]:
-    return normalise_by_batch(settings, x, mean, var, scale, bias), (x, mean, var, scale)
+    settings: NormSettings, x: Array, statistics: Statistics, scale: Array, bias: Array
+) -> tuple[Array, tuple[Array, Statistics, Array]]:
+    y = normalise_by_batch(settings, x, statistics, scale, bias)
+    return y, (x, statistics, scale)
 
 
-def _backward(settings: NormSettings, operands: Arrays, cotangent: Array) -> Arrays:
-    x, mean, var, scale = operands
-    dy = cotangent.astype(jnp.float32)
+def _backward(
+    settings: NormSettings, operands: tuple[Array, Statistics, Array], cotangent: Array
+) -> tuple[Array, Statistics, Array, Array]:
+    x, statistics, scale = operands
+    shift, offset, var = statistics
     inverse = lax.rsqrt(var + settings.epsilon)
-    dy_for_bias, dy_for_scale, x_for_scale = separate_reads((cotangent, cotangent, x))
-    bias_grad = dy_for_bias.astype(jnp.float32).sum(settings.axes)
-    products = dy_for_scale.astype(jnp.float32) * x_for_scale
-    scale_grad = (products.sum(settings.axes) - mean * bias_grad) * inverse
-    count = settings.devices * (x.size // mean.size)
+    sum_products = partial(_sum_products, settings)
+    bias_grad, products = lax.platform_dependent(
+        x,
+        shift,
+        cotangent,
+        cpu=partial(_sum_and_correct_products, settings),
+        cuda=sum_products,
+        rocm=sum_products,
+        tpu=sum_products,
+        # `_sum_unshifted` has a shift of 0.
+        default=lambda x, _, cotangent: _sum_unshifted_products(settings, x, cotangent),
+    )
+    scale_grad = (products - offset * bias_grad) * inverse
+    count = settings.devices * (x.size // var.size)
     dy_factor = scale * inverse
     x_factor = -dy_factor * inverse * settings.sum_devices(scale_grad) / count
-    shift = -dy_factor * settings.sum_devices(bias_grad) / count - x_factor * mean
-    x_grad = settings.spread(dy_factor) * dy
-    x_grad += settings.spread(x_factor) * x + settings.spread(shift)
-    zeros = jnp.zeros_like(mean), jnp.zeros_like(var)
-    return x_grad.astype(x.dtype), *zeros, scale_grad, bias_grad
+    constant = -dy_factor * settings.sum_devices(bias_grad) / count - x_factor * offset
+    x_grad = settings.spread(dy_factor) * cotangent.astype(jnp.float32)
+    shifted = x - settings.spread(shift)
+    x_grad += settings.spread(x_factor) * shifted + settings.spread(constant)
+    zeros = Statistics(*map(jnp.zeros_like, statistics))
+    return x_grad.astype(x.dtype), zeros, scale_grad, bias_grad
+
+
+def _sum_products(
+    settings: NormSettings, x: Array, shift: Array, cotangent: Array
+) -> tuple[Array, Array]:
+    """Return the sums of the cotangent and of its products with x - shift."""
+    dy = cotangent.astype(jnp.float32)
+    shifted = x.astype(jnp.float32) - settings.spread(shift)
+    return dy.sum(settings.axes), (dy * shifted).sum(settings.axes)
+
+
+def _sum_unshifted_products(
+    settings: NormSettings, x: Array, cotangent: Array
+) -> tuple[Array, Array]:
+    """Return the sums of the cotangent and of its products with x."""
+    dy = cotangent.astype(jnp.float32)
+    return dy.sum(settings.axes), (dy * x).sum(settings.axes)
+
+
+def _sum_and_correct_products(
+    settings: NormSettings, x: Array, shift: Array, cotangent: Array
+) -> tuple[Array, Array]:
+    """Return the sums of `_sum_products`, without a copy of x if no channel has a shift."""
+    dy_for_bias, dy_for_scale, x_for_scale = separate_reads((cotangent, cotangent, x))
+    bias_grad = dy_for_bias.astype(jnp.float32).sum(settings.axes)
+    products = (dy_for_scale.astype(jnp.float32) * x_for_scale).sum(settings.axes)
+
+    def correct(x: Array, cotangent: Array) -> Array:
+        _, shifted_products = _sum_products(settings, x, shift, cotangent)
+        return jnp.where(shift == 0, products, shifted_products)
+
+    is_shifted = _is_any(shift != 0)
+    return bias_grad, lax.cond(is_shifted, correct, lambda *_: products, x, cotangent)
 
 
 normalise_by_batch.defvjp(_forward, _backward)

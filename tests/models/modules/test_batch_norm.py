@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from pipeline.models.modules.batch_norm import BatchNormModule
+from pipeline.models.modules.batch_norm import (
+    BatchNormModule,
+    NormSettings,
+    _sum_products,
+    _sum_shifted,
+    compute_statistics,
+    normalise_by_batch,
+)
 from tests.models.build import Variables, random
 from tests.models.conftest import GOLDEN
 
@@ -155,3 +162,121 @@ def test_bfloat16_images_are_not_copied_to_float32() -> None:
     written = re.findall(r"= (\w+\[4,16,16,8\])\S* (\w+)\(", program.split("ENTRY")[1])
     assert ("bf16[4,16,16,8]", "fusion") in written
     assert not [one for one in written if one[0].startswith("f32")]
+
+
+def far_from_zero(ratio: float, axis: int) -> tuple[Any, Any]:
+    """Values of deviation 1 whose means are 1 to 2 times the ratio, but for channel 0, near zero;
+    and cotangents. The last axis or axis 0 has the channels."""
+    means = ratio * np.linspace(1, 2, 6)
+    means[0] = 0.5
+    x = (random(16, 8, 8, 6) + means).astype(np.float32)
+    cotangent = random(16, 8, 8, 6, seed=1)
+    return tuple(np.moveaxis(array, -1, axis) for array in (x, cotangent))
+
+
+def normalised_in_float64(x: Any, cotangent: Any) -> dict[str, Any]:
+    """Result, statistics and gradients by their closed forms, for arrays with channels last."""
+    x, dy = np.float64(x), np.float64(cotangent)
+    axes, inverse = (0, 1, 2), 1 / np.sqrt(x.var((0, 1, 2)) + 1e-5)
+    y = (x - x.mean(axes)) * inverse
+    return {
+        "y": y,
+        "mean": x.mean(axes),
+        "var": x.var(axes, ddof=1),
+        "x_grad": inverse * (dy - dy.mean(axes) - y * (dy * y).mean(axes)),
+        "scale_grad": (dy * y).sum(axes),
+        "bias_grad": dy.sum(axes),
+    }
+
+
+def normalised_by_ours(x: Any, cotangent: Any, axis: int, running: float) -> dict[str, Any]:
+    channels = x.shape[axis]
+    params = {"scale": jnp.ones(channels), "bias": jnp.zeros(channels)}
+    statistics = {"mean": jnp.full(channels, running), "var": jnp.ones(channels)}
+
+    def normalise(params: Any, x: Any) -> Any:
+        module = BatchNormModule(True, axis, 0.0, 1e-5, "float32", 1.0)
+        return stepped(module, {"params": params, "batch_stats": statistics}, x)
+
+    y, back, changed = jax.vjp(normalise, params, x, has_aux=True)
+    grads, x_grad = back(cotangent)
+    values = {"y": y, "x_grad": x_grad, **changed["batch_stats"]}
+    return values | {"scale_grad": grads["scale"], "bias_grad": grads["bias"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("running", [0.0, 1000.0])
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("ratio", [0, 1, 7, 30, 300, 3000, 30000])
+def test_batch_far_from_zero_is_normalised_as_in_float64(
+    ratio: float, axis: int, running: float
+) -> None:
+    """The result of a batch doesn't depend on how far from zero its channels are."""
+    x, cotangent = far_from_zero(ratio, axis)
+    ours = jax.jit(normalised_by_ours, static_argnums=(2, 3))(x, cotangent, axis, running)
+    last = (np.moveaxis(array, axis, -1) for array in (x, cotangent))
+    for name, expected in normalised_in_float64(*last).items():
+        value = np.moveaxis(ours[name], axis, -1) if expected.ndim > 1 else ours[name]
+        tolerance = 4e-5 * np.abs(expected).max()
+        np.testing.assert_allclose(value, expected, rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.medium
+def test_bits_of_a_channel_do_not_depend_on_channels_far_from_zero() -> None:
+    (near, cotangent), (far, _) = far_from_zero(0, -1), far_from_zero(300, -1)
+    both = np.concatenate([near, far], -1)
+    cotangents = np.concatenate([cotangent, cotangent], -1)
+    alone = normalised_by_ours(near, cotangent, -1, 0.0)
+    together = normalised_by_ours(both, cotangents, -1, 0.0)
+    for name, value in alone.items():
+        np.testing.assert_array_equal(together[name][..., :6], value, err_msg=name)
+
+
+@pytest.mark.medium
+def test_bits_of_a_run_do_not_depend_on_other_runs_of_a_population() -> None:
+    runs = [far_from_zero(ratio, -1) for ratio in (0, 300)]
+    x, cotangent = (np.stack(arrays) for arrays in zip(*runs, strict=True))
+    together = jax.vmap(lambda x, dy: normalised_by_ours(x, dy, -1, 0.0))(x, cotangent)
+    same = np.stack([x[0], x[0]])
+    beside_itself = jax.vmap(lambda x, dy: normalised_by_ours(x, dy, -1, 0.0))(same, cotangent)
+    for name in together:
+        np.testing.assert_array_equal(together[name][0], beside_itself[name][0], err_msg=name)
+    far = normalised_in_float64(*runs[1])
+    np.testing.assert_allclose(together["y"][1], far["y"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sums_of_devices_other_than_the_cpu_are_accurate(dtype: str) -> None:
+    """They subtract the first value of each channel as they read."""
+    x, cotangent = (jnp.asarray(array, dtype) for array in far_from_zero(300, -1))
+    settings = NormSettings((0, 1, 2), 1e-5, dtype, None, 1)
+    shift, offset, var = _sum_shifted(settings, x)
+    values, dy = np.float64(x), np.float64(cotangent)
+    np.testing.assert_allclose(shift + offset, values.mean((0, 1, 2)), rtol=1e-6)
+    np.testing.assert_allclose(var, values.var((0, 1, 2)), rtol=1e-5, atol=1e-5)
+    bias_grad, products = _sum_products(settings, x, shift, cotangent)
+    expected = (dy * (values - np.float64(shift))).sum((0, 1, 2))
+    np.testing.assert_allclose(bias_grad, dy.sum((0, 1, 2)), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(products, expected, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.medium
+def test_batch_shared_by_devices_is_normalised_as_in_float64() -> None:
+    x, cotangent = far_from_zero(3000, -1)
+    settings = NormSettings((0, 1, 2), 1e-5, "float32", "devices", 4)
+
+    def normalise(x: jax.Array, cotangent: jax.Array) -> Any:
+        def compute(x: jax.Array) -> jax.Array:
+            statistics = compute_statistics(jax.lax.stop_gradient(x), settings)
+            return normalise_by_batch(settings, x, statistics, jnp.ones(6), jnp.zeros(6))
+
+        y, back = jax.vjp(compute, x)
+        return y, *back(cotangent)
+
+    parts = [array.reshape(4, 4, *array.shape[1:]) for array in (x, cotangent)]
+    y, x_grad = jax.vmap(normalise, axis_name="devices")(*parts)
+    expected = normalised_in_float64(x, cotangent)
+    # The mean of all devices is a float32.
+    np.testing.assert_allclose(y.reshape(x.shape), expected["y"], rtol=0, atol=1e-3)
+    np.testing.assert_allclose(x_grad.reshape(x.shape), expected["x_grad"], rtol=0, atol=1e-3)

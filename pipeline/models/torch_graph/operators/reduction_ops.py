@@ -13,6 +13,7 @@ from jax import Array, lax
 
 from pipeline.models.modules.batch_norm import (
     NormSettings,
+    Statistics,
     compute_statistics,
     normalise,
     normalise_by_batch,
@@ -207,19 +208,20 @@ def batch_norm(
     scale = jnp.ones(channels, jnp.float32) if weight is None else weight.array
     shift = jnp.zeros(channels, jnp.float32) if bias is None else bias.array
     if not settings.training and running_mean is not None and running_var is not None:
-        return x.with_array(
-            normalise(norm, x.array, running_mean.array, running_var.array, scale, shift)
+        running = Statistics(
+            running_mean.array, jnp.zeros_like(running_mean.array), running_var.array
         )
-    mean, var = compute_statistics(lax.stop_gradient(x.array), norm)
-    y = x.with_array(normalise_by_batch(norm, x.array, mean, var, scale, shift))
+        return x.with_array(normalise(norm, x.array, running, scale, shift))
+    statistics = compute_statistics(lax.stop_gradient(x.array), norm)
+    y = x.with_array(normalise_by_batch(norm, x.array, statistics, scale, shift))
     if running_mean is None or running_var is None or not settings.training:
         return y
     num_values = x.array.size // channels
-    unbiased = var * (num_values / max(num_values - 1, 1))
+    unbiased = statistics.var * (num_values / max(num_values - 1, 1))
     momentum = settings.momentum
     return NormResult(
         y,
-        (1 - momentum) * running_mean.array + momentum * mean,
+        (1 - momentum) * running_mean.array + momentum * statistics.mean,
         (1 - momentum) * running_var.array + momentum * unbiased,
     )
 
