@@ -101,13 +101,23 @@ class WorstSample:
     label: str
 
 
-def write_report(sources: Sequence[Path], out: Path | None) -> tuple[Path, Mapping[str, str]]:
+@dataclass(frozen=True)
+class WrittenReport:
+    """A report that was written."""
+
+    page: Path
+    figures: Mapping[str, str]
+    """The main figures by name, as text."""
+    warning: str | None = None
+    """Why its suspicious labels say little; None: they don't, or there are none."""
+
+
+def write_report(sources: Sequence[Path], out: Path | None) -> WrittenReport:
     """Write the report of a run into `out`, by default into `report` of its directory.
 
     A source is a run directory, one of its checkpoints or a sweep; several runs are an ensemble.
-    Returns the path of the page and the main figures. Files of an earlier report are replaced.
-    Raises DataError if a run or its data can't be read, RecipeError if its recipe is outdated, and
-    RunError if a file can't be written.
+    Files of an earlier report are replaced. Raises DataError if a run or its data can't be read,
+    RecipeError if its recipe is outdated, and RunError if a file can't be written.
     """
     members = list_members(sources)
     run = read_network(members)
@@ -126,6 +136,7 @@ def write_report(sources: Sequence[Path], out: Path | None) -> tuple[Path, Mappi
     figures = _format_figures(predictions, len(dataset.eval))
     recipe = run.recipe
     sections = _make_sections(predictions, dataset.targets.names, charts, worst)
+    warning = None
     files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
     if run.members:
         subject = f"{run} on {recipe.dataset.name}"
@@ -137,6 +148,7 @@ def write_report(sources: Sequence[Path], out: Path | None) -> tuple[Path, Mappi
             findings = find_suspicious_labels(ledger, dataset)
             sections += make_ledger_sections(findings, dataset)
             figures |= findings.figures
+            warning = findings.warning
             files |= {SUSPICIOUS: format_csv(findings.suspicious)}
             files |= {DUPLICATES: format_csv(findings.duplicates)} if findings.duplicates else {}
         sections += origin_sections(run_dir)
@@ -153,7 +165,7 @@ def write_report(sources: Sequence[Path], out: Path | None) -> tuple[Path, Mappi
         captions = [(sample.predicted, sample.label) for sample, _ in worst]
         files[MISTAKES] = png(sheet([image for _, image in worst], captions))
     replace_files(folder, REPORT_FILES, {**files, PAGE: render_page(page)})
-    return folder / PAGE, figures
+    return WrittenReport(folder / PAGE, figures, warning)
 
 
 def _compare_members(
