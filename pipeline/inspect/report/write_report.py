@@ -30,8 +30,12 @@ from pipeline.core.pages.page import (
     render_page,
 )
 from pipeline.data.dataset import Dataset
+from pipeline.data.padding.buckets import SIZE
+from pipeline.data.random import seed_words
+from pipeline.data.transform import apply_ops
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
 from pipeline.inspect.report.evaluated import (
+    MAX_MISTAKES,
     ClassCounts,
     ClassPredictions,
     LabelPredictions,
@@ -42,7 +46,7 @@ from pipeline.inspect.report.evaluated import (
     open_members,
 )
 from pipeline.inspect.report.origin import origin_sections
-from pipeline.inspect.report.pictures import can_picture, picture, png, sheet
+from pipeline.inspect.report.pictures import can_picture, join_masks, picture, png, sheet
 from pipeline.inspect.report.report_files import (
     CLASSES,
     CONFUSION,
@@ -76,7 +80,6 @@ TABLES = (PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, SUSPICIOUS, DUPLICAT
 REPORT_FILES = (PAGE, MISTAKES, *TABLES, *CHARTS)
 KIND = "report"
 """Kind of the page, which marks it as a report."""
-MAX_MISTAKES = 36
 MAX_MATRIX_CLASSES = 30
 """The page has confusion matrices of at most this many classes."""
 MAX_SCATTER_CHARTS = 4
@@ -132,8 +135,9 @@ def write_report(sources: Sequence[Path], out: Path | None) -> WrittenReport:
     dataset = load_data(run.recipe)
     predictions = evaluate_samples(run, dataset)
     charts = _draw_charts(steps, evaluations, predictions, dataset.targets.names)
-    worst = _picture_samples(list(_list_worst_samples(predictions, dataset.targets.names)), dataset)
-    figures = _format_figures(predictions, len(dataset.eval))
+    worst_samples = list(_list_worst_samples(predictions, dataset.targets.names))
+    worst = _picture_samples(worst_samples, predictions, dataset, run.recipe.seed)
+    figures = _format_figures(predictions, dataset)
     recipe = run.recipe
     sections = _make_sections(predictions, dataset.targets.names, charts, worst)
     warning = None
@@ -175,7 +179,7 @@ def _compare_members(
     rows = [{"run": "ensemble", **figures}]
     for folder, (member, data) in zip(folders, open_members(run, dataset), strict=True):
         predictions = evaluate_samples(member, data)
-        rows.append({"run": str(folder), **_format_figures(predictions, len(data.eval))})
+        rows.append({"run": str(folder), **_format_figures(predictions, data)})
     caption = "The ensemble averages the predictions of these runs."
     return Section("Members", caption, [RowTable(rows)])
 
@@ -196,9 +200,9 @@ def _holds_other_files(folder: Path) -> bool:
         return GENERATOR.format(KIND).encode() not in file.read(4096)
 
 
-def _format_figures(predictions: Predictions, count: int) -> dict[str, str]:
+def _format_figures(predictions: Predictions, dataset: Dataset) -> dict[str, str]:
     """Return the main figures by name, as text."""
-    samples = {"samples": f"{count:,}"}
+    samples = {"samples": f"{len(dataset.eval):,}"}
     match predictions:
         case ClassPredictions():
             counts = predictions.counts
@@ -220,7 +224,7 @@ def _format_figures(predictions: Predictions, count: int) -> dict[str, str]:
             return {
                 "accuracy": f"{counts.accuracy:.4f}",
                 "mean IoU": f"{iou:.4f}",
-                "labels": f"{int(counts.actual.sum()):,}",
+                dataset.label_unit: f"{int(counts.actual.sum()):,}",
                 **samples,
             }
         case NumberPredictions():
@@ -321,14 +325,41 @@ def _list_worst_samples(predictions: Predictions, names: Sequence[str]) -> Itera
 
 
 def _picture_samples(
-    worst: Sequence[WorstSample], dataset: Dataset
+    worst: Sequence[WorstSample], predictions: Predictions, dataset: Dataset, seed: int
 ) -> list[tuple[WorstSample, Any]]:
-    """Return the samples with their pictures; empty if samples aren't images."""
+    """Return the samples with their pictures, beside their masks if pixels have classes; empty if
+    samples aren't images."""
     column = dataset.eval.columns["image"]
     if not worst or not can_picture(column.shape[1:]):
         return []
-    images = np.asarray(column[np.array([sample.index for sample in worst])])
-    return [(sample, picture(image)) for sample, image in zip(worst, images, strict=True)]
+    rows = np.array([sample.index for sample in worst])
+    images = np.asarray(column[rows])
+    if not (isinstance(predictions, PositionPredictions) and predictions.worst_masks):
+        return [(sample, picture(image)) for sample, image in zip(worst, images, strict=True)]
+    if SIZE not in dataset.eval.columns:
+        # The map ops may have moved the pixels of images and masks.
+        columns = {name: np.asarray(values[rows]) for name, values in dataset.eval.columns.items()}
+        mapped = apply_ops(np, dataset.eval_ops, columns, seed_words(seed), np.int32(0), rows)
+        images = np.asarray(mapped["image"]) if can_picture(mapped["image"].shape[1:]) else images
+    size = images.shape[1:3]
+    return [
+        (
+            sample,
+            join_masks(
+                picture(image),
+                _pad_mask(mask.true, size),
+                _pad_mask(mask.predicted, size),
+                len(dataset.targets),
+            ),
+        )
+        for sample, image, mask in zip(worst, images, predictions.worst_masks, strict=True)
+    ]
+
+
+def _pad_mask(mask: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Return a mask, int (H, W), padded to a size with -1, which is no class."""
+    pads = [(0, max(0, full - part)) for full, part in zip(size, mask.shape, strict=True)]
+    return np.pad(mask.astype(np.int64), pads, constant_values=-1)
 
 
 def _make_sections(
@@ -342,12 +373,16 @@ def _make_sections(
         Sample(png(image), sample.predicted, sample.label, f"sample {sample.index}")
         for sample, image in worst
     ]
-    mistakes = f"The prediction, in colour, and the truth; {ORDERS[type(predictions)]} first."
+    has_masks = isinstance(predictions, PositionPredictions) and bool(predictions.worst_masks)
+    shown = "The prediction, in colour, and the truth"
+    if has_masks:
+        shown = "Each image, its true mask and its predicted mask; grey pixels don't count"
+    mistakes = f"{shown}; {ORDERS[type(predictions)]} first."
     training = [charts[name] for name in CHARTS[:3] if name in charts]
     return [
         Section("Training", "", [Charts(training)] if training else []),
         *_make_task_sections(predictions, names),
-        Section("Worst predictions", mistakes, [SampleGrid(samples)] if samples else []),
+        Section("Worst predictions", mistakes, [SampleGrid(samples, has_masks)] if samples else []),
     ]
 
 
