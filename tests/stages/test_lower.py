@@ -475,13 +475,9 @@ def test_damaged_choice_is_refused_unchanged(content: bytes, tiny: Compose, tmp_
 
 
 @pytest.mark.medium
-def test_layout_that_a_layer_lacks_is_refused(
-    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layout_that_a_layer_lacks_is_refused(tiny: Compose, tmp_path: Path) -> None:
     file = tmp_path / "lowerings.json"
     file.write_text('{"layout": "chwn", "computations": {}}')
-    lowered(tiny(*NETWORK), Choosing(), tmp_path)
-    monkeypatch.setattr(Network, "can_be_batch_last", lambda network, image: False)
     with pytest.raises(RunError, match=f"^{file}: layout chwn: a layer of this network can't be"):
         lowered(tiny(*NETWORK), Choosing(), tmp_path)
 
