@@ -102,7 +102,7 @@ class LoaderStats:
     def __init__(self, notify: Notify | None, advice: str = "") -> None:
         self._notify = notify or (lambda starves, text: None)
         self._advice = advice
-        """What shortens the waits, for the line about them; "": unknown."""
+        """Advice that ends the line about waits; "": none."""
         self._first_window_s: float | None = None
         self._first_wait_s = 0.0
         self._busy_s = 0.0
