@@ -57,6 +57,14 @@ class Dataset:
         return Split(columns, padding=self.eval.padding)
 
     @property
+    def label_unit(self) -> str:
+        """The word for what has a label: samples, tokens, pixels or positions."""
+        if self.unit.per_sample > 1:
+            return self.unit.speed_unit
+        names = {0: "samples", 2: "pixels"}
+        return names.get(len(self.label_positions), "positions")
+
+    @property
     def label_positions(self) -> tuple[int, ...]:
         """Shape of the labeled positions of a sample; () for one label per sample."""
         shape = self.eval_label.shape

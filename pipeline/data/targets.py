@@ -63,6 +63,19 @@ class Targets:
         return f"{count} number{plural} ({first_numbers}{more})"
 
 
+def require_trained_range(train: np.ndarray, evaluated: np.ndarray) -> None:
+    """Raise ValueError if labels of the evaluation split are above those of the training split,
+    which define the classes. Both are int (n,), not empty."""
+    last = int(train.max())
+    highest = int(evaluated.max())
+    if highest > last:
+        raise ValueError(
+            f"the evaluation split has the label {highest}, and the training split has labels from "
+            f"{int(train.min())} to {last}; a class without training samples can't be learned; "
+            "correct the labels, or set dataset.classes to evaluate it all the same"
+        )
+
+
 def make_number_targets(
     train: np.ndarray, evaluated: np.ndarray, names: tuple[str, ...], task: Task
 ) -> tuple[np.ndarray, np.ndarray, Targets]:

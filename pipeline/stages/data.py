@@ -16,9 +16,11 @@ from pipeline.config.checks import describe_unequal_shapes
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import count_total_steps
 from pipeline.core.errors import RecipeError
+from pipeline.core.files.error_text import show_name
+from pipeline.core.files.value_text import join_first
 from pipeline.core.reporter import Reporter
 from pipeline.data.canaries import choose_canaries, plant_canaries
-from pipeline.data.columns import IMAGES, ColumnSpec, RawData, Split, SplitKey
+from pipeline.data.columns import IMAGES, Column, ColumnSpec, RawData, Split, SplitKey
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.folds import take_fold
@@ -68,6 +70,7 @@ def load_data(recipe: Recipe, reporter: Reporter | None = None) -> Dataset:
     reporter = reporter or Reporter(console=Console(file=io.StringIO()))
     with reporter.clock(f"reading {recipe.dataset.name}"):
         raw = _map_on_host(recipe, read_selected(recipe))
+        _warn_of_untrained_classes(raw, recipe.dataset.ignore_index, reporter)
     return _make_dataset(recipe, raw, reporter)
 
 
@@ -360,12 +363,40 @@ def _count_classes(raw: RawData, ignore_index: int | None) -> Targets:
     labels = raw.train.columns["label"]
     if not np.issubdtype(np.dtype(labels.dtype), np.integer):
         return raw.targets
-    counts = np.zeros(len(raw.targets), np.int64)
-    for start in range(0, len(raw.train), COUNTED_SAMPLES):
+    counts = _count_labels(labels, len(raw.targets), ignore_index)
+    return replace(raw.targets, counts=tuple(counts.tolist()))
+
+
+def _count_labels(labels: Column, classes: int, ignore_index: int | None) -> np.ndarray:
+    """Return the number of labels of each class, int64 (classes,), of a column of integers."""
+    counts = np.zeros(classes, np.int64)
+    for start in range(0, labels.shape[0], COUNTED_SAMPLES):
         chunk = np.asarray(labels[start : start + COUNTED_SAMPLES]).ravel()
         valid = chunk[chunk != ignore_index]  # all for None
-        counts += np.bincount(valid, minlength=len(counts))[: len(counts)]
-    return replace(raw.targets, counts=tuple(counts.tolist()))
+        counts += np.bincount(valid, minlength=classes)[:classes]
+    return counts
+
+
+def _warn_of_untrained_classes(raw: RawData, ignore_index: int | None, reporter: Reporter) -> None:
+    """Print a warning if evaluation labels have classes that no training label has. Only labels in
+    memory are read for it, not masks that are decoded on demand."""
+    columns = [split.columns["label"] for split in (raw.train, raw.eval)]
+    is_counted = raw.targets.task == "classification" and all(
+        isinstance(column, np.ndarray) and np.issubdtype(column.dtype, np.integer)
+        for column in columns
+    )
+    if not is_counted:
+        return
+    trained, evaluated = (
+        _count_labels(column, len(raw.targets), ignore_index) for column in columns
+    )
+    untrained = np.flatnonzero((evaluated > 0) & (trained == 0))
+    if untrained.size:
+        names = join_first([show_name(raw.classes[label]) for label in untrained], 3)
+        reporter.warn(
+            f"dataset: no training label is of class {names}, which can't be learned; "
+            f"{evaluated[untrained].sum():,} of {evaluated.sum():,} evaluation labels are"
+        )
 
 
 def _format_summary(raw: RawData, dataset: Dataset) -> str:

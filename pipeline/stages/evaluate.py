@@ -76,7 +76,6 @@ def evaluate(
         )
     counts = None if sums.classes is None else sums.classes.confusion
     confusion = None if counts is None else np.asarray(counts)
-    unit = dataset.unit.speed_unit if dataset.unit.per_sample > 1 else "samples"
     values = summarize(sums, dataset.classes, metrics)
     if options.on_train:
         train_sums = add_up(partial(executable.evaluate, on_train=True))
@@ -84,4 +83,4 @@ def evaluate(
             return None
         train_values = Evaluation(summarize(train_sums, dataset.classes, metrics), None).scalars()
         values |= {f"{TRAINED}{name}": value for name, value in train_values.items()}
-    return Evaluation(values, confusion, unit)
+    return Evaluation(values, confusion, dataset.label_unit)

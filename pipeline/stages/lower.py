@@ -34,6 +34,7 @@ from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.models.imported.with_lowerings import UnreplacedOperation, list_unreplaced, scope_root
+from pipeline.models.lowerings.candidates import require_formula
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULT, LoweringPolicy, RecordingPolicy
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem, Problem
@@ -92,6 +93,7 @@ def lower(
         tuning = Tuning(recipe.autotune, recipe.autotune_search, banks, fixed=fixed)
         request = _LoweringRequest(recipe, dataset, built, backend, tuning, reporter)
         if earlier is not None:
+            _require_layout(step_config, earlier.layout, file)
             # With `fixed`, this only checks that the device can compute the earlier lowerings.
             choice = request.choose_in(earlier.layout)
             reporter.print_stage("lower", f"as before: {file}")
@@ -124,6 +126,18 @@ def _needs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter
             "lower", "mechanism soft: in a loop over steps such convolutions are slow"
         )
     return is_slow and recipe.train.mechanism != "loop"
+
+
+def _require_layout(step_config: StepConfig, layout: Layout, file: Path | None) -> None:
+    """Raise RunError if the network can't be computed in the layout of an earlier choice."""
+    network = step_config.network
+    if layout == "nhwc" or not isinstance(network, LaidOutNetwork):
+        return
+    if not network.can_be_batch_last(get_image_shape(step_config.image)):
+        raise RunError(
+            f"{file}: layout {layout}: a layer of this network can't be computed in it; must be "
+            "nhwc; delete the file to choose the lowerings again"
+        )
 
 
 def _with_layout(network: nn.Module, layout: Layout) -> nn.Module:
@@ -256,7 +270,10 @@ def write_choice(path: Path, choice: LoweringChoice) -> None:
 def read_choice(path: Path) -> LoweringChoice:
     """Read a file of `write_choice`. Raises RunError for any other file."""
     try:
-        return LoweringChoice.from_document(read_json(path))
+        choice = LoweringChoice.from_document(read_json(path))
+        for problem, lowering in choice.lowerings.chosen:
+            require_formula(problem, lowering)
+        return choice
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{path}: must be the lowerings of a run ({type(error).__name__}: {error}); "

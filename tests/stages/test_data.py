@@ -60,6 +60,20 @@ def test_data_report_has_one_line(tiny: Compose, capsys: pytest.CaptureFixture[s
     )
 
 
+def test_class_of_the_evaluation_alone_is_a_warning(
+    tiny: Compose, npz: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    only_zeros = "dataset.train.select=[{name: classes, keep: [0]}]"
+    load_data(tiny(*npz(), only_zeros), Reporter())
+    assert (
+        "warning    dataset: no training label is of class 1, which can't be learned; 1 of 3 "
+        "evaluation labels are\n"
+    ) in capsys.readouterr().out
+    load_data(tiny(*npz()), Reporter())
+    load_data(tiny(*npz(), only_zeros, only_zeros.replace("train", "eval")), Reporter())
+    assert "warning" not in capsys.readouterr().out
+
+
 def test_skipped_files_report_has_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

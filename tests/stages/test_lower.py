@@ -348,7 +348,9 @@ def test_network_gradients_are_timed_under_a_stable_key(layout: Layout, tiny: Co
 @pytest.mark.slow
 def test_run_continues_with_its_initial_settings(tiny: Compose, tmp_path: Path) -> None:
     """Whatever the bank holds now: other lowerings are other roundings."""
-    first, _ = lowered(tiny(*NETWORK), Choosing("patches/xla"), tmp_path)
+    lowering = (TRAINED[0], Lowering.parse("patches/xla"))
+    choice = LoweringChoice(Lowerings((lowering,)))
+    first, _ = lowered(tiny(*NETWORK), Choosing(chosen=choice), tmp_path)
     other = Choosing("convolution/xla")
     again, lines = lowered(tiny(*NETWORK), other, tmp_path)
     ((_, tuning),) = other.asked
@@ -430,7 +432,8 @@ def test_unknown_networks_are_unchanged(tiny: Compose, tmp_path: Path) -> None:
 
 
 def test_lowerings_round_trip(tmp_path: Path) -> None:
-    lowerings = Lowerings((("b", Lowering("im2col", "onednn", 8)), ("a", Lowering("default"))))
+    first, second, *_ = TRAINED
+    lowerings = Lowerings(((second, Lowering("default")), (first, Lowering("im2col", "onednn", 8))))
     chosen = LoweringChoice(lowerings, layout="chwn")
     write_choice(tmp_path / "lowerings.json", chosen)
     assert read_choice(tmp_path / "lowerings.json") == chosen
@@ -448,6 +451,13 @@ def test_lowerings_round_trip(tmp_path: Path) -> None:
         b'{"layout": "nhwc", "computations": 7}',
         b'{"layout": "nhwc", "computations": {"a": null}}',
         b'{"layout": "nhwc", "computations": {"a": "patches"}}',
+        b'{"layout": "nhwc", "computations": {"a": "patches/xla"}}',
+        b'{"layout": "nhwc", "computations": {"": "default/xla"}}',
+        b'{"layout": "nhwc", "computations": {"conv2d forward": "nonsense/xla"}}',
+        b'{"layout": "nhwc", "computations": {"conv2d forward": "default/onednn"}}',
+        b'{"layout": "nhwc", "computations": {"dense forward 1x1 kernel 1x1": "patches/xla"}}',
+        b'{"layout": "nhwc", "computations": {"conv2d sideways": "patches/xla"}}',
+        b'{"layout": "nhwc", "computations": {"pool forward": "patches/xla"}}',
         b"\xff",
     ],
 )
@@ -462,6 +472,14 @@ def test_damaged_choice_is_refused_unchanged(content: bytes, tiny: Compose, tmp_
     assert str(caught.value).endswith("); delete it to choose them again")
     assert file.read_bytes() == content
     assert backend.asked == []
+
+
+@pytest.mark.medium
+def test_layout_that_a_layer_lacks_is_refused(tiny: Compose, tmp_path: Path) -> None:
+    file = tmp_path / "lowerings.json"
+    file.write_text('{"layout": "chwn", "computations": {}}')
+    with pytest.raises(RunError, match=f"^{file}: layout chwn: a layer of this network can't be"):
+        lowered(tiny(*NETWORK), Choosing(), tmp_path)
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ def test_attack_command_and_report(attacked_run: Path, tmp_path: Path) -> None:
     assert json.loads((attacked_run / "robustness.json").read_text()) == result.facts
     assert result.facts["samples"] == 30
     assert [row["norm"] for row in result.facts["attacks"]] == ["l2"] * 3
-    page, _ = write_report([attacked_run], tmp_path / "report")
+    page = write_report([attacked_run], tmp_path / "report").page
     text = page.read_text()
     assert "Robustness" in text
     assert "pgd, unbounded" in text

@@ -22,7 +22,7 @@ from pipeline.backends.loading.loader_stats import (
 from pipeline.backends.loading.stream import StreamedWindows
 from pipeline.backends.loading.window import Window, put_inputs
 from pipeline.backends.loading.window_buffer import LoaderSource
-from pipeline.data.columns import LazyColumn, Split
+from pipeline.data.columns import BatchedColumn, LazyColumn, Split
 from pipeline.data.host_ops import HostMappedColumn
 
 RESIDENT_LIMIT_BYTES = 2 << 30
@@ -101,11 +101,11 @@ class ResidentWindows:
 class Loader:
     """Windows for a backend, and statistics of the time that training waits for them."""
 
-    def __init__(self, source: WindowSource, notify: Notify | None) -> None:
+    def __init__(self, source: WindowSource, notify: Notify | None, advice: str = "") -> None:
         self.kind = source.kind
         self.device_bytes = source.device_bytes
         self._source = source
-        self._stats = LoaderStats(notify)
+        self._stats = LoaderStats(notify, advice)
         self._window: Window | None = None
         self._handed_over_at = 0.0
 
@@ -119,8 +119,7 @@ class Loader:
         window, prepare_time = self._source.take(steps_done)
         wait_s = time.perf_counter() - requested_at
         steps = window.stop - window.start
-        # The short first windows couldn't be prepared in time.
-        if last is not None and last.stop == steps_done and not window.is_early:
+        if last is not None and last.stop == steps_done:
             handoff = WindowHandoff(
                 start=steps_done,
                 steps=last.stop - last.start,
@@ -130,7 +129,8 @@ class Loader:
                 window_steps=steps,
                 prepare_time=prepare_time,
             )
-            self._stats.add(handoff)
+            # The growing first windows couldn't be prepared in time, so their waits aren't summed.
+            (self._stats.add_early if window.is_early else self._stats.add)(handoff)
         else:
             self._stats.add_unprepared(wait_s, steps, prepare_time)
         self._handed_over_at = requested_at + wait_s
@@ -163,19 +163,34 @@ def make_loader(
     `notify` is called when training starts to wait for data, and when the waits end.
     """
     split = source.split
-    if kind == "auto":
-        free = source.placement.free_bytes
-        # A lazy column is decoded into the host's memory first, which has the smaller limit.
-        columns = split.columns.values()
-        is_lazy = any(isinstance(column, LazyColumn) for column in columns)
-        limit = RESIDENT_LIMIT_BYTES if free is None or is_lazy else RESIDENT_SHARE * free
-        draws = any(isinstance(column, HostMappedColumn) and column.draws for column in columns)
-        kind = "stream" if draws or count_split_bytes(split) > limit else "resident"
-    if kind == "resident":
+    fits = _fits_on_device(source)
+    if kind == "resident" or (kind == "auto" and fits):
         return Loader(ResidentWindows(source, WINDOW_STEPS), notify)
     batch_bytes = max(1, split.sample_bytes * source.order.batch_size)
     steps = max(1, min(WINDOW_STEPS, WINDOW_LIMIT_BYTES // batch_bytes))
-    return Loader(StreamedWindows(source, steps), notify)
+    advice = "train.feed=resident would read each sample once" if fits else _advise(split)
+    return Loader(StreamedWindows(source, steps), notify, advice)
+
+
+def _fits_on_device(source: LoaderSource) -> bool:
+    """Return whether a split may be on the device: there is room, and no op draws on the host."""
+    free = source.placement.free_bytes
+    # A lazy column is decoded into the host's memory first, which has the smaller limit.
+    columns = source.split.columns.values()
+    is_lazy = any(isinstance(column, LazyColumn) for column in columns)
+    limit = RESIDENT_LIMIT_BYTES if free is None or is_lazy else RESIDENT_SHARE * free
+    draws = any(isinstance(column, HostMappedColumn) and column.draws for column in columns)
+    return not draws and count_split_bytes(source.split) <= limit
+
+
+def _advise(split: Split) -> str:
+    """Return what shortens the waits for samples that are read again in each epoch."""
+    columns = split.columns.values()
+    if any(isinstance(column, HostMappedColumn) for column in columns):
+        return "do less in dataset.train.host_ops: map ops of dataset.train.ops run in the step"
+    if any(isinstance(c, LazyColumn) and not isinstance(c, BatchedColumn) for c in columns):
+        return "convert the data once: python -m pipeline convert records"
+    return "python -m pipeline profile measures what takes the time"
 
 
 def _pad_rows(values: np.ndarray, padding: int) -> np.ndarray:

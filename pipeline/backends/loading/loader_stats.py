@@ -69,7 +69,10 @@ class WindowHandoff:
 
     @property
     def wait_share(self) -> float:
-        return self.wait_s / max(self.wait_s + self.busy_s, 1e-9)
+        """Share of time that training waits, at windows of the size of this one. A window that has
+        more steps than the one before takes longer to prepare than training had work for."""
+        growth = max(1.0, self.window_steps / self.steps)
+        return max(0.0, 1 - growth * self.busy_s / max(self.wait_s + self.busy_s, 1e-9))
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,10 @@ class LoaderReport:
 class LoaderStats:
     """Statistics of handoffs; reports when starvation begins and ends."""
 
-    def __init__(self, notify: Notify | None) -> None:
+    def __init__(self, notify: Notify | None, advice: str = "") -> None:
         self._notify = notify or (lambda starves, text: None)
+        self._advice = advice
+        """Advice that ends the line about waits; "": none."""
         self._first_window_s: float | None = None
         self._first_wait_s = 0.0
         self._busy_s = 0.0
@@ -117,6 +122,11 @@ class LoaderStats:
         self._first_wait_s += wait_s
         self._add_prepared(window_steps, prepare_time)
 
+    def add_early(self, handoff: WindowHandoff) -> None:
+        """Record a window that couldn't be prepared in time since the one before was shorter."""
+        self.add_unprepared(handoff.wait_s, handoff.window_steps, handoff.prepare_time)
+        self._report_changes(handoff)
+
     def add(self, handoff: WindowHandoff) -> None:
         self._busy_s += handoff.busy_s
         self._wait_s += handoff.wait_s
@@ -124,11 +134,15 @@ class LoaderStats:
         self._windows += 1
         self._ready_shares += handoff.ready_steps / handoff.window_steps
         self._add_prepared(handoff.window_steps, handoff.prepare_time)
+        self._report_changes(handoff)
+
+    def _report_changes(self, handoff: WindowHandoff) -> None:
+        """Report if starvation begins or ends with a handoff."""
         waited = handoff.wait_s > NOISE_S
         if not self._starves and waited and handoff.wait_share > STARVED_SHARE:
             self._starves = True
             self._has_starved = True
-            self._notify(True, format_starvation(handoff))
+            self._notify(True, format_starvation(handoff, self._advice))
         elif self._starves and (not waited or handoff.wait_share < RECOVERED_SHARE):
             self._starves = False
             self._notify(False, f"data is fast enough again from step {handoff.start + 1}")
@@ -160,10 +174,11 @@ class LoaderStats:
         )
 
 
-def format_starvation(handoff: WindowHandoff) -> str:
+def format_starvation(handoff: WindowHandoff, advice: str = "") -> str:
     """Return the line for the user when starvation begins."""
     prepare_time = handoff.prepare_time
-    step_ms = 1000 * (handoff.wait_s + handoff.busy_s) / handoff.steps
+    # Reading limits a step's time, so a step takes as long as preparing one.
+    step_ms = 1000 * (handoff.wait_s + handoff.busy_s) / max(handoff.steps, handoff.window_steps)
     by_cost = Counter(prepare_time.seconds).most_common()
     costs = ", ".join(f"{name} {1000 * cost / handoff.window_steps:.2f}" for name, cost in by_cost)
     slowest = f"; slowest sample: {prepare_time.slowest}" if prepare_time.slowest else ""
@@ -172,5 +187,5 @@ def format_starvation(handoff: WindowHandoff) -> str:
         f"{handoff.wait_share * step_ms:.2f} of {step_ms:.2f} ms a step "
         f"({handoff.wait_share:.0%}); "
         f"{handoff.ready_steps} of {handoff.window_steps} steps were ready; "
-        f"preparing one takes, in ms: {costs}{slowest}"
+        f"preparing one takes, in ms: {costs}{slowest}" + (f"; {advice}" if advice else "")
     )

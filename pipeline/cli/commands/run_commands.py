@@ -204,7 +204,7 @@ RUN_COMMANDS = (
             Option(
                 "--relative-euclidean", type=Number(0, 1), help="The same, 0 to 1 (default: 0.1)."
             ),
-            out_option("FILE", "Also write all rows as CSV."),
+            out_option("FILE", "Also write all rows as CSV, or FILE.html: a page with sliders."),
         ],
         example="compare outputs/again --against train.precision=bf16",
     ),

@@ -16,6 +16,7 @@ from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.error_text import find_nearest
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.compare.cause_hints import format_layers, list_hints
+from pipeline.inspect.compare.page import write_page
 from pipeline.inspect.compare.reference import pair_reference, read_reference
 from pipeline.inspect.compare.sides import (
     CompareRequest,
@@ -145,8 +146,11 @@ def _rows_to_dicts(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
 
 
 def _show_rows(rows: Sequence[TensorRow], request: CompareRequest, reporter: Reporter) -> None:
-    """Print the first rows, and write all rows as CSV if `request.out` names a file."""
-    if request.out is not None:
+    """Print the first rows, and write all rows if `request.out` names a file, as a page or CSV."""
+    if request.out is not None and request.out.suffix.lower() in (".html", ".htm"):
+        write_page(rows, request.out, request.limits)
+        reporter.print_stage("rows", f"{len(rows)}: {request.out}")
+    elif request.out is not None:
         with convert_write_errors(request.out):
             write_whole(request.out, to_csv(rows))
         reporter.print_stage("rows", f"{len(rows)}: {request.out}")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import UsageError, printable
+from pipeline.core.reporter import Reporter
+from pipeline.inspect.report.suspicious_labels import SUSPICIOUS
 from pipeline.inspect.report.write_report import write_report
 
 
@@ -18,7 +20,10 @@ def main(run_dirs: Sequence[Path], out: Path | None = None) -> CommandResult:
     """
     if len(run_dirs) > 1 and out is None:
         raise UsageError(list(map(str, run_dirs)), "several runs need --out FOLDER")
-    page, figures = write_report(run_dirs, out)
-    text = ", ".join(f"{name} {value}" for name, value in figures.items())
-    print(printable(f"{page}: {text}"))
-    return CommandResult({"page": str(page), **figures})
+    report = write_report(run_dirs, out)
+    text = ", ".join(f"{name} {value}" for name, value in report.figures.items())
+    print(printable(f"{report.page}: {text}"))
+    warning = {} if report.warning is None else {"warning": report.warning}
+    if report.warning is not None:
+        Reporter().warn(f"{SUSPICIOUS}: {report.warning}")
+    return CommandResult({"page": str(report.page), **report.figures, **warning})

@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,11 @@ import jax
 
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.ownership import find_foreign_owner, find_writers, make_private
-from pipeline.core.host.jax_private import find_opened_program_files, use_program_files
+from pipeline.core.host.jax_private import (
+    UNWRITABLE_PROGRAM,
+    find_opened_program_files,
+    use_program_files,
+)
 
 _SUFFIX = ".program"
 _OWNER_ONLY = stat.S_IRUSR | stat.S_IWUSR
@@ -32,8 +37,10 @@ Report = Callable[[str], None]
 def enable_compile_cache(folder: Path | None, report: Report) -> None:
     """Keep every program that is compiled from now on in `folder`; None keeps no program.
 
-    If the folder or a file can't be used, `report` is called, and the program is compiled.
+    If the folder or a file can't be used, `report` is called, and the program is compiled. Programs
+    that XLA can't write are compiled by each process, without a warning.
     """
+    warnings.filterwarnings("ignore", UNWRITABLE_PROGRAM)
     jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

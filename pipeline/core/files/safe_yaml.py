@@ -7,6 +7,9 @@ or overflow the stack (nesting). The parser refuses these before any value is bu
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,12 @@ MAX_BYTES = 256 * 2**10
 MAX_DEPTH = 64
 MAX_NODES = 20_000
 """Most keys and values of a file. Those of an anchor are counted again for each alias."""
+MAX_SPLIT_LINES = 2000
+"""Most lines of a text that is split into parts."""
+MAX_SPLIT_DEPTH = 8
+"""Most levels of keys that are split into parts."""
+MAX_PARTS = 100_000
+"""Most parts that are remembered."""
 MAX_NUMBER_LENGTH = 100
 """Most characters of a number. Python is slow with many digits, and prints at most 4300."""
 
@@ -36,6 +45,10 @@ _COMMAND_LINE = {
 017 is 15, 1:30 is 90 and `no` is false."""
 _EXPONENT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 """Numbers that OmegaConf reads, while PyYAML reads them as texts: 1e3 and 1.5e3."""
+_KEY = re.compile(r"([A-Za-z_]\w*):(?: (.+))?", re.ASCII)
+"""A line with a key and perhaps a value."""
+_CONTINUES = (" ", "-")
+"""First characters of lines that belong to the key before them."""
 _MALFORMED = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError)
 """Errors that PyYAML raises, also for values that don't fit an explicit tag."""
 
@@ -74,6 +87,62 @@ def parse_written_yaml(text: str) -> Any:
     except _MALFORMED:
         pass
     return parse_yaml(text)
+
+
+class RepeatedYaml:
+    """A parser of many texts with equal parts, such as the recipes of a sweep. It parses each part
+    once, so its results share values and must not be changed."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, Any] = {}
+
+    def parse(self, text: str) -> Any:
+        """Parse a text as `parse_written_yaml` does. Raises ValueError if it is refused."""
+        lines = text.removesuffix("\n").split("\n")
+        if len(lines) <= MAX_SPLIT_LINES:
+            # A part that isn't as `format_yaml` writes it may depend on others.
+            with suppress(ValueError):
+                return self._parse_lines(lines, 0)
+        return parse_written_yaml(text)
+
+    def _parse_lines(self, lines: Sequence[str], depth: int) -> dict[str, Any]:
+        """Parse the lines of a mapping. Raises ValueError if they aren't independent keys."""
+        starts = [
+            number for number, line in enumerate(lines) if line[:1] not in _CONTINUES or not line
+        ]
+        if not starts or starts[0] != 0:
+            raise ValueError("must begin with a key")
+        mapping: dict[str, Any] = {}
+        for start, stop in pairwise([*starts, len(lines)]):
+            key, value = self._parse_part(lines[start:stop], depth)
+            if key in mapping:
+                raise ValueError(f"has the key {key} twice")
+            mapping[key] = value
+        return mapping
+
+    def _parse_part(self, lines: Sequence[str], depth: int) -> tuple[str, Any]:
+        """Parse the lines of a key. Raises ValueError if they aren't one key."""
+        head = _KEY.fullmatch(lines[0])
+        if head is None:
+            raise ValueError("must begin with a key")
+        text = "\n".join(lines)
+        if text in self._parts:
+            return head[1], self._parts[text]
+        holds_keys = len(lines) > 1 and head[2] is None and lines[1][2:3] not in _CONTINUES
+        is_indented = all(line.startswith("  ") for line in lines[1:])
+        if holds_keys and is_indented and depth < MAX_SPLIT_DEPTH:
+            # The key is checked with another value.
+            self._parse_part([f"{head[1]}: 0"], depth)
+            value: Any = self._parse_lines([line[2:] for line in lines[1:]], depth + 1)
+        else:
+            tree = parse_written_yaml(text)
+            if not isinstance(tree, dict) or list(tree) != [head[1]]:
+                raise ValueError("must be one key")
+            value = tree[head[1]]
+        if len(self._parts) >= MAX_PARTS:
+            self._parts.clear()
+        self._parts[text] = value
+        return head[1], value
 
 
 def _is_plain(text: str) -> bool:

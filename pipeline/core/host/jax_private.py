@@ -82,11 +82,14 @@ def with_names_in_cache_key() -> AbstractContextManager[None]:
     return config.compilation_cache_include_metadata_in_key(True)
 
 
-def disable_compile_cache() -> AbstractContextManager[None]:
-    """Don't write programs to the cache that this thread compiles in the body.
+UNWRITABLE_PROGRAM = (
+    r"Error writing persistent compilation cache entry for .*: MemoryError: std::bad_alloc"
+)
+"""Pattern of JAX's warning of a program that calls oneDNN, which XLA can't serialize."""
 
-    XLA can't serialize programs that call oneDNN: it fails with `std::bad_alloc`.
-    """
+
+def disable_compile_cache() -> AbstractContextManager[None]:
+    """Don't write programs to the cache that this thread compiles in the body."""
     return config.persistent_cache_min_compile_time_secs(float("inf"))
 
 

@@ -88,6 +88,8 @@ class SampleGrid:
     """Samples in a grid."""
 
     samples: Sequence[Sample]
+    are_strips: bool = False
+    """Whether pictures are three times as wide as high."""
 
 
 Block = Words | Charts | Legend | RowTable | Matrix | Beside | SampleGrid

@@ -25,7 +25,7 @@ from pipeline.data.records.mindrecord_file import index_mindrecord
 from pipeline.data.records.tar_shard import index_tar
 from pipeline.data.records.tfrecord_file import index_tfrecord
 from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize, require_within
-from pipeline.data.targets import Targets, make_number_targets
+from pipeline.data.targets import Targets, make_number_targets, require_trained_range
 
 MAX_CLASSES = 1 << 20
 Pattern = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
@@ -195,6 +195,8 @@ class ExampleFilesSpec(LocalDatasetSpec):
         all_labels = np.concatenate([train.labels, evaluated.labels])
         first = self.first_label
         self._require_classes(all_labels, train.label_key)
+        if self.classes is None:
+            require_trained_range(train.labels, evaluated.labels)
         names = self.classes or tuple(map(str, range(first, int(all_labels.max()) + 1)))
         classes = (train.labels - first).astype(np.int32)
         eval_classes = (evaluated.labels - first).astype(np.int32)

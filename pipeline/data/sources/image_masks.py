@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +11,7 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from pipeline.core.errors import DataError
+from pipeline.core.files.value_text import join_first
 from pipeline.core.registry import Seq, component
 from pipeline.data.columns import DECODING_THREADS, Column, RawData, Split
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
@@ -32,7 +32,7 @@ from pipeline.data.sources.image_folder import (
     find_splits,
     list_images,
 )
-from pipeline.data.targets import Targets
+from pipeline.data.targets import Targets, require_trained_range
 
 MASK_SUFFIXES = (".png", ".bmp")
 """Suffixes of lossless formats, which keep the classes."""
@@ -66,7 +66,7 @@ class ImageMasks(LocalDatasetSpec):
     """Seed of the split. It isn't `seed`, so runs with different seeds have the same split."""
     classes: ClassCount | ClassNames | None = None
     """The number of classes, or their names in the order of values; null: one more than the largest
-    value of all masks. All masks are then read before training."""
+    value of the training masks; with `split`, of all masks. All are then read before training."""
     follow_links: bool = False
     """Whether links to files and folders outside `root` are read."""
     image_size: ImageSize | None = None
@@ -76,14 +76,14 @@ class ImageMasks(LocalDatasetSpec):
         """Return images, uint8 (n, H, W, 3), and labels, uint8 (n, H, W), decoded on demand."""
         split_pairs, left_out = self._list_splits()
         split_masks = [[mask for _, mask in pairs] for pairs in split_pairs]
+        notes = describe_left_out(left_out, f"{self.images} and {self.masks}")
         if isinstance(self.classes, tuple):
             names = self.classes
         else:
             count = self.classes
             if count is None:
-                count = 1 + find_largest_value(
-                    [*chain.from_iterable(split_masks)], self.ignore_index
-                )
+                count, class_notes = self._count_classes(*split_masks)
+                notes += class_notes
             names = tuple(str(label) for label in range(count))
         values = MaskValues(len(names), self.ignore_index)
         images = make_image_columns(
@@ -101,8 +101,27 @@ class ImageMasks(LocalDatasetSpec):
                 labels = ImageFiles(masks, height, width, values)
             splits.append(Split({"image": column, "label": labels}))
         train, evaluated = splits
-        notes = describe_left_out(left_out, f"{self.images} and {self.masks}")
         return RawData(train, evaluated, Targets(names), notes=notes)
+
+    def _count_classes(
+        self, train: Sequence[str], evaluated: Sequence[str]
+    ) -> tuple[int, tuple[str, ...]]:
+        """Return one more than the largest value of all masks, and notes. Raises DataError if
+        evaluation masks in their own folder have a larger value than the training masks."""
+        train_values = list_values(train, self.ignore_index)
+        eval_values = list_values(evaluated, self.ignore_index)
+        if not train_values.size:
+            problem = f"this and all other training masks have only the value {self.ignore_index}"
+            raise DataError(f"{train[0]}: {problem}")
+        if self.split is None and eval_values.size:
+            with name_file(self.root):
+                require_trained_range(train_values, eval_values)
+        untrained = np.setdiff1d(eval_values, train_values)
+        notes = []
+        if untrained.size:
+            names = join_first([str(value) for value in untrained], 3)
+            notes.append(f"only evaluation masks have the classes {names}, which can't be learned")
+        return 1 + int(np.union1d(train_values, eval_values).max()), tuple(notes)
 
     def _list_splits(self) -> tuple[list[list[tuple[str, str]]], list[str]]:
         """Return the paths (image, mask) of both splits, and the files that are left out."""
@@ -173,16 +192,13 @@ def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
         )
 
 
-def find_largest_value(masks: Sequence[str], ignored: int | None) -> int:
-    """Return the largest value of masks, except `ignored`. Raises DataError without any."""
+def list_values(masks: Sequence[str], ignored: int | None) -> np.ndarray:
+    """Return the values of masks except `ignored`, sorted, int32 (n,)."""
 
-    def read_largest(path: str) -> int:
+    def list_mask_values(path: str) -> np.ndarray:
         height, width = read_sizes([path])[0].tolist()
-        values = np.unique(decode_mask(path, height, width)).astype(np.int32)
-        return int(values[values != ignored].max(initial=-1))
+        return np.unique(decode_mask(path, height, width))
 
     with ThreadPoolExecutor(DECODING_THREADS) as pool:
-        maximum = max(pool.map(read_largest, masks))
-    if maximum < 0:
-        raise DataError(f"{masks[0]}: this and all other masks have only the value {ignored}")
-    return maximum
+        values = np.unique(np.concatenate([*pool.map(list_mask_values, masks)])).astype(np.int32)
+    return values[values != ignored]

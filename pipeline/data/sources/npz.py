@@ -17,7 +17,7 @@ from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.padding.buckets import SIZE, RaggedArray, RaggedColumn, make_ragged_array
-from pipeline.data.targets import Targets, Task, make_number_targets
+from pipeline.data.targets import Targets, Task, make_number_targets, require_trained_range
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")
@@ -52,7 +52,7 @@ class NumpyArchive(LocalDatasetSpec):
     """The task of y. auto: classification for whole numbers, else regression. multi_label: 0 or 1
     for each of several labels."""
     classes: Annotated[PositiveInt, Field(le=MAX_CLASSES)] | None
-    """The number of classes; null: one more than the largest label, at most 10,000."""
+    """The number of classes; null: one more than the largest training label, at most 10,000."""
 
     columns: Seq[Annotated[str, Field(pattern=r"^\w+$")]] = ()
     """Names of further columns. A column `age` is read from the arrays age_train and age_test,
@@ -232,12 +232,14 @@ def _name_classes(
     labels: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None
 ) -> tuple[str, ...]:
     """Return the numbers of the classes as names. `classes` is their number; None: one more than
-    the largest label. Raises ValueError for labels that aren't classes."""
+    the largest training label. Raises ValueError for labels that aren't classes."""
     valid = {name: values[values != ignore_index] for name, values in labels.items()}
     for name, values in valid.items():
         if not values.size:
             raise ValueError(f"{name} has only the label {ignore_index}, which is ignored")
     inferred = 1 + max(int(values.max()) for values in valid.values())
+    if classes is None and inferred > 0:
+        require_trained_range(valid["y_train"], valid["y_test"])
     if classes is None and inferred > MAX_INFERRED_CLASSES:
         raise ValueError(
             f"labels go up to {inferred - 1}; set dataset.classes if there are more than "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -30,6 +30,10 @@ from pipeline.stages.export.trained_run import TrainedRun
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.step import make_network_inputs
 
+MAX_MISTAKES = 36
+"""A report shows at most this many samples with wrong predictions."""
+PIXEL_NDIM = 3
+"""Number of axes of a batch of masks: samples, height and width."""
 MAX_CONFUSED = 1000
 """Reports with at most this many classes have a confusion matrix."""
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -86,12 +90,24 @@ class ClassPredictions:
 
 
 @dataclass(frozen=True)
+class MaskSample:
+    """An evaluation sample with the class of each pixel, true and predicted, int (H, W)."""
+
+    index: int
+    true: np.ndarray
+    predicted: np.ndarray
+
+
+@dataclass(frozen=True)
 class PositionPredictions:
     """Predictions of samples with a class at each position, such as a pixel or a token."""
 
     right: np.ndarray
     """Share of correct predictions among each sample's valid positions, float64 (n,)."""
     counts: ClassCounts
+    worst_masks: Sequence[MaskSample] = ()
+    """The `MAX_MISTAKES` samples with the smallest shares, the smallest first; () unless the
+    positions are pixels."""
 
 
 @dataclass(frozen=True)
@@ -301,6 +317,7 @@ def _predict_positions(
     batches: Iterator[Rows], classes: int, ignore_index: int | None
 ) -> PositionPredictions:
     shares: list[tuple[np.ndarray, np.ndarray]] = []
+    masks: list[tuple[float, MaskSample]] = []
     total: ClassCounts | None = None
     for rows, outputs, labels in batches:
         true = labels if labels.ndim < outputs.ndim else labels.argmax(axis=-1)
@@ -310,11 +327,21 @@ def _predict_positions(
         with np.errstate(invalid="ignore"):  # a sample without a valid label has no share
             right = ((predicted == true) & valid).sum(axis=axes) / valid.sum(axis=axes)
         shares.append((rows, right))
+        if true.ndim == PIXEL_NDIM:
+            masks += [
+                (share, MaskSample(row, *planes))
+                for row, share, *planes in zip(
+                    rows.tolist(), right.tolist(), true, predicted, strict=True
+                )
+                if share < 1
+            ]
+            masks = sorted(masks, key=lambda mask: (mask[0], mask[1].index))[:MAX_MISTAKES]
         counts = _count_classes(true[valid].astype(np.int64), predicted[valid], classes)
         total = counts if total is None else _add_counts(total, counts)
     assert total is not None, "a split has samples"
     order = np.argsort(np.concatenate([rows for rows, _ in shares]), kind="stable")
-    return PositionPredictions(np.concatenate([share for _, share in shares])[order], total)
+    right = np.concatenate([share for _, share in shares])[order]
+    return PositionPredictions(right, total, [mask for _, mask in masks])
 
 
 def _count_classes(labels: np.ndarray, predicted: np.ndarray, classes: int) -> ClassCounts:

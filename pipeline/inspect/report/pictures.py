@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
+from pipeline.data.image_file import draw_masks
 from pipeline.engine.monitors.projector import PICTURED_CHANNELS
 
 MAX_SIDE = 192
@@ -17,6 +18,10 @@ CAPTION = 34
 GAP = 8
 """Edge of a cell, height of its two lines and distance of cells in a sheet, in pixels."""
 COLUMNS = 6
+WIDE = 2.5
+"""Pictures that are at least this many times as wide as high get cells of three columns."""
+MASK_GAP = 2
+"""Pixels between an image and its masks."""
 MAX_LINE = 20
 """A line below a picture of the sheet has at most this many characters."""
 
@@ -43,6 +48,20 @@ def picture(sample: np.ndarray) -> Image.Image:
     return image
 
 
+def join_masks(
+    image: Image.Image, true: np.ndarray, predicted: np.ndarray, classes: int
+) -> Image.Image:
+    """Return a picture, its true and its predicted mask, int (H, W), side by side in one size."""
+    width, height = image.size
+    strip = Image.new("RGB", (3 * width + 2 * MASK_GAP, height), "white")
+    strip.paste(image.convert("RGB"), (0, 0))
+    for place, mask in enumerate((true, predicted), start=1):
+        colours = Image.fromarray(draw_masks(mask, classes))
+        scaled = colours.resize((width, height), Image.Resampling.NEAREST)
+        strip.paste(scaled, (place * (width + MASK_GAP), 0))
+    return strip
+
+
 def png(image: Image.Image) -> bytes:
     """Return the bytes of a PNG file."""
     file = io.BytesIO()
@@ -51,22 +70,27 @@ def png(image: Image.Image) -> bytes:
 
 
 def sheet(pictures: Sequence[Image.Image], captions: Sequence[tuple[str, str]]) -> Image.Image:
-    """Arrange pictures in rows, with two lines of text below each."""
-    columns = min(COLUMNS, len(pictures))
+    """Arrange pictures in rows, with two lines of text below each. Cells are wider than high if
+    pictures are, as those with masks are."""
+    aspect = max(image.width / image.height for image in pictures)
+    columns = min(COLUMNS if aspect < WIDE else COLUMNS // 3, len(pictures))
+    cell_width = CELL if aspect < WIDE else 3 * CELL + 2 * GAP
     rows = -(-len(pictures) // columns)
-    width = columns * (CELL + GAP) + GAP
+    width = columns * (cell_width + GAP) + GAP
     height = rows * (CELL + CAPTION + GAP) + GAP
     result = Image.new("RGB", (width, height), "white")
     pen = ImageDraw.Draw(result)
     for number, (image, lines) in enumerate(zip(pictures, captions, strict=True)):
         row, column = divmod(number, columns)
-        x = GAP + column * (CELL + GAP)
+        x = GAP + column * (cell_width + GAP)
         y = GAP + row * (CELL + CAPTION + GAP)
-        scale = CELL / max(image.size)
+        scale = min(cell_width / image.width, CELL / image.height)
         size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
         resampling = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
         scaled = image.convert("RGB").resize(size, resampling)
-        result.paste(scaled, (x + (CELL - scaled.width) // 2, y + (CELL - scaled.height) // 2))
+        result.paste(
+            scaled, (x + (cell_width - scaled.width) // 2, y + (CELL - scaled.height) // 2)
+        )
         for place, (line, ink) in enumerate(zip(lines, ("#b3261e", "#1d2429"), strict=True)):
             text = line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…"
             pen.text((x, y + CELL + 3 + 15 * place), text, fill=ink, font_size=12)

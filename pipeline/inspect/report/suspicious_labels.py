@@ -30,6 +30,8 @@ MAX_SHOWN = 50
 """The page has at most this many suspicious labels."""
 MAX_CELLS = 5
 """A row on the page shows at most this many columns of a table."""
+LEARNT_SKILL = 0.1
+"""A network has learnt if its skill is above this number (docs/decisions.md)."""
 MAX_CHARACTERS = 200
 """A text on the page has at most this many characters."""
 
@@ -42,6 +44,8 @@ class LedgerRows:
     """A row for each training sample, the most suspicious label first."""
     duplicates: Sequence[Mapping[str, Any]]
     """A row for each sample that equals a training sample before it, byte for byte."""
+    warning: str | None = None
+    """Why the rank of the labels says little; None: it doesn't."""
 
     @property
     def figures(self) -> dict[str, str]:
@@ -108,6 +112,30 @@ def score_labels(ledger: SampleLedger) -> np.ndarray:
     return np.where(np.asarray(ledger.readings) > 0, scores, -1.0)
 
 
+def describe_unlearnt(ledger: SampleLedger, dataset: Dataset) -> str | None:
+    """Return a sentence about a network that has hardly learnt; None if it has learnt.
+
+    The skill is the share of samples with a margin above 0, beyond the share of the most frequent
+    class: 0 if the network always predicts that class, and 1 if it fits all labels.
+    """
+    is_read = np.asarray(ledger.readings) > 0
+    if not is_read.any():
+        return "No step has read a training sample, so the labels aren't ranked."
+    labels = np.asarray(dataset.train.columns["label"][:])[is_read]
+    classes = labels if labels.ndim == 1 else labels.argmax(axis=-1)
+    fitted = float((compute_margins(ledger)[is_read] > 0).mean())
+    most_frequent = float(np.bincount(classes).max() / len(classes))
+    # Of a single class all labels fit.
+    skill = (fitted - most_frequent) / (1 - most_frequent) if most_frequent < 1 else 0.0
+    if skill > LEARNT_SKILL:
+        return None
+    return (
+        f"The network has hardly learnt: {fitted:.1%} of the training labels fit, and "
+        f"{most_frequent:.1%} are of the most frequent class; their rank is near chance, until it "
+        "is trained longer or with another learning rate."
+    )
+
+
 def find_suspicious_labels(ledger: SampleLedger, dataset: Dataset) -> LedgerRows:
     """Rank the training samples by `score_labels`, the most suspicious first."""
     columns = {name: np.asarray(array) for name, array in vars(ledger).items()}
@@ -134,13 +162,13 @@ def find_suspicious_labels(ledger: SampleLedger, dataset: Dataset) -> LedgerRows
         }
         for row in order.tolist()
     ]
-    return LedgerRows(rows, list(_list_duplicates(dataset)))
+    return LedgerRows(rows, list(_list_duplicates(dataset)), describe_unlearnt(ledger, dataset))
 
 
 def make_ledger_sections(rows: LedgerRows, dataset: Dataset) -> list[Section]:
     """Return the sections of a page about suspicious labels, unlearnt and repeated samples."""
     suspicious = rows.suspicious[:MAX_SHOWN]
-    caption = (
+    caption = (f"{rows.warning} " if rows.warning else "") + (
         f"The {len(suspicious)} training labels that fit least, each with the label that fits "
         "better. The margin is the logit of the label minus the largest other one, on average over "
         f"training. All are in {SUSPICIOUS}. dataset.exclude reads a copy of this file that holds "

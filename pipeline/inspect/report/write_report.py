@@ -30,8 +30,12 @@ from pipeline.core.pages.page import (
     render_page,
 )
 from pipeline.data.dataset import Dataset
+from pipeline.data.padding.buckets import SIZE
+from pipeline.data.random import seed_words
+from pipeline.data.transform import apply_ops
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
 from pipeline.inspect.report.evaluated import (
+    MAX_MISTAKES,
     ClassCounts,
     ClassPredictions,
     LabelPredictions,
@@ -42,7 +46,7 @@ from pipeline.inspect.report.evaluated import (
     open_members,
 )
 from pipeline.inspect.report.origin import origin_sections
-from pipeline.inspect.report.pictures import can_picture, picture, png, sheet
+from pipeline.inspect.report.pictures import can_picture, join_masks, picture, png, sheet
 from pipeline.inspect.report.report_files import (
     CLASSES,
     CONFUSION,
@@ -76,7 +80,6 @@ TABLES = (PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, SUSPICIOUS, DUPLICAT
 REPORT_FILES = (PAGE, MISTAKES, *TABLES, *CHARTS)
 KIND = "report"
 """Kind of the page, which marks it as a report."""
-MAX_MISTAKES = 36
 MAX_MATRIX_CLASSES = 30
 """The page has confusion matrices of at most this many classes."""
 MAX_SCATTER_CHARTS = 4
@@ -101,13 +104,23 @@ class WorstSample:
     label: str
 
 
-def write_report(sources: Sequence[Path], out: Path | None) -> tuple[Path, Mapping[str, str]]:
+@dataclass(frozen=True)
+class WrittenReport:
+    """A report that was written."""
+
+    page: Path
+    figures: Mapping[str, str]
+    """The main figures by name, as text."""
+    warning: str | None = None
+    """Why its suspicious labels say little; None: they don't, or there are none."""
+
+
+def write_report(sources: Sequence[Path], out: Path | None) -> WrittenReport:
     """Write the report of a run into `out`, by default into `report` of its directory.
 
     A source is a run directory, one of its checkpoints or a sweep; several runs are an ensemble.
-    Returns the path of the page and the main figures. Files of an earlier report are replaced.
-    Raises DataError if a run or its data can't be read, RecipeError if its recipe is outdated, and
-    RunError if a file can't be written.
+    Files of an earlier report are replaced. Raises DataError if a run or its data can't be read,
+    RecipeError if its recipe is outdated, and RunError if a file can't be written.
     """
     members = list_members(sources)
     run = read_network(members)
@@ -122,10 +135,12 @@ def write_report(sources: Sequence[Path], out: Path | None) -> tuple[Path, Mappi
     dataset = load_data(run.recipe)
     predictions = evaluate_samples(run, dataset)
     charts = _draw_charts(steps, evaluations, predictions, dataset.targets.names)
-    worst = _picture_samples(list(_list_worst_samples(predictions, dataset.targets.names)), dataset)
-    figures = _format_figures(predictions, len(dataset.eval))
+    worst_samples = list(_list_worst_samples(predictions, dataset.targets.names))
+    worst = _picture_samples(worst_samples, predictions, dataset, run.recipe.seed)
+    figures = _format_figures(predictions, dataset)
     recipe = run.recipe
     sections = _make_sections(predictions, dataset.targets.names, charts, worst)
+    warning = None
     files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
     if run.members:
         subject = f"{run} on {recipe.dataset.name}"
@@ -137,6 +152,7 @@ def write_report(sources: Sequence[Path], out: Path | None) -> tuple[Path, Mappi
             findings = find_suspicious_labels(ledger, dataset)
             sections += make_ledger_sections(findings, dataset)
             figures |= findings.figures
+            warning = findings.warning
             files |= {SUSPICIOUS: format_csv(findings.suspicious)}
             files |= {DUPLICATES: format_csv(findings.duplicates)} if findings.duplicates else {}
         sections += origin_sections(run_dir)
@@ -153,7 +169,7 @@ def write_report(sources: Sequence[Path], out: Path | None) -> tuple[Path, Mappi
         captions = [(sample.predicted, sample.label) for sample, _ in worst]
         files[MISTAKES] = png(sheet([image for _, image in worst], captions))
     replace_files(folder, REPORT_FILES, {**files, PAGE: render_page(page)})
-    return folder / PAGE, figures
+    return WrittenReport(folder / PAGE, figures, warning)
 
 
 def _compare_members(
@@ -163,7 +179,7 @@ def _compare_members(
     rows = [{"run": "ensemble", **figures}]
     for folder, (member, data) in zip(folders, open_members(run, dataset), strict=True):
         predictions = evaluate_samples(member, data)
-        rows.append({"run": str(folder), **_format_figures(predictions, len(data.eval))})
+        rows.append({"run": str(folder), **_format_figures(predictions, data)})
     caption = "The ensemble averages the predictions of these runs."
     return Section("Members", caption, [RowTable(rows)])
 
@@ -184,9 +200,9 @@ def _holds_other_files(folder: Path) -> bool:
         return GENERATOR.format(KIND).encode() not in file.read(4096)
 
 
-def _format_figures(predictions: Predictions, count: int) -> dict[str, str]:
+def _format_figures(predictions: Predictions, dataset: Dataset) -> dict[str, str]:
     """Return the main figures by name, as text."""
-    samples = {"samples": f"{count:,}"}
+    samples = {"samples": f"{len(dataset.eval):,}"}
     match predictions:
         case ClassPredictions():
             counts = predictions.counts
@@ -208,7 +224,7 @@ def _format_figures(predictions: Predictions, count: int) -> dict[str, str]:
             return {
                 "accuracy": f"{counts.accuracy:.4f}",
                 "mean IoU": f"{iou:.4f}",
-                "labels": f"{int(counts.actual.sum()):,}",
+                dataset.label_unit: f"{int(counts.actual.sum()):,}",
                 **samples,
             }
         case NumberPredictions():
@@ -309,14 +325,41 @@ def _list_worst_samples(predictions: Predictions, names: Sequence[str]) -> Itera
 
 
 def _picture_samples(
-    worst: Sequence[WorstSample], dataset: Dataset
+    worst: Sequence[WorstSample], predictions: Predictions, dataset: Dataset, seed: int
 ) -> list[tuple[WorstSample, Any]]:
-    """Return the samples with their pictures; empty if samples aren't images."""
+    """Return the samples with their pictures, beside their masks if pixels have classes; empty if
+    samples aren't images."""
     column = dataset.eval.columns["image"]
     if not worst or not can_picture(column.shape[1:]):
         return []
-    images = np.asarray(column[np.array([sample.index for sample in worst])])
-    return [(sample, picture(image)) for sample, image in zip(worst, images, strict=True)]
+    rows = np.array([sample.index for sample in worst])
+    images = np.asarray(column[rows])
+    if not (isinstance(predictions, PositionPredictions) and predictions.worst_masks):
+        return [(sample, picture(image)) for sample, image in zip(worst, images, strict=True)]
+    if SIZE not in dataset.eval.columns:
+        # The map ops may have moved the pixels of images and masks.
+        columns = {name: np.asarray(values[rows]) for name, values in dataset.eval.columns.items()}
+        mapped = apply_ops(np, dataset.eval_ops, columns, seed_words(seed), np.int32(0), rows)
+        images = np.asarray(mapped["image"]) if can_picture(mapped["image"].shape[1:]) else images
+    size = images.shape[1:3]
+    return [
+        (
+            sample,
+            join_masks(
+                picture(image),
+                _pad_mask(mask.true, size),
+                _pad_mask(mask.predicted, size),
+                len(dataset.targets),
+            ),
+        )
+        for sample, image, mask in zip(worst, images, predictions.worst_masks, strict=True)
+    ]
+
+
+def _pad_mask(mask: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Return a mask, int (H, W), padded to a size with -1, which is no class."""
+    pads = [(0, max(0, full - part)) for full, part in zip(size, mask.shape, strict=True)]
+    return np.pad(mask.astype(np.int64), pads, constant_values=-1)
 
 
 def _make_sections(
@@ -330,12 +373,16 @@ def _make_sections(
         Sample(png(image), sample.predicted, sample.label, f"sample {sample.index}")
         for sample, image in worst
     ]
-    mistakes = f"The prediction, in colour, and the truth; {ORDERS[type(predictions)]} first."
+    has_masks = isinstance(predictions, PositionPredictions) and bool(predictions.worst_masks)
+    shown = "The prediction, in colour, and the truth"
+    if has_masks:
+        shown = "Each image, its true mask and its predicted mask; grey pixels don't count"
+    mistakes = f"{shown}; {ORDERS[type(predictions)]} first."
     training = [charts[name] for name in CHARTS[:3] if name in charts]
     return [
         Section("Training", "", [Charts(training)] if training else []),
         *_make_task_sections(predictions, names),
-        Section("Worst predictions", mistakes, [SampleGrid(samples)] if samples else []),
+        Section("Worst predictions", mistakes, [SampleGrid(samples, has_masks)] if samples else []),
     ]
 
 

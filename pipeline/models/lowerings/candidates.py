@@ -8,10 +8,12 @@ from typing import Generic, TypeVar
 
 from jax import Array
 
+from pipeline.core.files.error_text import show_name
 from pipeline.models.lowerings.conv2d_formulas import CONVOLUTIONS
 from pipeline.models.lowerings.formulas.dense_matmuls import PRODUCTS
 from pipeline.models.lowerings.formulas.max_pools import POOLINGS
 from pipeline.models.lowerings.problem.lowering import (
+    CODE_NAMES,
     DEFAULT,
     ROLES,
     WIDENED,
@@ -63,6 +65,21 @@ def _is_worth_trying(problem: Problem, lowering: Lowering) -> bool:
     stays_depthwise = images == 1 and is_depthwise
     fits_caches = images * problem.sample_bytes in CHUNK_BYTES
     return images < problem.batch and (stays_depthwise or fits_caches)
+
+
+def require_formula(problem: str, lowering: Lowering) -> None:
+    """Raise ValueError if a lowering from a file isn't one of a problem, as text, of its kind."""
+    kind, role, *_ = [*problem.split(" "), ""]
+    roles: Mapping[str, Mapping[str, Formula]] = {**FORMULAS.get(kind, {})}
+    formulas = roles.get(CODE_NAMES.get(role, role))
+    if formulas is None:
+        raise ValueError(f"{show_name(problem)} isn't a computation, such as dense forward")
+    if lowering == DEFAULT:
+        return
+    formula = formulas.get(lowering.family)
+    is_known = formula is not None and lowering.engine in formula.engines
+    if formula is None or not is_known or (lowering.images is not None and not formula.chunked):
+        raise ValueError(f"{show_name(str(lowering))} isn't a lowering of {kind} {role}")
 
 
 def can_compute(problem: Problem, lowering: Lowering, engines: frozenset[Engine]) -> bool:

@@ -14,10 +14,12 @@ from pipeline.backends.loading.loader import Loader, count_split_bytes
 from pipeline.backends.loading.window import read_batch
 from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
+from pipeline.data.host_ops import HostOp, map_on_host
 from pipeline.data.order import SampleOrder
 from tests.backends.loading.small_loader import (
     SAMPLES,
     CountedColumn,
+    LazyNumbers,
     make,
     make_order,
     make_split,
@@ -142,6 +144,26 @@ def test_auto_feed_is_resident_up_to_the_limit(
     monkeypatch.setattr(loader_module, "RESIDENT_LIMIT_BYTES", size - 1)
     assert make("auto").kind == "stream"
     assert make("resident").kind == "resident"
+
+
+class Same(HostOp):
+    """Changes nothing."""
+
+    name: str = "same"
+
+    def __call__(self, value: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+        return value
+
+
+def test_advice_about_slow_samples_fits_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = np.arange(SAMPLES, dtype=np.int32)
+    files = Split({"image": LazyNumbers(numbers)})
+    mapped = map_on_host(Split({"image": numbers.reshape(-1, 1, 1, 1)}), (Same(),), seed=0)
+    assert make("stream", files)._stats._advice.startswith("train.feed=resident")
+    monkeypatch.setattr(loader_module, "RESIDENT_LIMIT_BYTES", 1)
+    assert make("stream", files)._stats._advice.endswith("convert records")
+    assert "host_ops" in make("stream", mapped)._stats._advice
+    assert make("stream")._stats._advice.startswith("python -m pipeline profile")
 
 
 @pytest.mark.parametrize(("limit_bytes", "steps"), [(1, 1), (24, 1), (71, 2), (72, 3), (2**20, 4)])

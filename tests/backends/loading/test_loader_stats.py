@@ -19,6 +19,7 @@ from pipeline.backends.loading.loader_stats import (
     WindowHandoff,
     format_starvation,
 )
+from pipeline.backends.loading.window import Window
 from pipeline.data.columns import Split
 from tests.backends.loading.small_loader import (
     SAMPLES,
@@ -100,12 +101,58 @@ def test_slowest_sample_of_all_readers_is_reported() -> None:
 def test_line_names_the_slow_column_and_sample() -> None:
     slowest = SlowSample("image", 412, "cat/x.png", 0.3)
     prepare_time = PrepareTime({"label": 0.1, "image": 0.4}, slowest)
-    given = WindowHandoff(20, 10, 0.3, 0.1, 4, 20, prepare_time)
-    assert format_starvation(given) == (
+    given = WindowHandoff(20, 20, 0.6, 0.2, 4, 20, prepare_time)
+    assert format_starvation(given, "convert the data") == (
         "training waits for data from step 21: 10.00 of 40.00 ms a step (25%); 4 of 20 steps were "
         "ready; preparing one takes, in ms: image 20.00, label 5.00; slowest sample: image of "
-        "sample 412 (cat/x.png), 300.0 ms"
+        "sample 412 (cat/x.png), 300.0 ms; convert the data"
     )
+
+
+class TimedWindows:
+    """Windows of 1, 2, 4 and then 8 steps. Each is read while the one before it is used."""
+
+    kind = "stream"
+    device_bytes = 0
+
+    def __init__(self, clock: HandClock, read_s: float) -> None:
+        self._clock = clock
+        self._read_s = read_s
+        self._begun_at = clock()
+
+    def count_ready_steps(self, step: int) -> int:
+        return 0
+
+    def take(self, step: int) -> tuple[Window, PrepareTime]:
+        size = min(8, step + 1)
+        ready_at = self._begun_at + self._read_s * size
+        self._clock.advance(max(0.0, ready_at - self._clock()))
+        self._begun_at = self._clock()
+        return Window(step, step + size, None, is_early=step < 15), PrepareTime()  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("read_s", "noticed"), [(1.25, [2]), (3.0, [2]), (0.9, []), (0.45, [])])
+def test_growing_windows_show_starvation_only_of_slower_readers(
+    clock: HandClock, read_s: float, noticed: list[int]
+) -> None:
+    """A step takes 1 s. A reader that isn't twice as fast is late for a window twice as long."""
+    lines: list[str] = []
+    source = TimedWindows(clock, read_s)
+    loader = Loader(source, lambda _, text: lines.append(text), "convert the data")
+    for step in range(40):
+        loader.get_window(step)
+        clock.advance(1.0)
+    shares = {1.25: "250.00 of 1250.00 ms a step (20%)", 3.0: "2000.00 of 3000.00 ms a step (67%)"}
+    assert [line.split("; ")[0] for line in lines] == [
+        f"training waits for data from step {step}: {shares[read_s]}" for step in noticed
+    ]
+    assert all(line.endswith("; convert the data") for line in lines)
+    report = loader.report()
+    assert report.starved == bool(noticed)
+    assert report.wait_share == pytest.approx(max(0, 1 - 1 / read_s))
 
 
 @pytest.fixture
@@ -153,7 +200,10 @@ def test_slow_sample_that_starves_training_is_reported(clock: HandClock, reporte
     assert starves
     assert "training waits for data from step 3: 250.00 of 500.00 ms a step (50%)" in text
     assert "0 of 2 steps were ready; preparing one takes, in ms: image 500.00" in text
-    assert text.endswith("slowest sample: image of sample 7 (7.png), 1000.0 ms")
+    assert text.endswith(
+        "slowest sample: image of sample 7 (7.png), 1000.0 ms; train.feed=resident would read each "
+        "sample once"
+    )
     report = loader.report()
     assert report.starved
     assert report.slowest_sample == SlowSample("image", 7, "7.png", 1.0)

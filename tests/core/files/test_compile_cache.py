@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 
 from pipeline.core.files.compile_cache import enable_compile_cache
 from pipeline.core.host.jax_private import disable_compile_cache
+from pipeline.models.lowerings.formulas import onednn
 from tests.engine.monitors.disk import files_end_at
+from tests.models.lowerings.engines import require
 
 CONFIGURED = (
     "jax_compilation_cache_dir",
@@ -218,3 +221,21 @@ def test_disabled_compile_cache_writes_no_file(reported: list[str], tmp_path: Pa
         compile_again()
     assert list(tmp_path.iterdir()) == []
     assert reported == []
+
+
+@pytest.mark.medium
+def test_program_that_cannot_be_written_is_no_warning(tmp_path: Path) -> None:
+    """XLA fails to serialize calls of oneDNN with std::bad_alloc."""
+    require("onednn", "float32")
+    before = {name: jax.config.values[name] for name in CONFIGURED}
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        enable_compile_cache(tmp_path, print)
+        square = jax.jit(lambda a: onednn.matmul(a, a, dtype=jnp.float32))
+        np.testing.assert_array_equal(square(np.ones((8, 8), np.float32)), np.full((8, 8), 8))
+        warnings.warn("Error writing persistent compilation cache entry: another", stacklevel=1)
+    enable_compile_cache(None, print)
+    for name, value in before.items():
+        jax.config.update(name, value)
+    assert [str(warning.message)[-7:] for warning in shown] == ["another"]
+    assert list(tmp_path.iterdir()) == []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,51 @@ texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 def test_rows_round_trip(pairs: list[tuple[str, str]]) -> None:
     rows = [{"name": name, "value, unit": value} for name, value in pairs]
     text = format_csv(rows)
-    assert list(csv.DictReader(io.StringIO(text, newline=""))) == rows
+    back = list(csv.DictReader(io.StringIO(text, newline="")))
+    bare = [{key: value.replace("'", "") for key, value in row.items()} for row in back]
+    assert bare == [{key: v.replace("'", "") for key, v in row.items()} for row in rows]
+
+
+@given(text=st.text(st.sampled_from("=+-@;\t\r\n a1'.%"), min_size=1, max_size=6))
+def test_no_cell_begins_like_a_formula(text: str) -> None:
+    _, (cell,) = csv.reader(io.StringIO(format_csv([{"a": text}]), newline=""))
+    for part in re.split("[;\t\r\n]", cell):
+        assert not part.strip().startswith(tuple("=@"))
+        if part.strip().startswith(tuple("+-")):
+            assert re.fullmatch("[-+]*[1.]* ?%?", cell)
+    assert cell.replace("'", "") == text.replace("'", "")
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
+        ("+1+cmd|x", "'+1+cmd|x"),
+        ("-2+3", "'-2+3"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("\t=1", "'\t'=1"),
+        ("\r1", "'\r1"),
+        (" =1", "' =1"),
+        ("\uff1d1", "'\uff1d1"),
+        ("a;=1", "a;'=1"),
+        ("a\t =1", "a\t '=1"),
+        (Path("=1"), "'=1"),
+        ("-1.5", "-1.5"),
+        ("+1e-05", "+1e-05"),
+        ("-inf", "-inf"),
+        ("-12.5 %", "-12.5 %"),
+        ("-", "-"),
+        (-1.5, "-1.5"),
+        (np.float32(-2), "-2.0"),
+        ("a=b", "a=b"),
+        ("cat-1", "cat-1"),
+        ("'=1", "'=1"),
+        (None, ""),
+    ],
+)
+def test_formulas_are_neutralised_and_numbers_stay(value: object, cell: str) -> None:
+    ((read,), (name,)) = csv.reader(io.StringIO(format_csv([{value: value}]), newline=""))  # type: ignore[dict-item]
+    assert read == name == cell
 
 
 def test_text_without_rows_is_empty() -> None:

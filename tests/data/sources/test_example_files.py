@@ -129,6 +129,15 @@ def test_splits_are_read_from_their_files(tmp_path: Path) -> None:
     assert len(raw.eval) == 5
 
 
+def test_label_above_the_training_labels_is_refused(tmp_path: Path) -> None:
+    folder = dataset(tmp_path)
+    write(folder / "validation.tfrecord", [plain(n, [12]) for n in range(5)])
+    problem = "the evaluation split has the label 12, and the training split has labels from 0 to 2"
+    assert problem in refusal(folder)
+    names = tuple("abcdefghijklm")
+    assert read(folder, classes=names).targets.names == names
+
+
 def test_encoded_images_are_decoded(tmp_path: Path) -> None:
     for name in ("train.tfrecord", "test.tfrecord"):
         contents = [

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from pipeline.core.errors import DataError
-from pipeline.data.columns import RawData
+from pipeline.data.columns import RawData, name_sample
 from pipeline.data.sources.image_masks import ImageMasks
 from tests.data.section import section
 
@@ -48,6 +48,22 @@ def test_folders_of_images_and_masks_become_splits(tmp_path: Path) -> None:
         np.testing.assert_array_equal(split.columns["image"][:], PIXELS[rows])
         np.testing.assert_array_equal(split.columns["label"][:], MASKS[rows])
         assert split.columns["label"].dtype == np.uint8
+
+
+def test_class_of_evaluation_masks_alone_is_refused_or_noted(tmp_path: Path) -> None:
+    write(tmp_path / "train", range(7))
+    write(tmp_path / "val", range(7, 10))
+    save(tmp_path / "val" / "masks" / "8.png", np.full_like(MASKS[8], 5))
+    with pytest.raises(DataError, match=rf"^{tmp_path}: the evaluation split has the label 5, and"):
+        read(tmp_path)
+    assert len(read(tmp_path, classes=6).classes) == 6
+
+    folder = write(tmp_path / "one")
+    evaluated = Path(name_sample(read(folder, split=0.1).eval.columns["label"], 0))
+    save(evaluated, np.full_like(MASKS[8], 5))
+    data = read(folder, split=0.1)
+    assert len(data.classes) == 6
+    assert data.notes == ("only evaluation masks have the classes 5, which can't be learned",)
 
 
 def test_split_holds_out_a_share(tmp_path: Path) -> None:
@@ -142,7 +158,7 @@ def spoil(folder: Path, what: str) -> None:
             r"images/4.(png|bmp): has the same name as .*images/4.(bmp|png) but for the suffix",
         ),
         ("no folder", r"data: has no folder masks; must hold images and their masks"),
-        ("empty", r"masks/\d.png: this and all other masks have only the value 255"),
+        ("empty", r"masks/\d.png: this and all other training masks have only the value 255"),
         ("image sizes", r"4.png: is 5x5, but .*png is 6x5; set dataset.image_size=\[H,W\]"),
         ("link", r"masks/4.png: leads out of .*data, to .*out.png"),
         ("damaged", r"masks/4.png: can't be read as an image"),

@@ -100,6 +100,7 @@ def test_multi_label_values_must_be_0_or_1(tmp_path: Path) -> None:
 
 def test_classes_may_exceed_the_labels(tmp_path: Path) -> None:
     assert len(read(tmp_path, classes=7).classes) == 7
+    assert len(read(tmp_path, classes=13, y_test=np.full(2, 12)).classes) == 13
 
 
 @pytest.mark.parametrize(
@@ -139,6 +140,12 @@ def test_classes_may_exceed_the_labels(tmp_path: Path) -> None:
         (
             {"y_train": np.full(5, -1), "y_test": np.full(2, -2)},
             "has labels from -2 to -1; must have labels from 0 on$",
+        ),
+        (
+            {"y_test": np.full(2, 12)},
+            "the evaluation split has the label 12, and the training split has labels from 0 to 2; "
+            "a class without training samples can't be learned; correct the labels, or set "
+            "dataset.classes to evaluate it all the same$",
         ),
     ],
 )

@@ -93,7 +93,7 @@ def test_overfitted_run_leaks(overfitted_run: Path, tmp_path: Path) -> None:
     # Without the last, smaller batch of the first epoch.
     assert facts["pairs"] == 96
     assert min(row["auc"] for row in facts["attacks"]) > 0.65
-    page, _ = write_report([overfitted_run], tmp_path / "report")
+    page = write_report([overfitted_run], tmp_path / "report").page
     assert "How well attacks recognise training samples" in page.read_text()
     only_loss = leakage.main(overfitted_run, shadows=0, samples=10).facts
     assert [row["attack"] for row in only_loss["attacks"]] == ["loss", "loss"]

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.inspect.report.pictures import MAX_SIDE, can_picture, picture, png, sheet
+from pipeline.data.image_file import IGNORED_COLOUR
+from pipeline.inspect.report.pictures import (
+    MAX_SIDE,
+    can_picture,
+    join_masks,
+    picture,
+    png,
+    sheet,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,3 +57,18 @@ def test_sheet_grows_by_rows() -> None:
     tall = sheet(images, captions)
     assert short.width == tall.width
     assert tall.height > 1.8 * short.height
+
+
+def test_masks_are_scaled_to_the_size_of_the_image() -> None:
+    image = picture(np.full((8, 4, 3), 200, np.uint8))
+    strip = join_masks(image, np.array([[0], [1]]), np.array([[1], [-1]]), 2)
+    assert strip.size == (3 * 4 + 4, 8)
+    pixels = np.asarray(strip)
+    assert (pixels[:, :4] == 200).all()
+    assert (pixels[:, 4:6] == 255).all()
+    assert (pixels[4:, 6:10] == pixels[:4, 12:]).all()
+    assert (pixels[:4, 6:10] == 0).all()
+    assert (pixels[4:, 12:] == IGNORED_COLOUR).all()
+    wide = sheet([strip.resize((96, 32))] * 3, [("a", "b")] * 3)
+    assert wide.width > 6 * 128
+    assert wide.height > 2 * 128

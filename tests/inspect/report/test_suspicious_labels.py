@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import csv
 import os
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pipeline import load_recipe
+from pipeline.cli.runs import report
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
+from pipeline.data.columns import Split
+from pipeline.data.dataset import Dataset
+from pipeline.inspect.report.suspicious_labels import describe_unlearnt
 from pipeline.inspect.report.write_report import write_report
+from pipeline.training.ledger import SampleLedger, make_ledger
 from tests.whole_run import run
 
 WRONG = 40
@@ -58,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     folder = tmp_path_factory.mktemp("labels")
     save_digits(folder)
     run(compose(cache, folder), folder / "run")
-    write_report([folder / "run"], folder / "report")
+    assert write_report([folder / "run"], folder / "report").warning is None
     return folder
 
 
@@ -86,6 +95,7 @@ def test_page_shows_the_worst_samples_and_duplicates(folder: Path) -> None:
         assert f"sample {row['index']}<" in page
     for heading in ("Suspicious labels", "Never learnt", "Equal samples"):
         assert heading in page
+    assert "hardly learnt" not in page
     twins = read_rows(folder / "report" / "duplicates.csv")
     assert [(row["index"], row["split"], row["index_of_equal"]) for row in twins] == [
         (str(number), "eval", str(number)) for number in range(COPIES)
@@ -171,13 +181,72 @@ def test_pipe_as_exclude_file_is_refused(folder: Path, cache: Path, tmp_path: Pa
         run(recipe, tmp_path / "run")
 
 
+def read_half_right(fitted: int, labels: list[int]) -> tuple[SampleLedger, Dataset]:
+    """A ledger with this many margins above 0, and the dataset of its labels."""
+    samples = len(labels)
+    margins = np.where(np.arange(samples) < fitted, 1, -1).astype(np.float32)
+    ledger = replace(
+        make_ledger(samples), margin_sum=jnp.asarray(margins), readings=jnp.ones(samples, int)
+    )
+    column = np.array(labels, np.int32)
+    split = Split({"image": np.zeros((samples, 2, 2, 1), np.uint8), "label": column})
+    return ledger, cast(Dataset, SimpleNamespace(train=split))
+
+
+@pytest.mark.parametrize(
+    ("fitted", "labels", "is_learnt"),
+    [
+        (20, [0, 1, 2, 3, 4] * 20, False),
+        (27, [0, 1, 2, 3, 4] * 20, False),
+        (29, [0, 1, 2, 3, 4] * 20, True),
+        (100, [0, 1, 2, 3, 4] * 20, True),
+        (90, [0] * 90 + [1] * 10, False),
+        (92, [0] * 90 + [1] * 10, True),
+        (0, [0, 1], False),
+    ],
+)
+def test_network_has_learnt_if_more_labels_fit_than_of_the_most_frequent_class(
+    fitted: int, labels: list[int], is_learnt: bool
+) -> None:
+    """A fifth are of a class, so a skill of 0.1 is 28 of 100 labels; of 90 it is 91."""
+    warning = describe_unlearnt(*read_half_right(fitted, labels))
+    assert (warning is None) == is_learnt
+    if warning is not None:
+        share = max(map(labels.count, labels)) / len(labels)
+        assert f"{fitted / len(labels):.1%} of the training labels fit, and {share:.1%}" in warning
+
+
+def test_unread_samples_say_nothing_about_what_was_learnt() -> None:
+    ledger, dataset = read_half_right(50, [0, 1, 2, 3, 4] * 20)
+    unread = replace(ledger, readings=ledger.readings.at[50:].set(0))
+    assert describe_unlearnt(ledger, dataset) is None
+    assert describe_unlearnt(unread, dataset) is None
+    none_read = replace(ledger, readings=0 * ledger.readings)
+    assert "No step has read" in str(describe_unlearnt(none_read, dataset))
+
+
+@pytest.mark.medium
+def test_report_of_an_unlearnt_network_says_so(
+    folder: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = "train.optimizer.lr=0.000001"
+    run(compose(cache, folder, slow, "train.passes=1"), tmp_path / "run")
+    capsys.readouterr()
+    result = report.main([tmp_path / "run"])
+    printed = " ".join(capsys.readouterr().out.split())
+    for text in (printed, (tmp_path / "run/report/index.html").read_text()):
+        assert "The network has hardly learnt: " in text
+        assert "near chance" in text
+    assert str(result.facts["warning"]).startswith("The network has hardly learnt")
+
+
 @pytest.mark.slow
 def test_report_shows_table_rows(cache: Path, tmp_path: Path) -> None:
     keys = ["train.epochs=2", "train.ledger=true", "monitor.tensorboard=false"]
     run(load_recipe("breast_cancer_mlp", [*keys, f"cache.root={cache}"]), tmp_path / "run")
-    page, figures = write_report([tmp_path / "run"], tmp_path / "report")
-    assert "(column)" in page.read_text()
-    assert "margin below 0" in figures
+    written = write_report([tmp_path / "run"], tmp_path / "report")
+    assert "(column)" in written.page.read_text()
+    assert "margin below 0" in written.figures
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import io
 import json
 import os
 import re
@@ -17,6 +19,7 @@ from PIL import Image
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, UsageError
+from pipeline.data.image_file import IGNORED_COLOUR, draw_masks
 from tests.command_line import infer, report
 from tests.conftest import compose_tiny
 from tests.outcome import read_summary
@@ -189,7 +192,7 @@ def test_untrusted_names_are_escaped(cache: Path, tmp_path: Path) -> None:
     page = read_page(tmp_path / "run" / "report" / "index.html")
     assert page.fetched == []
     assert HOSTILE not in (tmp_path / "run/report/index.html").read_text()
-    shown = {HOSTILE, "=1+1", "a,b", "\\udcff"}
+    shown = {HOSTILE, "'=1+1", "a,b", "\\udcff"}
     assert {row["label"] for row in rows(tmp_path / "run/report/predictions.csv")} == shown
     arguments = [str(tmp_path / "run"), str(tmp_path / f"{no_utf8}.png")]
     assert infer([*arguments, f"--csv={tmp_path / 'new.csv'}"]) == 0
@@ -231,14 +234,16 @@ def test_position_labels_count_only_if_valid(cache: Path, tmp_path: Path) -> Non
     labels = random.integers(0, 2, (96, 8, 8)).astype(np.int32)
     images = (255 * labels[..., None]).astype(np.uint8)
     labels[:, 0] = 255
+    labels[64 + 5, 4:] = 1 - labels[64 + 5, 4:]  # wrongly labelled
     arrays = {"x_train": images[:64], "y_train": labels[:64]}
     arrays |= {"x_test": images[64:], "y_test": labels[64:]}
     np.savez(tmp_path / "data.npz", **arrays)
     data = ["dataset=numpy", f"dataset.root={tmp_path / 'data.npz'}", "dataset.ignore_index=255"]
     net = ["model=layers", "model.layers=[{name: conv, features: $classes, kernel: 1, bias: true}]"]
-    rest = ["dataset.classes=2", f"cache.root={cache}", "train.steps=30", "train.batch_size=16"]
+    rest = ["dataset.classes=2", f"cache.root={cache}", "train.steps=60", "train.batch_size=16"]
     quiet = ["monitor.tensorboard=false", "monitor.sample_images=0"]
-    run(load_recipe("lenet5_digits", [*data, *net, *rest, *OPS, *quiet]), tmp_path / "run")
+    fast = ["schedule=constant", "train.optimizer.lr=1.0"]
+    run(load_recipe("lenet5_digits", [*data, *net, *rest, *OPS, *quiet, *fast]), tmp_path / "run")
     assert report([str(tmp_path / "run")]) == 0
     folder, metrics = tmp_path / "run" / "report", read_summary(tmp_path / "run")["metrics"]
     table = rows(folder / "classes.csv")
@@ -248,6 +253,21 @@ def test_position_labels_count_only_if_valid(cache: Path, tmp_path: Path) -> Non
     shares = [float(row["right"]) for row in rows(folder / "predictions.csv")]
     assert np.mean(shares) == pytest.approx(metrics["accuracy"], abs=1e-5)
     read_page(folder / "index.html")
+    assert "over 1,792 pixels" in (tmp_path / "run" / "run.log").read_text()
+    page = (folder / "index.html").read_text()
+    assert "<b>57.1% wrong</b>" in page
+    assert "sample 5<" in page
+    first_picture = re.search(r'alt="sample 5" src="data:image/png;base64,([^"]*)', page)
+    assert first_picture is not None
+    strip = np.asarray(Image.open(io.BytesIO(base64.b64decode(first_picture[1]))))
+    assert strip.shape == (8, 28, 3)
+    image, true, predicted = strip[:, :8], strip[:, 10:18], strip[:, 20:]
+    np.testing.assert_array_equal(image, np.repeat(images[64 + 5], 3, axis=-1))
+    np.testing.assert_array_equal(true, draw_masks(labels[64 + 5], 2))
+    assert (true[0] == IGNORED_COLOUR).all()
+    np.testing.assert_array_equal(predicted, draw_masks(images[64 + 5, ..., 0] // 255, 2))
+    with Image.open(folder / "mistakes.png") as mistakes:
+        assert mistakes.width > 3 * 128
 
 
 @pytest.mark.slow
