@@ -16,7 +16,7 @@ from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.error_text import find_nearest
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.compare.cause_hints import format_layers, list_hints
-from pipeline.inspect.compare.page import write_page
+from pipeline.inspect.compare.comparison_page import write_page
 from pipeline.inspect.compare.reference import pair_reference, read_reference
 from pipeline.inspect.compare.sides import (
     CompareRequest,

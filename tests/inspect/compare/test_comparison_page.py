@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import RunError
-from pipeline.inspect.compare.page import write_page
+from pipeline.inspect.compare.comparison_page import write_page
 from pipeline.inspect.compare.tensor_rows import HEADER, TensorRow, Thresholds, compare_tensors
 from pipeline.inspect.dumps.tensor_names import TensorName
 
