@@ -66,6 +66,7 @@ LAZY_MODULES = {
     "pipeline.__main__",
     "pipeline.backends.ascend",
     "pipeline.cli.commands.command",
+    "pipeline.cli.commands.help",
     "pipeline.cli.commands.parameters",
     "pipeline.cli.commands.root",
     "pipeline.cli.profile",
