@@ -26,7 +26,11 @@ from pipeline.backends.ascend.pricing.traced_step import (
 )
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.text import Recommendation, format_report, name_devices
-from pipeline.backends.ascend.tune.autotune import find_custom_bank, should_repeat
+from pipeline.backends.ascend.tune.autotune import (
+    find_custom_bank,
+    find_result_folder,
+    should_repeat,
+)
 from pipeline.backends.base import StepToPrice
 from pipeline.backends.sink_choice import SinkChoice
 from pipeline.core.errors import RecipeError, RunError
@@ -183,7 +187,11 @@ class AscendEstimate:
         names = [PRICE, TRACE, PICTURE]
         if self.report.tuning:
             result = self.report.tuning.to_dict()
-            names.append(write_result(result, folder, datetime.now()).name)
+            now = datetime.now()
+            names.append(write_result(result, folder, now).name)
+            bank_folder = find_result_folder(self.report.config.tune_bank)
+            if bank_folder is not None:
+                write_result(result, bank_folder, now)
         return tuple(names)
 
 
