@@ -24,6 +24,7 @@ from pipeline.backends.ascend.pricing.traced_step import (
     pause_garbage_collection,
     trace_step,
 )
+from pipeline.backends.ascend.report.explanation import TRACK_RECORD
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.text import Recommendation, format_report, name_devices
 from pipeline.backends.ascend.tune.autotune import (
@@ -86,6 +87,10 @@ class AscendEstimate:
             self.communication = self.report.communication
             changes = advise(pricing, self.report.config, self._trace)
             self.changes = tuple(map(self._name_batch_key, changes))
+
+    @property
+    def track_record(self) -> str:
+        return " ".join(TRACK_RECORD)
 
     def _choose_config(self, pricing: Pricing) -> ExecutionConfig:
         """Return the options of the recipe's steps. With `sink: auto`, choose the sink by price."""
