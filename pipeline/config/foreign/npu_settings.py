@@ -70,11 +70,12 @@ def read_settings(script: Script) -> dict[str, Any]:
     for name, node, line in find_parameters(script):
         read.append(node)
         add(name, script.read_value(node), line)
-    for node in script.assignments:
-        for target in node.targets:
+    for assignment in script.assignments:
+        for target in assignment.targets:
             if isinstance(target, ast.Attribute) and target.attr in RULED:
-                read.append(node)
-                add(ast.unparse(target), script.read_value(node.value), node.lineno)
+                read.append(assignment)
+                value = script.read_value(assignment.value)
+                add(ast.unparse(target), value, assignment.lineno)
     for call_name, parameters in PARAMETERS.items():
         for call in script.find_calls([call_name]):
             # Code around a loss scale, as around a batch, is listed too: it is most of a model.
