@@ -49,18 +49,19 @@ def allow_reads(is_eager: bool) -> Iterator[None]:
         _is_eager.reset(token)
 
 
-def find_shapes(function: Callable[..., Any], *arguments: Any) -> Any:
+def find_shapes(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     """Return the shapes and dtypes of a function's result, as `jax.eval_shape` does.
 
     A function that reads values is run if the body of `allow_reads` allows it, with zeros for
     arguments that are shapes. Raises one of `VALUE_READS` otherwise.
     """
     try:
-        return jax.eval_shape(function, *arguments)
+        return jax.eval_shape(function, *arguments, **keywords)
     except Exception as error:  # custom code may wrap JAX's error
         if not (_is_eager.get() and is_value_read(error)):
             raise
-    result = function(*jax.tree.map(_fill_with_zeros, arguments))
+    arrays, named_arrays = jax.tree.map(_fill_with_zeros, (arguments, keywords))
+    result = function(*arrays, **named_arrays)
     return jax.eval_shape(lambda: result)
 
 

@@ -63,6 +63,8 @@ def test_shapes_of_a_reading_function_are_found_by_running_it() -> None:
     arguments = jax.ShapeDtypeStruct((5,), np.float32), np.float32(4)
     with allow_reads(is_eager=True):
         assert find_shapes(choose, *arguments) == jax.ShapeDtypeStruct((2, 3), np.int32)
+        shapes = find_shapes(choose, x=arguments[0], scale=np.float32(1))
+        assert (shapes.shape, shapes.dtype) == ((5,), np.float32)
     with allow_reads(is_eager=False), pytest.raises(TypeError) as caught:
         find_shapes(choose, *arguments)
     assert is_value_read(caught.value)
