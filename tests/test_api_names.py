@@ -127,4 +127,23 @@ def test_components_are_in_the_table(kind: str) -> None:
 
 def test_table_rows_are_complete() -> None:
     assert len(rows()) + len(names_by_rule()) > 115
-    assert {row.count("|") - 1 for row in rows()} == {2, 4}
+    assert {row.count("|") - 1 for row in rows()} == {2, 4, 5}
+
+
+def test_table_of_frameworks_has_the_documents_features() -> None:
+    """H-04."""
+    table = DOCUMENT.read_text().partition("## What each framework has")[2].partition("\n## ")[0]
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == ["feature", "PyTorch", "MindSpore", "Keras", "here"]
+    mindspore = {row[0]: row[2] for row in cells[2:]}
+    assert mindspore == {
+        "devices": "CPU, GPU, Ascend",
+        "data and model parallel": "`DATA_PARALLEL`, `SEMI_AUTO_PARALLEL`",
+        "auto parallel": "`AUTO_PARALLEL`",
+        "second-order optimizer": "THOR",
+        "eager and graph mode": "both",
+        "security and privacy": "MindArmour",
+        "dashboard and lineage": "MindInsight",
+    }
+    assert all(row[-1] for row in cells[2:])

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
@@ -30,7 +29,7 @@ from pipeline.inspect.dumps.run_inspection import RunInspection
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.stages import run as stages
 from pipeline.stages.data import load_data, read_batch
-from pipeline.stages.export.prediction import make_predict
+from pipeline.stages.export.prediction import compile_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained_run
 from pipeline.stages.fine_tuning import make_phases
 from pipeline.stages.record.compare_steps import read_arrays
@@ -329,7 +328,7 @@ class Trainer:
 
     @cached_property
     def _predict(self) -> Callable[..., Any]:
-        return jax.jit(make_predict(self._make_snapshot()))
+        return compile_predict(self._make_snapshot())
 
 
 class _Watch(Callback):

@@ -268,6 +268,10 @@ class Estimate(Protocol):
         """Lower and upper bound of the milliseconds of a step, which hold in 80 % of cases."""
 
     @property
+    def track_record(self) -> str:
+        """How far published steps were from modelled ones."""
+
+    @property
     def samples_per_s(self) -> float:
         """Samples per second of all devices together."""
 

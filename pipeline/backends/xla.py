@@ -53,6 +53,7 @@ from pipeline.backends.step_loops import (
     split_at_windows,
     split_positions,
 )
+from pipeline.core.host.array_values import allow_reads
 from pipeline.core.host.platforms import Platform, get_platform
 from pipeline.models.lowerings.problem.problems import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
@@ -122,7 +123,8 @@ class XlaBackend:
         rates = self.placement.put(pad_to_block(work.learning_rates))
         init, train, evaluation = _make_specs(work, rates, self.placement)
         if work.eager:
-            programs = Programs(init.function, train.function, evaluation.function)
+            read = allow_reads(is_eager=True)
+            programs = Programs(*(read(spec.function) for spec in (init, train, evaluation)))
             report = CompileReport(())
         else:
             if work.recomputes and self.platform.removes_recomputation:

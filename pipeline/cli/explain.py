@@ -148,6 +148,7 @@ def _explain_by_model(opened: OpenedRecipe) -> Explanation | None:
         estimate.choice,
         costs[-1],
         modelled=True,
+        track_record=estimate.track_record,
         communication=estimate.communication,
     )
 

@@ -21,7 +21,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.compose import UNCOMPOSABLE, check, compose_and_check, compose_config
+from pipeline.config.compose import (
+    SEVERAL_VALUES,
+    UNCOMPOSABLE,
+    check,
+    compose_and_check,
+    compose_config,
+    explain_several_values,
+)
 from pipeline.config.hydra_options import resolve_recipe
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS, allow_lazy_help, get_args_parser
 from pipeline.config.overrides import (
@@ -326,6 +333,9 @@ def _report_problems(typed: Sequence[str]) -> Iterator[None]:
     except (*UNCOMPOSABLE, RecursionError) as error:
         for job in expand_sweeps(typed):
             compose_and_check(job)
+        if first_line(error).startswith(SEVERAL_VALUES):
+            sweeps = [item for item in typed if expand_sweeps([item]) != [[item]]]
+            raise RecipeError(list(map(explain_several_values, sweeps))) from error
         raise RecipeError([first_line(error)]) from error
     except OSError as error:
         if error.filename is None:

@@ -179,10 +179,19 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
     if mistaken_kinds := _find_mistaken_kinds(overrides):
         return mistaken_kinds, remaining
     reason = first_line(culprit_error or error)
-    if reason.startswith(SEVERAL_VALUES):
-        reason = "has several values; must have one, or a list in brackets; -m runs each"
+    if reason.startswith(SEVERAL_VALUES) and culprit:
+        return [explain_several_values(culprit)], remaining
     subject = show(culprit) if culprit else "overrides"
     return [f"{subject}: {reason}"], remaining
+
+
+def explain_several_values(override: str) -> str:
+    """Return the problem of an override such as `key=1,2`, which is a sweep without -m."""
+    form = f"""'{override.replace("=", '="', 1)}"'"""
+    return (
+        f"{show(override)}: has several values; must have one, a list in brackets, or a text in "
+        f"quotes, as {form}; -m runs each"
+    )
 
 
 def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:

@@ -113,7 +113,7 @@ class TrainSpec(AdapterWords):
     auto: the split if it fits."""
     mode: Literal["graph", "eager"]
     """graph: the training loop is one compiled program; eager: every operation runs separately, so
-    that Python in custom layers can print and be debugged, much slower."""
+    that custom layers and losses can print, read values and be debugged, much slower."""
     jit_layers: Seq[str]
     """Patterns of layers, such as conv_*, that are compiled although the mode is eager. Python in
     other layers still runs in every step. Dropout in compiled layers draws other numbers."""

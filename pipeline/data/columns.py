@@ -15,6 +15,9 @@ from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_format import TextFormat
 
+BOXES = "boxes"
+"""Column with the bounding boxes of an image, float32 (n, boxes, 4): the shares of height and width
+at which a box has its top, left, bottom and right."""
 SplitKey = Literal["train", "eval"]
 DECODING_THREADS = min(8, os.cpu_count() or 1)
 """Threads that read the samples of a `LazyColumn`."""

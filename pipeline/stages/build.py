@@ -16,6 +16,7 @@ from pipeline.config.precision import resolve_level, resolve_loss_scale, resolve
 from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.config.run_length import count_total_steps, schedule_run
 from pipeline.core.errors import RecipeError
+from pipeline.core.host.array_values import allow_reads, find_shapes
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset import Dataset
@@ -103,6 +104,12 @@ class Built:
 
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     """Build the step from shapes. Raises RecipeError if components don't fit."""
+    with allow_reads(recipe.train.mode == "eager"):
+        return _build(recipe, dataset, reporter)
+
+
+def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
+    """Build the step in a body of `allow_reads`."""
     schedule = schedule_run(recipe.train, dataset.train_order.steps_per_epoch)
     # Learning rates and noise depend on the planned length, also if the run ends early.
     planned = replace(schedule, total=count_total_steps(recipe.train, schedule.steps_per_epoch))
@@ -126,7 +133,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         step_config = replace(step_config, ledger_samples=len(dataset.train))
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
-        logits, variables = jax.eval_shape(lambda words: init_with_output(step_config, words), seed)
+        logits, variables = find_shapes(lambda words: init_with_output(step_config, words), seed)
     draft = StepDraft(recipe, dataset, step_config, seed, logits.shape[1:], variables)
     check_outputs(draft)
     require_all(LAYER_CHECKS, draft)
@@ -135,7 +142,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     require_all(TASK_CHECKS, draft)
     check_metrics(draft)
     with blaming_key("train.optimizer"):
-        state = jax.eval_shape(lambda initial: init_state(step_config, initial), variables)
+        state = find_shapes(lambda initial: init_state(step_config, initial), variables)
     require_all(STATE_CHECKS, replace(draft, state=state))
     leaves = jax.tree.leaves(state.params)
     built = Built(
@@ -214,9 +221,8 @@ def make_step_config(
     with blaming_key(f"train.gradients = {train.gradients.name}"):
         gradients = None if train.gradients.name == "plain" else train.gradients.build()
     network = build_network(recipe, len(targets), count_encoded_features(train_ops))
-    # Eager mode runs the code of the network without a trace, but traces imported networks.
-    is_traced = train.mode != "eager" or isinstance(network, ImportedNetwork)
-    is_rewritten = is_traced and not lowers_itself(network)
+    # Lowerings replace operations of a trace, and eager mode runs the code of the network itself.
+    is_rewritten = train.mode != "eager" and not lowers_itself(network)
     metrics = () if has_constant_labels(eval_ops) else list_metrics(targets, ignore_index)
     return StepConfig(
         network=network,

@@ -19,6 +19,7 @@ from pipeline.config.checks import list_deciding_metrics
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.error_text import show
+from pipeline.core.host.array_values import find_shapes
 from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
 from pipeline.data.dataset import Dataset
@@ -137,7 +138,7 @@ def check_labels(draft: StepDraft) -> None:
                     f"{ignore_index}; must return whole numbers that can, or it must be null"
                 )
             labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
-            jax.eval_shape(partial(compute_losses, step_config), logits, labels)
+            find_shapes(partial(compute_losses, step_config), logits, labels)
 
 
 def _can_hold(dtype: np.dtype, label: int) -> bool:
@@ -168,7 +169,7 @@ def check_to_float(draft: StepDraft) -> None:
     listing = PathListing()
     traced = replace(draft.step_config, network=draft.step_config.network.clone(rules=(listing,)))
     with blaming_key("train.to_float"):
-        jax.eval_shape(lambda words: init_with_output(traced, words), draft.seed)
+        find_shapes(lambda words: init_with_output(traced, words), draft.seed)
         require_covered([rule.pattern for rule in rules], list(listing.paths), "layers")
 
 
@@ -180,7 +181,7 @@ def check_jit_layers(draft: StepDraft) -> None:
     paths: dict[LayerPath, None] = {}
     with blaming_key("train.jit_layers"):
         with record_module_paths(paths):
-            jax.eval_shape(lambda words: init_with_output(draft.step_config, words), draft.seed)
+            find_shapes(lambda words: init_with_output(draft.step_config, words), draft.seed)
         require_covered(patterns, list(paths), "layers")
 
 
@@ -200,7 +201,7 @@ def check_constraints(draft: StepDraft) -> None:
     rules = make_sharding_rules(parallel)
     if rules is None or parallel.mode != "semi_auto" or not rules.constraints:
         return
-    trace = partial(jax.eval_shape, partial(init_with_output, draft.step_config), draft.seed)
+    trace = partial(find_shapes, partial(init_with_output, draft.step_config), draft.seed)
     with blaming_key("parallel.constraints"):
         rules.require_layers(list_layer_ranks(trace))
 
@@ -260,12 +261,12 @@ def check_metrics(draft: StepDraft) -> None:
     logits = jax.ShapeDtypeStruct((batch, *draft.outputs), np.float32)
     labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
     mask = jax.ShapeDtypeStruct((batch,), np.bool_)
-    label_mask = jax.eval_shape(partial(make_label_mask, step_config), labels)
+    label_mask = find_shapes(partial(make_label_mask, step_config), labels)
     for position, metric in enumerate(step_config.metrics):
         with blaming_key(f"eval.metrics.{position} ({metric.name})"):
-            sums = jax.eval_shape(partial(zero_sums, step_config.classes, (metric,)))
+            sums = find_shapes(partial(zero_sums, step_config.classes, (metric,)))
             add = partial(add_metric_sums, metrics=(metric,))
-            jax.eval_shape(add, sums, logits=logits, labels=labels, mask=mask, where=label_mask)
+            find_shapes(add, sums, logits=logits, labels=labels, mask=mask, where=label_mask)
 
 
 def check_gradients(draft: StepDraft) -> None:
@@ -281,7 +282,7 @@ def check_gradients(draft: StepDraft) -> None:
         return rule(lambda parameters: (parameters, result), trained, key)
 
     with blaming_key(f"train.gradients = {draft.recipe.train.gradients.name}"):
-        gradients, returned = jax.eval_shape(apply_rule, trained, result, jax.random.key(0))
+        gradients, returned = find_shapes(apply_rule, trained, result, jax.random.key(0))
         if jax.tree.map(np.shape, gradients) != jax.tree.map(np.shape, trained):
             shapes = show(jax.tree.map(np.shape, gradients))
             raise ValueError(f"returns gradients of shapes {shapes}; must be like the parameters")
@@ -296,7 +297,7 @@ def check_curvature(draft: StepDraft) -> None:
         return
     batch = _make_batch_shapes(draft.dataset.train, step_config.accumulate)
     with blaming_key(f"train.optimizer.name = {draft.recipe.train.optimizer.name}"):
-        jax.eval_shape(partial(compute_step_gradients, step_config), draft.state, batch)
+        find_shapes(partial(compute_step_gradients, step_config), draft.state, batch)
 
 
 def check_mixtures(draft: StepDraft) -> None:
@@ -330,7 +331,7 @@ def check_privacy(draft: StepDraft) -> None:
         )
     batch = _make_batch_shapes(draft.dataset.train, step_config.accumulate)
     with blaming_key("privacy"):
-        jax.eval_shape(partial(compute_step_gradients, step_config), draft.state, batch)
+        find_shapes(partial(compute_step_gradients, step_config), draft.state, batch)
 
 
 def check_statistics(draft: StepDraft) -> None:
@@ -353,7 +354,7 @@ def check_buckets(draft: StepDraft) -> None:
     step = make_train_step(replace(draft.step_config, shards=None))
     batch = _make_batch_shapes(draft.dataset.eval, 1)
     try:
-        jax.eval_shape(step.evaluate, draft.state, batch, jax.eval_shape(step.zero_sums))
+        find_shapes(step.evaluate, draft.state, batch, find_shapes(step.zero_sums))
     except (ValueError, FlaxError) as error:
         raise RecipeError(
             f"dataset.buckets: the network can't read all of them: {first_line(error)}; use one "
@@ -380,7 +381,7 @@ def check_drawn_sizes(draft: StepDraft) -> None:
         ops = select_variants(step_config.train_ops, number)
         sized = replace(step_config, train_ops=ops, shards=None)
         try:
-            jax.eval_shape(partial(compute_step_gradients, sized), draft.state, batch)
+            find_shapes(partial(compute_step_gradients, sized), draft.state, batch)
         except (ValueError, TypeError, FlaxError) as error:
             raise RecipeError(
                 f"{key}: the network can't read all sizes: {first_line(error)}; use a network "

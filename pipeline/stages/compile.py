@@ -169,6 +169,7 @@ def make_compile_inputs(
         learning_rates=built.learning_rates,
         seed=built.seed,
         eager=train.mode == "eager",
+        state=built.state if train.mode == "eager" else None,
         jit_layers=train.jit_layers,
         sharding_rules=make_sharding_rules(recipe.parallel),
         sharing=sharing,

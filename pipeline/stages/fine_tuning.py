@@ -7,12 +7,12 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 from flax.traverse_util import flatten_dict
 
 from pipeline.config.recipe import Recipe, TrainSpec
+from pipeline.core.host.array_values import find_shapes
 from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers import standard
 from pipeline.models.layers.path_patterns import (
@@ -191,7 +191,7 @@ def _group_scopes(
     else:
         paths: dict[LayerPath, None] = {}
         with record_module_paths(paths):
-            jax.eval_shape(lambda words: init_with_output(step_config, words), seed)
+            find_shapes(lambda words: init_with_output(step_config, words), seed)
         # Paths are in the order of calls.
         order = [(name, False) for name in dict.fromkeys(path[0] for path in paths)]
     depths: list[list[str]] = []

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from flax.errors import FlaxError
 
 from pipeline.core.errors import RecipeError, first_line
+from pipeline.core.host.array_values import explain_value_read, is_value_read
 
 UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionError, FlaxError)
 """Errors besides ValueError that jax and flax raise for impossible sizes."""
@@ -24,6 +25,8 @@ def blaming_key(key: str, code_key: str | None = None) -> Iterator[None]:
     except ValueError as error:
         raise RecipeError(f"{key}: {error}") from error
     except UNTRACEABLE as error:
+        if is_value_read(error):
+            raise RecipeError(f"{code_key or key}: {explain_value_read(error)}") from error
         reason = first_line(error)
         if isinstance(error, LookupError | ZeroDivisionError):
             # Custom components raise these, and a message such as 'x' doesn't show what is wrong.

@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict
 from pipeline.config.checks import find_known_facts, make_batching
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.value_text import align_columns
+from pipeline.core.host.array_values import allow_reads, find_shapes
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
@@ -120,8 +121,9 @@ def make_layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
     traced = _TracedLayers()
     with blaming_key(f"model {recipe.model.name}"), record_layers(traced.note_layer):
         is_list = isinstance(step_config.network, Network)
-        with nullcontext() if is_list else observe_modules(on_result=traced.note_module):
-            variables = jax.eval_shape(lambda words: init_with_output(step_config, words)[1], seed)
+        observing = nullcontext() if is_list else observe_modules(on_result=traced.note_module)
+        with observing, allow_reads(recipe.train.mode == "eager"):
+            variables = find_shapes(lambda words: init_with_output(step_config, words)[1], seed)
     step_config = add_fine_tuning(recipe, step_config, variables, steps_per_epoch, seed)
     params = flatten_dict(dict(variables["params"]))
     statistics = jax.tree.leaves(variables.get("batch_stats", {}))

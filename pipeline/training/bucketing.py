@@ -29,6 +29,7 @@ def apply_in_bucket(
     An image that is larger than every bucket is cropped at a random place, or in the middle if not
     `is_random`. Without buckets the batch isn't cropped. `compute` is traced once for each bucket:
     the program has a branch for each, and the device selects it without waiting for the host.
+    Outside of jit Python selects it.
     """
     if not buckets:
         return compute(batch)
@@ -40,6 +41,8 @@ def apply_in_bucket(
     covers = (largest_size <= jnp.array(buckets, jnp.int32)).all(axis=-1)
     first = jnp.argmax(covers)
     branches = [partial(compute_cropped, bucket) for bucket in buckets]
+    if not isinstance(first, jax.core.Tracer):
+        return branches[int(first)](batch)
     return jax.lax.switch(first, branches, batch)
 
 

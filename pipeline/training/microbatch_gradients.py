@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -62,6 +63,9 @@ def compute_gradients(
         )
         return sums._replace(batch_stats=added.batch_stats), added.readings
 
+    if not isinstance(batch.images, jax.core.Tracer):
+        return _add_in_python(compute, state, (microbatches, keys))
+
     def compute_first() -> Gradients:
         first = jax.tree.map(lambda x: x[0], (microbatches, keys))
         return compute(state.batch_stats, first)
@@ -71,6 +75,31 @@ def compute_gradients(
     zero = zero._replace(batch_stats=state.batch_stats, readings=None)
     total, readings = jax.lax.scan(add, zero, (microbatches, keys))
     return total._replace(readings=jax.tree.map(lambda rows: rows.reshape(-1), readings))
+
+
+def _add_in_python(
+    compute: Callable[[Any, Any], Gradients], state: TrainState, stacked: Any
+) -> Gradients:
+    """Return the sum over stacked microbatches outside of jit, where a scan would be compiled, and
+    custom code couldn't read values."""
+    total: Gradients | None = None
+    readings = []
+    for number in range(len(jax.tree.leaves(stacked)[0])):
+        microbatch = jax.tree.map(lambda x, number=number: x[number], stacked)
+        batch_stats = state.batch_stats if total is None else total.batch_stats
+        added = compute(batch_stats, microbatch)
+        readings.append(added.readings)
+        added = added._replace(readings=None)
+        if total is None:
+            total = added
+        else:
+            sums = jax.tree.map(
+                jnp.add, total._replace(batch_stats=None), added._replace(batch_stats=None)
+            )
+            total = sums._replace(batch_stats=added.batch_stats)
+    assert total is not None, "a batch has at least one microbatch"
+    joined = jax.tree.map(lambda *rows: jnp.concatenate(rows), *readings)
+    return total._replace(readings=joined)
 
 
 def _differentiate_microbatch(

@@ -220,12 +220,14 @@ def _call_with_step_ops(
 ) -> T:
     """Return `compute(ops)` for the map ops of a training step. If an op is drawn for each step,
     `compute` is traced once for each choice. The program has a branch for each choice, so the host
-    needn't draw between the steps of a program."""
+    needn't draw between the steps of a program. Outside of jit Python selects it."""
     num_choices = count_choices(config.train_ops)
     if num_choices == 1:
         return compute(config.train_ops)
     choice = draw_choice(jnp, num_choices, batch.seed, step)
     branches = [partial(compute, select_variants(config.train_ops, n)) for n in range(num_choices)]
+    if not isinstance(choice, jax.core.Tracer):
+        return branches[int(choice)]()
     return jax.lax.switch(choice, branches)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.models.modules import standard
 from tests import outcome
-from tests.conftest import compose_tiny
+from tests.conftest import TINY, compose_tiny
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
@@ -129,3 +131,83 @@ def test_jit_layers_requires_eager_mode(overrides: list[str], problem: str) -> N
 def test_pattern_without_a_matching_layer_is_refused(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"pattern 'relu_0' matches none of the 5 layers in conv"):
         run(tiny(*SHORT, "train.mode=eager", "train.jit_layers=[relu_0]"), tmp_path)
+
+
+READING = Path(__file__).with_name("reading_components.py")
+
+
+def place(text: str) -> str:
+    """Return the beginning of the place, in a message, of the line that contains a text."""
+    lines = READING.read_text().splitlines()
+    (number,) = [number for number, line in enumerate(lines, 1) if text in line]
+    return f"reading_components.py, line {number}: `print("
+
+
+LAYER = f"layer Gate_0 ({place('np.asarray(x)')}"
+LOSS = place("np.array(losses)")
+READS = [
+    "--plugin", str(READING), *TINY, *SHORT, "model=flax", "model.import=reading_components:Net",
+    "loss=capped", "hydra.run.dir=run",
+]  # fmt: skip
+"""A network whose layer and a loss which choose by values."""
+Forked = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def read_losses(run_dir: Path) -> list[float]:
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [[], ["train.accumulate_steps=2"]], ids=["batch", "microbatches"])
+def test_layer_and_loss_choose_by_values(keys: list[str], forked: Forked, tmp_path: Path) -> None:
+    """They have the losses of graph mode, in which the same choices are made without values."""
+    eager = forked([*READS, *keys, "train.mode=eager"])
+    assert eager.returncode == 0, eager.stderr
+    rows = 8 if keys else 16
+    assert eager.stdout.count(f"inputs ({rows}, 8) ") >= 6
+    assert eager.stdout.count(f"losses ({rows},)") >= 6
+    losses = read_losses(tmp_path / "run")
+    graph = forked([
+        *READS, *keys, "model.arguments.reads=false", "+train.loss.reads=false",
+        "hydra.run.dir=graph",
+    ])  # fmt: skip
+    assert graph.returncode == 0, graph.stderr
+    assert losses == pytest.approx(read_losses(tmp_path / "graph"), rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ([], f"model flax: reading_components:Net: {LAYER}"),
+        (["model.arguments.reads=false"], f"train.loss = capped: {LOSS}"),
+        (["train.mode=eager", "device=ascend910"], LAYER),
+        (["train.mode=eager", "train.jit_layers=[Gate_0]"], LAYER),
+    ],
+    ids=["graph", "loss in graph mode", "estimate", "compiled layer"],
+)
+def test_read_of_a_traced_value_has_one_message(
+    keys: list[str], problem: str, forked: Forked
+) -> None:
+    refused = forked([*READS, *keys])
+    assert refused.returncode == 2, refused.stderr
+    assert problem in refused.stderr
+    assert "reads the value of an array" in refused.stderr
+    assert "train.mode=eager" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.slow
+def test_reading_network_is_summarised_and_predicts(forked: Forked, tmp_path: Path) -> None:
+    assert forked([*READS, "train.mode=eager"]).returncode == 0
+    np.save(tmp_path / "images.npy", np.zeros((3, 8, 8, 1), np.uint8))
+    plugin = READS[:2]
+    predicted = forked([*plugin, "infer", "run", "images.npy"])
+    assert predicted.returncode == 0, predicted.stderr
+    assert "inputs (3, 8)" in predicted.stdout
+    summary = forked([*plugin, "summary", *READS[2:-1], "train.mode=eager"])
+    assert "Gate_0" in summary.stdout, summary.stderr
+    exported = forked([*plugin, "export", "run", "exported"])
+    assert exported.returncode == 2
+    assert LAYER in exported.stderr

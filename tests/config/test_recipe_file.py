@@ -129,7 +129,10 @@ def test_list_in_place_of_a_section_is_named(text: str, problem: str, tmp_path: 
 
 @pytest.mark.slow
 def test_several_values_for_one_run_are_refused_with_a_hint() -> None:
-    expected = "seed=1,2: has several values; must have one, or a list in brackets; -m runs each"
+    expected = (
+        "seed=1,2: has several values; must have one, a list in brackets, or a text in quotes, as "
+        "'seed=\"1,2\"'; -m runs each"
+    )
     assert problem("seed=1,2") == expected
 
 

@@ -167,7 +167,7 @@ RULES: dict[str, tuple[Callable[..., Any], str]] = {
     "result": (lambda b, p, k: (b(p)[0], b(p)[0]), "other results of the backward pass"),
     "values": (
         lambda b, p, k: (jax.tree.map(np.asarray, b(p)[0]), b(p)[1]),
-        "can't be traced: The numpy.ndarray conversion method",
+        "reads the value of an array, which a traced function doesn't have",
     ),
 }
 

@@ -24,9 +24,14 @@ from pipeline.backends.ascend.pricing.traced_step import (
     pause_garbage_collection,
     trace_step,
 )
+from pipeline.backends.ascend.report.explanation import TRACK_RECORD
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.text import Recommendation, format_report, name_devices
-from pipeline.backends.ascend.tune.autotune import find_custom_bank, should_repeat
+from pipeline.backends.ascend.tune.autotune import (
+    find_custom_bank,
+    find_result_folder,
+    should_repeat,
+)
 from pipeline.backends.base import StepToPrice
 from pipeline.backends.sink_choice import SinkChoice
 from pipeline.core.errors import RecipeError, RunError
@@ -82,6 +87,10 @@ class AscendEstimate:
             self.communication = self.report.communication
             changes = advise(pricing, self.report.config, self._trace)
             self.changes = tuple(map(self._name_batch_key, changes))
+
+    @property
+    def track_record(self) -> str:
+        return " ".join(TRACK_RECORD)
 
     def _choose_config(self, pricing: Pricing) -> ExecutionConfig:
         """Return the options of the recipe's steps. With `sink: auto`, choose the sink by price."""
@@ -183,7 +192,11 @@ class AscendEstimate:
         names = [PRICE, TRACE, PICTURE]
         if self.report.tuning:
             result = self.report.tuning.to_dict()
-            names.append(write_result(result, folder, datetime.now()).name)
+            now = datetime.now()
+            names.append(write_result(result, folder, now).name)
+            bank_folder = find_result_folder(self.report.config.tune_bank)
+            if bank_folder is not None:
+                write_result(result, bank_folder, now)
         return tuple(names)
 
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import click
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import RecipeError, UsageError
 from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.signals import interrupt_command
 
@@ -178,6 +178,13 @@ class LazyCommand(click.Command):
             if prints_facts:
                 print(STOPPED)
             raise
+        except (TypeError, ValueError, IndexError) as error:
+            # Imported here, since it imports jax, which such an error has imported already.
+            from pipeline.core.host.array_values import explain_value_read, is_value_read
+
+            if not is_value_read(error):
+                raise
+            raise RecipeError(explain_value_read(error)) from error
         if prints_facts:
             interrupt_command()
             print(format_json(result.facts))

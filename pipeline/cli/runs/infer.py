@@ -34,7 +34,7 @@ from pipeline.stages.export.inference_files import (
     require_new_names,
     write_mask,
 )
-from pipeline.stages.export.prediction import Weights, make_predict, read_network
+from pipeline.stages.export.prediction import Weights, compile_predict, read_network
 from pipeline.stages.export.text_generation import (
     Decoder,
     Sampling,
@@ -206,7 +206,7 @@ def _load_network(sources: Sequence[Path]) -> tuple[ComputeLogits, Samples]:
         return lambda images: np.asarray(call(weights, images)), exported.samples
     run = _read_runs(sources)
     weights = jax.device_put(dict(run.arrays))
-    predict = jax.jit(make_predict(run))
+    predict = compile_predict(run)
     return lambda images: np.asarray(predict(weights, images)), run.samples
 
 

@@ -6,24 +6,27 @@ A script is parsed, and never run.
 from __future__ import annotations
 
 import ast
-import json
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pipeline.config.deadline import MAX_MINUTES
-from pipeline.config.foreign.adopt import Adoption, KeyRow, Settings, adopt
+from pipeline.config.foreign.adopt import TRAINERS, Adoption, KeyRow, Settings, adopt
+from pipeline.config.foreign.npu_settings import (
+    BATCHES,
+    NAME,
+    RULED,
+    SESSIONS,
+    RepeatedValue,
+    find_parameters,
+    read_settings,
+)
+from pipeline.config.foreign.script import Expression, Script
 from pipeline.config.profile_spec import MODE, OPTIONS, parse_profiling_variables
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import parse_yaml
 
 MAX_BYTES = 2**18
-MAX_NODES = 2**18
-"""Most syntax nodes that are read: constants may refer to one another in a circle."""
-NAME = "NPURunConfig"
 REFUSED = (
     "train_distribute",
     "device_fn",
@@ -36,77 +39,11 @@ KEEP_HOURS = "keep_checkpoint_every_n_hours"
 OFF_HOURS = 10_000
 """TensorFlow's default of `KEEP_HOURS`, which turns it off."""
 NOT_LITERAL = "isn't a literal, and the script isn't run"
-BATCHES = ("batch", "map_and_batch", "padded_batch")
-SESSIONS = ("Session", "InteractiveSession")
-
-
-class Script:
-    """The calls, assignments and constants of a script."""
-
-    def __init__(self, tree: ast.Module) -> None:
-        nodes = list(ast.walk(tree))
-        self.assignments = [node for node in nodes if isinstance(node, ast.Assign)]
-        self.contexts = [node.context_expr for node in nodes if isinstance(node, ast.withitem)]
-        self._nodes_left = MAX_NODES
-        self.calls: dict[str, list[ast.Call]] = defaultdict(list)
-        """Calls by name of the function or method, without the object: `Session` for tf.Session."""
-        for node in nodes:
-            if isinstance(node, ast.Call):
-                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                self.calls[name].append(node)
-        names = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-        names += [node.arg for node in nodes if isinstance(node, ast.arg)]
-        num_bindings = Counter(names)
-        self.constants = {
-            target.id: node.value
-            for node in self.assignments
-            for target in node.targets
-            if isinstance(target, ast.Name) and num_bindings[target.id] == 1
-        }
-        """Values of the names that are assigned once."""
-
-    def find_calls(self, names: Sequence[str]) -> list[ast.Call]:
-        """Return the calls of functions and methods with these names."""
-        return [call for name in names for call in self.calls[name]]
-
-    def read_value(self, node: ast.expr) -> Any:
-        """Return the value of a literal, a call's keywords by name, or an Expression of the rest.
-
-        A name of a constant has the constant's value. Raises ValueError if all values that were
-        read have more than `MAX_NODES` nodes together.
-        """
-        if isinstance(node, ast.Name):
-            node = self.constants.get(node.id, node)
-        keywords = node.keywords if isinstance(node, ast.Call) and not node.args else None
-        self._nodes_left -= sum(1 for _ in ast.walk(node)) if keywords is None else 1
-        if self._nodes_left < 0:
-            raise ValueError(f"has values of more than {MAX_NODES:,} parts")
-        if keywords is not None:
-            return {item.arg: self.read_value(item.value) for item in keywords if item.arg}
-        try:
-            value = ast.literal_eval(node)
-            json.dumps(value)
-        except (ValueError, TypeError):
-            return Expression(ast.unparse(node))
-        return value
-
-    def find_values(self, name: str) -> Iterator[ast.expr]:
-        """Yield the values of attributes and keywords of this name."""
-        for node in self.assignments:
-            if any(isinstance(item, ast.Attribute) and item.attr == name for item in node.targets):
-                yield node.value
-        for call in self.find_calls(list(self.calls)):
-            yield from (item.value for item in call.keywords if item.arg == name)
-
-
-@dataclass(frozen=True, repr=False)
-class Expression:
-    """The text of an expression that isn't a literal. Messages show it without quotes."""
-
-    text: str
-
-    def __repr__(self) -> str:
-        return self.text
+CODE = {
+    "model_fn": "is code: choose model= and optimizer=",
+    "input_fn": "is code: choose dataset=",
+}
+NESTED = tuple(f"{name}." for name in TRAINERS[NAME]["nested"])
 
 
 def adopt_npu_run_config(file: Path) -> Adoption:
@@ -118,43 +55,27 @@ def adopt_npu_run_config(file: Path) -> Adoption:
     try:
         script = Script(ast.parse(read_text(file, MAX_BYTES)))
         problems = [*_find_refused_arguments(script), *_find_broken_rules(script)]
-        settings = _read_settings(script) if not problems else {}
+        settings = read_settings(script) if not problems else {}
     except (SyntaxError, RecursionError, MemoryError) as error:
         # A MemoryError of the parser has no text.
         reason = str(error) or "it is nested too deeply"
         raise ValueError(f"isn't Python: {reason}") from error
     if problems:
         raise RecipeError([f"{file}: {problem}" for problem in problems])
-    return adopt(NAME, f"{NAME} of {file.name}", settings, [_map_run])
+    return adopt(NAME, f"{NAME} of {file.name}", settings, RULES)
 
 
 def _find_refused_arguments(script: Script) -> Iterator[str]:
     """Yield a problem for each argument that can't be read, or that NPURunConfig refuses."""
     calls = script.find_calls([NAME])
-    if len(calls) != 1:
-        yield f"has {len(calls)} calls of {NAME}; must have one"
+    if len(calls) > 1 or not (calls or any(find_parameters(script))):
+        yield f"has {len(calls)} calls of {NAME}; must have one, or a parameter_map"
     for call in calls:
         if call.args or any(item.arg is None for item in call.keywords):
             yield f"line {call.lineno}: {NAME} must have arguments as NAME=VALUE alone"
         for item in call.keywords:
             if item.arg in REFUSED and script.read_value(item.value) is not None:
                 yield f"line {item.value.lineno}: {item.arg}: {NAME} refuses it"
-
-
-def _read_settings(script: Script) -> dict[str, Any]:
-    """Return the arguments of NPURunConfig, with the steps and the batch size of the script."""
-    settings = script.read_value(script.find_calls([NAME])[0])
-    for call in script.find_calls(["train", "TrainSpec"]):
-        for item in call.keywords:
-            if item.arg in ("max_steps", "steps"):
-                settings["max_steps"] = script.read_value(item.value)
-    for call in script.find_calls(BATCHES):
-        sizes = [item.value for item in call.keywords if item.arg == "batch_size"]
-        sizes += call.args[:1]
-        size = script.read_value(sizes[0]) if sizes else None
-        if isinstance(size, int):
-            settings["batch_size"] = size
-    return settings
 
 
 def _find_broken_rules(script: Script) -> Iterator[str]:
@@ -190,11 +111,19 @@ def _find_broken_rules(script: Script) -> Iterator[str]:
 
 
 def _map_run(settings: Settings) -> Iterator[KeyRow]:
-    """Yield the rows of the device, of values that aren't literals, profiles and dumps."""
+    """Yield the rows of the device, of values that aren't literals, and of other code."""
     yield KeyRow("device", {"device": "ascend910"}, f"{NAME} is for an Ascend 910")
     for name, value in settings.items():
-        if isinstance(value, Expression):
-            yield KeyRow(name, note=NOT_LITERAL)
+        if isinstance(value, RepeatedValue):
+            yield KeyRow(name, note="another line sets it first")
+        elif name.startswith("line "):
+            yield KeyRow(name, note="is code, and the script isn't run")
+        elif name.rpartition(".")[2] in RULED:
+            yield KeyRow(name, note="is checked; the device configures XLA")
+        elif isinstance(value, Expression):
+            yield KeyRow(name, note=CODE.get(name.rpartition(".")[2], NOT_LITERAL))
+        elif name.startswith(NESTED):
+            yield KeyRow(name, note=TRAINERS[NAME]["nested"][name.partition(".")[0]])
     loop = settings.get("iterations_per_loop")
     if isinstance(loop, int) and not isinstance(settings.get("max_steps"), int):
         yield KeyRow("length of training", {"train.steps": loop}, "max_steps is missing: one loop")
@@ -206,17 +135,71 @@ def _map_run(settings: Settings) -> Iterator[KeyRow]:
         else:
             limit = f"checkpoint.keep_minutes must be at most {MAX_MINUTES:,}"
             yield KeyRow(KEEP_HOURS, note="is off" if hours == OFF_HOURS else limit)
-    profiling = settings.get("profiling_config")
-    if isinstance(profiling, dict) and profiling.get("enable_profiling"):
-        options = str(profiling.get("profiling_options") or "{}")
-        overrides = parse_profiling_variables({MODE: "true", OPTIONS: options})
-        keys = {}
-        for override in overrides:
-            key, _, value = override.partition("=")
-            keys[key] = parse_yaml(value)
-        keys.pop("profile.output", None)
-        yield KeyRow("profiling_config", keys, "the command line sets profile.output")
-    dump = settings.get("dump_config")
-    if isinstance(dump, dict) and dump.get("enable_dump") and dump.get("dump_step"):
-        keys = {"dump.steps": dump["dump_step"], "dump.what": dump.get("dump_mode", "output")}
-        yield KeyRow("dump_config", keys, "the command line sets dump.path")
+
+
+def _map_tuning(settings: Settings) -> Iterator[KeyRow]:
+    """Yield the row of AutoTune's modes, in the order that `device.auto_tune` has."""
+    modes = settings.get("auto_tune_mode")
+    if isinstance(modes, str) and modes.strip():
+        yield KeyRow("auto_tune_mode", {"device.auto_tune": modes})
+
+
+def _map_start(settings: Settings) -> Iterator[KeyRow]:
+    """Yield the row of the checkpoint that training starts from, and of a loss scale."""
+    for name in ("warm_start_from", "warm_start_from.ckpt_to_initialize_from"):
+        path = settings.get(name)
+        if isinstance(path, str) and path:
+            note = "names of TensorFlow may need checkpoint.renames"
+            yield KeyRow(name, {"checkpoint.restore": path}, note)
+    fixed = "FixedLossScaleManager.loss_scale"
+    if isinstance(settings.get(fixed), int | float):
+        yield KeyRow(fixed, {"train.loss_scale": settings[fixed]})
+        return
+    dynamic = "ExponentialUpdateLossScaleManager"
+    first = f"{dynamic}.init_loss_scale"
+    if isinstance(settings.get(first), int | float):
+        scale = {"train.loss_scale.name": "dynamic", "train.loss_scale.init": settings[first]}
+        yield KeyRow(first, scale)
+        window = f"{dynamic}.incr_every_n_steps"
+        if isinstance(settings.get(window), int):
+            yield KeyRow(window, {"train.loss_scale.window": settings[window]})
+
+
+def _map_observers(settings: Settings) -> Iterator[KeyRow]:
+    """Yield the rows of profiles and dumps, in the words of NPURunConfig or of parameter_map."""
+    for switch, options in (
+        ("profiling_config.enable_profiling", "profiling_config.profiling_options"),
+        ("profiling_mode", "profiling_options"),
+    ):
+        if settings.get(switch) is not True:
+            continue
+        yield KeyRow(switch, {"profile.mode": "on"})
+        text = settings.get(options)
+        if isinstance(text, str):
+            keys = {}
+            for override in parse_profiling_variables({MODE: "true", OPTIONS: text}):
+                key, _, value = override.partition("=")
+                keys[key] = parse_yaml(value)
+            for key in ("profile.output", "profile.mode"):
+                keys.pop(key, None)
+            yield KeyRow(options, keys, "the command line sets profile.output")
+    for prefix in ("dump_config.", ""):
+        steps = settings.get(f"{prefix}dump_step")
+        if settings.get(f"{prefix}enable_dump") is not True:
+            continue
+        if not isinstance(steps, str | int) or not steps:
+            yield KeyRow(f"{prefix}enable_dump", note="would dump every step; set dump.steps")
+            continue
+        what = settings.get(f"{prefix}dump_mode")
+        keys = {"dump.steps": str(steps)}
+        if isinstance(what, str):
+            yield KeyRow(f"{prefix}dump_mode", {"dump.what": what})
+        else:
+            keys["dump.what"] = "output"
+        yield KeyRow(f"{prefix}dump_step", keys)
+        yield KeyRow(f"{prefix}enable_dump", note="dump.steps sets it")
+        if f"{prefix}dump_path" in settings:
+            yield KeyRow(f"{prefix}dump_path", note="the command line sets dump.path")
+
+
+RULES = (_map_run, _map_tuning, _map_start, _map_observers)

@@ -89,8 +89,8 @@ def _map_untranslated(settings: Settings) -> Iterator[KeyRow]:
     choice = choices.get(read_setting(settings, "opt", "sgd").lower(), choices["sgd"])
     fields = read_yaml(find_groups()["optimizer"][choice["sets"]["optimizer"]])
     betas = read_setting(settings, "opt_betas", [])
-    if betas and "b1" in fields:
-        yield KeyRow("opt_betas", {"train.optimizer.b1": betas[0], "train.optimizer.b2": betas[-1]})
+    if len(betas) == 2 and "b1" in fields:
+        yield KeyRow("opt_betas", {"train.optimizer.b1": betas[0], "train.optimizer.b2": betas[1]})
     if settings.get("opt_eps") is not None and "eps" in fields:
         yield KeyRow("opt_eps", {"train.optimizer.eps": settings["opt_eps"]})
     device, _, index = read_setting(settings, "device", "cpu").partition(":")

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import compilation_cache, config, distributed, xla_bridge
 from jax.experimental import serialize_executable
 
@@ -103,3 +105,39 @@ def read_machine_code(cached: bytes) -> bytes:
 def is_machine_code(value: Any) -> bool:
     """Return whether a value is a program that XLA has loaded. Its type isn't public."""
     return isinstance(value, jax._src.lib.xla_client.LoadedExecutable)
+
+
+@cache
+def make_values_readable() -> None:
+    """Let Python read the value of an array that is differentiated outside of jit.
+
+    JAX's `bool`, `int` and `item` read such values, `float`, `complex`, formats, `tolist` and NumPy
+    refuse them. No derivative follows a value that was read. Arrays without a value, under jit or
+    vmap, are refused as before.
+    """
+    conversions: dict[str, Callable[..., Any]] = {
+        "__float__": float,
+        "__complex__": complex,
+        "__array__": np.asarray,
+        "tolist": np.ndarray.tolist,
+    }
+    for name, convert in conversions.items():
+        setattr(jax.core.Tracer, name, _read_or(getattr(jax.core.Tracer, name), convert))
+    setattr(jax.core.Tracer, "__format__", _format_value)  # noqa: B010 - mypy distrusts it
+
+
+def _format_value(traced: Any, spec: str) -> str:
+    """Return the value in a format such as `.3f`; without a format, the text of the array."""
+    return format(np.asarray(traced)[()], spec) if spec else str(traced)
+
+
+def _read_or(refuse: Callable[..., Any], convert: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of traced arrays that converts the value, or calls `refuse` without one."""
+
+    def read(traced: Any, *args: Any, **kwargs: Any) -> Any:
+        value = traced.to_concrete_value()
+        if value is None:
+            return refuse(traced, *args, **kwargs)
+        return convert(np.asarray(value), *args, **kwargs)
+
+    return read

@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
 from pipeline.core.registry import Expected, Seq, component
-from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import GeometricOp
+from pipeline.data.columns import BOXES, ColumnSpec
+from pipeline.data.dataset_spec import GeometricOp, MapOp
 from pipeline.data.ops.image import (
     MAX_SUMMED_PIXELS,
     Axis,
@@ -209,7 +209,7 @@ class RandomResizedCrop(GeometricOp):
 
     def draw_box(self, xp: Any, uniforms: Any, height: int, width: int) -> Box:
         """Draw the box of each sample, within images of height x width."""
-        rows, columns = self._draw_sides(xp, uniforms, height, width)
+        rows, columns = self.draw_sides(xp, uniforms, height, width)
         fits = (rows <= height) & (columns <= width)
         first_fit = xp.argmax(fits, axis=1)[:, None]
         rows = xp.take_along_axis(rows, first_fit, axis=1)[:, 0]
@@ -229,7 +229,7 @@ class RandomResizedCrop(GeometricOp):
             width=select(columns, central.width),
         )
 
-    def _draw_sides(self, xp: Any, uniforms: Any, height: int, width: int) -> tuple[Any, Any]:
+    def draw_sides(self, xp: Any, uniforms: Any, height: int, width: int) -> tuple[Any, Any]:
         """Draw the height and width of the box of each attempt, int32 (batch, attempts)."""
         attempts = self.max_attempts
         side = np.sqrt(list_steps(*self.scale) * height * width).astype(np.float32)
@@ -297,3 +297,85 @@ def _list_taps(
         np.concatenate([taps.pixels for taps in taps_by_length]),
         np.concatenate([taps.weights for taps in taps_by_length]),
     )
+
+
+@component("op")
+class BoundingBoxCrop(MapOp):
+    """Crop to a drawn box that covers a share of an object, and scale it to `size`.
+
+    Boxes are drawn as by `random_resized_crop`, each with a place of its own. The first that fits,
+    and covers at least `min_covered` of the area of one of the sample's bounding boxes, is taken. A
+    sample without boxes has the whole image as its box. If no draw is taken, nothing is cropped, as
+    by TensorFlow's `sample_distorted_bounding_box`. Boxes stay those of the image before the crop.
+    """
+
+    name: Literal["bounding_box_crop"] = "bounding_box_crop"
+    size: Size
+    min_covered: Annotated[float, Field(ge=0, le=1)] = 0.1
+    scale: PositiveRange = (0.05, 1.0)
+    ratio: PositiveRange = (0.75, 1.33)
+    interpolation: CropInterpolation = "linear"
+    max_attempts: PositiveInt = 100
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return "image", BOXES
+
+    @property
+    def draws(self) -> int:
+        return 4 * self.max_attempts
+
+    @property
+    def _crop(self) -> RandomResizedCrop:
+        """The crop that draws sides."""
+        fields = self.model_dump(include={"size", "scale", "ratio", "max_attempts"})
+        return RandomResizedCrop(**fields, interpolation=self.interpolation)
+
+    def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
+        image, boxes = values
+        return self._crop.output(image), boxes
+
+    def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
+        images, boxes = values
+        box = self.draw_box(xp, boxes, uniforms, *images.shape[1:3])
+        return crop_and_resize(xp, images, box, self.size, self.interpolation), boxes
+
+    def draw_box(self, xp: Any, boxes: Any, uniforms: Any, height: int, width: int) -> Box:
+        """Draw the box of each sample, from bounding boxes (batch, boxes, 4) float32, the shares
+        of height and width (top, left, bottom, right). Boxes without an area don't count."""
+        attempts = self.max_attempts
+        rows, columns = self._crop.draw_sides(xp, uniforms, height, width)
+        places = uniforms[:, 2 * attempts :]
+        highest = (height - rows + 1).clip(1).astype(np.float32)
+        leftmost = (width - columns + 1).clip(1).astype(np.float32)
+        top = scale_to_integers(xp, places[:, :attempts], highest)
+        left = scale_to_integers(xp, places[:, attempts:], leftmost)
+        taken = (rows <= height) & (columns <= width)
+        taken &= self._find_covering(
+            xp, boxes, (top, left, top + rows, left + columns), width, height
+        )
+        first = xp.argmax(taken, axis=1)[:, None]
+        any_taken = taken.any(axis=1)
+
+        def select(drawn: Any, whole: int) -> Any:
+            chosen = xp.take_along_axis(drawn, first, axis=1)[:, 0]
+            return xp.where(any_taken, chosen, whole).astype(np.int32)
+
+        return Box(select(top, 0), select(left, 0), select(rows, height), select(columns, width))
+
+    def _find_covering(
+        self, xp: Any, boxes: Any, drawn: tuple[Any, Any, Any, Any], width: int, height: int
+    ) -> Any:
+        """Return which drawn boxes cover enough of a bounding box, bool (batch, attempts)."""
+        sides = boxes * xp.asarray([height, width, height, width], dtype=np.float32)
+        areas = (sides[..., 2] - sides[..., 0]).clip(0) * (sides[..., 3] - sides[..., 1]).clip(0)
+        has_box = (areas > 0).any(axis=1)[:, None, None]
+        whole = xp.asarray([0, 0, height, width], dtype=np.float32)
+        sides = xp.where(has_box, sides, whole)
+        areas = xp.where(has_box[..., 0], areas, np.float32(height * width))
+        low_y, low_x, high_y, high_x = (edge[..., None].astype(np.float32) for edge in drawn)
+        top, left, bottom, right = (sides[:, None, :, edge] for edge in range(4))
+        rows = (xp.minimum(high_y, bottom) - xp.maximum(low_y, top)).clip(0)
+        columns = (xp.minimum(high_x, right) - xp.maximum(low_x, left)).clip(0)
+        areas = areas[:, None, :]
+        return ((areas > 0) & (rows * columns >= np.float32(self.min_covered) * areas)).any(axis=2)

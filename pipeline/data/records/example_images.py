@@ -33,6 +33,8 @@ LABEL_KEYS = ("image/class/label", "label")
 """Names of the features with the image and with the label. The first name that exists is used."""
 SIZE_KEYS = (("height", "width", "depth"), ("image/height", "image/width", "image/channels"))
 """Names of the features with the height, width and channels of plain pixels."""
+EDGES = ("ymin", "xmin", "ymax", "xmax")
+"""Ends of the names of features with the edges of bounding boxes."""
 _SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"RIFF")
 """First bytes of image files that `open_image` reads."""
 Shape = tuple[int, int, int]
@@ -50,6 +52,7 @@ class ExampleSettings:
     image_size: Sequence[int] | None = None
     image_shape: Sequence[int] | None = None
     image_layout: Literal["hwc", "chw"] = "hwc"
+    box_key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,14 @@ class Examples:
     """int64 (n,) for classes, float32 (n, K) for numbers."""
     label_key: str
     """The name of the feature with the label."""
+    boxes: np.ndarray | None = None
+    """Bounding boxes, float32 (n, most boxes of a sample, 4), with zeros after a sample's boxes;
+    None if they aren't read."""
 
     def select_rows(self, rows: np.ndarray) -> Examples:
         images = replace(self.images, rows=self.images.rows[rows])
-        return replace(self, images=images, labels=self.labels[rows])
+        boxes = None if self.boxes is None else self.boxes[rows]
+        return replace(self, images=images, labels=self.labels[rows], boxes=boxes)
 
 
 def read_examples(
@@ -110,6 +117,7 @@ def read_examples(
     files: list[ExampleFile] = []
     rows: list[tuple[int, int]] = []
     labels: list[int | np.ndarray] = []
+    boxes: list[np.ndarray] = []
     layout: _ExampleLayout | None = None
 
     def visit(record: int, features: Mapping[str, Feature]) -> None:
@@ -119,6 +127,8 @@ def read_examples(
                 layout = _find_layout(features, settings)
             layout.image.require(features)
             labels.append(layout.read_label(features))
+            if settings.box_key is not None:
+                boxes.append(read_boxes(features, settings.box_key))
         except UNREADABLE_IMAGE as error:
             raise ValueError(f"record {record}: {error}") from error
         rows.append((len(files), record))
@@ -129,7 +139,34 @@ def read_examples(
     if layout is None:
         raise DataError(f"{paths[0]}: has no records, like all the files of its split")
     images = ExampleImages(files, np.array(rows, np.int64), layout.image)
-    return Examples(images, np.array(labels), layout.label_key)
+    stacked = None if settings.box_key is None else stack_boxes(boxes)
+    return Examples(images, np.array(labels), layout.label_key, stacked)
+
+
+def read_boxes(features: Mapping[str, Feature], key: str) -> np.ndarray:
+    """Return the bounding boxes of an example, float32 (boxes, 4), from its features KEY/ymin,
+    KEY/xmin, KEY/ymax and KEY/xmax. Raises ValueError for other lengths, or numbers that aren't
+    shares of an image. An example without these features has none."""
+    edges = [np.asarray(features.get(f"{key}/{edge}", ()), np.float32) for edge in EDGES]
+    if any(edge.ndim != 1 or edge.shape != edges[0].shape for edge in edges):
+        lengths = ", ".join(f"{name} {edge.size}" for name, edge in zip(EDGES, edges, strict=True))
+        raise ValueError(f"{show_name(key)}: has other numbers of edges: {lengths}")
+    boxes = np.stack(edges, axis=1)
+    is_inside = (boxes >= 0) & (boxes <= 1)
+    if not (is_inside.all() and (boxes[:, :2] <= boxes[:, 2:]).all()):
+        raise ValueError(
+            f"{show_name(key)}: must have edges from 0 to 1, each minimum before its maximum"
+        )
+    return boxes
+
+
+def stack_boxes(boxes: Sequence[np.ndarray] | np.ndarray, most: int = 1) -> np.ndarray:
+    """Return the boxes of all examples, float32 (examples, most boxes or `most`, 4), zeros after
+    the last of each."""
+    stacked = np.zeros((len(boxes), max([most, *map(len, boxes)]), 4), np.float32)
+    for row, sample_boxes in zip(stacked, boxes, strict=True):
+        row[: len(sample_boxes)] = sample_boxes
+    return stacked
 
 
 @dataclass(frozen=True)

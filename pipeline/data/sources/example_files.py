@@ -16,11 +16,17 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.braces import expand_braces
 from pipeline.core.files.value_text import join_first
 from pipeline.core.registry import Seq, component
-from pipeline.data.columns import RawData, Split
+from pipeline.data.columns import BOXES, RawData, Split
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
-from pipeline.data.records.example_images import Examples, ExampleSettings, IndexFile, read_examples
+from pipeline.data.records.example_images import (
+    Examples,
+    ExampleSettings,
+    IndexFile,
+    read_examples,
+    stack_boxes,
+)
 from pipeline.data.records.mindrecord_file import index_mindrecord
 from pipeline.data.records.tar_shard import index_tar
 from pipeline.data.records.tfrecord_file import index_tfrecord
@@ -55,6 +61,9 @@ class ExampleFilesSpec(LocalDatasetSpec):
     """The feature with the image; null: image/encoded, image, image_raw, image/raw or data."""
     label_key: str | None = None
     """The feature with the label, a class or floats; null: image/class/label or label."""
+    box_key: str | None = None
+    """The beginning of the features KEY/ymin, KEY/xmin, KEY/ymax and KEY/xmax with bounding boxes,
+    such as image/object/bbox, for the op `bounding_box_crop`; null: boxes aren't read."""
     first_label: NonNegativeInt = 0
     """The label of the first class: 1 if 0 is the background, as in ImageNet's files."""
     classes: Seq[str] | None = None
@@ -105,9 +114,12 @@ class ExampleFilesSpec(LocalDatasetSpec):
             )
         with name_file(self.root):
             labels, eval_labels, targets = self._make_targets(train, evaluated)
+        boxes, eval_boxes = _make_box_columns(train, evaluated)
         return RawData(
-            train=Split({"image": train.images, "label": labels}, train.images.count_by_file()),
-            eval=Split({"image": evaluated.images, "label": eval_labels}),
+            train=Split(
+                {"image": train.images, "label": labels, **boxes}, train.images.count_by_file()
+            ),
+            eval=Split({"image": evaluated.images, "label": eval_labels, **eval_boxes}),
             targets=targets,
         )
 
@@ -135,7 +147,13 @@ class ExampleFilesSpec(LocalDatasetSpec):
 
     @property
     def _settings(self) -> ExampleSettings:
-        return ExampleSettings(self.image_key, self.label_key, self.image_size, self.image_shape)
+        return ExampleSettings(
+            self.image_key,
+            self.label_key,
+            self.image_size,
+            self.image_shape,
+            box_key=self.box_key,
+        )
 
     def _list_files(self, pattern: str) -> list[Path]:
         """Return the files that match `pattern`, sorted, without their indices; [] if none match.
@@ -213,6 +231,16 @@ class ExampleFilesSpec(LocalDatasetSpec):
                 f"{key} goes from {lowest} to {highest}; must be {first} to {last}, by "
                 "dataset.classes and dataset.first_label"
             )
+
+
+def _make_box_columns(
+    train: Examples, evaluated: Examples
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return the column of bounding boxes of both splits, with one shape; {} if there are none."""
+    if train.boxes is None or evaluated.boxes is None:
+        return {}, {}
+    most = max(train.boxes.shape[1], evaluated.boxes.shape[1])
+    return {BOXES: stack_boxes(train.boxes, most)}, {BOXES: stack_boxes(evaluated.boxes, most)}
 
 
 @component("dataset")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
 from pipeline.core.errors import PipelineError, first_line
+from pipeline.core.host.array_values import (
+    explain_value_read,
+    is_value_read,
+    locate_custom_code,
+)
 
 TRAINS = ("train", "training", "is_training")
 KEYS = ("key", "rng")
@@ -131,26 +133,13 @@ def blame(reference: str) -> Iterator[None]:
     except (PipelineError, UserCodeError):
         raise
     except Exception as error:
+        if is_value_read(error):
+            raise UserCodeError(f"{reference}: {explain_value_read(error)}") from error
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        message = f"{reference}: {_locate_error(error)}{kind}{first_line(error)}"
+        place = locate_custom_code(error)
+        message = f"{reference}: {f'{place}: ' if place else ''}{kind}{first_line(error)}"
         raise UserCodeError(message) from error
 
 
 class UserCodeError(ValueError):
     """An error of custom code. The message names the error's file and line."""
-
-
-def _locate_error(error: Exception) -> str:
-    """Return file and line of the innermost call in custom code as text; "" if none exists.
-
-    Installed packages and this package aren't custom code.
-    """
-    environment = Path(sys.prefix)
-    package = Path(__file__).parents[2]
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)
-        is_library = not {package, environment}.isdisjoint(file.parents)
-        is_library |= not {"site-packages", "lib"}.isdisjoint(file.parts)
-        if file.is_file() and not is_library:
-            return f"{file.name}, line {frame.lineno}: "
-    return ""

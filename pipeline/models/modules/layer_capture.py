@@ -25,6 +25,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from pipeline.core.errors import RecipeError
+from pipeline.core.host.array_values import find_shapes
 from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, compute_reach, make_window
@@ -108,7 +109,7 @@ def grad_observing_layers(
             function(params)
         return taps.outputs
 
-    shapes = jax.eval_shape(find_outputs, params)
+    shapes = find_shapes(find_outputs, params)
     if not shapes:
         raise RecipeError(
             [

@@ -95,6 +95,8 @@ class Explanation:
     memory: Memory | None = None
     achieved: Achieved | None = None
     modelled: bool = False
+    track_record: str = ""
+    """How far published steps were from modelled ones; "" if the times are measured."""
     """Whether the times come from the model of an emulated device."""
     communication: Communication | None = None
     """All-reduces between emulated devices; None for a single device."""
@@ -114,6 +116,7 @@ class Explanation:
             **vars(self.run),
             "sink": {"size": self.choice.size, "mechanism": self.choice.mechanism},
             "why": self.choice.reason,
+            **({"track_record": self.track_record} if self.track_record else {}),
             f"{expected}_off_ms": self.choice.off_ms,
             f"{expected}_ms": self.predictions(),
             f"{expected}_gain": self.choice.gain,
@@ -144,6 +147,8 @@ class Explanation:
             sinks = self.costs.sinks
             steps = ", ".join(f"{cost.mechanism} {cost.step_ms:.4g} ms" for cost in sinks)
             yield "step", f"{steps} in a long dispatch"
+            if self.track_record:
+                yield "so far", self.track_record
             costs = ", ".join(f"{c.mechanism} {1000 * c.dispatch_ms:.0f} us" for c in sinks)
             single = ""
             if self.dispatch is not None:

@@ -21,10 +21,11 @@ import jax
 import numpy as np
 from jax import export
 
-from pipeline.core.errors import DataError, RunError
+from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.strict_json import format_json
+from pipeline.core.host.array_values import explain_value_read, is_value_read
 from pipeline.data.text.text_format import TOKENIZER, write_tokenizer
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
@@ -72,6 +73,8 @@ def export_run(run: TrainedRun, folder: Path, onnx_entries: Mapping[str, Any] | 
     try:
         program = predict(run.arrays, images)
     except (TypeError, ValueError, NotImplementedError) as error:
+        if is_value_read(error):
+            raise RecipeError(explain_value_read(error)) from error
         reason = str(error).splitlines()[0]
         raise RunError(f"{run.recipe.name}: can't be exported for any batch: {reason}") from error
     with convert_write_errors(folder):

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
@@ -17,6 +18,7 @@ from jax import Array, nn
 from jax.scipy.special import logsumexp
 
 from pipeline.core.errors import DataError, RecipeError
+from pipeline.core.host.array_values import allow_reads
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features, make_encoding_ops
@@ -33,6 +35,15 @@ Weights = Mapping[str, Array | np.ndarray]
 """Arrays by full name, such as `params/conv_0/kernel`."""
 Predict = Callable[[Weights, Array], Array]
 """(weights, raw images (batch, *shape)) -> logits float32 (batch, classes)."""
+
+
+def compile_predict(run: TrainedRun) -> Predict:
+    """Return the compiled function of `make_predict`. In eager mode it isn't compiled, and layers
+    may read values."""
+    predict = make_predict(run)
+    if run.recipe.train.mode == "eager":
+        return allow_reads(is_eager=True)(predict)
+    return jax.jit(predict)
 
 
 def make_predict(run: TrainedRun) -> Predict:

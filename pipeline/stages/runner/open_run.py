@@ -19,6 +19,7 @@ from pipeline.checkpoint.restore import FOLDER, list_saved_steps
 from pipeline.config.checks import fit_to_processes
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, get_exit_status
+from pipeline.core.host.array_values import convert_value_reads
 from pipeline.core.host.signals import Interrupted, Signals, handle_signals
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
@@ -145,6 +146,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
     with handle_signals(options.signals), ExitStack() as stack:
         stack.enter_context(convert_os_errors(run_dir))
         if not ranks.is_first:
+            stack.enter_context(convert_value_reads())
             stack.enter_context(convert_out_of_memory())
             yield RunContext(recipe, options, folder, Reporter(), summary)
             return
@@ -160,6 +162,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
         stack.enter_context(write_summary(summary, folder))
         # Errors are converted here too, so that the summary has the converted error.
         stack.enter_context(convert_os_errors(run_dir))
+        stack.enter_context(convert_value_reads())
         stack.enter_context(convert_out_of_memory())
         reporter.print_stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
         if not lock.is_certain:

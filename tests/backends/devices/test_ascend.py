@@ -31,7 +31,25 @@ def test_recipe_sets_how_the_device_is_used() -> None:
     assert device("device.hbm_gib.value=16").hbm_gib.value == 16
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [('"RL,GA"', "rl,ga"), ("'GA, RL'", "rl,ga"), ("[RL,GA]", "rl,ga"), ("GA", "ga")],
+)
+def test_autotune_mode_has_canns_spelling(text: str, mode: str) -> None:
+    """A-02."""
+    assert device(f"device.auto_tune={text}").auto_tune == mode
+
+
 CASES = {
+    "AutoTune's mode": (
+        'device.auto_tune="RL,SA"',
+        "device.auto_tune = RL,SA: must be 'exhaustive', 'ga', 'rl' or 'rl,ga'",
+    ),
+    "AutoTune's modes as a sweep": (
+        "device.auto_tune=RL,GA",
+        """in brackets, or a text in quotes, as 'device.auto_tune="RL,GA"'; -m runs each""",
+    ),
     "no device": ("parallel.devices=0", "parallel.devices = 0: must be greater than 0"),
     "half a device": ("parallel.devices=0.5", "parallel.devices = 0.5: must be a whole number"),
     "launch mode": (

@@ -219,3 +219,17 @@ def test_renames_apply_to_run_checkpoints(trained: Path, tiny: Compose, tmp_path
     run(tiny(eval_only, f"checkpoint.restore={trained}", renames), tmp_path / "run")
     said = (tmp_path / "run" / "run.log").read_text()
     assert f"restore    step 45 of {trained}: 8 of 8 arrays matched (own names)" in said
+
+
+@pytest.mark.slow
+def test_rename_adds_the_path_of_a_cell_without_prefix(tiny: Compose, tmp_path: Path) -> None:
+    """M-01: names of a cell with auto_prefix=False have no path."""
+    weights = {"weight": np.zeros((10, 1024), np.float32), "bias": np.arange(10, dtype=np.float32)}
+    np.savez(tmp_path / "cell.npz", **weights)
+    network = "model.layers=[flatten,{name: dense, features: '$classes'}]"
+    renames = "checkpoint.renames=[{match: '(.*)', to: 'dense_0.\\1'}]"
+    eval_only = "stages=[data,build,compile,eval]"
+    restore = f"checkpoint.restore={tmp_path / 'cell.npz'}"
+    run(tiny("model=layers", network, eval_only, restore, renames), tmp_path / "run")
+    said = (tmp_path / "run" / "run.log").read_text()
+    assert "2 of 2 arrays matched" in said

@@ -51,7 +51,7 @@ def test_full_run_config_becomes_a_recipe(tmp_path: Path, monkeypatch: pytest.Mo
     train = recipe.train
     assert (train.steps, train.sink_size, train.batch_size) == (1000, 10, 16)
     assert (train.precision, train.sink) == ("O2", True)
-    assert (recipe.autotune, recipe.autotune_search) == ("tune", "ga")
+    assert (recipe.device.auto_tune, recipe.autotune) == ("rl,ga", "bank")
     assert (recipe.checkpoint.keep, recipe.checkpoint.keep_minutes) == (5, 120)
     assert (recipe.profile.mode, recipe.profile.task_trace) == ("on", False)
     assert (recipe.dump.steps, recipe.dump.what) == ("0|5", "all")
@@ -106,8 +106,11 @@ def test_remapping_must_be_off(value: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
-        ("print(1)", "has 0 calls of NPURunConfig; must have one"),
-        ("NPURunConfig(); NPURunConfig()", "has 2 calls of NPURunConfig; must have one"),
+        ("print(1)", "has 0 calls of NPURunConfig; must have one, or a parameter_map"),
+        (
+            "NPURunConfig(); NPURunConfig()",
+            "has 2 calls of NPURunConfig; must have one, or a parameter_map",
+        ),
         ("NPURunConfig(10)", "line 1: NPURunConfig must have arguments as NAME=VALUE alone"),
         ("NPURunConfig(**keys)", "line 1: NPURunConfig must have arguments as NAME=VALUE alone"),
     ],
@@ -133,6 +136,91 @@ def test_hours_between_checkpoints_are_mapped_or_limited(
     rows = {row.setting: row for row in adopt_script(tmp_path, text).rows}
     row = rows["keep_checkpoint_every_n_hours"]
     assert (row.keys, row.note) == (keys, note)
+
+
+SESSION_RUN = """
+config = tf.ConfigProto()
+custom_op = config.graph_options.rewrite_options.custom_optimizers.add()
+custom_op.name = "NpuOptimizer"
+custom_op.parameter_map["use_off_line"].b = True
+custom_op.parameter_map["iterations_per_loop"].i = 10
+custom_op.parameter_map["precision_mode"].s = tf.compat.as_bytes("allow_mix_precision")
+custom_op.parameter_map["auto_tune_mode"].s = tf.compat.as_bytes("GA")
+custom_op.parameter_map["enable_dump"].b = True
+custom_op.parameter_map["dump_step"].s = tf.compat.as_bytes("0|5")
+custom_op.parameter_map["profiling_mode"].b = True
+custom_op.parameter_map["profiling_options"].s = tf.compat.as_bytes('{"task_trace": "off"}')
+config.graph_options.rewrite_options.remapping = RewriterConfig.OFF
+scale = FixedLossScaleManager(512)
+with tf.Session(config=config) as session:
+    session.run(init)
+"""
+
+
+@pytest.mark.medium
+def test_parameter_map_becomes_a_recipe(tmp_path: Path) -> None:
+    """G-01: sess.run, which has no NPURunConfig."""
+    recipe = write_recipe(tmp_path, SESSION_RUN)
+    assert (recipe.train.steps, recipe.train.sink_size, recipe.train.precision) == (10, 10, "O2")
+    assert recipe.device.auto_tune == "ga"
+    assert (recipe.dump.steps, recipe.dump.what) == ("0|5", "output")
+    assert (recipe.profile.mode, recipe.profile.task_trace) == ("on", False)
+    assert recipe.train.loss_scale.model_dump()["scale"] == 512
+    rows = {row.setting: row for row in adopt_script(tmp_path, SESSION_RUN).rows}
+    assert rows["use_off_line"].note == "the device computes the whole step"
+    assert rows["line 4"].keys == {}
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ("'ckpt'", "warm_start_from"),
+        (
+            "tf.estimator.WarmStartSettings(ckpt_to_initialize_from='ckpt', vars_to_warm_start=v)",
+            "warm_start_from.ckpt_to_initialize_from",
+        ),
+    ],
+)
+def test_warm_start_becomes_a_restored_checkpoint(value: str, name: str, tmp_path: Path) -> None:
+    """K-06."""
+    text = f"{PLAIN_RUN}NPUEstimator(model_fn=f, config=config, warm_start_from={value})"
+    rows = {row.setting: row for row in adopt_script(tmp_path, text).rows}
+    assert rows[name].keys == {"checkpoint.restore": "ckpt"}
+    if "Settings" in value:
+        assert rows["warm_start_from.vars_to_warm_start"].note
+    assert write_recipe(tmp_path, text).checkpoint.restore == Path("ckpt")
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        ("dump_config=DumpConfig(enable_dump=True)", {}),
+        ("dump_config=DumpConfig(enable_dump=False, dump_step='1')", {}),
+        ("dump_config=DumpConfig(enable_dump=True, dump_step=read())", {}),
+        ("profiling_config=ProfilingConfig(True, profiling_options=read())", {}),
+        (
+            "profiling_config=ProfilingConfig(enable_profiling=True, profiling_options=read())",
+            {"profile.mode": "on"},
+        ),
+    ],
+)
+def test_incomplete_observers_are_unmapped(
+    settings: str, keys: dict[str, object], tmp_path: Path
+) -> None:
+    rows = adopt_script(tmp_path, f"NPURunConfig({settings})").rows
+    mapped = {key: value for row in rows for key, value in row.keys.items()}
+    assert {key: mapped[key] for key in mapped if key[:4] in ("prof", "dump")} == keys
+    assert all(row.keys or row.note for row in rows)
+
+
+def test_growing_loss_scale_is_mapped(tmp_path: Path) -> None:
+    text = f"{PLAIN_RUN}ExponentialUpdateLossScaleManager(1024, 50, decr_ratio=0.5)"
+    rows = {row.setting: row for row in adopt_script(tmp_path, text).rows}
+    manager = "ExponentialUpdateLossScaleManager"
+    assert rows[f"{manager}.init_loss_scale"].keys["train.loss_scale.init"] == 1024
+    assert rows[f"{manager}.incr_every_n_steps"].keys == {"train.loss_scale.window": 50}
+    assert rows[f"{manager}.decr_ratio"].keys == {}
 
 
 def test_non_literal_value_is_unmapped(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipeline import load_recipe
-from pipeline.config.foreign.adopt import make_recipe_text
+from pipeline.config.foreign.adopt import TRAINERS, make_recipe_text
 from pipeline.config.foreign.timm import adopt_timm
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
@@ -100,6 +102,26 @@ def test_every_setting_has_a_row_under_its_name() -> None:
     assert set(TIMM) <= set(rows)
     assert "cutout" in rows["reprob"].note
     assert rows["img_size"].keys == {"dataset.train.ops.random_resized_crop.size": [160, 160]}
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.floats())
+)
+
+
+@pytest.mark.medium
+@given(st.dictionaries(st.sampled_from([*TIMM, *TRAINERS["timm"]["names"], "unknown"]), VALUES))
+@settings(max_examples=100, deadline=None)
+def test_accepted_file_has_one_row_per_setting(changes: dict[str, Any]) -> None:
+    values = {**TIMM, **changes}
+    try:
+        adoption = adopt_timm("args.yaml", values)
+    except (RecipeError, OverflowError):
+        return
+    names = [row.setting for row in adoption.rows]
+    assert len(names) == len(set(names))
+    assert set(values) <= set(names)
+    assert all(row.keys or row.note for row in adoption.rows)
 
 
 @pytest.mark.parametrize(

@@ -143,3 +143,17 @@ def test_jax_private_modules_are_used_in_one_module() -> None:
         if "jax._src" in file.read_text() and file != Path(jax_private.__file__)
     }
     assert others == set()
+
+
+def test_text_of_a_differentiated_array_has_no_format() -> None:
+    """Formats, `float`, `complex`, lists and NumPy read values: tests of `array_values`."""
+    jax_private.make_values_readable()
+    texts = []
+
+    def show(x: jax.Array) -> jax.Array:
+        texts.extend([f"{x}", f"{x:.2f}", f"{np.asarray(x)}"])
+        return x
+
+    jax.grad(show)(0.125)
+    assert texts[1:] == ["0.12", "0.125"]
+    assert "0.125" in texts[0]

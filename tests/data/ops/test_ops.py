@@ -125,6 +125,7 @@ def test_output_matches_reported_shape_and_dtype(op, values):
 def test_every_op_is_registered():
     assert set(list_components("op")) == {
         "auto_augment",
+        "bounding_box_crop",
         "center_crop",
         "constant_labels",
         "cut_mix",

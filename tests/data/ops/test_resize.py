@@ -1,5 +1,7 @@
 """Resizes and resized crops against plain loops and hand-worked numbers (D-05)."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.resize import RandomResizedCrop, Resize
+from pipeline.data.ops.resize import BoundingBoxCrop, RandomResizedCrop, Resize
 from tests.data.ops.op_calls import BYTES, FLOATS, images, on_host, spec_of, uniforms_for
 
 
@@ -142,3 +144,80 @@ def test_random_resized_crop_equals_crop_then_resize(interpolation):
         )
         crop = BYTES[n : n + 1, top : top + height, left : left + width]
         np.testing.assert_array_equal(got, on_host(resize, crop)[0])
+
+
+HEIGHT, WIDTH = 40, 60
+BOUNDING_BOXES = np.array(
+    [
+        [[0.1, 0.2, 0.5, 0.6], [0, 0, 0, 0]],
+        [[0.0, 0.0, 0.2, 0.2], [0.7, 0.7, 0.9, 0.95]],
+        [[0, 0, 0, 0], [0.4, 0.4, 0.4, 0.9]],
+        [[0.0, 0.0, 1.0, 1.0], [0, 0, 0, 0]],
+    ],
+    np.float32,
+)
+"""One box, two, none with an area, and the whole image."""
+
+
+def share_covered(crop, box):
+    """The share of a box, in shares of the image, that a crop (top, left, bottom, right) covers."""
+    top, left, bottom, right = (float(edge) for edge in box)
+    top, bottom, left, right = top * HEIGHT, bottom * HEIGHT, left * WIDTH, right * WIDTH
+    rows = max(0.0, min(crop[2], bottom) - max(crop[0], top))
+    columns = max(0.0, min(crop[3], right) - max(crop[1], left))
+    return rows * columns / ((bottom - top) * (right - left))
+
+
+def take_first(op, boxes, uniforms):
+    """The crop of a sample by a loop over the draws (top, left, height, width)."""
+    count = op.max_attempts
+    sides = RandomResizedCrop(size=op.size, scale=op.scale, ratio=op.ratio, max_attempts=count)
+    rows, columns = sides.draw_sides(np, uniforms[None], HEIGHT, WIDTH)
+    objects = [box for box in boxes if (box[2] - box[0]) * (box[3] - box[1]) > 0] or [(0, 0, 1, 1)]
+    for number in range(count):
+        height, width = int(rows[0, number]), int(columns[0, number])
+        if height > HEIGHT or width > WIDTH:
+            continue
+        top = int(uniforms[2 * count + number] * np.float32(HEIGHT - height + 1))
+        left = int(uniforms[3 * count + number] * np.float32(WIDTH - width + 1))
+        crop = (top, left, top + height, left + width)
+        if max(share_covered(crop, box) for box in objects) >= op.min_covered:
+            return top, left, height, width
+    return 0, 0, HEIGHT, WIDTH
+
+
+@pytest.mark.parametrize("min_covered", [0.0, 0.1, 0.5, 0.95])
+@pytest.mark.parametrize("attempts", [1, 3, 20])
+def test_bounding_box_crop_is_the_first_draw_that_covers_enough(min_covered, attempts):
+    op = BoundingBoxCrop(size=(8, 8), min_covered=min_covered, max_attempts=attempts)
+    boxes = np.tile(BOUNDING_BOXES, (25, 1, 1))
+    uniforms = np.random.default_rng(3).random((100, op.draws), np.float32)
+    drawn = op.draw_box(np, boxes, uniforms, HEIGHT, WIDTH)
+    got = np.stack([drawn.top, drawn.left, drawn.height, drawn.width], axis=1)
+    expected = [take_first(op, *sample) for sample in zip(boxes, uniforms, strict=True)]
+    np.testing.assert_array_equal(got, expected)
+    if attempts == 20 and min_covered == 0.5:
+        assert len({tuple(row) for row in got.tolist()}) > 50
+
+
+def test_crop_that_must_cover_everything_is_the_whole_image():
+    op = BoundingBoxCrop(size=(8, 8), min_covered=1, scale=(0.05, 0.5), max_attempts=4)
+    uniforms = np.random.default_rng(0).random((4, op.draws), np.float32)
+    drawn = op.draw_box(np, BOUNDING_BOXES[[2, 3, 2, 3]], uniforms, HEIGHT, WIDTH)
+    assert (drawn.height.tolist(), drawn.width.tolist()) == ([HEIGHT] * 4, [WIDTH] * 4)
+
+
+@pytest.mark.medium
+def test_bounding_box_crop_is_equal_on_host_and_device():
+    op = BoundingBoxCrop(size=(8, 12), max_attempts=5)
+    pixels = np.random.default_rng(1).integers(0, 256, (4, HEIGHT, WIDTH, 3), np.uint8)
+    uniforms = np.random.default_rng(2).random((4, op.draws), np.float32)
+    host, boxes = op.map(np, (pixels, BOUNDING_BOXES), uniforms)
+    device, _ = jax.jit(lambda *arrays: op.map(jnp, arrays[:2], arrays[2]))(
+        pixels, BOUNDING_BOXES, uniforms
+    )
+    np.testing.assert_array_equal(device, host)
+    specs = (ColumnSpec((HEIGHT, WIDTH, 3), "uint8"), ColumnSpec((2, 4), "float32"))
+    image, same = op.outputs(specs)
+    assert (image.shape, image.dtype) == (host.shape[1:], host.dtype.name)
+    assert (same, boxes is BOUNDING_BOXES) == (specs[1], True)

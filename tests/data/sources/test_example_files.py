@@ -20,7 +20,7 @@ from tensorboardX.record_writer import RecordWriter
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, RecipeError
 from pipeline.data.columns import RawData
 from pipeline.data.records.tfrecord_file import (
     Feature,
@@ -315,3 +315,74 @@ def test_interleaved_training_is_equal_at_any_sink_and_resumed(tmp_path: Path) -
     run(recipe("train.steps=9"), tmp_path / "broken")
     run(recipe("train.steps=20", f"train.resume={tmp_path / 'broken'}"))
     assert outcome.metrics(tmp_path / "broken") == outcome.metrics(tmp_path / "off")
+
+
+def boxed(number: int, boxes: list[list[float]]) -> bytes:
+    """An example of 4x4 pixels with bounding boxes (top, left, bottom, right)."""
+    edges = np.array(boxes, np.float32).reshape(-1, 4).T
+    names = ("ymin", "xmin", "ymax", "xmax")
+    features = {f"object/{name}": edge for name, edge in zip(names, edges, strict=True)}
+    return plain(number, **features)
+
+
+def test_boxes_are_padded_with_zeros_to_one_shape(tmp_path: Path) -> None:
+    first, second = [0.0, 0.25, 0.5, 1.0], [0.5, 0.5, 0.75, 0.75]
+    write(tmp_path / "train", [boxed(1, [first]), boxed(2, []), plain(3)])
+    write(tmp_path / "val", [boxed(1, [first, second])])
+    data = read(tmp_path, box_key="object")
+    zeros = [0.0] * 4
+    expected = [[first, zeros], [zeros, zeros], [zeros, zeros]]
+    np.testing.assert_array_equal(data.train.columns["boxes"][:], expected)
+    np.testing.assert_array_equal(data.eval.columns["boxes"][:], [[first, second]])
+    assert "boxes" not in read(tmp_path).train.columns
+
+
+@pytest.mark.parametrize(
+    ("boxes", "said"),
+    [
+        ([[0.5, 0.0, 0.25, 1.0]], "object: must have edges from 0 to 1, each minimum before its"),
+        ([[0.0, 0.0, 0.5, 40.0]], "object: must have edges from 0 to 1"),
+        ([[0.0, 0.0, 0.5, float("nan")]], "object: must have edges from 0 to 1"),
+    ],
+)
+def test_invalid_boxes_are_refused(boxes: list[list[float]], said: str, tmp_path: Path) -> None:
+    write(tmp_path / "train", [plain(1), boxed(2, boxes)])
+    write(tmp_path / "val", [plain(1)])
+    message = refusal(tmp_path, box_key="object")
+    assert "record 1" in message
+    assert said in message
+
+
+def test_boxes_with_a_missing_edge_are_refused(tmp_path: Path) -> None:
+    edges = {"object/ymin": np.zeros(1, np.float32), "object/xmin": np.zeros(1, np.float32)}
+    write(tmp_path / "train", [plain(1, **edges)])
+    write(tmp_path / "val", [plain(1)])
+    said = "object: has other numbers of edges: ymin 1, xmin 1, ymax 0, xmax 0"
+    assert said in refusal(tmp_path, box_key="object")
+
+
+@pytest.mark.slow
+def test_training_with_boxes_is_equal_at_any_sink(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    rng = np.random.default_rng(0)
+    contents = []
+    for number in range(24):
+        low, size = rng.random(2) * 0.6, 0.1 + rng.random(2) * 0.3
+        contents.append(boxed(number, [[*low, *(low + size)]]))
+    write(folder / "train", contents)
+    write(folder / "val", contents[:8])
+    scaled = "{name: rescale, factor: 0.0039, shift: 0.0}"
+    common = [
+        f"cache.root={tmp_path / 'cache'}", "model=mlp", "dataset=tfrecord",
+        f"dataset.root={folder}", "dataset.box_key=object", "train.batch_size=4", "train.steps=20",
+        f"dataset.train.ops=[{{name: bounding_box_crop, size: [3, 3], max_attempts: 5}},{scaled}]",
+        f"dataset.eval.ops=[{{name: center_crop, size: [3, 3]}},{scaled}]",
+    ]  # fmt: skip
+    run(load_recipe(overrides=[*common, "train.sink=false"]), tmp_path / "off")
+    for feed in ("stream", "resident"):
+        recipe = load_recipe(overrides=[*common, "train.sink_size=7", f"train.feed={feed}"])
+        run(recipe, tmp_path / feed)
+        outcome.assert_same_run(tmp_path / "off", tmp_path / feed)
+    without = [item for item in common if "box_key" not in item]
+    with pytest.raises(RecipeError, match="there is no column 'boxes'; the columns are image"):
+        run(load_recipe(overrides=without), tmp_path / "without")

@@ -54,6 +54,16 @@ class EmulationOptions(Spec):
     strict: bool
     """Whether to refuse an unsupported operation instead of estimating it by its bytes."""
 
+    @field_validator("auto_tune", mode="before")
+    @classmethod
+    def _read_cann_words(cls, modes: Any) -> Any:
+        """Accept CANN's spelling, "RL,GA", in any order, and a list of modes."""
+        words = modes.split(",") if isinstance(modes, str) else modes
+        if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+            return modes
+        names = sorted({word.strip().lower() for word in words}, reverse=True)
+        return ",".join(names) if ",".join(names) in get_args(TuneMode) else modes
+
     @field_validator("software")
     @classmethod
     def _refuse_unknown_software(cls, software: str | None) -> str | None:

@@ -54,6 +54,7 @@ CORE_FIGURES = (
 )  # fmt: skip
 """Figures of the core that a tiling depends on. An entry of a bank is for one set of figures."""
 BANK_VARIABLE = "TUNE_BANK_PATH"
+CUSTOM_BANK = "custom_bank.json"
 REPEAT_VARIABLE = "REPEAT_TUNE"
 SWITCH_WORDS = {"true": True, "1": True, "false": False, "0": False}
 MAX_TILE = 2**31 - 1
@@ -109,10 +110,16 @@ class TuneResult:
         return sum(task.after_us for task in self.tasks)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of CANN's result file. Times are in microseconds."""
-        operators = [_to_operator(task, self.mode) for task in self.tasks]
-        totals = {"before_tune": self.before_us, "after_tune": self.after_us}
-        return {"mode": self.mode or "off", "result_data": totals, "operators": operators}
+        """Return the content of CANN's result file: an entry for each operator, whose key is the
+        list of its fused names as text. Times are in microseconds."""
+        operators: dict[str, Any] = {}
+        for task in self.tasks:
+            entry = _to_operator(task, self.mode)
+            names = entry.pop("op")
+            same = sum(json.loads(key)[: len(names)] == names for key in operators)
+            # Operators of equal names, such as a layer's that is applied twice, are numbered.
+            operators[json.dumps([*names, f"#{same + 1}"] if same else names)] = entry
+        return operators
 
 
 def tune(
@@ -267,7 +274,15 @@ def find_custom_bank(file: str | Path | None) -> str | None:
     writers = find_writers(status)
     if writers is not None:
         raise OptionError(f"{problem} must be writable by you alone; {writers} can write it")
-    return str(folder / "custom_bank.json")
+    return str(folder / CUSTOM_BANK)
+
+
+def find_result_folder(bank: str | None) -> Path | None:
+    """Return the folder of TUNE_BANK_PATH, where CANN writes its result files too; None if `bank`
+    isn't in the folder of this variable."""
+    value = os.environ.get(BANK_VARIABLE)
+    folder = Path(value).expanduser() if value else None
+    return folder if folder is not None and bank == str(folder / CUSTOM_BANK) else None
 
 
 def should_repeat(option: bool) -> bool:

@@ -14,6 +14,7 @@ from pipeline.backends.ascend.cost.collectives import Group, collective_us
 from pipeline.backends.ascend.pricing.advice import advise
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import trace_image_step
+from pipeline.backends.ascend.report.explanation import TRACK_RECORD
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.report.text import format_report
 from pipeline.models.modules.name_stack import find_layer
@@ -116,11 +117,12 @@ def test_printed_report_is_complete_and_fits_132_columns(pricing: Pricing, repor
     )
     low, high = report.interval_ms
     assert f"{report.step_ms:,.2f} ms, 80 % interval {low:,.2f} to {high:,.2f} ms" in lines[1]
-    assert lines[2].split(maxsplit=5) == [
+    assert [line.strip() for line in lines[2:4]] == list(TRACK_RECORD)
+    assert lines[4].split(maxsplit=5) == [
         *("whole", "run", "3,000", "steps", "in"),
         f"{report.step_ms * 3:.1f} s",
     ]
-    assert lines[3].split()[:2] == ["limit", f"{report.bound}:".split()[0]]
+    assert lines[5].split()[:2] == ["limit", f"{report.bound}:".split()[0]]
     assert [line.split()[0] for line in lines if "_sink  " in line or "op_by_op" in line] == [
         *MODES
     ]

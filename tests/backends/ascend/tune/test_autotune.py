@@ -188,8 +188,8 @@ def test_differently_fused_operators_are_tuned_separately(tmp_path: Path) -> Non
     result = tuned(fused, bank=bank, mode=None)
     assert [task.status for task in result.tasks] == ["bank_append"]
     assert any("[conv_kernel_grad, BiasAdd, Relu]" in key for key in read_bank(bank, dict))
-    (operator,) = result.to_dict()["operators"]
-    assert operator["op"] == ["net", "conv_kernel_grad", "BiasAdd", "Relu"]
+    ((key, operator),) = result.to_dict().items()
+    assert json.loads(key) == ["net", "conv_kernel_grad", "BiasAdd", "Relu"]
     assert operator["mode"] == "off"
 
 
@@ -268,8 +268,8 @@ def test_result_file_has_the_fields_of_the_vendor_file(tmp_path: Path) -> None:
     path = write_result(result.to_dict(), tmp_path, datetime(2020, 8, 8, 18, 3, 38, 42_000))
     assert path.name.endswith("_20200808_180338042.json")
     assert path.name.startswith("tune_result_pid")
-    (operator,) = json.loads(path.read_text())["operators"]
-    assert operator["op"] == ["net", "conv_kernel_grad"]
+    ((key, operator),) = json.loads(path.read_text()).items()
+    assert json.loads(key) == ["net", "conv_kernel_grad"]
     assert operator["result_data"]["before_tune"] > operator["result_data"]["after_tune"]
     assert operator["status_data"] == {
         "bank_append": True,
@@ -277,6 +277,12 @@ def test_result_file_has_the_fields_of_the_vendor_file(tmp_path: Path) -> None:
         "bank_reserved": False,
         "bank_update": False,
     }
+
+
+@pytest.mark.medium
+def test_operators_of_equal_names_have_an_entry_each() -> None:
+    keys = [json.loads(key) for key in tuned(_joined(GRADIENT, GRADIENT)).to_dict()]
+    assert keys == [["net", "conv_kernel_grad"], ["net", "conv_kernel_grad", "#2"]]
 
 
 def _write(bank: Path, key: str, tiling: list[int], us: float) -> None:

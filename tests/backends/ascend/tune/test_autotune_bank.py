@@ -10,7 +10,7 @@ import pytest
 from pipeline.backends.ascend import price
 from pipeline.backends.ascend.chip.options import OptionError
 from pipeline.backends.ascend.tune import autotune
-from pipeline.backends.ascend.tune.autotune import find_custom_bank
+from pipeline.backends.ascend.tune.autotune import find_custom_bank, find_result_folder
 from pipeline.core.files.knowledge_bank import read_bank
 from tests.backends.ascend.dense_step import ALIGNED, WEIGHTS, step
 
@@ -53,7 +53,7 @@ def test_repeat_tune_variable_works_without_a_mode(
     repeated = price(step, WEIGHTS, ALIGNED, tune_bank=bank).tuning
     assert repeated is not None
     assert all(task.trials > 1 for task in repeated.tasks)
-    assert {operator["mode"] for operator in repeated.to_dict()["operators"]} == {"rl,ga"}
+    assert {operator["mode"] for operator in repeated.to_dict().values()} == {"rl,ga"}
     monkeypatch.setenv("REPEAT_TUNE", "yes")
     with pytest.raises(OptionError, match="REPEAT_TUNE = yes: must be true or false"):
         price(step, WEIGHTS, ALIGNED, tune_bank=bank)
@@ -75,6 +75,9 @@ def test_tune_bank_path_variable_sets_the_bank_folder(
     tmp_path.chmod(0o700)
     assert find_custom_bank(None) == str(tmp_path / "custom_bank.json")
     assert find_custom_bank(tmp_path / "own.json") == str(tmp_path / "own.json")
+    assert find_result_folder(find_custom_bank(None)) == tmp_path
+    assert find_result_folder(str(tmp_path / "own.json")) is None
+    assert find_result_folder(None) is None
     price(step, WEIGHTS, ALIGNED)
     assert (tmp_path / "custom_bank.json").is_file()
 
