@@ -230,7 +230,7 @@ def test_report_of_an_unlearnt_network_says_so(
     folder: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = "train.optimizer.lr=0.000001"
-    run(compose(cache, folder, slow, "train.passes=1"), tmp_path / "run")
+    run(compose(cache, folder, slow, "train.epochs=1"), tmp_path / "run")
     capsys.readouterr()
     result = report.main([tmp_path / "run"])
     printed = " ".join(capsys.readouterr().out.split())
