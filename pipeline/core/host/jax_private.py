@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax._src import compilation_cache, config, distributed, xla_bridge
 from jax.experimental import serialize_executable
+from jax.extend.mlir import passmanager
 
 # Logger of compilations: its lines have the names of programs and their seconds.
 # `jax.log_compiles` logs the same lines, but only to the console.
@@ -100,3 +101,13 @@ def read_machine_code(cached: bytes) -> bytes:
 def is_machine_code(value: Any) -> bool:
     """Return whether a value is a program that XLA has loaded. Its type isn't public."""
     return isinstance(value, jax._src.lib.xla_client.LoadedExecutable)
+
+
+def merge_equal_operations(lowered: Any) -> None:
+    """Merge the equal operations of a lowered program, of each function by itself, in place.
+
+    Only the program's text is public, not that JAX compiles a changed one.
+    """
+    module = lowered.compiler_ir("stablehlo")
+    with module.context:
+        passmanager.PassManager.parse("builtin.module(cse)").run(module.operation)

@@ -143,3 +143,15 @@ def test_jax_private_modules_are_used_in_one_module() -> None:
         if "jax._src" in file.read_text() and file != Path(jax_private.__file__)
     }
     assert others == set()
+
+
+def test_equal_operations_of_a_lowered_program_are_merged() -> None:
+    def add_twice(x: Any) -> Any:
+        return jnp.exp(x) + 2 * jnp.exp(x)
+
+    lowered = jax.jit(add_twice).lower(jax.ShapeDtypeStruct((3,), np.float32))
+    before = lowered.as_text().count("stablehlo.exponential")
+    jax_private.merge_equal_operations(lowered)
+    assert (before, lowered.as_text().count("stablehlo.exponential")) == (2, 1)
+    x = np.arange(3, dtype=np.float32)
+    np.testing.assert_allclose(lowered.compile()(x), 3 * np.exp(x), rtol=1e-6)
