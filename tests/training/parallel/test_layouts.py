@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from pipeline.stages.data import load_data
 from pipeline.training.parallel.state_sharing import find_sharded_dimension
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.layouts import matrix
 from tests.whole_run import run
 
 pytestmark = pytest.mark.usefixtures("optimized_programs_of_module")
@@ -181,6 +183,18 @@ def test_streamed_evaluations_have_the_same_bits(cache: Path, tmp_path: Path) ->
         train_gpt(cache, tmp_path / feed, f"train.feed={feed}") for feed in ("resident", "stream")
     )
     assert differences(resident, streamed) == []
+
+
+ROWS = tuple(row for row in matrix.list_feature_rows() if row.name != "privacy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", random.Random(0).sample(ROWS, 2), ids=lambda row: row.name)
+def test_drawn_row_of_the_matrix_has_the_same_bits(
+    cache: Path, tmp_path: Path, row: matrix.Row
+) -> None:
+    """`python -m tests.layouts.matrix --all` compares all rows in all cells."""
+    assert list(matrix.compare_row(row, matrix.DRAWN, tmp_path, cache)) == []
 
 
 @pytest.fixture(scope="module")
