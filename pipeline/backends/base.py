@@ -83,6 +83,8 @@ class CompileInputs:
     """Rules by which XLA shards parameters; None if each device has all parameters."""
     sharing: StateSharing | None = None
     """The part of the state that each device stores; None if each stores the whole state."""
+    equal_on_devices: bool = False
+    """Whether results must have the same bits on any number of devices."""
     single_steps: bool = False
     """Whether a program is one step, or one batch of an evaluation, without a loop around it."""
     recomputes: bool = False

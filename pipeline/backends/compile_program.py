@@ -16,7 +16,7 @@ import jax
 from pipeline.backends.base import ProgramReport, ProgressClock
 from pipeline.backends.kept_programs import compile_once, find_program, keep_program
 from pipeline.core.errors import RunError
-from pipeline.core.host.jax_private import disable_compile_cache
+from pipeline.core.host.jax_private import disable_compile_cache, merge_equal_operations
 from pipeline.models.lowerings.formulas.onednn import CALLS
 
 _LOCK = threading.Lock()
@@ -38,6 +38,8 @@ class ProgramSpec:
     """Shardings and layouts of the arguments; None: as in `args`."""
     platforms: tuple[str, ...] | None = None
     """Platforms of an absent device, whose programs aren't cached; None: the platform of `args`."""
+    merges_operations: bool = False
+    """Whether equal operations are merged before XLA optimizes the program."""
     key: str | None = None
     """Digest of everything that determines the program, by which it is stored on disk; None: it
     isn't stored. The results of a program with a key have the shapes of the donated argument."""
@@ -117,8 +119,12 @@ def _lower_program(spec: ProgramSpec) -> Any:
         spec.function, donate_argnums=spec.donated, out_shardings=spec.out_shardings, **shardings
     )
     if spec.platforms is None:
-        return program.lower(*spec.args)
-    return program.trace(*spec.args).lower(lowering_platforms=spec.platforms)
+        lowered = program.lower(*spec.args)
+    else:
+        lowered = program.trace(*spec.args).lower(lowering_platforms=spec.platforms)
+    if spec.merges_operations:
+        merge_equal_operations(lowered)
+    return lowered
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from jax.tree_util import register_dataclass
 
 from pipeline.backends.loading.loader import Loader
 from pipeline.backends.loading.window import Inputs, read_batch
+from pipeline.data.batch import Batch
 from pipeline.models.modules.name_stack import DATA as DATA_SCOPE
 from pipeline.models.modules.name_stack import UPDATE
 from pipeline.training.metrics import EvalSums
@@ -95,7 +96,11 @@ def make_train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., L
 
 
 def make_eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
-    """Return a loop that adds the results of batches first .. last - 1 of a window to sums."""
+    """Return a loop that adds the results of batches first .. last - 1 of a window to sums.
+
+    An iteration reads the batch of the next one. XLA would fuse the reading with the network, and
+    round differently if the batches come from a whole split.
+    """
 
     def loop(
         state: TrainState,
@@ -105,15 +110,15 @@ def make_eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
         last: Array,
         constants: Sequence[Array],
     ) -> EvalSums:
-        def condition(carry: tuple[Array, EvalSums]) -> Array:
+        def condition(carry: tuple[Array, Batch, EvalSums]) -> Array:
             return carry[0] < last
 
-        def body(carry: tuple[Array, EvalSums]) -> tuple[Array, EvalSums]:
-            position, before = carry
-            batch = read_batch(inputs, position)
-            return position + 1, step.evaluate(state, batch, before, *constants)
+        def body(carry: tuple[Array, Batch, EvalSums]) -> tuple[Array, Batch, EvalSums]:
+            position, batch, before = carry
+            after = step.evaluate(state, batch, before, *constants)
+            return position + 1, read_batch(inputs, position + 1), after
 
-        return repeat(condition, body, (first, sums))[1]
+        return repeat(condition, body, (first, read_batch(inputs, first), sums))[2]
 
     return loop
 

@@ -54,6 +54,7 @@ from pipeline.backends.step_loops import (
     split_positions,
 )
 from pipeline.core.host.array_values import allow_reads
+from pipeline.core.host.jaxpr import inline_calls
 from pipeline.core.host.platforms import Platform, get_platform
 from pipeline.models.lowerings.problem.problems import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
@@ -288,6 +289,9 @@ def _make_specs(
     evaluation: Callable[..., Any] = make_eval_loop(step, repeat)
     result_shardings: tuple[Any, Any, Any] = (None, None, None)
     init_options: dict[str, str | bool] | None = None
+    # How XLA rewrites divisions and sums depends on how often a value is read. Before that it
+    # merges equal operations of a program for several devices, but not of one for one device.
+    merges = work.equal_on_devices and not work.eager
     if rules is not None:
         # XLA divides the global batch among the devices.
         replicated: Any = placement.replicated
@@ -300,6 +304,8 @@ def _make_specs(
             state_parts = sharing.specs
             init, evaluation = _share_state(sharing, init, evaluation)
         init = _map_over_mesh(init, placement, (replicated,), state_parts)
+        if merges:
+            training, evaluation = map(inline_calls, (training, evaluation))
         range_and_constants = [replicated] * 3
         carry_parts = LoopCarry(state_parts, replicated, replicated)
         inputs_parts = _partition_window(train_inputs)
@@ -314,10 +320,13 @@ def _make_specs(
     train_args = (carry, train_inputs, rates, position, position, constants)
     eval_args = (state, sums, eval_inputs, position, position, constants)
     init_sharding, train_sharding, eval_sharding = result_shardings
+    init_spec = ProgramSpec("initialisation", init, (seed,), None, init_sharding, init_options)
+    train_spec = ProgramSpec("training step", training, train_args, carry_index, train_sharding)
+    eval_spec = ProgramSpec("evaluation", evaluation, eval_args, sums_index, eval_sharding)
     return (
-        ProgramSpec("initialisation", init, (seed,), None, init_sharding, init_options),
-        ProgramSpec("training step", training, train_args, carry_index, train_sharding),
-        ProgramSpec("evaluation", evaluation, eval_args, sums_index, eval_sharding),
+        init_spec,
+        replace(train_spec, merges_operations=merges),
+        replace(eval_spec, merges_operations=merges),
     )
 
 

@@ -173,6 +173,7 @@ def make_compile_inputs(
         jit_layers=train.jit_layers,
         sharding_rules=make_sharding_rules(recipe.parallel),
         sharing=sharing,
+        equal_on_devices=shards is not None and shards.add == "tree",
         single_steps=built.single_steps,
         recomputes=train.remat == "blocks",
         train_sample=_make_train_loader(recipe, dataset, backend) if recipe.eval.on_train else None,

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax._src import compilation_cache, config, distributed, xla_bridge
 from jax.experimental import serialize_executable
+from jax.extend.mlir import passmanager
 
 # Logger of compilations: its lines have the names of programs and their seconds.
 # `jax.log_compiles` logs the same lines, but only to the console.
@@ -141,3 +142,13 @@ def _read_or(refuse: Callable[..., Any], convert: Callable[..., Any]) -> Callabl
         return convert(np.asarray(value), *args, **kwargs)
 
     return read
+
+
+def merge_equal_operations(lowered: Any) -> None:
+    """Merge the equal operations of a lowered program, of each function by itself, in place.
+
+    Only the program's text is public, not that JAX compiles a changed one.
+    """
+    module = lowered.compiler_ir("stablehlo")
+    with module.context:
+        passmanager.PassManager.parse("builtin.module(cse)").run(module.operation)

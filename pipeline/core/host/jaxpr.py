@@ -28,6 +28,8 @@ CALLS = frozenset(
     }
 )
 """Primitives that call a jaxpr once. In JAX 0.12, `eval_jaxpr` replaces `closed_call`."""
+RECOMPUTATIONS = ("checkpoint", "remat2")
+"""Primitives of `jax.checkpoint`."""
 PACKAGE = Path(__file__).parents[2]
 PYTHON = sysconfig.get_path("stdlib")
 """Folder of Python's own modules."""
@@ -269,6 +271,28 @@ def run_traced(function: Callable[..., Any], arguments: Sequence[Any], run: Run)
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     results = run(closed, jax.tree.leaves(arguments))
     return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+
+def inline_calls(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` without calls: its results are computed by the equations of the callees.
+
+    `jax.checkpoint` remains, since it keeps XLA from storing what it computes again.
+    """
+
+    def run(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+        return interpret_jaxpr(jaxpr, operands, compute, lambda _, constant: constant)
+
+    def compute(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
+        name = equation.primitive.name
+        called = None if name in RECOMPUTATIONS else find_called_jaxpr(equation)
+        with enter_scope(join_scope(equation)), equation.ctx.manager:
+            if called is not None:
+                return run(called, operands)
+            if name in FLOW:
+                return compute_flow(equation, operands, run)
+            return bind_equation(equation, operands)
+
+    return lambda *arguments: run_traced(function, arguments, run)
 
 
 def bind_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:

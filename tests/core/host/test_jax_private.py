@@ -157,3 +157,15 @@ def test_text_of_a_differentiated_array_has_no_format() -> None:
     jax.grad(show)(0.125)
     assert texts[1:] == ["0.12", "0.125"]
     assert "0.125" in texts[0]
+
+
+def test_equal_operations_of_a_lowered_program_are_merged() -> None:
+    def add_twice(x: Any) -> Any:
+        return jnp.exp(x) + 2 * jnp.exp(x)
+
+    lowered = jax.jit(add_twice).lower(jax.ShapeDtypeStruct((3,), np.float32))
+    before = lowered.as_text().count("stablehlo.exponential")
+    jax_private.merge_equal_operations(lowered)
+    assert (before, lowered.as_text().count("stablehlo.exponential")) == (2, 1)
+    x = np.arange(3, dtype=np.float32)
+    np.testing.assert_allclose(lowered.compile()(x), 3 * np.exp(x), rtol=1e-6)

@@ -18,6 +18,7 @@ from pipeline.core.host.jaxpr import (
     compute_flow,
     find_called_jaxpr,
     find_inner_jaxpr,
+    inline_calls,
     interpret_jaxpr,
     iterate_equations,
     join_scope,
@@ -228,3 +229,20 @@ def test_shard_map_is_not_a_call() -> None:
     equation = only_equation(sharded, "shard_map", X)
     assert find_called_jaxpr(equation) is None
     assert find_inner_jaxpr(equation) is not None
+
+
+def test_calls_are_inlined_in_loops_and_branches_too() -> None:
+    def nested(x: Any, rows: Any) -> Any:
+        called = jax.jit(jnp.add)(x, 1)
+        computed_again = jax.checkpoint(jnp.sin)(called)
+        branched = lax.cond(x > 1, lambda: jnp.where(rows > 2, rows, 0), lambda: rows)
+        return {"sum": with_jvp(computed_again), "rows": scanned(x, branched)}
+
+    inlined = inline_calls(nested)
+    names = {
+        equation.primitive.name
+        for equation, _ in iterate_equations(jax.make_jaxpr(inlined)(X, ROWS).jaxpr)
+    }
+    assert names & CALLS <= {"checkpoint", "remat2"}
+    assert names & {"checkpoint", "remat2"}
+    assert jax.tree.all(jax.tree.map(np.array_equal, inlined(X, ROWS), nested(X, ROWS)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from pipeline import load_recipe
 from pipeline.backends.graph.hlo_collectives import read_collectives
 from pipeline.checkpoint.restore import read_saved
 from pipeline.config.recipe import Recipe
@@ -22,6 +24,7 @@ from pipeline.stages.data import load_data
 from pipeline.training.parallel.state_sharing import find_sharded_dimension
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.layouts import matrix
 from tests.whole_run import run
 
 pytestmark = pytest.mark.usefixtures("optimized_programs_of_module")
@@ -119,6 +122,79 @@ CURVED = (
     *("train.optimizer.frequency=6", "train.accumulate_steps=2"),
     *LAYERS_OF_THOR,
 )
+
+
+PHASES = (
+    "model=layers",
+    "model.layers=[{name: conv, features: 6, kernel: 3, stride: 2}, batch_norm, relu, flatten,"
+    "{name: dense, features: $classes}]",
+    *("train.freeze=[batch_norm_*]", "train.optimizer.lr=0.01", "train.steps=12"),
+    *("train.unfreeze=[{pattern: batch_norm_*, after_steps: 5}]", "parallel.mode=data"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "nadam"])
+def test_unfrozen_parameters_have_the_same_bits(
+    tiny: Compose, tmp_path: Path, optimizer: str
+) -> None:
+    """Two divisions by one number are rewritten otherwise than by two equal ones."""
+    one, two = (
+        train(
+            tiny,
+            tmp_path / str(devices),
+            [*PHASES, f"optimizer={optimizer}", f"parallel.devices={devices}"],
+        )
+        for devices in (1, 2)
+    )
+    assert differences(one, two) == []
+
+
+GPT = (
+    *("model=gpt2", "model.features=16", "model.hidden=32", "model.heads=2", "model.blocks=1"),
+    *("dataset=text", "dataset.length=16", "optimizer=sgd", "schedule=constant"),
+    *("train.optimizer.lr=0.1", "train.clip.norm=1.0", "train.batch_size=16", "train.steps=12"),
+    *("eval.every_steps=6", "monitor.tensorboard=false", "monitor.sample_images=0"),
+)
+
+
+def train_gpt(cache: Path, folder: Path, *overrides: str) -> Any:
+    """Train a small GPT with clipped gradients, and read its results."""
+    recipe = load_recipe("gpt_text", [*GPT, *overrides, f"cache.root={cache}"])
+    assert run(recipe, folder).status == "done"
+    return read(folder)
+
+
+@pytest.mark.slow
+def test_clipped_gradients_of_attention_have_the_same_bits(cache: Path, tmp_path: Path) -> None:
+    """A sum of products with dropout's factor is rewritten if the product is read twice."""
+    one, two = (
+        train_gpt(
+            cache, tmp_path / str(devices), "parallel.mode=data", f"parallel.devices={devices}"
+        )
+        for devices in (1, 2)
+    )
+    assert differences(one, two) == []
+
+
+@pytest.mark.slow
+def test_streamed_evaluations_have_the_same_bits(cache: Path, tmp_path: Path) -> None:
+    resident, streamed = (
+        train_gpt(cache, tmp_path / feed, f"train.feed={feed}") for feed in ("resident", "stream")
+    )
+    assert differences(resident, streamed) == []
+
+
+ROWS = tuple(row for row in matrix.list_feature_rows() if row.name != "privacy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", random.Random(0).sample(ROWS, 2), ids=lambda row: row.name)
+def test_drawn_row_of_the_matrix_has_the_same_bits(
+    cache: Path, tmp_path: Path, row: matrix.Row
+) -> None:
+    """`python -m tests.layouts.matrix --all` compares all rows in all cells."""
+    assert list(matrix.compare_row(row, matrix.DRAWN, tmp_path, cache)) == []
 
 
 @pytest.fixture(scope="module")
