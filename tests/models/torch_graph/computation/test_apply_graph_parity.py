@@ -20,7 +20,7 @@ from tests.models.torch_graph.golden_graphs import (
     train_once,
 )
 
-QUICK = ("mobile", "shuffle")
+QUICK = ("custom", "mobile", "shuffle")
 
 
 def marked(names: list[str]) -> list[object]:
@@ -29,7 +29,7 @@ def marked(names: list[str]) -> list[object]:
 
 
 def test_golden_networks_are_complete() -> None:
-    assert len(NAMES) == 8
+    assert len(NAMES) == 9
 
 
 @pytest.mark.parametrize("name", marked(NAMES))
@@ -61,6 +61,25 @@ def test_training_step_matches_pytorch(name: str, layout: str) -> None:
             np.testing.assert_allclose(buffers[buffer], value, rtol=1e-4, atol=1e-6)
     changing = {name for name in left if "running" in name or name == "seen"}
     assert changing <= set(buffers)
+
+
+@pytest.mark.medium
+def test_custom_backward_pass_decides_the_gradients() -> None:
+    """Gradients through a rounded weight and a reversed activation: JAX's would be zero."""
+    theirs = golden_results("custom")
+    _, gradients, _ = train_once(golden_graph("custom"), theirs["images"])
+    for name in ("hidden.weight", "scale", "conv.weight"):
+        expected = theirs[f"gradient {name}"]
+        assert np.abs(expected).max() > 1e-3
+        np.testing.assert_allclose(gradients[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_custom_backward_pass_computes_in_another_dtype() -> None:
+    theirs = golden_results("custom")
+    loss, gradients, _ = train_once(golden_graph("custom"), theirs["images"], dtype="bfloat16")
+    assert loss == pytest.approx(float(theirs["loss"]), rel=1e-2)
+    expected = theirs["gradient hidden.weight"]
+    assert np.abs(gradients["hidden.weight"] - expected).max() < 0.05 * np.abs(expected).max()
 
 
 def test_images_are_not_transposed_in_nhwc() -> None:
