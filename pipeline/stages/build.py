@@ -42,8 +42,10 @@ from pipeline.stages.build_checks import (
 )
 from pipeline.stages.fine_tuning import add_fine_tuning
 from pipeline.stages.key_errors import blaming_key
+from pipeline.stages.probabilities import find_probabilities
 from pipeline.training.component_specs import ScheduleSpec
 from pipeline.training.freezing import select_phase
+from pipeline.training.losses import BinaryCrossEntropy, CrossEntropy
 from pipeline.training.parallel.shards import Shards, make_shards
 from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.privacy.budget import Budget
@@ -126,7 +128,15 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         step_config = replace(step_config, ledger_samples=len(dataset.train))
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
-        logits, variables = jax.eval_shape(lambda words: init_with_output(step_config, words), seed)
+        traced, (logits, variables) = jax.make_jaxpr(
+            lambda words: init_with_output(step_config, words), return_shape=True
+        )(seed)
+    ending = find_probabilities(traced.jaxpr)
+    if ending is not None and isinstance(recipe.train.loss, CrossEntropy | BinaryCrossEntropy):
+        reporter.warn(
+            f"model {recipe.model.name}: ends in {ending}, and train.loss = "
+            f"{recipe.train.loss.name} reads outputs as logits; end in the values before it"
+        )
     draft = StepDraft(recipe, dataset, step_config, seed, logits.shape[1:], variables)
     check_outputs(draft)
     require_all(LAYER_CHECKS, draft)
