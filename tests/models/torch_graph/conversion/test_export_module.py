@@ -13,7 +13,8 @@ from pipeline.models.torch_graph.computation.graph_file import graph_to_text
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
 from pipeline.models.torch_graph.graph import TorchGraph, TypeOf
-from pipeline.models.torch_graph.operator_table import OPERATORS, OperatorContext
+from pipeline.models.torch_graph.operator_table import OPERATORS as FUNCTIONS
+from pipeline.models.torch_graph.operator_table import OperatorContext
 from pipeline.models.torch_graph.tensor import to_tensor
 from tests.models.torch_graph.golden_graphs import golden_graph, network_of
 
@@ -299,7 +300,7 @@ def test_cast_matches_torch(source: str, target: str) -> None:
     own = x.float().numpy() if "float" in source else x.numpy()
     context = OperatorContext("float32", DEFAULTS, "nhwc", None)
     array = jnp.asarray(own).astype(source) if "float" in source else jnp.asarray(own)
-    cast = OPERATORS["aten.to.dtype"](context, to_tensor(array), TypeOf(target)).plain()
+    cast = FUNCTIONS["aten.to.dtype"](context, to_tensor(array), TypeOf(target)).plain()
     theirs = x.to(getattr(torch, target))
     np.testing.assert_array_equal(np.asarray(cast, np.float64), theirs.double().numpy())
 
