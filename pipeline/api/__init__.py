@@ -9,7 +9,7 @@ methods, since recipes are checked without jax.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.core.host.launchers import get_group_size, get_rank
 from pipeline.core.registry import ComponentOf, FilePath, Seq, Spec, component, make_component
@@ -66,6 +66,7 @@ __all__ = [
     "Split",
     "Targets",
     "WarmupDecay",
+    "all_reduce",
     "component",
     "get_group_size",
     "get_rank",
@@ -81,3 +82,14 @@ def layer(name: str, **fields: Any) -> LayerSpec:
     """
     spec: LayerSpec = make_component("layer", name, **fields)
     return spec
+
+
+def all_reduce(values: Any, operation: Literal["sum", "mean", "max", "min"] = "sum") -> Any:
+    """Return numbers or arrays, in any pytree, reduced over the processes of a run.
+
+    All processes must call it, with equal shapes and dtypes. Raises ValueError for another
+    operation.
+    """
+    from pipeline.training.parallel.all_reduce import all_reduce
+
+    return all_reduce(values, operation)

@@ -100,7 +100,7 @@ CASTS = {
 @pytest.mark.parametrize("dtype", CASTS)
 def test_floats_wrap_in_a_cast_to_integers(dtype: str) -> None:
     context = OperatorContext("float32", DEFAULTS, "nhwc", None)
-    x = to_tensor(np.float32(FLOATS))
+    x = to_tensor(np.array(FLOATS, np.float32))
     cast = OPERATORS["aten.to.dtype"](context, x, TypeOf(dtype)).plain()
     assert cast.tolist() == CASTS[dtype]
     if dtype != "int64":

@@ -368,7 +368,7 @@ def test_gradients_of_single_samples_match_those_of_the_batch() -> None:
 
     def loss(params: Any, image: Any) -> Any:
         inputs = {**variables, "params": params}
-        logits = network_of(graph).apply(inputs, image[None], train=False)
+        logits: Any = network_of(graph).apply(inputs, image[None], train=False)
         return logits[0, 0]
 
     single = jax.vmap(jax.grad(loss), (None, 0))(variables["params"], images)

@@ -214,7 +214,7 @@ def test_probabilities_of_two_classes_become_logits(tmp_path: Path, is_reversed:
     np.testing.assert_allclose(jax.nn.softmax(logits), expected, atol=1e-6)
     assert np.abs(logits - expected).max() > 0.5
     asked = import_bytes(tmp_path, content, output="y")
-    unchanged = network_of(asked).apply(initial_variables_of(asked), x, train=False)
+    unchanged: Any = network_of(asked).apply(initial_variables_of(asked), x, train=False)
     np.testing.assert_allclose(unchanged, expected, atol=1e-6)
 
 
