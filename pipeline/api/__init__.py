@@ -9,7 +9,7 @@ methods, since recipes are checked without jax.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.core.host.launchers import get_group_size, get_rank
 from pipeline.core.registry import ComponentOf, FilePath, Seq, Spec, component, make_component
@@ -31,6 +31,7 @@ from pipeline.training.component_specs import (
     ScheduleSpec,
 )
 from pipeline.training.losses import LabelLoss
+from pipeline.training.parallel.all_reduce import all_reduce
 from pipeline.training.schedules import DecaySpan, WarmupDecay
 
 __all__ = [
@@ -82,14 +83,3 @@ def layer(name: str, **fields: Any) -> LayerSpec:
     """
     spec: LayerSpec = make_component("layer", name, **fields)
     return spec
-
-
-def all_reduce(values: Any, operation: Literal["sum", "mean", "max", "min"] = "sum") -> Any:
-    """Return numbers or arrays, in any pytree, reduced over the processes of a run.
-
-    All processes must call it, with equal shapes and dtypes. Raises ValueError for another
-    operation.
-    """
-    from pipeline.training.parallel.all_reduce import all_reduce
-
-    return all_reduce(values, operation)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import jax
 import numpy as np
-from jax.experimental.multihost_utils import process_allgather
 
 Operation = Literal["sum", "mean", "max", "min"]
 
@@ -17,6 +15,9 @@ def all_reduce(values: Any, operation: Operation = "sum") -> Any:
     All processes must call it, with equal shapes and dtypes, and get the same bits: values are
     added in the order of ranks. Raises ValueError for another operation.
     """
+    import jax
+    from jax.experimental.multihost_utils import process_allgather
+
     reductions: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
     if operation not in reductions:
         raise ValueError(f"operation = {operation!r}: must be one of {', '.join(reductions)}")
