@@ -31,6 +31,7 @@ from pipeline.training.component_specs import (
     ScheduleSpec,
 )
 from pipeline.training.losses import LabelLoss
+from pipeline.training.parallel.all_reduce import all_reduce
 from pipeline.training.schedules import DecaySpan, WarmupDecay
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "Split",
     "Targets",
     "WarmupDecay",
+    "all_reduce",
     "component",
     "get_group_size",
     "get_rank",

@@ -27,6 +27,7 @@ from pipeline.engine.loop import exhaust
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
 from pipeline.inspect.dumps.run_inspection import RunInspection
 from pipeline.models.layers.path_patterns import is_frozen
+from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages import run as stages
 from pipeline.stages.data import load_data, read_batch
 from pipeline.stages.export.prediction import compile_predict
@@ -256,6 +257,14 @@ class Trainer:
             for path, array in _Parameters(self)._copy_arrays().items()
             if not is_frozen(frozen_patterns, tuple(path.split("/")))
         }
+
+    def save_weights(self, file: Path | str) -> None:
+        """Write parameters and batch statistics to a weight file, as `convert weights` does.
+
+        Its suffix is .safetensors, .ckpt or .npz. Raises RunError if there are no parameters yet or
+        the file can't be written, and DataError for another suffix.
+        """
+        write_weights(Path(file), self._make_snapshot().arrays)
 
     def tuples(self, split: SplitKey = "train", epoch: int = 0) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield each batch that `dicts` yields as a tuple: image, label and the other columns."""

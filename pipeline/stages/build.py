@@ -11,12 +11,13 @@ import jax
 import numpy as np
 import optax
 from flax import linen as nn
+from jax.extend.core import ClosedJaxpr
 
 from pipeline.config.precision import resolve_level, resolve_loss_scale, resolve_precision
 from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.config.run_length import count_total_steps, schedule_run
 from pipeline.core.errors import RecipeError
-from pipeline.core.host.array_values import allow_reads, find_shapes
+from pipeline.core.host.array_values import allow_reads, find_shapes, is_value_read
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset import Dataset
@@ -43,6 +44,7 @@ from pipeline.stages.build_checks import (
 )
 from pipeline.stages.fine_tuning import add_fine_tuning
 from pipeline.stages.key_errors import blaming_key
+from pipeline.stages.probabilities import warn_of_probabilities
 from pipeline.training.component_specs import ScheduleSpec
 from pipeline.training.freezing import select_phase
 from pipeline.training.parallel.shards import Shards, make_shards
@@ -133,7 +135,9 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         step_config = replace(step_config, ledger_samples=len(dataset.train))
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
-        logits, variables = find_shapes(lambda words: init_with_output(step_config, words), seed)
+        traced, (logits, variables) = _trace_network(step_config, seed)
+    if traced is not None:
+        warn_of_probabilities(recipe, traced.jaxpr, reporter)
     draft = StepDraft(recipe, dataset, step_config, seed, logits.shape[1:], variables)
     check_outputs(draft)
     require_all(LAYER_CHECKS, draft)
@@ -165,6 +169,23 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
             "precision", f"{resolve_level(recipe)}: {', '.join(types)}; {scale_text}"
         )
     return built
+
+
+def _trace_network(
+    step_config: StepConfig, seed: np.ndarray
+) -> tuple[ClosedJaxpr | None, tuple[Any, Any]]:
+    """Return the trace of initialisation and a forward pass, and the shapes of logits and
+    variables. The trace is None if the network reads values, which only eager mode allows."""
+
+    def init(words: Any) -> tuple[Any, Any]:
+        return init_with_output(step_config, words)
+
+    try:
+        return jax.make_jaxpr(init, return_shape=True)(seed)
+    except Exception as error:  # custom code may wrap JAX's error
+        if not is_value_read(error):
+            raise
+    return None, find_shapes(init, seed)
 
 
 def plan_privacy(recipe: Recipe, dataset: Dataset, steps: int, reporter: Reporter) -> Budget | None:

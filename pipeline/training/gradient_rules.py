@@ -1,4 +1,4 @@
-"""Ways to compute the gradients of a step: one backward pass, or two (SAM)."""
+"""Ways to compute the gradients of a step: one backward pass, scaled or not, or two (SAM)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,26 @@ class PlainGradients(GradientSpec):
 
     def build(self) -> Callable[[Backward, Any, jax.Array], tuple[Any, Any]]:
         return lambda backward, parameters, key: backward(parameters)
+
+
+@component("gradients")
+class ScaledGradients(GradientSpec):
+    """The gradients of the loss times `factor`, the `sens` of MindSpore's TrainOneStepCell.
+
+    The recorded loss isn't scaled. Unlike a loss scale, the factor reaches the optimizer.
+    """
+
+    name: Literal["scaled"] = "scaled"
+    factor: PositiveFloat = 1.0
+
+    def build(self) -> Callable[[Backward, Any, jax.Array], tuple[Any, Any]]:
+        import jax
+
+        def scaled(backward: Backward, parameters: Any, key: jax.Array) -> tuple[Any, Any]:
+            gradients, auxiliary = backward(parameters)
+            return jax.tree.map(lambda g: g * self.factor, gradients), auxiliary
+
+        return scaled
 
 
 @component("gradients")

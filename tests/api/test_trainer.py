@@ -17,6 +17,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import SinkReport
+from pipeline.models.weights.files.weight_files import read_weights
 from pipeline.training.telemetry import Telemetry
 from tests import outcome
 from tests.conftest import compose_tiny
@@ -257,6 +258,22 @@ def test_loaded_trainer_has_the_parameters(trainer: Trainer, tmp_path: Path) -> 
         loaded.parameters["dense_0/bias"] = np.zeros(8)
     with pytest.raises(TypeError, match="parameters can be set, not removed"):
         del loaded.parameters["dense_0/bias"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".safetensors", ".ckpt", ".npz"])
+def test_saved_weights_have_parameters_and_statistics(
+    trainer: Trainer, suffix: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match="there are no parameters yet"):
+        trainer.save_weights(tmp_path / f"net{suffix}")
+    trainer.fit()
+    trainer.save_weights(tmp_path / f"net{suffix}")
+    saved = read_weights(tmp_path / f"net{suffix}")
+    expected = {f"params/{path}": array for path, array in trainer.parameters.items()}
+    assert set(expected) <= set(saved)
+    for path, array in expected.items():
+        np.testing.assert_array_equal(saved[path], array)
 
 
 @pytest.mark.slow

@@ -224,7 +224,69 @@ class TwoConvs(nn.Module):
         return self.fc(x.flatten(1))
 
 
-NETWORKS = (Residual, Mobile, Shuffle, Patches, Windows, Recurrent, Encoder, Buffers)
+FunctionCtx = torch.autograd.function.FunctionCtx
+
+
+class Reverse(torch.autograd.Function):
+    """The identity, whose gradient is reversed and clipped."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, scale: float) -> Tensor:
+        """The same values."""
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, g: Tensor) -> tuple[Tensor, None]:
+        """The gradient, times a negative number."""
+        return (-ctx.scale * g).clamp_(-0.02, 0.02), None
+
+
+class Round(torch.autograd.Function):
+    """Rounded numbers with the gradient of numbers inside of a range, and which are outside."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers, and a mask."""
+        return torch.round(x * scale) / scale, (x.abs() > 0.3).float()
+
+    @staticmethod
+    def setup_context(
+        ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]
+    ) -> None:
+        """Keep the mask."""
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(inputs[0], output[1])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: FunctionCtx, g: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Gradients of both inputs."""
+        x, outside = ctx.saved_tensors
+        return g * (1 - outside), (g * x).sum(0, keepdim=True) if ctx.needs_input_grad[1] else None
+
+
+class Custom(nn.Module):
+    """Custom backward passes: of activations, of a rounded weight, and values without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.scale = nn.Parameter(torch.full((1, 8), 8.0))
+        self.hidden = nn.Linear(8, 8)
+        self.fc = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        y = functional.silu(self.conv(x)).mean((2, 3))
+        with torch.no_grad():
+            largest = y.abs().amax(1, keepdim=True)
+        weight, outside = Round.apply(self.hidden.weight, self.scale)
+        y = functional.linear(Reverse.apply(y / largest, 0.5), weight * (1 + outside))
+        return self.fc(y)
+
+
+NETWORKS = (Residual, Mobile, Shuffle, Patches, Windows, Recurrent, Encoder, Buffers, Custom)
 
 
 def main() -> None:

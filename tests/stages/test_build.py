@@ -51,6 +51,19 @@ def test_build_report_has_one_line(tiny: Compose, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize(("last", "is_warned"), [("sigmoid", True), ("relu", False)])
+def test_probabilities_that_are_read_as_logits_are_warned_of(
+    last: str, is_warned: bool, tiny: Compose, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = f"[flatten,{{name: dense, features: '$classes'}},{last}]"
+    recipe = tiny("model=layers", f"model.layers={layers}")
+    build(recipe, load_data(recipe, Reporter()), Reporter())
+    printed = " ".join("".join(capsys.readouterr()).split())
+    expected = "model layers: ends in sigmoid, and train.loss = cross_entropy reads outputs as"
+    assert (expected in printed) == is_warned
+
+
+@pytest.mark.medium
 def test_independent_problems_are_reported_together(tiny: Compose) -> None:
     names = ["train.mode=eager", "train.jit_layers=[outside]"]
     with pytest.raises(RecipeError) as caught:

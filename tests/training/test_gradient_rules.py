@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.training.gradient_rules import PlainGradients, SharpnessAware
+from pipeline.training.gradient_rules import PlainGradients, ScaledGradients, SharpnessAware
 from tests import outcome
 from tests.whole_run import run
 
@@ -32,6 +32,14 @@ PARAMETERS = {"w": np.array([1.0, -2.0], np.float32), "b": np.array([0.5], np.fl
 def test_plain_gradients_take_one_pass() -> None:
     gradients, loss = PlainGradients().build()(quadratic, PARAMETERS, jax.random.key(0))
     np.testing.assert_array_equal(gradients["w"], [1.0, -8.0])
+    assert loss == 17 / 4 + 0.125
+
+
+def test_scaled_gradients_leave_the_loss() -> None:
+    rule = ScaledGradients(factor=3.0).build()
+    gradients, loss = rule(quadratic, PARAMETERS, jax.random.key(0))
+    np.testing.assert_array_equal(gradients["w"], [3.0, -24.0])
+    np.testing.assert_array_equal(gradients["b"], [1.5])
     assert loss == 17 / 4 + 0.125
 
 

@@ -15,11 +15,23 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from pipeline.core.plugins.loading import KERAS_BACKEND
-from pipeline.models.imported.calls import make_with
+from pipeline.models.imported.calls import list_parameters, make_with
 from pipeline.models.imported.imported_network import PARAMS, STATISTICS, PureNetwork, Variables
 
 POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 """Keras's dtype policy for each dtype of activations. All have weights in float32."""
+_GRADIENTS = "train.gradients=NAME names a component that computes gradients"
+_LOSS = "loss=NAME names the loss"
+_METRICS = "eval.metrics=[NAME] names metrics"
+TRAINING_METHODS = {
+    "train_step": _GRADIENTS,
+    "compute_loss_and_updates": _GRADIENTS,
+    "compute_loss": _LOSS,
+    "stateless_compute_loss": _LOSS,
+    "test_step": _METRICS,
+    "compute_metrics": _METRICS,
+}
+"""Methods of a model that Keras calls in training and evaluation, with a recipe's keys for them."""
 SEED_STATE = "seed_generator_state"
 """Last part of the path of a random generator's state, uint32 (2,)."""
 
@@ -109,10 +121,12 @@ class KerasNetwork:
     def init(self, key: Array, images: Array, seed: int) -> Variables:
         """Return the weights that Keras draws from the seed, by their paths.
 
-        The program has them as constants. Raises ValueError for a model that ends in softmax.
+        The program has them as constants. Raises ValueError for a model that ends in softmax, and
+        for one with rules of training that a recipe doesn't follow.
         """
         model = self._find_model(seed, images.shape[1:])
         _refuse_softmax(model)
+        _refuse_training_rules(model)
         with jax.ensure_compile_time_eval():
             params = _read_values(model, model.trainable_variables)
             statistics = [
@@ -141,8 +155,10 @@ class KerasNetwork:
             else statistics[_read_path(model, variable)]
             for number, variable in enumerate(model.non_trainable_variables)
         ]
+        # Keras's step calls a model without this parameter without it too.
+        flag = {"training": train} if "training" in list_parameters(model.call) else {}
         logits, changed, losses = model.stateless_call(
-            trained, untrained, images, training=train, return_losses=True
+            trained, untrained, images, **flag, return_losses=True
         )
         if losses:
             raise ValueError(
@@ -179,6 +195,29 @@ def _read_path(model: Any, variable: Any) -> tuple[str, ...]:
     path: list[str] = variable.path.split("/")
     starts_at_model = path[0] == model.name and len(path) > 1
     return tuple(path[1:] if starts_at_model else path)
+
+
+def _refuse_training_rules(model: Any) -> None:
+    """Raise ValueError for overridden methods of training, constraints and quantised updates."""
+    for method, instead in TRAINING_METHODS.items():
+        function = getattr(getattr(model, method, None), "__func__", None)
+        if function is None or not function.__module__.startswith("keras."):
+            raise ValueError(
+                f"{type(model).__name__} overrides {method}, which the recipe's step doesn't call; "
+                f"must not: {instead}"
+            )
+    for variable in model.trainable_variables:
+        name = "/".join(_read_path(model, variable))
+        if variable.constraint is not None:
+            raise ValueError(
+                f"{name} has the constraint {type(variable.constraint).__name__}, which the "
+                "recipe's optimizer ignores; must have none"
+            )
+        if variable.overwrite_with_gradient:
+            raise ValueError(
+                f"{name} is overwritten by its gradient, which the recipe's optimizer doesn't do; "
+                "must be trained in a type that isn't quantised"
+            )
 
 
 def _refuse_softmax(model: Any) -> None:

@@ -198,6 +198,25 @@ def compute_in_float32(function: Callable[[Array], Array], x: Array) -> Array:
     return function(x.astype(jnp.float32)).astype(x.dtype)
 
 
+def cast_array(array: Array, dtype: Any, *, is_int64: bool = False) -> Array:
+    """Cast an array as torch and ONNX Runtime do on a CPU, where JAX saturates.
+
+    A float becomes int32, of which int8, int16 and uint8 have the last bits: -1.5 becomes 255 in
+    uint8. What int32 can't hold, and NaN, becomes the lowest int32. Floats to int64
+    (`is_int64`), which is int32 here, saturate within int64.
+    """
+    dtype = jnp.dtype(dtype)
+    is_cut = jnp.issubdtype(dtype, jnp.integer) and is_float(array)
+    if not is_cut:
+        return array.astype(dtype)
+    info = jnp.iinfo(jnp.int32)
+    wide = array.astype(jnp.float32)
+    limit = 2.0**63 if is_int64 else 2.0**31
+    # Comparisons with NaN are false.
+    is_held = (wide >= -limit) & (wide < limit)
+    return jnp.where(is_held, wide.astype(jnp.int32), info.min).astype(dtype)
+
+
 def is_float(x: TorchTensor | Array) -> bool:
     """Return whether an array has floating-point numbers."""
     return jax.dtypes.issubdtype(x.dtype, jnp.floating)

@@ -54,6 +54,8 @@ class Matching:
     rows: tuple[MatchRow, ...]
     arrays: Arrays
     """The matched arrays, float32."""
+    is_guessed: bool = False
+    """Whether the framework was guessed from the names."""
 
     def require(self, *, partial: bool) -> None:
         """Raise DataError with a table of the problems, unless `partial` and some arrays match."""
@@ -64,6 +66,11 @@ class Matching:
             "nothing is loaded; rename entries with checkpoint.renames, or load the matching ones "
             "with checkpoint.partial=true"
         )
+        if self.is_guessed and self.rules is not None and 2 * len(self.arrays) < len(self.rows):
+            hint += (
+                f"; names are taken for {self.rules}'s, or with checkpoint.rules=none for those of "
+                "the network"
+            )
         raise DataError(f"{self.file}: {self.format_counts()}; {hint}\n{format_table(problems)}")
 
     def format_counts(self) -> str:
@@ -89,8 +96,11 @@ def match_weights(
 
     Raises DataError for a rename without an entry, and if a network's weights can't be converted.
     """
+    renamed = _rename_entries(file, arrays, renames)
     if rules == "auto":
-        framework = guess_framework(file, arrays, network)
+        # A renamed entry has a name of the user's, which says nothing of a framework.
+        names = [name for name, _ in renamed.values() if name is not None]
+        framework = guess_framework(file, names, network)
     else:
         framework = None if rules == "none" else rules
     if framework is not None and network.unconverted:
@@ -99,7 +109,6 @@ def match_weights(
             f"{network.model}: {network.unconverted}"
         )
     network = replace(network, channels_last=framework == "tensorflow")
-    renamed = _rename_entries(file, arrays, renames)
     rows: list[MatchRow] = []
     matched: Arrays = {}
     origins: dict[str, str] = {}
@@ -114,7 +123,7 @@ def match_weights(
     reached = {row.target for row in rows if row.status in ("matched", "misshapen")}
     missing = [name for name in network.shapes if name not in reached]
     rows += [MatchRow("missing", "", None, name, network.shapes[name]) for name in missing]
-    return Matching(file, framework, tuple(rows), matched)
+    return Matching(file, framework, tuple(rows), matched, is_guessed=rules == "auto")
 
 
 def format_table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:

@@ -46,16 +46,16 @@ class NamedEntry:
     """Whether the first row is added to every row of another entry's array."""
 
 
-def guess_framework(file: str, arrays: Arrays, network: NetworkArrays) -> Framework | None:
-    """Return the framework whose names a file has; None if at least half are this package's.
+def guess_framework(file: str, names: Sequence[str], network: NetworkArrays) -> Framework | None:
+    """Return the framework whose names a file has; None if at least half are the network's.
 
     Without norm layers, PyTorch and MindSpore have the same names, so the file's suffix decides.
     """
-    if 2 * sum(network.resolve(name) is not None for name in arrays) >= len(arrays):
+    if 2 * sum(network.resolve(name) is not None for name in names) >= len(names):
         return None
     if Path(file).suffix.lower() in TENSORFLOW_SUFFIXES:
         return "tensorflow"
-    leaves = {name.rpartition(".")[2] for name in arrays} - {"weight", "bias"}
+    leaves = {name.rpartition(".")[2] for name in names} - {"weight", "bias"}
     if leaves & set(MINDSPORE.leaves):
         return "mindspore"
     return "mindspore" if file.endswith(".ckpt") and not leaves & set(TORCH.leaves) else "torch"

@@ -43,6 +43,69 @@ def make_model(classes, width=4, last=None, penalty=None):
 def unbuilt(classes):
     return keras.Sequential([layers.Flatten(), layers.Dense(classes)])
 
+def functional(kind=keras.Model, change=None, constraint=None):
+    images = keras.Input((8, 8, 1))
+    x = layers.Dense(4, kernel_constraint=constraint, name="first")(layers.Flatten()(images))
+    if change is not None:
+        x = keras.layers.Lambda(change)(x)
+    return kind(images, layers.Dense(10)(x))
+
+class TrainsItself(keras.Model):
+    def train_step(self, *args):
+        raise NotImplementedError
+
+class ComputesItsLoss(keras.Model):
+    def compute_loss(self, *args, **kwargs):
+        return 0.0
+
+class TestsItself(keras.Model):
+    def test_step(self, *args):
+        raise NotImplementedError
+
+class AddsLosses(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.flat, self.dense = layers.Flatten(), layers.Dense(10)
+
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x))
+        return self.dense(self.flat(x))
+
+def own_train_step():
+    return functional(TrainsItself)
+
+def own_loss():
+    return functional(ComputesItsLoss)
+
+def own_test_step():
+    return functional(TestsItself)
+
+def set_train_step():
+    model = functional()
+    model.train_step = lambda *args: None
+    return model
+
+def constrained():
+    return functional(constraint=keras.constraints.MaxNorm(1.0))
+
+def penalised():
+    images = keras.Input((8, 8, 1))
+    x = layers.Dense(4, activity_regularizer="l2")(layers.Flatten()(images))
+    return keras.Model(images, layers.Dense(10)(x))
+
+def added():
+    return AddsLosses()
+
+@keras.ops.custom_gradient
+def reverse(x):
+    return x, lambda *args, upstream=None: -3 * (upstream if args == () else args[0])
+
+def reversed_gradient(change=reverse):
+    return functional(change=change)
+
+def plain_gradient():
+    return functional(change=lambda x: x)
+
 def number():
     return 3
 
@@ -164,6 +227,13 @@ def test_resumed_run_is_bit_equal_to_the_unbroken_one(
     [
         ("make_model", "float32", {"last": "softmax"}, "ends in softmax; must end in logits"),
         ("make_model", "float32", {"penalty": "l2"}, "adds 1 losses, by"),
+        ("own_train_step", "float32", {}, "TrainsItself overrides train_step, which the recipe's"),
+        ("set_train_step", "float32", {}, "Functional overrides train_step"),
+        ("own_loss", "float32", {}, "overrides compute_loss.* must not: loss=NAME names the loss"),
+        ("own_test_step", "float32", {}, "overrides test_step.* eval.metrics="),
+        ("constrained", "float32", {}, "first/kernel has the constraint MaxNorm"),
+        ("penalised", "float32", {}, "adds 1 losses, by regularizers or add_loss"),
+        ("added", "float32", {}, "adds 1 losses, by regularizers or add_loss"),
         ("number", "float32", {}, "makes a int; must make a keras.Model"),
         ("made", "bfloat16", {}, "computes in float32, and the recipe in bfloat16"),
         ("made", "float32", {"width": 3}, "is a model; arguments must be {}"),
@@ -174,3 +244,20 @@ def test_untrainable_models_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         initialise(build(name, dtype, **arguments), IMAGES)
+
+
+def test_custom_gradient_is_honoured(build: Build) -> None:
+    found = []
+    for name in ("plain_gradient", "reversed_gradient"):
+        module = build(name)
+        variables = initialise(module, IMAGES)
+
+        def loss(params: Any, module: Any = module, variables: Any = variables) -> Any:
+            logits = module.apply({**variables, "params": params}, IMAGES, train=False)
+            return (logits * np.arange(10)).sum()
+
+        found.append(jax.jit(jax.grad(loss))(variables["params"]))
+    plain, reverse = found
+    np.testing.assert_allclose(
+        reverse["first"]["kernel"], -3 * plain["first"]["kernel"], rtol=1e-5, atol=1e-6
+    )

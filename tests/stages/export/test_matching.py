@@ -432,6 +432,30 @@ def test_user_rules_apply_first_and_in_order() -> None:
     }
 
 
+def test_renamed_entries_have_the_names_of_the_network() -> None:
+    """Entries that a rule gives the network's names aren't taken for PyTorch's."""
+    network = lenet_needs()
+    arrays = {f"net:{path}": rand(*shape) for path, shape in network.shapes.items()}
+    rule = RenameSpec.model_validate({"match": "net:(.*)", "to": r"\1"})
+    matching = match_weights("w.npz", arrays, network, [rule])
+    assert matching.rules is None
+    assert statuses(matching) == {"matched": list(arrays)}
+    for path in network.shapes:
+        np.testing.assert_array_equal(matching.arrays[path], arrays[f"net:{path}"])
+
+
+def test_message_names_the_key_of_the_framework() -> None:
+    network = lenet_needs()
+    arrays = {f"net:{path}": rand(*shape) for path, shape in network.shapes.items()}
+    with pytest.raises(
+        DataError, match=r"names are taken for torch's, or with checkpoint\.rules=none"
+    ):
+        match_weights("w.npz", arrays, network).require(partial=False)
+    with pytest.raises(DataError) as caught:
+        match_weights("w.npz", arrays, network, rules="none").require(partial=False)
+    assert "taken for" not in str(caught.value)
+
+
 def test_entry_can_have_the_name_of_the_network() -> None:
     theirs = lenet()
     theirs["a"] = theirs.pop("fc3.weight")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +17,12 @@ from pipeline.models.layers.precision import find_type_rule
 from pipeline.models.lowerings.problem.conv_window import make_window
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.modules.layer_capture import is_observing, observe_layer
+from pipeline.models.torch_graph.backward_passes import (
+    CUSTOM_GRADIENT,
+    BackwardPass,
+    find_backward_passes,
+)
+from pipeline.models.torch_graph.computation.custom_gradient import replace_gradient
 from pipeline.models.torch_graph.graph import (
     INPUT,
     KERNEL_AXES,
@@ -35,7 +41,7 @@ from pipeline.models.torch_graph.operator_table import (
     is_float,
 )
 from pipeline.models.torch_graph.operators.convolution_ops import Convolution, as_pair, make_pads
-from pipeline.models.torch_graph.operators.known_operators import find_operator
+from pipeline.models.torch_graph.operators.known_operators import draws, find_operator
 from pipeline.models.torch_graph.operators.reduction_ops import NormResult
 from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
 
@@ -58,9 +64,12 @@ def apply_form(
     can't be computed.
     """
     arrays = _make_tensors(graph, weights)
-    run = _Run(graph, context, values={INPUT: x}, arrays=arrays, changed={})
+    passes = find_backward_passes(form)
+    run = _Run(graph, form, passes, context, values={INPUT: x}, arrays=arrays, changed={})
+    deferred = {number for backward in passes.values() for number in backward.numbers}
     for number, node in enumerate(form.nodes):
-        run.compute(number, node)
+        if number not in deferred:
+            run.compute(number, node)
     for name, reference in form.updates:
         run.changed[name] = run.find_value(reference).plain().astype(jnp.float32)
     output = run.find_value(form.output)
@@ -115,13 +124,18 @@ class _Run:
     """The values of a graph during its computation."""
 
     graph: TorchGraph
+    form: Form
+    passes: Mapping[str, BackwardPass]
+    """Custom backward passes of the form, by their node."""
     context: OperatorContext
     values: dict[str, Any]
-    """The input and the results of nodes, by name; a tuple for a node with several results."""
+    """The input and the results of nodes, by name; several by index for a node with several."""
     arrays: dict[str, TorchTensor]
     """Weights and constants by name; batch norms replace their running statistics."""
     changed: dict[str, Array]
     """New values of buffers by name."""
+    is_backward: bool = False
+    """Whether the nodes are of a custom backward pass, which has no layers."""
 
     def compute(self, number: int, node: GraphNode) -> None:
         """Store the results of a node, which is `form.nodes[number]`.
@@ -132,7 +146,10 @@ class _Run:
         scope = node.module.replace(".", "/")
         try:
             with jax.named_scope(scope) if scope else nullcontext():
-                result = self._apply(number, node, operator)
+                if node.op == CUSTOM_GRADIENT:
+                    result = self._replace_gradient(node)
+                else:
+                    result = self._apply(number, node, operator)
             _require_shapes(node, result)
         except ARGUMENT_ERRORS as error:
             raise ValueError(
@@ -144,6 +161,73 @@ class _Run:
         """Return the value that a reference names."""
         value = self.values[reference.node]
         return value if reference.item is None else value[reference.item]
+
+    def _replace_gradient(self, node: GraphNode) -> tuple[TorchTensor, ...]:
+        """Return the outputs of a custom function, differentiated by its backward pass."""
+        backward = self.passes[node.name]
+        inputs, outputs = (self._find_tensors(references) for references in node.args[:2])
+        reads = {reference: self._find_operand(reference) for reference in backward.reads}
+        saved = [value for value in reads.values() if isinstance(value, TorchTensor)]
+        nodes = [(number, self.form.nodes[number]) for number in backward.numbers]
+        # Arrays reach a backward pass only as arguments, so the key of its draws is one too.
+        key = self.context.key
+        keys = [key()] if key is not None and any(draws(node) for _, node in nodes) else []
+
+        def compute_gradients(arrays: Sequence[Array], cotangents: Sequence[Array]) -> list[Array]:
+            operands = iter(arrays)
+            run = self._begin_backward(
+                {
+                    reference: value.with_array(next(operands))
+                    if isinstance(value, TorchTensor)
+                    else value
+                    for reference, value in reads.items()
+                },
+                next(operands, None),
+            )
+            named = zip(node.args[2], outputs, cotangents, strict=True)
+            run.values |= {ref.node: output.with_array(array) for ref, output, array in named}
+            for number, inner in nodes:
+                if inner.name not in run.values:
+                    run.compute(number, inner)
+            pairs = zip(node.args[3], inputs, strict=True)
+            return [_place_gradient(run._find_operand(ref), x) for ref, x in pairs]
+
+        arrays = [*(value.array for value in saved), *keys]
+        output_arrays = [output.array for output in outputs]
+        # An error of the backward pass is raised here, with the line of its node.
+        jax.eval_shape(compute_gradients, arrays, output_arrays)
+        results = replace_gradient(
+            [x.array for x in inputs], output_arrays, arrays, compute_gradients
+        )
+        pairs = zip(outputs, results, strict=True)
+        return tuple(output.with_array(array) for output, array in pairs)
+
+    def _begin_backward(self, operands: Mapping[ValueOf | ArrayOf, Any], key: Any) -> _Run:
+        """Return the run of a backward pass with the operands that it reads, and its key."""
+        values: dict[str, Any] = {}
+        arrays: dict[str, TorchTensor] = {}
+        for reference, value in operands.items():
+            if isinstance(reference, ArrayOf):
+                arrays[reference.name] = value
+            elif reference.item is None:
+                values[reference.node] = value
+            else:
+                values.setdefault(reference.node, {})[reference.item] = value
+        context = replace(self.context, key=None if key is None else lambda: key)
+        return _Run(
+            self.graph, self.form, {}, context, values, arrays, changed={}, is_backward=True
+        )
+
+    def _find_operand(self, reference: Any) -> Any:
+        """Return the array or value that a reference names, and None for None."""
+        if isinstance(reference, ArrayOf):
+            return self.arrays[reference.name]
+        return self.find_value(reference) if isinstance(reference, ValueOf) else reference
+
+    def _find_tensors(self, references: Sequence[Any]) -> list[TorchTensor]:
+        """Return the tensors of references, weights in the dtype of activations."""
+        found = ((r, self._find_operand(r)) for r in references)
+        return [_cast(x, self.context.dtype) if isinstance(r, ArrayOf) else x for r, x in found]
 
     def _apply(self, number: int, node: GraphNode, operator: AtenOperator) -> Any:
         rules = self.context.rules
@@ -165,7 +249,7 @@ class _Run:
 
         args, kwargs = jax.tree.map(read_argument, (node.args, dict(node.kwargs)))
         result = operator(context, *args, **kwargs)
-        if is_observing() and node.op in OBSERVED:
+        if not self.is_backward and is_observing() and node.op in OBSERVED:
             x = args[0]
             # A layer is observed only if its first axis (in PyTorch's order) is the batch.
             if x.ndim > 1 and x.shape[0] == self.values[INPUT].shape[0]:
@@ -216,6 +300,18 @@ def _observe_node(
     )
     outputs = observe_layer(layer, images, result.transpose(order), window, layout)
     return TorchTensor(outputs, order)
+
+
+def _place_gradient(gradient: TorchTensor | None, x: TorchTensor) -> Array:
+    """Return the gradient of x as an array with the order and the dtype of x; zeros for None.
+
+    Raises ValueError for another shape.
+    """
+    if gradient is None:
+        return jnp.zeros_like(x.array)
+    if gradient.shape != x.shape:
+        raise ValueError(f"a gradient has shape {gradient.shape}; must be {x.shape}")
+    return gradient.transpose(x.order).astype(x.dtype)
 
 
 def _cast(value: Any, dtype: str) -> Any:

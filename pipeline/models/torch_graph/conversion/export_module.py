@@ -17,11 +17,16 @@ import numpy as np
 
 from pipeline.core.errors import first_line
 from pipeline.core.plugins.loading import INSTALL
+from pipeline.models.torch_graph.conversion.custom_functions import (
+    record_backward_passes,
+    refuse_gradient_hooks,
+)
 from pipeline.models.torch_graph.conversion.functional_form import (
     Draft,
     ProgramReader,
     SharedMemoryError,
     find_array_uses,
+    inline_regions,
 )
 from pipeline.models.torch_graph.graph import (
     KERNEL_AXES,
@@ -101,6 +106,7 @@ def export_module(
     """
     torch = import_torch()
     origin = origin or type(module).__name__
+    refuse_gradient_hooks(torch, module)
     was_training = module.training
     example = torch.zeros((batch or 2, *shape), dtype=getattr(torch, dtype))
     try:
@@ -133,8 +139,9 @@ def _export_draft(torch: Any, origin: str, module: Any, example: Any, batch: int
     if batch is None:
         dims = ({0: torch.export.Dim("batch", min=1, max=MAX_BATCH)},)
     with _report_error(origin, module.training, tuple(example.shape[1:])):
-        with _refuse_new_tensors(torch, module):
+        with _refuse_new_tensors(torch, module), record_backward_passes(torch):
             program = torch.export.export(module, (example,), dynamic_shapes=dims, strict=False)
+        inline_regions(torch, program.graph_module)
         try:
             return ProgramReader(torch, program).read()
         except SharedMemoryError:

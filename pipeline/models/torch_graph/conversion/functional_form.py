@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from pipeline.models.torch_graph.backward_passes import COTANGENT, CUSTOM_GRADIENT
 from pipeline.models.torch_graph.graph import (
     INPUT,
     ArrayOf,
@@ -51,6 +52,9 @@ _IGNORED_KEYWORDS = frozenset(
 _IGNORED_OPS = re.compile(
     r"_assert_|sym_constrain_range|_check|is_nonzero|_guard|assert_tensor_metadata"
 )
+_REGIONS = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled": 1}
+"""Calls of a region, by the index of the region among the arguments. Settings come before it, and
+what the region reads after it."""
 _FUNCTIONAL = {"bernoulli.float": "bernoulli.p", "normal.default": "normal_functional.default"}
 """Names of functional operators by the in-place name without its underscore, if they differ."""
 
@@ -127,7 +131,6 @@ class ProgramReader:
         ValueError unless the output is one tensor, and each node calls an operator.
         """
         output: Any = None
-        _inline_autocast(self.program.graph_module)
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 self._read_placeholder(node)
@@ -194,7 +197,7 @@ class ProgramReader:
             self.roots[node.name] = self._find_root(node.args[0])
         if self._is_constant(node, name, in_place):
             self._compute_constant(node)
-        elif not full_op.startswith("aten."):
+        elif full_op not in (COTANGENT, CUSTOM_GRADIENT) and not full_op.startswith("aten."):
             raise ValueError(f"operator {full_op} of {_describe_node(node)} isn't supported")
         elif in_place:
             self._append_functional(node, full_op)
@@ -251,7 +254,7 @@ class ProgramReader:
 
     def _is_constant(self, node: Any, name: str, in_place: bool) -> bool:
         """Return whether the node reads only constants, so that torch can compute it."""
-        if _RANDOM.search(name):
+        if _RANDOM.search(name) or str(node.target) in (COTANGENT, CUSTOM_GRADIENT):
             return False
         if name in _FILLERS and node.args and _is_fixed(node.meta.get("val")):
             return True
@@ -321,23 +324,73 @@ class ProgramReader:
         return ArrayOf(name)
 
 
-def _inline_autocast(module: Any) -> None:
-    """Replace regions under `torch.autocast` by their nodes; the recipe determines the dtypes."""
+def inline_regions(torch: Any, module: Any, activations: frozenset[Any] = frozenset()) -> None:
+    """Replace regions of a program that set a mode by their nodes.
+
+    The recipe determines the dtypes of `torch.autocast`. Results of a region without gradients,
+    under `torch.no_grad`, are detached. Raises ValueError if an activation changes in place there.
+    `activations` are inputs of the module that the program computes.
+    """
     graph = module.graph
     for node in list(graph.nodes):
-        if getattr(node.target, "__name__", "") != "wrap_with_autocast":
+        kind = getattr(node.target, "__name__", "")
+        if kind not in _REGIONS:
             continue
-        # Arguments 0 to 3 are settings, 4 is the region, the others are what the region reads.
-        region = getattr(module, node.args[4].target)
-        _inline_autocast(region)
+        first = _REGIONS[kind]
+        has_gradients = kind == "wrap_with_autocast" or node.args[0]
+        region = getattr(module, node.args[first].target)
         inputs = [inner for inner in region.graph.nodes if inner.op == "placeholder"]
+        outer = dict(zip(inputs, node.args[first + 1 :], strict=True))
+        computed = frozenset(
+            inner for inner, x in outer.items() if x.op == "call_function" or x in activations
+        )
+        inline_regions(torch, region, computed)
+        if not has_gradients:
+            _refuse_changes(region, computed)
         with graph.inserting_before(node):
-            copies = dict(zip(inputs, node.args[5:], strict=True))
-            results = graph.graph_copy(region.graph, copies)
+            results = graph.graph_copy(region.graph, dict(outer))
+            if not has_gradients:
+                results = [_detach(torch, graph, result) for result in results]
         for user in list(node.users):
             user.replace_all_uses_with(results[user.args[1]])
             graph.erase_node(user)
         graph.erase_node(node)
+
+
+def _refuse_changes(region: Any, activations: frozenset[Any]) -> None:
+    """Raise ValueError if an activation changes in place in a region without gradients.
+
+    Torch changes the value, but not the gradient.
+    """
+    for node in region.graph.nodes:
+        name = _parse_base_name(str(node.target))
+        is_call = node.op == "call_function" and str(node.target).startswith("aten.")
+        if not is_call or not name.endswith("_") or name.startswith("__"):
+            continue
+        if _find_memory(node.args[0]) in activations:
+            raise ValueError(
+                f"a tensor changes in place under torch.no_grad in {_describe_node(node)}, which "
+                "isn't supported; compute a new tensor"
+            )
+
+
+def _find_memory(node: Any) -> Any:
+    """Return the node in a region whose memory the result of a view or in-place call shares."""
+    while node.op == "call_function" and node.args and hasattr(node.args[0], "op"):
+        name = _parse_base_name(str(node.target))
+        if name not in _VIEWS and not name.endswith("_"):
+            break
+        node = node.args[0]
+    return node
+
+
+def _detach(torch: Any, graph: Any, node: Any) -> Any:
+    """Return a node with the value of a region's result, without its gradient."""
+    if not hasattr(node, "meta") or not isinstance(node.meta.get("val"), torch.Tensor):
+        return node
+    detached = graph.call_function(torch.ops.aten.detach.default, (node,))
+    detached.meta = dict(node.meta)
+    return detached
 
 
 def _describe_changed_parameter(name: str) -> str:
@@ -384,7 +437,7 @@ def _find_line(node: Any) -> str:
     lines = [
         f"{Path(file).name}:{number}: {code.strip()}"
         for file, number, code in frames
-        if "/torch/" not in file
+        if "/torch/" not in file and "/pipeline/models/torch_graph/" not in file
     ]
     return lines[-1] if lines else ""
 

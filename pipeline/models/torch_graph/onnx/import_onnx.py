@@ -29,6 +29,7 @@ from pipeline.models.torch_graph.onnx import layer_nodes as layer_nodes
 from pipeline.models.torch_graph.onnx import recurrent_nodes as recurrent_nodes
 from pipeline.models.torch_graph.onnx import shape_nodes as shape_nodes
 from pipeline.models.torch_graph.onnx import value_nodes as value_nodes
+from pipeline.models.torch_graph.onnx.class_scores import find_scores, replace_class_pair
 from pipeline.models.torch_graph.onnx.graph_builder import TRAINING, OnnxValue, TorchGraphBuilder
 from pipeline.models.torch_graph.onnx.network_weights import NetworkWeights, make_names_distinct
 from pipeline.models.torch_graph.onnx.node_reader import ONNX_OPERATORS, OnnxNodeReader
@@ -44,10 +45,12 @@ def import_onnx(path: Path, image: tuple[int, ...], output: str | None = None) -
     """Import a file as a graph for images (height, width, channels).
 
     `output` is the name of the tensor of logits, or None for the file's first output without its
-    softmax. The graph accepts any batch size, or only the file's if the network can't be computed
-    for others. Raises ValueError, with file and node, if the file can't be imported.
+    softmax, and with logits in place of the probabilities of two classes. The graph accepts any
+    batch size, or only the file's if the network can't be computed for others. Raises ValueError,
+    with file and node, if the file can't be imported.
     """
-    network = _Network(_drop_copies(read_onnx(path)), image, output)
+    model = _drop_copies(read_onnx(path))
+    network = _Network(model if output else replace_class_pair(model), image, output)
     batch = network.input.shape[0]
     try:
         graph = network.build(BATCHES)
@@ -120,15 +123,7 @@ class _Network:
                 f"{self.model.file}: no node computes output {show_name(name)}; its outputs are "
                 f"{names}"
             )
-        return name if self.output_name else self._find_softmax_input(name)
-
-    def _find_softmax_input(self, name: str) -> str:
-        """Return the input of the softmax that computes a tensor, or the tensor if none does."""
-        node = self.producers.get(name)
-        # Each of these operators reads one tensor.
-        while node is not None and node.op in ("Identity", "Cast", "ai.onnx.ml.ZipMap"):
-            node = self.producers.get("".join(node.inputs))
-        return "".join(node.inputs) if node is not None and node.op == "Softmax" else name
+        return name if self.output_name else find_scores(self.producers, name)
 
     @cached_property
     def nodes(self) -> tuple[OnnxNode, ...]:

@@ -14,6 +14,7 @@ from pipeline.models.torch_graph.operator_table import (
     OperatorContext,
     aten,
     broadcasting,
+    cast_array,
     valuewise,
 )
 from pipeline.models.torch_graph.tensor import TorchTensor, align
@@ -184,7 +185,7 @@ def fill(x: TorchTensor, value: Any) -> TorchTensor:
 def copy(x: TorchTensor, source: TorchTensor, non_blocking: bool = False) -> TorchTensor:
     """Return the source, broadcast to the shape of x and cast to its dtype."""
     (_, source_array), _ = align((x, source))
-    return x.with_array(jnp.broadcast_to(source_array, x.array.shape).astype(x.dtype))
+    return x.with_array(cast_array(jnp.broadcast_to(source_array, x.array.shape), x.dtype))
 
 
 @aten("to.dtype", "_to_copy.default", "to.dtype_layout", "type_as.default", "to.device")
@@ -194,9 +195,11 @@ def cast(
     """Cast x to the dtype of the first tensor or `TypeOf` among the arguments, if there is one."""
     for argument in (dtype, *args):
         if isinstance(argument, TorchTensor):
-            return x.with_array(x.array.astype(argument.dtype))
+            return x.with_array(cast_array(x.array, argument.dtype))
         if isinstance(argument, TypeOf):
-            return x.with_array(x.array.astype(context.type_of(argument)))
+            dtype = context.type_of(argument)
+            is_int64 = argument.name == "int64"
+            return x.with_array(cast_array(x.array, dtype, is_int64=is_int64))
     return x
 
 

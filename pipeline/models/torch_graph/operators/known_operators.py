@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pipeline.models.torch_graph.backward_passes import find_backward_passes
 from pipeline.models.torch_graph.graph import GraphNode, TorchGraph
 from pipeline.models.torch_graph.operator_table import OPERATORS, AtenOperator
 from pipeline.models.torch_graph.operators import convolution_ops as convolution_ops
 from pipeline.models.torch_graph.operators import elementwise_ops as elementwise_ops
+from pipeline.models.torch_graph.operators import gradient_ops as gradient_ops
 from pipeline.models.torch_graph.operators import index_ops as index_ops
 from pipeline.models.torch_graph.operators import pooling_ops as pooling_ops
 from pipeline.models.torch_graph.operators import random_ops as random_ops
@@ -29,9 +31,10 @@ def require_computable(graph: TorchGraph) -> None:
     """Raise ValueError for the first node that can't be computed.
 
     Such a node has an unknown operator, arguments that don't match the operator's parameters, or
-    draws random numbers in evaluation.
+    draws random numbers in evaluation. Also for a custom backward pass that isn't separate.
     """
     for form in (graph.training, graph.evaluation):
+        find_backward_passes(form)
         for node in form.nodes:
             operator = find_operator(node)
             try:

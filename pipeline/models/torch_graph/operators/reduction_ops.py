@@ -21,6 +21,7 @@ from pipeline.models.modules.batch_norm import (
 from pipeline.models.torch_graph.operator_table import (
     OperatorContext,
     aten,
+    cast_array,
     compute_in_float32,
     is_float,
     pack_result,
@@ -39,7 +40,7 @@ def reduce(x: TorchTensor, dim: Dims, keepdim: bool, function: Callable[..., Arr
 
 
 def _cast(context: OperatorContext, x: TorchTensor, dtype: Any) -> TorchTensor:
-    return x.with_array(x.array.astype(context.type_of(dtype, x.dtype)))
+    return x.with_array(cast_array(x.array, context.type_of(dtype, x.dtype)))
 
 
 def _register(function: Callable[..., Array], *names: str) -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pipeline.models.torch_graph.operator_table import aten, plain
+from pipeline.models.torch_graph.operator_table import aten, cast_array, plain
 from pipeline.models.torch_graph.tensor import (
     TorchTensor,
     count_values,
@@ -207,7 +207,8 @@ def slice_scatter(
 ) -> TorchTensor:
     """Return x with a range of an axis replaced by `source`."""
     slices = (slice(None),) * x.axis(dim) + (slice(start, end, step),)
-    return x.with_array(x.array.at[slices].set(source.transpose(x.order).astype(x.dtype)))
+    values = cast_array(source.transpose(x.order), x.dtype)
+    return x.with_array(x.array.at[slices].set(values))
 
 
 @aten("select_scatter.default")

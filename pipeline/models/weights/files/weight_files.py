@@ -65,10 +65,20 @@ def read_weights(path: Path) -> Arrays:
         arrays = reader(path)
         if not arrays:
             raise ValueError("it holds no arrays")
+        for name, array in arrays.items():
+            _require_numbers(name, array)
     except _UNREADABLE as error:
         reason = str(error) or type(error).__name__
         raise DataError(f"{path}: can't read these weights: {reason.splitlines()[0]}") from error
     return arrays
+
+
+def _require_numbers(name: str, array: np.ndarray) -> None:
+    """Raise ValueError for an array of texts, dates or records."""
+    # Types of ml_dtypes, such as bfloat16, have the kind of records but no fields.
+    is_number = array.dtype.kind in "biufc" or array.dtype.type.__module__ == "ml_dtypes"
+    if not is_number:
+        raise ValueError(f"{show_name(name)} is {array.dtype}; must be numbers")
 
 
 def require_writable_suffix(path: Path) -> None:
@@ -83,8 +93,8 @@ def require_writable_suffix(path: Path) -> None:
 def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays under their names, replacing the file atomically.
 
-    Raises DataError for a suffix that can't be written, and RunError if writing fails or if the
-    format can't hold an array or its name.
+    Raises DataError for a suffix that can't be written and if the format can't hold an array or its
+    name, and RunError if writing fails.
     """
     require_writable_suffix(path)
     writer = _WRITERS[path.suffix.lower()]
@@ -95,8 +105,9 @@ def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     except (OSError, ValueError, SafetensorError) as error:
         with suppress(OSError):
             draft.unlink()
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"{path}: can't be written: {reason}") from error
+        reason = getattr(error, "strerror", None) or str(error).partition(". Supported")[0]
+        kind = RunError if isinstance(error, OSError) else DataError
+        raise kind(f"{path}: can't be written: {reason}") from error
 
 
 def is_weight_file(path: Path) -> bool:

@@ -10,8 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
-from pipeline.models.torch_graph.graph import GraphNode
+from pipeline.models.torch_graph.graph import GraphNode, TypeOf
+from pipeline.models.torch_graph.operator_table import OPERATORS, OperatorContext
+from pipeline.models.torch_graph.tensor import to_tensor
 from tests.models.torch_graph.golden_graphs import (
     NAMES,
     golden_graph,
@@ -20,7 +23,7 @@ from tests.models.torch_graph.golden_graphs import (
     train_once,
 )
 
-QUICK = ("mobile", "shuffle")
+QUICK = ("custom", "mobile", "shuffle")
 
 
 def marked(names: list[str]) -> list[object]:
@@ -29,7 +32,7 @@ def marked(names: list[str]) -> list[object]:
 
 
 def test_golden_networks_are_complete() -> None:
-    assert len(NAMES) == 8
+    assert len(NAMES) == 9
 
 
 @pytest.mark.parametrize("name", marked(NAMES))
@@ -61,6 +64,49 @@ def test_training_step_matches_pytorch(name: str, layout: str) -> None:
             np.testing.assert_allclose(buffers[buffer], value, rtol=1e-4, atol=1e-6)
     changing = {name for name in left if "running" in name or name == "seen"}
     assert changing <= set(buffers)
+
+
+@pytest.mark.medium
+def test_custom_backward_pass_decides_the_gradients() -> None:
+    """Gradients through a rounded weight and a reversed activation: JAX's would be zero."""
+    theirs = golden_results("custom")
+    _, gradients, _ = train_once(golden_graph("custom"), theirs["images"])
+    for name in ("hidden.weight", "scale", "conv.weight"):
+        expected = theirs[f"gradient {name}"]
+        assert np.abs(expected).max() > 1e-3
+        np.testing.assert_allclose(gradients[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_custom_backward_pass_computes_in_another_dtype() -> None:
+    theirs = golden_results("custom")
+    loss, gradients, _ = train_once(golden_graph("custom"), theirs["images"], dtype="bfloat16")
+    assert loss == pytest.approx(float(theirs["loss"]), rel=1e-2)
+    expected = theirs["gradient hidden.weight"]
+    assert np.abs(gradients["hidden.weight"] - expected).max() < 0.05 * np.abs(expected).max()
+
+
+FLOATS = [-3e9, -129.5, -1.5, -0.5, 1.5, 127.9, 256.0, 300.0, 70000.0, 3e9, np.inf, np.nan]
+LOWEST = -(2**31)
+CASTS = {
+    "uint8": [0, 127, 255, 0, 1, 127, 0, 44, 112, 0, 0, 0],
+    "int8": [0, 127, -1, 0, 1, 127, 0, 44, 112, 0, 0, 0],
+    "int16": [0, -129, -1, 0, 1, 127, 256, 300, 4464, 0, 0, 0],
+    "int32": [LOWEST, -129, -1, 0, 1, 127, 256, 300, 70000, LOWEST, LOWEST, LOWEST],
+    "int64": [LOWEST, -129, -1, 0, 1, 127, 256, 300, 70000, 2**31 - 1, LOWEST, LOWEST],
+}
+"""What torch 2.13 and ONNX Runtime 1.32 cast the numbers to, int64 within int32."""
+
+
+@pytest.mark.parametrize("dtype", CASTS)
+def test_floats_wrap_in_a_cast_to_integers(dtype: str) -> None:
+    context = OperatorContext("float32", DEFAULTS, "nhwc", None)
+    x = to_tensor(np.array(FLOATS, np.float32))
+    cast = OPERATORS["aten.to.dtype"](context, x, TypeOf(dtype)).plain()
+    assert cast.tolist() == CASTS[dtype]
+    if dtype != "int64":
+        like = to_tensor(np.zeros(len(FLOATS), dtype))
+        assert OPERATORS["aten.type_as.default"](context, x, like).plain().tolist() == CASTS[dtype]
+        assert OPERATORS["aten.copy.default"](context, like, x).plain().tolist() == CASTS[dtype]
 
 
 def test_images_are_not_transposed_in_nhwc() -> None:

@@ -191,6 +191,45 @@ def test_last_softmax_is_removed_unless_requested(tmp_path: Path) -> None:
     assert len(import_bytes(tmp_path, content, output="y").training.nodes) == 2
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_probabilities_of_two_classes_become_logits(tmp_path: Path, is_reversed: bool) -> None:
+    """As in binary classifiers of scikit-learn, whose output may be a map of class to number."""
+    pair = ["p", "q"] if is_reversed else ["q", "p"]
+    nodes = [
+        node("MatMul", ["x", "w"], "z"),
+        node("Sigmoid", ["z"], "p"),
+        node("Sub", ["one", "p"], "q"),
+        node("Concat", pair, "y", attribute=[encode({1: "axis", 3: 1, 20: 2})]),
+    ]
+    weight = np.linspace(-1, 1, 6, dtype=np.float32)[:, None]
+    arrays = [tensor("w", weight), tensor("one", np.ones(1, np.float32))]
+    content = model(nodes, arrays)
+    x = np.random.default_rng(0).normal(size=(3, 1, 1, 6)).astype(np.float32)
+    graph = import_bytes(tmp_path, content)
+    variables = initial_variables_of(graph)
+    logits = np.asarray(network_of(graph).apply(variables, x, train=False))
+    p = 1 / (1 + np.exp(-x[:, 0, 0] @ weight))
+    expected = np.concatenate([p, 1 - p] if is_reversed else [1 - p, p], 1)
+    np.testing.assert_allclose(jax.nn.softmax(logits), expected, atol=1e-6)
+    assert np.abs(logits - expected).max() > 0.5
+    asked = import_bytes(tmp_path, content, output="y")
+    unchanged: Any = network_of(asked).apply(initial_variables_of(asked), x, train=False)
+    np.testing.assert_allclose(unchanged, expected, atol=1e-6)
+
+
+def test_concatenation_of_other_values_is_unchanged(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], "z"),
+        node("Sigmoid", ["z"], "p"),
+        node("Sub", ["two", "p"], "q"),
+        node("Concat", ["q", "p"], "y", attribute=[encode({1: "axis", 3: 1, 20: 2})]),
+    ]
+    arrays = [tensor("w", WEIGHT), tensor("two", np.full(1, 2, np.float32))]
+    kinds = [n.module_class for n in import_bytes(tmp_path, model(nodes, arrays)).training.nodes]
+    assert kinds == ["MatMul", "Sigmoid", "Sub", "Concat"]
+
+
 def test_constants_of_normalisation_are_not_trained(tmp_path: Path) -> None:
     nodes = [
         node("Sub", ["x", "mean"], "a"),

@@ -439,7 +439,7 @@ def test_arrays_that_a_format_cannot_hold_are_refused(
     suffix: str, name: str, array: np.ndarray, reason: str, tmp_path: Path
 ) -> None:
     """And nothing is left behind."""
-    with pytest.raises(RunError, match=f"weights{suffix}: can't be written: .*{reason}"):
+    with pytest.raises(DataError, match=f"weights{suffix}: can't be written: .*{reason}"):
         write_weights(tmp_path / f"weights{suffix}", {name: array})
     assert not list(tmp_path.iterdir())
 
@@ -450,3 +450,20 @@ def test_zip_with_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
     content[at + 1] ^= 0xFF
     (tmp_path / "w.pth").write_bytes(content)
     assert "Bad CRC-32" in rejected(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype"),
+    [
+        (np.zeros(2, [("x", "f4"), ("y", "i4")]), r"\[\('x', '<f4'\), \('y', '<i4'\)\]"),
+        (np.array(["text"]), "<U4"),
+        (np.array(["2026-01-01"], "M8[D]"), r"datetime64\[D\]"),
+        (np.zeros(2, "V4"), r"\|V4"),
+    ],
+)
+def test_entries_that_are_not_numbers_are_refused(
+    array: np.ndarray, dtype: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "w.npz", good=np.ones(2), bad=array)
+    with pytest.raises(DataError, match=f"w.npz: can't read these weights: bad is {dtype}; must"):
+        read_weights(tmp_path / "w.npz")
