@@ -23,6 +23,7 @@ from tests.mutations.sandbox import Outcome, Sandbox, import_libraries
 from tests.requirement_rows import ROOT, ROWS
 
 POLL_SECONDS = 0.02
+NO_OUTCOME = Outcome()
 Task = TypeVar("Task")
 
 
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import_libraries()
     verdicts: dict[str, str] = {}
 
-    def report(code: str, verdict: str, outcome: Outcome = Outcome()) -> None:
+    def report(code: str, verdict: str, outcome: Outcome = NO_OUTCOME) -> None:
         verdicts[code] = verdict
         breaks = mutations[code].breaks if code in mutations else ""
         print(f"{code}  {verdict:9}  {outcome.seconds:5.1f} s  {breaks}", flush=True)

@@ -43,7 +43,15 @@ LIBRARIES = (
     "scipy.stats",
     "tensorboardX",
 )
-OPTIONS = ("-n", "0", "--complete", "-p", "no:cacheprovider", "-W", "ignore:Module already imported")
+OPTIONS = (
+    "-n",
+    "0",
+    "--complete",
+    "-p",
+    "no:cacheprovider",
+    "-W",
+    "ignore:Module already imported",
+)
 SECONDS = 400
 """Most seconds for each test of a process, which is then killed. Tests take up to a minute."""
 

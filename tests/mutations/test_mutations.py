@@ -1,4 +1,4 @@
-"""Each row of docs/requirements.md has a mutation, and the script notices what a test says of it."""
+"""Each row of docs/requirements.md has a mutation that applies, and the script notices failures."""
 
 from __future__ import annotations
 

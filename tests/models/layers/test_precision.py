@@ -110,6 +110,30 @@ def test_layer_at_a_precision_level_has_parity_with_mindspore(key: str) -> None:
     assert is_float16(result) == is_float16(GOLDEN[key])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layer", "axes", "epsilon"),
+    [
+        (standard.LayerNorm(), (3,), 1e-7),
+        (standard.GroupNorm(groups=1), (1, 2, 3), 1e-5),
+        (standard.BatchNorm(), (0, 1, 2), 1e-5),
+    ],
+    ids=["layer_norm", "group_norm", "batch_norm"],
+)
+def test_norms_have_mindspores_epsilon(
+    layer: LayerSpec, axes: tuple[int, ...], epsilon: float
+) -> None:
+    """M-15: on values so small that it counts."""
+    images = 1e-3 * random(4, 3, 5, 6)
+    module = network(layer, standard.Flatten())
+    variables = initialise(module, images)
+    found, _ = module.apply(variables, images, train=True, mutable=["batch_stats"])
+    wide = images.astype(np.float64)
+    deviations = np.sqrt(wide.var(axes, keepdims=True) + epsilon)
+    expected = (wide - wide.mean(axes, keepdims=True)) / deviations
+    np.testing.assert_allclose(found, expected.reshape(4, -1), rtol=1e-3, atol=1e-4)
+
+
 BLOCK = (
     standard.Conv(features=4, kernel=3),
     standard.BatchNorm(),

@@ -254,6 +254,43 @@ def test_flatten_keeps_the_order_of_values() -> None:
 
 
 @pytest.mark.slow
+def test_second_derivatives_of_layers_match_jax() -> None:
+    """M-14: layers with gradient rules, against the same network of jax's functions."""
+    module = network(Conv(features=3, kernel=3), Tanh(), Flatten(), Dense(features=2))
+    images = random(4, 5, 5, 1)
+    params = initialise(module, images)["params"]
+    direction = jax.tree.map(
+        lambda leaf: jnp.cos(37 * jnp.arange(leaf.size)).reshape(leaf.shape), params
+    )
+
+    def compute(params: Any) -> jax.Array:
+        return module.apply({"params": params}, images, train=True)
+
+    def compute_plainly(params: Any) -> jax.Array:
+        kernel = params["conv_0"]["kernel"]
+        form = ("NHWC", "HWIO", "NHWC")
+        y = jax.lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=form)
+        rows = jnp.tanh(y).reshape(len(images), -1)
+        return rows @ params["dense_0"]["kernel"] + params["dense_0"]["bias"]
+
+    def derive_twice(compute: Any) -> Any:
+        """The gradient of the derivative along a direction."""
+
+        def derive(params: Any) -> jax.Array:
+            gradients = jax.grad(lambda params: (compute(params) ** 3).sum())(params)
+            return sum(
+                jax.tree.leaves(jax.tree.map(lambda g, d: (g * d).sum(), gradients, direction))
+            )
+
+        return jax.jit(jax.grad(derive))(params)
+
+    expected = derive_twice(compute_plainly)
+    for found, leaf in zip(*map(jax.tree.leaves, (derive_twice(compute), expected)), strict=True):
+        assert jnp.abs(leaf).max() > 0.1
+        np.testing.assert_allclose(found, leaf, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.slow
 def test_dropout_zeroes_a_share_and_rescales_only_in_training() -> None:
     module, x = network(Dropout(rate=0.25)), np.ones((40, 100), np.float32)
     y, _ = run(module, x, train=True, dropout=jax.random.key(1))
