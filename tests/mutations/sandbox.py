@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -52,6 +52,8 @@ OPTIONS = (
     "-W",
     "ignore:Module already imported",
 )
+ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
+"""Options of `os.waitid` that leave an ended process, so that its group can be killed."""
 SECONDS = 400
 """Most seconds for each test of a process, which is then killed. Tests take up to a minute."""
 
@@ -64,18 +66,18 @@ def import_libraries() -> None:
 
 @dataclass(eq=False)
 class Recorder:
-    """A plug-in of pytest that counts the tests of each function that passed and that didn't."""
+    """A plug-in of pytest that notes the functions of which a case passed, and a case failed."""
 
-    passed: dict[str, int] = field(default_factory=dict)
-    failed: dict[str, int] = field(default_factory=dict)
+    passed: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count the test itself, and its fixtures if they fail."""
+        """Note the test itself, and its fixtures if they fail."""
         name = report.nodeid.split("[")[0]
         if report.failed:
-            self.failed[name] = self.failed.get(name, 0) + 1
+            self.failed.add(name)
         elif report.when == "call" and report.passed:
-            self.passed[name] = self.passed.get(name, 0) + 1
+            self.passed.add(name)
 
 
 @dataclass(frozen=True)
@@ -121,37 +123,34 @@ class Sandbox:
         self._process = os.fork()
         if self._process == 0:
             self._run(tests)
+        with suppress(OSError):  # the process does so, too, perhaps later than it is killed
+            os.setpgid(self._process, self._process)
 
     def poll(self) -> Outcome | None:
         """Return the outcome if pytest has ended, else None; it is killed at its limit."""
         assert self._process is not None
         seconds = time.monotonic() - self._start_s
         is_timed_out = seconds > self._limit_s
-        if is_timed_out:
-            self._kill()
-        elif os.waitpid(self._process, os.WNOHANG)[0] == 0:
+        if not is_timed_out and os.waitid(os.P_PID, self._process, ENDED) is None:
             return None
-        self._process = None
+        self.close()
         names = json.loads(self._report.read_text()) if self._report.exists() else ([], [])
         passed, failed = map(frozenset, names)
         output = self._log.read_text(errors="replace")
         return Outcome(passed, failed, is_timed_out, output, seconds)
 
     def close(self) -> None:
-        """End a running process."""
+        """End the process, and those that it has left running."""
         if self._process is not None:
-            self._kill()
+            os.killpg(self._process, signal.SIGKILL)
+            os.waitpid(self._process, 0)
             self._process = None
-
-    def _kill(self) -> None:
-        assert self._process is not None
-        os.killpg(self._process, signal.SIGKILL)
-        os.waitpid(self._process, 0)
 
     def _run(self, tests: Sequence[str]) -> None:
         """Test in this process, a forked one, and end it."""
         try:
             os.setpgid(0, 0)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             with self._log.open("wb") as log:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)

@@ -65,7 +65,7 @@ def test_mutation_is_caught_in_a_copy() -> None:
         text=True,
     )
     first, verdict, last = done.stdout.splitlines()
-    assert first == "1 of 1 tests pass without a mutation", done.stderr
+    assert "1 of 1 tests pass" in first, done.stderr
     assert verdict.startswith("D-09  caught")
     assert verdict.endswith(mutation.breaks)
     assert (last, done.returncode) == ("1 of 1 caught", 0)
