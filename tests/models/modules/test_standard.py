@@ -291,6 +291,24 @@ def test_second_derivatives_of_layers_match_jax() -> None:
 
 
 @pytest.mark.slow
+def test_dropout_gelu_and_max_pooling_are_the_adapters() -> None:
+    """G-03."""
+    dropped, _ = run(
+        network(Dropout(rate=0.5)),
+        np.ones((40, 100), np.float32),
+        train=True,
+        dropout=jax.random.key(1),
+    )
+    assert np.unique(dropped).tolist() == [0, 2]
+    wide = ROWS.astype(np.float64)
+    gelu = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
+    np.testing.assert_allclose(run(network(Gelu()), ROWS)[0], gelu, rtol=1e-5, atol=1e-6)
+    images = IMAGES[:, :4, :4]
+    pooled = images.reshape(3, 2, 2, 2, 2, 4).max(axis=(2, 4))
+    np.testing.assert_array_equal(images_out(MaxPool(kernel=2), images)[0], pooled.reshape(3, -1))
+
+
+@pytest.mark.slow
 def test_dropout_zeroes_a_share_and_rescales_only_in_training() -> None:
     module, x = network(Dropout(rate=0.25)), np.ones((40, 100), np.float32)
     y, _ = run(module, x, train=True, dropout=jax.random.key(1))
