@@ -86,7 +86,7 @@ def test_sinks_read_the_batches_of_epochs_one_after_the_other() -> None:
         drop_remainder=True,
         repeat=1,
     )
-    run = schedule_run(Length(epochs=3, sink_size=4), order.steps_per_epoch)
+    run = schedule_run(Length(sink_epochs=3, sink_size=4), order.steps_per_epoch)
     sinks = [segment for segment in run.segments(0, {}) if Event.SINK_END in segment.events]
     assert [(sink.start, sink.stop) for sink in sinks] == [(0, 4), (4, 8), (8, 12)]
     batches = [order.batches(sink.start, sink.stop - sink.start).indices for sink in sinks]
