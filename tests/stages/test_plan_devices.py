@@ -35,9 +35,9 @@ def test_planned_run_matches_one_device(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """X-05: also without sinks, where every step has its line."""
-    run(tiny(*ALONE), tmp_path / "alone")
+    run(tiny(*ALONE, "monitor.lines=callbacks"), tmp_path / "alone")
     assert capsys.readouterr().out.count(", loss is ") == 1
-    run(tiny(*AUTO, "train.sink=false"), tmp_path / "auto")
+    run(tiny(*AUTO, "train.sink=false", "monitor.lines=callbacks"), tmp_path / "auto")
     said = capsys.readouterr().out
     assert said.count(", loss is ") == 20
     assert "MODELLED, not measured: lenet5_digits on 4 devices" in said
