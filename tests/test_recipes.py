@@ -207,3 +207,13 @@ def test_large_recipe_builds(name: str, cache: Path, tmp_path: Path) -> None:
         "resnet50_cifar10": 23_528_522,
     }
     assert (summary.status, summary.parameters) == ("done", parameters[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in (*TRAINED, *BUILT) if "cifar10" in name])
+def test_crop_and_flip_are_for_training_only(name: str) -> None:
+    """D-07."""
+    dataset = load_recipe(name).dataset
+    random_ops = [op.name for op in dataset.train.ops if op.draws]
+    assert random_ops[:2] == ["random_crop", "random_horizontal_flip"]
+    assert [op.name for op in dataset.eval.ops if op.draws] == []

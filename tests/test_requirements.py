@@ -7,8 +7,7 @@ import inspect
 import re
 import shlex
 from importlib import import_module
-from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 import click
 import pytest
@@ -16,9 +15,8 @@ import pytest
 from pipeline.cli.commands.command import PROGRAM
 from pipeline.cli.commands.root import ROOT as COMMANDS
 from pipeline.config.compose import compose_and_check
+from tests.requirement_rows import ROOT, ROWS, Row
 
-ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "requirements.md"
 COUNTS = {
     "A": 4, "C": 8, "D": 20, "E": 4, "F": 5, "G": 6, "H": 4, "I": 4, "K": 6, "L": 9, "M": 17,
     "P": 4, "S": 16, "V": 8, "X": 6, "Z": 1,
@@ -32,20 +30,6 @@ SEARCHES = ("recommend",)
 """Commands whose keys have several values each, which is no recipe."""
 
 
-class Row(NamedTuple):
-    """A row of the table."""
-
-    code: str
-    feature: str
-    command: str
-    test: str
-
-
-ROWS = [
-    Row(*(cell.strip() for cell in line.strip("|\n").split(" | ")))
-    for line in DOCUMENT.read_text().splitlines()
-    if re.match(r"\| [A-Z]-\d\d \|", line)
-]
 COMMAND_ROWS = [row for row in ROWS if row.command != "none"]
 
 

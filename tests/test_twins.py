@@ -27,6 +27,7 @@ HARNESSES = (
     "hostile",
     "layouts",
     "mirrors",
+    "mutations",
     "power_cut",
     "scheduler",
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import ceil
-
 import jax
 
 from pipeline.backends.base import Backend, CompileReport
@@ -13,6 +11,7 @@ from pipeline.core.host.heap import return_free_pages
 from pipeline.core.host.limits import find_usable_bytes
 from pipeline.core.host.platforms import get_platform
 from pipeline.stages.build import Built
+from pipeline.training.parallel.microbatches import find_smaller_microbatches
 from pipeline.training.parallel.state_sharing import make_state_sharing
 
 
@@ -55,10 +54,8 @@ def _advise(recipe: Recipe, excess: float, program: str) -> str:
     if program == "evaluation":
         return "evaluate fewer samples at once by dataset.eval.batch_size"
     train = recipe.train
-    accumulate_steps = train.accumulate_steps * ceil(excess)
-    while accumulate_steps < train.batch_size and train.batch_size % accumulate_steps:
-        accumulate_steps += 1
     advice = ["train.memory=auto computes as many samples at once as fit"]
-    if accumulate_steps <= train.batch_size:
-        advice.append(f"train.accumulate_steps={accumulate_steps} divides the batch")
+    number = find_smaller_microbatches(train.batch_size, train.accumulate_steps, excess)
+    if number is not None:
+        advice.append(f"train.accumulate_steps={number} divides the batch")
     return f"{', '.join(advice)}, or choose a smaller train.batch_size than {train.batch_size:,}"

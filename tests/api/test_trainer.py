@@ -20,7 +20,7 @@ from pipeline.engine.callbacks.events import SinkReport
 from pipeline.models.weights.files.weight_files import read_weights
 from pipeline.training.telemetry import Telemetry
 from tests import outcome
-from tests.conftest import compose_tiny
+from tests.conftest import TINY, compose_tiny
 from tests.slow_cases import mark_slow_except
 from tests.whole_run import run
 
@@ -101,9 +101,9 @@ def test_trainer_accepts_a_name_or_a_file_with_overrides(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_fit_equals_the_run_of_the_command(
-    trainer: Trainer, recipe: Recipe, tmp_path: Path
-) -> None:
+def test_fit_equals_the_run_of_the_command(recipe: Recipe, cache: Path, tmp_path: Path) -> None:
+    overrides = [*TINY, *MLP, f"cache.root={cache}"]
+    trainer = Trainer("lenet5_digits", overrides, run_dir=tmp_path / "run")
     summary = trainer.fit()
     run(recipe, tmp_path / "command")
     outcome.assert_same_run(tmp_path / "run", tmp_path / "command")

@@ -15,7 +15,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
-from pipeline.models.modules import standard
+from pipeline.models.modules import convolution, standard
 from tests import outcome
 from tests.conftest import TINY, compose_tiny
 from tests.whole_run import run
@@ -39,17 +39,32 @@ def eager(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each call of the pooling in Python, whether its values were there to be looked at."""
-    pool, seen = standard.pool_max, []
+def watch(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, seen: list[bool]) -> None:
+    """Note for each call of a function whether its values are there to be looked at."""
+    function = getattr(module, name)
 
-    def watched(x: Any, *args: Any) -> Any:
+    def watched(x: Any, *args: Any, **settings: Any) -> Any:
         value = getattr(x, "primal", x)
         seen.append(not isinstance(value, jax.core.Tracer))
-        return pool(x, *args)
+        return function(x, *args, **settings)
 
-    monkeypatch.setattr(standard, "pool_max", watched)
+    monkeypatch.setattr(module, name, watched)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The calls of the pooling in Python."""
+    seen: list[bool] = []
+    watch(monkeypatch, standard, "pool_max", seen)
+    return seen
+
+
+@pytest.fixture
+def convolutions(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The calls of the convolution in Python."""
+    seen: list[bool] = []
+    for name in ("conv2d", "conv2d_chwn"):
+        watch(monkeypatch, convolution, name, seen)
     return seen
 
 
@@ -100,11 +115,12 @@ def test_divergence_stops_at_its_step(tiny: Compose, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_selected_layers_are_compiled_while_others_run_in_python(
-    eager: Path, tiny: Compose, calls: list[bool], tmp_path: Path
+    eager: Path, tiny: Compose, calls: list[bool], convolutions: list[bool], tmp_path: Path
 ) -> None:
     run(tiny(*SMALL, "train.mode=eager", "train.jit_layers=[conv_*]"), tmp_path)
     initialisation, steps, evaluated_batches = 1, 6, 3
     assert calls.count(True) == initialisation + steps + evaluated_batches
+    assert convolutions.count(True) == initialisation
     assert "by itself but for those in conv_*" in (tmp_path / "run.log").read_text()
     for ours, theirs in zip(outcome.metrics(tmp_path), outcome.metrics(eager), strict=True):
         assert ours == pytest.approx(theirs, rel=2e-6)

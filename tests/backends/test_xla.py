@@ -394,6 +394,9 @@ def test_compile_report_lists_every_program(counting: Executable) -> None:
     assert names == ["initialisation", "training step", "evaluation"]
     assert report.compile_s == sum(program.compile_s for program in report.programs) > 0
     assert all(program.temporary_bytes >= 0 for program in report.programs)
+    # S-01: a sink runs the step's one program once.
+    backend = XlaBackend(DevicePlacement((find_device("cpu", 0),)))
+    assert backend.choose_mechanism("auto", sink=True)[0] == "loop"
 
 
 def test_compile_error_has_the_program_name() -> None:

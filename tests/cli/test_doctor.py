@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import pytest
 
 from pipeline.__main__ import main
@@ -72,6 +74,17 @@ def test_healthy_machine_is_reported_without_leftovers(say: Say, tmp_path: Path)
     assert said.lines["data"].startswith("ok: digits: 1,438 training and 359 evaluation samples")
     assert re.search(r"^\d+ checks of lenet5_digits: 0 failed, ", said.lines["in all"])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_device_that_computes_wrongly_fails(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert say().lines["device"].startswith("ok: ")
+    wrong = SimpleNamespace(arange=jnp.arange, sum=jnp.max)
+    monkeypatch.setattr(module, "jnp", wrong)
+    said = say()
+    assert said.status == 1
+    assert said.lines["device"].startswith("fail: ")
+    assert "the sum of 0 to 7 is 7.0" in said.lines["device"]
 
 
 @pytest.mark.slow

@@ -45,6 +45,9 @@ def test_layers_are_listed_in_order(tiny: Compose) -> None:
     assert (by_path["dense_0"].parameters, by_path["dense_0"].dtype) == (48_120, "float32")
     assert (by_path["relu_0"].parameters, by_path["relu_0"].trained) == (0, "")
     assert (found.parameters, found.trained) == (61_684, {0: found.parameters})
+    lines = str(found).splitlines()
+    assert [line.split()[0] for line in lines[1:13]] == [row.path for row in found.layers]
+    assert lines[0].split()[:4] == ["layer", "kind", "output", "parameters"]
 
 
 @pytest.mark.medium

@@ -3,10 +3,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import count_total_steps, schedule_events, schedule_run
+from pipeline.data.order import SampleOrder
 from pipeline.engine.schedule import Event, RunSchedule
 
 Compose = Callable[..., Recipe]
@@ -71,6 +73,25 @@ def test_next_sink_continues_at_the_next_batch() -> None:
     assert offsets == [1000, 125, 1125, 250, 1250, 375, 1375, 500, 1500, 625]
     assert [run.place(1000 * k).sink_step for k in range(1, 11)] == [1000] * 10
     assert [run.place(1000 * k).sink for k in range(1, 11)] == list(range(1, 11))
+
+
+def test_sinks_read_the_batches_of_epochs_one_after_the_other() -> None:
+    """S-05: sinks of 4 over 6 batches an epoch. The third has the last two and the first two."""
+    order = SampleOrder(
+        seed=3,
+        samples=12,
+        batch_size=2,
+        shuffle=True,
+        buffer_size=None,
+        drop_remainder=True,
+        repeat=1,
+    )
+    run = schedule_run(Length(sink_epochs=3, sink_size=4), order.steps_per_epoch)
+    sinks = [segment for segment in run.segments(0, {}) if Event.SINK_END in segment.events]
+    assert [(sink.start, sink.stop) for sink in sinks] == [(0, 4), (4, 8), (8, 12)]
+    batches = [order.batches(sink.start, sink.stop - sink.start).indices for sink in sinks]
+    epochs = np.concatenate(batches).reshape(2, 12)
+    assert [sorted(epoch) for epoch in epochs.tolist()] == 2 * [list(range(12))]
 
 
 def test_auto_sink_size_defaults_to_an_epoch() -> None:

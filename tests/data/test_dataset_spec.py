@@ -65,10 +65,10 @@ def test_downloads_have_mirrors(name: str) -> None:
     assert all(mirror.startswith(("https://", "http://")) for mirror in mirrors)
 
 
-def applied(name: str, pixels: list[float]) -> np.ndarray:
-    """One pixel after the evaluation ops that follow resizing, by the formulas of D-05."""
+def applied(name: str, pixels: list[float], split: str = "eval") -> np.ndarray:
+    """One pixel after the ops that change values, by the formulas of D-05."""
     values = np.array(pixels, np.float64)
-    for op in load(name)["eval"]["ops"]:
+    for op in load(name)[split]["ops"]:
         if op["name"] == "rescale":
             values = values * op["factor"] + op["shift"]
         elif op["name"] == "normalize":
@@ -80,7 +80,8 @@ def test_mnist_constants_match_the_documents() -> None:
     """D-06: two rescales, (1/255, 0) and (1/0.3081, -0.1307/0.3081)."""
     for pixel in (0.0, 100.0, 255.0):
         expected = (pixel / 255 - 0.1307) / 0.3081
-        np.testing.assert_allclose(applied("mnist", [pixel]), [expected], rtol=1e-14)
+        for split in ("train", "eval"):
+            np.testing.assert_allclose(applied("mnist", [pixel], split), [expected], rtol=1e-14)
 
 
 def test_cifar10_constants_match_the_documents() -> None:

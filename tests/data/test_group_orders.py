@@ -299,6 +299,9 @@ def test_interleaving_matches_tensorflow_golden() -> None:
     for case in json.loads(INTERLEAVED_GOLDEN.read_text())["orders"]:
         found = interleave(case["files"], case["cycle_length"])
         assert np.stack(found, axis=1).tolist() == case["order"], case
+        order = interleaved_order(tuple(case["files"]), case["cycle_length"], shuffle=False)
+        starts = np.cumsum(case["files"]) - case["files"]
+        assert epoch_of(order, 0).tolist() == [starts[file] + n for file, n in case["order"]], case
 
 
 @pytest.mark.medium

@@ -92,6 +92,16 @@ def test_window_shuffle_equals_a_refilled_buffer(seed, epoch, samples, window):
         buffer[slot] = newcomer
     drawn += [buffer[k] for k in sorted(range(size), key=lambda k: words[samples - size + k])]
     assert list_epoch(seed, epoch, samples, True, window).tolist() == drawn
+    order = SampleOrder(
+        seed=seed,
+        samples=samples,
+        batch_size=1,
+        shuffle=True,
+        buffer_size=window,
+        drop_remainder=True,
+        repeat=1,
+    )
+    assert order._find_samples(epoch, np.arange(samples)).tolist() == drawn
 
 
 @pytest.mark.parametrize("shards", [1, 3])

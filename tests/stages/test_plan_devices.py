@@ -34,9 +34,12 @@ pytestmark = pytest.mark.slow
 def test_planned_run_matches_one_device(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tiny(*ALONE), tmp_path / "alone")
-    run(tiny(*AUTO), tmp_path / "auto")
+    """X-05: also without sinks, where every step has its line."""
+    run(tiny(*ALONE, "monitor.lines=callbacks"), tmp_path / "alone")
+    assert capsys.readouterr().out.count(", loss is ") == 1
+    run(tiny(*AUTO, "train.sink=false", "monitor.lines=callbacks"), tmp_path / "auto")
     said = capsys.readouterr().out
+    assert said.count(", loss is ") == 20
     assert "MODELLED, not measured: lenet5_digits on 4 devices" in said
     assert "<- chosen" in said
     assert "compile    collectives: " in said

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.training.component_specs import OptimizerSpec
+from pipeline.training.component_specs import DecayRule, OptimizerSpec
 from pipeline.training.optimizers.adaptive import Adagrad, AdaMax, RAdam, RmsProp
 from pipeline.training.optimizers.first_order import Adam, AdamW, Momentum
 
@@ -36,14 +37,19 @@ SPECS: dict[str, OptimizerSpec] = {
 }
 
 
+GROUP = {"weight_decay": 0.0, "decay_rules": (DecayRule(pattern="p", weight_decay=0.1),)}
+"""The weight decay as one of a group of parameters."""
+
+
 def test_golden_trajectories_are_all_tested() -> None:
     assert SPECS.keys() == GOLDEN.keys()
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, GROUP], ids=["all", "group"])
 @pytest.mark.parametrize("name", SPECS)
-def test_twelve_steps_match_golden_steps(name: str) -> None:
-    optimizer = SPECS[name].build()
+def test_twelve_steps_match_golden_steps(name: str, changes: dict[str, Any]) -> None:
+    optimizer = SPECS[name].model_copy(update=changes).build()
     params = {"p": jnp.linspace(-1.5, 1.7, 9)}
     state, step = optimizer.init(params), jax.jit(optimizer.update)
     for expected in GOLDEN[name]:

@@ -6,6 +6,7 @@ Steps, dumps, autopsies and the checks of a recipe call these functions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,3 +49,10 @@ def stack_microbatches(samples: Any, key: Array, num_microbatches: int) -> tuple
         return jax.tree.map(split, samples), key[None]
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(num_microbatches))
     return jax.tree.map(split, samples), keys
+
+
+def find_smaller_microbatches(batch_size: int, accumulate_steps: int, factor: float) -> int | None:
+    """Return the least number of equal microbatches that are smaller by `factor`; None if samples
+    would have to be divided."""
+    least = accumulate_steps * ceil(factor)
+    return next((n for n in range(least, batch_size + 1) if batch_size % n == 0), None)

@@ -105,6 +105,22 @@ def test_next_window_is_prepared_in_advance(
         assert loader.report().queue_depth == 1
 
 
+def test_window_that_was_read_in_advance_is_not_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """S-03: samples are read while the device computes, and training doesn't wait for them."""
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 2)
+    reads: list[int] = []
+    split = Split({"image": LazyNumbers(np.arange(SAMPLES, dtype=np.int32), reads.append)})
+    loader = make("stream", split, stop=4)
+    loader.get_window(0)
+    wait_until(lambda: loader._source.count_ready_steps(2) == 2)
+    read_in_advance = sorted(reads)
+    loader.get_window(2)
+    assert sorted(reads) == read_in_advance
+    assert loader.report().queue_depth == 1
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize("kind", KINDS)
 def test_windows_after_the_end_are_prepared_only_on_request(

@@ -61,6 +61,22 @@ def test_search_finds_the_best_plan_of_a_network(step: object, mesh: Mesh) -> No
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize(
+    "step", [mlp(64, 32, 4096, 16), conv_and_head(64, 4096)], ids=["mlp", "head"]
+)
+def test_fastest_plan_of_all_meshes_is_chosen(step: object) -> None:
+    """X-04. A plan that is data parallel is preferred to one that is faster by 1 %."""
+    blocks = find_blocks(step)  # type: ignore[arg-type]
+    times_us = [
+        every_plan(Decisions(ShardingPrices(blocks, mesh, GPU_LIKE, 1.0)))[0].min()
+        for mesh in (Mesh(8, 1), Mesh(4, 2), Mesh(2, 4), Mesh(1, 8))
+    ]
+    plans = search(step, 8, GPU_LIKE)  # type: ignore[arg-type]
+    assert max(times_us) > 1.1 * min(times_us)
+    assert plans.best.step_ms == pytest.approx(min(times_us) / 1e3, rel=0.02)
+
+
+@pytest.mark.medium
 def test_factor_prices_add_up_to_the_plan_price() -> None:
     decisions = Decisions(ShardingPrices(find_blocks(gpt(8, 64, 256, 8)), Mesh(2, 4), ASCEND, 1.0))
     rng = np.random.default_rng(0)

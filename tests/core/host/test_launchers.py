@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import SimpleNamespace
 
@@ -247,6 +248,15 @@ def test_rank_and_group_size_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert (api.get_rank(), api.get_group_size()) == (1, 4)
-    # The connection counts, if there is one.
-    monkeypatch.setattr("pipeline.core.host.jax_private.read_joined_process", lambda: (2, 3))
+    # MindSpore's names, with the device, if torchrun's aren't set.
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name)
+    for name, value in {"RANK_ID": "2", "RANK_SIZE": "3", "DEVICE_ID": "5"}.items():
+        monkeypatch.setenv(name, value)
     assert (api.get_rank(), api.get_group_size()) == (2, 3)
+    place = find_place("env", os.environ)
+    assert place is not None
+    assert place.local_rank == 5
+    # The connection counts, if there is one.
+    monkeypatch.setattr("pipeline.core.host.jax_private.read_joined_process", lambda: (6, 7))
+    assert (api.get_rank(), api.get_group_size()) == (6, 7)

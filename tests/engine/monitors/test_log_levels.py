@@ -51,7 +51,7 @@ def test_invalid_variable_is_reported(value: str) -> None:
     assert "\x1b" not in "".join(problems)
 
 
-def spoken(level: LogLevel, run_dir: Path) -> tuple[str, str]:
+def spoken(level: LogLevel | None, run_dir: Path) -> tuple[str, str]:
     """What a reporter prints, and what run.log has, of a message of each kind."""
     file = io.StringIO()
     with Reporter(run_dir, Console(file=file)) as reporter, log_by_level(reporter, level):
@@ -76,6 +76,17 @@ def test_level_prints_messages_as_severe_or_more(
     monkeypatch.delenv("GLOG_logtostderr", raising=False)
     printed, _ = spoken(level, tmp_path)
     assert printed.splitlines() == [*lines, "warning    a warning", "a line"]
+
+
+@pytest.mark.parametrize(("number", "lines"), [(0, 4), (1, 3), (2, 2), (3, 1)])
+def test_number_of_the_variable_sets_what_is_printed(
+    number: int, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C-07: 0 prints debug messages, 3 no warnings. A recipe's level takes precedence."""
+    monkeypatch.delenv("GLOG_logtostderr", raising=False)
+    monkeypatch.setenv("GLOG_v", str(number))
+    assert len(spoken(None, tmp_path)[0].splitlines()) == lines
+    assert len(spoken("debug", tmp_path)[0].splitlines()) == 4
 
 
 def test_warnings_are_only_in_the_log_at_level_error(

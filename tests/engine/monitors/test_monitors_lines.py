@@ -29,12 +29,19 @@ def test_loss_lines_have_the_documented_format() -> None:
     ]
 
 
-def test_test_line_has_accuracy_and_mean_loss() -> None:
+def test_losses_of_every_100_batches_precede_accuracy_and_mean_loss() -> None:
+    """C-06."""
     lines: list[str] = []
-    monitor = FunctionalMonitor(lines.append, RunSchedule(10, 10, None))
-    monitor.on_eval(10, Evaluation({"accuracy": 0.853, "loss": 0.528851, "count": 9}, None))
-    monitor.on_eval(10, Evaluation({"rmse": 1.0, "loss": 0.25, "count": 9}, None))
-    assert lines == ["Test:\nAccuracy: 85.3%, Avg loss: 0.528851", "Test:\nAvg loss: 0.250000"]
+    monitor = FunctionalMonitor(lines.append, RunSchedule(210, 210, None))
+    monitor.on_steps(losses(0, [0.5] * 210), 1.0)
+    monitor.on_eval(210, Evaluation({"accuracy": 0.853, "loss": 0.528851, "count": 9}, None))
+    monitor.on_eval(210, Evaluation({"rmse": 1.0, "loss": 0.25, "count": 9}, None))
+    assert lines == [
+        BANNER,
+        *(f"loss: 0.500000 [{batch:>3d}/210]" for batch in (0, 100, 200)),
+        "Test:\nAccuracy: 85.3%, Avg loss: 0.528851",
+        "Test:\nAvg loss: 0.250000",
+    ]
 
 
 def test_losses_are_not_printed_if_disabled() -> None:

@@ -153,8 +153,9 @@ def test_layer_maps_to_several_operators(
     names = "dense_0:fc_MatMul+fc_BiasAdd"
     args = [str(plain), f"--reference={folder}", f"--map={names}", "--layers=dense_*"]
     _, rows = read_rows(args, tmp_path)
-    forward = [row["RightOp"] for row in rows if row["TensorIndex"] == "output:0"]
-    assert forward == ["fc_MatMul", "fc_BiasAdd"]
+    output_rows = [row for row in rows if row["TensorIndex"] == "output:0"]
+    pairs = [(row["LeftOp"], row["RightOp"]) for row in output_rows]
+    assert pairs == [("dense_0", "fc_MatMul"), ("dense_0", "fc_BiasAdd")]
 
 
 @pytest.mark.slow

@@ -193,6 +193,12 @@ def test_profile_has_emulated_and_measured_devices(tiny: Compose, tmp_path: Path
     measured, modelled = found["profiles"]
     assert (measured["source"], modelled["source"]) == ("measured", "modelled")
     assert set(measured) == set(modelled)
+    # F-02
+    assert measured["shares"]["CPU"] > 0
+    assert measured["memory"]["arguments"] > 0
+    assert modelled["shares"].keys() >= {"cube", "vector", "ai_cpu", "data"}
+    assert sum(modelled["shares"].values()) == pytest.approx(1)
+    assert modelled["memory"]
     shared = {row["layer"] for row in measured["layers"]} & {
         row["layer"] for row in modelled["layers"]
     }

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from pipeline import load_recipe
+from pipeline.config.precision import resolve_precision
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.precision import LEVELS, Level, PathListing, ToFloat, TypeRule
@@ -24,6 +26,8 @@ with np.load(Path(__file__).parents[2] / "golden" / "precision" / "levels.npz") 
 CELLS = [key for key in GOLDEN if key[:2] in LEVELS]
 NORM = {"params": ("scale", "bias"), "batch_stats": ("mean", "var")}
 
+EPSILONS = {"batch_norm": 1e-5, "layer_norm": 1e-7, "group_norm": 1e-5}
+"""MindSpore's defaults, which count for values smaller than the golden ones."""
 CELL_LAYERS: dict[str, tuple[LayerSpec, ...]] = {
     "conv": (standard.Conv(features=5, kernel=3, bias=True),),
     "conv_transpose": (standard.ConvTranspose(features=5, kernel=2, stride=2, padding="valid"),),
@@ -102,12 +106,38 @@ def test_layer_at_a_precision_level_has_parity_with_mindspore(key: str) -> None:
     """Values to a few units of the type, and the type itself: float16 has no other values."""
     level, _, kind = key.partition("/")
     precision = LEVELS[level]  # type: ignore[index]
+    if kind in EPSILONS:
+        assert type(CELL_LAYERS[kind][0]).model_fields["epsilon"].default == EPSILONS[kind]
     stack = Stack(CELL_LAYERS[kind], precision.dtype, precision.rules)
     given = GOLDEN["rows" if kind in ("dense", "layer_norm") else "images"]
     result = np.asarray(stack.apply(weights(kind), given))
     close = 2e-3 if is_float16(GOLDEN[key]) else 1e-5
     np.testing.assert_allclose(result, GOLDEN[key], rtol=close, atol=close)
     assert is_float16(result) == is_float16(GOLDEN[key])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layer", "axes", "epsilon"),
+    [
+        (standard.LayerNorm(), (3,), 1e-7),
+        (standard.GroupNorm(groups=1), (1, 2, 3), 1e-5),
+        (standard.BatchNorm(), (0, 1, 2), 1e-5),
+    ],
+    ids=["layer_norm", "group_norm", "batch_norm"],
+)
+def test_norms_have_mindspores_epsilon(
+    layer: LayerSpec, axes: tuple[int, ...], epsilon: float
+) -> None:
+    """M-15: on values so small that it counts."""
+    images = 1e-3 * random(4, 3, 5, 6)
+    module = network(layer, standard.Flatten())
+    variables = initialise(module, images)
+    found, _ = module.apply(variables, images, train=True, mutable=["batch_stats"])
+    wide = images.astype(np.float64)
+    deviations = np.sqrt(wide.var(axes, keepdims=True) + epsilon)
+    expected = (wide - wide.mean(axes, keepdims=True)) / deviations
+    np.testing.assert_allclose(found, expected.reshape(4, -1), rtol=1e-3, atol=1e-4)
 
 
 BLOCK = (
@@ -168,10 +198,11 @@ def test_precision_level_sets_dtypes_by_kind_of_layer(
 @pytest.mark.slow
 def test_last_matching_rule_applies_to_the_matched_layers() -> None:
     """M-07: a cell and all cells in it; everything else computes in float32."""
-    rules = (
-        ToFloat(pattern="residual_*", dtype="float16"),
-        ToFloat(pattern="*batch_norm*", dtype="bfloat16"),
+    by_recipe = (
+        "train.to_float=[{pattern: 'residual_*', dtype: float16},"
+        "{pattern: '*batch_norm*', dtype: bfloat16}]"
     )
+    rules = resolve_precision(load_recipe("lenet5_digits", [by_recipe])).rules
     found = types(network(*BLOCK).clone(rules=rules), random(2, 4, 4, 2))
     assert found["conv_0"] == found["dense_0"] == found["layer_norm_0"] == SINGLE
     assert found["residual_0/conv_0"] == HALF

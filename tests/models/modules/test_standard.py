@@ -254,6 +254,61 @@ def test_flatten_keeps_the_order_of_values() -> None:
 
 
 @pytest.mark.slow
+def test_second_derivatives_of_layers_match_jax() -> None:
+    """M-14: layers with gradient rules, against the same network of jax's functions."""
+    module = network(Conv(features=3, kernel=3), Tanh(), Flatten(), Dense(features=2))
+    images = random(4, 5, 5, 1)
+    params = initialise(module, images)["params"]
+    direction = jax.tree.map(
+        lambda leaf: jnp.cos(37 * jnp.arange(leaf.size)).reshape(leaf.shape), params
+    )
+
+    def compute(params: Any) -> jax.Array:
+        return module.apply({"params": params}, images, train=True)
+
+    def compute_plainly(params: Any) -> jax.Array:
+        kernel = params["conv_0"]["kernel"]
+        form = ("NHWC", "HWIO", "NHWC")
+        y = jax.lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=form)
+        rows = jnp.tanh(y).reshape(len(images), -1)
+        return rows @ params["dense_0"]["kernel"] + params["dense_0"]["bias"]
+
+    def derive_twice(compute: Any) -> Any:
+        """The gradient of the derivative along a direction."""
+
+        def derive(params: Any) -> jax.Array:
+            gradients = jax.grad(lambda params: (compute(params) ** 3).sum())(params)
+            return sum(
+                jax.tree.leaves(jax.tree.map(lambda g, d: (g * d).sum(), gradients, direction))
+            )
+
+        return jax.jit(jax.grad(derive))(params)
+
+    expected = derive_twice(compute_plainly)
+    for found, leaf in zip(*map(jax.tree.leaves, (derive_twice(compute), expected)), strict=True):
+        assert jnp.abs(leaf).max() > 0.1
+        np.testing.assert_allclose(found, leaf, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.slow
+def test_dropout_gelu_and_max_pooling_are_the_adapters() -> None:
+    """G-03."""
+    dropped, _ = run(
+        network(Dropout(rate=0.5)),
+        np.ones((40, 100), np.float32),
+        train=True,
+        dropout=jax.random.key(1),
+    )
+    assert np.unique(dropped).tolist() == [0, 2]
+    wide = ROWS.astype(np.float64)
+    gelu = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
+    np.testing.assert_allclose(run(network(Gelu()), ROWS)[0], gelu, rtol=1e-5, atol=1e-6)
+    images = IMAGES[:, :4, :4]
+    pooled = images.reshape(3, 2, 2, 2, 2, 4).max(axis=(2, 4))
+    np.testing.assert_array_equal(images_out(MaxPool(kernel=2), images)[0], pooled.reshape(3, -1))
+
+
+@pytest.mark.slow
 def test_dropout_zeroes_a_share_and_rescales_only_in_training() -> None:
     module, x = network(Dropout(rate=0.25)), np.ones((40, 100), np.float32)
     y, _ = run(module, x, train=True, dropout=jax.random.key(1))

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from pydantic import ValidationError
 
+from pipeline import load_recipe
+from pipeline.models.blocks.common_blocks import map_layers
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import Conv
+from pipeline.training.state import reinitialize
 from tests.models.build import conf_model, count, parameters, positions, shapes
 
 
@@ -24,6 +30,25 @@ def test_resnext101_and_se_resnet101_have_reference_parameter_counts(
 ) -> None:
     module = conf_model("resnet50", **changes).build(1000, "float32")
     assert count(shapes(module, (224, 224, 3))) == expected
+
+
+@pytest.mark.medium
+def test_documented_resnet50_has_same_padding_and_small_weights() -> None:
+    """M-03."""
+    model = load_recipe("resnet50_cifar10").model
+    convolutions: list[Conv] = []
+
+    def note(layer: LayerSpec) -> LayerSpec:
+        if isinstance(layer, Conv):
+            convolutions.append(layer)
+        return layer
+
+    map_layers(note, model.layers_for(10))
+    assert len(convolutions) == 53
+    assert {layer.padding for layer in convolutions} == {"same"}
+    weights = {"conv_0": {"kernel": jnp.ones((3, 3, 64, 64))}}
+    (kernel,) = jax.tree.leaves(reinitialize(weights, model.init.rules, jax.random.key(0)))
+    assert float(kernel.std()) == pytest.approx(0.01, rel=0.02)
 
 
 def test_se_resnet_bodies_end_with_squeeze_and_excitation() -> None:

@@ -73,6 +73,24 @@ def test_search_finds_more_than_random_draws(acquisition: Acquisition) -> None:
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize(("direction", "sign"), [("maximize", 1), ("minimize", -1)])
+@pytest.mark.parametrize("acquisition", ACQUISITIONS)
+def test_best_of_either_direction_is_sought(
+    acquisition: Acquisition, direction: str, sign: int
+) -> None:
+    """I-03."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    space: dict[str, Any] = {"a": optuna.distributions.FloatDistribution(0, 1)}
+    study = optuna.create_study(
+        sampler=GaussianProcessSampler(acquisition, seed=3), direction=direction
+    )
+    for a in (0.0, 0.1, 0.6, 0.7, 0.9, 1.0):
+        value = -sign * (a - 0.4) ** 2
+        study.add_trial(optuna.create_trial(params={"a": a}, distributions=space, value=value))
+    assert abs(study.ask(space).params["a"] - 0.4) < 0.2
+
+
+@pytest.mark.medium
 def test_concurrent_trials_differ_and_are_reproducible_by_seed() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     space: dict[str, Any] = {"a": optuna.distributions.FloatDistribution(0, 1)}
