@@ -45,17 +45,31 @@ def split_rows(
     """Return the rows for training and for evaluation, int64, each in ascending order.
 
     `share` of the rows is for evaluation, rounded down. Which rows depends on the seed alone. With
-    `strata`, int (rows,), the evaluation has `share` of each stratum to within one row, and the
-    training at least one row of each.
+    `strata`, int (rows,), the evaluation differs by less than one row from `share` of each stratum,
+    and the training has at least one row of each, for which the evaluation may have fewer rows.
     """
     order = _draw_order(rows, seed, 0, strata)
     # Evaluation rows are 1 / share apart in this order, which has stratum after stratum.
     is_eval = np.floor(np.arange(1, rows + 1) * share) > np.floor(np.arange(rows) * share)
     if strata is not None:
-        ordered = strata[order]
-        is_first_of_stratum = np.diff(ordered, prepend=ordered[:1] - 1) != 0
-        is_eval[is_first_of_stratum] = False
+        _leave_one_for_training(is_eval, strata[order], share)
     return np.sort(order[~is_eval]), np.sort(order[is_eval])
+
+
+def _leave_one_for_training(is_eval: np.ndarray, strata: np.ndarray, share: float) -> None:
+    """Take one row of each stratum whose rows are all evaluated out of the evaluation, bool (rows,)
+    in place, for one row each of the strata that miss most of `share`. `strata` is sorted."""
+    starts = np.flatnonzero(np.diff(strata, prepend=strata[:1] - 1))
+    sizes = np.diff(starts, append=len(strata))
+    evaluated = np.add.reduceat(is_eval, starts, dtype=np.int64)
+    is_full = evaluated == sizes
+    is_eval[starts[is_full]] = False
+    missing = sizes * share - evaluated
+    open_strata = np.flatnonzero((missing > 0) & (evaluated < sizes - 1))
+    by_missing = open_strata[np.argsort(-missing[open_strata], kind="stable")]
+    trained = np.flatnonzero(~is_eval)
+    first_trained = np.searchsorted(trained, starts[by_missing[: is_full.sum()]])
+    is_eval[trained[first_trained]] = True
 
 
 def assign_folds(rows: int, count: int, seed: int, strata: np.ndarray | None = None) -> np.ndarray:
