@@ -19,7 +19,7 @@ from pipeline.checkpoint.restore import FOLDER, list_saved_steps
 from pipeline.config.checks import fit_to_processes
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, get_exit_status
-from pipeline.core.host.signals import Interrupted, Signals, handle_signals
+from pipeline.core.host.signals import Interrupted, Signals, conclude, end_with, handle_signals
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.data.text.text_format import write_tokenizer
@@ -166,7 +166,26 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
             reporter.warn(f"{run_dir}: has no locks, so nothing keeps other processes out of it")
         if recipe.train.resume == "auto" and not folder.resuming:
             reporter.print_stage("resume", "no unfinished run of this recipe; starting a new one")
-        yield RunContext(recipe, options, folder, reporter, summary, lock)
+        context = RunContext(recipe, options, folder, reporter, summary, lock)
+        stack.enter_context(end_with(partial(_end_interrupted, context)))
+        yield context
+
+
+def _end_interrupted(context: RunContext) -> None:
+    """Report and record that a signal ends the run and its process at once."""
+    summary = context.summary
+    _record_stop(context, str(context.options.signals.reason))
+    _advise_to_resume(context.recipe, context.options, context.run_dir, context.reporter)
+    context.reporter.print_stage("stopped", f"{summary.reason}; {context.run_dir}")
+    if not context.folder.advanced.is_held:
+        summary.write(context.run_dir)
+
+
+def _record_stop(context: RunContext, reason: str) -> None:
+    summary = context.summary
+    summary.status = "stopped"
+    summary.reason = reason
+    summary.exit_status = get_exit_status("stopped")
 
 
 def _place_run(
@@ -231,25 +250,25 @@ def conclude_run(context: RunContext) -> Iterator[None]:
 
     try:
         yield
-    except BaseException as error:
+    except BaseException as caught:
+        error = context.options.signals.recognise(caught)
         # With several processes a signal is raised too, so that the others don't wait for this one.
         if not isinstance(error, Interrupted) or context.ranks.size > 1:
             if isinstance(error, NonFiniteStepError) and error.advice:
                 reporter.print_stage("resume", error.advice)
             elif has_saved():
                 _advise_to_resume(context.recipe, context.options, run_dir, reporter)
-            raise
-        summary.status = "stopped"
-        summary.reason = str(error)
-        summary.exit_status = get_exit_status(error)
-    if summary.status == "stopped" or (summary.status == "failed" and has_saved()):
-        _advise_to_resume(context.recipe, context.options, run_dir, reporter)
-    if summary.time.get("first_step_s") is not None:
-        reporter.print_stage("time", describe_start_up(summary.time))
-    if reference is not None and context.ranks.is_first and summary.metrics:
-        summary.reference = reference.compare(summary, run_dir)
-        reporter.print_stage("reference", describe_comparison(summary.reference))
-    reporter.print_stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
+            raise error
+        _record_stop(context, str(error))
+    with conclude():
+        if summary.status == "stopped" or (summary.status == "failed" and has_saved()):
+            _advise_to_resume(context.recipe, context.options, run_dir, reporter)
+        if summary.time.get("first_step_s") is not None:
+            reporter.print_stage("time", describe_start_up(summary.time))
+        if reference is not None and context.ranks.is_first and summary.metrics:
+            summary.reference = reference.compare(summary, run_dir)
+            reporter.print_stage("reference", describe_comparison(summary.reference))
+        reporter.print_stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
 
 
 def _advise_to_resume(
