@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,8 @@ TYPE = re.compile(r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16)")
 MANIFEST_MAGIC = 0x0CDB3A2A
 NODE_MAGIC = 0x0CDB20DE
 NAMED_TYPES = frozenset(
-    "bfloat16 float4_e2m1fn float8_e3m4 float8_e4m3b11fnuz float8_e4m3fn "
-    "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu int2 int4".split()
+    ["bfloat16", "float4_e2m1fn", "float8_e3m4", "float8_e4m3b11fnuz", "float8_e4m3fn"]
+    + ["float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "int2", "int4"]
 )
 """Types that tensorstore's zarr has beside NumPy's own, by name."""
 NUMBERS = frozenset(np.typecodes["AllInteger"] + "?efdFD")
@@ -234,11 +233,17 @@ def _format_names(names: Sequence[str]) -> bytes:
 def _share_prefixes(keys: Sequence[bytes], more_lengths: Sequence[int] = ()) -> Iterator[bytes]:
     """Yield ascending keys without what each shares with the one before: the lengths shared, the
     other lengths, `more_lengths`, and the bytes."""
-    shared = [0, *(len(commonprefix(pair)) for pair in pairwise(keys))]
+    shared = [0, *(_count_shared(*pair) for pair in pairwise(keys))]
     yield from map(_varint, shared[1:])
     yield from (_varint(len(key) - count) for key, count in zip(keys, shared, strict=True))
     yield from map(_varint, more_lengths)
     yield from (key[count:] for key, count in zip(keys, shared, strict=True))
+
+
+def _count_shared(first: bytes, second: bytes) -> int:
+    """Return the number of bytes with which both begin."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((n for n, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 def _seal(magic: int, body: bytes) -> bytes:
@@ -382,7 +387,9 @@ def _read_place(folder: Path, names: Sequence[str], place: _Place) -> np.ndarray
         raise ValueError(f"names file {place.file} of {len(names)}")
     file = folder / names[place.file]
     if place.offset + place.length > file.stat().st_size:
-        raise ValueError(f"{names[place.file]}: must have {place.length:,} bytes at {place.offset:,}")
+        raise ValueError(
+            f"{names[place.file]}: must have {place.length:,} bytes at {place.offset:,}"
+        )
     return np.fromfile(file, np.uint8, place.length, offset=place.offset)
 
 

@@ -240,9 +240,7 @@ def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
     return sweep_dir, status
 
 
-def _conclude(
-    arguments: TrainArguments, sweep_dir: Path, stop_status: int, is_shared: bool
-) -> int:
+def _conclude(arguments: TrainArguments, sweep_dir: Path, stop_status: int, is_shared: bool) -> int:
     """Write the table of a sweep, and print how to resume it. Return the exit status of the sweep,
     `stop_status` or that of its jobs."""
     # A signal may come before the first job.

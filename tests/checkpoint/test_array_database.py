@@ -124,11 +124,10 @@ def test_changed_bytes_are_an_error_or_arrays(tmp_path: Path) -> None:
                 read_database(tmp_path)
             except (ValueError, FileNotFoundError):
                 continue
-        for length in range(0, len(original), max(1, len(original) // 300)):
+        for length in range(14, len(original), max(1, len(original) // 300)):
             file.write_bytes(original[:length])
-            with pytest.raises(ValueError):
-                assert read_database(tmp_path) is not None or length < 14
-                raise ValueError
+            with pytest.raises(ValueError, match="."):
+                read_database(tmp_path)
         file.write_bytes(original)
     assert_equal(read_database(tmp_path), ARRAYS)
 

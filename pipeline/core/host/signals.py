@@ -5,10 +5,10 @@ evaluation is abandoned. A second one, unless it is SIGHUP, which both the shell
 when a terminal closes, ends the run at once. Later signals are ignored.
 
 In a command that trains (`watch_signals`) a thread answers signals, and nothing is raised in
-whatever the main thread is doing: C code may turn an exception into another one, or lose it. Outside
-of training the main thread has `GRACE_S` to notice the first signal (`check`). Then, or at a second
-signal, the thread calls the endings of the run and ends the process. In a process that uses the
-package as a library, signals outside of training and second signals raise Interrupted instead.
+whatever the main thread is doing: C code may turn an exception into another one, or lose it.
+Outside of training the main thread has `GRACE_S` to notice the first signal (`check`). Then, or at
+a second signal, the thread calls the endings of the run and ends the process. In a process that
+uses the package as a library, signals outside of training and second signals raise Interrupted.
 """
 
 from __future__ import annotations
@@ -201,6 +201,8 @@ class _Watch:
 
 _WATCHES: list[_Watch] = []
 """The watch of this process, if there is one."""
+_COMMANDS: list[bool] = []
+"""Whether the current command, if there is one, was interrupted."""
 
 
 @contextmanager
@@ -271,15 +273,32 @@ def find_stops() -> tuple[signal.Signals, ...]:
 
 
 def interrupt_command(output: str = "") -> None:
-    """Make signals to stop act like Ctrl-C and ignore SIGUSR1, before and after a run.
+    """Make signals to stop end the process, and ignore SIGUSR1, before and after a run.
 
-    Otherwise SIGUSR1 would kill a process that is importing, or has just written its summary. A
-    process that is interrupted while it imports ends at once, and prints `output` on stdout.
+    Otherwise SIGUSR1 would kill a process that is importing, or has just written its summary. The
+    process prints `output` on stdout. In the body of `raise_interrupts` signals act like Ctrl-C.
     """
     with suppress(ValueError):
         for number in find_stops():
             signal.signal(number, partial(_interrupt, output.encode()))
         signal.signal(SAVE, signal.SIG_IGN)
+
+
+@contextmanager
+def raise_interrupts() -> Iterator[None]:
+    """Raise KeyboardInterrupt for signals to stop during the body, so that it can clean up.
+
+    An error that C code made of it is replaced by KeyboardInterrupt again.
+    """
+    _COMMANDS.append(False)
+    try:
+        yield
+    except Exception as error:
+        if _COMMANDS[-1] and not isinstance(error, PipelineError):
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        _COMMANDS.pop()
 
 
 def end_on_signal(status: int) -> None:
@@ -308,10 +327,11 @@ def is_importing(frame: FrameType | None) -> bool:
 def _interrupt(output: bytes, number: int, frame: FrameType | None) -> None:
     if _WATCHES:
         return
-    if is_importing(frame):
+    if not _COMMANDS or is_importing(frame):
         # Nothing that must be closed has been started yet.
         os.write(sys.stderr.fileno(), b"interrupted\n")
         with suppress(OSError):
             os.write(1, output)
         os._exit(os.EX_TEMPFAIL)
+    _COMMANDS[-1] = True
     raise KeyboardInterrupt

@@ -149,9 +149,6 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
             yield RunContext(recipe, options, folder, Reporter(), summary)
             return
         lock = stack.enter_context(run_directory.lock_run(run_dir, new=not folder.resuming))
-        # If the process is killed after this, the run has no summary.
-        folder.advanced.add(partial((run_dir / run_directory.SUMMARY).unlink, missing_ok=True))
-        folder.advanced.add(partial(recorded_recipe.write_recipe, run_dir, recipe))
         reporter = stack.enter_context(
             Reporter(run_dir, options.console, delay_log=folder.resuming)
         )
@@ -161,13 +158,16 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
         # Errors are converted here too, so that the summary has the converted error.
         stack.enter_context(convert_os_errors(run_dir))
         stack.enter_context(convert_out_of_memory())
+        context = RunContext(recipe, options, folder, reporter, summary, lock)
+        stack.enter_context(end_with(partial(_end_interrupted, context)))
+        # If the process is killed after this, the run has no summary.
+        folder.advanced.add(partial((run_dir / run_directory.SUMMARY).unlink, missing_ok=True))
+        folder.advanced.add(partial(recorded_recipe.write_recipe, run_dir, recipe))
         reporter.print_stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
         if not lock.is_certain:
             reporter.warn(f"{run_dir}: has no locks, so nothing keeps other processes out of it")
         if recipe.train.resume == "auto" and not folder.resuming:
             reporter.print_stage("resume", "no unfinished run of this recipe; starting a new one")
-        context = RunContext(recipe, options, folder, reporter, summary, lock)
-        stack.enter_context(end_with(partial(_end_interrupted, context)))
         yield context
 
 
@@ -258,7 +258,9 @@ def conclude_run(context: RunContext) -> Iterator[None]:
                 reporter.print_stage("resume", error.advice)
             elif has_saved():
                 _advise_to_resume(context.recipe, context.options, run_dir, reporter)
-            raise error
+            if error is caught:
+                raise
+            raise error from caught
         _record_stop(context, str(error))
     with conclude():
         if summary.status == "stopped" or (summary.status == "failed" and has_saved()):
