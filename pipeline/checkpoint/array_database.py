@@ -45,8 +45,11 @@ TYPE = re.compile(r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16)")
 MANIFEST_MAGIC = 0x0CDB3A2A
 NODE_MAGIC = 0x0CDB20DE
 NAMED_TYPES = frozenset(
-    ["bfloat16", "float4_e2m1fn", "float8_e3m4", "float8_e4m3b11fnuz", "float8_e4m3fn"]
-    + ["float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "int2", "int4"]
+    re.findall(
+        r"\w+",
+        "bfloat16 float4_e2m1fn float8_e3m4 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz "
+        "float8_e5m2 float8_e5m2fnuz float8_e8m0fnu int2 int4",
+    )
 )
 """Types that tensorstore's zarr has beside NumPy's own, by name."""
 NUMBERS = frozenset(np.typecodes["AllInteger"] + "?efdFD")
