@@ -87,6 +87,7 @@ class Case:
 
 def send_signals(count: int, seed: int, num_processes: int) -> dict[tuple[str, str], Row]:
     """Send signals to `count` commands, and return the rows by stage and signals."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and commands inherit that
     draw = random.Random(seed)
     rows: dict[tuple[str, str], Row] = defaultdict(Row)
     with tempfile.TemporaryDirectory() as name:
