@@ -18,13 +18,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
 from pipeline.checkpoint.manifest import DESCRIPTION
 from pipeline.core.files.bounded_read import parse_json, read_bytes
+
+Buffer: TypeAlias = Any
+"""Bytes, or an array of uint8."""
 
 DATABASE = "manifest.ocdbt"
 """File of the database that lists its files of data."""
@@ -106,11 +109,11 @@ class _DataFiles:
         self._folder = folder
         self._open_file()
 
-    def append(self, content: np.ndarray | bytes) -> _Place:
+    def append(self, content: Buffer) -> _Place:
         """Write bytes to the last file, and return their place. Raises OSError."""
         offset = self._file.tell()
         self._file.write(content)
-        return _Place(len(self.names) - 1, offset, len(content))
+        return _Place(len(self.names) - 1, offset, self._file.tell() - offset)
 
     def limit_size(self) -> None:
         """Begin another file if the last one is full. Raises OSError."""
@@ -298,10 +301,10 @@ def read_database(folder: Path) -> Mapping[str, np.ndarray] | None:
         if length != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{name.decode()}: must have the bytes of shape {shape}")
         if isinstance(value, _Place):
-            content = _read_place(folder, names, value)
+            array = _read_place(folder, names, value)
         else:
-            content = np.frombuffer(bytearray(value or b""), np.uint8)
-        arrays[name.decode()] = content.view(dtype).reshape(shape)
+            array = np.frombuffer(bytearray(value or b""), np.uint8)
+        arrays[name.decode()] = array.view(dtype).reshape(shape)
     return arrays
 
 
