@@ -184,7 +184,8 @@ with watch_signals(), handle_signals(signals), end_with(lambda: print(signals.re
         ("signals.is_held = True; send(1, 2)", 75, "SIGHUP received, then SIGINT received"),
         ("signals.is_held = True; send(15, 15, 2)", 75, "SIGTERM received, then SIGTERM received"),
         (
-            "threading.Timer(0.3, os.kill, (os.getpid(), 15)).start(); [ctypes.CDLL(None).sleep(9) for _ in (1, 2)]",
+            "threading.Timer(0.3, os.kill, (os.getpid(), 15)).start(); "
+            "[ctypes.CDLL(None).sleep(9) for _ in (1, 2)]",
             75,
             "SIGTERM received",
         ),
