@@ -65,6 +65,7 @@ def _run_command(
     import jax
 
     from pipeline.__main__ import main
+    from pipeline.core.host.signals import end_on_signal
 
     os.fsync = lambda descriptor: None  # 5 ms each, and no test cuts the power
     os.chdir(folder)
@@ -79,6 +80,7 @@ def _run_command(
     sys.argv = ["pipeline", *arguments]
     sys.orig_argv = [sys.executable, "-m", "pipeline", *arguments]
     status = main(arguments)
+    end_on_signal(status)
     # Multiprocessing ends a process without its exit functions.
     atexit._run_exitfuncs()
     sys.exit(status)

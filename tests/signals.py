@@ -1,11 +1,14 @@
 """Time how long a signal waits for its answer.
 
     python -m tests.signals [--signals 100] [--stops 20] [--evaluations 20]
+    python -m tests.signals --moments 1000 [--processes 2]
 
 A run of LeNet-5 in sinks of 1000 steps receives SIGUSR1 at random moments, each timed until the
 checkpoint is on disk under its name. Then runs receive SIGTERM, timed until the process has ended
 and saved its newest step. No evaluation and no other checkpoint comes in between. Then runs that
 mostly evaluate receive SIGTERM.
+
+With `--moments`, commands receive signals at random moments instead (tests/signal_moments.py).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from pipeline.checkpoint.checkpoint_folder import list_saved_steps
 from tests import outcome
 from tests.conftest import TINY
 from tests.crash.lives import SINK_STEPS, find_run_dir, start
+from tests.signal_moments import print_rows, send_signals
 
 ENDLESS = [
     *TINY,
@@ -47,7 +51,13 @@ def main() -> int:
     parser.add_argument("--evaluations", type=int, default=20, help="SIGTERM in one of a run each")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dispatch-seconds", type=float, default=1.0)
+    parser.add_argument("--moments", type=int, default=0, help="commands that get signals anywhere")
+    parser.add_argument("--processes", type=int, default=2, help="commands at once")
     options = parser.parse_args()
+    if options.moments:
+        rows = send_signals(options.moments, options.seed, options.processes)
+        print_rows(rows)
+        return int(any(row.defects for row in rows.values()))
     draw = random.Random(options.seed)
     arguments = [f"train.dispatch_seconds={options.dispatch_seconds}"]
     with tempfile.TemporaryDirectory() as folder:

@@ -2,17 +2,15 @@
 
 A checkpoint is written in the background as a draft, sealed with a manifest, synced and renamed.
 After a kill or a power cut while saving, the previous checkpoint still exists. A checkpoint holds
-every array of `TrainState` by path, written by orbax, and the recipe and the state of the host as
+every array of `TrainState` by path, in orbax's format, and the recipe and the state of the host as
 JSON. The data position, the learning rates and the random numbers are computed from the step. Only
 the metrics may be added later, if a resumed run repeats an interrupted evaluation.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from pipeline.checkpoint.array_database import write_arrays
 from pipeline.checkpoint.checkpoint_folder import (
     FOLDER,
     HOST,
@@ -43,7 +42,6 @@ from pipeline.checkpoint.manifest import (
     require_complete,
     write_manifest,
 )
-from pipeline.checkpoint.orbax_arrays import silence_orbax, write_arrays
 from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
 from pipeline.checkpoint.retention import Retention, add_metrics
 from pipeline.core.errors import RunError
@@ -52,8 +50,6 @@ from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.training.state import TrainState
 
 LOG = logging.getLogger(__name__)
-TENSORSTORE_DETAILS = re.compile(r" \[(?:tensorstore_spec|os_error_code)=")
-"""Start of the long specification in tensorstore's messages, which is left out."""
 
 
 class Copies(Protocol):
@@ -86,7 +82,6 @@ class Checkpoints:
         recipe_digest: str = "",
         copies: Sequence[Copies] = (),
     ) -> None:
-        silence_orbax()
         self._root = (run_dir / FOLDER).absolute()
         self._recipe = dict(recipe or {})
         self._recipe_digest = recipe_digest
@@ -107,13 +102,6 @@ class Checkpoints:
             for copy in copies:
                 copy.synchronize(paths)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._is_prepared = False
-
-    def prepare(self) -> None:
-        """Import orbax, which takes long, in the background before the first save."""
-        if not self._is_prepared:
-            self._is_prepared = True
-            self._writer.submit(importlib.import_module, "orbax.checkpoint")
 
     def save(
         self,
@@ -216,9 +204,7 @@ class Checkpoints:
         try:
             yield
         except (OSError, ValueError, DamagedError) as error:
-            # tensorstore raises ValueError for a full disk, and adds a long specification.
-            reason = TENSORSTORE_DETAILS.split(str(error).partition("\n")[0])[0]
-            raise RunError(f"{self._root}: can't {action}: {reason}") from error
+            raise RunError(f"{self._root}: can't {action}: {error}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -255,9 +241,6 @@ def read_state(run_dir: Path, step: int, like: TrainState) -> TrainState:
 
 class NoCheckpoints:
     """Replaces `Checkpoints` in a process that saves nothing: only the first of a run does."""
-
-    def prepare(self) -> None:
-        """Do nothing."""
 
     def save(
         self,

@@ -1,4 +1,4 @@
-"""Writing and reading of arrays by orbax. Files that are read may come from a stranger."""
+"""Reading of a checkpoint's arrays, by orbax if it wrote them. Files may come from a stranger."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from pipeline.checkpoint.array_database import read_database, require_memory
 from pipeline.checkpoint.checkpoint_folder import LOST
 from pipeline.checkpoint.manifest import DESCRIPTION, DamagedError, make_read_error, read_json
 from pipeline.core.errors import RunError
@@ -26,15 +27,11 @@ from pipeline.core.files.error_text import show_name
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
 
-DATABASE = "manifest.ocdbt"
-"""File with which orbax joins the written arrays into one database."""
 ATTEMPTS = 2
 """Attempts to read arrays before DamagedError is raised. Orbax also reports a file as missing if
 the process has no descriptor left."""
 PLAIN = re.compile(r"[^*?\[\]\\\ud800-\udfff]*", re.DOTALL)
 """Paths that orbax takes as they are. Bytes that aren't UTF-8 are surrogates in Python's texts."""
-FILE_BYTES = 1 << 28
-"""Approximate size of a file of arrays. Arrays are in several files, which are hashed at once."""
 
 
 def silence_orbax() -> None:
@@ -55,38 +52,6 @@ def _is_unrelated(record: logging.LogRecord) -> bool:
     """Return False for a record of asyncio about an array that orbax couldn't write."""
     text = record.getMessage()
     return not (text.startswith("Task exception was never retrieved") and "/orbax/" in text)
-
-
-def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays into a new folder, whole or not at all. Raises OSError or ValueError.
-
-    Orbax's asynchronous writers, such as CheckpointManager's, aren't used: they make folders in a
-    thread for which other threads wait. If that thread fails, the others wait for ever, and the
-    process can't end.
-    """
-    import orbax.checkpoint as ocp
-
-    process_options = _make_process_options()
-    # Copies would double the memory, and nothing changes the arrays while they are written.
-    array_handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
-    # Compression would take four times as long as writing, and save a tenth of trained weights.
-    handler = ocp.PyTreeCheckpointHandler(
-        use_compression=False,
-        multiprocessing_options=process_options,
-        type_handler_registry=ocp.type_handlers.create_type_handler_registry(
-            (np.ndarray, array_handler)
-        ),
-    )
-    tree = {name: np.asarray(array) for name, array in arrays.items()}
-    request = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=FILE_BYTES)
-    with (
-        _make_plain_path(folder) as plain,
-        ocp.Checkpointer(handler, multiprocessing_options=process_options) as writer,
-    ):
-        writer.save(plain, args=request)
-    if not (folder / DATABASE).exists():
-        # If the folder can't be listed, orbax joins no arrays and raises no error.
-        raise ValueError(f"{folder}: can't be listed, so its arrays were not joined")
 
 
 @contextmanager
@@ -126,7 +91,8 @@ def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
     silence_orbax()
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return _read_with_orbax(folder)
+            arrays = read_database(folder)
+            return _read_with_orbax(folder) if arrays is None else arrays
         except (RunError, MemoryError):
             raise
         except Exception as error:  # orbax raises errors of any type for foreign bytes
@@ -147,7 +113,8 @@ def _read_with_orbax(folder: Path) -> Mapping[str, np.ndarray]:
         _make_plain_path(folder) as plain,
         ocp.StandardCheckpointer(multiprocessing_options=_make_process_options()) as reader,
     ):
-        _check_size(reader.metadata(plain).item_metadata.tree)
+        shapes = reader.metadata(plain).item_metadata.tree.values()
+        require_memory(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in shapes)
         arrays = reader.restore(plain)
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
         raise ValueError("must hold only arrays")
@@ -179,12 +146,3 @@ def _check_names(folder: Path) -> None:
     for name in names:
         if not isinstance(name, str) or name.startswith("/") or ".." in name.split("/"):
             raise ValueError(f"{show_name(str(name))} can't be the name of an array")
-
-
-def _check_size(shapes: Mapping[str, Any]) -> None:
-    """Raise ValueError if the shapes in a description need more bytes than the memory has."""
-    claimed_bytes = sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in shapes.values())
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if claimed_bytes > memory_bytes:
-        limit = f"this machine has {memory_bytes:,}"
-        raise ValueError(f"claims {claimed_bytes:,} bytes of arrays; {limit}")

@@ -52,6 +52,7 @@ from pipeline.core.errors import (
 )
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.host.launchers import find_place
+from pipeline.core.host.signals import conclude, end_with, watch_signals
 from pipeline.core.reporter import MARGIN
 from pipeline.stages.record import run_directory
 from pipeline.stages.record.summary import Summary
@@ -98,6 +99,11 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     read programs that an earlier process compiled from this code. Raises RecipeError with every
     problem if the recipe can't be composed.
     """
+    with watch_signals():
+        return _train(args, started_at, alone)
+
+
+def _train(args: Sequence[str], started_at: float | None, alone: bool) -> int:
     keys = {get_key(arg) for arg in args}
     if "profile.mode" not in keys:
         from_environment = parse_profiling_variables(os.environ)
@@ -208,30 +214,30 @@ def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
     name = f"sweep_{recipe}" if recipe.isidentifier() else "sweep"
     sweep_dir = existing or run_directory.create_run_dir(name)
     sweep_overrides = [*job_overrides, f"{SWEEP_DIR}={quote_value(str(sweep_dir))}"]
-    stop_status = 0
+    is_shared = place is not None
     # Imported here, after the checks of the arguments: they import jax.
     from pipeline.inspect.dumps.run_inspection import RunInspection
     from pipeline.study.sweep.jobs import Job, OnChanged
+
+    def end() -> int:
+        print("the sweep was stopped", file=sys.stderr)
+        return _conclude(arguments, sweep_dir, get_exit_status("stopped"), is_shared)
 
     try:
         keys = list_swept_keys(job_overrides)
         on_changed: OnChanged = "allow" if changed == "allow" else "refuse"
         job = Job(keys, find_failures(sweep_dir), on_changed, RunInspection())
-        _run_hydra(flags, typed, sweep_overrides, job)
+        with end_with(end):
+            _run_hydra(flags, typed, sweep_overrides, job)
     except RecipeError:
         if existing is None and not find_jobs(sweep_dir):
             shutil.rmtree(sweep_dir)
         raise
-    except KeyboardInterrupt as interruption:
-        print("the sweep was stopped", file=sys.stderr)
-        stop_status = get_exit_status(interruption)
-    # A signal may come before the first job.
-    has_jobs = not stop_status or bool(find_jobs(sweep_dir))
-    jobs_status = conclude_sweep(sweep_dir, is_shared=place is not None) if has_jobs else 0
-    status = max(stop_status, jobs_status)
-    if status in (RunError.exit_status, get_exit_status("stopped")):
-        how_to_resume = make_resume_sweep_command(arguments.words, sweep_dir)
-        print(printable(f"{'resume':<{MARGIN}} {how_to_resume}"))
+    except KeyboardInterrupt:
+        with conclude():
+            status = end()
+    else:
+        status = _conclude(arguments, sweep_dir, 0, is_shared)
     if existing is None:
         command = read_command(sweep_dir)
         earlier_dir = find_sweep(command, besides=sweep_dir) if command else None
@@ -239,6 +245,19 @@ def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
             rule = f"{RESUME}=auto goes on with the newest"
             print(printable(f"{earlier_dir} is a sweep of the same command; {rule}"))
     return sweep_dir, status
+
+
+def _conclude(arguments: TrainArguments, sweep_dir: Path, stop_status: int, is_shared: bool) -> int:
+    """Write the table of a sweep, and print how to resume it. Return the exit status of the sweep,
+    `stop_status` or that of its jobs."""
+    # A signal may come before the first job.
+    has_jobs = not stop_status or bool(find_jobs(sweep_dir))
+    jobs_status = conclude_sweep(sweep_dir, is_shared=is_shared) if has_jobs else 0
+    status = max(stop_status, jobs_status)
+    if status in (RunError.exit_status, get_exit_status("stopped")):
+        how_to_resume = make_resume_sweep_command(arguments.words, sweep_dir)
+        print(printable(f"{'resume':<{MARGIN}} {how_to_resume}"))
+    return status
 
 
 def _find_directory(

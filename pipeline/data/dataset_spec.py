@@ -33,6 +33,8 @@ class MapOp(Spec):
     (batch, `draws`), which are a pure function of (seed, epoch, sample, op).
     """
 
+    moves_pixels: ClassVar[bool] = False
+    """Whether pixels of an image change position, so that labels of pixels must move too."""
     name: str
 
     @property
@@ -94,8 +96,6 @@ class WrappedOp(MapOp):
 class Op(MapOp):
     """Base of the map ops on one column that map each sample independently."""
 
-    moves_pixels: ClassVar[bool] = False
-    """Whether pixels change position, so that labels of pixels must move too."""
     column: str = "image"
 
     @property

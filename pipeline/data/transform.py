@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import BatchOp, GeometricOp, MapOp, Op, WrappedOp
+from pipeline.data.dataset_spec import BatchOp, GeometricOp, MapOp, WrappedOp
 from pipeline.data.random import scale_to_integers, uniforms
 from pipeline.data.targets import Targets
 
@@ -129,7 +129,7 @@ def make_joint_ops(
 def _join_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int | None) -> MapOp:
     """Return an op, or the op that replaces it in `make_joint_ops`. Raises ValueError if it can't
     move the labels of the pixels that it moves."""
-    moves_pixels = isinstance(op, Op) and op.moves_pixels and op.column == "image"
+    moves_pixels = op.moves_pixels and "image" in op.columns
     if not moves_pixels or not _have_pixel_labels(specs["label"], specs["image"]):
         return op
     if not isinstance(op, GeometricOp):

@@ -192,8 +192,6 @@ def run_segment(
     telemetry, seconds = dispatch(training.program, segment, progress)
     training.dispatch_size.record(len(telemetry), seconds)
     training.heap.trim()
-    if hooks.saves.writer is not None:
-        hooks.saves.writer.prepare()  # not earlier: the first step would wait for it
     for monitor in hooks.monitors:
         monitor.on_steps(telemetry, seconds)
     training.sink.add(telemetry, seconds)

@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.core.errors import RecipeError
 from pipeline.core.host.memory import require_room
 from pipeline.data.columns import ColumnSpec, RawData, Split, SplitKey
-from pipeline.data.dataset_spec import DatasetSpec, MapOp, Op
+from pipeline.data.dataset_spec import DatasetSpec, MapOp
 from pipeline.data.group_orders import BucketedOrder
 from pipeline.data.order import SampleOrder
 from pipeline.data.padding.buckets import (
@@ -106,7 +106,7 @@ def refuse_moved_padding(dataset: DatasetSpec) -> None:
     """Raise RecipeError for a map op that moves pixels of an image away from the padding mask."""
     for key, split in (("train", dataset.train), ("eval", dataset.eval)):
         for position, op in enumerate(split.ops):
-            if isinstance(op, Op) and op.moves_pixels and op.column == "image":
+            if op.moves_pixels and "image" in op.columns:
                 raise RecipeError(
                     f"dataset.padding_mask = true: dataset.{key}.ops.{position} ({op.name}) "
                     "moves pixels, and the mask fits only the original pixels; leave out the op "

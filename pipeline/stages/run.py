@@ -105,6 +105,7 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     rate_files = fingerprint_rate_files(recipe.train)
     backend = open_backend(context)
 
+    context.poll_signals()
     with record_time(summary, "data_s"):
         dataset = declare_data(recipe, reporter) or load_data(recipe, reporter)
     secret = open_secret(context)
@@ -112,12 +113,14 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     context = record_data(context, dataset, backend.device, rate_files)
     if "build" not in recipe.stages:
         return
+    context.poll_signals()
     with record_time(summary, "build_s"):
         built = build(recipe, dataset, reporter)
     summary.parameters = built.parameters
     if "compile" not in recipe.stages:
         return
 
+    context.poll_signals()
     if recipe.parallel.mode == "auto":
         recipe = plan_devices(recipe, dataset, built, context.folder, reporter)
         backend = recipe.device.open(recipe.parallel)
@@ -130,10 +133,12 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
             # The price needs no compiled programs.
             return
     total_steps = built.run_schedule.total
+    context.poll_signals()
     # A profile may train fewer steps.
     built = context.options.inspection.shorten(context, built, backend)
     open_programs = context.options.programs or lower_and_compile
     run = open_programs(context, recipe, dataset, built, backend)
+    context.poll_signals()
     if runs_steps:
         yield from train_and_evaluate(run, restored, secret, estimate, end_at, total_steps)
 

@@ -126,9 +126,6 @@ class World(Monitor):
         loss = float(state.params["layer"]["w"].sum())
         return Evaluation({**EVALUATION.metrics, "loss": loss}, EVALUATION.confusion)
 
-    def prepare(self) -> None:
-        pass
-
     def save(
         self,
         step: int,

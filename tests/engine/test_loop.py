@@ -94,9 +94,6 @@ class Script:
 
     # The checkpoints.
 
-    def prepare(self) -> None:
-        pass
-
     def save(
         self,
         step: int,

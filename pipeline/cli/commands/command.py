@@ -20,7 +20,7 @@ import click
 
 from pipeline.core.errors import RecipeError, UsageError
 from pipeline.core.files.strict_json import format_json
-from pipeline.core.host.signals import interrupt_command
+from pipeline.core.host.signals import interrupt_command, raise_interrupts
 
 PROGRAM = "python -m pipeline"
 HELP_WIDTH = 100
@@ -165,7 +165,7 @@ class LazyCommand(click.Command):
             interrupt_command(f"{STOPPED}\n")
         main = import_module(f"pipeline.cli.{self.module}").main
         try:
-            with ExitStack() as stack:
+            with raise_interrupts(), ExitStack() as stack:
                 if is_quiet:
                     null = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
                     stack.enter_context(redirect_stderr(null))

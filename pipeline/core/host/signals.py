@@ -1,24 +1,38 @@
 """Signals: SIGTERM, SIGINT and SIGHUP stop a run, SIGUSR1 makes it save a checkpoint and continue.
 
-During training, a signal to stop is recorded, and training stops after the current dispatch: steps
-are saved, an evaluation is abandoned. At other times nothing would be lost, and the signal raises
-Interrupted. So does a second signal at any time, unless it is SIGHUP, which both the shell and the
-system send when a terminal closes. Later signals are ignored, since the run is already ending.
+The first signal to stop is recorded. Training stops after the current dispatch: steps are saved, an
+evaluation is abandoned. A second one, unless it is SIGHUP, which both the shell and the system send
+when a terminal closes, ends the run at once. Later signals are ignored.
+
+In a command that trains (`watch_signals`) a thread answers signals, and nothing is raised in
+whatever the main thread is doing: C code may turn an exception into another one, or lose it.
+Outside of training the main thread has `GRACE_S` to notice the first signal (`check`). Then, or at
+a second signal, the thread calls the endings of the run and ends the process. In a process that
+uses the package as a library, signals outside of training and second signals raise Interrupted.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 
+from pipeline.core.errors import PipelineError
+
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that stop a run. SIGHUP is sent when the terminal or its connection is closed."""
 SAVE = signal.SIGUSR1
+GRACE_S = 1.0
+"""Seconds after a first signal outside of training, in which the main thread may notice it."""
+END_S = 600.0
+"""Most seconds that endings take, such as the write of a checkpoint."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -33,33 +47,53 @@ class Signals:
         """Text about the first signal to stop, such as `SIGTERM received`."""
         self.saves = 0
         """Number of signals that requested a checkpoint."""
-        self._is_held = False
-        self._has_interrupted = False
+        self._again: str | None = None
+        self.is_held = False
+        """Whether the run looks at `stop` itself, so that a first signal raises nothing."""
+        self.is_raised = False
+        """Whether Interrupted has been raised, so that the run is ending."""
+        self.allows_interrupts = False
+        """Whether the body of `allow_interrupts` runs."""
+
+    def note(self, number: int) -> bool:
+        """Record a signal to stop. Return whether it is another one than the first."""
+        is_first = self.stop is None
+        name = signal.Signals(number).name
+        if not is_first and number != signal.SIGHUP and self._again is None:
+            self._again = f"{self.stop}, then {name} received"
+        self.stop = self.stop or f"{name} received"
+        return not is_first and number != signal.SIGHUP
+
+    @property
+    def reason(self) -> str | None:
+        """Text about all signals to stop that had an effect."""
+        return self._again or self.stop
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal. Raises Interrupted, at most once, for a signal to stop that isn't held
-        by `hold_stops` or is the second one. While a module is imported, it isn't raised."""
+        """Handle a signal. If no thread watches signals, this raises Interrupted, at most once,
+        for a signal to stop that isn't held by `hold_stops` or is the second one. While a module is
+        imported, it isn't raised."""
         if number == SAVE:
             self.saves += 1
             return
+        if _WATCHES and not self.allows_interrupts:
+            return
         if number == signal.SIGHUP and self.stop is not None:
             return
-        text = f"{signal.Signals(number).name} received"
-        is_first = self.stop is None
-        self.stop = self.stop or text
-        can_wait = (is_first and self._is_held) or is_importing(frame)
-        if not self._has_interrupted and not can_wait:
-            self._has_interrupted = True
-            raise Interrupted(text if is_first else f"{self.stop}, then {text}")
+        is_again = self.note(number)
+        can_wait = (not is_again and self.is_held) or is_importing(frame)
+        if not self.is_raised and not can_wait:
+            self.is_raised = True
+            raise Interrupted(self.reason)
 
     @contextmanager
     def hold_stops(self) -> Iterator[None]:
         """Record the first signal to stop in `stop` during the body, without raising."""
-        self._is_held = True
+        self.is_held = True
         try:
             yield
         finally:
-            self._is_held = False
+            self.is_held = False
 
     @contextmanager
     def allow_interrupts(self) -> Iterator[None]:
@@ -67,19 +101,147 @@ class Signals:
 
         A signal that has arrived before is raised at once.
         """
-        was_held = self._is_held
-        self._is_held = False
+        was_held = self.is_held
+        self.is_held = False
+        self.allows_interrupts = True
         try:
             self.check()
             yield
         finally:
-            self._is_held = was_held
+            self.allows_interrupts = False
+            self.is_held = was_held
+
+    def recognise(self, error: BaseException) -> BaseException:
+        """Return Interrupted for an error that C code made of it, else the error."""
+        is_foreign = isinstance(error, Exception) and not isinstance(error, PipelineError)
+        return Interrupted(self.reason) if self.is_raised and is_foreign else error
 
     def check(self) -> None:
         """Raise Interrupted if a signal to stop has arrived, even if it was raised before."""
         if self.stop is not None:
-            self._has_interrupted = True
-            raise Interrupted(self.stop)
+            self.is_raised = True
+            raise Interrupted(self.reason)
+
+
+class _Watch:
+    """A thread that answers the signals to stop of this process."""
+
+    def __init__(self) -> None:
+        self.runs: list[Signals] = []
+        """Signals of the runs that are open in the main thread."""
+        self.endings: list[Callable[[], object]] = []
+        """Called at the end of the process, the last one first."""
+        self._concluding = threading.Lock()
+        self._output, self._input = os.pipe()
+        for end in (self._output, self._input):
+            os.set_blocking(end, False)
+        # Written by Python's handler in C, also while the main thread is in C code.
+        self._previous = signal.set_wakeup_fd(self._input, warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._work, name="signals", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering signals, and end the thread. The main thread calls it."""
+        signal.set_wakeup_fd(self._previous)
+        os.close(self._input)
+        self._thread.join()
+        os.close(self._output)
+
+    @contextmanager
+    def conclude(self) -> Iterator[None]:
+        """Keep the thread from ending the process during the body, which takes a moment."""
+        with self._concluding:
+            yield
+
+    def _work(self) -> None:
+        deadline_s = None
+        while True:
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            if select.select([self._output], [], [], left_s)[0]:
+                received = os.read(self._output, 4096)
+                if not received:
+                    return
+                for number in filter(STOP.__contains__, received):
+                    if self._answer(number):
+                        self._end()
+                    elif deadline_s is None and not self.runs[-1].is_held:
+                        deadline_s = time.monotonic() + GRACE_S
+            elif deadline_s is not None:
+                deadline_s = None
+                # With other states, the main thread has noticed the signal, or will.
+                if not self.runs or not (self.runs[-1].is_held or self.runs[-1].is_raised):
+                    self._end()
+
+    def _answer(self, number: int) -> bool:
+        """Return whether a signal to stop ends the process at once."""
+        if not self.runs:
+            return True
+        run = self.runs[-1]
+        return False if run.allows_interrupts else run.note(number)
+
+    def _end(self) -> None:
+        """Call the endings and end the process."""
+        thread = threading.Thread(target=self._call_endings, daemon=True)
+        thread.start()
+        thread.join(END_S)
+        os._exit(os.EX_TEMPFAIL)
+
+    def _call_endings(self) -> None:
+        self._concluding.acquire()  # for ever: the process ends
+        if not self.endings:
+            with suppress(OSError):
+                os.write(2, b"interrupted\n")
+        for ending in reversed(self.endings):
+            with suppress(Exception):
+                ending()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+
+
+_WATCHES: list[_Watch] = []
+"""The watch of this process, if there is one."""
+_COMMANDS: list[bool] = []
+"""Whether the current command, if there is one, was interrupted."""
+
+
+@contextmanager
+def watch_signals() -> Iterator[None]:
+    """During the body, let a thread answer the signals to stop of this process.
+
+    Has no effect outside the main thread, since Python delivers signals to the main thread.
+    """
+    if _WATCHES or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _WATCHES.append(_Watch())
+    try:
+        yield
+    finally:
+        _WATCHES.pop().close()
+
+
+@contextmanager
+def end_with(ending: Callable[[], object]) -> Iterator[None]:
+    """Call `ending` if a signal ends the process during the body. Its errors are ignored."""
+    watches = list(_WATCHES)
+    for watch in watches:
+        watch.endings.append(ending)
+    try:
+        yield
+    finally:
+        for watch in watches:
+            watch.endings.remove(ending)
+
+
+@contextmanager
+def conclude() -> Iterator[None]:
+    """Keep signals from ending the process during the body, which takes a moment."""
+    if not _WATCHES:
+        yield
+        return
+    with _WATCHES[0].conclude():
+        yield
 
 
 @contextmanager
@@ -92,9 +254,14 @@ def handle_signals(signals: Signals) -> Iterator[None]:
     with suppress(ValueError):
         for number in (*find_stops(), SAVE):
             previous_handlers[number] = signal.signal(number, signals.handle)
+    watches = _WATCHES[:1] if previous_handlers else []
+    for watch in watches:
+        watch.runs.append(signals)
     try:
         yield
     finally:
+        for watch in watches:
+            watch.runs.pop()
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
@@ -106,15 +273,32 @@ def find_stops() -> tuple[signal.Signals, ...]:
 
 
 def interrupt_command(output: str = "") -> None:
-    """Make signals to stop act like Ctrl-C and ignore SIGUSR1, before and after a run.
+    """Make signals to stop end the process, and ignore SIGUSR1, before and after a run.
 
-    Otherwise SIGUSR1 would kill a process that is importing, or has just written its summary. A
-    process that is interrupted while it imports ends at once, and prints `output` on stdout.
+    Otherwise SIGUSR1 would kill a process that is importing, or has just written its summary. The
+    process prints `output` on stdout. In the body of `raise_interrupts` signals act like Ctrl-C.
     """
     with suppress(ValueError):
         for number in find_stops():
             signal.signal(number, partial(_interrupt, output.encode()))
         signal.signal(SAVE, signal.SIG_IGN)
+
+
+@contextmanager
+def raise_interrupts() -> Iterator[None]:
+    """Raise KeyboardInterrupt for signals to stop during the body, so that it can clean up.
+
+    An error that C code made of it is replaced by KeyboardInterrupt again.
+    """
+    _COMMANDS.append(False)
+    try:
+        yield
+    except Exception as error:
+        if _COMMANDS[-1] and not isinstance(error, PipelineError):
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        _COMMANDS.pop()
 
 
 def end_on_signal(status: int) -> None:
@@ -141,10 +325,13 @@ def is_importing(frame: FrameType | None) -> bool:
 
 
 def _interrupt(output: bytes, number: int, frame: FrameType | None) -> None:
-    if is_importing(frame):
+    if _WATCHES:
+        return
+    if not _COMMANDS or is_importing(frame):
         # Nothing that must be closed has been started yet.
         os.write(sys.stderr.fileno(), b"interrupted\n")
         with suppress(OSError):
             os.write(1, output)
         os._exit(os.EX_TEMPFAIL)
+    _COMMANDS[-1] = True
     raise KeyboardInterrupt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
@@ -309,6 +309,7 @@ class BoundingBoxCrop(MapOp):
     by TensorFlow's `sample_distorted_bounding_box`. Boxes stay those of the image before the crop.
     """
 
+    moves_pixels: ClassVar[bool] = True
     name: Literal["bounding_box_crop"] = "bounding_box_crop"
     size: Size
     min_covered: Annotated[float, Field(ge=0, le=1)] = 0.1

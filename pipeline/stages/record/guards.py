@@ -10,6 +10,7 @@ from pathlib import Path
 from jax.errors import JaxRuntimeError
 
 from pipeline.core.errors import RunError, first_line, get_exit_status, get_status_after
+from pipeline.core.host.signals import conclude
 from pipeline.stages.record.run_directory import RunFolder, read_outcome
 from pipeline.stages.record.summary import Summary
 
@@ -65,7 +66,8 @@ def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
         # If a failed run can't write its summary, the first failure is reported.
         with suppress(OSError) if summary.status == "failed" else nullcontext():
             if not folder.advanced.is_held:
-                summary.write(folder.path)
+                with conclude():
+                    summary.write(folder.path)
 
 
 @contextmanager

@@ -163,6 +163,11 @@ class RunContext:
         """Whether this process writes pictures for TensorBoard."""
         return self.recipe.monitor.tensorboard and self.ranks.is_first
 
+    def poll_signals(self) -> None:
+        """Raise Interrupted after a signal to stop. Several processes agree first, elsewhere."""
+        if self.ranks.size == 1:
+            self.options.signals.check()
+
 
 @dataclass(frozen=True)
 class CompiledRun:

@@ -11,6 +11,7 @@ import jax
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import first_line
+from pipeline.core.host.signals import Interrupted
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.history import History
 from pipeline.engine.monitors.monitors import describe_never_predicted, format_class_table
@@ -72,8 +73,12 @@ class Evaluations:
         recipe = context.recipe
         evaluation = history.evaluated.get(history.step)
         if evaluation is None:
-            evaluation = self._evaluate(state, context.ranks.agree)
-            assert evaluation is not None, "is_stopped is always False"
+            signals = context.options.signals
+            agree = context.ranks.agree
+            is_stopped = partial(agree, lambda: signals.stop is not None)
+            evaluation = self._evaluate(state, agree, is_stopped)
+            if evaluation is None:
+                raise Interrupted(agree(lambda: signals.reason))
             self._show_pictures(state)
             observers.monitor.on_eval(history.step, evaluation)
         self._show_classes(evaluation, history.step)

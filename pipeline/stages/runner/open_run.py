@@ -20,7 +20,7 @@ from pipeline.config.checks import fit_to_processes
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, get_exit_status
 from pipeline.core.host.array_values import convert_value_reads
-from pipeline.core.host.signals import Interrupted, Signals, handle_signals
+from pipeline.core.host.signals import Interrupted, Signals, conclude, end_with, handle_signals
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.data.text.text_format import write_tokenizer
@@ -151,9 +151,6 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
             yield RunContext(recipe, options, folder, Reporter(), summary)
             return
         lock = stack.enter_context(run_directory.lock_run(run_dir, new=not folder.resuming))
-        # If the process is killed after this, the run has no summary.
-        folder.advanced.add(partial((run_dir / run_directory.SUMMARY).unlink, missing_ok=True))
-        folder.advanced.add(partial(recorded_recipe.write_recipe, run_dir, recipe))
         reporter = stack.enter_context(
             Reporter(run_dir, options.console, delay_log=folder.resuming)
         )
@@ -164,12 +161,34 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
         stack.enter_context(convert_os_errors(run_dir))
         stack.enter_context(convert_value_reads())
         stack.enter_context(convert_out_of_memory())
+        context = RunContext(recipe, options, folder, reporter, summary, lock)
+        stack.enter_context(end_with(partial(_end_interrupted, context)))
+        # If the process is killed after this, the run has no summary.
+        folder.advanced.add(partial((run_dir / run_directory.SUMMARY).unlink, missing_ok=True))
+        folder.advanced.add(partial(recorded_recipe.write_recipe, run_dir, recipe))
         reporter.print_stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
         if not lock.is_certain:
             reporter.warn(f"{run_dir}: has no locks, so nothing keeps other processes out of it")
         if recipe.train.resume == "auto" and not folder.resuming:
             reporter.print_stage("resume", "no unfinished run of this recipe; starting a new one")
-        yield RunContext(recipe, options, folder, reporter, summary, lock)
+        yield context
+
+
+def _end_interrupted(context: RunContext) -> None:
+    """Report and record that a signal ends the run and its process at once."""
+    summary = context.summary
+    _record_stop(context, str(context.options.signals.reason))
+    _advise_to_resume(context.recipe, context.options, context.run_dir, context.reporter)
+    context.reporter.print_stage("stopped", f"{summary.reason}; {context.run_dir}")
+    if not context.folder.advanced.is_held:
+        summary.write(context.run_dir)
+
+
+def _record_stop(context: RunContext, reason: str) -> None:
+    summary = context.summary
+    summary.status = "stopped"
+    summary.reason = reason
+    summary.exit_status = get_exit_status("stopped")
 
 
 def _place_run(
@@ -234,25 +253,27 @@ def conclude_run(context: RunContext) -> Iterator[None]:
 
     try:
         yield
-    except BaseException as error:
+    except BaseException as caught:
+        error = context.options.signals.recognise(caught)
         # With several processes a signal is raised too, so that the others don't wait for this one.
         if not isinstance(error, Interrupted) or context.ranks.size > 1:
             if isinstance(error, NonFiniteStepError) and error.advice:
                 reporter.print_stage("resume", error.advice)
             elif has_saved():
                 _advise_to_resume(context.recipe, context.options, run_dir, reporter)
-            raise
-        summary.status = "stopped"
-        summary.reason = str(error)
-        summary.exit_status = get_exit_status(error)
-    if summary.status == "stopped" or (summary.status == "failed" and has_saved()):
-        _advise_to_resume(context.recipe, context.options, run_dir, reporter)
-    if summary.time.get("first_step_s") is not None:
-        reporter.print_stage("time", describe_start_up(summary.time))
-    if reference is not None and context.ranks.is_first and summary.metrics:
-        summary.reference = reference.compare(summary, run_dir)
-        reporter.print_stage("reference", describe_comparison(summary.reference))
-    reporter.print_stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
+            if error is caught:
+                raise
+            raise error from caught
+        _record_stop(context, str(error))
+    with conclude():
+        if summary.status == "stopped" or (summary.status == "failed" and has_saved()):
+            _advise_to_resume(context.recipe, context.options, run_dir, reporter)
+        if summary.time.get("first_step_s") is not None:
+            reporter.print_stage("time", describe_start_up(summary.time))
+        if reference is not None and context.ranks.is_first and summary.metrics:
+            summary.reference = reference.compare(summary, run_dir)
+            reporter.print_stage("reference", describe_comparison(summary.reference))
+        reporter.print_stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
 
 
 def _advise_to_resume(

@@ -15,6 +15,7 @@ from pipeline.config.recipe import EarlyStopSpec, Recipe
 from pipeline.config.run_length import list_event_periods, schedule_events
 from pipeline.core.errors import RecipeError, first_line, get_exit_status
 from pipeline.core.files.value_text import show
+from pipeline.core.host.signals import end_with
 from pipeline.engine.callback_calls import Callbacks, NoCallbacks, RunView
 from pipeline.engine.callbacks.callback import Callback
 from pipeline.engine.callbacks.events import Monitor
@@ -105,7 +106,11 @@ def open_training(
         program = Program(executable, sink.mechanism, built.learning_rates, rate_columns)
         dump_steps = () if dumps is None else dumps.steps
         stack.callback(executable.loader.close)
-        stack.callback(_record_results, run, history, hooks)
+        record = partial(_record_results, run, history, hooks)
+        stack.callback(record)
+        stack.enter_context(end_with(record))
+        if isinstance(checkpoints, Checkpoints):
+            stack.enter_context(end_with(checkpoints.finish))
         yield program, schedule_events(recipe, built.run_schedule, dump_steps), hooks
 
 

@@ -18,6 +18,7 @@ from pipeline.checkpoint import checkpointer
 from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.checkpoint.manifest import verify_files
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RunError
 from pipeline.core.host.signals import Interrupted, Signals, handle_signals
 from pipeline.stages import run as run_module
 from tests import outcome
@@ -155,6 +156,122 @@ def test_signal_before_a_run_ends_the_command(name: str, where: str, tmp_path: P
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (75, "", "interrupted\n")
+
+
+WATCHED = """
+import ctypes, os, signal, sys, threading, time
+from pipeline.core.host import signals as module
+from pipeline.core.host.signals import *
+signals = Signals()
+interrupt_command()
+def send(*numbers):
+    for number in numbers:
+        signal.raise_signal(number)
+        time.sleep(0.3)
+with watch_signals(), handle_signals(signals), end_with(lambda: print(signals.reason)):
+    {body}
+"""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("body", "status", "printed"),
+    [
+        ("send(15); time.sleep(20)", 75, "SIGTERM received"),
+        ("send(15); signals.check()", 1, ""),
+        ("signals.is_held = True; send(15); time.sleep(1.5); sys.exit(7)", 7, ""),
+        ("signals.is_held = True; send(15, 1); time.sleep(1.5); sys.exit(7)", 7, ""),
+        ("signals.is_held = True; send(1, 2)", 75, "SIGHUP received, then SIGINT received"),
+        ("signals.is_held = True; send(15, 15, 2)", 75, "SIGTERM received, then SIGTERM received"),
+        (
+            "threading.Timer(0.3, os.kill, (os.getpid(), 15)).start(); "
+            "[ctypes.CDLL(None).sleep(9) for _ in (1, 2)]",
+            75,
+            "SIGTERM received",
+        ),
+    ],
+    ids=["unnoticed", "noticed", "held", "hung up", "two", "three", "in C code"],
+)
+def test_watched_signal_ends_the_process_after_its_endings(
+    body: str, status: int, printed: str
+) -> None:
+    """Nothing is raised where the main thread is."""
+    script = WATCHED.format(body=body)
+    start_s = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.strip()) == (status, printed), ended.stderr
+    assert time.monotonic() - start_s < 18
+    assert ("Interrupted: SIGTERM received" in ended.stderr) == (status == 1)
+
+
+@pytest.mark.medium
+def test_signal_raises_nothing_in_c_code_of_a_watched_run() -> None:
+    """A sort calls Python from C code; an exception of a handler would leave it."""
+    body = (
+        "signals.is_held = True\n"
+        "    class Key(int):\n"
+        "        sent = []\n"
+        "        def __lt__(self, other):\n"
+        "            if not Key.sent:\n"
+        "                Key.sent.append(os.kill(os.getpid(), 15))\n"
+        "            return int(self) < int(other)\n"
+        "    print(sorted(map(Key, range(1000, 0, -1))) == list(range(1, 1001)), flush=True)\n"
+        "    os._exit(3)"
+    )
+    script = WATCHED.format(body=body)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.stdout, ended.returncode) == ("True\n", 3), ended.stderr
+
+
+def test_ending_waits_while_the_main_thread_concludes() -> None:
+    body = "send(15)\n    with conclude():\n        time.sleep(2); print('whole', flush=True)"
+    script = WATCHED.format(body=f"{body}\n    time.sleep(20)")
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (75, "whole\nSIGTERM received\n"), ended.stderr
+
+
+def test_error_that_c_code_made_of_an_interrupt_is_recognised(signals: Signals) -> None:
+    """As `SystemError: _ScalarMeta.__numpy_dtype__ returned a result with an exception set`."""
+    error = SystemError("returned a result with an exception set")
+    assert signals.recognise(error) is error
+    with suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    recognised = signals.recognise(error)
+    assert isinstance(recognised, Interrupted)
+    assert str(recognised) == "SIGTERM received"
+    refusal = RunError("a full disk")
+    assert signals.recognise(refusal) is refusal
+
+
+def test_error_that_c_code_made_of_an_interrupt_of_a_command_is_replaced() -> None:
+    script = (
+        "import signal; from contextlib import suppress;"
+        "from pipeline.core.errors import report_errors;"
+        "from pipeline.core.host.signals import interrupt_command, raise_interrupts\n"
+        "def act():\n"
+        "    with raise_interrupts():\n"
+        "        with suppress(KeyboardInterrupt): signal.raise_signal(15)\n"
+        "        raise SystemError('returned a result with an exception set')\n"
+        "interrupt_command(); exit(report_errors(act, debug=False))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (75, "interrupted\n")
+
+
+@pytest.mark.slow
+@pytest.mark.mlp
+def test_error_after_a_signal_ends_the_run_as_stopped(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: Any) -> None:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        raise SystemError("_ScalarMeta.__numpy_dtype__ returned a result with an exception set")
+
+    monkeypatch.setattr(run_module, "build", build)
+    summary = run(tiny(), tmp_path / "run")
+    assert (summary.status, summary.reason) == ("stopped", "SIGTERM received")
+    assert outcome.read_summary(tmp_path / "run")["exit_status"] == 75
 
 
 def test_save_signals_are_counted(signals: Signals) -> None:

@@ -23,6 +23,7 @@ from pipeline.engine.monitors.monitors import (
     EvalMonitor,
     LossMonitor,
     NonFiniteStepMonitor,
+    StepMonitor,
     TimeMonitor,
 )
 from pipeline.engine.monitors.observers import Observers, open_observers
@@ -52,8 +53,7 @@ def add_hparams(observers: Observers, parameters: dict[str, int]) -> None:
 
 ALWAYS = [
     MetricsLog,
-    LossMonitor,
-    TimeMonitor,
+    StepMonitor,
     EvalMonitor,
     NonFiniteStepMonitor,
     BestEffortMonitor,
@@ -63,6 +63,8 @@ ALWAYS = [
 def test_run_is_monitored_as_its_recipe_says(tiny: Compose, tmp_path: Path) -> None:
     with opened(tiny(), tmp_path) as observers:
         assert kinds(observers) == ALWAYS
+    with opened(tiny("monitor.lines=callbacks"), tmp_path) as observers:
+        assert kinds(observers)[1:4] == [LossMonitor, TimeMonitor, EvalMonitor]
     with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
         assert kinds(observers) == [*ALWAYS, BestEffortMonitor]
 
