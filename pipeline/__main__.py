@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from pipeline.core.errors import report_errors
     from pipeline.core.host.signals import end_on_signal, interrupt_command
 
-    interrupt_command()
+    if owns_process:
+        interrupt_command()
     args = list(sys.argv[1:] if arguments is None else arguments)
     collect_less_while_starting()
     debug = "debug=true" in map(str.lower, args)

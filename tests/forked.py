@@ -65,7 +65,7 @@ def _run_command(
     import jax
 
     from pipeline.__main__ import main
-    from pipeline.core.host.signals import end_on_signal
+    from pipeline.core.host.signals import end_on_signal, interrupt_command
 
     os.fsync = lambda descriptor: None  # 5 ms each, and no test cuts the power
     os.chdir(folder)
@@ -79,6 +79,7 @@ def _run_command(
             os.dup2(output.fileno(), stream.fileno())
     sys.argv = ["pipeline", *arguments]
     sys.orig_argv = [sys.executable, "-m", "pipeline", *arguments]
+    interrupt_command()
     status = main(arguments)
     end_on_signal(status)
     # Multiprocessing ends a process without its exit functions.

@@ -20,7 +20,7 @@ import click
 
 from pipeline.core.errors import RecipeError, UsageError
 from pipeline.core.files.strict_json import format_json
-from pipeline.core.host.signals import interrupt_command, raise_interrupts
+from pipeline.core.host.signals import raise_interrupts, replace_interrupt_output
 
 PROGRAM = "python -m pipeline"
 HELP_WIDTH = 100
@@ -162,7 +162,7 @@ class LazyCommand(click.Command):
         prints_facts = self.collects_facts and values.pop("as_json")
         if prints_facts:
             # An interruption during the import ends the process, after this text is printed.
-            interrupt_command(f"{STOPPED}\n")
+            replace_interrupt_output(f"{STOPPED}\n")
         main = import_module(f"pipeline.cli.{self.module}").main
         try:
             with raise_interrupts(), ExitStack() as stack:
@@ -186,7 +186,7 @@ class LazyCommand(click.Command):
                 raise
             raise RecipeError(explain_value_read(error)) from error
         if prints_facts:
-            interrupt_command()
+            replace_interrupt_output()
             print(format_json(result.facts))
         return result.exit_status if isinstance(result, CommandResult) else int(result)
 

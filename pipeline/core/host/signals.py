@@ -209,9 +209,11 @@ _COMMANDS: list[bool] = []
 def watch_signals() -> Iterator[None]:
     """During the body, let a thread answer the signals to stop of this process.
 
-    Has no effect outside the main thread, since Python delivers signals to the main thread.
+    Has no effect outside the main thread, since Python delivers signals to the main thread, and in
+    a process that isn't a command's, such as a notebook: the thread would end it.
     """
-    if _WATCHES or threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if _WATCHES or not is_main or not _is_command():
         yield
         return
     _WATCHES.append(_Watch())
@@ -282,6 +284,22 @@ def interrupt_command(output: str = "") -> None:
         for number in find_stops():
             signal.signal(number, partial(_interrupt, output.encode()))
         signal.signal(SAVE, signal.SIG_IGN)
+
+
+def replace_interrupt_output(output: str = "") -> None:
+    """Print `output` on stdout if a signal ends the process.
+
+    Has no effect in a process that isn't a command's, whose signals `interrupt_command` leaves
+    alone.
+    """
+    if _is_command():
+        interrupt_command(output)
+
+
+def _is_command() -> bool:
+    """Return whether `interrupt_command` handles the signals of this process."""
+    handler = signal.getsignal(signal.SIGTERM)
+    return isinstance(handler, partial) and handler.func is _interrupt
 
 
 @contextmanager
