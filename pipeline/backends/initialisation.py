@@ -137,7 +137,7 @@ def _compile_sampler(
 
 
 def initialise_state(
-    init: Callable[[Array], TrainState], seed: np.ndarray, placement: DevicePlacement
+    init: Callable[[Any], TrainState], seed: np.ndarray, placement: DevicePlacement
 ) -> TrainState:
     """Return `init(seed)` with the bits of a run, whose initialisation is compiled by this module
     on platforms that optimize slowly."""
@@ -150,7 +150,8 @@ def initialise_state(
     def compile_undrawn(function: Callable[..., Any]) -> Any:
         return compile_(function, (seed,), UNOPTIMIZED)
 
-    return compile_initialisation(init, seed, placement, compile_, compile_undrawn)(seed)
+    initialise = compile_initialisation(init, seed, placement, compile_, compile_undrawn)
+    return initialise(jnp.asarray(seed))
 
 
 def draw_bits(keys: Any, first: Any) -> Any:

@@ -109,8 +109,8 @@ def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             continue
         end = _find_split_end(overrides, position)
         if end > position + 1:
-            form = shlex.quote(" ".join(overrides[position:end]))
-            yield override, f"was split at its spaces by the shell; type it in quotes, as {form}"
+            whole = shlex.quote(" ".join(overrides[position:end]))
+            yield override, f"was split at its spaces by the shell; type it in quotes, as {whole}"
         elif "=" not in override and override[0] != "~":
             previous = overrides[position - 1] if position else ""
             is_split = sets_key(previous) and "=" in previous

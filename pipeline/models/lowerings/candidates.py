@@ -70,7 +70,7 @@ def _is_worth_trying(problem: Problem, lowering: Lowering) -> bool:
 def require_formula(problem: str, lowering: Lowering) -> None:
     """Raise ValueError if a lowering from a file isn't one of a problem, as text, of its kind."""
     kind, role, *_ = [*problem.split(" "), ""]
-    roles: Mapping[str, Mapping[str, Formula]] = {**FORMULAS.get(kind, {})}
+    roles: Mapping[str, Mapping[str, Formula]] = dict(FORMULAS.get(kind, {}).items())
     formulas = roles.get(CODE_NAMES.get(role, role))
     if formulas is None:
         raise ValueError(f"{show_name(problem)} isn't a computation, such as dense forward")
