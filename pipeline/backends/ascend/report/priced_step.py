@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError
-from pipeline.backends.ascend.chip.tasks import Task, TaskGraph, TaskTime
+from pipeline.backends.ascend.chip.tasks import Task, TaskBound, TaskGraph, TaskTime
 from pipeline.backends.ascend.cost.efficiency import Calibration
 from pipeline.backends.ascend.report.explanation import (
     LayerExplanation,
@@ -190,6 +190,21 @@ class PricedStep:
         """Shares of the step by kind of work, which add up to 1. Overlapped time counts 0."""
         exposed = self.timeline.exposed_us
         return {kind: us / self.timeline.step_us for kind, us in exposed.items()}
+
+    @cached_property
+    def pipelines(self) -> Mapping[TaskBound, float]:
+        """Shares of the time of the core's tasks by the pipeline that limits each, largest first.
+
+        A core's pipelines run at once, so the others are hidden. The model has no time of the
+        scalar unit apart from the start of a task, `floor`.
+        """
+        bound_us: dict[TaskBound, float] = defaultdict(float)
+        for cost in self.tasks:
+            if cost.task.engine in ("cube", "vector"):
+                bound_us[cost.time.bound] += cost.us
+        total_us = sum(bound_us.values()) or 1.0
+        ordered = sorted(bound_us.items(), key=lambda item: (-item[1], item[0]))
+        return {bound: us / total_us for bound, us in ordered}
 
     @property
     def bound(self) -> str:

@@ -69,6 +69,7 @@ class Report(PricedStep):
             },
             "modelled_exposed_ms": {k: us / 1e3 for k, us in self.timeline.exposed_us.items()},
             "modelled_shares": dict(self.shares),
+            "modelled_pipelines": dict(self.pipelines),
             "modelled_inserted_ms": {time.type: time.us / 1e3 for time in self.inserted},
             "modelled_modes_ms": {mode: step.step_ms for mode, step in self.modes.items()},
             "modelled_modes_interval_ms": {

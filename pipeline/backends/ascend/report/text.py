@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING
@@ -31,6 +31,18 @@ LIMITS = {
     "pcie": "copies of batches over PCIe",
 }
 """Meaning of each limit of a step, by `Report.bound`."""
+
+
+PIPELINES = {
+    "cube": "cube",
+    "vector": "vector unit",
+    "memory": "MTE2 and MTE3 at device memory",
+    "l2": "MTE2 and MTE3 at the L2",
+    "floor": "start of a task",
+    "ai_cpu": "AI CPU",
+    "link": "links",
+}
+"""Names of a core's pipelines by what limits a task, `TaskTime.bound`."""
 
 
 DISTINGUISHABLE = 0.01
@@ -151,11 +163,9 @@ def _format_modes(report: Report) -> Iterator[str]:
 
 
 def _format_shares(report: Report) -> Iterator[str]:
-    kinds = [f"{LABELS[kind]} {share:.1%}" for kind, share in report.shares.items()]
-    lines = wrap(", ".join(kind.replace(" ", NO_BREAK_SPACE) for kind in kinds), 86)
-    first, *further = (line.replace(NO_BREAK_SPACE, " ") for line in lines)
-    yield f"  shares     {first}"
-    yield from (" " * 13 + line for line in further)
+    yield from _wrap_cells("shares", {LABELS[kind]: part for kind, part in report.shares.items()})
+    limits = {PIPELINES[bound]: share for bound, share in report.pipelines.items()}
+    yield from _wrap_cells("pipelines", limits)
     inserted = [f"{time.tasks:,} {time.type} {time.share:.1%}" for time in report.inserted]
     if inserted:
         yield f"  inserted   {', '.join(inserted)}"
@@ -167,6 +177,15 @@ def _format_shares(report: Report) -> Iterator[str]:
         f"{trace.interval_us / 1e3:,.2f} + FP and BP {trace.fp_bp_us / 1e3:,.2f} + "
         f"aggregation and update tail {trace.tail_us / 1e3:,.2f}"
     )
+
+
+def _wrap_cells(title: str, shares: Mapping[str, float]) -> Iterator[str]:
+    """Yield lines of names with their shares, none of which is broken."""
+    cells = [f"{name} {share:.1%}" for name, share in shares.items()]
+    lines = wrap(", ".join(cell.replace(" ", NO_BREAK_SPACE) for cell in cells), 86)
+    first, *further = (line.replace(NO_BREAK_SPACE, " ") for line in lines or [""])
+    yield f"  {title:<11}{first}".rstrip()
+    yield from (" " * 13 + line for line in further)
 
 
 def _format_tuning(report: Report) -> Iterator[str]:

@@ -40,6 +40,18 @@ def test_shares_and_iteration_add_up_to_the_step(report: Report) -> None:
     )
 
 
+def test_pipelines_share_the_time_of_the_tasks_that_they_limit(report: Report) -> None:
+    """H-02."""
+    assert sum(report.pipelines.values()) == pytest.approx(1)
+    assert list(report.pipelines.values()) == sorted(report.pipelines.values(), reverse=True)
+    on_core = [cost for cost in report.tasks if cost.task.engine in ("cube", "vector")]
+    cube_us = sum(cost.us for cost in on_core if cost.time.bound == "cube")
+    assert report.pipelines["cube"] == pytest.approx(cube_us / sum(cost.us for cost in on_core))
+    line = next(line for line in str(report).splitlines() if line.startswith("  pipelines"))
+    assert f"start of a task {report.pipelines['floor']:.1%}" in line
+    assert report.to_dict()["modelled_pipelines"] == dict(report.pipelines)
+
+
 def test_inserted_conversions_are_reported_separately(report: Report) -> None:
     assert {time.type for time in report.inserted} == {"Cast", "TransData", "MemSet"}
     inserted = [cost for cost in report.tasks if cost.task.is_inserted]
