@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
-from pipeline.core.files.error_text import split_location
+from pipeline.core.files.error_text import FORMER_NAMES, split_location
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.tree_diff import TreePath, find_value, iterate_leaves
 from pipeline.core.registry import Spec
@@ -35,15 +35,41 @@ def fill_missing(tree: Mapping[str, Any]) -> Tree:
     """Return a copy of a recipe that names every component, with defaults for missing keys.
 
     A key of a component takes its default from the most similar option in conf/. Keys without a
-    default stay missing.
+    default stay missing. Keys of earlier versions get their new names.
     """
-    filled = deepcopy(dict(tree))
+    filled = _rename_former_keys(deepcopy(dict(tree)))
     # This repeats because validation reports a section's missing keys only if the section exists.
     is_changed = True
     while is_changed:
         was_filled = [_fill_key(filled, path) for path in _find_missing(filled)]
         is_changed = any(was_filled)
     return filled
+
+
+def _rename_former_keys(tree: Tree) -> Tree:
+    """Return a run's recipe with the new names of keys, and with the unit of its length.
+
+    Earlier versions called an epoch a pass, and `train.epochs` counted sinks of a positive size.
+    """
+    train = tree.get("train")
+    if isinstance(train, dict) and "passes" in train:
+        counts_sinks = train.get("sink") is True and isinstance(train.get("sink_size"), int)
+        counts_sinks = counts_sinks and train["sink_size"] > 0
+        former_epochs = train.pop("epochs", None)
+        train["sink_epochs"] = former_epochs if counts_sinks else None
+        if former_epochs is not None and not counts_sinks:
+            train["passes"] = former_epochs
+    renamed: Tree = _rename_keys(tree)
+    return renamed
+
+
+def _rename_keys(node: Any) -> Any:
+    """Return a tree with the new names of keys in `FORMER_NAMES`."""
+    if isinstance(node, list):
+        return [_rename_keys(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    return {FORMER_NAMES.get(str(key), key): _rename_keys(value) for key, value in node.items()}
 
 
 def fill_component(group: str, component: Mapping[str, Any]) -> Tree:

@@ -106,3 +106,31 @@ def test_recipe_without_a_component_does_not_name_every_component(whole: dict[st
     for component in ("model", "train.loss", "train.schedule.name"):
         assert not names_every_component(without(whole, component))
     assert not names_every_component({"train": {"loss": 3}})
+
+
+@pytest.mark.parametrize(
+    ("former", "now"),
+    [
+        ({"epochs": 10, "passes": None, "sink_size": 1000}, {"epochs": None, "sink_epochs": 10}),
+        ({"epochs": 90, "passes": None, "sink_size": -1}, {"epochs": 90, "sink_epochs": None}),
+        ({"epochs": 90, "passes": None, "sink_size": "auto"}, {"epochs": 90, "sink_epochs": None}),
+        ({"epochs": None, "passes": 40, "sink_size": 200}, {"epochs": 40, "sink_epochs": None}),
+        ({"epochs": None, "passes": None, "steps": 7}, {"epochs": None, "sink_epochs": None}),
+    ],
+)
+def test_run_of_an_earlier_version_has_the_length_that_it_had(
+    former: dict[str, Any], now: dict[str, Any]
+) -> None:
+    """`train.epochs` counted sinks of a positive size, and an epoch was called a pass."""
+    tree = load_recipe("lenet5_digits").model_dump(mode="json")
+    train = {**tree["train"], "steps": None, **former}
+    del train["sink_epochs"]
+    saving = {key: value for key, value in tree["checkpoint"].items() if key != "every_epochs"}
+    old = {**tree, "train": train, "checkpoint": {**saving, "every_passes": 3}}
+    filled = fill_missing(old)
+    assert {key: filled["train"][key] for key in now} == now
+    assert "passes" not in filled["train"]
+    assert filled["checkpoint"]["every_epochs"] == 3
+    assert old["train"] == train
+    if any(now.values()):
+        assert check_tree(filled).train.epochs == now["epochs"]
