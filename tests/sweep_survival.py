@@ -125,7 +125,7 @@ def _await_progress(process: subprocess.Popen[bytes], out: Path) -> None:
 
 
 def _count_losses(out: Path) -> int:
-    return out.read_bytes().count(b", loss is ")
+    return out.read_bytes().count(b": loss ")
 
 
 def _count(sweep_dir: Path, trials: int, workers: int, killed: int, worst: int) -> Survival:

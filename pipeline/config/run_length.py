@@ -35,15 +35,15 @@ def _get_sink_steps(train: TrainSpec) -> int | None:
 
 
 def _require_sink_steps(train: TrainSpec) -> int:
-    """Return the recipe's `sink_size`. Raises ValueError if it isn't a number of steps."""
-    sink_steps = _get_sink_steps(train)
-    if sink_steps is None:
+    """Return the recipe's `sink_size`. Raises ValueError for an epoch (-1) and for auto; numbers
+    that no sink can have are refused elsewhere."""
+    if train.sink_size in (-1, "auto"):
         raise ValueError(
             f"sink_epochs = {train.sink_epochs}: counts sinks, so sink_size must be a number of "
             f"steps, not {train.sink_size}; train.epochs={train.sink_epochs} reads the data "
             f"{train.sink_epochs} times"
         )
-    return sink_steps
+    return _get_sink_steps(train) or 1
 
 
 def count_total_steps(train: TrainSpec, steps_per_epoch: int) -> int:

@@ -258,7 +258,7 @@ def test_command_works_from_any_folder(command: Callable[..., Any], tmp_path: Pa
     told = dict.fromkeys(line.split()[0] for line in said.stdout.splitlines())
     stages = ["recipe", "data", "build", "lower", "compile"]
     classes = ["class", *map(str, range(10))]
-    assert list(told) == [*stages, "epoch:", "epoch", "eval", *classes, "time", "done"]
+    assert list(told) == [*stages, "train", "eval", *classes, "time", "done"]
     assert sorted(path.name for path in run_dir.iterdir()) == [
         ".lock",
         "checkpoints",

@@ -37,7 +37,7 @@ EVERY_BATCHES = 100
 
 
 @dataclass
-class Pace:
+class SpeedMeter:
     """The speed of a run since its last line, and the time that remains."""
 
     batch_size: int
@@ -94,11 +94,11 @@ class StepMonitor(Monitor):
     reporter: Reporter
     run_schedule: RunSchedule
     every_steps: int
-    pace: Pace
+    meter: SpeedMeter
 
     def on_sink(self, report: SinkReport) -> None:
-        self.pace.add(report)
-        start = report.step - self.pace.steps
+        self.meter.add(report)
+        start = report.step - self.meter.steps
         total = self.run_schedule.total
         is_due = self.every_steps and report.step // self.every_steps > start // self.every_steps
         if not is_due and not (self.every_steps and report.step == total):
@@ -109,10 +109,10 @@ class StepMonitor(Monitor):
         self.reporter.print_stage(
             "train",
             f"step {report.step:,}/{total:,}, epoch {report.step / steps_per_epoch:,.2f}/"
-            f"{total / steps_per_epoch:,.2f}: loss {loss}, {self.pace.step_ms:.4g} ms a step, "
-            f"{self.pace.describe(report, total)}",
+            f"{total / steps_per_epoch:,.2f}: loss {loss}, {self.meter.step_ms:.4g} ms a step, "
+            f"{self.meter.describe(report, total)}",
         )
-        self.pace.restart()
+        self.meter.restart()
 
     def on_length(self, total: int) -> None:
         self.run_schedule = replace(self.run_schedule, total=total)
@@ -149,10 +149,10 @@ class TimeMonitor(Monitor):
 
     reporter: Reporter
     run_schedule: RunSchedule
-    pace: Pace
+    meter: SpeedMeter
 
     def on_sink(self, report: SinkReport) -> None:
-        self.pace.add(report)
+        self.meter.add(report)
         schedule = self.run_schedule
         # Without sinks, only ends of epochs have a line.
         is_inside_epoch = schedule.sink_steps is None and report.step % schedule.steps_per_epoch
@@ -163,12 +163,12 @@ class TimeMonitor(Monitor):
         if schedule.sink_steps:
             sink = f"sink {position.sink}/{-(-schedule.total // schedule.sink_steps)}, "
         self.reporter.print_lines(
-            f"epoch time: {1000 * self.pace.seconds:5.3f} ms, "
-            f"per step time: {self.pace.step_ms:5.3f} ms | {sink}"
+            f"epoch time: {1000 * self.meter.seconds:5.3f} ms, "
+            f"per step time: {self.meter.step_ms:5.3f} ms | {sink}"
             f"step {report.step}/{schedule.total} | "
-            f"{self.pace.describe(report, schedule.total)}"
+            f"{self.meter.describe(report, schedule.total)}"
         )
-        self.pace.restart()
+        self.meter.restart()
 
     def on_length(self, total: int) -> None:
         self.run_schedule = replace(self.run_schedule, total=total)

@@ -24,8 +24,8 @@ from pipeline.engine.monitors.monitors import (
     LockMonitor,
     LossMonitor,
     NonFiniteStepMonitor,
-    Pace,
     ProgressMonitor,
+    SpeedMeter,
     StepMonitor,
     TimeMonitor,
 )
@@ -105,14 +105,14 @@ def _make_line_monitors(
     if settings.lines == "functional":
         every_batches = EVERY_BATCHES if settings.loss_every else 0
         return [FunctionalMonitor(reporter.print_lines, run_schedule, every_batches)]
-    pace = Pace(settings.batch_size, settings.estimate, settings.unit)
+    meter = SpeedMeter(settings.batch_size, settings.estimate, settings.unit)
     if settings.lines == "callbacks":
         return [
             LossMonitor(reporter, run_schedule, settings.loss_every),
-            TimeMonitor(reporter, run_schedule, pace),
+            TimeMonitor(reporter, run_schedule, meter),
             EvalMonitor(reporter),
         ]
-    return [StepMonitor(reporter, run_schedule, settings.loss_every, pace), EvalMonitor(reporter)]
+    return [StepMonitor(reporter, run_schedule, settings.loss_every, meter), EvalMonitor(reporter)]
 
 
 def open_observers(

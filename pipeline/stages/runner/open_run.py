@@ -151,10 +151,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
             yield RunContext(recipe, options, folder, Reporter(), summary)
             return
         lock = stack.enter_context(run_directory.lock_run(run_dir, new=not folder.resuming))
-        reporter = stack.enter_context(
-            Reporter(run_dir, options.console, delay_log=folder.resuming)
-        )
-        folder.accepted.add(reporter.start_log)
+        reporter = stack.enter_context(Reporter(run_dir, options.console, delay_log=True))
         stack.enter_context(log_by_level(reporter, recipe.monitor.log_level))
         stack.enter_context(write_summary(summary, folder))
         # Errors are converted here too, so that the summary has the converted error.
@@ -166,6 +163,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
         # If the process is killed after this, the run has no summary.
         folder.advanced.add(partial((run_dir / run_directory.SUMMARY).unlink, missing_ok=True))
         folder.advanced.add(partial(recorded_recipe.write_recipe, run_dir, recipe))
+        folder.accepted.add(reporter.start_log)
         reporter.print_stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
         if not lock.is_certain:
             reporter.warn(f"{run_dir}: has no locks, so nothing keeps other processes out of it")

@@ -13,8 +13,8 @@ from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
 from pipeline.engine.monitors.monitors import (
     EvalMonitor,
     LossMonitor,
-    Pace,
     ProgressMonitor,
+    SpeedMeter,
     StepMonitor,
     TimeMonitor,
 )
@@ -129,7 +129,7 @@ def test_loss_every_zero_never_prints() -> None:
 def test_time_line_has_documented_format_position_and_speed() -> None:
     """C-03: MindSpore's epoch is a sink."""
     page = Page()
-    monitor = TimeMonitor(page.reporter, RunSchedule(3000, 1875, 1000), Pace(32))
+    monitor = TimeMonitor(page.reporter, RunSchedule(3000, 1875, 1000), SpeedMeter(32))
     monitor.on_sink(ended(2000, steps=1000, seconds=3.5))
     assert page.lines == [
         "epoch time: 3500.000 ms, per step time: 3.500 ms | sink 2/3, step 2000/3000 | "
@@ -142,7 +142,7 @@ def test_time_line_of_a_long_run_has_the_remaining_time(monkeypatch: pytest.Monk
     monkeypatch.setattr("pipeline.engine.monitors.monitors.time.monotonic", lambda: next(clock))
     page = Page()
     # Resumed at step 1000: 10 s for the first 1000 steps of this process, 60 s for 2000.
-    monitor = TimeMonitor(page.reporter, RunSchedule(400_000, 1875, 1000), Pace(32))
+    monitor = TimeMonitor(page.reporter, RunSchedule(400_000, 1875, 1000), SpeedMeter(32))
     for step in (2000, 3000):
         monitor.on_sink(ended(step, steps=1000, seconds=3.5))
     assert [line.rpartition("lr 0.1")[2] for line in page.lines] == [
@@ -153,7 +153,7 @@ def test_time_line_of_a_long_run_has_the_remaining_time(monkeypatch: pytest.Monk
 
 def test_time_line_is_printed_at_epoch_end_without_sinks() -> None:
     page = Page()
-    monitor = TimeMonitor(page.reporter, RunSchedule(4, 3, None), Pace(10))
+    monitor = TimeMonitor(page.reporter, RunSchedule(4, 3, None), SpeedMeter(10))
     for step in range(1, 5):
         monitor.on_sink(ended(step, seconds=0.5))
     per_step = "per step time: 500.000 ms"
@@ -166,7 +166,7 @@ def test_time_line_is_printed_at_epoch_end_without_sinks() -> None:
 def test_line_has_step_epoch_loss_and_speed() -> None:
     """Sinks change neither the epoch nor the step."""
     page = Page()
-    monitor = StepMonitor(page.reporter, RunSchedule(3000, 1875, 1000), 1, Pace(32))
+    monitor = StepMonitor(page.reporter, RunSchedule(3000, 1875, 1000), 1, SpeedMeter(32))
     monitor.on_sink(ended(2000, steps=1000, seconds=3.5))
     assert page.lines == [
         "train      step 2,000/3,000, epoch 1.07/1.60: loss 1.0, 3.5 ms a step, "
@@ -180,7 +180,7 @@ def test_line_has_step_epoch_loss_and_speed() -> None:
 def test_lines_are_at_least_a_number_of_steps_apart(every_steps: int, steps: list[int]) -> None:
     """And one line ends the run, unless there are none."""
     page = Page()
-    monitor = StepMonitor(page.reporter, RunSchedule(14, 7, 4), every_steps, Pace(1))
+    monitor = StepMonitor(page.reporter, RunSchedule(14, 7, 4), every_steps, SpeedMeter(1))
     for step, count in ((4, 4), (8, 4), (12, 4), (14, 2)):
         monitor.on_sink(ended(step, steps=count))
     assert [int(line.split()[2].partition("/")[0]) for line in page.lines] == steps
@@ -252,7 +252,7 @@ def test_time_line_ends_with_the_modelled_time() -> None:
     lines = []
     for estimate in (None, Modelled()):
         page = Page()
-        monitor = TimeMonitor(page.reporter, RunSchedule(200, 100, 100), Pace(32, estimate))
+        monitor = TimeMonitor(page.reporter, RunSchedule(200, 100, 100), SpeedMeter(32, estimate))
         monitor.on_sink(ended(100, steps=100, seconds=2.0))
         lines += page.lines
     measured, both = lines
@@ -263,7 +263,7 @@ def test_time_line_ends_with_the_modelled_time() -> None:
 def test_speed_is_in_the_unit_of_the_data() -> None:
     page = Page()
     unit = SampleUnit("windows", "tokens", 128)
-    monitor = TimeMonitor(page.reporter, RunSchedule(20, 10, 10), Pace(4, unit=unit))
+    monitor = TimeMonitor(page.reporter, RunSchedule(20, 10, 10), SpeedMeter(4, unit=unit))
     monitor.on_sink(ended(10, steps=10, seconds=2.0))
     assert "| 2,560 tokens/s, lr" in page.lines[0]
 

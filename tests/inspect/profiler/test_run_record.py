@@ -90,8 +90,8 @@ def test_times_of_a_loaded_machine_are_doubtful(profiled: Path, tmp_path: Path) 
     assert "doubtful" not in str(quiet)
     loaded = read(1.3, 4 * iteration.iteration)
     profile = loaded.profiles[0]
-    assert profile.host is not None
-    assert profile.host.device == iteration.iteration
+    # The untraced steps, four times as long, scale no times.
+    assert sum(phase.ms for phase in profile.phases) < 2 * iteration.iteration
     assert "other programs used 1.3 of 2 cores" in profile.doubts[0]
     assert "though a trace makes them longer" in profile.doubts[1]
     assert str(loaded).count("\n  doubtful   ") == 2
