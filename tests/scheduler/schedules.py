@@ -14,6 +14,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from tests import outcome
+from tests.compiling import compile_quickly
 from tests.conftest import TINY
 from tests.crash.killing import _has_same_bits
 from tests.scheduler.faulty_storage import register_faulty_storage
@@ -221,7 +222,11 @@ def read_console(machine: Path) -> str:
 def _live(arguments: list[str], machine: Path, buckets: Path, share: float) -> None:
     """Be a job's process: `python -m pipeline` in a machine's folder."""
     from pipeline.__main__ import main
+    from pipeline.core.host.signals import interrupt_command
 
+    interrupt_command()
+    # Bits of programs for different numbers of devices are compared.
+    compile_quickly(False)
     os.chdir(machine)
     with Path(CONSOLE).open("a") as console:
         os.dup2(console.fileno(), sys.stdout.fileno())
