@@ -51,7 +51,9 @@ def find_run_dir(folder: Path) -> Path | None:
 
 def _run_command(arguments: list[str], folder: Path) -> None:
     from pipeline.__main__ import main
+    from pipeline.core.host.signals import interrupt_command
 
+    interrupt_command()
     os.chdir(folder)
     with Path(CONSOLE).open("a") as console:
         os.dup2(console.fileno(), sys.stdout.fileno())

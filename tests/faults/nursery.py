@@ -35,6 +35,7 @@ def main() -> int:
     import pipeline.study.sweep.command  # noqa: F401
     from pipeline.__main__ import main as command
     from pipeline.cli import train
+    from pipeline.core.host.signals import interrupt_command
 
     compose = train._compose
     composed: dict[tuple[str, ...], Any] = {}
@@ -50,6 +51,7 @@ def main() -> int:
         pid = os.fork()
         if pid == 0:
             _enter_run(request)
+            interrupt_command()
             library.inject_arm()
             return command(request["arguments"])
         train._compose = compose
