@@ -26,8 +26,8 @@ from pipeline.models.torch_graph.conversion.functional_form import (
     ProgramReader,
     SharedMemoryError,
     find_array_uses,
-    inline_regions,
 )
+from pipeline.models.torch_graph.conversion.mode_regions import inline_regions
 from pipeline.models.torch_graph.graph import (
     KERNEL_AXES,
     ArraySpec,

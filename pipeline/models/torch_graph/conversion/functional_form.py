@@ -13,12 +13,18 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from pipeline.models.torch_graph.backward_passes import COTANGENT, CUSTOM_GRADIENT
+from pipeline.models.torch_graph.conversion.program_nodes import (
+    VIEWS,
+    describe_node,
+    find_line,
+    find_module,
+    parse_base_name,
+)
 from pipeline.models.torch_graph.graph import (
     INPUT,
     ArrayOf,
@@ -27,20 +33,10 @@ from pipeline.models.torch_graph.graph import (
     TensorSpec,
     TypeOf,
     ValueOf,
-    describe_place,
     find_references,
 )
 from pipeline.models.torch_graph.operators.known_operators import OPERATORS
 
-# fmt: off
-_VIEWS = frozenset((
-    "alias", "as_strided", "chunk", "contiguous", "detach", "diagonal", "expand", "expand_as",
-    "flatten", "getitem", "mT", "movedim", "narrow", "numpy_T", "permute", "reshape", "reshape_as",
-    "select", "slice", "split", "split_with_sizes", "squeeze", "swapaxes", "swapdims", "t", "to",
-    "transpose", "type_as", "unbind", "unflatten", "unsqueeze", "view", "view_as",
-))
-# fmt: on
-"""Operators whose result may share the memory of their first argument."""
 _FILLERS = frozenset(
     ["new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "empty_like"]
 )
@@ -52,9 +48,6 @@ _IGNORED_KEYWORDS = frozenset(
 _IGNORED_OPS = re.compile(
     r"_assert_|sym_constrain_range|_check|is_nonzero|_guard|assert_tensor_metadata"
 )
-_REGIONS = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled": 1}
-"""Calls of a region, by the index of the region among the arguments. Settings come before it, and
-what the region reads after it."""
 _FUNCTIONAL = {"bernoulli.float": "bernoulli.p", "normal.default": "normal_functional.default"}
 """Names of functional operators by the in-place name without its underscore, if they differ."""
 
@@ -191,14 +184,14 @@ class ProgramReader:
         full_op = str(target)
         if _IGNORED_OPS.search(full_op):
             return
-        name = _parse_base_name(full_op)
+        name = parse_base_name(full_op)
         in_place = full_op.startswith("aten.") and name.endswith("_") and not name.startswith("__")
-        if name in _VIEWS and node.args and hasattr(node.args[0], "name"):
+        if name in VIEWS and node.args and hasattr(node.args[0], "name"):
             self.roots[node.name] = self._find_root(node.args[0])
         if self._is_constant(node, name, in_place):
             self._compute_constant(node)
         elif full_op not in (COTANGENT, CUSTOM_GRADIENT) and not full_op.startswith("aten."):
-            raise ValueError(f"operator {full_op} of {_describe_node(node)} isn't supported")
+            raise ValueError(f"operator {full_op} of {describe_node(node)} isn't supported")
         elif in_place:
             self._append_functional(node, full_op)
         else:
@@ -266,7 +259,7 @@ class ProgramReader:
 
     def _compute_constant(self, node: Any) -> None:
         torch = self.torch
-        if _parse_base_name(str(node.target)) in _FILLERS:
+        if parse_base_name(str(node.target)) in _FILLERS:
             result = node.meta["val"]
             first = torch.empty(tuple(result.shape), dtype=result.dtype)
             args = (first, *self._insert_tensors(node.args[1:]))
@@ -285,10 +278,10 @@ class ProgramReader:
             for key, value in kwargs.items()
             if key not in _IGNORED_KEYWORDS and value is not None
         )
-        module, module_class = _find_module(node)
+        module, module_class = find_module(node)
         positional = tuple(self._read_argument(value, node) for value in args)
         results = _make_specs(node.meta.get("val"))
-        line = _find_line(node)
+        line = find_line(node)
         self.nodes.append(
             GraphNode(node.name, op, positional, keyword_args, results, module, module_class, line)
         )
@@ -307,7 +300,7 @@ class ProgramReader:
         if isinstance(value, torch.device | torch.layout | torch.memory_format):
             return None
         raise ValueError(
-            f"argument {value!r} of {node.target} of {_describe_node(node)} isn't supported"
+            f"argument {value!r} of {node.target} of {describe_node(node)} isn't supported"
         )
 
     def _find_value(self, node: Any) -> Any:
@@ -324,82 +317,8 @@ class ProgramReader:
         return ArrayOf(name)
 
 
-def inline_regions(torch: Any, module: Any, activations: frozenset[Any] = frozenset()) -> None:
-    """Replace regions of a program that set a mode by their nodes.
-
-    The recipe determines the dtypes of `torch.autocast`. Results of a region without gradients,
-    under `torch.no_grad`, are detached. Raises ValueError if an activation changes in place there.
-    `activations` are inputs of the module that the program computes.
-    """
-    graph = module.graph
-    for node in list(graph.nodes):
-        kind = getattr(node.target, "__name__", "")
-        if kind not in _REGIONS:
-            continue
-        first = _REGIONS[kind]
-        has_gradients = kind == "wrap_with_autocast" or node.args[0]
-        region = getattr(module, node.args[first].target)
-        inputs = [inner for inner in region.graph.nodes if inner.op == "placeholder"]
-        outer = dict(zip(inputs, node.args[first + 1 :], strict=True))
-        computed = frozenset(
-            inner for inner, x in outer.items() if x.op == "call_function" or x in activations
-        )
-        inline_regions(torch, region, computed)
-        if not has_gradients:
-            _refuse_changes(region, computed)
-        with graph.inserting_before(node):
-            results = graph.graph_copy(region.graph, dict(outer))
-            if not has_gradients:
-                results = [_detach(torch, graph, result) for result in results]
-        for user in list(node.users):
-            user.replace_all_uses_with(results[user.args[1]])
-            graph.erase_node(user)
-        graph.erase_node(node)
-
-
-def _refuse_changes(region: Any, activations: frozenset[Any]) -> None:
-    """Raise ValueError if an activation changes in place in a region without gradients.
-
-    Torch changes the value, but not the gradient.
-    """
-    for node in region.graph.nodes:
-        name = _parse_base_name(str(node.target))
-        is_call = node.op == "call_function" and str(node.target).startswith("aten.")
-        if not is_call or not name.endswith("_") or name.startswith("__"):
-            continue
-        if _find_memory(node.args[0]) in activations:
-            raise ValueError(
-                f"a tensor changes in place under torch.no_grad in {_describe_node(node)}, which "
-                "isn't supported; compute a new tensor"
-            )
-
-
-def _find_memory(node: Any) -> Any:
-    """Return the node in a region whose memory the result of a view or in-place call shares."""
-    while node.op == "call_function" and node.args and hasattr(node.args[0], "op"):
-        name = _parse_base_name(str(node.target))
-        if name not in _VIEWS and not name.endswith("_"):
-            break
-        node = node.args[0]
-    return node
-
-
-def _detach(torch: Any, graph: Any, node: Any) -> Any:
-    """Return a node with the value of a region's result, without its gradient."""
-    if not hasattr(node, "meta") or not isinstance(node.meta.get("val"), torch.Tensor):
-        return node
-    detached = graph.call_function(torch.ops.aten.detach.default, (node,))
-    detached.meta = dict(node.meta)
-    return detached
-
-
 def _describe_changed_parameter(name: str) -> str:
     return f"parameter {name} changes in its forward pass; only buffers can change"
-
-
-def _parse_base_name(full_op: str) -> str:
-    """Return `add_` for `aten.add_.TorchTensor`."""
-    return full_op.split(".")[1] if full_op.count(".") else full_op
 
 
 def _is_fixed(value: Any) -> bool:
@@ -418,32 +337,6 @@ def _make_specs(value: Any) -> tuple[TensorSpec, ...]:
         for x in values
         if hasattr(x, "shape")
     )
-
-
-def _find_module(node: Any) -> tuple[str, str]:
-    """Return the path and the class of the module that calls a node."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    if not stack:
-        return "", ""
-    path, module_class = stack[-1]
-    class_name = module_class if isinstance(module_class, str) else module_class.__name__
-    return re.sub(r"@\d+", "", path), class_name.rpartition(".")[2]
-
-
-def _find_line(node: Any) -> str:
-    """Return the last line of the node's stack that isn't torch's; "" if none exists."""
-    stack = node.meta.get("stack_trace") or ""
-    frames = re.findall(r'File "([^"]+)", line (\d+)[^\n]*\n\s*([^\n]*)', stack)
-    lines = [
-        f"{Path(file).name}:{number}: {code.strip()}"
-        for file, number, code in frames
-        if "/torch/" not in file and "/pipeline/models/torch_graph/" not in file
-    ]
-    return lines[-1] if lines else ""
-
-
-def _describe_node(node: Any) -> str:
-    return describe_place(_find_module(node)[0], _find_line(node))
 
 
 def prune_form(
