@@ -277,13 +277,8 @@ def _make_specs(
     carry = LoopCarry(state, *placement.make_shapes(jax.eval_shape(make_buffers, train_inputs)))
     sums = placement.make_shapes(jax.eval_shape(step.zero_sums))
     position, constants = placement.make_shapes((np.int32(0), work.constants))
-    if rules is not None:
-        step = _intercept_step(step, rules.constrain(placement))
-    elif work.jit_layers:
-        step = _intercept_step(step, compile_layers(work.jit_layers))
-    repeat = run_python_loop if work.eager else jax.lax.while_loop
-    if work.single_steps:
-        repeat = run_once
+    step = _intercept_layers(work, placement)
+    repeat = _choose_repeat(work)
     init: Callable[..., Any] = step.init
     training: Callable[..., Any] = make_train_loop(step.step, repeat)
     evaluation: Callable[..., Any] = make_eval_loop(step, repeat)
@@ -315,19 +310,31 @@ def _make_specs(
         evaluation = _map_over_mesh(evaluation, placement, eval_parts, replicated)
         if get_platform(placement.device.platform).optimizes_slowly:
             init_options = UNOPTIMIZED
-    carry_index = None if work.keeps_arguments else 0
-    sums_index = None if work.keeps_arguments else 1
+    carry_index, sums_index = (None, None) if work.keeps_arguments else (0, 1)
     train_args = (carry, train_inputs, rates, position, position, constants)
     eval_args = (state, sums, eval_inputs, position, position, constants)
     init_sharding, train_sharding, eval_sharding = result_shardings
     init_spec = ProgramSpec("initialisation", init, (seed,), None, init_sharding, init_options)
     train_spec = ProgramSpec("training step", training, train_args, carry_index, train_sharding)
     eval_spec = ProgramSpec("evaluation", evaluation, eval_args, sums_index, eval_sharding)
-    return (
-        init_spec,
-        replace(train_spec, merges_operations=merges),
-        replace(eval_spec, merges_operations=merges),
-    )
+    train_spec = replace(train_spec, merges_operations=merges)
+    return init_spec, train_spec, replace(eval_spec, merges_operations=merges)
+
+
+def _intercept_layers(work: CompileInputs, placement: DevicePlacement) -> TrainStep:
+    """Return the step with its layers' outputs sharded by rules, or single layers compiled."""
+    if work.sharding_rules is not None:
+        return _intercept_step(work.step, work.sharding_rules.constrain(placement))
+    if work.jit_layers:
+        return _intercept_step(work.step, compile_layers(work.jit_layers))
+    return work.step
+
+
+def _choose_repeat(work: CompileInputs) -> Callable[..., Any]:
+    """Return the loop over steps: XLA's, Python's in eager mode, or none for single steps."""
+    if work.single_steps:
+        return run_once
+    return run_python_loop if work.eager else jax.lax.while_loop
 
 
 def _intercept_step(step: TrainStep, interceptor: Callable[..., Any]) -> TrainStep:

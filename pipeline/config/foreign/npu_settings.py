@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.config.foreign.script import Expression, Script
@@ -82,14 +82,7 @@ def read_settings(script: Script) -> dict[str, Any]:
             if call_name not in LOSS_SCALES:
                 read.append(call)
             prefix = f"{call_name}." if call_name in PREFIXED else ""
-            arguments = [*zip(parameters, call.args, strict=False)]
-            arguments += [(item.arg or "**", item.value) for item in call.keywords]
-            # Without a name for it, an argument has its position.
-            arguments += [
-                (f"{call_name} argument {number}", node)
-                for number, node in enumerate(call.args[len(parameters) :], len(parameters) + 1)
-            ]
-            for parameter, node in arguments:
+            for parameter, node in _list_arguments(call, call_name, parameters):
                 if parameter == "config" and _is_run_config(script, node):
                     continue
                 shared = parameter if prefix else SHARED.get(parameter, parameter)
@@ -104,6 +97,17 @@ def read_settings(script: Script) -> dict[str, Any]:
         before = f"{settings[f'line {line}']}; " if f"line {line}" in settings else ""
         settings[f"line {line}"] = Expression(f"{before}{text}")
     return settings
+
+
+def _list_arguments(
+    call: ast.Call, call_name: str, parameters: Sequence[str]
+) -> list[tuple[str, ast.expr]]:
+    """Return names and values of a call's arguments. Those beyond `parameters` are named by their
+    position."""
+    arguments: list[tuple[str, ast.expr]] = [*zip(parameters, call.args, strict=False)]
+    arguments += [(item.arg or "**", item.value) for item in call.keywords]
+    further = enumerate(call.args[len(parameters) :], len(parameters) + 1)
+    return arguments + [(f"{call_name} argument {number}", node) for number, node in further]
 
 
 def find_parameters(script: Script) -> Iterator[tuple[str, ast.expr, int]]:

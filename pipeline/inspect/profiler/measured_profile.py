@@ -21,6 +21,7 @@ from pipeline.core.host.machine_load import describe_load
 from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.iterations import (
     PHASES,
+    IterationTimes,
     Traced,
     compute_iteration_times,
     find_median_iteration,
@@ -101,16 +102,7 @@ def measured_profile(
     between_s = sum(after.begin_s - before.end_s for before, after in _list_gaps(dispatches, run))
     traced_ms = 1000 * (sum(dispatch.seconds for dispatch in dispatches) + between_s) / steps
     iteration = find_median_iteration(compute_iteration_times(traced.iterations))
-    host = compute_host_time(run)
-    doubts = list(filter(None, [describe_load(run.foreign_cores, run.processors)]))
-    if iteration is not None and host.device > CONTRADICTION * iteration.iteration:
-        doubts.append(
-            f"untraced steps took {host.device:.4g} ms in the program and traced ones "
-            f"{iteration.iteration:.4g}, though a trace makes them longer; the shorter time is used"
-        )
-        shorter_ms = iteration.iteration
-        step_ms = shorter_ms + host.wait + host.between
-        host = replace(host, device=shorter_ms, step=step_ms)
+    host, doubts = _reconcile_host_time(run, iteration)
     # Traced times are scaled to the untraced step, since tracing lengthens short operations. A
     # trace of several dispatches includes the host's time between them.
     clock_ms = host.device + (host.between if len(dispatches) > 1 else 0.0)
@@ -122,10 +114,7 @@ def measured_profile(
     named_ns = sum(t.busy_ns for name, t in traced.times.items() if operations[name].is_named)
     working_ns = traced.span_ns - traced.gap_ns
     nbytes = sum(op.nbytes for op in operators)
-    untraced = select_untraced(run.dispatches)
-    cpu_s = sum(dispatch.cpu_s for dispatch in untraced)
-    elapsed_s = sum(dispatch.seconds for dispatch in untraced)
-    shares = {"CPU": cpu_s / elapsed_s / run.processors if elapsed_s else 0.0}
+    shares = {"CPU": _compute_processor_share(run)}
     if host.step:
         shares["memory bandwidth"] = 1000 * nbytes / host.step / peaks.bytes_per_s
     profile = StepProfile(
@@ -158,9 +147,35 @@ def measured_profile(
         flops=sum(op.flops for op in operators),
         nbytes=nbytes,
         shares=shares,
-        doubts=tuple(doubts),
+        doubts=doubts,
     )
     return profile, traced
+
+
+def _compute_processor_share(run: ProfiledRun) -> float:
+    """Return the share of the processors' time that untraced dispatches use."""
+    untraced = select_untraced(run.dispatches)
+    cpu_s = sum(dispatch.cpu_s for dispatch in untraced)
+    elapsed_s = sum(dispatch.seconds for dispatch in untraced)
+    return cpu_s / elapsed_s / run.processors if elapsed_s else 0.0
+
+
+def _reconcile_host_time(
+    run: ProfiledRun, iteration: IterationTimes | None
+) -> tuple[HostTime, tuple[str, ...]]:
+    """Return the parts of an untraced step, at most as long in the program as a traced one, and the
+    reasons why they may be wrong."""
+    host = compute_host_time(run)
+    doubts = list(filter(None, [describe_load(run.foreign_cores, run.processors)]))
+    if iteration is not None and host.device > CONTRADICTION * iteration.iteration:
+        doubts.append(
+            f"untraced steps took {host.device:.4g} ms in the program and traced ones "
+            f"{iteration.iteration:.4g}, though a trace makes them longer; the shorter time is used"
+        )
+        shorter_ms = iteration.iteration
+        step_ms = shorter_ms + host.wait + host.between
+        host = replace(host, device=shorter_ms, step=step_ms)
+    return host, tuple(doubts)
 
 
 def _list_gaps(

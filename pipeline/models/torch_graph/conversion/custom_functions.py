@@ -140,7 +140,9 @@ def _base_function(cls: Any) -> Any:
 @cache
 def _define_operators(torch: Any) -> Any:
     """Define the operators `cotangent` and `custom_gradient` for programs, and return them."""
-    library = torch.library.Library(NAMESPACE, "DEF")
+    from torch import library as operators
+
+    library = operators.Library(NAMESPACE, "DEF")
     library.define("cotangent(Tensor output) -> Tensor")
     library.define(
         "custom_gradient(Tensor[] inputs, Tensor[] outputs, Tensor[] cotangents, "
