@@ -288,7 +288,7 @@ COVERED = {
         "sweeps of one program",
     ),
     # Training.
-    "pipeline.training.curvature": (
+    "pipeline.training.features.curvature": (
         "training/optimizers/thor/test_thor_transform.py",
         "sums over made-up layers",
     ),

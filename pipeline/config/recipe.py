@@ -46,8 +46,8 @@ from pipeline.training.component_specs import (
     ScheduleSpec,
     UnfreezeRule,
 )
-from pipeline.training.loss_scales import LossScale
-from pipeline.training.non_finite_steps import OnNan
+from pipeline.training.features.loss_scales import LossScale
+from pipeline.training.features.non_finite_steps import OnNan
 from pipeline.training.optimizers.first_order import ClipSpec
 from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec
 from pipeline.training.parallel.shards import count_shards

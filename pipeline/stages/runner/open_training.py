@@ -34,7 +34,8 @@ from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.stages.runner.run_mirror import open_mirror
 from pipeline.training.component_specs import list_metric_directions
-from pipeline.training.non_finite_steps import Rollback
+from pipeline.training.features.loss_scales import get_loss_scale_state
+from pipeline.training.features.non_finite_steps import Rollback
 from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
@@ -274,10 +275,11 @@ def _make_rollbacks(
 
 def record_overflows(context: RunContext, state: TrainState) -> None:
     """Record the final loss scale, and the number of updates that were skipped for overflows."""
-    scale = float(state.loss_scale)
-    skipped = 0 if state.overflows is None else int(state.overflows.skipped_steps)
+    part = get_loss_scale_state(state)
+    scale = float(part.scale)
+    skipped = 0 if part.overflows is None else int(part.overflows.skipped_steps)
     context.summary.loss_scale = {"final": scale, "skipped_steps": skipped}
-    if state.overflows is not None:
+    if part.overflows is not None:
         context.reporter.print_stage(
             "loss scale", f"{scale:,g} at the end; {skipped:,} updates skipped"
         )
