@@ -42,6 +42,7 @@ from pipeline.stages.build_checks import (
     require_all,
     require_attackable,
 )
+from pipeline.stages.feature_context import make_feature_context, require_distinct
 from pipeline.stages.fine_tuning import plan_fine_tuning
 from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.probabilities import warn_of_probabilities
@@ -146,8 +147,13 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     draft = StepDraft(recipe, dataset, step_config, seed, logits.shape[1:], variables)
     check_outputs(draft)
     require_all(LAYER_CHECKS, draft)
+    if recipe.train.features:
+        inputs = replace(
+            inputs, context=make_feature_context(recipe, dataset, step_config, variables, planned)
+        )
     tuning = plan_fine_tuning(recipe, step_config, variables, schedule.steps_per_epoch, seed)
     step_config = tuning.apply(recipe, step_config, inputs)
+    require_distinct(step_config.features)
     draft = replace(draft, step_config=step_config)
     require_all(TASK_CHECKS, draft)
     check_metrics(draft)

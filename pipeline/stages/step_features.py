@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipeline.config.precision import resolve_loss_scale
 from pipeline.config.recipe import Recipe
+from pipeline.stages.key_errors import blaming_key
+from pipeline.training.features.feature_spec import FeatureContext
 from pipeline.training.features.freezing import FreezePhase, Freezing
 from pipeline.training.features.loss_scales import ScaledLoss
 from pipeline.training.privacy.add_noise import PrivacyRule
@@ -28,18 +30,24 @@ class FeatureInputs:
     """Phases after the first, each with more trained parameters."""
     layer_rates: tuple[tuple[str, float], ...] = ()
     """Factors on learning rates by outermost scope."""
+    context: FeatureContext | None = None
+    """Facts for the features that the recipe lists; None: these are left out."""
 
 
 NO_INPUTS = FeatureInputs()
-MakeFeature = Callable[[Recipe, FeatureInputs], StepFeature | None]
-"""Makes a feature; returns None for a recipe that doesn't use it. A module is imported when a
-recipe uses its feature."""
+MakeFeature = Callable[[Recipe, FeatureInputs], StepFeature | Sequence[StepFeature] | None]
+"""Makes a feature, or several; returns None for a recipe that doesn't use it. A module is imported
+when a recipe uses its feature."""
 
 
 def make_step_features(recipe: Recipe, inputs: FeatureInputs) -> tuple[StepFeature, ...]:
     """Return the features of a recipe's step, in the order of `FEATURES`."""
-    features = [make(recipe, inputs) for make in FEATURES]
-    return tuple(feature for feature in features if feature is not None)
+    features: list[StepFeature] = []
+    for make in FEATURES:
+        made = make(recipe, inputs)
+        if made is not None:
+            features += [made] if isinstance(made, StepFeature) else made
+    return tuple(features)
 
 
 def _make_freezing(recipe: Recipe, inputs: FeatureInputs) -> StepFeature | None:
@@ -127,6 +135,18 @@ def _make_layer_rates(recipe: Recipe, inputs: FeatureInputs) -> StepFeature | No
     return LayerRates(dict(inputs.layer_rates))
 
 
+def _make_listed(recipe: Recipe, inputs: FeatureInputs) -> Sequence[StepFeature]:
+    """Return the features of `train.features`. They act before the average of the parameters, since
+    they may change these."""
+    if inputs.context is None:
+        return ()
+    features = []
+    for position, spec in enumerate(recipe.train.features):
+        with blaming_key(f"train.features.{position} ({spec.name})"):
+            features.append(spec.build(inputs.context))
+    return features
+
+
 def _make_average(recipe: Recipe, inputs: FeatureInputs) -> StepFeature | None:
     if recipe.train.ema.decay is None:
         return None
@@ -155,6 +175,7 @@ FEATURES: tuple[MakeFeature, ...] = (
     _make_accumulation,
     _make_rate_groups,
     _make_layer_rates,
+    _make_listed,
     _make_average,
     _make_ledger,
 )

@@ -7,6 +7,7 @@ the mean over its valid labels.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -292,6 +293,20 @@ def count_valid_labels(config: StepConfig, labels: jax.Array, mask: jax.Array) -
     counts = _count_sample_labels(config, labels)
     assert counts is not None, "callers check divides_by_labels"
     return jnp.sum(jnp.where(mask, counts, 0.0))
+
+
+def count_batch_labels(
+    config: StepConfig, logits: jax.Array, labels: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Return the number of valid labels of the valid samples, float32 (): of samples, or of their
+    positions if the network predicts at positions."""
+    import jax.numpy as jnp
+
+    if config.objective.ignore_index is not None:
+        return count_valid_labels(config, labels, mask)
+    is_by_sample = config.targets.task in ("regression", "multi_label")
+    positions = 1 if is_by_sample else math.prod(logits.shape[1:-1])
+    return positions * jnp.sum(mask, dtype=jnp.float32)
 
 
 class BatchLoss(NamedTuple):

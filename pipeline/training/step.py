@@ -250,7 +250,12 @@ def compute_gradients(
             values, results = differentiating[0].differentiate(forward, forward.trained)
         else:
             values, results = forward.differentiate(forward.trained)
-        return Gradients(values, *results)
+        parts = {
+            feature.name: feature.sum_part(forward, values)
+            for feature in config.list_acting("sum_part")
+        }
+        gradients = Gradients(values, *results)
+        return gradients._replace(sums={**gradients.sums, **parts})
 
     compute: ComputeGradients = compute_part
     for feature in config.features:

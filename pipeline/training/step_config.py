@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 Feature = TypeVar("Feature", bound=StepFeature)
 Lowered = TypeVar("Lowered", bound=Callable[..., Any])
-GRADIENT_MOMENTS = ("change_inputs", "change_outputs", "differentiate", "get_loss_scale")
+GRADIENT_MOMENTS = (
+    "change_inputs",
+    "change_outputs",
+    "differentiate",
+    "get_loss_scale",
+)
 """Moments at which a feature may read its state before the gradients are complete."""
 
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     import jax
+    import numpy as np
 
     from pipeline.data.batch import Batch
     from pipeline.training.forward_pass import ForwardPass, Outputs, PassResults
     from pipeline.training.state import Gradients, MappedBatch, TrainState
     from pipeline.training.step_config import StepConfig
-    from pipeline.training.telemetry import StepOutcome
+    from pipeline.training.telemetry import StepOutcome, Telemetry
 
     Array = jax.Array
 
@@ -92,6 +93,11 @@ class StepFeature:
         one feature of a step can have this method."""
         return forward.differentiate(trained)
 
+    def sum_part(self, forward: ForwardPass, values: Any) -> Any:
+        """Return sums over a part of the batch, a shard or a microbatch, from its gradients. They
+        are added over the parts to `Gradients.sums`. `values` are of the scaled loss."""
+        return None
+
     def exchange_sums(self, state: TrainState, sums: Any, add: Callable[[Any], Any]) -> Any:
         """Return its sums over all devices; `add` sums a pytree over devices. Without this method,
         they are added together with the gradients."""
@@ -154,6 +160,11 @@ class StepFeature:
         whether a batch may contain a sample twice. A state with this method isn't an argument of
         the other moments, since XLA would copy it, and it may be as large as the data."""
         return part
+
+    def measure(self, telemetry: Telemetry, seconds: float) -> Mapping[str, np.ndarray]:
+        """Return further columns of metrics.jsonl, (steps,), of the steps that the device computed
+        in `seconds`. The host calls it."""
+        return {}
 
     def change_weights(self, state: TrainState, params: Any) -> Any:
         """Return the parameters that an evaluation uses."""

@@ -38,6 +38,7 @@ from pipeline.training.features.loss_scales import get_loss_scale_state
 from pipeline.training.features.non_finite_steps import Rollback
 from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.state import TrainState
+from pipeline.training.step_feature import StepFeature
 from pipeline.training.telemetry import Telemetry
 
 
@@ -99,6 +100,7 @@ def open_training(
             examine=context.options.inspection.open_autopsy(run),
             dump=do_nothing if dumps is None else dumps,
             collect=_make_collector(run, observers),
+            measure=partial(_measure, built.step_config.list_acting("measure")),
             gather=gather_arrays if is_shared else None,
             signals=signals,
             agree=context.ranks.agree,
@@ -113,6 +115,14 @@ def open_training(
         if isinstance(checkpoints, Checkpoints):
             stack.enter_context(end_with(checkpoints.finish))
         yield program, schedule_events(recipe, built.run_schedule, dump_steps), hooks
+
+
+def _measure(features: Sequence[StepFeature], telemetry: Telemetry, seconds: float) -> Telemetry:
+    """Return telemetry with the columns that features measure on the host."""
+    for feature in features:
+        columns = {**telemetry.columns, **feature.measure(telemetry, seconds)}
+        telemetry = Telemetry(telemetry.start, columns)
+    return telemetry
 
 
 def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
