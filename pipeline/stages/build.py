@@ -42,11 +42,11 @@ from pipeline.stages.build_checks import (
     require_all,
     require_attackable,
 )
-from pipeline.stages.feature_context import make_feature_context, require_distinct
+from pipeline.stages.features.feature_context import make_feature_context, require_distinct
+from pipeline.stages.features.step_features import NO_INPUTS, FeatureInputs, make_step_features
 from pipeline.stages.fine_tuning import plan_fine_tuning
 from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.probabilities import warn_of_probabilities
-from pipeline.stages.step_features import NO_INPUTS, FeatureInputs, make_step_features
 from pipeline.training.component_specs import ScheduleSpec
 from pipeline.training.features.freezing import get_freezing, select_phase
 from pipeline.training.initial_state import init_state, init_with_output
@@ -148,9 +148,10 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     check_outputs(draft)
     require_all(LAYER_CHECKS, draft)
     if recipe.train.features:
-        inputs = replace(
-            inputs, context=make_feature_context(recipe, dataset, step_config, variables, planned)
+        context = make_feature_context(
+            recipe, dataset, step_config, variables, planned, build_network
         )
+        inputs = replace(inputs, context=context)
     tuning = plan_fine_tuning(recipe, step_config, variables, schedule.steps_per_epoch, seed)
     step_config = tuning.apply(recipe, step_config, inputs)
     require_distinct(step_config.features)

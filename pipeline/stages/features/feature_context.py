@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from flax.traverse_util import unflatten_dict
 from jax import Array
 
@@ -27,12 +28,17 @@ if TYPE_CHECKING:
     from pipeline.training.step_config import StepConfig
 
 
+BuildNetwork = Callable[[Recipe, int], nn.Module]
+"""(recipe, number of outputs) -> network."""
+
+
 def make_feature_context(
     recipe: Recipe,
     dataset: Dataset,
     step_config: StepConfig,
     variables: Mapping[str, Any],
     planned: RunSchedule,
+    build_network: BuildNetwork,
 ) -> FeatureContext:
     """Return the facts of a run. `variables` are shapes, and `planned` is the run's planned
     length."""
@@ -43,7 +49,7 @@ def make_feature_context(
         reads_tokens=dataset.text is not None,
         params=variables["params"],
         count_flops=partial(_count_flops, step_config, variables, recipe.train.batch_size),
-        load_network=partial(_load_network, dataset, step_config),
+        load_network=partial(_load_network, build_network, step_config),
     )
 
 
@@ -56,9 +62,10 @@ def _count_flops(step_config: StepConfig, variables: Mapping[str, Any], batch_si
     return float(cost["flops"])
 
 
-def _load_network(dataset: Dataset, step_config: StepConfig, run_dir: Path) -> TrainedNetwork:
+def _load_network(
+    build_network: BuildNetwork, step_config: StepConfig, run_dir: Path
+) -> TrainedNetwork:
     """Return the network of a run, which must have the inputs and outputs of `step_config`."""
-    from pipeline.stages.build import build_network
     from pipeline.stages.export.trained_run import read_trained_run
 
     run = read_trained_run(run_dir)
