@@ -30,9 +30,13 @@ from pipeline.training.component_specs import (
     OptimizerSpec,
     ScheduleSpec,
 )
+from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
+from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
 from pipeline.training.losses import LabelLoss
 from pipeline.training.parallel.all_reduce import all_reduce
 from pipeline.training.schedules import DecaySpan, WarmupDecay
+from pipeline.training.step_feature import StepFeature
+from pipeline.training.step_feature import StepFeature
 
 __all__ = [
     "Backward",
@@ -44,6 +48,10 @@ __all__ = [
     "DatasetSpec",
     "DecaySpan",
     "Facts",
+    "FeatureContext",
+    "FeatureSpec",
+    "FeatureContext",
+    "FeatureSpec",
     "FilePath",
     "GradientSpec",
     "HostOp",
@@ -65,6 +73,8 @@ __all__ = [
     "Seq",
     "Spec",
     "Split",
+    "StepFeature",
+    "StepFeature",
     "Targets",
     "WarmupDecay",
     "all_reduce",
