@@ -309,6 +309,10 @@ COVERED = {
         "training/privacy/test_clip_samples_steps.py",
         "gradients of private steps",
     ),
+    "pipeline.stages.features.feature_context": (
+        "stages/features/test_step_features.py",
+        "features of recipes",
+    ),
     "pipeline.training.step_config": ("training/test_step.py", "configurations of steps"),
     "pipeline.training.step_feature": (
         "stages/features/test_step_features.py",

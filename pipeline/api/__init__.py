@@ -31,11 +31,9 @@ from pipeline.training.component_specs import (
     ScheduleSpec,
 )
 from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
-from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
 from pipeline.training.losses import LabelLoss
 from pipeline.training.parallel.all_reduce import all_reduce
 from pipeline.training.schedules import DecaySpan, WarmupDecay
-from pipeline.training.step_feature import StepFeature
 from pipeline.training.step_feature import StepFeature
 
 __all__ = [
@@ -48,8 +46,6 @@ __all__ = [
     "DatasetSpec",
     "DecaySpan",
     "Facts",
-    "FeatureContext",
-    "FeatureSpec",
     "FeatureContext",
     "FeatureSpec",
     "FilePath",
@@ -73,7 +69,6 @@ __all__ = [
     "Seq",
     "Spec",
     "Split",
-    "StepFeature",
     "StepFeature",
     "Targets",
     "WarmupDecay",
