@@ -21,6 +21,7 @@ from pipeline.core.pages.page import (
     Beside,
     Block,
     Charts,
+    Legend,
     Matrix,
     Page,
     RowTable,
@@ -46,7 +47,15 @@ from pipeline.inspect.report.evaluated import (
     open_members,
 )
 from pipeline.inspect.report.origin import origin_sections
-from pipeline.inspect.report.pictures import can_picture, join_masks, picture, png, sheet
+from pipeline.inspect.report.pictures import (
+    PARTS,
+    can_picture,
+    join_masks,
+    list_mask_colours,
+    picture,
+    png,
+    sheet,
+)
 from pipeline.inspect.report.report_files import (
     CLASSES,
     CONFUSION,
@@ -139,7 +148,17 @@ def write_report(sources: Sequence[Path], out: Path | None) -> WrittenReport:
     worst = _picture_samples(worst_samples, predictions, dataset, run.recipe.seed)
     figures = _format_figures(predictions, dataset)
     recipe = run.recipe
-    sections = _make_sections(predictions, dataset.targets.names, charts, worst)
+    mask_colours: dict[str, str] = {}
+    if worst and isinstance(predictions, PositionPredictions):
+        masks = [mask for pair in predictions.worst_masks for mask in (pair.true, pair.predicted)]
+        # Images of several sizes have masks that are padded.
+        padding = [np.array([-1])] if SIZE in dataset.eval.columns else []
+        shown_masks = [*masks[: 2 * len(worst)], *padding]
+        mask_colours = list_mask_colours(shown_masks, dataset.targets.names)
+    sections = [
+        *_make_sections(predictions, dataset.targets.names, charts),
+        _make_worst_section(predictions, worst, mask_colours),
+    ]
     warning = None
     files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
     if run.members:
@@ -167,7 +186,7 @@ def write_report(sources: Sequence[Path], out: Path | None) -> WrittenReport:
     files |= {name: chart.to_file_text() for name, chart in charts.items()}
     if worst:
         captions = [(sample.predicted, sample.label) for sample, _ in worst]
-        files[MISTAKES] = png(sheet([image for _, image in worst], captions))
+        files[MISTAKES] = png(sheet([image for _, image in worst], captions, mask_colours))
     replace_files(folder, REPORT_FILES, {**files, PAGE: render_page(page)})
     return WrittenReport(folder / PAGE, figures, warning)
 
@@ -366,24 +385,33 @@ def _make_sections(
     predictions: Predictions,
     names: Sequence[str],
     charts: Mapping[str, Drawing],
-    worst: Sequence[tuple[WorstSample, Any]],
 ) -> list[Section]:
     """Return the sections about training and predictions."""
-    samples = [
-        Sample(png(image), sample.predicted, sample.label, f"sample {sample.index}")
-        for sample, image in worst
-    ]
-    has_masks = isinstance(predictions, PositionPredictions) and bool(predictions.worst_masks)
-    shown = "The prediction, in colour, and the truth"
-    if has_masks:
-        shown = "Each image, its true mask and its predicted mask; grey pixels don't count"
-    mistakes = f"{shown}; {ORDERS[type(predictions)]} first."
     training = [charts[name] for name in CHARTS[:3] if name in charts]
     return [
         Section("Training", "", [Charts(training)] if training else []),
         *_make_task_sections(predictions, names),
-        Section("Worst predictions", mistakes, [SampleGrid(samples, has_masks)] if samples else []),
     ]
+
+
+def _make_worst_section(
+    predictions: Predictions,
+    worst: Sequence[tuple[WorstSample, Any]],
+    mask_colours: Mapping[str, str],
+) -> Section:
+    """Return the section of the worst samples, with a legend if pixels have classes."""
+    samples = [
+        Sample(png(image), sample.predicted, sample.label, f"sample {sample.index}")
+        for sample, image in worst
+    ]
+    shown = "The prediction, in colour, and the truth"
+    blocks: list[Block] = []
+    if mask_colours:
+        shown = f"Each {', '.join(PARTS[:-1])} and {PARTS[-1]}"
+        blocks.append(Legend(mask_colours))
+    if samples:
+        blocks.append(SampleGrid(samples, PARTS if mask_colours else ()))
+    return Section("Worst predictions", f"{shown}; {ORDERS[type(predictions)]} first.", blocks)
 
 
 def _make_task_sections(predictions: Predictions, names: Sequence[str]) -> list[Section]:
