@@ -12,11 +12,10 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.core.files.csv_file import format_csv
 from pipeline.core.files.real_files import require_real_trees
-from pipeline.core.pages.charts import Curve, draw_curves, draw_histogram, draw_scatter
+from pipeline.core.pages.charts import draw_histogram, draw_scatter
 from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import (
     GENERATOR,
-    HEADS,
     MAX_ROWS,
     Beside,
     Block,
@@ -75,6 +74,7 @@ from pipeline.inspect.report.suspicious_labels import (
     make_ledger_sections,
     read_ledger,
 )
+from pipeline.inspect.report.training_charts import draw_training_charts
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import read_network
 from pipeline.stages.export.trained_run import TrainedRun
@@ -100,8 +100,6 @@ ORDERS: Mapping[type, str] = {
     LabelPredictions: "the most wrong labels",
 }
 """Description of the predictions that are worst and come first, by the kind of predictions."""
-HEADLINES = ("accuracy", "micro_f1", "r2")
-"""Metrics for the chart, by priority: the first that the run logged is drawn."""
 
 
 @dataclass(frozen=True)
@@ -268,16 +266,7 @@ def _draw_charts(
     names: Sequence[str],
 ) -> dict[str, Drawing]:
     """Draw the charts of a report; return them by file name."""
-    rates = _list_curves("rate", steps, "learning_rate")
-    charts: dict[str, Drawing | None] = {
-        "loss.svg": draw_curves("loss", _list_both_curves("loss", steps, evaluations)),
-        "learning_rate.svg": draw_curves("learning rate", rates),
-    }
-    for name in HEADLINES:
-        if name in evaluations:
-            title = HEADS.get(name, name.replace("_", " "))
-            charts["metric.svg"] = draw_curves(title, _list_both_curves(name, steps, evaluations))
-            break
+    charts: dict[str, Drawing | None] = {**draw_training_charts(steps, evaluations)}
     if isinstance(predictions, NumberPredictions):
         true = predictions.true[:, 0]
         predicted = predictions.predicted[:, 0]
@@ -285,21 +274,6 @@ def _draw_charts(
         charts["residuals.svg"] = draw_histogram("residuals", predicted - true, "predicted - true")
     ordered = ((name, charts.get(name)) for name in CHARTS)
     return {name: chart for name, chart in ordered if chart is not None}
-
-
-def _list_both_curves(
-    name: str, steps: Mapping[str, np.ndarray], evaluations: Mapping[str, np.ndarray]
-) -> list[Curve]:
-    """Return the curves of a metric in training and in evaluation."""
-    train = _list_curves("train", steps, name)
-    from_evaluations = _list_curves("train", evaluations, f"train_{name}", marked=True)
-    return [*(train or from_evaluations), *_list_curves("eval", evaluations, name, marked=True)]
-
-
-def _list_curves(
-    label: str, log: Mapping[str, np.ndarray], name: str, *, marked: bool = False
-) -> list[Curve]:
-    return [Curve(label, log["step"], log[name], marked)] if name in log else []
 
 
 def _list_worst_samples(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSample]:
