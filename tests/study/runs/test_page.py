@@ -96,7 +96,8 @@ def test_page_fits_a_narrow_screen(tmp_path: Path) -> None:
     assert re.search(r"h1 {[^}]*overflow-wrap: anywhere", style)
     # Names leave room for a figure beside them, and stay in sight if the table is scrolled.
     narrow = style.partition("@media (max-width: 600px) {\n  .runs")[2]
-    assert int(re.search(r"\.tail { max-width: (\d+)ch", narrow)[1]) <= 24
+    (letters,) = re.findall(r"\.tail { max-width: (\d+)ch", narrow)
+    assert int(letters) <= 24
     assert re.search(r"\.runs :is\(th, td\):first-child {[^}]*position: sticky; left: 0", style)
 
 
