@@ -157,7 +157,7 @@ def _print_table(runs: Sequence[RecordedRun], metric: str | None, *, shows_all: 
     table.add_column("run", no_wrap=True)
     for column in columns:
         table.add_column(column.head, no_wrap=True)
-    cut_names = [_keep_end(name, max(1, name_width + room)) for name in run_names]
+    cut_names = [_cut_start(name, max(1, name_width + room)) for name in run_names]
     for cells in zip(cut_names, *(column.cells for column in columns), strict=True):
         table.add_row(*cells)
     # Otherwise rich reads text in brackets as markup.
@@ -196,10 +196,10 @@ def _format_cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.5g}"
-    return _keep_end(printable(" ".join(str(value).split())), MAX_CELL)
+    return _cut_start(printable(" ".join(str(value).split())), MAX_CELL)
 
 
-def _keep_end(text: str, max_length: int) -> str:
+def _cut_start(text: str, max_length: int) -> str:
     """Return a text, or three dots as one letter and its end, in at most `max_length` letters.
 
     Names and paths differ at their end.
@@ -208,8 +208,9 @@ def _keep_end(text: str, max_length: int) -> str:
 
 
 def _count_distinct_letters(names: Sequence[str]) -> int:
-    """Return the least length to which `_keep_end` can cut all names so that none are equal."""
+    """Return the least length to which `_cut_start` can cut all names so that none become equal."""
+    num_names = len(set(names))
     length = 1
-    while len({_keep_end(name, length) for name in names}) < len(names):
+    while len({_cut_start(name, length) for name in names}) < num_names:
         length += 1
     return length

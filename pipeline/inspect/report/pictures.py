@@ -65,7 +65,7 @@ def list_mask_colours(masks: Iterable[np.ndarray], names: Sequence[str]) -> dict
     if len(classes) < len(values):
         classes.append(len(names))
         words.append(UNCOUNTED)
-    colours = draw_masks(np.array(classes), len(names))
+    colours = draw_masks(np.array(classes, np.intp), len(names))
     return {f"#{bytes(colour).hex()}": word for colour, word in zip(colours, words, strict=True)}
 
 

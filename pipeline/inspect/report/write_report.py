@@ -147,7 +147,7 @@ def write_report(sources: Sequence[Path], out: Path | None) -> WrittenReport:
     figures = _format_figures(predictions, dataset)
     recipe = run.recipe
     mask_colours: dict[str, str] = {}
-    if worst and isinstance(predictions, PositionPredictions):
+    if worst and isinstance(predictions, PositionPredictions) and predictions.worst_masks:
         masks = [mask for pair in predictions.worst_masks for mask in (pair.true, pair.predicted)]
         # Images of several sizes have masks that are padded.
         padding = [np.array([-1])] if SIZE in dataset.eval.columns else []

@@ -81,6 +81,15 @@ def test_table_has_one_line_a_run_with_the_end_of_its_name(
     assert "2 more keys differ" in " ".join(lines) or has_keys
 
 
+def test_names_that_are_shown_alike_have_two_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a\x1bb", r"a\x1bb"):
+        make_run(tmp_path / name)
+    assert main([str(tmp_path)]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if r"a\x1bb done" in line]
+
+
 def test_ties_are_of_runs_that_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in range(6):
         for lr, accuracy, status in ((0.1, 0.9, "done"), (0.2, 0.8, "done"), (0.2, 0.95, "pruned")):

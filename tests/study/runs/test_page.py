@@ -52,7 +52,7 @@ def test_keys_that_differ_come_before_other_figures(tmp_path: Path) -> None:
 def test_long_names_show_their_end(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     page = page_of(read_runs(tmp_path, curves=True), tmp_path)
-    assert "tailed(run.name)" in page
+    assert "makeTail(run.name)" in page
     # Text that overflows to the left, and is read from left to right.
     assert re.search(r"\.tail {[^}]*text-overflow: ellipsis; direction: rtl", page)
     assert 'element("bdi", { dir: "ltr" }, text)' in page
