@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.core.errors import DataError, printable
 from pipeline.data.columns import Column
 
-MEASURED_SAMPLES = 64
+MEASURED_SAMPLES = 16
 """Most images whose brightness is measured, since each may have to be decoded."""
 MIN_SPREADS = 3.0
 """Distance from the training images' mean, in their standard deviations, that is unusual."""
