@@ -414,5 +414,5 @@ def test_checkpoint_of_an_earlier_layout_gives_weights_but_is_not_resumed(tmp_pa
         "params/a": [1, 1],
         "batch_stats/n": [2, 2],
     }
-    with pytest.raises(DataError, match="saved by an earlier version.*checkpoint.restore="):
+    with pytest.raises(DataError, match=r"saved by an earlier version.*checkpoint\.restore="):
         restore_state(tmp_path, state_of(0), {}, print)
