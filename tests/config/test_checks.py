@@ -178,6 +178,24 @@ CASES = {
         "train.loss.hardest_share = 0.7: must be 1.0 with train.accumulate_steps = 2; "
         "the hardest samples are chosen from the whole batch",
     ),
+    "feature that needs microbatches": (
+        ["train.features=[gradient_noise]"],
+        "train.accumulate_steps = 1: must be above 1 with train.features.gradient_noise, which "
+        "compares microbatches with the batch; or parallel.mode must be data",
+    ),
+    "feature of a sum": (
+        ["train.features=[{name: accumulate_labels, labels: 9}]", "train.loss.reduction=sum"],
+        "train.loss.reduction = sum: must be mean with accumulate_labels",
+    ),
+    "feature that applies the network to an observed one": (
+        ["train.features=[gradient_penalty]", "optimizer=thor"],
+        "train.optimizer = thor: must be another optimizer with gradient_penalty, which applies "
+        "the network twice",
+    ),
+    "unknown feature": (
+        ["train.features=[lookahed]"],
+        "train.features.0.name = lookahed: there is no such feature; did you mean lookahead?",
+    ),
     "batches mixed in evaluation": (
         ["dataset.eval.ops=[{name: one_hot, classes: 10}, mix_up]"],
         "dataset.eval: ops.1 (mix_up): mixes the samples of a batch, and evaluation measures each "
@@ -331,7 +349,7 @@ def test_problems_of_several_rules_are_reported_together() -> None:
 def test_every_rule_has_a_test_case() -> None:
     """The rules of privacy have theirs in test_privacy_checks.py."""
     others = {*device_checks.RULES, check_privacy}
-    assert len(set(CHECKS) - others) == 25
+    assert len(set(CHECKS) - others) == 26
 
 
 @pytest.mark.medium
