@@ -274,7 +274,7 @@ COVERED = {
     ),
     # Stages of a run.
     "pipeline.stages.export.export": ("cli/runs/test_infer.py", "exports, there and back"),
-    "pipeline.stages.export.trained_run": ("cli/runs/test_infer.py", "runs that `infer` reads"),
+    "pipeline.stages.record.trained_run": ("cli/runs/test_infer.py", "runs that `infer` reads"),
     "pipeline.stages.layer_table": ("cli/test_summary.py", "the table that `summary` prints"),
     "pipeline.stages.network_graph": (
         "stages/test_collect.py",

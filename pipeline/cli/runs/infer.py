@@ -43,7 +43,7 @@ from pipeline.stages.export.text_generation import (
     make_uncached_decoder,
     sample_tokens,
 )
-from pipeline.stages.export.trained_run import Samples, TrainedRun, spare_gpus
+from pipeline.stages.record.trained_run import Samples, TrainedRun, spare_gpus
 from pipeline.study.sweep.directory import is_run_or_sweep, list_members
 
 USAGE = "infer takes RUN_DIR or FOLDER, and FILE ..., --text or --prompt"

@@ -31,7 +31,7 @@ from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.text_generation import make_cached_decoder
-from pipeline.stages.export.trained_run import Samples, TrainedRun, parse_samples
+from pipeline.stages.record.trained_run import Samples, TrainedRun, parse_samples
 
 PROGRAM = "model.bin"
 STABLEHLO = "model.mlir"

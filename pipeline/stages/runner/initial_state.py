@@ -51,7 +51,7 @@ def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], 
 
     Such weights have the right shapes, so no check refuses them.
     """
-    from pipeline.stages.export.trained_run import parse_samples
+    from pipeline.stages.record.trained_run import parse_samples
 
     run_dir = find_run_dir(source)
     if run_dir is None:
