@@ -85,6 +85,7 @@ LAZY_MODULES = {
     "pipeline.stages.runner.evaluations",
     "pipeline.stages.runner.initial_state",
     "pipeline.stages.runner.open_training",
+    "pipeline.stages.runner.programs",
 }
 """Modules that import others of the package inside a function."""
 MAX_MODULES = 25

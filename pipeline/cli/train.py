@@ -173,9 +173,9 @@ def train_run(
     It is called outside of Hydra, which would print errors itself.
     """
     from pipeline.inspect.dumps.run_inspection import RunInspection
-    from pipeline.stages.run import lower_and_compile
     from pipeline.stages.run import run as run_stages
     from pipeline.stages.runner.context import RunOptions
+    from pipeline.stages.runner.programs import lower_and_compile
 
     recipe, run_dir = run
     name = value_of(words, "recipe") or ""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,25 +18,18 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.host.environment import require_usable_environment
 from pipeline.core.host.process_start import collect_seldom
 from pipeline.core.host.signals import Interrupted
-from pipeline.data.dataset import Dataset
 from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.history import History
 from pipeline.engine.loop import exhaust, train
 from pipeline.engine.monitors.metrics_log import require_logs
 from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.stages.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink, resume_sink
-from pipeline.stages.build import Built, build, fingerprint_rate_files
+from pipeline.stages.build import build, fingerprint_rate_files
 from pipeline.stages.choose_steps import freeze_steps
-from pipeline.stages.compile import (
-    CompileOptions,
-    compile_programs,
-    make_program_key,
-    write_figures,
-)
 from pipeline.stages.data import declare_data, load_data
 from pipeline.stages.estimate import estimate_cost
 from pipeline.stages.launch.join import LOCAL, join_processes
-from pipeline.stages.lower import lower
+from pipeline.stages.launch.local_run import run_in_processes
 from pipeline.stages.plan_devices import plan_devices
 from pipeline.stages.private_run import open_secret, share_secret
 from pipeline.stages.record.guards import record_time
@@ -45,13 +37,14 @@ from pipeline.stages.record.summary import Summary, list_versions
 from pipeline.stages.runner.context import CompiledRun, RunContext, RunOptions
 from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.stages.runner.initial_state import make_initial_state, read_restored
-from pipeline.stages.runner.open_run import conclude_run, open_run, record_data, run_in_processes
+from pipeline.stages.runner.open_run import conclude_run, open_run, record_data
 from pipeline.stages.runner.open_training import (
     make_callbacks,
     open_training,
     record_overflows,
     require_ready_callbacks,
 )
+from pipeline.stages.runner.programs import lower_and_compile
 from pipeline.training.parallel.devices import describe_layout
 from pipeline.training.state import TrainState
 
@@ -214,44 +207,6 @@ def conclude(evaluations: Evaluations, state: TrainState, history: History) -> N
         from pipeline.stages.measure_robustness import conclude_robustness
 
         conclude_robustness(run, state)
-
-
-def lower_and_compile(
-    context: RunContext,
-    recipe: Recipe,
-    dataset: Dataset,
-    built: Built,
-    backend: Backend,
-    *,
-    reuses_programs: bool = False,
-) -> CompiledRun:
-    """Lower a step and compile its programs.
-
-    `recipe` is the context's recipe, with a plan for devices. With `reuses_programs`, programs that
-    an earlier process has written are used without tracing the step. This requires that the code of
-    this process is equal to the files on disk.
-    """
-    folder = context.folder
-    reporter = context.reporter
-    built = lower(recipe, dataset, built, backend, folder, reporter)
-    is_plain = context.ranks.size == 1 and recipe.profile.mode == "off"
-    key = None
-    if reuses_programs and is_plain:
-        assert context.process is not None, "a single process has a provenance"
-        key = make_program_key(asdict(context.process), recipe, built)
-    evaluates_later = is_plain and "train" in recipe.stages and recipe.parallel.mode == "none"
-    options = CompileOptions(key, evaluates_later)
-    if recipe.train.memory is None:
-        executable = compile_programs(recipe, dataset, built, backend, reporter, options)
-    else:
-        # Imported here, since few runs need it.
-        from pipeline.stages.fit_memory import compile_to_fit
-
-        figures = context.summary.memory
-        executable = compile_to_fit(recipe, dataset, built, backend, reporter, figures)
-    context.summary.time["compile_s"] = executable.report.compile_s
-    folder.accepted.add(partial(write_figures, folder.path, executable.report))
-    return CompiledRun(context, dataset, built, backend, executable)
 
 
 def open_backend(context: RunContext) -> Backend:

@@ -21,7 +21,7 @@ from pipeline.core.host.signals import Signals
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import SinkReport
 from pipeline.stages import run as run_module
-from pipeline.stages.runner import initial_state
+from pipeline.stages.runner import initial_state, programs
 from tests import outcome
 from tests.conftest import TINY
 from tests.whole_run import run
@@ -127,7 +127,7 @@ REFUSED: dict[str, tuple[list[str], Callable[[Path, Patch], object], str]] = {
     ),
     "a program that can't be compiled": (
         [],
-        lambda _, patch: patch.setattr(run_module, "compile_programs", fail),
+        lambda _, patch: patch.setattr(programs, "compile_programs", fail),
         "it can't be done",
     ),
 }
@@ -162,7 +162,7 @@ def test_signal_before_a_new_step_leaves_the_finished_run_unchanged(
     done: Path, compose: Callable[..., Recipe], monkeypatch: Patch
 ) -> None:
     before = files_of(done)
-    monkeypatch.setattr(run_module, "compile_programs", interrupt)
+    monkeypatch.setattr(programs, "compile_programs", interrupt)
     summary = run(compose("train.steps=48", f"train.resume={done}"))
     assert (summary.status, summary.exit_status) == ("stopped", 75)
     assert files_of(done) == before

@@ -42,9 +42,9 @@ from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
 from pipeline.models.modules.standard import Network
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
 from pipeline.stages.build import make_step_config
-from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.stages.lower import LOWERINGS, list_problems, read_choice
 from pipeline.stages.record.run_directory import RECIPE
+from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.training.freezing import select_phase
 from pipeline.training.parallel.microbatches import compute_microbatch_size
 from pipeline.training.state import FreezePhase, StepConfig, TrainState

@@ -32,8 +32,8 @@ from pipeline.stages.compile import compile_to_executable, make_compile_inputs, 
 from pipeline.stages.lower import lower
 from pipeline.stages.record.guards import record_time
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
-from pipeline.stages.run import lower_and_compile
 from pipeline.stages.runner.context import CompiledRun, RunContext
+from pipeline.stages.runner.programs import lower_and_compile
 from pipeline.study.population.groups import collect_numbers, flatten_tree
 from pipeline.study.population.shared_step import CompiledInError, SharedStep, Values, share_step
 from pipeline.training.state import TrainState
