@@ -72,6 +72,10 @@ COVERED = {
         "stages/export/onnx/test_onnx_export.py",
         "graphs against the network, by onnxruntime",
     ),
+    "pipeline.stages.autosink.sink_plan": (
+        "stages/autosink/test_choose_sink.py",
+        "sinks of recipes beside chosen ones",
+    ),
     "pipeline.stages.runner.*": ("stages/test_run.py", WHOLE_RUN),
     "pipeline.study.sweep.*": ("study/sweep/test_sweep.py", "whole sweeps"),
     # Commands, in the folder of what they run.

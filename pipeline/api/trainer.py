@@ -25,7 +25,6 @@ from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import Evaluation, SinkReport
 from pipeline.engine.loop import exhaust
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
-from pipeline.inspect.dumps.run_inspection import RunInspection
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages import run as stages
@@ -51,7 +50,7 @@ def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callbac
     the recipe's callbacks. Raises PipelineError if the run fails. If a signal stops the run, saves
     it and raises Interrupted.
     """
-    options = RunOptions(run_dir, callbacks=callbacks, inspection=RunInspection())
+    options = RunOptions(run_dir, callbacks=callbacks)
     summary = stages.run(recipe, options)
     options.signals.check()
     return summary
@@ -132,7 +131,6 @@ class Trainer:
             self._requested_dir,
             signals=signals,
             callbacks=(*self._callbacks, self._watch),
-            inspection=RunInspection(),
         )
         reports = stages.run_in_sinks(self.recipe, options)
         has_ended = False
@@ -191,7 +189,7 @@ class Trainer:
         tree["monitor"]["tensorboard"] = False
         with tempfile.TemporaryDirectory() as folder:
             recipe = check_tree(tree, length_replaced=True)
-            options = RunOptions(Path(folder) / "run", inspection=RunInspection())
+            options = RunOptions(Path(folder) / "run")
             summary = stages.run(recipe, options)
             options.signals.check()
         return Evaluation(summary.metrics, None).scalars()

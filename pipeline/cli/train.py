@@ -172,7 +172,6 @@ def train_run(
 
     It is called outside of Hydra, which would print errors itself.
     """
-    from pipeline.inspect.dumps.run_inspection import RunInspection
     from pipeline.stages.run import run as run_stages
     from pipeline.stages.runner.context import RunOptions
     from pipeline.stages.runner.programs import lower_and_compile
@@ -185,7 +184,6 @@ def train_run(
         started_at=started_at,
         how_to_resume=partial(make_resume_run_command, words),
         programs=partial(lower_and_compile, reuses_programs=alone),
-        inspection=RunInspection(),
     )
     return run_stages(recipe, options)
 
@@ -216,7 +214,6 @@ def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
     sweep_overrides = [*job_overrides, f"{SWEEP_DIR}={quote_value(str(sweep_dir))}"]
     is_shared = place is not None
     # Imported here, after the checks of the arguments: they import jax.
-    from pipeline.inspect.dumps.run_inspection import RunInspection
     from pipeline.study.sweep.jobs import Job, OnChanged
 
     def end() -> int:
@@ -226,7 +223,7 @@ def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
     try:
         keys = list_swept_keys(job_overrides)
         on_changed: OnChanged = "allow" if changed == "allow" else "refuse"
-        job = Job(keys, find_failures(sweep_dir), on_changed, RunInspection())
+        job = Job(keys, find_failures(sweep_dir), on_changed)
         with end_with(end):
             _run_hydra(flags, typed, sweep_overrides, job)
     except RecipeError:

@@ -15,16 +15,18 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.host.signals import Signals, handle_signals
 from pipeline.core.reporter import Reporter
+from pipeline.stages.launch.join import LOCAL
 from pipeline.stages.launch.local import ProcessError, run_locally
 from pipeline.stages.record import run_directory
 from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.runner.context import RunOptions
 from pipeline.stages.runner.open_run import advise_to_resume, place_run
+from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.parallel.ranks import Ranks
 
 
-def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
+def run_in_processes(recipe: Recipe, options: RunOptions, features: RunFeature) -> Summary:
     """Run in several processes on this machine; return the summary of the first process.
 
     Every process calls `run`. After the death of a process, they are started again from the last
@@ -36,7 +38,7 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
     if options.callbacks:
         problem = "must be none with callbacks from Python; name them in train.callbacks"
         raise RecipeError(f"launch = local: {problem}")
-    fitted, folder = place_run(recipe, options, Ranks(), recipe.launch.num_processes)
+    fitted, folder = place_run(recipe, options, features, Ranks(), recipe.launch.num_processes)
     run_dir = folder.path
     if folder.resuming:
         with convert_os_errors(run_dir):
@@ -112,3 +114,11 @@ def _make_worker_tree(recipe: Recipe, resumed: Path | None) -> dict[str, Any]:
         # Checkpoints have the weights that the run began with.
         tree["checkpoint"]["restore"] = None
     return tree
+
+
+class LocalRun(RunFeature):
+    """The processes of a run with `launch = local`."""
+
+    def launch(self, recipe: Recipe, options: RunOptions, features: RunFeature) -> Summary | None:
+        """Run in several processes; None in one of them."""
+        return None if LOCAL in os.environ else run_in_processes(recipe, options, features)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.restore import set_others_aside
@@ -19,7 +18,6 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.memory import require_room
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
-from pipeline.stages.private_run import require_same_noise, set_secret
 from pipeline.stages.record.run_directory import SUMMARY, find_run_dir
 from pipeline.stages.record.saved_recipe import restore_state
 from pipeline.stages.runner.context import CompiledRun, RunContext
@@ -73,14 +71,12 @@ def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], 
         )
 
 
-def make_initial_state(
-    run: CompiledRun, restored: Restored | None, secret: np.ndarray | None
-) -> tuple[TrainState, HostState]:
+def make_initial_state(run: CompiledRun, restored: Restored | None) -> tuple[TrainState, HostState]:
     """Return the initial state on the device, and the state of the host.
 
-    Weights are fresh, restored, or from the last checkpoint of a run to resume. The state of a new
-    private run has the `secret`, uint32 (4,). Raises RecipeError if the run to resume has more
-    steps than the recipe, RunError if weights and optimizer don't fit into memory.
+    Weights are fresh, restored, or from the last checkpoint of a run to resume. Raises RecipeError
+    if the run to resume has more steps than the recipe, RunError if weights and optimizer don't fit
+    into memory.
     """
     context = run.context
     built = run.built
@@ -93,9 +89,7 @@ def make_initial_state(
         # No fresh weights are made, since they would double the memory.
         if saved is not None:
             state, host = saved
-            if built.privacy is not None:
-                require_same_noise(state, built.privacy)
-            return executable.put(state), host
+            return executable.put(context.features.start_state(run, state, resumed=True)), host
     state = executable.init()
     if restored is not None:
         state = restored.replace_weights(state)
@@ -103,9 +97,7 @@ def make_initial_state(
             state = replace(state, step=jnp.asarray(restored.step, jnp.int32))
         context.reporter.print_stage("restore", restored.line)
         state = executable.put(state)
-    if secret is not None and built.privacy is not None:
-        state = executable.put(set_secret(state, secret, built.privacy))
-    return state, HostState()
+    return context.features.start_state(run, state, resumed=False), HostState()
 
 
 def _require_room(

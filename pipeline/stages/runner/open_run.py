@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import jax
 
-from pipeline.checkpoint.mirror import DRAFT, MirroredRun
+from pipeline.backends.base import Backend
 from pipeline.checkpoint.restore import FOLDER, list_saved_steps
 from pipeline.config.checks import fit_to_processes
 from pipeline.config.recipe import Recipe
@@ -31,9 +30,11 @@ from pipeline.stages.record.guards import convert_os_errors, convert_out_of_memo
 from pipeline.stages.record.provenance import add_provenance
 from pipeline.stages.record.recorded_reference import describe_comparison, find_reference
 from pipeline.stages.record.run_directory import HeldWrites, RunFolder
-from pipeline.stages.record.summary import Summary, describe_start_up
+from pipeline.stages.record.summary import Summary, describe_start_up, list_versions
 from pipeline.stages.runner.context import RunContext, RunOptions
-from pipeline.stages.runner.run_mirror import RESTORE_S, find_mirrored_run
+from pipeline.stages.runner.run_feature import RunFeature
+from pipeline.stages.runner.run_features import RunFeatures
+from pipeline.training.parallel.devices import describe_layout
 from pipeline.training.parallel.ranks import Ranks
 
 SAVING = {"train", "checkpoint"}
@@ -41,13 +42,15 @@ SAVING = {"train", "checkpoint"}
 
 
 @contextmanager
-def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunContext]:
+def open_run(
+    recipe: Recipe, options: RunOptions, features: RunFeatures, ranks: Ranks
+) -> Iterator[RunContext]:
     """Open the directory of a run, locked against other runs, with its log and its summary.
 
     Handles signals and writes the summary at the end. Only the first process writes; the others
     print. Raises RecipeError if the recipe doesn't fit the processes or the run that it resumes.
     """
-    recipe, folder = place_run(recipe, options, ranks, ranks.size)
+    recipe, folder = place_run(recipe, options, features, ranks, ranks.size)
     run_dir = folder.path
     summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
     with handle_signals(options.signals), ExitStack() as stack:
@@ -55,7 +58,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
         if not ranks.is_first:
             stack.enter_context(convert_value_reads())
             stack.enter_context(convert_out_of_memory())
-            yield RunContext(recipe, options, folder, Reporter(), summary)
+            yield RunContext(recipe, options, folder, Reporter(), summary, features=features)
             return
         lock = stack.enter_context(run_directory.lock_run(run_dir, new=not folder.resuming))
         reporter = stack.enter_context(Reporter(run_dir, options.console, delay_log=True))
@@ -65,7 +68,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
         stack.enter_context(convert_os_errors(run_dir))
         stack.enter_context(convert_value_reads())
         stack.enter_context(convert_out_of_memory())
-        context = RunContext(recipe, options, folder, reporter, summary, lock)
+        context = RunContext(recipe, options, folder, reporter, summary, lock, features=features)
         stack.enter_context(end_with(partial(_end_interrupted, context)))
         # If the process is killed after this, the run has no summary.
         folder.advanced.add(partial((run_dir / run_directory.SUMMARY).unlink, missing_ok=True))
@@ -97,7 +100,7 @@ def _record_stop(context: RunContext, reason: str) -> None:
 
 
 def place_run(
-    recipe: Recipe, options: RunOptions, ranks: Ranks, processes: int
+    recipe: Recipe, options: RunOptions, features: RunFeature, ranks: Ranks, processes: int
 ) -> tuple[Recipe, RunFolder]:
     """Return the recipe for a number of processes, and its directory, a new or a resumed one.
 
@@ -107,41 +110,24 @@ def place_run(
 
     def choose() -> tuple[str, bool]:
         run_dir = recorded_recipe.find_run_to_resume(recipe)
-        mirrored = find_mirrored_run(recipe, run_dir, Reporter().warn)
-        if run_dir is not None and mirrored is None:
+        restore = features.restore_run(recipe, run_dir)
+        if run_dir is not None and restore is None:
             return str(run_dir), True
         if options.run_dir:
             run_dir = run_directory.make_run_dir(options.run_dir)
         else:
             run_dir = run_directory.create_run_dir(recipe.name)
-        if mirrored is not None:
-            _restore_run(mirrored, run_dir)
-        return str(run_dir), mirrored is not None
+        if restore is not None:
+            restore(run_dir)
+        return str(run_dir), restore is not None
 
-    path, resuming = ranks.agree(choose, timeout_s=RESTORE_S if recipe.checkpoint.mirror else None)
+    path, resuming = ranks.agree(choose, timeout_s=features.restore_s)
     if resuming and recipe.train.deadline is not None:
         recorded = recorded_recipe.read_recorded_recipe(Path(path))
         recipe = recorded_recipe.keep_length(recipe, recorded, path)
     accepted = HeldWrites(held=resuming)
     advanced = HeldWrites(held=resuming)
     return recipe, RunFolder(Path(path), accepted, advanced, resuming, ranks)
-
-
-def _restore_run(mirrored: MirroredRun, run_dir: Path) -> None:
-    """Restore a run from its mirror into a new directory. Remove the directory if that fails."""
-    reporter = Reporter()
-    url = mirrored.storage.url
-    try:
-        with convert_os_errors(run_dir), reporter.clock(f"restoring step {mirrored.newest}"):
-            mirrored.restore(run_dir, reporter.warn)
-    except BaseException:
-        shutil.rmtree(run_dir / DRAFT, ignore_errors=True)
-        with suppress(OSError):
-            run_dir.rmdir()
-        raise
-    reporter.print_stage(
-        "mirror", f"step {mirrored.newest} and before, from {url}; now in {run_dir}"
-    )
 
 
 @contextmanager
@@ -189,6 +175,17 @@ def advise_to_resume(
         advice = options.how_to_resume(run_dir, recipe.checkpoint.restore)
         if advice is not None:
             reporter.print_stage("resume", advice)
+
+
+def open_backend(context: RunContext) -> Backend:
+    """Open the recipe's devices, and report how several devices share a batch."""
+    recipe = context.recipe
+    backend = recipe.device.open(recipe.parallel)
+    context.summary.versions = list_versions(backend.describe())
+    if recipe.parallel.mode != "none":
+        line = describe_layout(recipe.parallel, recipe.train.batch_size, context.ranks)
+        context.reporter.print_stage("parallel", line)
+    return backend
 
 
 def record_data(

@@ -305,7 +305,7 @@ def test_run_in_another_thread_works_without_signals(tiny: Compose, tmp_path: Pa
         (run_module, "build"),
         (programs, "lower"),
         (programs, "compile_programs"),
-        (run_module, "choose_sink"),
+        (run_module, "plan_sinks"),
     ],
 )
 @pytest.mark.mlp
