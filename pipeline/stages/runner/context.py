@@ -69,7 +69,7 @@ class RunContext:
     process: Provenance | None = None
     """Provenance of the first process, once its data are read; None in other processes."""
     features: RunFeatures = field(default_factory=RunFeatures)
-    """What the run does besides its stages."""
+    """Things that the run does besides its stages."""
 
     @property
     def run_dir(self) -> Path:
