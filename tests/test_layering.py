@@ -79,12 +79,18 @@ LAZY_MODULES = {
     "pipeline.study.sweep.jobs",
     "pipeline.engine.sink",
     "pipeline.inspect.dumps.opened_recipe",
+    "pipeline.data.dataset_spec",
+    "pipeline.engine.monitors.observers",
+    "pipeline.stages.compile",
+    "pipeline.stages.data",
+    "pipeline.stages.image_sizes",
     "pipeline.stages.launch.join",
+    "pipeline.stages.record.recorded_recipe",
     "pipeline.inspect.autopsy.run_autopsy",
     "pipeline.stages.runner.evaluations",
     "pipeline.stages.runner.initial_state",
+    "pipeline.stages.runner.open_run",
     "pipeline.stages.runner.open_training",
-    "pipeline.stages.runner.programs",
 }
 """Modules that import others of the package inside a function."""
 MAX_MODULES = 25

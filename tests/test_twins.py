@@ -72,6 +72,7 @@ COVERED = {
         "stages/export/onnx/test_onnx_export.py",
         "graphs against the network, by onnxruntime",
     ),
+    "pipeline.data.text.file_names": ("data/text/test_text_format.py", "a name"),
     "pipeline.stages.autosink.sink_plan": (
         "stages/autosink/test_choose_sink.py",
         "sinks of recipes beside chosen ones",

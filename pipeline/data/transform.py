@@ -162,3 +162,9 @@ def _have_pixel_labels(labels: ColumnSpec, image: ColumnSpec) -> bool:
             "are not one for each of them; leave it out"
         )
     return True
+
+
+def describe_unequal_shapes(train_shape: Sequence[int], eval_shape: Sequence[int]) -> str:
+    """Return the message for map ops whose images differ in shape between the two splits."""
+    shapes = f"{tuple(train_shape)} in training and {tuple(eval_shape)} in evaluation"
+    return f"dataset.eval.ops: must return images of the same shape as dataset.train.ops; {shapes}"

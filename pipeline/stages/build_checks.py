@@ -15,8 +15,7 @@ import jax
 import numpy as np
 from flax.errors import FlaxError
 
-from pipeline.config.checks import list_deciding_metrics
-from pipeline.config.recipe import Recipe
+from pipeline.config.recipe import Recipe, list_deciding_metrics
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.error_text import show
 from pipeline.core.host.array_values import find_shapes

@@ -21,11 +21,6 @@ from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.image_layout import Layout, swap_layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
-from pipeline.models.modules import adversarial as adversarial  # registers layers, as the next do
-from pipeline.models.modules import composite as composite
-from pipeline.models.modules import convolution as convolution
-from pipeline.models.modules import recurrent as recurrent
-from pipeline.models.modules import tokens as tokens
 from pipeline.models.modules.activations import activate
 from pipeline.models.modules.apply_layers import (
     LayerContext,

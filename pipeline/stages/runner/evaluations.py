@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -22,20 +22,16 @@ from pipeline.engine.history import History
 from pipeline.engine.monitors.metrics_log import require_logs
 from pipeline.engine.monitors.monitors import describe_never_predicted, format_class_table
 from pipeline.engine.monitors.observers import Observers, open_observers
-from pipeline.engine.monitors.tensorboard import BoardNode
 from pipeline.stages.data import sample_images
 from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.runner.context import CompiledRun, RunContext
-from pipeline.stages.sample_pictures import (
-    Draw,
-    embed_samples,
-    format_sample_labels,
-    make_drawers,
-    predict_samples,
-)
 from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.state import TrainState
+
+if TYPE_CHECKING:
+    from pipeline.engine.monitors.tensorboard import BoardNode
+    from pipeline.stages.sample_pictures import Draw
 
 SETTLING_STEPS = 500
 """Steps after which running averages with a momentum of 0.99 hardly depend on their start: 0.99^500
@@ -56,6 +52,9 @@ class Evaluations:
         context = self.run.context
         if not context.shows_pictures:
             return []
+        # Imported here, as in other methods, since runs without TensorBoard don't need it.
+        from pipeline.stages.sample_pictures import make_drawers
+
         return make_drawers(context.recipe, self.run.dataset, self.run.built)
 
     def evaluate_unless_stopped(self, state: TrainState) -> Evaluation | None:
@@ -102,6 +101,8 @@ class Evaluations:
         state = gather_arrays(state)
         if not context.shows_pictures:
             return
+        from pipeline.stages.sample_pictures import predict_samples
+
         config = self.run.built.step_config
         show = predict_samples(recipe, config, state, self.run.dataset, history.step)
         if show is not None:
@@ -128,6 +129,8 @@ class Evaluations:
     def _show_embeddings(self, state: TrainState) -> None:
         """Show the embeddings of samples; a failure is a warning."""
         context = self.run.context
+        from pipeline.stages.sample_pictures import embed_samples
+
         config = self.run.built.step_config
         try:
             show = embed_samples(context.recipe, config, state, self.run.dataset)
@@ -147,6 +150,10 @@ class Evaluations:
         context = self.run.context
         dataset = self.run.dataset
         recipe = context.recipe
+        if not recipe.monitor.tensorboard:
+            return
+        from pipeline.stages.sample_pictures import format_sample_labels
+
         images = sample_images(recipe, dataset)
         labels = format_sample_labels(recipe, dataset)
         self.observers.show(lambda board: board.add_classes(dataset.classes))

@@ -12,14 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.checkpoint.host_state import HostState
-from pipeline.checkpoint.restore import set_others_aside
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.memory import require_room
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import SUMMARY, find_run_dir
-from pipeline.stages.record.saved_recipe import restore_state
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.training.parallel.state_sharing import StateSharing, make_state_sharing
 from pipeline.training.state import TrainState
@@ -123,6 +121,10 @@ def _require_room(
 
 def _read_last_checkpoint(context: RunContext, built: Built) -> tuple[TrainState, HostState] | None:
     """Read the last checkpoint of a run to resume; None without one."""
+    # Imported here, since few runs are resumed.
+    from pipeline.checkpoint.restore import set_others_aside
+    from pipeline.stages.record.saved_recipe import restore_state
+
     tree = context.recipe.model_dump(mode="json")
     ranks = context.ranks
     warn = context.reporter.warn

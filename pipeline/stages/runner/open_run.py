@@ -12,19 +12,16 @@ from typing import Any
 import jax
 
 from pipeline.backends.base import Backend
-from pipeline.checkpoint.restore import FOLDER, list_saved_steps
-from pipeline.config.checks import fit_to_processes
+from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import get_exit_status
 from pipeline.core.host.array_values import convert_value_reads
 from pipeline.core.host.signals import Interrupted, conclude, end_with, handle_signals
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.data.text.text_format import write_tokenizer
 from pipeline.engine.monitors.log_levels import log_by_level
 from pipeline.engine.non_finite_step import NonFiniteStepError
 from pipeline.stages.record import recorded_recipe, run_directory
-from pipeline.stages.record.continuity import require_same_data, require_same_origin
 from pipeline.stages.record.environment import describe_process
 from pipeline.stages.record.guards import convert_os_errors, convert_out_of_memory, write_summary
 from pipeline.stages.record.provenance import add_provenance
@@ -106,7 +103,12 @@ def place_run(
 
     Raises RecipeError if the recipe fits neither the processes nor the run to resume.
     """
-    recipe = fit_to_processes(recorded_recipe.keep_shards(recipe), processes)
+    recipe = recorded_recipe.keep_shards(recipe)
+    if processes > 1:
+        # Imported here, since it checks the recipe again by all rules.
+        from pipeline.config.checks import fit_to_processes
+
+        recipe = fit_to_processes(recipe, processes)
 
     def choose() -> tuple[str, bool]:
         run_dir = recorded_recipe.find_run_to_resume(recipe)
@@ -205,6 +207,9 @@ def record_data(
         if rate_files:
             process = replace(process, data={**process.data, "learning rates": rate_files})
         if context.resuming and list_saved_steps(context.run_dir / FOLDER):
+            # Imported here, since few runs are resumed.
+            from pipeline.stages.record.continuity import require_same_data, require_same_origin
+
             on_changed = recipe.train.resume_changed
             warn = context.reporter.warn
             if recipe.train.ledger and on_changed == "allow":
@@ -212,6 +217,9 @@ def record_data(
             require_same_origin(context.run_dir, process, on_changed, warn)
         context.folder.accepted.add(partial(add_provenance, context.run_dir, process))
         if text is not None:
+            # Imported here, since few networks read texts.
+            from pipeline.data.text.text_format import write_tokenizer
+
             context.folder.accepted.add(partial(write_tokenizer, context.run_dir, text))
         context = replace(context, process=process)
     context.summary.data = {

@@ -8,9 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.checkpoint.checkpointer import Checkpoints, NoCheckpoints, read_state
-from pipeline.checkpoint.restore import FOLDER, list_saved_steps
-from pipeline.checkpoint.retention import Retention
+from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
 from pipeline.config.recipe import EarlyStopSpec, Recipe
 from pipeline.config.run_length import list_event_periods, schedule_events
 from pipeline.core.errors import RecipeError, first_line, get_exit_status
@@ -29,7 +27,6 @@ from pipeline.engine.non_finite_step import Examination
 from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import Event, Schedule, is_due
 from pipeline.stages.record.run_directory import HeldWrites
-from pipeline.stages.record.saved_recipe import hash_recipe
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.training.component_specs import list_metric_directions
@@ -39,6 +36,7 @@ from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
 if TYPE_CHECKING:
+    from pipeline.checkpoint.checkpointer import Checkpoints, NoCheckpoints
     from pipeline.stages.autosink.sink_plan import SinkPlan
 
 
@@ -109,7 +107,7 @@ def open_training(
         record = partial(_record_results, run, evaluations.history, hooks)
         stack.callback(record)
         stack.enter_context(end_with(record))
-        if isinstance(checkpoints, Checkpoints):
+        if checkpoints is not None:
             stack.enter_context(end_with(checkpoints.finish))
         yield program, schedule_events(recipe, built.run_schedule, features.state_steps), hooks
 
@@ -219,6 +217,11 @@ def _open_checkpoints(
     recipe = context.recipe
     if "checkpoint" not in recipe.stages:
         return None
+    # Imported here, since a run without the stage doesn't need it.
+    from pipeline.checkpoint.checkpointer import Checkpoints, NoCheckpoints
+    from pipeline.checkpoint.retention import Retention
+    from pipeline.stages.record.saved_recipe import hash_recipe
+
     if not context.ranks.is_first:
         return NoCheckpoints()
     spec = recipe.checkpoint
@@ -240,6 +243,8 @@ def _make_rollbacks(
     policy = context.recipe.train.on_nan
     if checkpoints is None or not isinstance(policy, Rollback):
         return NoRollbacks()
+    from pipeline.checkpoint.checkpointer import read_state
+
     read = partial(read_state, context.run_dir)
     return Rollbacks(policy.most, save_periods, checkpoints.list_steps, read, context.ranks.agree)
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
+from pipeline.checkpoint.checkpoint_folder import FOLDER, MIRROR_DRAFT, list_saved_steps
 from pipeline.checkpoint.checkpointer import Copies
-from pipeline.checkpoint.mirror import DRAFT, MirroredRun, Warn, read_mirror
+from pipeline.checkpoint.mirror import MirroredRun, Warn, read_mirror
 from pipeline.checkpoint.mirror_writer import Mirror, MirrorWriter
 from pipeline.config.defaults import normalise_recipe
 from pipeline.config.recipe import Recipe
@@ -20,7 +20,7 @@ from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.files.storage import open_storage
 from pipeline.core.files.strict_json import format_json
 from pipeline.core.reporter import Reporter
-from pipeline.data.text.text_format import TOKENIZER
+from pipeline.data.text.file_names import TOKENIZER
 from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
 from pipeline.stages.record.recorded_recipe import list_changes_with_length
@@ -111,7 +111,7 @@ def restore_run(mirrored: MirroredRun, run_dir: Path) -> None:
         with convert_os_errors(run_dir), reporter.clock(f"restoring step {mirrored.newest}"):
             mirrored.restore(run_dir, reporter.warn)
     except BaseException:
-        shutil.rmtree(run_dir / DRAFT, ignore_errors=True)
+        shutil.rmtree(run_dir / MIRROR_DRAFT, ignore_errors=True)
         with suppress(OSError):
             run_dir.rmdir()
         raise
