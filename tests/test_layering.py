@@ -87,6 +87,7 @@ LAZY_MODULES = {
     "pipeline.stages.launch.join",
     "pipeline.stages.record.recorded_recipe",
     "pipeline.inspect.autopsy.run_autopsy",
+    "pipeline.stages.run",
     "pipeline.stages.runner.evaluations",
     "pipeline.stages.runner.initial_state",
     "pipeline.stages.runner.open_run",

@@ -21,6 +21,8 @@ from pipeline.api import (
     Op,
     OptimizerSpec,
     RawData,
+    RunFeature,
+    RunFeatureSpec,
     Split,
     Targets,
     WarmupDecay,
@@ -207,3 +209,22 @@ class SaveBest(CallbackSpec):
     def build(self) -> Callback:
         """A new callback for every run."""
         return _Best()
+
+
+class _WeightNorm(RunFeature):
+    def measure(self, run: Any, state: Any) -> dict[str, float]:
+        """The norm of all weights, a metric beside those of every evaluation."""
+        import optax
+
+        return {"weight_norm": float(optax.tree.norm(state.params))}
+
+
+@component("run_feature")
+class WeightNorm(RunFeatureSpec):
+    """Measure the norm of all weights at every evaluation."""
+
+    name: Literal["weight_norm"] = "weight_norm"
+
+    def open(self, recipe: Any) -> RunFeature:
+        """A new feature for every run."""
+        return _WeightNorm(recipe)

@@ -5,6 +5,7 @@ The docstrings of fields are the descriptions of keys in the documentation.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -338,6 +339,17 @@ class CacheSpec(Spec):
     """Keep compiled programs."""
 
 
+class RunFeatureSpec(Spec):
+    """A feature of a run: the component of kind "run_feature"."""
+
+    name: str
+
+    @abstractmethod
+    def open(self, recipe: Recipe) -> Any:
+        """Return a new `RunFeature` for a run of the recipe. Raises ValueError with what is wrong
+        and what would be right, before any data is read."""
+
+
 WITH_SECRETS = "with secrets"
 """Context for `Recipe.model_dump` that leaves passwords in JSON."""
 
@@ -371,6 +383,8 @@ class Recipe(Spec):
     launch: LaunchSpec
     privacy: PrivacySpec | None = None
     """Differential privacy of the training samples; null: none."""
+    run_features: Seq[Annotated[RunFeatureSpec, ComponentOf("run_feature")]] = ()
+    """Features of plug-ins, which act at moments of the run after those of this package."""
 
     @model_serializer(mode="wrap")
     def _hide_secrets(

@@ -26,7 +26,6 @@ from pipeline.stages.runner.open_training import (
     record_overflows,
     require_ready_callbacks,
 )
-from pipeline.stages.runner.programs import lower_and_compile
 from pipeline.stages.runner.run_features import open_features
 
 if TYPE_CHECKING:
@@ -102,6 +101,9 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     summary.parameters = built.parameters
     if "compile" not in recipe.stages:
         return
+
+    # Imported here, since recipes without this stage don't need it.
+    from pipeline.stages.runner.programs import lower_and_compile
 
     context.poll_signals()
     built_run = features.plan(BuiltRun(context, recipe, dataset, built, backend))

@@ -87,7 +87,8 @@ def make_initial_state(run: CompiledRun, restored: Restored | None) -> tuple[Tra
         # No fresh weights are made, since they would double the memory.
         if saved is not None:
             state, host = saved
-            return executable.put(context.features.start_state(run, state, resumed=True)), host
+            state = context.features.start_state(run, state, resumed=True)
+            return executable.put(state), host
     state = executable.init()
     if restored is not None:
         state = restored.replace_weights(state)

@@ -8,7 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.core.errors import RecipeError
+from pipeline.core.errors import RecipeError, first_line
+from pipeline.core.files.value_text import show
 from pipeline.stages.runner.run_feature import RestoreRun, RunFeature
 
 if TYPE_CHECKING:
@@ -116,10 +117,24 @@ RUN_FEATURES = (
 def open_features(recipe: Recipe) -> RunFeatures:
     """Import and make the features that a recipe uses.
 
-    Raises RecipeError if one isn't installed, and what a feature raises.
+    Those of plug-ins are last. Raises RecipeError if one isn't installed or can't be made.
     """
     used = [listed for listed in RUN_FEATURES if listed.is_used(recipe)]
-    return RunFeatures([_load(listed)(recipe) for listed in used])
+    features = [_load(listed)(recipe) for listed in used]
+    for position, spec in enumerate(recipe.run_features):
+        try:
+            features.append(_require_feature(spec.open(recipe)))
+        except Exception as error:  # a plug-in can raise any error
+            key = f"run_features.{position} ({spec.name})"
+            reason = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            raise RecipeError(f"{key}: {reason}{first_line(error)}") from error
+    return RunFeatures(features)
+
+
+def _require_feature(feature: object) -> RunFeature:
+    if not isinstance(feature, RunFeature):
+        raise ValueError(f"{show(feature)}: must be an instance of a subclass of RunFeature")
+    return feature
 
 
 def _load(listed: Listed) -> type[RunFeature]:
