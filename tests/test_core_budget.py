@@ -16,8 +16,8 @@ MOST_LINES = {
     "config.recipe": 7_600,
     "training.state": 12_600,
     "training.step": 14_900,
-    "stages.run": 32_700,
-    "cli.train": 19_900,
+    "stages.run": 32_600,
+    "cli.train": 18_000,
 }
 """Most lines of a module and what it brings along. Lower a number when a change allows it."""
 MOST_TARGETS = 15

@@ -62,9 +62,6 @@ from pipeline.stages.runner.resume_command import (
     make_resume_run_command,
     make_resume_sweep_command,
 )
-from pipeline.study.sweep.command import find_sweep, make_command, read_command
-from pipeline.study.sweep.directory import find_failures, find_jobs
-from pipeline.study.sweep.table import conclude_sweep
 
 RESUME_CHANGED = "train.resume_changed"
 RESUME_KEYS = (RESUME, RESUME_CHANGED)
@@ -202,6 +199,10 @@ def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
     typed = [override for override in arguments.typed if get_key(override) not in RESUME_KEYS]
     excluded = (*RESUME_KEYS, SWEEP_DIR)
     job_overrides = [override for override in overrides if get_key(override) not in excluded]
+    # Imported here, as in other functions about sweeps, since a run needs none.
+    from pipeline.study.sweep.command import find_sweep, read_command
+    from pipeline.study.sweep.directory import find_failures, find_jobs
+
     existing = _find_directory(flags, typed, overrides)
     is_auto = value_of(overrides, "launch") in (None, "auto")
     place = find_place("auto", os.environ) if is_auto else None
@@ -247,6 +248,9 @@ def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
 def _conclude(arguments: TrainArguments, sweep_dir: Path, stop_status: int, is_shared: bool) -> int:
     """Write the table of a sweep, and print how to resume it. Return the exit status of the sweep,
     `stop_status` or that of its jobs."""
+    from pipeline.study.sweep.directory import find_jobs
+    from pipeline.study.sweep.table import conclude_sweep
+
     # A signal may come before the first job.
     has_jobs = not stop_status or bool(find_jobs(sweep_dir))
     jobs_status = conclude_sweep(sweep_dir, is_shared=is_shared) if has_jobs else 0
@@ -272,6 +276,8 @@ def _find_directory(
     if not folder and resume != "auto":
         rule = f"a sweep can go on with one of the same command: auto, or {SWEEP_DIR}=DIR"
         raise RecipeError([f"{RESUME} = {resume}: {rule}"])
+    from pipeline.study.sweep.command import find_sweep, make_command
+
     swept = list_swept_keys(overrides)
     if SWEEP_DIR in swept:
         raise RecipeError([f"{SWEEP_DIR} = {folder}: must be one directory; quote what has commas"])
