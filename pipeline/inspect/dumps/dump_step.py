@@ -31,7 +31,7 @@ from pipeline.inspect.dumps.tensor_names import is_selected, named_tensors, requ
 from pipeline.stages.record.run_directory import DUMP
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.stages.runner.run_feature import RunFeature
-from pipeline.training.freezing import select_phase
+from pipeline.training.features.freezing import get_freezing, select_phase
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
@@ -179,7 +179,7 @@ class RunDumps(Monitor):
         batch = jax.tree.map(np.array, batch_of(self.run.executable.loader, step + 1))
         step_config = self.run.built.step_config
         device = self.run.backend.device
-        starts = [phase.start for phase in step_config.phases if phase.start <= step]
+        starts = [phase.start for phase in get_freezing(step_config).phases if phase.start <= step]
         phase_start = max(starts, default=0)
         if phase_start not in self._programs:
             self._programs[phase_start] = LayerPrograms(select_phase(step_config, step), device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +82,9 @@ def restore_weights(
     network; the message lists the keys of `recipe` that differ.
     """
     saved = read_saved(folder, warn)
-    variables = {"params": like.params, "batch_stats": like.batch_stats}
     try:
-        arranged = arrange_arrays(saved.folder, saved.select_weights(), variables)
-        return replace(like, **arranged), saved
+        arranged = arrange_arrays(saved.folder, saved.select_weights(), like.variables)
+        return like.replace_variables(arranged), saved
     except DataError as error:
         changes = join_problems(list_changes(saved, recipe))
         raise DataError(f"{error}; {changes}" if changes else str(error)) from error

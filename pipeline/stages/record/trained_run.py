@@ -101,7 +101,11 @@ def read_trained_run(folder: Path) -> TrainedRun:
         )
     samples = _read_samples(run_dir / SUMMARY, recipe)
     return TrainedRun(
-        recipe, saved.select_weights(), saved.step, samples, ledger=saved.select_part("ledger")
+        recipe,
+        saved.select_weights(),
+        saved.step,
+        samples,
+        ledger=saved.select_part("features/ledger"),
     )
 
 

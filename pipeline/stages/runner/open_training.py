@@ -30,9 +30,11 @@ from pipeline.stages.record.run_directory import HeldWrites
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.training.component_specs import list_metric_directions
-from pipeline.training.non_finite_steps import Rollback
+from pipeline.training.features.loss_scales import get_loss_scale_state
+from pipeline.training.features.non_finite_steps import Rollback
 from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.state import TrainState
+from pipeline.training.step_feature import StepFeature
 from pipeline.training.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ def open_training(
             examine=partial(_examine, run),
             dump=features.see_state,
             collect=_make_collector(run, observers),
+            measure=partial(_measure, built.step_config.list_acting("measure")),
             gather=gather_arrays if is_shared else None,
             signals=signals,
             agree=context.ranks.agree,
@@ -116,6 +119,14 @@ def _examine(run: CompiledRun, state: TrainState, step: int) -> Examination:
     """Examine a non-finite step that ends the run, by the features of the run."""
     examination = run.context.features.examine(run, state, step)
     return Examination() if examination is None else examination
+
+
+def _measure(features: Sequence[StepFeature], telemetry: Telemetry, seconds: float) -> Telemetry:
+    """Return telemetry with the columns that features measure on the host."""
+    for feature in features:
+        columns = {**telemetry.columns, **feature.measure(telemetry, seconds)}
+        telemetry = Telemetry(telemetry.start, columns)
+    return telemetry
 
 
 def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
@@ -251,10 +262,11 @@ def _make_rollbacks(
 
 def record_overflows(context: RunContext, state: TrainState) -> None:
     """Record the final loss scale, and the number of updates that were skipped for overflows."""
-    scale = float(state.loss_scale)
-    skipped = 0 if state.overflows is None else int(state.overflows.skipped_steps)
+    part = get_loss_scale_state(state)
+    scale = float(part.scale)
+    skipped = 0 if part.overflows is None else int(part.overflows.skipped_steps)
     context.summary.loss_scale = {"final": scale, "skipped_steps": skipped}
-    if state.overflows is not None:
+    if part.overflows is not None:
         context.reporter.print_stage(
             "loss scale", f"{scale:,g} at the end; {skipped:,} updates skipped"
         )
