@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -28,10 +28,8 @@ from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.data.targets import Targets
 from pipeline.engine.schedule import RunSchedule
-from pipeline.models.imported.imported_network import ImportedNetwork
-from pipeline.models.imported.with_lowerings import lowers_itself
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network, is_imported, lowers_itself
 from pipeline.stages.build_checks import (
     LAYER_CHECKS,
     STATE_CHECKS,
@@ -53,13 +51,15 @@ from pipeline.training.initial_state import init_state, init_with_output
 from pipeline.training.losses import Objective
 from pipeline.training.parallel.shards import Shards, make_shards
 from pipeline.training.parallel.state_sharing import StateSharing
-from pipeline.training.privacy.budget import Budget
 from pipeline.training.rate_table import TableSchedule
-from pipeline.training.robustness.pixel_scale import PixelScale, find_pixel_scale, find_white
 from pipeline.training.state import TrainState, split_params
 from pipeline.training.step import TrainStep, make_train_step
 from pipeline.training.step_config import StepConfig
 from pipeline.training.target_metrics import list_metrics
+
+if TYPE_CHECKING:
+    from pipeline.training.privacy.budget import Budget
+    from pipeline.training.robustness.pixel_scale import PixelScale
 
 
 @dataclass(frozen=True)
@@ -214,6 +214,9 @@ def plan_privacy(recipe: Recipe, dataset: Dataset, steps: int, reporter: Reporte
             f"dataset = {recipe.dataset.name}: encodes rows by means of all samples, which has no "
             "noise; must be another dataset with privacy"
         )
+    # Imported here, since few runs are private.
+    from pipeline.training.privacy.budget import Budget
+
     budget = Budget(recipe.privacy, dataset.train_order, steps)
     with reporter.clock("accounting for privacy"):
         line = str(budget)  # computes noise and epsilon, which takes seconds
@@ -228,6 +231,9 @@ def make_pixel_scale(
 
     Raises RecipeError unless samples are images with one class each.
     """
+    # Imported here, since few runs attack images.
+    from pipeline.training.robustness.pixel_scale import find_pixel_scale, find_white
+
     require_attackable(recipe, dataset)
     ops = dataset.train_ops if split == "train" else dataset.eval_ops
     with blaming_key(f"dataset.{split}"):
@@ -287,7 +293,7 @@ def build_network(recipe: Recipe, classes: int, features: int | None = None) -> 
         network = model.build(classes, precision.dtype)
     if recipe.dataset.padding_mask and isinstance(network, Network):
         network = network.clone(padding_mask=True)
-    if isinstance(network, ImportedNetwork):
+    if is_imported(network):
         network = network.clone(seed=recipe.seed)
     if isinstance(network, Network) and recipe.train.freeze_statistics != "none":
         patterns = recipe.train.freeze if recipe.train.freeze_statistics == "frozen" else ("*",)

@@ -28,7 +28,7 @@ from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import record_module_paths
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from pipeline.stages.key_errors import blaming_key
 from pipeline.training.component_specs import METRICS, list_losses
 from pipeline.training.features.accumulation import count_microbatches

@@ -29,7 +29,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import Event
 from pipeline.models.layers import standard
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from pipeline.stages.build import Built
 from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.record.run_directory import COMPILED

@@ -24,8 +24,8 @@ from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.models.layers.standard import Adversarial
 from pipeline.models.modules.adversarial import GENERATOR
 from pipeline.models.modules.layout import to_nhwc
+from pipeline.models.modules.network import Network
 from pipeline.models.modules.observe_modules import observe_modules
-from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
 from pipeline.training.initial_state import get_image_shape
 from pipeline.training.state import TrainState

@@ -87,6 +87,10 @@ def apply_layer(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
     return result
 
 
+find_computation = apply_layer.dispatch
+"""Returns the computation of a class of layers."""
+
+
 def computes(description: type[LayerSpec]) -> Callable[[Computation], Computation]:
     """Decorator that registers the computation of a layer and its subclasses.
 
@@ -104,7 +108,7 @@ def computes(description: type[LayerSpec]) -> Callable[[Computation], Computatio
     return register
 
 
-LATE_COMPUTATIONS: Mapping[str, Sequence[type[LayerSpec]]] = {
+COMPUTATIONS: Mapping[str, Sequence[type[LayerSpec]]] = {
     "pipeline.models.modules.adversarial": (standard.Adversarial,),
     "pipeline.models.modules.composite": (
         standard.Sequence,
@@ -114,7 +118,30 @@ LATE_COMPUTATIONS: Mapping[str, Sequence[type[LayerSpec]]] = {
         standard.DualPath,
         standard.Views,
     ),
+    "pipeline.models.modules.convolution": (
+        standard.Conv,
+        standard.Conv3d,
+        standard.ConvTranspose,
+        tokens.Conv1d,
+    ),
     "pipeline.models.modules.recurrent": (tokens.Lstm, tokens.Gru),
+    "pipeline.models.modules.standard": (
+        standard.Dense,
+        standard.BatchNorm,
+        standard.LayerNorm,
+        standard.GroupNorm,
+        standard.Dropout,
+        standard.Activation,
+        standard.LeakyRelu,
+        standard.MaxPool,
+        standard.AvgPool,
+        standard.GlobalAvgPool,
+        standard.AdaptivePool,
+        standard.Upsample,
+        standard.ChannelShuffle,
+        standard.Flatten,
+        standard.Reshape,
+    ),
     "pipeline.models.modules.tokens": (
         tokens.Embedding,
         tokens.TiedEmbedding,
@@ -131,10 +158,11 @@ LATE_COMPUTATIONS: Mapping[str, Sequence[type[LayerSpec]]] = {
 def _import_and_apply(module: str, layer: LayerSpec, x: Array, context: LayerContext) -> Array:
     """Import the module that registers a layer's computation in place of this one, and apply it."""
     import_module(module)
-    return apply_layer(layer, x, context)
+    result: Array = find_computation(type(layer))(layer, x, context)
+    return result
 
 
-for _module, _descriptions in LATE_COMPUTATIONS.items():
+for _module, _descriptions in COMPUTATIONS.items():
     for _description in _descriptions:
         apply_layer.register(_description, partial(_import_and_apply, _module))
 
