@@ -222,3 +222,8 @@ def make_blank_data(sizes: Facts, class_names: tuple[str, ...]) -> RawData:
 
     train = make_split(sizes.train_size)
     return RawData(train, make_split(sizes.eval_size), Targets(class_names))
+
+
+def count_split_bytes(split: Split) -> int:
+    """Return the bytes of a split in the dtypes that it was read in."""
+    return len(split) * split.sample_bytes

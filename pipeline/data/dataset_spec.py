@@ -34,6 +34,8 @@ class MapOp(Spec):
 
     moves_pixels: ClassVar[bool] = False
     """Whether pixels of an image change position, so that labels of pixels must move too."""
+    has_constant_labels: ClassVar[bool] = False
+    """Whether all samples get the same labels."""
     name: str
 
     @property

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
-from pipeline.backends.loading.loader import count_split_bytes
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import count_total_steps
@@ -18,7 +17,15 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.value_text import join_first
 from pipeline.core.reporter import Reporter
-from pipeline.data.columns import IMAGES, Column, ColumnSpec, RawData, Split, SplitKey
+from pipeline.data.columns import (
+    IMAGES,
+    Column,
+    ColumnSpec,
+    RawData,
+    Split,
+    SplitKey,
+    count_split_bytes,
+)
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.folds import take_fold

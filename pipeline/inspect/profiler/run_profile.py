@@ -10,7 +10,7 @@ from functools import partial
 
 from pipeline.backends.base import Estimate, Executable, Mechanism
 from pipeline.backends.graph.hlo_program import FREE, HloProgram, parse_program
-from pipeline.backends.loading.loader import RESIDENT_LIMIT_BYTES, count_split_bytes
+from pipeline.backends.loading.loader import RESIDENT_LIMIT_BYTES
 from pipeline.backends.sink_choice import choose, predict_ms
 from pipeline.config.cache import cache_root
 from pipeline.config.precision import resolve_level
@@ -21,6 +21,7 @@ from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.core.host.machine_load import LoadWatch
 from pipeline.core.host.platforms import get_platform
+from pipeline.data.columns import count_split_bytes
 from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.inspect.profiler.ascend_profile import modelled_profile

@@ -12,10 +12,10 @@ from pipeline.stages.key_errors import blaming_key
 from pipeline.training.features.feature_spec import FeatureContext
 from pipeline.training.features.freezing import FreezePhase, Freezing
 from pipeline.training.features.loss_scales import ScaledLoss
-from pipeline.training.privacy.add_noise import PrivacyRule
 from pipeline.training.step_feature import StepFeature
 
 if TYPE_CHECKING:
+    from pipeline.training.privacy.add_noise import PrivacyRule
     from pipeline.training.robustness.pixel_scale import PixelScale
 
 

@@ -31,7 +31,6 @@ from pipeline.stages.record.summary import Summary, describe_start_up, list_vers
 from pipeline.stages.runner.context import RunContext, RunOptions
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.stages.runner.run_features import RunFeatures
-from pipeline.training.parallel.devices import describe_layout
 from pipeline.training.parallel.ranks import Ranks
 
 SAVING = {"train", "checkpoint"}
@@ -185,6 +184,9 @@ def open_backend(context: RunContext) -> Backend:
     backend = recipe.device.open(recipe.parallel)
     context.summary.versions = list_versions(backend.describe())
     if recipe.parallel.mode != "none":
+        # Imported here, since few runs have several devices.
+        from pipeline.training.parallel.devices import describe_layout
+
         line = describe_layout(recipe.parallel, recipe.train.batch_size, context.ranks)
         context.reporter.print_stage("parallel", line)
     return backend
