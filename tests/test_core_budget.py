@@ -13,11 +13,11 @@ from tests.core_budget import WATCHED, count_lines, find_closure, list_targets, 
 
 MOST_LINES = {
     "engine.loop": 3_300,
-    "config.recipe": 7_600,
-    "training.state": 12_600,
-    "training.step": 14_900,
-    "stages.run": 32_600,
-    "cli.train": 18_000,
+    "config.recipe": 8_200,
+    "training.state": 1_800,
+    "training.step": 7_200,
+    "stages.run": 25_000,
+    "cli.train": 18_400,
 }
 """Most lines of a module and what it brings along. Lower a number when a change allows it."""
 MOST_TARGETS = 15

@@ -87,6 +87,8 @@ LAZY_MODULES = {
     "pipeline.inspect.dumps.opened_recipe",
     "pipeline.data.dataset_spec",
     "pipeline.engine.monitors.observers",
+    "pipeline.stages.build",
+    "pipeline.stages.build_checks",
     "pipeline.stages.compile",
     "pipeline.stages.data",
     "pipeline.stages.image_sizes",

@@ -73,6 +73,10 @@ COVERED = {
         "graphs against the network, by onnxruntime",
     ),
     "pipeline.data.text.file_names": ("data/text/test_text_format.py", "a name"),
+    "pipeline.models.modules.network": (
+        "models/modules/test_standard.py",
+        "networks of all layers",
+    ),
     "pipeline.stages.autosink.sink_plan": (
         "stages/autosink/test_choose_sink.py",
         "sinks of recipes beside chosen ones",
