@@ -77,6 +77,10 @@ COVERED = {
         "models/modules/test_standard.py",
         "networks of all layers",
     ),
+    "pipeline.stages.checkpoint_copies": (
+        "stages/export/test_mindspore_checkpoints_copies.py",
+        "copies of the checkpoints of runs",
+    ),
     "pipeline.stages.autosink.sink_plan": (
         "stages/autosink/test_choose_sink.py",
         "sinks of recipes beside chosen ones",
@@ -317,6 +321,10 @@ COVERED = {
     "pipeline.training.privacy.private_gradients": (
         "training/privacy/test_clip_samples_steps.py",
         "gradients of private steps",
+    ),
+    "pipeline.stages.features.feature_context": (
+        "stages/features/test_step_features.py",
+        "features of recipes",
     ),
     "pipeline.training.step_config": ("training/test_step.py", "configurations of steps"),
     "pipeline.training.step_feature": (

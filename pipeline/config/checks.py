@@ -200,6 +200,11 @@ def check_listed_features(recipe: Recipe) -> Iterator[str]:
         if recipe.privacy is not None:
             key = f"train.features.{position} = {feature.name}"
             yield f"{key}: computes from samples without noise; must be left out with privacy"
+        if feature.applies_network and recipe.train.optimizer.observes_layers:
+            yield (
+                f"train.optimizer = {recipe.train.optimizer.name}: must be another optimizer with "
+                f"{feature.name}, which applies the network twice"
+            )
         yield from feature.check(recipe)
 
 

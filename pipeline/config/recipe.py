@@ -177,7 +177,7 @@ class TrainSpec(AdapterWords):
     resume_changed: Literal["refuse", "allow"]
     """Reaction to a run to resume whose data or plug-ins have changed since."""
     features: Seq[Annotated[FeatureSpec, ComponentOf("feature")]] = ()
-    """What a step does besides, such as lookahead or distill, in the order in which it acts."""
+    """Features of the step, such as lookahead or distill, in the order in which they act."""
     callbacks: Seq[Annotated[CallbackSpec, ComponentOf("callback")]]
     """Objects that are called at events, and may stop the run or change its learning rate."""
     loss: Annotated[LossSpec, ComponentOf("loss")]

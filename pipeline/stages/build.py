@@ -48,7 +48,7 @@ from pipeline.stages.probabilities import warn_of_probabilities
 from pipeline.training.component_specs import ScheduleSpec
 from pipeline.training.features.freezing import get_freezing, select_phase
 from pipeline.training.initial_state import init_state, init_with_output
-from pipeline.training.losses import Objective
+from pipeline.training.losses import TrainingObjective
 from pipeline.training.parallel.shards import Shards, make_shards
 from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.state import TrainState, split_params
@@ -267,7 +267,7 @@ def make_step_config(
         targets=targets,
         train_ops=train_ops,
         eval_ops=eval_ops,
-        objective=Objective(loss, train.loss.reduction, ignore_index),
+        objective=TrainingObjective(loss, train.loss.reduction, ignore_index),
         optimizer=optimizer,
         init_rules=recipe.model.init.rules,
         features=features,

@@ -49,7 +49,7 @@ def make_phases(train: TrainSpec, steps_per_epoch: int) -> tuple[FreezePhase, ..
 
 @dataclass(frozen=True)
 class FineTuning:
-    """What fine-tuning adds to a step: an optimizer, phases, and factors on learning rates."""
+    """Changes of a step for fine-tuning: an optimizer, phases, and factors on learning rates."""
 
     optimizer: optax.GradientTransformation | None
     """The optimizer of groups or phases; None: the recipe's optimizer for all parameters."""

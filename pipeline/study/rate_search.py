@@ -52,10 +52,15 @@ class RateCurve:
     @property
     def smoothed(self) -> np.ndarray:
         """float64 (steps,): the losses averaged over neighbours, with a Gaussian's weights."""
-        capped = np.minimum(self.losses, MAX_RISE * self._first_losses.max())
+        capped = self.capped
         places = np.arange(len(capped)) / self._deviation
         weights = np.exp(-0.5 * (places[:, None] - places) ** 2)
         return weights @ capped / weights.sum(axis=1)
+
+    @property
+    def capped(self) -> np.ndarray:
+        """float64 (steps,): the losses, at most `MAX_RISE` times the greatest first loss."""
+        return np.minimum(self.losses, MAX_RISE * self._first_losses.max())
 
     @property
     def noise(self) -> float:

@@ -32,7 +32,7 @@ SampleLoss = Callable[..., "jax.Array"]
 
 
 @dataclass(frozen=True)
-class Objective:
+class TrainingObjective:
     """The loss of a batch: a loss of each sample, and how these are reduced."""
 
     loss: SampleLoss

@@ -46,7 +46,7 @@ class TrainState:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What the network is applied to: its parameters and its other collections."""
+        """The parameters and the other collections, to which the network is applied."""
         return {"params": self.params, **self.collections}
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipeline.models.layers.model_spec import InitRule
     from pipeline.models.lowerings.problem.lowering import LoweringPolicy
     from pipeline.training.component_specs import MetricSpec
-    from pipeline.training.losses import Objective
+    from pipeline.training.losses import TrainingObjective
     from pipeline.training.parallel.shards import Shards
     from pipeline.training.parallel.state_sharing import StateSharing
     from pipeline.training.state import TrainState
@@ -45,13 +45,13 @@ class StepConfig:
     """The meaning of the network's outputs."""
     train_ops: Ops
     eval_ops: Ops
-    objective: Objective
+    objective: TrainingObjective
     """The loss of a batch."""
     optimizer: optax.GradientTransformation
     metrics: tuple[MetricSpec, ...] = ()
     """Metrics of evaluations, besides the standard ones for classes."""
     features: tuple[StepFeature, ...] = ()
-    """What the step does besides, in this order."""
+    """Privacy, averages and the like, in the order in which the step calls them."""
     padding: Padding = NO_PADDING
     """Padding of images of several sizes."""
     init_rules: tuple[InitRule, ...] = ()

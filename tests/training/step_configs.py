@@ -38,7 +38,7 @@ FREEZING = ("frozen", "phases", "fixes_statistics")
 
 
 def change_config(config: StepConfig, **changed: Any) -> StepConfig:
-    """The configuration with other parts: fields of `StepConfig` and `Objective`, `classes`, and
+    """The configuration with other parts: fields of `StepConfig` and its objective, `classes`, and
     features by the names of `FEATURES`, `frozen`, `phases` and `fixes_statistics`. None leaves a
     feature out."""
     features = {feature.name: feature for feature in config.features}

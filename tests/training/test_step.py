@@ -24,7 +24,7 @@ from pipeline.training.features.loss_scales import (
     ScaledLoss,
     get_loss_scale_state,
 )
-from pipeline.training.losses import CrossEntropy, Objective
+from pipeline.training.losses import CrossEntropy, TrainingObjective
 from pipeline.training.metrics import summarize
 from pipeline.training.optimizers.first_order import ClipSpec, Momentum
 from pipeline.training.state import TrainState
@@ -67,7 +67,7 @@ def make_config(**changed: Any) -> StepConfig:
         targets=Targets(tuple(map(str, range(CLASSES)))),
         train_ops=(rescale,),
         eval_ops=(rescale,),
-        objective=Objective(
+        objective=TrainingObjective(
             CrossEntropy(reduction="mean", smoothing=0.0, smoothing_convention="mindspore").build()
         ),
         optimizer=Momentum(

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -22,14 +21,12 @@ from pipeline.checkpoint.checkpoint_folder import (
     make_checkpoint_path,
     parse_checkpoint_step,
 )
-from pipeline.checkpoint.checkpointer import Copies
 from pipeline.checkpoint.manifest import DamagedError
 from pipeline.checkpoint.restore import Checkpoint, read_checkpoint, read_saved
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.engine.monitors.tensorboard import encode_graph
 from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages.data import load_data
 from pipeline.stages.record.run_directory import (
@@ -38,8 +35,6 @@ from pipeline.stages.record.run_directory import (
     require_run_dir,
 )
 from pipeline.stages.record.trained_run import read_run_recipe
-from pipeline.stages.runner.evaluations import Evaluations
-from pipeline.stages.runner.run_feature import RunFeature
 
 SUFFIX = ".ckpt"
 OPT_STATE = "opt_state/"
@@ -248,30 +243,3 @@ class MindSporeCopies:
             if STEP.fullmatch(step) and isinstance(name, str) and pattern.fullmatch(name)
         }
         return names, listed_prefix
-
-
-class CheckpointCopies(RunFeature):
-    """Copies in MindSpore's format of the checkpoints of a run with `checkpoint.prefix` or
-    `checkpoint.directory`."""
-
-    @contextmanager
-    def copy_checkpoints(self, evaluations: Evaluations) -> Iterator[Sequence[Copies]]:
-        """Open the copies, and write the graph of the network beside them."""
-        run = evaluations.run
-        context = run.context
-        schedule = run.built.run_schedule
-        spec = context.recipe.checkpoint
-        copies = MindSporeCopies(
-            context.run_dir,
-            spec.directory,
-            spec.prefix or context.recipe.model.name,
-            schedule.sink_steps or schedule.steps_per_epoch,
-            optimizer=spec.optimizer,
-        )
-        nodes = evaluations.trace_graph("checkpoint.prefix")
-        if nodes is not None:
-            # Encoded on the thread that writes for TensorBoard: two threads can't import its
-            # package.
-            monitor = evaluations.observers.monitor
-            copies.write_graph(monitor.submit_and_wait(partial(encode_graph, nodes)))
-        yield (copies,)

@@ -15,7 +15,7 @@ from flax.traverse_util import unflatten_dict
 from jax import Array
 
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RecipeError
+from pipeline.core.errors import DataError, RecipeError
 from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.features.feature_spec import FeatureContext, TrainedNetwork
@@ -68,7 +68,10 @@ def _load_network(
     """Return the network of a run, which must have the inputs and outputs of `step_config`."""
     from pipeline.stages.record.trained_run import read_trained_run
 
-    run = read_trained_run(run_dir)
+    try:
+        run = read_trained_run(run_dir)
+    except DataError as error:
+        raise ValueError(f"teacher: {error}") from error
     expected, found = len(step_config.targets), len(run.samples.targets)
     if expected != found:
         raise ValueError(f"{run_dir}: has {found} outputs; must have {expected}, as this network")

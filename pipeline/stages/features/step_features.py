@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FeatureInputs:
-    """What features need besides the recipe: facts of its data and of its network."""
+    """Facts of the data and of the network that features need."""
 
     samples: int = 0
     """Number of training samples."""

@@ -68,6 +68,11 @@ def restore_state(
     saved = read_to_resume(run_dir, warn)
     if saved is None:
         return None
+    if saved.has_former_layout:
+        raise DataError(
+            f"{saved.folder}: was saved by an earlier version, whose states had other names, so the "
+            f"run can't be resumed; start a new run with checkpoint.restore={run_dir}"
+        )
     if changes := list_changes(saved, recipe):
         raise RecipeError([f"{change} in {saved.folder}" for change in changes])
     return arrange_arrays(saved.folder, saved.arrays, like), saved.host

@@ -21,6 +21,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.monitors.log_levels import log_by_level
 from pipeline.engine.non_finite_step import NonFiniteStepError
+from pipeline.stages.export.brightness import measure_brightness
 from pipeline.stages.record import recorded_recipe, run_directory
 from pipeline.stages.record.environment import describe_process
 from pipeline.stages.record.guards import convert_os_errors, convert_out_of_memory, write_summary
@@ -224,6 +225,8 @@ def record_data(
 
             context.folder.accepted.add(partial(write_tokenizer, context.run_dir, text))
         context = replace(context, process=process)
+    trains = "train" in recipe.stages and context.ranks.is_first
+    brightness = measure_brightness(dataset.train.columns["image"]) if trains else None
     context.summary.data = {
         "image": {"shape": list(dataset.raw_image.shape), "dtype": dataset.raw_image.dtype},
         "classes": list(dataset.classes),
@@ -231,5 +234,6 @@ def record_data(
         "targets": dataset.targets.to_dict(),
         **({} if dataset.table is None else {"table": dataset.table.to_dict()}),
         **({} if text is None else {"text": text.to_dict()}),
+        **({} if brightness is None else {"brightness": brightness.to_dict()}),
     }
     return context

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.core.registry import Spec
 
@@ -50,6 +50,8 @@ class FeatureSpec(Spec):
     Its `build` returns a `StepFeature`, whose methods are the moments at which it acts.
     """
 
+    applies_network: ClassVar[bool] = False
+    """Whether the feature applies the network, or another one, besides the step's forward pass."""
     name: str
 
     def check(self, recipe: Any) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pipeline import load_recipe
 from pipeline.backends.planner.traced_loss import LossToPlan, make_loss
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.targets import Targets
-from pipeline.training.losses import Objective
+from pipeline.training.losses import TrainingObjective
 from pipeline.training.state import TrainState
 from pipeline.training.step_config import StepConfig
 
@@ -41,7 +41,7 @@ def network_to_plan(
         targets=Targets(tuple(map(str, range(classes)))),
         train_ops=(),
         eval_ops=(),
-        objective=Objective(recipe.train.loss.build()),
+        objective=TrainingObjective(recipe.train.loss.build()),
         optimizer=optax.sgd(0.1, momentum=0.9),
     )
     state = TrainState(

@@ -42,7 +42,7 @@ from pipeline.data.targets import Targets
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.training.component_specs import OptimizerSpec
 from pipeline.training.features.loss_scales import Fixed, ScaledLoss
-from pipeline.training.losses import CrossEntropy, Objective
+from pipeline.training.losses import CrossEntropy, TrainingObjective
 from pipeline.training.optimizers.first_order import Adam, AdamW, Momentum
 from pipeline.training.step import make_estimated_step, make_train_step
 from pipeline.training.step_config import StepConfig
@@ -178,7 +178,7 @@ def trace_module(
         targets=Targets(tuple(map(str, range(classes)))),
         train_ops=(),
         eval_ops=(),
-        objective=Objective(loss),
+        objective=TrainingObjective(loss),
         optimizer=optimizer.build(),
         features=(ScaledLoss(Fixed(scale=1.0, drop_overflow_update=False)),),
     )

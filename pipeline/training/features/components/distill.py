@@ -36,6 +36,7 @@ class DistillSpec(FeatureSpec):
     `teacher` is a run directory, or ema: the moving average of this network, with `decay`.
     """
 
+    applies_network: ClassVar[bool] = True
     name: Literal["distill"] = "distill"
     teacher: str
     weight: Annotated[float, Field(gt=0, le=1)] = 0.5

@@ -25,6 +25,7 @@ class GradientPenaltySpec(FeatureSpec):
     """Adds `weight` / 2 times the squared norm of the gradient of each sample's loss by its inputs,
     as the network reads them."""
 
+    applies_network: ClassVar[bool] = True
     name: Literal["gradient_penalty"] = "gradient_penalty"
     weight: PositiveFloat = 0.1
 

@@ -23,7 +23,7 @@ from pipeline.data.targets import Targets
 from pipeline.models.modules.layer_capture import LayerCapture
 from pipeline.training.features.curvature import Curvature, LayerCurvature, sum_layers
 from pipeline.training.features.loss_scales import Fixed, ScaledLoss
-from pipeline.training.losses import CrossEntropy, Objective
+from pipeline.training.losses import CrossEntropy, TrainingObjective
 from pipeline.training.optimizers.thor.thor_spec import DampingSpec, Thor
 from pipeline.training.optimizers.thor.thor_transform import clip_each_by_norm, scale_by_thor
 from pipeline.training.state import TrainState
@@ -76,7 +76,7 @@ def make_config(spec: Thor = SPEC, **changed: Any) -> StepConfig:
         targets=Targets(tuple(map(str, range(CLASSES)))),
         train_ops=(),
         eval_ops=(),
-        objective=Objective(loss.build()),
+        objective=TrainingObjective(loss.build()),
         optimizer=spec.build(),
         features=(
             ScaledLoss(Fixed(scale=1.0, drop_overflow_update=False)),
