@@ -77,10 +77,6 @@ COVERED = {
         "models/modules/test_standard.py",
         "networks of all layers",
     ),
-    "pipeline.stages.checkpoint_copies": (
-        "stages/export/test_mindspore_checkpoints_copies.py",
-        "copies of the checkpoints of runs",
-    ),
     "pipeline.stages.autosink.sink_plan": (
         "stages/autosink/test_choose_sink.py",
         "sinks of recipes beside chosen ones",

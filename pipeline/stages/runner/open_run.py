@@ -21,8 +21,8 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.monitors.log_levels import log_by_level
 from pipeline.engine.non_finite_step import NonFiniteStepError
-from pipeline.stages.export.brightness import measure_brightness
 from pipeline.stages.record import recorded_recipe, run_directory
+from pipeline.stages.record.brightness import measure_brightness
 from pipeline.stages.record.environment import describe_process
 from pipeline.stages.record.guards import convert_os_errors, convert_out_of_memory, write_summary
 from pipeline.stages.record.provenance import add_provenance

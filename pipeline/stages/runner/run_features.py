@@ -88,7 +88,7 @@ RUN_FEATURES = (
     Listed(
         "checkpoint.prefix",
         lambda recipe: (recipe.checkpoint.prefix or recipe.checkpoint.directory) is not None,
-        "pipeline.stages.checkpoint_copies:CheckpointCopies",
+        "pipeline.stages.runner.checkpoint_copies:CheckpointCopies",
     ),
     Listed(
         "checkpoint.mirror",
