@@ -35,7 +35,7 @@ from pipeline.data.row_views import select_samples
 from pipeline.inspect.report import evaluated
 from pipeline.inspect.report.suspicious_labels import score_labels
 from pipeline.stages import data
-from pipeline.stages.export.trained_run import read_trained_run
+from pipeline.stages.record.trained_run import read_trained_run
 from pipeline.training.features.ledger import SampleLedger
 
 FOLDS = 5

@@ -72,6 +72,15 @@ COVERED = {
         "stages/export/onnx/test_onnx_export.py",
         "graphs against the network, by onnxruntime",
     ),
+    "pipeline.data.text.file_names": ("data/text/test_text_format.py", "a name"),
+    "pipeline.models.modules.network": (
+        "models/modules/test_standard.py",
+        "networks of all layers",
+    ),
+    "pipeline.stages.autosink.sink_plan": (
+        "stages/autosink/test_choose_sink.py",
+        "sinks of recipes beside chosen ones",
+    ),
     "pipeline.stages.runner.*": ("stages/test_run.py", WHOLE_RUN),
     "pipeline.study.sweep.*": ("study/sweep/test_sweep.py", "whole sweeps"),
     # Commands, in the folder of what they run.
@@ -274,7 +283,7 @@ COVERED = {
     ),
     # Stages of a run.
     "pipeline.stages.export.export": ("cli/runs/test_infer.py", "exports, there and back"),
-    "pipeline.stages.export.trained_run": ("cli/runs/test_infer.py", "runs that `infer` reads"),
+    "pipeline.stages.record.trained_run": ("cli/runs/test_infer.py", "runs that `infer` reads"),
     "pipeline.stages.layer_table": ("cli/test_summary.py", "the table that `summary` prints"),
     "pipeline.stages.network_graph": (
         "stages/test_collect.py",

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.recipe import Recipe
-from pipeline.inspect.dumps.run_inspection import RunInspection
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.run import run as run_recipe
 from pipeline.stages.runner.context import RunOptions
@@ -15,4 +14,4 @@ from pipeline.stages.runner.context import RunOptions
 
 def run(recipe: Recipe, run_dir: Path | None = None, **options: Any) -> Summary:
     """Run a recipe; `options` are further fields of RunOptions."""
-    return run_recipe(recipe, RunOptions(run_dir, inspection=RunInspection(), **options))
+    return run_recipe(recipe, RunOptions(run_dir, **options))

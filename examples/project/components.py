@@ -24,6 +24,8 @@ from pipeline.api import (
     Op,
     OptimizerSpec,
     RawData,
+    RunFeature,
+    RunFeatureSpec,
     Split,
     StepFeature,
     Targets,
@@ -234,3 +236,22 @@ class DoubledLoss(StepFeature):
     def make_columns(self, state: Any, gradients: Any, outcome: Any) -> tuple[Any, ...]:
         """The values of `columns`, float32 scalars."""
         return (2 * gradients.loss,)
+
+
+class _WeightNorm(RunFeature):
+    def measure(self, run: Any, state: Any) -> dict[str, float]:
+        """The norm of all weights, a metric beside those of every evaluation."""
+        import optax
+
+        return {"weight_norm": float(optax.tree.norm(state.params))}
+
+
+@component("run_feature")
+class WeightNorm(RunFeatureSpec):
+    """Measure the norm of all weights at every evaluation."""
+
+    name: Literal["weight_norm"] = "weight_norm"
+
+    def open(self, recipe: Any) -> RunFeature:
+        """A new feature for every run."""
+        return _WeightNorm(recipe)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.config.recipe import RunFeatureSpec
 from pipeline.core.host.launchers import get_group_size, get_rank
 from pipeline.core.registry import ComponentOf, FilePath, Seq, Spec, component, make_component
 from pipeline.data.columns import ColumnSpec, Facts, RawData, Split
@@ -22,6 +23,7 @@ from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import Initializer, InitializerSpec, LayerSpec, ModelSpec
+from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.component_specs import (
     Backward,
     GradientSpec,
@@ -64,6 +66,8 @@ __all__ = [
     "OptimizerSpec",
     "RawData",
     "RunControl",
+    "RunFeature",
+    "RunFeatureSpec",
     "ScheduleSpec",
     "Selection",
     "Seq",

@@ -25,16 +25,15 @@ from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import Evaluation, SinkReport
 from pipeline.engine.loop import exhaust
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
-from pipeline.inspect.dumps.run_inspection import RunInspection
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages import run as stages
 from pipeline.stages.data import load_data, read_batch
 from pipeline.stages.export.prediction import compile_predict
-from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained_run
 from pipeline.stages.fine_tuning import make_phases
 from pipeline.stages.record.compare_steps import read_arrays
 from pipeline.stages.record.summary import Summary
+from pipeline.stages.record.trained_run import Samples, TrainedRun, read_trained_run
 from pipeline.stages.runner.context import RunOptions
 from pipeline.training.features.average import AVERAGE
 from pipeline.training.state import merge_params
@@ -52,7 +51,7 @@ def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callbac
     the recipe's callbacks. Raises PipelineError if the run fails. If a signal stops the run, saves
     it and raises Interrupted.
     """
-    options = RunOptions(run_dir, callbacks=callbacks, inspection=RunInspection())
+    options = RunOptions(run_dir, callbacks=callbacks)
     summary = stages.run(recipe, options)
     options.signals.check()
     return summary
@@ -133,7 +132,6 @@ class Trainer:
             self._requested_dir,
             signals=signals,
             callbacks=(*self._callbacks, self._watch),
-            inspection=RunInspection(),
         )
         reports = stages.run_in_sinks(self.recipe, options)
         has_ended = False
@@ -192,7 +190,7 @@ class Trainer:
         tree["monitor"]["tensorboard"] = False
         with tempfile.TemporaryDirectory() as folder:
             recipe = check_tree(tree, length_replaced=True)
-            options = RunOptions(Path(folder) / "run", inspection=RunInspection())
+            options = RunOptions(Path(folder) / "run")
             summary = stages.run(recipe, options)
             options.signals.check()
         return Evaluation(summary.metrics, None).scalars()

@@ -6,23 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 import jax
 import numpy as np
 
-from pipeline.backends.loading.loader import Loader
-from pipeline.backends.rates import Communication
-from pipeline.backends.sink_choice import SinkChoice
-from pipeline.models.lowerings.problem.problems import Problem
-from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
-from pipeline.training.metrics import EvalSums
-from pipeline.training.parallel.placement import DevicePlacement
-from pipeline.training.parallel.sharding_rules import ShardingRules
-from pipeline.training.parallel.state_sharing import StateSharing
-from pipeline.training.state import TrainState
-from pipeline.training.step import TrainStep
-from pipeline.training.telemetry import Telemetry
+if TYPE_CHECKING:
+    from pipeline.backends.loading.loader import Loader
+    from pipeline.backends.rates import Communication
+    from pipeline.backends.sink_choice import SinkChoice
+    from pipeline.models.lowerings.problem.problems import Problem
+    from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
+    from pipeline.training.metrics import EvalSums
+    from pipeline.training.parallel.placement import DevicePlacement
+    from pipeline.training.parallel.sharding_rules import ShardingRules
+    from pipeline.training.parallel.state_sharing import StateSharing
+    from pipeline.training.state import TrainState
+    from pipeline.training.step import TrainStep
+    from pipeline.training.telemetry import Telemetry
 
 Mechanism = Literal["loop", "soft", "none"]
 """How steps are dispatched: a sink by a loop or by one call for each step, or without sinks."""

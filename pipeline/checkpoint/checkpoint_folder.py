@@ -34,6 +34,8 @@ MANIFEST = "manifest.json"
 """File of a checkpoint with the checksums of its other files."""
 DRAFT = ".orbax-checkpoint-tmp"
 """Suffix of a draft, the same as orbax's."""
+MIRROR_DRAFT = "mirror.part"
+"""Folder of the run directory for files that are being copied from or to an address."""
 _MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO))
 _UNREADABLE = frozenset((errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN))
 LOST = _MISSING | _UNREADABLE

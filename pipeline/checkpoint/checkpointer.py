@@ -251,6 +251,9 @@ class NoCheckpoints:
     ) -> None:
         """Save nothing."""
 
+    def finish(self) -> None:
+        """Wait for nothing."""
+
     def list_steps(self) -> Sequence[int]:
         """Return nothing: the first process lists the checkpoints."""
         return ()

@@ -22,7 +22,12 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
-from pipeline.checkpoint.checkpoint_folder import FOLDER, MANIFEST, make_checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import (
+    FOLDER,
+    MANIFEST,
+    MIRROR_DRAFT,
+    make_checkpoint_path,
+)
 from pipeline.checkpoint.manifest import DamagedError, describe_file, is_entry, require_complete
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import commit
@@ -31,8 +36,6 @@ from pipeline.core.files.storage import Storage, StoredFile, retry
 RECORDS = "records"
 OPENED = "opened.json"
 """File that makes the folder of a process, which object stores can't have without a file."""
-DRAFT = "mirror.part"
-"""Folder of the run directory for files that are being copied from or to an address."""
 MOST_RECORD_BYTES = 64 << 20
 """Most bytes of a record that are read."""
 MOST_NAME_BYTES = 200
@@ -142,7 +145,7 @@ class MirroredRun:
         with a warning. If another process has added and removed checkpoints meanwhile, the new ones
         are copied. Raises DataError if all are damaged.
         """
-        draft = run_dir / DRAFT
+        draft = run_dir / MIRROR_DRAFT
         run = self
         for _ in range(MOST_READS):
             shutil.rmtree(draft, ignore_errors=True)

@@ -18,12 +18,12 @@ from typing import Self
 from pipeline.checkpoint.checkpoint_folder import (
     FOLDER,
     MANIFEST,
+    MIRROR_DRAFT,
     list_saved_steps,
     make_checkpoint_path,
 )
 from pipeline.checkpoint.manifest import LATE_METRICS, DamagedError, describe_file, describe_files
 from pipeline.checkpoint.mirror import (
-    DRAFT,
     OPENED,
     RECORDS,
     Record,
@@ -59,7 +59,7 @@ class MirrorWriter:
         self._run = run
         self._run_dir = run_dir
         self._files = files
-        self._draft = run_dir / DRAFT
+        self._draft = run_dir / MIRROR_DRAFT
         self._numbers = count(1)
         self._attempts: list[Attempt] = []
         self._copied: dict[int, Attempt] = {}

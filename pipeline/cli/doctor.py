@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from packaging.requirements import Requirement
 
-from pipeline.backends.loading.loader import count_split_bytes
 from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.commands.root import DISTRIBUTION
 from pipeline.config.cache import PROGRAMS, cache_root, find_exposure
@@ -36,6 +35,7 @@ from pipeline.core.host.tested_versions import (
     find_untested,
 )
 from pipeline.data.checksums import SUMS
+from pipeline.data.columns import count_split_bytes
 from pipeline.data.download import DownloadError
 from pipeline.data.remote_copy import find_copy_folder
 from pipeline.stages.data import read_selected

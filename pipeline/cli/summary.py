@@ -9,9 +9,9 @@ from pathlib import Path
 from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import DataError
 from pipeline.core.reporter import Reporter, make_console
-from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.layer_table import make_layer_table
 from pipeline.stages.record.run_directory import find_run_dir
+from pipeline.stages.record.trained_run import read_run_recipe
 
 
 def main(overrides: Sequence[str], *, as_json: bool = False) -> int:

@@ -62,9 +62,6 @@ from pipeline.stages.runner.resume_command import (
     make_resume_run_command,
     make_resume_sweep_command,
 )
-from pipeline.study.sweep.command import find_sweep, make_command, read_command
-from pipeline.study.sweep.directory import find_failures, find_jobs
-from pipeline.study.sweep.table import conclude_sweep
 
 RESUME_CHANGED = "train.resume_changed"
 RESUME_KEYS = (RESUME, RESUME_CHANGED)
@@ -172,10 +169,9 @@ def train_run(
 
     It is called outside of Hydra, which would print errors itself.
     """
-    from pipeline.inspect.dumps.run_inspection import RunInspection
-    from pipeline.stages.run import lower_and_compile
     from pipeline.stages.run import run as run_stages
     from pipeline.stages.runner.context import RunOptions
+    from pipeline.stages.runner.programs import lower_and_compile
 
     recipe, run_dir = run
     name = value_of(words, "recipe") or ""
@@ -185,7 +181,6 @@ def train_run(
         started_at=started_at,
         how_to_resume=partial(make_resume_run_command, words),
         programs=partial(lower_and_compile, reuses_programs=alone),
-        inspection=RunInspection(),
     )
     return run_stages(recipe, options)
 
@@ -204,6 +199,10 @@ def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
     typed = [override for override in arguments.typed if get_key(override) not in RESUME_KEYS]
     excluded = (*RESUME_KEYS, SWEEP_DIR)
     job_overrides = [override for override in overrides if get_key(override) not in excluded]
+    # Imported here, as in other functions about sweeps, since a run needs none.
+    from pipeline.study.sweep.command import find_sweep, read_command
+    from pipeline.study.sweep.directory import find_failures, find_jobs
+
     existing = _find_directory(flags, typed, overrides)
     is_auto = value_of(overrides, "launch") in (None, "auto")
     place = find_place("auto", os.environ) if is_auto else None
@@ -216,7 +215,6 @@ def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
     sweep_overrides = [*job_overrides, f"{SWEEP_DIR}={quote_value(str(sweep_dir))}"]
     is_shared = place is not None
     # Imported here, after the checks of the arguments: they import jax.
-    from pipeline.inspect.dumps.run_inspection import RunInspection
     from pipeline.study.sweep.jobs import Job, OnChanged
 
     def end() -> int:
@@ -226,7 +224,7 @@ def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
     try:
         keys = list_swept_keys(job_overrides)
         on_changed: OnChanged = "allow" if changed == "allow" else "refuse"
-        job = Job(keys, find_failures(sweep_dir), on_changed, RunInspection())
+        job = Job(keys, find_failures(sweep_dir), on_changed)
         with end_with(end):
             _run_hydra(flags, typed, sweep_overrides, job)
     except RecipeError:
@@ -250,6 +248,9 @@ def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
 def _conclude(arguments: TrainArguments, sweep_dir: Path, stop_status: int, is_shared: bool) -> int:
     """Write the table of a sweep, and print how to resume it. Return the exit status of the sweep,
     `stop_status` or that of its jobs."""
+    from pipeline.study.sweep.directory import find_jobs
+    from pipeline.study.sweep.table import conclude_sweep
+
     # A signal may come before the first job.
     has_jobs = not stop_status or bool(find_jobs(sweep_dir))
     jobs_status = conclude_sweep(sweep_dir, is_shared=is_shared) if has_jobs else 0
@@ -275,6 +276,8 @@ def _find_directory(
     if not folder and resume != "auto":
         rule = f"a sweep can go on with one of the same command: auto, or {SWEEP_DIR}=DIR"
         raise RecipeError([f"{RESUME} = {resume}: {rule}"])
+    from pipeline.study.sweep.command import find_sweep, make_command
+
     swept = list_swept_keys(overrides)
     if SWEEP_DIR in swept:
         raise RecipeError([f"{SWEEP_DIR} = {folder}: must be one directory; quote what has commas"])

@@ -37,7 +37,6 @@ def main(folder: Path) -> int:
     sys.stdout = os.fdopen(python_stdout, "w")
     # Imported after signals are handled, since it takes seconds.
     from pipeline.config.compose import check_tree
-    from pipeline.inspect.dumps.run_inspection import RunInspection
     from pipeline.stages.launch.local import note_end, write_error
     from pipeline.stages.run import run
     from pipeline.stages.runner.context import RunOptions
@@ -49,7 +48,6 @@ def main(folder: Path) -> int:
         changed=request["changed"],
         started_at=request["started_at"],
         how_to_resume=lambda *_: None,
-        inspection=RunInspection(),
     )
     try:
         summary = run(check_tree(request["recipe"], length_replaced=True), options)

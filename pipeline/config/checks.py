@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from pipeline.config import device_checks
 from pipeline.config.adapter_words import find_loop_problems
 from pipeline.config.precision import resolve_level, resolve_precision
 from pipeline.config.privacy_checks import check_privacy
-from pipeline.config.recipe import STAGES, Recipe
+from pipeline.config.recipe import STAGES, Recipe, list_deciding_metrics
 from pipeline.config.robustness_checks import check_robustness
 from pipeline.config.run_length import check_deadline, check_one_length, count_total_steps
 from pipeline.core.errors import RecipeError
@@ -17,8 +17,7 @@ from pipeline.core.files.value_text import show
 from pipeline.core.registry import Spec
 from pipeline.data.columns import ColumnSpec, Facts
 from pipeline.data.order import Batching, count_shard_samples
-from pipeline.data.transform import compute_column_specs, fit_to_classes
-from pipeline.engine.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
+from pipeline.data.transform import compute_column_specs, describe_unequal_shapes, fit_to_classes
 from pipeline.models.imported.model_specs import ImportedModelSpec
 from pipeline.training import target_metrics
 from pipeline.training.metric_names import METRICS
@@ -329,19 +328,6 @@ def check_origin(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def list_deciding_metrics(recipe: Recipe) -> dict[str, str | None]:
-    """Return the metric of each key that selects checkpoints or changes the run; None if unset."""
-    return {
-        "checkpoint.best": recipe.checkpoint.best,
-        "monitor.early_stop.metric": recipe.monitor.early_stop.metric,
-        **{
-            f"train.callbacks.{position}.metric": callback.metric
-            for position, callback in enumerate(recipe.train.callbacks)
-            if isinstance(callback, ReduceOnPlateau | StopAt)
-        },
-    }
-
-
 @rule
 def check_train_sample_sizes(recipe: Recipe) -> Iterator[str]:
     """`eval.on_train` needs samples of one size, since it runs the evaluation's program."""
@@ -385,12 +371,6 @@ def check_ops(recipe: Recipe) -> Iterator[str]:
             yield f"dataset.{key}.{error}"
     if len(shapes) == 2 and shapes["train"] != shapes["eval"]:
         yield describe_unequal_shapes(shapes["train"], shapes["eval"])
-
-
-def describe_unequal_shapes(train_shape: Sequence[int], eval_shape: Sequence[int]) -> str:
-    """Return the message for map ops whose images differ in shape between the two splits."""
-    shapes = f"{tuple(train_shape)} in training and {tuple(eval_shape)} in evaluation"
-    return f"dataset.eval.ops: must return images of the same shape as dataset.train.ops; {shapes}"
 
 
 @rule

@@ -5,6 +5,7 @@ The docstrings of fields are the descriptions of keys in the documentation.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -32,7 +33,7 @@ from pipeline.core.errors import hide_secrets_in_tree
 from pipeline.core.files.address import require_address
 from pipeline.core.registry import ComponentOf, Expected, FilePath, Location, Seq, Spec
 from pipeline.data.dataset_spec import DatasetSpec
-from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
+from pipeline.engine.callbacks.metric_callbacks import CallbackSpec, ReduceOnPlateau, StopAt
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.models.layers.precision import Level, ToFloat
 from pipeline.training.component_specs import (
@@ -341,6 +342,17 @@ class CacheSpec(Spec):
     """Keep compiled programs."""
 
 
+class RunFeatureSpec(Spec):
+    """A feature of a run: the component of kind "run_feature"."""
+
+    name: str
+
+    @abstractmethod
+    def open(self, recipe: Recipe) -> Any:
+        """Return a new `RunFeature` for a run of the recipe. Raises ValueError with what is wrong
+        and what would be right, before any data is read."""
+
+
 WITH_SECRETS = "with secrets"
 """Context for `Recipe.model_dump` that leaves passwords in JSON."""
 
@@ -374,6 +386,8 @@ class Recipe(Spec):
     launch: LaunchSpec
     privacy: PrivacySpec | None = None
     """Differential privacy of the training samples; null: none."""
+    run_features: Seq[Annotated[RunFeatureSpec, ComponentOf("run_feature")]] = ()
+    """Features of plug-ins, which act at moments of the run after those of this package."""
 
     @model_serializer(mode="wrap")
     def _hide_secrets(
@@ -413,3 +427,16 @@ class Recipe(Spec):
         except (KeyError, TypeError, ValueError):
             # The validation of the fields reports the wrong or missing key.
             return tree
+
+
+def list_deciding_metrics(recipe: Recipe) -> dict[str, str | None]:
+    """Return the metric of each key that selects checkpoints or changes the run; None if unset."""
+    return {
+        "checkpoint.best": recipe.checkpoint.best,
+        "monitor.early_stop.metric": recipe.monitor.early_stop.metric,
+        **{
+            f"train.callbacks.{position}.metric": callback.metric
+            for position, callback in enumerate(recipe.train.callbacks)
+            if isinstance(callback, ReduceOnPlateau | StopAt)
+        },
+    }

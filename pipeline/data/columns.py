@@ -7,13 +7,15 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets
-from pipeline.data.text.text_format import TextFormat
+
+if TYPE_CHECKING:
+    from pipeline.data.text.text_format import TextFormat
 
 BOXES = "boxes"
 """Column with the bounding boxes of an image, float32 (n, boxes, 4): the shares of height and width
@@ -220,3 +222,8 @@ def make_blank_data(sizes: Facts, class_names: tuple[str, ...]) -> RawData:
 
     train = make_split(sizes.train_size)
     return RawData(train, make_split(sizes.eval_size), Targets(class_names))
+
+
+def count_split_bytes(split: Split) -> int:
+    """Return the bytes of a split in the dtypes that it was read in."""
+    return len(split) * split.sample_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,7 +12,9 @@ from pipeline.data.dataset_spec import MapOp
 from pipeline.data.order import SampleOrder
 from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets
-from pipeline.data.text.text_format import TextFormat
+
+if TYPE_CHECKING:
+    from pipeline.data.text.text_format import TextFormat
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from pipeline.core.registry import ComponentOf, FilePath, Location, Seq, Spec
 from pipeline.data.columns import ColumnSpec, Facts, RawData
 from pipeline.data.folds import FoldsSpec
 from pipeline.data.host_ops import HostOp
-from pipeline.data.remote_copy import copy_once
 from pipeline.data.selections import Selection
 from pipeline.data.targets import Targets
 
@@ -35,6 +34,8 @@ class MapOp(Spec):
 
     moves_pixels: ClassVar[bool] = False
     """Whether pixels of an image change position, so that labels of pixels must move too."""
+    has_constant_labels: ClassVar[bool] = False
+    """Whether all samples get the same labels."""
     name: str
 
     @property
@@ -345,6 +346,9 @@ class DatasetSpec(Spec):
         Raises DataError for data that can't be read, RunError if the address can't be reached."""
         if not isinstance(self.root, Address):
             return self.read(cache)
+        # Imported here, since few data are at addresses.
+        from pipeline.data.remote_copy import copy_once
+
         return self.model_copy(update={"root": copy_once(self.root, cache)}).read(cache)
 
     @abstractmethod

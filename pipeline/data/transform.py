@@ -162,3 +162,14 @@ def _have_pixel_labels(labels: ColumnSpec, image: ColumnSpec) -> bool:
             "are not one for each of them; leave it out"
         )
     return True
+
+
+def describe_unequal_shapes(train_shape: Sequence[int], eval_shape: Sequence[int]) -> str:
+    """Return the message for map ops whose images differ in shape between the two splits."""
+    shapes = f"{tuple(train_shape)} in training and {tuple(eval_shape)} in evaluation"
+    return f"dataset.eval.ops: must return images of the same shape as dataset.train.ops; {shapes}"
+
+
+def has_constant_labels(ops: Sequence[MapOp]) -> bool:
+    """Return whether all samples have the same labels, which metrics of labels can't measure."""
+    return any(op.has_constant_labels for op in ops)

@@ -16,6 +16,7 @@ from pipeline.data.batch import Batch, read_chunks
 from pipeline.data.columns import Split
 from pipeline.data.poisson_order import PoissonOrder
 from pipeline.stages.runner.context import CompiledRun
+from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.losses import compute_losses
 from pipeline.training.privacy.audit_bound import CONFIDENCE, bound_epsilon
 from pipeline.training.state import TrainState
@@ -62,3 +63,12 @@ def compute_sample_losses(
 
     chunks = read_chunks(split, rows, run.context.recipe.seed, CHUNK_SAMPLES)
     return np.concatenate([np.asarray(compute(variables, batch))[:num] for batch, num in chunks])
+
+
+class CanaryAudit(RunFeature):
+    """The audit of a run with `privacy.audit`, after its training."""
+
+    def conclude(self, run: CompiledRun, state: TrainState) -> None:
+        """Audit the final state, and record the bound."""
+        if "train" in run.context.recipe.stages:
+            run.context.summary.privacy["audit"] = audit(run, state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -22,16 +22,14 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import MapOp
-from pipeline.data.ops.values import has_constant_labels
 from pipeline.data.padding.buckets import Padding, sort_buckets
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.data.targets import Targets
+from pipeline.data.transform import has_constant_labels
 from pipeline.engine.schedule import RunSchedule
-from pipeline.models.imported.imported_network import ImportedNetwork
-from pipeline.models.imported.with_lowerings import lowers_itself
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network, is_imported, lowers_itself
 from pipeline.stages.build_checks import (
     LAYER_CHECKS,
     STATE_CHECKS,
@@ -53,13 +51,14 @@ from pipeline.training.initial_state import init_state, init_with_output
 from pipeline.training.losses import TrainingObjective
 from pipeline.training.parallel.shards import Shards, make_shards
 from pipeline.training.parallel.state_sharing import StateSharing
-from pipeline.training.privacy.budget import Budget
-from pipeline.training.rate_table import TableSchedule
-from pipeline.training.robustness.pixel_scale import PixelScale, find_pixel_scale, find_white
 from pipeline.training.state import TrainState, split_params
 from pipeline.training.step import TrainStep, make_train_step
 from pipeline.training.step_config import StepConfig
 from pipeline.training.target_metrics import list_metrics
+
+if TYPE_CHECKING:
+    from pipeline.training.privacy.budget import Budget
+    from pipeline.training.robustness.pixel_scale import PixelScale
 
 
 @dataclass(frozen=True)
@@ -214,6 +213,9 @@ def plan_privacy(recipe: Recipe, dataset: Dataset, steps: int, reporter: Reporte
             f"dataset = {recipe.dataset.name}: encodes rows by means of all samples, which has no "
             "noise; must be another dataset with privacy"
         )
+    # Imported here, since few runs are private.
+    from pipeline.training.privacy.budget import Budget
+
     budget = Budget(recipe.privacy, dataset.train_order, steps)
     with reporter.clock("accounting for privacy"):
         line = str(budget)  # computes noise and epsilon, which takes seconds
@@ -228,6 +230,9 @@ def make_pixel_scale(
 
     Raises RecipeError unless samples are images with one class each.
     """
+    # Imported here, since few runs attack images.
+    from pipeline.training.robustness.pixel_scale import find_pixel_scale, find_white
+
     require_attackable(recipe, dataset)
     ops = dataset.train_ops if split == "train" else dataset.eval_ops
     with blaming_key(f"dataset.{split}"):
@@ -287,7 +292,7 @@ def build_network(recipe: Recipe, classes: int, features: int | None = None) -> 
         network = model.build(classes, precision.dtype)
     if recipe.dataset.padding_mask and isinstance(network, Network):
         network = network.clone(padding_mask=True)
-    if isinstance(network, ImportedNetwork):
+    if is_imported(network):
         network = network.clone(seed=recipe.seed)
     if isinstance(network, Network) and recipe.train.freeze_statistics != "none":
         patterns = recipe.train.freeze if recipe.train.freeze_statistics == "frozen" else ("*",)
@@ -368,7 +373,11 @@ def fingerprint_rate_files(train: TrainSpec) -> Mapping[str, Any]:
     fingerprints = {}
     problems = []
     for key, schedule in train.schedules.items():
-        if isinstance(schedule, TableSchedule):
+        if schedule.name == "table":
+            # Imported here, since few schedules are files.
+            from pipeline.training.rate_table import TableSchedule
+
+            assert isinstance(schedule, TableSchedule), "a name has one component"
             try:
                 file = schedule.read()
             except ValueError as error:

@@ -15,8 +15,7 @@ import jax
 import numpy as np
 from flax.errors import FlaxError
 
-from pipeline.config.checks import list_deciding_metrics
-from pipeline.config.recipe import Recipe
+from pipeline.config.recipe import Recipe, list_deciding_metrics
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.error_text import show
 from pipeline.core.host.array_values import find_shapes
@@ -29,17 +28,15 @@ from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import record_module_paths
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from pipeline.stages.key_errors import blaming_key
 from pipeline.training.component_specs import METRICS, list_losses
 from pipeline.training.features.accumulation import count_microbatches
-from pipeline.training.features.curvature import LayerCurvature
 from pipeline.training.features.gradient_rules import GradientRule
 from pipeline.training.initial_state import init_with_output
 from pipeline.training.losses import compute_losses, make_label_mask
 from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
 from pipeline.training.parallel.microbatches import compute_batch_multiple
-from pipeline.training.parallel.sharding_rules import list_layer_ranks, make_sharding_rules
 from pipeline.training.state import split_params
 from pipeline.training.step import compute_step_gradients, make_train_step
 from pipeline.training.step_config import StepConfig
@@ -193,8 +190,13 @@ def check_jit_layers(draft: StepDraft) -> None:
 def check_shardings(draft: StepDraft) -> None:
     """Require that the shardings of parameters fit the mesh."""
     parallel = draft.recipe.parallel
+    if parallel.mode != "semi_auto":
+        return
+    # Imported here and below, since few runs shard parameters.
+    from pipeline.training.parallel.sharding_rules import make_sharding_rules
+
     rules = make_sharding_rules(parallel)
-    if rules is None or parallel.mode != "semi_auto":
+    if rules is None:
         return
     with blaming_key("parallel.specs"):
         rules.require_fit(draft.variables["params"], parallel.mesh_sizes, parallel.batch_axes)
@@ -203,8 +205,12 @@ def check_shardings(draft: StepDraft) -> None:
 def check_constraints(draft: StepDraft) -> None:
     """Require that each constraint matches a layer with the same number of axes."""
     parallel = draft.recipe.parallel
+    if parallel.mode != "semi_auto":
+        return
+    from pipeline.training.parallel.sharding_rules import list_layer_ranks, make_sharding_rules
+
     rules = make_sharding_rules(parallel)
-    if rules is None or parallel.mode != "semi_auto" or not rules.constraints:
+    if rules is None or not rules.constraints:
         return
     trace = partial(find_shapes, partial(init_with_output, draft.step_config), draft.seed)
     with blaming_key("parallel.constraints"):
@@ -299,7 +305,8 @@ def check_gradients(draft: StepDraft) -> None:
 def check_curvature(draft: StepDraft) -> None:
     """Refuse a custom network without layers whose curvature the optimizer can observe."""
     step_config = replace(draft.step_config, shards=None)
-    if step_config.find(LayerCurvature) is None or isinstance(step_config.network, Network):
+    reads_layers = draft.recipe.train.optimizer.curvature() is not None
+    if not reads_layers or isinstance(step_config.network, Network):
         return
     batch = _make_batch_shapes(draft.dataset.train, count_microbatches(step_config.features))
     with blaming_key(f"train.optimizer.name = {draft.recipe.train.optimizer.name}"):
@@ -377,7 +384,7 @@ def check_drawn_sizes(draft: StepDraft) -> None:
     # Only one op of a list can draw sizes.
     (position,) = (index for index, op in enumerate(step_config.train_ops) if op.choices > 1)
     key = f"dataset.train.ops.{position} ({step_config.train_ops[position].name})"
-    if step_config.find(LayerCurvature) is not None:
+    if draft.recipe.train.optimizer.curvature() is not None:
         problem = "can't be used with an optimizer that reads the inputs of layers; use another"
         raise RecipeError(f"{key}: {problem}")
     num_shards = 1 if step_config.shards is None else step_config.shards.count

@@ -18,18 +18,21 @@ import numpy as np
 
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.checkpoint.retention import Retention
+from pipeline.config.deadline import find_deadline
 from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.config.run_length import MAX_STEPS, UNPLANNED_STEPS, schedule_events
 from pipeline.core.errors import RecipeError
 from pipeline.engine.deadline import Deadline, MovableEnd, find_last_step
 from pipeline.engine.hooks import refuse_evaluation
 from pipeline.engine.schedule import Event
-from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.autosink.dispatch_costs import Evaluate, TimedRuns, Variant, time_evaluation
+from pipeline.stages.autosink.sink_plan import SinkPlan
 from pipeline.stages.build import make_learning_rates
 from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.record.recorded_recipe import write_recipe
-from pipeline.stages.runner.context import CompiledRun, OpenPrograms, RunContext
+from pipeline.stages.runner.context import BuiltRun, CompiledRun, OpenPrograms, RunContext
+from pipeline.stages.runner.programs import lower_and_compile
+from pipeline.stages.runner.run_feature import RunFeature
 
 MARGIN_SHARE = 0.01
 """Share of the time that is left free, for steps that are slower than measured."""
@@ -311,6 +314,25 @@ def _set_steps(run: CompiledRun, context: RunContext, open_programs: OpenProgram
     rates = np.pad(rates, padding, mode="edge")
     built = replace(built, run_schedule=schedule, learning_rates=rates)
     if schedule.total > UNPLANNED_STEPS:
-        return open_programs(context, context.recipe, run.dataset, built, run.backend)
+        return open_programs(BuiltRun(context, context.recipe, run.dataset, built, run.backend))
     run.executable.set_learning_rates(rates)
     return replace(run, context=context, built=built)
+
+
+class DeadlineSteps(RunFeature):
+    """The number of steps of a run with `train.minutes` or `train.until`."""
+
+    _end_at: float | None = None
+    """Deadline of the command by `time.perf_counter`; None for a resumed run, which has its number
+    of steps already."""
+
+    def begin(self, context: RunContext) -> None:
+        """Find the deadline. Raises RecipeError if it is past."""
+        self._end_at = find_deadline(context.recipe.train, context.options.started_at)
+
+    def prepare(self, run: CompiledRun, sink: SinkPlan, step: int) -> CompiledRun:
+        """Choose the number of steps."""
+        if self._end_at is None:
+            return run
+        open_programs = run.context.options.programs or lower_and_compile
+        return freeze_steps(run, sink, self._end_at, open_programs)

@@ -14,7 +14,6 @@ from flax import linen as nn
 from pydantic import BaseModel
 
 from pipeline.backends.base import Backend, CompileInputs, CompileReport, Executable, ProgramReport
-from pipeline.backends.graph.hlo_collectives import read_collectives
 from pipeline.backends.loading.loader import Loader, make_loader
 from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.config.cache import find_program_folder
@@ -30,7 +29,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import Event
 from pipeline.models.layers import standard
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from pipeline.stages.build import Built
 from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.record.run_directory import COMPILED
@@ -237,6 +236,9 @@ def compile_to_executable(
     if sum(program.compile_s for program in report.programs if program.calls_onednn) > LONG_S:
         reporter.print_stage("compile", ONEDNN_NOTE)
     if len(backend.placement.devices) > 1:
+        # Imported here, since few runs have several devices.
+        from pipeline.backends.graph.hlo_collectives import read_collectives
+
         # The sizes are of whole arrays, not of one device's part.
         collectives = [
             f"{op.count} {op.kind.replace('_', '-')} of {op.nbytes / 1e6:,.3f} MB over "

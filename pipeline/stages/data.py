@@ -5,30 +5,33 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 
-from pipeline.backends.loading.loader import count_split_bytes
 from pipeline.config.cache import cache_root
-from pipeline.config.checks import describe_unequal_shapes
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import count_total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.value_text import join_first
 from pipeline.core.reporter import Reporter
-from pipeline.data.canaries import choose_canaries, plant_canaries
-from pipeline.data.columns import IMAGES, Column, ColumnSpec, RawData, Split, SplitKey
+from pipeline.data.columns import (
+    IMAGES,
+    Column,
+    ColumnSpec,
+    RawData,
+    Split,
+    SplitKey,
+    count_split_bytes,
+)
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.folds import take_fold
-from pipeline.data.group_orders import BalancedOrder, FileShardedOrder, InterleavedOrder
 from pipeline.data.host_ops import map_on_host, read_epoch_values
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.data.padding.buckets import Bucket, compute_canvas, sort_buckets
-from pipeline.data.poisson_order import PoissonOrder, find_expected_batch_size
 from pipeline.data.random import seed_words
 from pipeline.data.selections import apply_selections, exclude_samples
 from pipeline.data.tables.encode_table import make_encoding_ops
@@ -37,6 +40,7 @@ from pipeline.data.transform import (
     apply_ops,
     compute_column_specs,
     count_choices,
+    describe_unequal_shapes,
     draw_choice,
     fit_to_classes,
     make_joint_ops,
@@ -54,6 +58,9 @@ from pipeline.stages.image_sizes import (
     with_mask_channel,
 )
 from pipeline.stages.key_errors import prefixing_problems
+
+if TYPE_CHECKING:
+    from pipeline.data.poisson_order import PoissonOrder
 
 SPLITS: tuple[SplitKey, ...] = ("train", "eval")
 OVERFLOW_SHARE = 1e-12
@@ -198,6 +205,10 @@ def _plant_canaries(
     """Return data and order with the canaries of an audit; unchanged without an audit."""
     if recipe.privacy is None or recipe.privacy.audit is None:
         return raw, order
+    # Imported here, since few runs are audited.
+    from pipeline.data.canaries import choose_canaries, plant_canaries
+    from pipeline.data.poisson_order import PoissonOrder
+
     assert isinstance(order, PoissonOrder), "an audit needs Poisson sampling"
     with prefixing_problems("privacy.audit: "):
         canaries = choose_canaries(len(raw.train), recipe.privacy.audit.canaries, recipe.seed)
@@ -314,6 +325,8 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         )
     with prefixing_problems("train.batch_size: "):
         if spec.interleave is not None:
+            from pipeline.data.group_orders import FileShardedOrder, InterleavedOrder
+
             settings |= {"cycle_length": spec.interleave, "files": files}
             if spec.file_shards is None:
                 return InterleavedOrder(**settings)
@@ -321,6 +334,8 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         order = SampleOrder(**settings)
     if not spec.balance:
         return order
+    from pipeline.data.group_orders import BalancedOrder
+
     labels = raw.train.columns["label"]
     if raw.targets.task != "classification" or len(labels.shape) != 1:
         raise RecipeError(
@@ -343,6 +358,8 @@ def _make_eval_order(recipe: Recipe, split: Split) -> SampleOrder:
 
 def _make_poisson_order(recipe: Recipe, settings: Mapping[str, Any]) -> PoissonOrder:
     """Return the order of a private run. Raises RecipeError if a step may draw too many samples."""
+    from pipeline.data.poisson_order import PoissonOrder, find_expected_batch_size
+
     privacy = recipe.privacy
     assert privacy is not None, "the run is private"
     samples = settings["samples"]

@@ -14,11 +14,8 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.stages.autosink.choose_sink import (
-    chooses_sink,
-    make_bounds,
-    make_modelled_costs,
-)
+from pipeline.stages.autosink.choose_sink import make_bounds, make_modelled_costs
+from pipeline.stages.autosink.sink_plan import chooses_sink
 from pipeline.stages.build import Built
 from pipeline.stages.plan_devices import (
     describe_gathering,
@@ -26,6 +23,8 @@ from pipeline.stages.plan_devices import (
     make_batch_shapes,
 )
 from pipeline.stages.record.run_directory import RunFolder
+from pipeline.stages.runner.context import BuiltRun
+from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.features.curvature import LayerCurvature, group_layers
 from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.microbatches import compute_batch_multiple
@@ -144,3 +143,22 @@ def _count_devices(recipe: Recipe) -> int:
         problem = f"must divide the {size // devices} samples that each of {devices} devices has"
         raise RecipeError(f"train.accumulate_steps = {microbatches}: {problem}")
     return devices
+
+
+class ModelledTimes(RunFeature):
+    """The estimate of a run on an emulated device."""
+
+    def price(self, built_run: BuiltRun) -> Estimate | None:
+        """Price the step, report the estimate and write its files."""
+        context = built_run.context
+        estimate = estimate_cost(
+            built_run.recipe,
+            built_run.dataset,
+            built_run.built,
+            built_run.backend,
+            context.folder,
+            context.reporter,
+        )
+        if estimate is not None:
+            context.summary.modelled = dict(estimate.summary())
+        return estimate

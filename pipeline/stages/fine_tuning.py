@@ -13,7 +13,6 @@ from flax.traverse_util import flatten_dict
 
 from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.core.host.array_values import find_shapes
-from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers import standard
 from pipeline.models.layers.path_patterns import (
     EXCEPT,
@@ -24,7 +23,7 @@ from pipeline.models.layers.path_patterns import (
 )
 from pipeline.models.layers.standard import name_scopes
 from pipeline.models.modules.jit_layers import record_module_paths
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network, is_imported
 from pipeline.stages.features.step_features import FeatureInputs, make_step_features
 from pipeline.stages.key_errors import blaming_key
 from pipeline.training.features.freezing import FreezePhase, optimize_by_phase
@@ -217,6 +216,6 @@ def _group_scopes(
             depths.append([name])
     grouped = {name for group in depths for name in group}
     ungrouped = [name for name in params if name not in grouped]
-    if not depths or (ungrouped and isinstance(step_config.network, ImportedNetwork)):
+    if not depths or (ungrouped and is_imported(step_config.network)):
         raise ValueError(f"the order of the layers of {model} is unknown; must be 1.0")
     return [ungrouped, *depths] if ungrouped else depths

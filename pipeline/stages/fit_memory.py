@@ -25,7 +25,14 @@ from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
-from pipeline.stages.compile import compile_programs, compile_to_executable, recompute_blocks
+from pipeline.stages.compile import (
+    CompileOptions,
+    compile_programs,
+    compile_to_executable,
+    recompute_blocks,
+)
+from pipeline.stages.runner.context import BuiltRun
+from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.parallel.microbatches import compute_microbatch_size
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
@@ -231,3 +238,19 @@ class FittedExecutable(WrappedExecutable[XlaExecutable]):
 
 def _format(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.0f} MB"
+
+
+class MemoryLimit(RunFeature):
+    """The programs of a run with `train.memory`, which fit into it."""
+
+    def compile(self, built_run: BuiltRun, options: CompileOptions) -> Executable:
+        """Compile programs of as many shards at once as fit."""
+        context = built_run.context
+        return compile_to_fit(
+            built_run.recipe,
+            built_run.dataset,
+            built_run.built,
+            built_run.backend,
+            context.reporter,
+            context.summary.memory,
+        )

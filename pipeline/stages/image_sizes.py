@@ -11,7 +11,6 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.host.memory import require_room
 from pipeline.data.columns import ColumnSpec, RawData, Split, SplitKey
 from pipeline.data.dataset_spec import DatasetSpec, MapOp
-from pipeline.data.group_orders import BucketedOrder
 from pipeline.data.order import SampleOrder
 from pipeline.data.padding.buckets import (
     SIZE,
@@ -74,6 +73,9 @@ def order_in_buckets(
     """
     if not buckets:
         return order
+    # Imported here, since few datasets have buckets.
+    from pipeline.data.group_orders import BucketedOrder
+
     numbers = assign_buckets(split.columns[SIZE][:], buckets)
     with prefixing_problems("dataset.buckets: "):
         if uses_all:

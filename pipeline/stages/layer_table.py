@@ -24,8 +24,8 @@ from pipeline.data.targets import Targets
 from pipeline.data.transform import compute_column_specs, replace_targets
 from pipeline.models.layers.path_patterns import LayerPath, is_frozen
 from pipeline.models.modules.apply_layers import record_layers
+from pipeline.models.modules.network import Network
 from pipeline.models.modules.observe_modules import observe_modules
-from pipeline.models.modules.standard import Network
 from pipeline.stages.build import count_trained, make_step_config
 from pipeline.stages.data import load_data
 from pipeline.stages.features.step_features import NO_INPUTS

@@ -27,6 +27,7 @@ from pipeline.data.random import seed_words
 from pipeline.stages.build import make_pixel_scale
 from pipeline.stages.record.run_directory import ROBUSTNESS
 from pipeline.stages.runner.context import CompiledRun
+from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.robustness.attack_images import attack_images
 from pipeline.training.robustness.attack_losses import AttackedNetwork
@@ -281,3 +282,12 @@ def conclude_robustness(run: CompiledRun, state: TrainState) -> None:
         write_json(context.run_dir / ROBUSTNESS, report.to_document())
     if report.robust_accuracy is not None:
         context.summary.metrics["robust_accuracy"] = report.robust_accuracy
+
+
+class FinalRobustness(RunFeature):
+    """The robustness of a run with `eval.robustness`, at its end."""
+
+    def conclude(self, run: CompiledRun, state: TrainState) -> None:
+        """Measure the final state if the run evaluates."""
+        if "eval" in run.context.recipe.stages:
+            conclude_robustness(run, state)

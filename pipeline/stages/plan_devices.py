@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import PLAN, RunFolder
+from pipeline.stages.runner.context import BuiltRun
+from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.initial_state import get_image_shape
 from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.parallel_spec import MeshSpec, ShardingSpec
@@ -179,3 +182,19 @@ def _make_sharding_rule(spec: ShardingSpec) -> ShardingRule:
 def _make_sharding_spec(rule: ShardingRule) -> ShardingSpec:
     axes = [list(names) or None for names in rule.axes]
     return ShardingSpec.model_validate({"pattern": rule.pattern, "axes": axes})
+
+
+class PlannedDevices(RunFeature):
+    """The plan of a run with `parallel.mode = auto`."""
+
+    def plan(self, built_run: BuiltRun) -> BuiltRun:
+        """Return the run with the mesh and shardings of a plan, and with its devices open."""
+        context = built_run.context
+        recipe = plan_devices(
+            built_run.recipe,
+            built_run.dataset,
+            built_run.built,
+            context.folder,
+            context.reporter,
+        )
+        return replace(built_run, recipe=recipe, backend=recipe.device.open(recipe.parallel))

@@ -1,8 +1,12 @@
-"""The secret of a private run, from which noise and batches are drawn. Only checkpoints hold it."""
+"""A private run: its secret, from which noise and batches are drawn, and its epsilon.
+
+Only checkpoints hold the secret.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -12,7 +16,9 @@ from pipeline.checkpoint.restore import read_to_resume
 from pipeline.core.errors import RecipeError
 from pipeline.data.dataset import Dataset
 from pipeline.data.poisson_order import PoissonOrder
-from pipeline.stages.runner.context import RunContext
+from pipeline.engine.history import History
+from pipeline.stages.runner.context import CompiledRun, RunContext
+from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.privacy.budget import Budget
 from pipeline.training.privacy.private_gradients import PRIVACY, get_privacy
 from pipeline.training.state import TrainState
@@ -21,14 +27,13 @@ SECRET_PATH = f"features/{PRIVACY}/key"
 """Path of the secret in a checkpoint."""
 
 
-def open_secret(context: RunContext) -> np.ndarray | None:
-    """Return the secret of a run, uint32 (4,), equal in all processes; None if it isn't private.
+def open_secret(context: RunContext) -> np.ndarray:
+    """Return the secret of a private run, uint32 (4,), equal in all processes.
 
     A new secret is drawn, unless the recipe has a seed or the run to resume has a checkpoint.
     """
     privacy = context.recipe.privacy
-    if privacy is None:
-        return None
+    assert privacy is not None, "the run is private"
     if privacy.seed != "secret":
         context.reporter.warn(
             f"privacy.seed = {privacy.seed}: anyone can compute the noise again, so this run is "
@@ -70,3 +75,35 @@ def require_same_noise(state: TrainState, budget: Budget) -> None:
             f"privacy.epsilon = {budget.spec.epsilon}: needs noise {budget.noise:.6f} for "
             f"{budget.steps:,} steps, and the run to resume has {noise_before:.6f}; keep its length"
         )
+
+
+class PrivateRun(RunFeature):
+    """The secret of a run with `privacy`, and its epsilon beside every evaluation."""
+
+    _secret: np.ndarray
+
+    def change_data(self, context: RunContext, dataset: Dataset) -> Dataset:
+        """Draw or read the secret, and draw batches from it."""
+        self._secret = open_secret(context)
+        return share_secret(dataset, self._secret)
+
+    def start_state(self, run: CompiledRun, state: TrainState, *, resumed: bool) -> TrainState:
+        """Put the secret into a new state. Raises RecipeError for a resumed one of other noise."""
+        budget = run.built.privacy
+        assert budget is not None, "the run is private"
+        if resumed:
+            require_same_noise(state, budget)
+            return state
+        return run.executable.put(set_secret(state, self._secret, budget))
+
+    def measure(self, run: CompiledRun, state: TrainState) -> Mapping[str, float]:
+        """Return the epsilon that the steps of a state have spent."""
+        assert run.built.privacy is not None, "the run is private"
+        return {"epsilon": run.built.privacy.compute_epsilon(int(state.step))}
+
+    def record(self, run: CompiledRun, history: History) -> None:
+        """Record the budget that training has spent."""
+        assert run.built.privacy is not None, "the run is private"
+        summary = run.context.summary
+        summary.privacy = dict(run.built.privacy.summarize(history.step))
+        summary.metrics["epsilon"] = summary.privacy["epsilon"]

@@ -15,17 +15,16 @@ from pipeline.data.columns import IMAGES
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp
 from pipeline.data.image_file import draw_masks
-from pipeline.data.ops.values import has_constant_labels
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
-from pipeline.data.transform import apply_ops
+from pipeline.data.transform import apply_ops, has_constant_labels
 from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.models.layers.standard import Adversarial
 from pipeline.models.modules.adversarial import GENERATOR
 from pipeline.models.modules.layout import to_nhwc
+from pipeline.models.modules.network import Network
 from pipeline.models.modules.observe_modules import observe_modules
-from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
 from pipeline.training.initial_state import get_image_shape
 from pipeline.training.state import TrainState

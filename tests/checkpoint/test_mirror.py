@@ -17,12 +17,12 @@ import pytest
 from pipeline.checkpoint.checkpoint_folder import (
     FOLDER,
     MANIFEST,
+    MIRROR_DRAFT,
     make_checkpoint_path,
     remove_checkpoint,
 )
 from pipeline.checkpoint.manifest import verify_files, write_manifest
 from pipeline.checkpoint.mirror import (
-    DRAFT,
     MirroredRun,
     list_writers,
     read_mirror,
@@ -52,7 +52,7 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
     for step in (10, 20):
         save(folder, step)
     yield folder
-    assert not (folder / DRAFT).exists()
+    assert not (folder / MIRROR_DRAFT).exists()
 
 
 def save(run_dir: Path, step: int) -> Path:
@@ -238,7 +238,7 @@ HOSTILE_NAMES = (
     "checkpoints/30/x",
     "a/b",
     "ckpt/..",
-    DRAFT,
+    MIRROR_DRAFT,
     FOLDER,
     f"{FOLDER}/20",
     f"{FOLDER}/20/manifest.json/below",

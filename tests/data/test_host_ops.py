@@ -19,7 +19,7 @@ from pipeline.data.random import seed_words, uniforms
 from pipeline.data.targets import Targets
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import make_predict
-from pipeline.stages.export.trained_run import Samples, TrainedRun
+from pipeline.stages.record.trained_run import Samples, TrainedRun
 from tests import outcome
 from tests.whole_run import run
 

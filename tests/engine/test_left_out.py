@@ -23,7 +23,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import make_predict
-from pipeline.stages.export.trained_run import Samples, TrainedRun
+from pipeline.stages.record.trained_run import Samples, TrainedRun
 from tests import outcome
 from tests.command_line import convert_records
 from tests.conftest import OPS

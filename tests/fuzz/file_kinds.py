@@ -38,7 +38,7 @@ from pipeline.models.lowerings.tune.tuner import BUILT_IN
 from pipeline.models.lowerings.tune.tuner import check_lowering_entry as checked_lowering
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
 from pipeline.stages.export.inference_files import read_images
-from pipeline.stages.export.trained_run import Samples
+from pipeline.stages.record.trained_run import Samples
 from tests.conftest import ROOT, TINY
 from tests.data.section import section
 from tests.fuzz.mutate import mutate_bytes, mutate_tree

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.registry import list_components
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec, ModelSpec
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 
 INIT = {"conv": "he_normal", "dense": "he_uniform", "bias": {"name": "normal", "sigma": 0.5}}
 

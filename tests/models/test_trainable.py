@@ -11,7 +11,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from pipeline.core.registry import list_components
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from tests.models.build import (
     QUICK,
     conf_model,

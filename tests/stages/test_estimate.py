@@ -100,7 +100,7 @@ def test_priced_run_is_not_compiled_and_writes_its_files(
     def never(*_: object) -> None:
         raise AssertionError("nothing is to be compiled")
 
-    monkeypatch.setattr("pipeline.stages.run.compile_programs", never)
+    monkeypatch.setattr("pipeline.stages.runner.programs.compile_programs", never)
     summary = run(tiny(*PRICED, *eight_devices(16)), tmp_path / "run")
     modelled = outcome.read_summary(tmp_path / "run")["modelled"]
     assert (summary.status, "compile_s" in summary.time) == ("done", False)

@@ -28,7 +28,7 @@ from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem, Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, TimedLowering, TunedProblem, Tuning
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from pipeline.stages import lower as lower_stage
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data

@@ -21,7 +21,8 @@ from pipeline.core.host.signals import Signals
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import SinkReport
 from pipeline.stages import run as run_module
-from pipeline.stages.runner import initial_state
+from pipeline.stages.record import saved_recipe
+from pipeline.stages.runner import programs
 from tests import outcome
 from tests.conftest import TINY
 from tests.whole_run import run
@@ -92,13 +93,13 @@ def damage_checkpoints(run_dir: Path, patch: Patch) -> None:
 
 def damage_log(run_dir: Path, patch: Patch) -> None:
     """Without the marks of a checkpoint nothing says what a log has lost."""
-    restore = initial_state.restore_state
+    restore = saved_recipe.restore_state
 
     def without_marks(*args: Any) -> Any:
         state, host = restore(*args)
         return state, replace(host, logs={})
 
-    patch.setattr(initial_state, "restore_state", without_marks)
+    patch.setattr(saved_recipe, "restore_state", without_marks)
     lines = (run_dir / "metrics.jsonl").read_bytes() + b'{"step": 30}\n'
     (run_dir / "metrics.jsonl").write_bytes(lines)
     (run_dir / "evals.jsonl").write_text("not a step\n")
@@ -127,7 +128,7 @@ REFUSED: dict[str, tuple[list[str], Callable[[Path, Patch], object], str]] = {
     ),
     "a program that can't be compiled": (
         [],
-        lambda _, patch: patch.setattr(run_module, "compile_programs", fail),
+        lambda _, patch: patch.setattr(programs, "compile_programs", fail),
         "it can't be done",
     ),
 }
@@ -162,7 +163,7 @@ def test_signal_before_a_new_step_leaves_the_finished_run_unchanged(
     done: Path, compose: Callable[..., Recipe], monkeypatch: Patch
 ) -> None:
     before = files_of(done)
-    monkeypatch.setattr(run_module, "compile_programs", interrupt)
+    monkeypatch.setattr(programs, "compile_programs", interrupt)
     summary = run(compose("train.steps=48", f"train.resume={done}"))
     assert (summary.status, summary.exit_status) == ("stopped", 75)
     assert files_of(done) == before

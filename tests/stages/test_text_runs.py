@@ -18,7 +18,7 @@ import pytest
 from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.stages.export.prediction import make_predict
-from pipeline.stages.export.trained_run import read_trained_run
+from pipeline.stages.record.trained_run import read_trained_run
 from tests import outcome
 from tests.stages.export.text_runs import bert, gpt
 from tests.whole_run import run

@@ -22,4 +22,6 @@ def test_the_recipe_learns(tmp_path: Path) -> None:
     recipe = Path(__file__).parents[1] / "recipes" / "demo.yaml"
     trainer = Trainer(str(recipe), ["monitor.tensorboard=false"], run_dir=tmp_path / "run")
     trainer.fit()
-    assert trainer.evaluate()["accuracy"] > 0.5
+    scores = trainer.evaluate()
+    assert scores["accuracy"] > 0.5
+    assert scores["weight_norm"] > 0

@@ -22,7 +22,7 @@ from pipeline.backends.loading.loader_stats import (
 from pipeline.backends.loading.stream import StreamedWindows
 from pipeline.backends.loading.window import Window, put_inputs
 from pipeline.backends.loading.window_buffer import LoaderSource
-from pipeline.data.columns import BatchedColumn, LazyColumn, Split
+from pipeline.data.columns import BatchedColumn, LazyColumn, Split, count_split_bytes
 from pipeline.data.host_ops import HostMappedColumn
 
 RESIDENT_LIMIT_BYTES = 2 << 30
@@ -198,8 +198,3 @@ def _pad_rows(values: np.ndarray, padding: int) -> np.ndarray:
     if not padding:
         return values
     return np.concatenate([values, np.zeros((padding, *values.shape[1:]), values.dtype)])
-
-
-def count_split_bytes(split: Split) -> int:
-    """Return the bytes of a split in the dtypes that it was read in."""
-    return len(split) * split.sample_bytes

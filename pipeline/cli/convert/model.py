@@ -23,7 +23,7 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.plugins.loading import find_object
 from pipeline.core.registry import load_all
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from pipeline.models.torch_graph.computation.graph_file import (
     SUFFIX,
     read_graph,

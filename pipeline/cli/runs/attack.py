@@ -20,9 +20,9 @@ from pipeline.inspect.dumps.opened_recipe import (
     load_state,
     open_run_recipe,
 )
-from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.measure_robustness import RobustnessMeasure, plan_attacks
 from pipeline.stages.record.run_directory import ROBUSTNESS
+from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.training.robustness.attack_specs import (
     AdversarialSpec,
     AnyAttack,

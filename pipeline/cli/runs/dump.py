@@ -20,8 +20,8 @@ from pipeline.inspect.dumps.opened_recipe import (
     require_checkpoints,
 )
 from pipeline.inspect.dumps.tensor_names import require_layers
-from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.record.run_directory import DUMP, RECIPE
+from pipeline.stages.record.trained_run import read_run_recipe
 
 
 def main(

@@ -12,9 +12,9 @@ from pipeline.stages.export.export import export_run, holds_other_files
 from pipeline.stages.export.mindspore_checkpoints import write_checkpoints
 from pipeline.stages.export.onnx.onnx_export import MODEL, write_onnx
 from pipeline.stages.export.prediction import read_network
-from pipeline.stages.export.trained_run import TrainedRun
 from pipeline.stages.record.descendants import note_descendant
 from pipeline.stages.record.run_directory import find_run_dir
+from pipeline.stages.record.trained_run import TrainedRun
 from pipeline.study.sweep.directory import list_members
 
 # fmt: off

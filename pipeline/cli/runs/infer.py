@@ -26,11 +26,6 @@ from pipeline.core.reporter import WARNING
 from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_files import read_text_lines
 from pipeline.data.text.text_format import TextFormat
-from pipeline.stages.export.brightness import (
-    UnusualImage,
-    explain_unusual_images,
-    find_unusual_image,
-)
 from pipeline.stages.export.export import is_export, read_export
 from pipeline.stages.export.inference_files import (
     list_images,
@@ -49,7 +44,12 @@ from pipeline.stages.export.text_generation import (
     make_uncached_decoder,
     sample_tokens,
 )
-from pipeline.stages.export.trained_run import Samples, TrainedRun, spare_gpus
+from pipeline.stages.record.brightness import (
+    UnusualImage,
+    explain_unusual_images,
+    find_unusual_image,
+)
+from pipeline.stages.record.trained_run import Samples, TrainedRun, spare_gpus
 from pipeline.study.sweep.directory import is_run_or_sweep, list_members
 
 USAGE = "infer takes RUN_DIR or FOLDER, and FILE ..., --text or --prompt"

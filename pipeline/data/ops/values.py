@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -186,6 +185,7 @@ class ConstantLabels(Op):
     They are the targets of the scores that the layer `adversarial` returns.
     """
 
+    has_constant_labels: ClassVar[bool] = True
     name: Literal["constant_labels"] = "constant_labels"
     column: Literal["label"] = "label"
     values: Annotated[dict[str, Probability], Field(min_length=1)]
@@ -200,8 +200,3 @@ class ConstantLabels(Op):
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         row = xp.asarray(list(self.values.values()), np.float32)
         return xp.broadcast_to(row, (values.shape[0], len(self.values)))
-
-
-def has_constant_labels(ops: Sequence[MapOp]) -> bool:
-    """Return whether all samples have the same labels, which metrics of labels can't measure."""
-    return any(isinstance(op, ConstantLabels) for op in ops)

@@ -13,6 +13,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.error_text import show_name
+from pipeline.data.text.file_names import TOKENIZER
 from pipeline.data.text.tokenizer import (
     UNKNOWN,
     ByteTokenizer,
@@ -23,8 +24,6 @@ from pipeline.data.text.tokenizer import (
     parse_tokenizer,
 )
 
-TOKENIZER = "tokenizer.json"
-"""Name of the tokenizer's file in the folder of a run or an export."""
 MAX_TOKENIZER_BYTES = 64 * 2**20
 SPECIAL_TOKENS = ("<padding>", "<unknown>", "<start>")
 """Tokens 0, 1 and 2 for text classification with a tokenizer of this package."""

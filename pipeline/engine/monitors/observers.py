@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pipeline.backends.base import Estimate
 from pipeline.checkpoint.host_state import LOGS
@@ -29,8 +29,10 @@ from pipeline.engine.monitors.monitors import (
     StepMonitor,
     TimeMonitor,
 )
-from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.engine.schedule import RunSchedule
+
+if TYPE_CHECKING:
+    from pipeline.engine.monitors.tensorboard import TensorBoard
 
 Lines = Literal["plain", "callbacks", "functional"]
 
@@ -153,6 +155,9 @@ def open_observers(
             monitors.append(BestEffortMonitor(progress, "the progress bar", reporter.warn))
     tensorboard = None
     if settings.board is not None:
+        # Imported here, since runs without TensorBoard don't need it.
+        from pipeline.engine.monitors.tensorboard import TensorBoard
+
         board = TensorBoard(
             run_dir,
             first,

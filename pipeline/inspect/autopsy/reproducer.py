@@ -40,12 +40,12 @@ from pipeline.data.transform import compute_column_specs, make_joint_ops
 from pipeline.inspect.autopsy.examine import compute_outcome
 from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
 from pipeline.stages.build import make_step_config
-from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.lower import LOWERINGS, list_problems, read_choice
 from pipeline.stages.record.run_directory import RECIPE
+from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.training.features.accumulation import count_microbatches
 from pipeline.training.features.freezing import Freezing
 from pipeline.training.initial_state import init_state, init_with_output

@@ -38,8 +38,8 @@ from pipeline.inspect.dumps.opened_recipe import (
     require_checkpoints,
 )
 from pipeline.inspect.dumps.tensor_names import DATA, is_selected, named_tensors, require_layers
-from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.record.run_directory import RECIPE
+from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.training.features.loss_scales import LossScaling, ScaledLoss
 from pipeline.training.state import TrainState
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RecipeError
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.data.batch import Batch
+from pipeline.engine.callbacks.events import Monitor
 from pipeline.inspect.autopsy.on_failure import batch_of
 from pipeline.inspect.dumps.captured_step import capture_step
 from pipeline.inspect.dumps.dump_files import (
@@ -27,7 +29,8 @@ from pipeline.inspect.dumps.dump_files import (
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
 from pipeline.inspect.dumps.tensor_names import is_selected, named_tensors, require_layers
 from pipeline.stages.record.run_directory import DUMP
-from pipeline.stages.runner.context import CompiledRun, Dumps
+from pipeline.stages.runner.context import CompiledRun
+from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.features.freezing import get_freezing, select_phase
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
@@ -101,7 +104,7 @@ def compare_losses(loss: float, run_loss: float | None) -> str:
 
 
 @dataclass
-class RunDumps(Dumps):
+class RunDumps(Monitor):
     """Writes the dumps of a run. It is called with a state and the number of steps done.
 
     The training program and its inputs are unchanged. If a dump fails, this warns and
@@ -195,3 +198,31 @@ class RunDumps(Dumps):
             text = f"step {step}: {compare_losses(report.loss, loss)}"
             self.run.context.reporter.print_stage("dump", text)
             add_run_loss(report.folder, loss)
+
+
+class DumpedSteps(RunFeature):
+    """The dumps of a run with `dump.steps`; a run in several processes has none."""
+
+    _dumps: RunDumps | None = None
+
+    def check(self, run: CompiledRun) -> None:
+        """Raise RecipeError if a dump can't be made."""
+        context = run.context
+        if context.ranks.size > 1:
+            text = "ignored with several processes; the command dump writes one from a checkpoint"
+            context.reporter.warn(f"dump.steps = {context.recipe.dump.steps}: {text}")
+            return
+        self._dumps = RunDumps(run)
+        self._dumps.require_possible()
+
+    @property
+    def monitors(self) -> Sequence[Monitor]:
+        return () if self._dumps is None else (self._dumps,)
+
+    @property
+    def state_steps(self) -> Sequence[int]:
+        return () if self._dumps is None else self._dumps.steps
+
+    def see_state(self, state: TrainState, step: int) -> None:
+        assert self._dumps is not None, "no state is shown without dumps"
+        self._dumps(state, step)

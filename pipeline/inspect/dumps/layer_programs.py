@@ -27,7 +27,7 @@ from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.modules.apply_layers import intercept_layers, record_layers
 from pipeline.models.modules.layer_capture import tap
 from pipeline.models.modules.layout import to_nhwc
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from pipeline.stages.build import Built
 from pipeline.training.features.loss_scales import get_loss_scale_state
 from pipeline.training.forward_pass import apply_network, compute_loss

@@ -31,11 +31,11 @@ from pipeline.inspect.dumps.layer_programs import LayerPrograms
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
-from pipeline.stages.export.trained_run import read_run_recipe, spare_gpus
 from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import find_plan, with_plan
 from pipeline.stages.record.compare_steps import find_discrepancy
 from pipeline.stages.record.run_directory import LOWERINGS, RECIPE, RunFolder
+from pipeline.stages.record.trained_run import read_run_recipe, spare_gpus
 from pipeline.training.features.freezing import select_phase
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pipeline.backends.base import Backend, Estimate, Executable, Mechanism
+from pipeline.backends.base import Estimate, Executable, Mechanism
 from pipeline.backends.graph.hlo_program import FREE, HloProgram, parse_program
-from pipeline.backends.loading.loader import RESIDENT_LIMIT_BYTES, count_split_bytes
+from pipeline.backends.loading.loader import RESIDENT_LIMIT_BYTES
 from pipeline.backends.sink_choice import choose, predict_ms
 from pipeline.config.cache import cache_root
 from pipeline.config.precision import resolve_level
@@ -21,6 +21,7 @@ from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.core.host.machine_load import LoadWatch
 from pipeline.core.host.platforms import get_platform
+from pipeline.data.columns import count_split_bytes
 from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.inspect.profiler.ascend_profile import modelled_profile
@@ -47,9 +48,10 @@ from pipeline.stages.autosink.dispatch_costs import (
     time_evaluation,
     time_single_step,
 )
-from pipeline.stages.build import Built
+from pipeline.stages.autosink.sink_plan import SinkPlan
 from pipeline.stages.record.run_directory import PROFILE, RANKS
-from pipeline.stages.runner.context import CompiledRun, Profile, RunContext
+from pipeline.stages.runner.context import BuiltRun, CompiledRun
+from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.state import TrainState
 
 STEPS = 60
@@ -88,29 +90,57 @@ def require_profilable(recipe: Recipe, platform: str) -> None:
         raise RecipeError(problems)
 
 
-def shorten_to_profile(context: RunContext, built: Built, backend: Backend) -> Built:
-    """Shorten a run with `profile.mode = only`. Raises RecipeError if it can't be profiled."""
-    require_profilable(context.recipe, backend.device.platform)
-    if context.recipe.profile.mode != "only":
-        return built
-    schedule = built.run_schedule
-    return replace(built, run_schedule=replace(schedule, total=min(schedule.total, MAX_STEPS)))
+class RunProfile(RunFeature):
+    """The profile of a run with `profile.mode`."""
 
+    _total_steps: int
+    """The run's length before it was shortened."""
+    _profiler: RunProfiler | None = None
+    """None before the steps to trace are chosen, and in a resumed run with too few steps."""
 
-def open_profile(run: CompiledRun, total_steps: int, done: int) -> Profile:
-    """Choose the steps to trace after the first `done` steps.
+    def shorten(self, built_run: BuiltRun) -> BuiltRun:
+        """Shorten a run with `profile.mode = only`. Raises RecipeError if it can't be profiled."""
+        recipe = built_run.context.recipe
+        require_profilable(recipe, built_run.backend.device.platform)
+        built = built_run.built
+        schedule = built.run_schedule
+        self._total_steps = schedule.total
+        if recipe.profile.mode != "only":
+            return built_run
+        schedule = replace(schedule, total=min(schedule.total, MAX_STEPS))
+        return replace(built_run, built=replace(built, run_schedule=schedule))
 
-    `total_steps` is the run's length before it was shortened. Raises RecipeError if the run has too
-    few steps. A resumed run continues without a profile instead.
-    """
-    try:
-        return RunProfiler(run, replace(run.built.run_schedule, total=total_steps), done)
-    except RecipeError as error:
-        if run.context.recipe.profile.mode == "only" or not done:
-            raise
-        # Too few steps remain; the run may have been profiled before it was resumed.
-        run.context.reporter.warn(error.problems[0])
-        return Profile(run)
+    def prepare(self, run: CompiledRun, sink: SinkPlan, step: int) -> CompiledRun:
+        """Choose the steps to trace after the first `step` steps.
+
+        Raises RecipeError if the run has too few steps. A resumed run continues without a profile
+        instead.
+        """
+        schedule = run.built.run_schedule
+        if run.context.deadline.stop_at is None:
+            schedule = replace(schedule, total=self._total_steps)
+        try:
+            self._profiler = RunProfiler(run, schedule, step)
+        except RecipeError as error:
+            if run.context.recipe.profile.mode == "only" or not step:
+                raise
+            # Too few steps remain; the run may have been profiled before it was resumed.
+            run.context.reporter.warn(error.problems[0])
+            return run
+        return self._profiler.run
+
+    @contextmanager
+    def train(self, run: CompiledRun) -> Iterator[None]:
+        """Record compilations while the run trains, and end a running trace afterwards."""
+        with nullcontext() if self._profiler is None else self._profiler.open():
+            yield
+
+    def conclude_training(
+        self, run: CompiledRun, estimate: Estimate | None, state: TrainState
+    ) -> None:
+        """Write the profile. With `profile.mode = on` a failure is only a warning."""
+        if self._profiler is not None:
+            self._profiler.conclude(estimate, state)
 
 
 def time_dispatched_step(executable: Executable, state: TrainState, mechanism: Mechanism) -> float:
@@ -132,8 +162,8 @@ class TracedSteps:
     total: int
 
 
-class RunProfiler(Profile):
-    """The `Profile` of a run; its `run` has the executable that traces, and the final schedule."""
+class RunProfiler:
+    """The profiler of a run; its `run` has the executable that traces, and the final schedule."""
 
     def __init__(self, run: CompiledRun, schedule: RunSchedule, done: int) -> None:
         """Choose the steps to trace; `schedule` is the run's before it was shortened."""
@@ -156,7 +186,7 @@ class RunProfiler(Profile):
         notify = partial(self._reporter.print_stage, "profile", text)
         self.executable = ProfiledExecutable(self._plain, window.first, window.steps, notify)
         built = replace(run.built, run_schedule=replace(run.built.run_schedule, total=window.total))
-        super().__init__(replace(run, built=built, executable=self.executable))
+        self.run = replace(run, built=built, executable=self.executable)
 
     @contextmanager
     def open(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from pipeline.data.transform import apply_ops
 from pipeline.stages.build import build_network
 from pipeline.stages.data import drop_folds, load_data
 from pipeline.stages.export.prediction import average_outputs
-from pipeline.stages.export.trained_run import TrainedRun
+from pipeline.stages.record.trained_run import TrainedRun
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.step import make_network_inputs
 

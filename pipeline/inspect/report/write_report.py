@@ -77,9 +77,9 @@ from pipeline.inspect.report.suspicious_labels import (
 from pipeline.inspect.report.training_charts import draw_training_charts
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import read_network
-from pipeline.stages.export.trained_run import TrainedRun
 from pipeline.stages.record.compare_steps import read_arrays
 from pipeline.stages.record.run_directory import REPORT, require_run_dir
+from pipeline.stages.record.trained_run import TrainedRun
 from pipeline.study.sweep.directory import list_members
 
 PAGE = "index.html"

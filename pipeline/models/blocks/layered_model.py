@@ -38,7 +38,7 @@ class LayeredModelSpec(ModelSpec):
 
     def build(self, classes: int, dtype: str) -> nn.Module:
         """Return a `Network` of the layers. Raises ValueError for too many layers."""
-        from pipeline.models.modules.standard import Network
+        from pipeline.models.modules.network import Network
 
         layers = self.layers_for(classes)
         count_layers(layers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,7 @@ class ImportedNetwork(nn.Module):
     can't be made for a dtype of activations, images and parameters are cast to that dtype.
     """
 
+    is_imported: ClassVar[bool] = True
     network: PureNetwork
     reference: str
     """The value of `import`, for messages."""

@@ -78,11 +78,6 @@ class UnreplacedOperation:
         return f"{self.scope or 'a function'}: {kind} {self.why}"
 
 
-def lowers_itself(network: Any) -> bool:
-    """Return whether the layers of a network call the policy, so that it isn't rewritten."""
-    return bool(getattr(network, "lowers_itself", False))
-
-
 def scope_root(network: Any) -> str:
     """Return the scopes around all layers of a network, joined by slashes."""
     return str(getattr(network, "scope_root", type(network).__name__))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, singledispatch
+from importlib import import_module
 from typing import Any, TypeVar
 
 import jax
 from flax import linen as nn
 from jax import Array
 
+from pipeline.models.layers import standard, tokens
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.models.layers.precision import TypeRule, find_type_rule
@@ -85,6 +87,10 @@ def apply_layer(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
     return result
 
 
+find_computation = apply_layer.dispatch
+"""Returns the computation of a class of layers."""
+
+
 def computes(description: type[LayerSpec]) -> Callable[[Computation], Computation]:
     """Decorator that registers the computation of a layer and its subclasses.
 
@@ -100,6 +106,65 @@ def computes(description: type[LayerSpec]) -> Callable[[Computation], Computatio
         return computation
 
     return register
+
+
+COMPUTATIONS: Mapping[str, Sequence[type[LayerSpec]]] = {
+    "pipeline.models.modules.adversarial": (standard.Adversarial,),
+    "pipeline.models.modules.composite": (
+        standard.Sequence,
+        standard.Residual,
+        standard.Branches,
+        standard.Gate,
+        standard.DualPath,
+        standard.Views,
+    ),
+    "pipeline.models.modules.convolution": (
+        standard.Conv,
+        standard.Conv3d,
+        standard.ConvTranspose,
+        tokens.Conv1d,
+    ),
+    "pipeline.models.modules.recurrent": (tokens.Lstm, tokens.Gru),
+    "pipeline.models.modules.standard": (
+        standard.Dense,
+        standard.BatchNorm,
+        standard.LayerNorm,
+        standard.GroupNorm,
+        standard.Dropout,
+        standard.Activation,
+        standard.LeakyRelu,
+        standard.MaxPool,
+        standard.AvgPool,
+        standard.GlobalAvgPool,
+        standard.AdaptivePool,
+        standard.Upsample,
+        standard.ChannelShuffle,
+        standard.Flatten,
+        standard.Reshape,
+    ),
+    "pipeline.models.modules.tokens": (
+        tokens.Embedding,
+        tokens.TiedEmbedding,
+        tokens.Tokens,
+        tokens.ClassToken,
+        tokens.PositionEmbedding,
+        tokens.SelfAttention,
+        tokens.FirstToken,
+    ),
+}
+"""Modules that register the computations of these layers, imported when a network has one."""
+
+
+def _import_and_apply(module: str, layer: LayerSpec, x: Array, context: LayerContext) -> Array:
+    """Import the module that registers a layer's computation in place of this one, and apply it."""
+    import_module(module)
+    result: Array = find_computation(type(layer))(layer, x, context)
+    return result
+
+
+for _module, _descriptions in COMPUTATIONS.items():
+    for _description in _descriptions:
+        apply_layer.register(_description, partial(_import_and_apply, _module))
 
 
 def _apply_module(module: Any, layer: LayerSpec, x: Array, context: LayerContext) -> Array:

@@ -11,7 +11,6 @@ from jax import Array
 from pipeline.models.layers.model_spec import Initializer, InitSpec, LayerSpec
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.layers.standard import Dense, Relu
-from pipeline.models.modules import standard as standard  # registers what layers compute
 from pipeline.models.modules.apply_layers import LayerContext, apply_layers
 
 

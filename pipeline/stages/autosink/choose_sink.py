@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
-from pipeline.backends.base import Backend, Estimate, Executable, Mechanism, SinkPrice
+from pipeline.backends.base import Backend, Estimate, Executable, SinkPrice
 from pipeline.backends.sink_choice import (
     Bounds,
     Cost,
@@ -18,8 +17,8 @@ from pipeline.backends.sink_choice import (
     choose,
     choose_no_sink,
 )
-from pipeline.checkpoint.host_state import SinkState
-from pipeline.config.recipe import Recipe, TrainSpec
+from pipeline.checkpoint.host_state import HostState, SinkState
+from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import list_event_periods
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
@@ -31,6 +30,9 @@ from pipeline.stages.autosink.dispatch_costs import (
     measure,
     time_single_step,
 )
+from pipeline.stages.autosink.sink_plan import SinkPlan, chooses_sink, make_sink_plan
+from pipeline.stages.runner.context import CompiledRun
+from pipeline.stages.runner.run_feature import RunFeature
 
 BUDGET_SHARE = 0.05
 """Share of a run's time for measuring, within `LEAST_BUDGET_S` and `MOST_BUDGET_S`."""
@@ -39,43 +41,8 @@ MOST_BUDGET_S = 3.0
 MOST_STEPS_SHARE = 0.1
 """Nothing is measured if that takes at least more than this share of the run's number of steps."""
 
-SINGLE_STEPS_REASON = "one asynchronous dispatch per step: its convolutions are slow in a loop"
-
 SINK_KEY = "sink"
 """Key of a checkpoint's host state, for sinks that were measured or modelled."""
-
-
-@dataclass(frozen=True)
-class SinkPlan:
-    """The sinks of a run, and their predicted times if they were measured."""
-
-    size: int | None
-    """Steps of a sink; None without sinks."""
-    mechanism: Mechanism
-    reason: str
-    choice: SinkChoice | None = None
-    host_entry: Mapping[str, Any] = field(default_factory=dict)
-    """Entry of a checkpoint from which a resumed run reads these sinks; {} for a recipe's sinks."""
-
-    def __str__(self) -> str:
-        return "off" if self.size is None else f"{self.size:,} steps, {self.mechanism}"
-
-    def summary(self) -> dict[str, Any]:
-        """Return the section `sink` of summary.json."""
-        section: dict[str, Any] = {
-            "size": self.size,
-            "mechanism": self.mechanism,
-            "why": self.reason,
-        }
-        if self.choice is not None:
-            names = ("off_ms", "step_ms", "gain")
-            section["predicted"] = {name: getattr(self.choice, name) for name in names}
-        return section
-
-
-def chooses_sink(train: TrainSpec) -> bool:
-    """Return whether the size of the recipe's sinks is `auto`."""
-    return train.sink and train.sink_size == "auto"
 
 
 def choose_sink(
@@ -93,10 +60,7 @@ def choose_sink(
     """
     train = recipe.train
     if not chooses_sink(train):
-        if train.sink and executable.report.single_steps:
-            return SinkPlan(run_schedule.sink_steps, "soft", SINGLE_STEPS_REASON)
-        mechanism, reason = backend.choose_mechanism(train.mechanism, sink=train.sink)
-        return SinkPlan(run_schedule.sink_steps, mechanism, reason)
+        return make_sink_plan(train, run_schedule, executable, backend)
     mechanisms = list_mechanisms(train.mechanism, executable)
     if estimate is not None and estimate.choice is not None:
         # The size is best for the emulated device, the mechanism for the host that runs the steps.
@@ -179,3 +143,21 @@ def make_modelled_costs(price: SinkPrice) -> Costs:
     """Return the costs that fit the modelled times of a step in sinks of 1 and `LONGEST` steps."""
     loop = Cost.fit("loop", price(1), LONGEST * price(LONGEST), LONGEST)
     return Costs(price(None), (loop,), 0.0)
+
+
+class SinkSearch(RunFeature):
+    """The sinks of a run with `train.sink_size = auto`."""
+
+    def choose_sinks(
+        self, run: CompiledRun, estimate: Estimate | None, host: HostState
+    ) -> SinkPlan:
+        """Return the fastest sinks. With several processes, a sink is an epoch."""
+        context = run.context
+        schedule = run.built.run_schedule
+        if context.ranks.size > 1:
+            return SinkPlan(schedule.steps_per_epoch, "loop", "not measured by several processes")
+        if host.sink is not None:
+            return resume_sink(host.sink, context.reporter)
+        return choose_sink(
+            context.recipe, schedule, run.executable, run.backend, estimate, context.reporter
+        )

@@ -26,12 +26,13 @@ from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.array_values import explain_value_read, is_value_read
-from pipeline.data.text.text_format import TOKENIZER, write_tokenizer
+from pipeline.data.text.file_names import TOKENIZER
+from pipeline.data.text.text_format import write_tokenizer
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.text_generation import make_cached_decoder
-from pipeline.stages.export.trained_run import Samples, TrainedRun, parse_samples
+from pipeline.stages.record.trained_run import Samples, TrainedRun, parse_samples
 
 PROGRAM = "model.bin"
 STABLEHLO = "model.mlir"

@@ -24,7 +24,7 @@ from pipeline.data.image_file import (
 from pipeline.data.tables.fit_table import read_encoded_rows
 from pipeline.data.targets import Targets
 from pipeline.models.weights.files.weight_files import read_npz
-from pipeline.stages.export.trained_run import Samples
+from pipeline.stages.record.trained_run import Samples
 
 _MODES = {1: "L", 3: "RGB"}
 """Pillow's modes by number of channels."""

@@ -29,12 +29,12 @@ from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages.data import load_data
-from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.record.run_directory import (
     CHECKPOINT_FILES,
     CHECKPOINT_NAMES,
     require_run_dir,
 )
+from pipeline.stages.record.trained_run import read_run_recipe
 
 SUFFIX = ".ckpt"
 OPT_STATE = "opt_state/"

@@ -31,7 +31,7 @@ from pipeline.models.layers.standard import (
     GlobalAvgPool,
     name_scopes,
 )
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from pipeline.stages.image_sizes import fit_specs_to_bucket, with_mask_channel
 from pipeline.stages.key_errors import prefixing_problems
 from pipeline.training.initial_state import get_image_shape

@@ -27,8 +27,8 @@ from pipeline.data.text.text_format import NO_TOKEN
 from pipeline.data.transform import apply_ops, compute_column_specs
 from pipeline.stages.build import build_network
 from pipeline.stages.data import drop_folds
-from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained_run
 from pipeline.stages.key_errors import prefixing_problems
+from pipeline.stages.record.trained_run import Samples, TrainedRun, read_trained_run
 from pipeline.training.step import make_network_inputs
 
 Weights = Mapping[str, Array | np.ndarray]

@@ -21,10 +21,10 @@ from jax import Array, export
 
 from pipeline.models.layers import standard, tokens
 from pipeline.models.layers.model_spec import LayerSpec
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from pipeline.stages.build import build_network
 from pipeline.stages.export.prediction import Predict, Weights, make_predict
-from pipeline.stages.export.trained_run import TrainedRun
+from pipeline.stages.record.trained_run import TrainedRun
 
 DISPATCH_TOKENS = 64
 """Tokens that are sampled in one dispatch."""

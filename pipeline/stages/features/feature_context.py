@@ -66,7 +66,7 @@ def _load_network(
     build_network: BuildNetwork, step_config: StepConfig, run_dir: Path
 ) -> TrainedNetwork:
     """Return the network of a run, which must have the inputs and outputs of `step_config`."""
-    from pipeline.stages.export.trained_run import read_trained_run
+    from pipeline.stages.record.trained_run import read_trained_run
 
     try:
         run = read_trained_run(run_dir)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipeline.config.precision import resolve_loss_scale
 from pipeline.config.recipe import Recipe
@@ -11,9 +12,11 @@ from pipeline.stages.key_errors import blaming_key
 from pipeline.training.features.feature_spec import FeatureContext
 from pipeline.training.features.freezing import FreezePhase, Freezing
 from pipeline.training.features.loss_scales import ScaledLoss
-from pipeline.training.privacy.add_noise import PrivacyRule
-from pipeline.training.robustness.pixel_scale import PixelScale
 from pipeline.training.step_feature import StepFeature
+
+if TYPE_CHECKING:
+    from pipeline.training.privacy.add_noise import PrivacyRule
+    from pipeline.training.robustness.pixel_scale import PixelScale
 
 
 @dataclass(frozen=True)

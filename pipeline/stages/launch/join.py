@@ -16,7 +16,6 @@ from pipeline.core.errors import RecipeError, RunError, first_line, get_exit_sta
 from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.launchers import RankPlace, find_place
 from pipeline.core.plugins.loading import FLAG, list_loaded_plugins
-from pipeline.stages.launch.meeting import meet
 from pipeline.stages.record.summary import find_version, list_versions
 from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_peer_error
@@ -108,6 +107,9 @@ def _require_parallel_mode(recipe: Recipe, reason: str) -> None:
 
 def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -> Ranks:
     """Connect to the other processes, with `gpus` or all GPUs. Raises RunError if that fails."""
+    # Imported here, since few runs have several processes.
+    from pipeline.stages.launch.meeting import meet
+
     meet(place, launch.start_seconds or place.start_s)
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
     flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"

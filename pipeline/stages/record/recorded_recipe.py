@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.defaults import normalise_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import LENGTH_UNITS
 from pipeline.core.errors import DataError, RecipeError
@@ -64,6 +63,9 @@ def read_recorded_recipe(run_dir: Path) -> Mapping[str, Any]:
 
     Raises DataError if it can't be read.
     """
+    # Imported here, since few runs are resumed.
+    from pipeline.config.defaults import normalise_recipe
+
     path = run_dir / RECIPE
     try:
         tree = read_yaml(path)

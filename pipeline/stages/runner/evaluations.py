@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
+from pipeline.backends.base import Estimate
+from pipeline.checkpoint.host_state import HostState
+from pipeline.config.observer_settings import make_observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import first_line
+from pipeline.core.host.process_start import collect_seldom
 from pipeline.core.host.signals import Interrupted
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.history import History
+from pipeline.engine.monitors.metrics_log import require_logs
 from pipeline.engine.monitors.monitors import describe_never_predicted, format_class_table
-from pipeline.engine.monitors.observers import Observers
-from pipeline.engine.monitors.tensorboard import BoardNode
+from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.stages.data import sample_images
 from pipeline.stages.evaluate import EvalOptions, evaluate
-from pipeline.stages.runner.context import CompiledRun
-from pipeline.stages.sample_pictures import (
-    Draw,
-    embed_samples,
-    format_sample_labels,
-    make_drawers,
-    predict_samples,
-)
+from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.state import TrainState
+
+if TYPE_CHECKING:
+    from pipeline.engine.monitors.tensorboard import BoardNode
+    from pipeline.stages.sample_pictures import Draw
 
 SETTLING_STEPS = 500
 """Steps after which running averages with a momentum of 0.99 hardly depend on their start: 0.99^500
@@ -42,12 +44,17 @@ class Evaluations:
 
     run: CompiledRun
     observers: Observers
+    history: History
+    """The history of training; of a run that only evaluates, its step."""
 
     @cached_property
     def _drawers(self) -> list[Draw]:
         context = self.run.context
         if not context.shows_pictures:
             return []
+        # Imported here, as in other methods, since runs without TensorBoard don't need it.
+        from pipeline.stages.sample_pictures import make_drawers
+
         return make_drawers(context.recipe, self.run.dataset, self.run.built)
 
     def evaluate_unless_stopped(self, state: TrainState) -> Evaluation | None:
@@ -63,14 +70,16 @@ class Evaluations:
         """Evaluate a state for a callback, only in the first process."""
         return self._evaluate(state, decide_alone)
 
-    def conclude(self, state: TrainState, history: History) -> None:
+    def conclude(self, state: TrainState) -> None:
         """Evaluate the final state, unless training has just evaluated it, and record the result.
 
         A signal interrupts the evaluation.
         """
         context = self.run.context
+        _check_signals(context)
         observers = self.observers
         recipe = context.recipe
+        history = self.history
         evaluation = history.evaluated.get(history.step)
         if evaluation is None:
             signals = context.options.signals
@@ -92,6 +101,8 @@ class Evaluations:
         state = gather_arrays(state)
         if not context.shows_pictures:
             return
+        from pipeline.stages.sample_pictures import predict_samples
+
         config = self.run.built.step_config
         show = predict_samples(recipe, config, state, self.run.dataset, history.step)
         if show is not None:
@@ -118,6 +129,8 @@ class Evaluations:
     def _show_embeddings(self, state: TrainState) -> None:
         """Show the embeddings of samples; a failure is a warning."""
         context = self.run.context
+        from pipeline.stages.sample_pictures import embed_samples
+
         config = self.run.built.step_config
         try:
             show = embed_samples(context.recipe, config, state, self.run.dataset)
@@ -137,6 +150,10 @@ class Evaluations:
         context = self.run.context
         dataset = self.run.dataset
         recipe = context.recipe
+        if not recipe.monitor.tensorboard:
+            return
+        from pipeline.stages.sample_pictures import format_sample_labels
+
         images = sample_images(recipe, dataset)
         labels = format_sample_labels(recipe, dataset)
         self.observers.show(lambda board: board.add_classes(dataset.classes))
@@ -170,15 +187,68 @@ class Evaluations:
             on_train=recipe.eval.on_train,
         )
         evaluation = evaluate(run.executable, state, run.dataset, options, is_stopped, agree)
-        if evaluation is None or run.built.privacy is None:
-            return evaluation
-        epsilon = run.built.privacy.compute_epsilon(int(state.step))
-        return replace(evaluation, metrics={**evaluation.metrics, "epsilon": epsilon})
+        if evaluation is None:
+            return None
+        measured = run.context.features.measure(run, state)
+        return replace(evaluation, metrics={**evaluation.metrics, **measured})
 
     def _show_pictures(self, state: TrainState) -> None:
         """Show predicted masks, and images that a generator makes."""
         for draw in self._drawers:
             self.observers.show(draw(state))
+
+
+@contextmanager
+def open_evaluations(
+    run: CompiledRun, step: int, estimate: Estimate | None, host: HostState
+) -> Iterator[Evaluations]:
+    """Open the logs and the other observers of a run after `step` steps, for its evaluations.
+
+    `host` is the state of the host in the checkpoint of a resumed run. Its logs are the last thing
+    that is checked. The writes that wait for all checks follow.
+    """
+    context = run.context
+    marks = host.logs if context.resuming else None
+    require_logs(context.run_dir, step, marks)
+    context.folder.accepted.release()
+    with _open_observers(run, step, estimate, host) as observers:
+        context.summary.logs = observers.log_flaws()
+        evaluations = Evaluations(run, observers, History(step))
+        if "train" in context.recipe.stages:
+            collect_seldom()
+            evaluations.show_start()
+        yield evaluations
+
+
+def _open_observers(
+    run: CompiledRun, step: int, estimate: Estimate | None, host: HostState
+) -> Observers:
+    """Open the observers of the first process; other processes have none."""
+    context = run.context
+    recipe = context.recipe
+    if not context.ranks.is_first:
+        return Observers([], None)
+    settings = replace(
+        make_observer_settings(recipe),
+        has_scalars=bool(recipe.train.callbacks or context.options.callbacks),
+        is_unfinished=host.unfinished_boundary is not None,
+        unit=run.dataset.unit,
+        estimate=estimate,
+        lock=context.lock,
+    )
+    schedule = run.built.run_schedule
+    reporter = context.reporter
+    marks = host.logs if context.resuming else None
+    return open_observers(settings, context.run_dir, schedule, step, reporter, marks)
+
+
+def _check_signals(context: RunContext) -> None:
+    """Raise Interrupted in all processes if the first process got a signal to stop."""
+    signals = context.options.signals
+    stop = context.ranks.agree(lambda: signals.stop)
+    if stop is not None:
+        signals.stop = stop
+        signals.check()
 
 
 def _list_main_parameters(recipe: Recipe) -> dict[str, Any]:

@@ -10,18 +10,14 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pipeline.checkpoint.host_state import HostState
-from pipeline.checkpoint.restore import set_others_aside
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.memory import require_room
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
-from pipeline.stages.private_run import require_same_noise, set_secret
 from pipeline.stages.record.run_directory import SUMMARY, find_run_dir
-from pipeline.stages.record.saved_recipe import restore_state
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.training.parallel.state_sharing import StateSharing, make_state_sharing
 from pipeline.training.state import TrainState
@@ -51,7 +47,7 @@ def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], 
 
     Such weights have the right shapes, so no check refuses them.
     """
-    from pipeline.stages.export.trained_run import parse_samples
+    from pipeline.stages.record.trained_run import parse_samples
 
     run_dir = find_run_dir(source)
     if run_dir is None:
@@ -73,14 +69,12 @@ def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], 
         )
 
 
-def make_initial_state(
-    run: CompiledRun, restored: Restored | None, secret: np.ndarray | None
-) -> tuple[TrainState, HostState]:
+def make_initial_state(run: CompiledRun, restored: Restored | None) -> tuple[TrainState, HostState]:
     """Return the initial state on the device, and the state of the host.
 
-    Weights are fresh, restored, or from the last checkpoint of a run to resume. The state of a new
-    private run has the `secret`, uint32 (4,). Raises RecipeError if the run to resume has more
-    steps than the recipe, RunError if weights and optimizer don't fit into memory.
+    Weights are fresh, restored, or from the last checkpoint of a run to resume. Raises RecipeError
+    if the run to resume has more steps than the recipe, RunError if weights and optimizer don't fit
+    into memory.
     """
     context = run.context
     built = run.built
@@ -95,8 +89,7 @@ def make_initial_state(
         # No fresh weights are made, since they would double the memory.
         if saved is not None:
             state, host = saved
-            if built.privacy is not None:
-                require_same_noise(state, built.privacy)
+            state = context.features.start_state(run, state, resumed=True)
             return executable.put(state), host
     state = executable.init()
     if restored is not None:
@@ -105,9 +98,7 @@ def make_initial_state(
             state = replace(state, step=jnp.asarray(restored.step, jnp.int32))
         context.reporter.print_stage("restore", restored.line)
         state = executable.put(state)
-    if secret is not None and built.privacy is not None:
-        state = executable.put(set_secret(state, secret, built.privacy))
-    return state, HostState()
+    return context.features.start_state(run, state, resumed=False), HostState()
 
 
 def _require_room(
@@ -133,6 +124,10 @@ def _require_room(
 
 def _read_last_checkpoint(context: RunContext, built: Built) -> tuple[TrainState, HostState] | None:
     """Read the last checkpoint of a run to resume; None without one."""
+    # Imported here, since few runs are resumed.
+    from pipeline.checkpoint.restore import set_others_aside
+    from pipeline.stages.record.saved_recipe import restore_state
+
     tree = context.recipe.model_dump(mode="json")
     ranks = context.ranks
     warn = context.reporter.warn

@@ -2,146 +2,52 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from pipeline.checkpoint.mirror import DRAFT, MirroredRun
-from pipeline.checkpoint.restore import FOLDER, list_saved_steps
-from pipeline.config.checks import fit_to_processes
+from pipeline.backends.base import Backend
+from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RecipeError, get_exit_status
+from pipeline.core.errors import get_exit_status
 from pipeline.core.host.array_values import convert_value_reads
-from pipeline.core.host.signals import Interrupted, Signals, conclude, end_with, handle_signals
+from pipeline.core.host.signals import Interrupted, conclude, end_with, handle_signals
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.data.text.text_format import write_tokenizer
 from pipeline.engine.monitors.log_levels import log_by_level
 from pipeline.engine.non_finite_step import NonFiniteStepError
-from pipeline.stages.export.brightness import measure_brightness
-from pipeline.stages.launch.local import ProcessError, run_locally
 from pipeline.stages.record import recorded_recipe, run_directory
-from pipeline.stages.record.continuity import require_same_data, require_same_origin
+from pipeline.stages.record.brightness import measure_brightness
 from pipeline.stages.record.environment import describe_process
 from pipeline.stages.record.guards import convert_os_errors, convert_out_of_memory, write_summary
 from pipeline.stages.record.provenance import add_provenance
 from pipeline.stages.record.recorded_reference import describe_comparison, find_reference
 from pipeline.stages.record.run_directory import HeldWrites, RunFolder
-from pipeline.stages.record.summary import Summary, describe_start_up
+from pipeline.stages.record.summary import Summary, describe_start_up, list_versions
 from pipeline.stages.runner.context import RunContext, RunOptions
-from pipeline.stages.runner.run_mirror import RESTORE_S, find_mirrored_run
+from pipeline.stages.runner.run_feature import RunFeature
+from pipeline.stages.runner.run_features import RunFeatures
 from pipeline.training.parallel.ranks import Ranks
 
 SAVING = {"train", "checkpoint"}
 """Stages of a run that can be resumed."""
 
 
-def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
-    """Run in several processes on this machine; return the summary of the first process.
-
-    Every process calls `run`. After the death of a process, they are started again from the last
-    checkpoint, up to `launch.restarts` times. Raises the error of the process that failed first,
-    and RecipeError for a pruner or callbacks, which the other processes don't have.
-    """
-    if options.pruner is not None:
-        raise RecipeError("launch = local: must be none in a sweep that prunes its trials")
-    if options.callbacks:
-        problem = "must be none with callbacks from Python; name them in train.callbacks"
-        raise RecipeError(f"launch = local: {problem}")
-    fitted, folder = _place_run(recipe, options, Ranks(), recipe.launch.num_processes)
-    run_dir = folder.path
-    if folder.resuming:
-        with convert_os_errors(run_dir):
-            run_directory.require_own(run_dir)
-    request = {
-        "recipe": _make_worker_tree(fitted, run_dir if folder.resuming else None),
-        "run_dir": str(run_dir),
-        "recipe_folder": None if options.recipe_folder is None else str(options.recipe_folder),
-        "changed": dict(options.changed),
-        # All processes of a machine have the same clock.
-        "started_at": options.started_at,
-        "parent": os.getpid(),
-    }
-    try:
-        with handle_signals(options.signals):
-            summary = _run_with_restarts(fitted, request, run_dir, options.signals)
-    except BaseException:
-        if list_saved_steps(run_dir / FOLDER):
-            _advise_to_resume(fitted, options, run_dir, Reporter())
-        raise
-    if summary.status == "stopped":
-        _advise_to_resume(fitted, options, run_dir, Reporter())
-    return summary
-
-
-def _run_with_restarts(
-    recipe: Recipe, request: Mapping[str, Any], run_dir: Path, signals: Signals
-) -> Summary:
-    """Run the processes of a request, and start them again if one of them dies."""
-    restarts = recipe.launch.restarts
-    for number in count(1):
-        try:
-            return run_locally(request, run_dir, signals, recipe.launch)
-        except ProcessError as error:
-            if number > restarts or signals.stop or not error.is_death:
-                raise
-            resumed = run_dir if (run_dir / run_directory.RECIPE).exists() else None
-            restores = recipe.checkpoint.restore is not None
-            # Resumed without a checkpoint, a run would begin with fresh weights.
-            if resumed and restores and not list_saved_steps(run_dir / FOLDER):
-                raise
-            recipe = _leave_out_process(recipe)
-            processes = recipe.launch.num_processes
-            text = f"restart {number} of {restarts} in {processes} of the processes: {error}"
-            Reporter().warn(text)
-            request = {**request, "recipe": _make_worker_tree(recipe, resumed)}
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _leave_out_process(recipe: Recipe) -> Recipe:
-    """Return the recipe with the largest smaller number of processes that it allows.
-
-    Each process has as many devices as before. Returns `recipe` if fewer aren't allowed.
-    """
-    num_before = recipe.launch.num_processes
-    least = recipe.launch.min_processes or num_before
-    devices_per_process = recipe.parallel.num_devices // num_before
-    for processes in range(num_before - 1, least - 1, -1):
-        launch = recipe.launch.model_copy(update={"processes": processes})
-        layout = {"devices": processes * devices_per_process, "mesh": None}
-        parallel = recipe.parallel.model_copy(update=layout)
-        with suppress(RecipeError):
-            changed = recipe.model_copy(update={"launch": launch, "parallel": parallel})
-            return fit_to_processes(changed, processes)
-    return recipe
-
-
-def _make_worker_tree(recipe: Recipe, resumed: Path | None) -> dict[str, Any]:
-    """Return the processes' recipe as JSON: it resumes the run in `resumed`, or begins a run."""
-    tree = recipe.whole_tree()
-    tree["train"]["resume"] = None if resumed is None else str(resumed)
-    if resumed is not None:
-        # Checkpoints have the weights that the run began with.
-        tree["checkpoint"]["restore"] = None
-    return tree
-
-
 @contextmanager
-def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunContext]:
+def open_run(
+    recipe: Recipe, options: RunOptions, features: RunFeatures, ranks: Ranks
+) -> Iterator[RunContext]:
     """Open the directory of a run, locked against other runs, with its log and its summary.
 
     Handles signals and writes the summary at the end. Only the first process writes; the others
     print. Raises RecipeError if the recipe doesn't fit the processes or the run that it resumes.
     """
-    recipe, folder = _place_run(recipe, options, ranks, ranks.size)
+    recipe, folder = place_run(recipe, options, features, ranks, ranks.size)
     run_dir = folder.path
     summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
     with handle_signals(options.signals), ExitStack() as stack:
@@ -149,7 +55,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
         if not ranks.is_first:
             stack.enter_context(convert_value_reads())
             stack.enter_context(convert_out_of_memory())
-            yield RunContext(recipe, options, folder, Reporter(), summary)
+            yield RunContext(recipe, options, folder, Reporter(), summary, features=features)
             return
         lock = stack.enter_context(run_directory.lock_run(run_dir, new=not folder.resuming))
         reporter = stack.enter_context(Reporter(run_dir, options.console, delay_log=True))
@@ -159,7 +65,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
         stack.enter_context(convert_os_errors(run_dir))
         stack.enter_context(convert_value_reads())
         stack.enter_context(convert_out_of_memory())
-        context = RunContext(recipe, options, folder, reporter, summary, lock)
+        context = RunContext(recipe, options, folder, reporter, summary, lock, features=features)
         stack.enter_context(end_with(partial(_end_interrupted, context)))
         # If the process is killed after this, the run has no summary.
         folder.advanced.add(partial((run_dir / run_directory.SUMMARY).unlink, missing_ok=True))
@@ -177,7 +83,7 @@ def _end_interrupted(context: RunContext) -> None:
     """Report and record that a signal ends the run and its process at once."""
     summary = context.summary
     _record_stop(context, str(context.options.signals.reason))
-    _advise_to_resume(context.recipe, context.options, context.run_dir, context.reporter)
+    advise_to_resume(context.recipe, context.options, context.run_dir, context.reporter)
     context.reporter.print_stage("stopped", f"{summary.reason}; {context.run_dir}")
     if not context.folder.advanced.is_held:
         summary.write(context.run_dir)
@@ -190,52 +96,40 @@ def _record_stop(context: RunContext, reason: str) -> None:
     summary.exit_status = get_exit_status("stopped")
 
 
-def _place_run(
-    recipe: Recipe, options: RunOptions, ranks: Ranks, processes: int
+def place_run(
+    recipe: Recipe, options: RunOptions, features: RunFeature, ranks: Ranks, processes: int
 ) -> tuple[Recipe, RunFolder]:
     """Return the recipe for a number of processes, and its directory, a new or a resumed one.
 
     Raises RecipeError if the recipe fits neither the processes nor the run to resume.
     """
-    recipe = fit_to_processes(recorded_recipe.keep_shards(recipe), processes)
+    recipe = recorded_recipe.keep_shards(recipe)
+    if processes > 1:
+        # Imported here, since it checks the recipe again by all rules.
+        from pipeline.config.checks import fit_to_processes
+
+        recipe = fit_to_processes(recipe, processes)
 
     def choose() -> tuple[str, bool]:
         run_dir = recorded_recipe.find_run_to_resume(recipe)
-        mirrored = find_mirrored_run(recipe, run_dir, Reporter().warn)
-        if run_dir is not None and mirrored is None:
+        restore = features.restore_run(recipe, run_dir)
+        if run_dir is not None and restore is None:
             return str(run_dir), True
         if options.run_dir:
             run_dir = run_directory.make_run_dir(options.run_dir)
         else:
             run_dir = run_directory.create_run_dir(recipe.name)
-        if mirrored is not None:
-            _restore_run(mirrored, run_dir)
-        return str(run_dir), mirrored is not None
+        if restore is not None:
+            restore(run_dir)
+        return str(run_dir), restore is not None
 
-    path, resuming = ranks.agree(choose, timeout_s=RESTORE_S if recipe.checkpoint.mirror else None)
+    path, resuming = ranks.agree(choose, timeout_s=features.restore_s)
     if resuming and recipe.train.deadline is not None:
         recorded = recorded_recipe.read_recorded_recipe(Path(path))
         recipe = recorded_recipe.keep_length(recipe, recorded, path)
     accepted = HeldWrites(held=resuming)
     advanced = HeldWrites(held=resuming)
     return recipe, RunFolder(Path(path), accepted, advanced, resuming, ranks)
-
-
-def _restore_run(mirrored: MirroredRun, run_dir: Path) -> None:
-    """Restore a run from its mirror into a new directory. Remove the directory if that fails."""
-    reporter = Reporter()
-    url = mirrored.storage.url
-    try:
-        with convert_os_errors(run_dir), reporter.clock(f"restoring step {mirrored.newest}"):
-            mirrored.restore(run_dir, reporter.warn)
-    except BaseException:
-        shutil.rmtree(run_dir / DRAFT, ignore_errors=True)
-        with suppress(OSError):
-            run_dir.rmdir()
-        raise
-    reporter.print_stage(
-        "mirror", f"step {mirrored.newest} and before, from {url}; now in {run_dir}"
-    )
 
 
 @contextmanager
@@ -259,14 +153,14 @@ def conclude_run(context: RunContext) -> Iterator[None]:
             if isinstance(error, NonFiniteStepError) and error.advice:
                 reporter.print_stage("resume", error.advice)
             elif has_saved():
-                _advise_to_resume(context.recipe, context.options, run_dir, reporter)
+                advise_to_resume(context.recipe, context.options, run_dir, reporter)
             if error is caught:
                 raise
             raise error from caught
         _record_stop(context, str(error))
     with conclude():
         if summary.status == "stopped" or (summary.status == "failed" and has_saved()):
-            _advise_to_resume(context.recipe, context.options, run_dir, reporter)
+            advise_to_resume(context.recipe, context.options, run_dir, reporter)
         if summary.time.get("first_step_s") is not None:
             reporter.print_stage("time", describe_start_up(summary.time))
         if reference is not None and context.ranks.is_first and summary.metrics:
@@ -275,7 +169,7 @@ def conclude_run(context: RunContext) -> Iterator[None]:
         reporter.print_stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
 
 
-def _advise_to_resume(
+def advise_to_resume(
     recipe: Recipe, options: RunOptions, run_dir: Path, reporter: Reporter
 ) -> None:
     """Print the command that resumes a run, if it can be resumed."""
@@ -283,6 +177,20 @@ def _advise_to_resume(
         advice = options.how_to_resume(run_dir, recipe.checkpoint.restore)
         if advice is not None:
             reporter.print_stage("resume", advice)
+
+
+def open_backend(context: RunContext) -> Backend:
+    """Open the recipe's devices, and report how several devices share a batch."""
+    recipe = context.recipe
+    backend = recipe.device.open(recipe.parallel)
+    context.summary.versions = list_versions(backend.describe())
+    if recipe.parallel.mode != "none":
+        # Imported here, since few runs have several devices.
+        from pipeline.training.parallel.devices import describe_layout
+
+        line = describe_layout(recipe.parallel, recipe.train.batch_size, context.ranks)
+        context.reporter.print_stage("parallel", line)
+    return backend
 
 
 def record_data(
@@ -302,6 +210,9 @@ def record_data(
         if rate_files:
             process = replace(process, data={**process.data, "learning rates": rate_files})
         if context.resuming and list_saved_steps(context.run_dir / FOLDER):
+            # Imported here, since few runs are resumed.
+            from pipeline.stages.record.continuity import require_same_data, require_same_origin
+
             on_changed = recipe.train.resume_changed
             warn = context.reporter.warn
             if recipe.train.ledger and on_changed == "allow":
@@ -309,6 +220,9 @@ def record_data(
             require_same_origin(context.run_dir, process, on_changed, warn)
         context.folder.accepted.add(partial(add_provenance, context.run_dir, process))
         if text is not None:
+            # Imported here, since few networks read texts.
+            from pipeline.data.text.text_format import write_tokenizer
+
             context.folder.accepted.add(partial(write_tokenizer, context.run_dir, text))
         context = replace(context, process=process)
     trains = "train" in recipe.stages and context.ranks.is_first

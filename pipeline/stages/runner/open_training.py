@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints, read_state
-from pipeline.checkpoint.restore import FOLDER, list_saved_steps
-from pipeline.checkpoint.retention import Retention
+from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
 from pipeline.config.recipe import EarlyStopSpec, Recipe
 from pipeline.config.run_length import list_event_periods, schedule_events
 from pipeline.core.errors import RecipeError, first_line, get_exit_status
@@ -25,14 +23,12 @@ from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks, Saves, do_nothing
 from pipeline.engine.loop import Program
 from pipeline.engine.monitors.observers import Observers
+from pipeline.engine.non_finite_step import Examination
 from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import Event, Schedule, is_due
-from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.record.run_directory import HeldWrites
-from pipeline.stages.record.saved_recipe import hash_recipe
-from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
+from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
-from pipeline.stages.runner.run_mirror import open_mirror
 from pipeline.training.component_specs import list_metric_directions
 from pipeline.training.features.loss_scales import get_loss_scale_state
 from pipeline.training.features.non_finite_steps import Rollback
@@ -40,6 +36,10 @@ from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.state import TrainState
 from pipeline.training.step_feature import StepFeature
 from pipeline.training.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from pipeline.checkpoint.checkpointer import Checkpoints, NoCheckpoints
+    from pipeline.stages.autosink.sink_plan import SinkPlan
 
 
 class AdvanceMonitor(Monitor):
@@ -58,9 +58,7 @@ def open_training(
     run: CompiledRun,
     sink: SinkPlan,
     evaluations: Evaluations,
-    history: History,
     callbacks: Sequence[Callback],
-    dumps: Dumps | None,
 ) -> Iterator[tuple[Program, Schedule, Hooks]]:
     """Yield the arguments of `train`, and record the results in the summary at the end.
 
@@ -74,17 +72,18 @@ def open_training(
     observers = evaluations.observers
     signals = context.options.signals
     pruner = context.options.pruner
+    features = context.features
     if not recipe.train.sink and recipe.train.sink_size != -1:
         context.reporter.warn(f"train.sink_size = {recipe.train.sink_size}: ignored, sink is false")
     if context.resuming and context.ranks.is_first:
-        context.folder.advanced.add(partial(_archive_findings, context))
+        context.folder.advanced.add(partial(features.advance, context))
     with signals.hold_stops(), ExitStack() as stack:
         periods = list_event_periods(recipe, built.run_schedule.steps_per_epoch)
         save_periods = periods[Event.CHECKPOINT]
         checkpoints = _open_checkpoints(evaluations, save_periods, stack)
         every_s = recipe.checkpoint.every_seconds
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
-        monitors += [monitor for monitor in (pruner, dumps) if monitor is not None]
+        monitors += [*([] if pruner is None else [pruner]), *features.monitors]
         # Each process has a part of the state, which checkpoints gather.
         is_shared = recipe.parallel.mode != "data" and context.ranks.size > 1
         hooks = Hooks(
@@ -97,8 +96,8 @@ def open_training(
             deadline=context.deadline,
             rollbacks=_make_rollbacks(context, save_periods, checkpoints),
             on_non_finite_step=recipe.train.on_nan.name,
-            examine=context.options.inspection.open_autopsy(run),
-            dump=do_nothing if dumps is None else dumps,
+            examine=partial(_examine, run),
+            dump=features.see_state,
             collect=_make_collector(run, observers),
             measure=partial(_measure, built.step_config.list_acting("measure")),
             gather=gather_arrays if is_shared else None,
@@ -107,14 +106,19 @@ def open_training(
         )
         rate_columns = recipe.train.rate_columns
         program = Program(executable, sink.mechanism, built.learning_rates, rate_columns)
-        dump_steps = () if dumps is None else dumps.steps
         stack.callback(executable.loader.close)
-        record = partial(_record_results, run, history, hooks)
+        record = partial(_record_results, run, evaluations.history, hooks)
         stack.callback(record)
         stack.enter_context(end_with(record))
-        if isinstance(checkpoints, Checkpoints):
+        if checkpoints is not None:
             stack.enter_context(end_with(checkpoints.finish))
-        yield program, schedule_events(recipe, built.run_schedule, dump_steps), hooks
+        yield program, schedule_events(recipe, built.run_schedule, features.state_steps), hooks
+
+
+def _examine(run: CompiledRun, state: TrainState, step: int) -> Examination:
+    """Examine a non-finite step that ends the run, by the features of the run."""
+    examination = run.context.features.examine(run, state, step)
+    return Examination() if examination is None else examination
 
 
 def _measure(features: Sequence[StepFeature], telemetry: Telemetry, seconds: float) -> Telemetry:
@@ -217,12 +221,6 @@ def _require_callback(callback: Any) -> Callback:
     return callback
 
 
-def _archive_findings(context: RunContext) -> None:
-    folder = context.options.inspection.archive(context.run_dir)
-    if folder is not None:
-        context.reporter.print_stage("autopsy", f"the earlier autopsy is in {folder}")
-
-
 def _open_checkpoints(
     evaluations: Evaluations, save_periods: tuple[int, ...], stack: ExitStack
 ) -> Checkpoints | NoCheckpoints | None:
@@ -230,6 +228,11 @@ def _open_checkpoints(
     recipe = context.recipe
     if "checkpoint" not in recipe.stages:
         return None
+    # Imported here, since a run without the stage doesn't need it.
+    from pipeline.checkpoint.checkpointer import Checkpoints, NoCheckpoints
+    from pipeline.checkpoint.retention import Retention
+    from pipeline.stages.record.saved_recipe import hash_recipe
+
     if not context.ranks.is_first:
         return NoCheckpoints()
     spec = recipe.checkpoint
@@ -238,37 +241,9 @@ def _open_checkpoints(
     periods = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
     is_needed = partial(is_due, periods=periods)
     retention = Retention(spec.keep, spec.best, is_needed, spec.keep_minutes)
-    opened = [_open_copies(evaluations), stack.enter_context(open_mirror(context))]
-    copies: list[Copies] = [copy for copy in opened if copy is not None]
+    copies = stack.enter_context(context.features.copy_checkpoints(evaluations))
     checkpoints = Checkpoints(context.run_dir, retention, tree, hash_recipe(tree), copies)
     return stack.enter_context(checkpoints)
-
-
-def _open_copies(evaluations: Evaluations) -> Copies | None:
-    """Open copies in MindSpore's format; None if neither `prefix` nor `directory` is set."""
-    run = evaluations.run
-    context = run.context
-    schedule = run.built.run_schedule
-    spec = context.recipe.checkpoint
-    if spec.prefix is None and spec.directory is None:
-        return None
-    # Imported here, since few runs need it.
-    from pipeline.engine.monitors.tensorboard import encode_graph
-    from pipeline.stages.export.mindspore_checkpoints import MindSporeCopies
-
-    copies = MindSporeCopies(
-        context.run_dir,
-        spec.directory,
-        spec.prefix or context.recipe.model.name,
-        schedule.sink_steps or schedule.steps_per_epoch,
-        optimizer=spec.optimizer,
-    )
-    nodes = evaluations.trace_graph("checkpoint.prefix")
-    if nodes is not None:
-        # Encoded on the thread that writes for TensorBoard: two threads can't import its package.
-        monitor = evaluations.observers.monitor
-        copies.write_graph(monitor.submit_and_wait(partial(encode_graph, nodes)))
-    return copies
 
 
 def _make_rollbacks(
@@ -279,6 +254,8 @@ def _make_rollbacks(
     policy = context.recipe.train.on_nan
     if checkpoints is None or not isinstance(policy, Rollback):
         return NoRollbacks()
+    from pipeline.checkpoint.checkpointer import read_state
+
     read = partial(read_state, context.run_dir)
     return Rollbacks(policy.most, save_periods, checkpoints.list_steps, read, context.ranks.agree)
 
@@ -316,10 +293,7 @@ def _record_results(run: CompiledRun, history: History, hooks: Hooks) -> None:
         "left_out": history.left_out,
         "rollbacks": [asdict(rollback) for rollback in hooks.rollbacks.done],
     }
-    privacy = run.built.privacy
-    if privacy is not None:
-        summary.privacy = dict(privacy.summarize(history.step))
-        summary.metrics["epsilon"] = summary.privacy["epsilon"]
+    context.features.record(run, history)
     summary.feed = asdict(run.executable.loader.report())
     started_at = context.options.started_at
     step_ms = history.step_ms

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
-from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
+from pipeline.checkpoint.checkpoint_folder import FOLDER, MIRROR_DRAFT, list_saved_steps
+from pipeline.checkpoint.checkpointer import Copies
 from pipeline.checkpoint.mirror import MirroredRun, Warn, read_mirror
 from pipeline.checkpoint.mirror_writer import Mirror, MirrorWriter
 from pipeline.config.defaults import normalise_recipe
@@ -16,11 +19,15 @@ from pipeline.core.errors import DataError, RecipeError, get_exit_status
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.files.storage import open_storage
 from pipeline.core.files.strict_json import format_json
-from pipeline.data.text.text_format import TOKENIZER
+from pipeline.core.reporter import Reporter
+from pipeline.data.text.file_names import TOKENIZER
+from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
 from pipeline.stages.record.recorded_recipe import list_changes_with_length
 from pipeline.stages.record.run_directory import LOG, LOWERINGS, PLAN, RECIPE
 from pipeline.stages.runner.context import RunContext
+from pipeline.stages.runner.evaluations import Evaluations
+from pipeline.stages.runner.run_feature import RestoreRun, RunFeature
 
 LOGS = ("metrics.jsonl", "evals.jsonl", "scalars.jsonl")
 FILES = (*LOGS, LOG, TOKENIZER, PROVENANCE, LOWERINGS, PLAN, RECIPE)
@@ -96,18 +103,33 @@ def identify_run(run_dir: Path) -> str:
     return "0" * 16
 
 
+def restore_run(mirrored: MirroredRun, run_dir: Path) -> None:
+    """Restore a run from its mirror into a new directory. Remove the directory if that fails."""
+    reporter = Reporter()
+    url = mirrored.storage.url
+    try:
+        with convert_os_errors(run_dir), reporter.clock(f"restoring step {mirrored.newest}"):
+            mirrored.restore(run_dir, reporter.warn)
+    except BaseException:
+        shutil.rmtree(run_dir / MIRROR_DRAFT, ignore_errors=True)
+        with suppress(OSError):
+            run_dir.rmdir()
+        raise
+    reporter.print_stage(
+        "mirror", f"step {mirrored.newest} and before, from {url}; now in {run_dir}"
+    )
+
+
 @contextmanager
-def open_mirror(context: RunContext) -> Iterator[Mirror | None]:
-    """Open the mirror of a run, and wait for its copies at the end; None without an address.
+def open_mirror(context: RunContext) -> Iterator[Mirror]:
+    """Open the mirror of a run, and wait for its copies at the end.
 
     If a copy has failed, the status of a run becomes `failed`, with the reason in the summary. A
     stopped run only gets a warning. Raises RecipeError if the mirror is of another run, DataError
     or RunError if it can't be written.
     """
     url = context.recipe.checkpoint.mirror
-    if url is None:
-        yield None
-        return
+    assert url is not None, "the run has a mirror"
     run = identify_run(context.run_dir)
     writer = MirrorWriter(open_storage(url), run, context.run_dir, FILES)
     with Mirror(writer, context.reporter.warn) as mirror:
@@ -122,3 +144,20 @@ def open_mirror(context: RunContext) -> Iterator[Mirror | None]:
     summary.status = "failed"
     summary.reason = f"{reason}; {context.run_dir} has them, and train.resume=auto copies them"
     summary.exit_status = get_exit_status(summary.status)
+
+
+class RunMirror(RunFeature):
+    """The mirror of a run with `checkpoint.mirror`."""
+
+    restore_s = RESTORE_S
+
+    def restore_run(self, recipe: Recipe, run_dir: Path | None) -> RestoreRun | None:
+        """Find the run of the mirror, if it is the one to resume."""
+        mirrored = find_mirrored_run(recipe, run_dir, Reporter().warn)
+        return None if mirrored is None else partial(restore_run, mirrored)
+
+    @contextmanager
+    def copy_checkpoints(self, evaluations: Evaluations) -> Iterator[Sequence[Copies]]:
+        """Copy every checkpoint to the address."""
+        with open_mirror(evaluations.run.context) as mirror:
+            yield (mirror,)

@@ -32,8 +32,8 @@ from pipeline.stages.compile import compile_to_executable, make_compile_inputs, 
 from pipeline.stages.lower import lower
 from pipeline.stages.record.guards import record_time
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
-from pipeline.stages.run import lower_and_compile
-from pipeline.stages.runner.context import CompiledRun, RunContext
+from pipeline.stages.runner.context import BuiltRun, CompiledRun, RunContext
+from pipeline.stages.runner.programs import lower_and_compile
 from pipeline.study.population.groups import collect_numbers, flatten_tree
 from pipeline.study.population.shared_step import CompiledInError, SharedStep, Values, share_step
 from pipeline.training.state import TrainState
@@ -107,23 +107,24 @@ class SharedProgram:
         changed = {key for key in numbers if numbers[key] != tracer.first.get(key)}
         return numbers.keys() == tracer.first.keys() and changed <= tracer.keys
 
-    def open(
-        self, context: RunContext, recipe: Recipe, dataset: Dataset, built: Built, backend: Backend
-    ) -> CompiledRun:
+    def open(self, built_run: BuiltRun) -> CompiledRun:
         """Return a run with its lowered step and the shared program.
 
         A run gets separate programs if it only compiles, if it is resumed with other lowerings, or
         if it is an unpadded fold of another size. Raises CompiledInError if numbers decide what is
         compiled.
         """
-        if not {"train", "eval"} & set(recipe.stages):
-            return lower_and_compile(context, recipe, dataset, built, backend)
+        context = built_run.context
+        dataset = built_run.dataset
+        backend = built_run.backend
+        if not {"train", "eval"} & set(built_run.recipe.stages):
+            return lower_and_compile(built_run)
         with record_time(context.summary, "compile_s"):
-            opened = self._open_programs(context, dataset, built, backend)
+            opened = self._open_programs(context, dataset, built_run.built, backend)
         if opened is None:
             line = "other lowerings or sizes than the other runs, so separate programs"
             context.reporter.print_stage("lower", line)
-            return lower_and_compile(context, recipe, dataset, built, backend)
+            return lower_and_compile(built_run)
         lowered, executable = opened
         return CompiledRun(context, dataset, lowered, backend, executable)
 

@@ -33,7 +33,7 @@ from pipeline.core.host.signals import Signals
 from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
-from pipeline.stages.runner.context import Inspection, RunOptions
+from pipeline.stages.runner.context import RunOptions
 from pipeline.study.sweep.directory import (
     claim_job,
     format_changed,
@@ -59,7 +59,6 @@ class Job:
     """Jobs that failed before this command, by `find_failures`."""
     on_changed: OnChanged
     """Whether a job whose data changed may be resumed."""
-    inspection: Inspection
 
     def __call__(self, config: DictConfig) -> None:
         """Run or resume the job in the directory that Hydra created for it.
@@ -128,7 +127,6 @@ class Job:
             pruner=pruner,
             # Jobs are resumed with the sweep, whose command is printed at its end.
             how_to_resume=lambda *_: None,
-            inspection=self.inspection,
         )
         resume = str(job_dir) if (job_dir / RECIPE).exists() else None
         changes = {"resume": resume, "resume_changed": self.on_changed}

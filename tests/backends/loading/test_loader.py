@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.backends.loading import loader as loader_module
-from pipeline.backends.loading.loader import Loader, count_split_bytes
+from pipeline.backends.loading.loader import Loader
 from pipeline.backends.loading.window import read_batch
 from pipeline.data.batch import Batch
-from pipeline.data.columns import Split
+from pipeline.data.columns import Split, count_split_bytes
 from pipeline.data.host_ops import HostOp, map_on_host
 from pipeline.data.order import SampleOrder
 from tests.backends.loading.small_loader import (

@@ -21,7 +21,7 @@ from pipeline.data.targets import Task
 from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages.export.export import read_export
 from pipeline.stages.export.prediction import make_predict
-from pipeline.stages.export.trained_run import TrainedRun, read_trained_run
+from pipeline.stages.record.trained_run import TrainedRun, read_trained_run
 from tests import outcome
 from tests.command_line import export, infer
 from tests.conftest import ROOT, compose_tiny

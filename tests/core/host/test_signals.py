@@ -21,6 +21,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.host.signals import Interrupted, Signals, handle_signals
 from pipeline.stages import run as run_module
+from pipeline.stages.runner import programs
 from tests import outcome
 from tests.conftest import TINY
 from tests.whole_run import run
@@ -298,22 +299,29 @@ def test_run_in_another_thread_works_without_signals(tiny: Compose, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "stage", ["load_data", "build", "lower", "compile_programs", "choose_sink"]
+    ("module", "stage"),
+    [
+        (run_module, "load_data"),
+        (run_module, "build"),
+        (programs, "lower"),
+        (programs, "compile_programs"),
+        (run_module, "plan_sinks"),
+    ],
 )
 @pytest.mark.mlp
 def test_signal_before_training_ends_the_run_as_stopped(
-    stage: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: Any, stage: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No step is lost, since none was done; the same command does them."""
-    original = getattr(run_module, stage)
-    monkeypatch.setattr(run_module, stage, sending(signal.SIGTERM, original))
+    original = getattr(module, stage)
+    monkeypatch.setattr(module, stage, sending(signal.SIGTERM, original))
     summary = run(tiny(), tmp_path / "run")
     assert (summary.status, summary.exit_status) == ("stopped", 75)
     assert (summary.reason, summary.steps) == ("SIGTERM received", 0)
     assert outcome.read_summary(tmp_path / "run")["status"] == "stopped"
     said = (tmp_path / "run" / "run.log").read_text().splitlines()[-1]
     assert said.endswith(f"stopped    SIGTERM received; {tmp_path / 'run'}")
-    monkeypatch.setattr(run_module, stage, original)
+    monkeypatch.setattr(module, stage, original)
     assert run(tiny(f"train.resume={tmp_path / 'run'}")).status == "done"
 
 

@@ -20,8 +20,8 @@ from pipeline.api.trainer import Trainer
 from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
-from pipeline.stages.export.trained_run import read_trained_run
 from pipeline.stages.record.summary import Summary
+from pipeline.stages.record.trained_run import read_trained_run
 from tests import outcome
 from tests.command_line import convert_records, export, infer
 from tests.conftest import ROOT

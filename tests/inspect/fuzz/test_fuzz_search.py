@@ -21,7 +21,7 @@ from pipeline.data.targets import Targets
 from pipeline.inspect.dumps.opened_recipe import load_state, make_silent_reporter, open_recipe
 from pipeline.inspect.fuzz.fuzz_search import FuzzSearch, make_predict, require_fuzzable
 from pipeline.inspect.fuzz.mutations import ChangeLimits
-from pipeline.stages.export.trained_run import read_run_recipe
+from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.training.step import get_evaluated_weights
 from tests.conftest import MLP
 from tests.whole_run import run

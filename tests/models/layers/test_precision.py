@@ -18,7 +18,7 @@ from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.precision import LEVELS, Level, PathListing, ToFloat, TypeRule
 from pipeline.models.layers.tokens import Embedding, FirstToken, SelfAttention
 from pipeline.models.modules.apply_layers import LayerContext, apply_layers
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from tests.models.build import INIT, conf_model, initialise, network, random, shapes
 
 with np.load(Path(__file__).parents[2] / "golden" / "precision" / "levels.npz") as stored:

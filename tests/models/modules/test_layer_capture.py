@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 from pipeline.models.layers import standard
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from tests.models.build import network, random
 from tests.models.observed import observe, require_products
 

@@ -25,7 +25,7 @@ from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import RecordingPolicy
 from pipeline.models.lowerings.problem.problems import Problem
 from pipeline.models.lowerings.tune.rule import choose_layout_by_rule
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from tests.models.build import conf_model, initialise, network, random, shapes
 
 EVERY_LAYER = (

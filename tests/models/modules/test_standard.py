@@ -37,7 +37,7 @@ from pipeline.models.layers.standard import (
     Upsample,
 )
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from tests.models.build import initialise, network, parameters, random, shapes
 from tests.models.lowerings.test_conv2d import by_loops
 

@@ -9,7 +9,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.targets import Targets
 from pipeline.data.transform import compute_column_specs
 from pipeline.stages.build import build_network
-from pipeline.stages.export.trained_run import Samples, TrainedRun
+from pipeline.stages.record.trained_run import Samples, TrainedRun
 from pipeline.training.initial_state import get_image_shape
 from tests.models.build import draw_variables, shapes
 

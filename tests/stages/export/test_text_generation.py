@@ -20,7 +20,7 @@ from pipeline.stages.export.text_generation import (
     make_uncached_decoder,
     sample_tokens,
 )
-from pipeline.stages.export.trained_run import TrainedRun, read_trained_run
+from pipeline.stages.record.trained_run import TrainedRun, read_trained_run
 from tests.stages.export.text_runs import GPT, RHYME, gpt
 from tests.whole_run import run
 

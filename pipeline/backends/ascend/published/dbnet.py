@@ -19,7 +19,6 @@ from pipeline.models.layers.standard import (
     Upsample,
     name_scopes,
 )
-from pipeline.models.modules import standard as standard  # registers what layers compute
 from pipeline.models.modules.apply_layers import LayerContext, apply_layer
 
 STRIDES = (4, 8, 16, 32)

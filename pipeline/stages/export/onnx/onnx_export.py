@@ -38,7 +38,7 @@ from pipeline.stages.export.onnx.graph_builder import (
 from pipeline.stages.export.onnx.layer_nodes import add_layers
 from pipeline.stages.export.onnx.op_nodes import Images, add_ops
 from pipeline.stages.export.prediction import make_predict, require_equal_shapes
-from pipeline.stages.export.trained_run import TrainedRun
+from pipeline.stages.record.trained_run import TrainedRun
 
 MODEL, INT8, SCRIPT = ONNX_FILES
 INPUT = "images"

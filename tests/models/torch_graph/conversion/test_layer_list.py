@@ -10,7 +10,7 @@ import pytest
 from flax.traverse_util import unflatten_dict
 
 from pipeline.models.layers import standard
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.network import Network
 from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerError
 from pipeline.models.torch_graph.conversion.layer_list import list_layers, set_class_features
 from tests.models.build import network

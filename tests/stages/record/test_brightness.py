@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.stages.export.brightness import (
+from pipeline.stages.record.brightness import (
     Brightness,
     explain_unusual_images,
     find_unusual_image,

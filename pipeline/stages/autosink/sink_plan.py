@@ -1,0 +1,59 @@
+"""Sinks of a run: those of its recipe, and whether they are to be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config.recipe import TrainSpec
+
+if TYPE_CHECKING:
+    from pipeline.backends.base import Backend, Executable, Mechanism
+    from pipeline.backends.sink_choice import SinkChoice
+    from pipeline.engine.schedule import RunSchedule
+
+SINGLE_STEPS_REASON = "one asynchronous dispatch per step: its convolutions are slow in a loop"
+
+
+@dataclass(frozen=True)
+class SinkPlan:
+    """The sinks of a run, and their predicted times if they were measured."""
+
+    size: int | None
+    """Steps of a sink; None without sinks."""
+    mechanism: Mechanism
+    reason: str
+    choice: SinkChoice | None = None
+    host_entry: Mapping[str, Any] = field(default_factory=dict)
+    """Entry of a checkpoint from which a resumed run reads these sinks; {} for a recipe's sinks."""
+
+    def __str__(self) -> str:
+        return "off" if self.size is None else f"{self.size:,} steps, {self.mechanism}"
+
+    def summary(self) -> dict[str, Any]:
+        """Return the section `sink` of summary.json."""
+        section: dict[str, Any] = {
+            "size": self.size,
+            "mechanism": self.mechanism,
+            "why": self.reason,
+        }
+        if self.choice is not None:
+            names = ("off_ms", "step_ms", "gain")
+            section["predicted"] = {name: getattr(self.choice, name) for name in names}
+        return section
+
+
+def chooses_sink(train: TrainSpec) -> bool:
+    """Return whether the size of the recipe's sinks is `auto`."""
+    return train.sink and train.sink_size == "auto"
+
+
+def make_sink_plan(
+    train: TrainSpec, run_schedule: RunSchedule, executable: Executable, backend: Backend
+) -> SinkPlan:
+    """Return the sinks of a recipe whose `train.sink_size` isn't `auto`."""
+    if train.sink and executable.report.single_steps:
+        return SinkPlan(run_schedule.sink_steps, "soft", SINGLE_STEPS_REASON)
+    mechanism, reason = backend.choose_mechanism(train.mechanism, sink=train.sink)
+    return SinkPlan(run_schedule.sink_steps, mechanism, reason)

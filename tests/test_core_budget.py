@@ -1,0 +1,63 @@
+"""What a reader of a module must load: lines that its top-level imports bring along, at most."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.stages.runner.run_features import RUN_FEATURES
+from tests.core_budget import WATCHED, count_lines, find_closure, list_targets, main
+
+MOST_LINES = {
+    "engine.loop": 3_300,
+    "config.recipe": 8_200,
+    "training.state": 1_800,
+    "training.step": 7_200,
+    "stages.run": 25_000,
+    "cli.train": 18_400,
+}
+"""Most lines of a module and what it brings along. Lower a number when a change allows it."""
+MOST_TARGETS = 15
+"""Most modules of the package that `stages.run` imports."""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", MOST_LINES)
+def test_module_brings_along_at_most_its_budget(name: str) -> None:
+    lines = count_lines(find_closure(f"pipeline.{name}"))
+    assert lines <= MOST_LINES[name]
+    # A budget that is far above the number guards nothing.
+    assert lines >= 0.7 * MOST_LINES[name]
+
+
+def test_run_imports_few_modules() -> None:
+    assert len(list_targets("pipeline.stages.run")) <= MOST_TARGETS
+
+
+@pytest.mark.medium
+def test_run_brings_along_no_feature() -> None:
+    features = {listed.place.partition(":")[0] for listed in RUN_FEATURES}
+    assert sorted(features & find_closure("pipeline.stages.run")) == []
+
+
+@pytest.mark.slow
+def test_default_run_loads_only_the_feature_that_it_uses() -> None:
+    script = (
+        "import json, sys; from pipeline import load_recipe; import pipeline.stages.run;"
+        "from pipeline.stages.runner.run_features import open_features;"
+        "open_features(load_recipe('lenet5_digits')); print(json.dumps(list(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    loaded = set(json.loads(result.stdout.splitlines()[-1]))
+    features = {listed.place.partition(":")[0] for listed in RUN_FEATURES}
+    assert features & loaded == {"pipeline.inspect.autopsy.run_autopsy"}
+
+
+@pytest.mark.medium
+def test_command_prints_a_line_for_each_module(capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == list(WATCHED) == list(MOST_LINES)
