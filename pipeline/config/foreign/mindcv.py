@@ -96,11 +96,21 @@ def map_data(settings: Settings) -> Iterator[KeyRow]:
         ops = {"resize.size": size, "rescale.factor": 1 / 255, "rescale.shift": 0.0}
         yield KeyRow("dataset", {"dataset": name, **(CIFAR_OPS if name != "mnist" else {})})
         yield KeyRow("image_resize", _map_to_splits({**ops, **SMALL_IMAGES[name]}))
+    yield from _map_mixing(settings)
+
+
+def _map_mixing(settings: Settings) -> Iterator[KeyRow]:
+    """Yield the row of MixUp or CutMix. A file with both has MixUp, and a row that says so."""
+    classes = read_setting(settings, "num_classes", 1000)
+    used = ""
     for setting, op in (("mixup", "mix_up"), ("cutmix", "cut_mix")):
-        if alpha := read_setting(settings, setting, 0.0):
-            classes = read_setting(settings, "num_classes", 1000)
+        alpha = read_setting(settings, setting, 0.0)
+        if alpha and used:
+            note = f"{used} is used: a recipe has one of both, for all batches"
+            yield KeyRow(setting, note=f"{note}; {OPS} may have cut_mix in place of mix_up")
+        elif alpha:
+            used = setting
             yield KeyRow(setting, {f"{OPS}.one_hot.classes": classes, f"{OPS}.{op}.alpha": alpha})
-            break
 
 
 def _map_crops(settings: Settings, name: str, size: list[int]) -> Iterator[KeyRow]:
