@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,8 +24,6 @@ from pipeline.core.files.value_text import show
 
 Settings = Mapping[str, Any]
 
-TRAINERS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("trainers.yaml"))
-"""Tables by trainer: the recipe's key for each setting, and reasons for unmapped settings."""
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 """Values that turn a setting off, so that a recipe doesn't need it."""
 
@@ -54,12 +52,19 @@ class Adoption:
     rows: tuple[KeyRow, ...]
 
 
+@cache
+def read_table(trainer: str) -> Mapping[str, Any]:
+    """Return a trainer's table: a key for each setting, and reasons for unmapped settings."""
+    table: Mapping[str, Any] = read_yaml(Path(__file__).parent / "tables" / f"{trainer}.yaml")
+    return table
+
+
 def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule]) -> Adoption:
     """Map all settings by rules and by the trainer's table.
 
     Raises RecipeError with the problems of all rules.
     """
-    table = TRAINERS[trainer]
+    table = read_table(trainer)
     reasons = {name: text for text, names in table["reasons"].items() for name in names.split()}
     rows: dict[str, KeyRow] = {}
     problems: list[str] = []

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.config.files import find_groups
-from pipeline.config.foreign.adopt import TRAINERS, KeyRow, Settings, read_setting
+from pipeline.config.foreign.adopt import KeyRow, Settings, read_setting, read_table
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.safe_yaml import read_yaml
@@ -37,7 +37,7 @@ def map_model(settings: Settings) -> Iterator[KeyRow]:
     RecipeError for a network that conf/ lacks."""
     name = read_setting(settings, "model", "")
     files = find_groups()["model"]
-    option = TRAINERS["mindcv"]["models"].get(name, name)
+    option = read_table("mindcv")["models"].get(name, name)
     if option not in files:
         hint = "`convert model` writes a network of PyTorch as a recipe"
         raise RecipeError(
@@ -60,7 +60,7 @@ def map_training(settings: Settings) -> Iterator[KeyRow]:
 
     Raises RecipeError for an optimizer that isn't in the trainer's table.
     """
-    optimizers = TRAINERS["mindcv"]["choices"]["opt"]
+    optimizers = read_table("mindcv")["choices"]["opt"]
     optimizer = read_setting(settings, "opt", "adam")
     if optimizer not in optimizers:
         choices = ", ".join(sorted(optimizers))

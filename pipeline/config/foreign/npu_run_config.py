@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.config.deadline import MAX_MINUTES
-from pipeline.config.foreign.adopt import TRAINERS, Adoption, KeyRow, Settings, adopt
+from pipeline.config.foreign.adopt import Adoption, KeyRow, Settings, adopt, read_table
 from pipeline.config.foreign.npu_settings import (
     BATCHES,
     NAME,
@@ -43,7 +43,7 @@ CODE = {
     "model_fn": "is code: choose model= and optimizer=",
     "input_fn": "is code: choose dataset=",
 }
-NESTED = tuple(f"{name}." for name in TRAINERS[NAME]["nested"])
+NESTED = tuple(f"{name}." for name in read_table(NAME)["nested"])
 
 
 def adopt_npu_run_config(file: Path) -> Adoption:
@@ -123,7 +123,7 @@ def _map_run(settings: Settings) -> Iterator[KeyRow]:
         elif isinstance(value, Expression):
             yield KeyRow(name, note=CODE.get(name.rpartition(".")[2], NOT_LITERAL))
         elif name.startswith(NESTED):
-            yield KeyRow(name, note=TRAINERS[NAME]["nested"][name.partition(".")[0]])
+            yield KeyRow(name, note=read_table(NAME)["nested"][name.partition(".")[0]])
     loop = settings.get("iterations_per_loop")
     if isinstance(loop, int) and not isinstance(settings.get("max_steps"), int):
         yield KeyRow("length of training", {"train.steps": loop}, "max_steps is missing: one loop")
