@@ -7,9 +7,11 @@ from typing import Any
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.foreign.adopt import Adoption, KeyRow, adopt, make_recipe_text
+from pipeline.config.foreign.keras_script import adopt_keras, uses_keras
 from pipeline.config.foreign.lightning import adopt_lightning, is_lightning, is_uncomposed
 from pipeline.config.foreign.mindcv import RULES
-from pipeline.config.foreign.npu_run_config import adopt_npu_run_config
+from pipeline.config.foreign.npu_run_config import adopt_npu_run_config, sets_npu_run_config
+from pipeline.config.foreign.script import parse_script
 from pipeline.config.foreign.timm import adopt_timm
 from pipeline.config.foreign.training_arguments import (
     adopt_training_arguments,
@@ -75,6 +77,9 @@ def _read_settings(file: Path) -> Adoption:
     """Map the settings of a file. Raises RecipeError if it can't be read or mapped."""
     try:
         if file.suffix == ".py":
+            script = parse_script(file)
+            if uses_keras(script) and not sets_npu_run_config(script):
+                return adopt_keras(file, script)
             return adopt_npu_run_config(file)
         is_json = file.suffix == ".json"
         settings = read_training_arguments(file) if is_json else read_yaml(file)

@@ -87,11 +87,16 @@ def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule]) 
         elif name not in rows:
             reason = _find_reason(name, reasons)
             rows[name] = KeyRow(name, note="is off" if value in _OFF else reason)
-    keys = {key for row in rows.values() for key in row.keys}
+    return Adoption(origin, settings, add_length(rows.values()))
+
+
+def add_length(rows: Iterable[KeyRow]) -> tuple[KeyRow, ...]:
+    """Return the rows, with one for the length of training if they have none."""
+    rows = tuple(rows)
+    keys = {key for row in rows for key in row.keys}
     if keys.isdisjoint(("train.epochs", "train.steps")):
-        row = KeyRow("length of training", {"train.epochs": 1}, "is missing")
-        rows[row.setting] = row
-    return Adoption(origin, settings, tuple(rows.values()))
+        rows = (*rows, KeyRow("length of training", {"train.epochs": 1}, "is missing"))
+    return rows
 
 
 def _find_reason(name: str, reasons: Mapping[str, str]) -> str:

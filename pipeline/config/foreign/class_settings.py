@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from pipeline.config.foreign.adopt import (
     KeyRow,
     Rule,
     Settings,
+    add_length,
     adopt,
     read_table,
 )
@@ -27,6 +28,9 @@ EVALUATED = re.compile(r"(?:val|valid|validation|eval|test)[/_.-](?P<metric>.+)"
 ACCURACIES = ("acc", "categorical_accuracy", "sparse_categorical_accuracy", "binary_accuracy")
 STAND_INS = {"model": "lenet5", "dataset": "digits"}
 """Network and dataset of a recipe, if the file has none of conf/."""
+SECRET = re.compile(r"(?:token|password|secret|api_?key)$", re.IGNORECASE)
+"""Ends of the names of settings whose values aren't shown."""
+HIDDEN = "(hidden)"
 PLATEAU = "train.callbacks.reduce_on_plateau"
 
 
@@ -100,52 +104,74 @@ def adopt_classes(
     constants = {
         name: value for name, value in settings.items() if not isinstance(value, Expression)
     }
-    first: Rule = partial(_map_classes, classes, read_table(trainer).get("classes", {}))
-    rows = [
-        row
-        for row in adopt(trainer, origin, constants, [first, *rules]).rows
-        if row.keys or row.setting in settings
-    ]
-    names = {
-        f"{item.prefix}{argument}": item.short_name
+    entries = read_table(trainer).get("classes", {})
+    first: Rule = partial(_map_classes, classes, entries, frozenset(settings))
+    reasons = {item.setting: "is code, which isn't run" for item in classes}
+    reasons |= {
+        f"{item.prefix}{argument}": f"is an argument of {show(item.short_name)}"
         for item in classes
         for argument in item.arguments
     }
     rows = [
-        replace(row, note=f"is an argument of {show(names[row.setting])}")
-        if row.note == NO_COUNTERPART and row.setting in names
-        else row
-        for row in rows
+        replace(row, note=reasons.get(row.setting, row.note)) if row.note == NO_COUNTERPART else row
+        for row in adopt(trainer, origin, constants, [first, *rules]).rows
+        if (row.keys or row.setting in settings) and row.setting not in not_constant
     ]
     rows += [KeyRow(name, note=note) for name, note in not_constant.items()]
+    rows = list(add_length(rows))
     places = {name: place for place, name in enumerate(settings)}
     rows.sort(key=lambda row: places.get(row.setting, len(places)))
+    rows = list(_drop_repeated_keys(rows))
     keys = {key for row in rows for key in row.keys}
     stand_ins = read_table(trainer).get("stand_ins", STAND_INS)
     for section, choice in stand_ins.items():
         if section not in keys:
             hint = "; `convert model` writes a network of PyTorch" if section == "model" else ""
             rows.append(KeyRow(section, {section: choice}, f"stands in: choose {section}={hint}"))
-    return Adoption(origin, settings, tuple(rows))
+    shown = {
+        name: HIDDEN if isinstance(value, str) and value and SECRET.search(name) else value
+        for name, value in settings.items()
+    }
+    return Adoption(origin, shown, tuple(rows))
+
+
+def _drop_repeated_keys(rows: Iterable[KeyRow]) -> Iterator[KeyRow]:
+    """Yield the rows without keys that an earlier row has with another value."""
+    first: dict[str, tuple[str, Any]] = {}
+    for row in rows:
+        dropped = [key for key in row.keys if key in first and first[key][1] != row.keys[key]]
+        first |= {key: (row.setting, row.keys[key]) for key in row.keys if key not in first}
+        if dropped:
+            keys = {key: value for key, value in row.keys.items() if key not in dropped}
+            note = "; ".join(f"{first[key][0]} sets {key}" for key in dropped)
+            yield KeyRow(row.setting, keys, note)
+        else:
+            yield row
 
 
 def _map_classes(
-    classes: Iterable[ClassSettings], entries: Mapping[str, Any], settings: Settings
+    classes: Iterable[ClassSettings],
+    entries: Mapping[str, Any],
+    names: Collection[str],
+    settings: Settings,
 ) -> Iterator[KeyRow]:
     """Yield the rows of classes, and of those arguments that their entries use."""
     for item in classes:
         if item.used:
             yield KeyRow(item.setting, note=f"{item.used} is used; a recipe has one")
-        elif item.key not in entries:
-            yield KeyRow(item.setting, note="is code, which isn't run")
-        elif "reason" in entries[item.key]:
+        elif "reason" in entries.get(item.key, {}):
             yield KeyRow(item.setting, note=entries[item.key]["reason"])
-        else:
-            yield from map_class(item, entries)
+        elif item.key in entries:
+            yield from _map_class(item, entries, names)
 
 
-def map_class(item: ClassSettings, entries: Mapping[str, Any]) -> Iterator[KeyRow]:
-    """Yield the rows of a class by its entry, or by the variant that an argument chooses."""
+def _map_class(
+    item: ClassSettings, entries: Mapping[str, Any], names: Collection[str]
+) -> Iterator[KeyRow]:
+    """Yield the rows of a class by its entry, or by the variant that an argument chooses.
+
+    `names` are the settings of the file, which have no defaults.
+    """
     entry = entries[item.key]
     for argument, variant in entry.get("variants", {}).items():
         if item.arguments.get(argument):
@@ -153,7 +179,8 @@ def map_class(item: ClassSettings, entries: Mapping[str, Any]) -> Iterator[KeyRo
             yield KeyRow(f"{item.prefix}{argument}", entry["sets"])
     if entry["sets"]:
         yield KeyRow(item.setting, entry["sets"], entry.get("note", ""))
-    values = dict(entry.get("defaults", {}))
+    defaults = entry.get("defaults", {})
+    values = {name: defaults[name] for name in defaults if f"{item.prefix}{name}" not in names}
     values |= {name: value for name, value in item.arguments.items() if value is not None}
     for argument, keys in entry.get("uses", {}).items():
         value = values.get(argument)
