@@ -32,6 +32,9 @@ REDUCTIONS = {"sum": "sum", "sum_over_batch_size": "mean", "mean": "mean"}
 CODE = "is code: choose dataset="
 NOT_CONSTANT = "isn't a constant, and the script isn't run"
 DEFAULT_BATCH = 32
+MAX_SETTINGS = 2000
+MAX_RATE = 1e30
+"""Bound of rates and weights that are computed with."""
 
 
 @dataclass
@@ -52,7 +55,12 @@ class KerasScript:
             self._add_value(f"{name}.{parameter}", node)
 
     def _add_value(self, name: str, node: ast.expr) -> Any:
-        """Add the setting of a value, and those of classes in it; return a constant or None."""
+        """Add the setting of a value, and those of classes in it; return a constant or None.
+
+        Raises ValueError beyond `MAX_SETTINGS`: classes may have one another as arguments.
+        """
+        if len(self.settings) >= MAX_SETTINGS:
+            raise ValueError(f"has more than {MAX_SETTINGS:,} arguments of compile and fit")
         line = node.lineno
         resolved = self.script.resolve(node)
         items = resolved.elts if isinstance(resolved, ast.List | ast.Tuple) else []
@@ -251,7 +259,7 @@ def _map_weights(settings: Settings) -> Iterator[KeyRow]:
     weights = settings.get("fit.class_weight")
     if not isinstance(weights, dict):
         return
-    if sorted(weights, key=str) == sorted(range(len(weights)), key=str):
+    if set(weights) == set(range(len(weights))) and all(map(_is_rate, weights.values())):
         values = [float(weights[number]) for number in range(len(weights))]
         yield KeyRow("fit.class_weight", {"train.loss.class_weights": values})
     else:
@@ -362,4 +370,5 @@ def _map_repeated(settings: Mapping[str, Any], constants: Settings) -> Iterator[
 
 
 def _is_rate(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 < value < MAX_RATE

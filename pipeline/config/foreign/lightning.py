@@ -36,6 +36,7 @@ NAME = "lightning"
 CLASS_KEYS = ("_target_", "class_path")
 REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 """A value that is the value of another key."""
+NUMBER = re.compile(r"[0-9]{1,6}")
 MAX_REFERENCES = 16
 """Most references that lead from one to another."""
 DEFAULT_EPOCHS = 1000
@@ -165,12 +166,8 @@ def _map_batch(settings: Settings) -> Iterator[KeyRow]:
     ]
     if not names:
         return
-    devices = settings.get("trainer.devices")
-    count = len(devices) if isinstance(devices, list) else devices
-    if isinstance(devices, str) and not devices.isdigit():
-        count = len(devices.split(",")) if "," in devices else 1
-    count = max(int(count), 1) if isinstance(count, int | str) else 1
-    count *= max(int(read_setting(settings, "trainer.num_nodes", 1)), 1)
+    count = _count_devices(settings.get("trainer.devices"))
+    count *= max(read_setting(settings, "trainer.num_nodes", 1), 1)
     microbatches = read_setting(settings, "trainer.accumulate_grad_batches", 1)
     size = read_setting(settings, names[0], 1)
     notes = [f"times {count} devices, unless the data module divides it"] if count > 1 else []
@@ -179,6 +176,17 @@ def _map_batch(settings: Settings) -> Iterator[KeyRow]:
     yield KeyRow(names[0], keys, ", ".join(notes))
     for name in names[1:]:
         yield KeyRow(name, note=f"{names[0]} is used")
+
+
+def _count_devices(devices: Any) -> int:
+    """Return the number of devices that a Trainer's `devices` names: 3, [0, 1], "2" or "0, 1"."""
+    if isinstance(devices, str) and "," in devices:
+        devices = devices.split(",")
+    elif isinstance(devices, str) and NUMBER.fullmatch(devices):
+        devices = int(devices)
+    if isinstance(devices, list):
+        return max(len(devices), 1)
+    return max(devices, 1) if isinstance(devices, int) else 1
 
 
 def _map_clipping(settings: Settings) -> Iterator[KeyRow]:

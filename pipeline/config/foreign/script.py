@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,8 @@ MAX_NAMES = 16
 """Most names that lead from one to another."""
 TEXT_CALLS = ("as_bytes", "as_text", "as_str", "str", "bytes")
 """Functions that turn a text into a text of another type."""
+MAX_RESULT = 1e100
+"""Bound of the results of arithmetic. Python doesn't print integers of many digits."""
 ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -122,7 +123,7 @@ class Script:
             result = ARITHMETIC[type(node.op)](left, right)
         except (ArithmeticError, ValueError):
             return None
-        return result if math.isfinite(result) else None
+        return result if abs(result) < MAX_RESULT else None
 
     def _count_nodes(self, count: int) -> None:
         self._nodes_left -= count

@@ -16,7 +16,7 @@ from pipeline.config.foreign.class_settings import (
     translate_metric,
 )
 from pipeline.core.files.bounded_read import parse_json, read_text
-from pipeline.core.files.safe_yaml import MAX_BYTES
+from pipeline.core.files.safe_yaml import MAX_BYTES, MAX_NUMBER_LENGTH
 from pipeline.core.files.value_text import show
 from pipeline.training.metric_names import METRICS
 
@@ -33,7 +33,14 @@ def read_training_arguments(file: Path) -> Any:
     """Parse a JSON file. Raises OSError, and ValueError if it isn't JSON or has a key twice."""
     text = read_text(file, MAX_BYTES)
     parse_json(text)
-    return json.loads(text, object_pairs_hook=_require_single_keys)
+    return json.loads(text, object_pairs_hook=_require_single_keys, parse_int=_parse_int)
+
+
+def _parse_int(text: str) -> int:
+    """Return a number. Raises ValueError for one that is too long to compute with."""
+    if len(text) > MAX_NUMBER_LENGTH:
+        raise ValueError(f"has a number of {len(text):,} digits")
+    return int(text)
 
 
 def _require_single_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
