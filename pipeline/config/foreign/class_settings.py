@@ -177,12 +177,18 @@ def _map_class(
         if item.arguments.get(argument):
             entry = entries[variant]
             yield KeyRow(f"{item.prefix}{argument}", entry["sets"])
-    if entry["sets"]:
+    missing = [name for name in entry.get("needs", "").split() if name not in item.arguments]
+    uses = entry.get("uses", {})
+    if missing:
+        yield KeyRow(item.setting, note=f"needs constants: {', '.join(missing)}")
+        # The rate of a schedule that isn't mapped is the optimizer's.
+        uses = {name: key for name, key in uses.items() if key == "train.optimizer.lr"}
+    elif entry["sets"]:
         yield KeyRow(item.setting, entry["sets"], entry.get("note", ""))
     defaults = entry.get("defaults", {})
     values = {name: defaults[name] for name in defaults if f"{item.prefix}{name}" not in names}
     values |= {name: value for name, value in item.arguments.items() if value is not None}
-    for argument, keys in entry.get("uses", {}).items():
+    for argument, keys in uses.items():
         value = values.get(argument)
         if isinstance(keys, str) and value not in (None, ""):
             yield KeyRow(f"{item.prefix}{argument}", {keys: value})

@@ -300,9 +300,11 @@ def _map_schedules(classes: Sequence[ClassSettings], settings: Settings) -> Iter
 def _map_pieces(item: ClassSettings) -> Iterator[KeyRow]:
     """Yield the rows of PiecewiseConstantDecay. Its boundaries are the last steps of a value."""
     boundaries, values = item.arguments.get("boundaries"), item.arguments.get("values")
+    if boundaries is None or values is None:
+        return
     are_lists = isinstance(boundaries, list) and isinstance(values, list)
     if not (are_lists and len(values) == len(boundaries) + 1 and all(map(_is_rate, values))):
-        yield KeyRow(item.setting, note="needs constants: N boundaries and N + 1 rates above 0")
+        yield KeyRow(item.setting, note="needs N boundaries and N + 1 rates above 0")
         return
     milestones = [step + 1 if isinstance(step, int) else step for step in boundaries]
     factors = [value / values[0] for value in values[1:]]

@@ -218,7 +218,7 @@ def _map_validation(settings: Settings) -> Iterator[KeyRow]:
 
 
 def _map_seed(settings: Settings) -> Iterator[KeyRow]:
-    """Yield the rows of the seed; a seed that isn't a number is drawn anew by each run."""
+    """Yield the rows of the seed; a seed that isn't a number is drawn by each run."""
     for name in ("seed", "seed_everything"):
         seed = settings.get(name)
         if isinstance(seed, bool):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from pipeline.config.foreign.class_settings import (
     translate_metric,
 )
 from pipeline.config.foreign.script import Expression
-from tests.config.foreign.rows import list_rows
+from pipeline.core.files.safe_yaml import parse_yaml
+from tests.config.foreign.rows import list_rows, write_recipe
 
 
 @pytest.mark.parametrize(
@@ -89,3 +91,39 @@ def test_tables_name_files_that_exist(trainer: str) -> None:
         for key, value in entry.get("sets", {}).items():
             assert "." in key or value in groups[key]
         assert set(entry.get("variants", {}).values()) <= set(entries)
+
+
+ARGUMENTS: dict[str, Any] = parse_yaml("""
+{lr: 0.5, learning_rate: 0.5, initial_learning_rate: 0.5, weight_decay: 0.25, momentum: 0.5,
+nesterov: true, betas: [0.5, 0.75], beta_1: 0.5, beta_2: 0.75, eps: 0.25, epsilon: 0.25, alpha: 0.5,
+rho: 0.5, centered: true, initial_accumulator_value: 0.5, gamma: 0.5, step_size: 3, power: 2.0,
+decay_steps: 3, decay_rate: 0.5, staircase: true, warmup_steps: 2, ignore_class: 3, delta: 0.5,
+decay: 0.5, patience: 3, min_delta: 0.25, write_graph: true, data_dir: data, factor: 0.5, min_lr: 0.25}
+""")
+"""A value of each argument that has a key."""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("trainer", ["lightning", "keras"])
+def test_every_entry_of_a_table_composes(trainer: str, tmp_path: Path) -> None:
+    """Each class with all its arguments makes a valid recipe that has their values."""
+    entries = read_table(trainer)["classes"]
+    for name, entry in entries.items():
+        uses = entry.get("uses", {})
+        if "reason" in entry or " " in name or "boundaries" in entry.get("needs", ""):
+            continue
+        arguments = {argument: ARGUMENTS[argument] for argument in uses}
+        settings = {"a": name, **{f"a.{key}": value for key, value in arguments.items()}}
+        adoption = adopt_classes(
+            trainer, "", settings, [name_class("a", name, **arguments)], [], {}
+        )
+        # Early stop and plateaus have a metric by a rule.
+        if not uses.keys() & {"min_lr", "patience"}:
+            write_recipe(tmp_path, adoption)
+        for argument, key in uses.items():
+            value = ARGUMENTS[argument]
+            keys = dict(zip(key, value, strict=True)) if isinstance(key, list) else {key: value}
+            row = list_rows(adoption)[f"a.{argument}"]
+            # An argument may choose a variant that another argument isn't used by.
+            assert row.keys in (keys, {})
+            assert row.keys or entry.get("variants")

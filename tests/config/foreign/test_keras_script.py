@@ -224,6 +224,28 @@ def test_loss_of_two_classes_is_explained(tmp_path: Path) -> None:
     assert row["compile.loss"].note.startswith("loss=cross_entropy is for two classes")
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("schedule", "note"),
+    [
+        ("ExponentialDecay(0.4, count(), 0.25)", "needs constants: decay_steps"),
+        ("PiecewiseConstantDecay(steps, [0.4, 0.2])", "needs constants: boundaries"),
+        ("PiecewiseConstantDecay([3], [0.4])", "needs N boundaries and N + 1 rates"),
+        ("PiecewiseConstantDecay([3], [0.4, 'a'])", "needs N boundaries and N + 1 rates"),
+    ],
+)
+def test_schedule_that_is_not_constant_leaves_the_rest(
+    schedule: str, note: str, tmp_path: Path
+) -> None:
+    text = compile_with(f"keras.optimizers.Adam(keras.optimizers.schedules.{schedule})")
+    adoption = adopt_script(tmp_path, text)
+    require_a_row_each(adoption)
+    row = list_rows(adoption)["compile.optimizer.learning_rate"]
+    assert not row.keys
+    assert row.note.startswith(note)
+    assert write_recipe(tmp_path, adoption).train.schedule.name == "constant"
+
+
 def test_second_fit_is_named(tmp_path: Path) -> None:
     text = compile_with("'adam'") + compile_with("keras.optimizers.SGD(0.5)")
     rows = list_rows(adopt_script(tmp_path, text.replace("epochs=2)\nimport", "epochs=7)\nimport")))

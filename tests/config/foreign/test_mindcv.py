@@ -159,7 +159,7 @@ def test_unmapped_settings_have_reasons() -> None:
     assert rows["pretrained"].note == "is off"
 
 
-def test_mixup_beside_cutmix_is_said_to_be_used() -> None:
+def test_file_with_mixup_and_cutmix_says_which_is_used() -> None:
     values = {**SMALL, "mixup": 0.2, "cutmix": 1.0}
     rows = {row.setting: row for row in adopt("mindcv", "a file", values, RULES).rows}
     assert rows["mixup"].keys["dataset.train.ops.mix_up.alpha"] == 0.2
