@@ -175,24 +175,26 @@ def _find_calls(script: Script, name: str) -> list[ast.Call]:
     for node in ast.walk(script.tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules |= {item.asname or item.name.partition(".")[0] for item in node.names}
-    calls = [
-        call
-        for call in script.find_calls([name])
-        if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) not in modules
-    ]
-    parameters = read_table(NAME)["parameters"][name].split()
-    compiled = {ast.unparse(call.func.value) for call in _list_methods(script, "compile")}
+    methods = {
+        method: [pair for pair in _list_methods(script, method) if pair[0] not in modules]
+        for method in CALLS
+    }
+    compiled = {owner for owner, _ in methods["compile"]}
+    parameters = set(read_table(NAME)["parameters"][name].split()).difference(DATA)
     certain = [
         call
-        for call in calls
-        if ast.unparse(call.func.value) in compiled
-        or any(item.arg in parameters and item.arg not in DATA for item in call.keywords)
+        for owner, call in methods[name]
+        if owner in compiled or parameters.intersection(item.arg for item in call.keywords)
     ]
-    return sorted(certain or calls, key=lambda call: (call.lineno, call.col_offset))
+    calls = certain or [call for _, call in methods[name]]
+    return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
 
 
-def _list_methods(script: Script, name: str) -> list[Any]:
-    return [call for call in script.find_calls([name]) if isinstance(call.func, ast.Attribute)]
+def _list_methods(script: Script, name: str) -> Iterator[tuple[str, ast.Call]]:
+    """Yield the object's text and the call of each call of a method."""
+    for call in script.find_calls([name]):
+        if isinstance(call.func, ast.Attribute):
+            yield ast.unparse(call.func.value), call
 
 
 def _list_arguments(call: ast.Call, key: str) -> Iterator[tuple[str, ast.expr]]:

@@ -109,21 +109,22 @@ class Script:
         """Return the result of arithmetic with numbers; None for other values."""
         self._count_nodes(1)
         node = self.resolve(node)
-        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            return node.value
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            value = self._compute(node.operand)
-            return None if value is None else -value
+            number = self._compute(node.operand)
+            return None if number is None else -number
         if not isinstance(node, ast.BinOp) or type(node.op) not in ARITHMETIC:
             return None
         left, right = self._compute(node.left), self._compute(node.right)
         if left is None or right is None:
             return None
         try:
-            result = ARITHMETIC[type(node.op)](left, right)
+            number = ARITHMETIC[type(node.op)](left, right)
         except (ArithmeticError, ValueError):
             return None
-        return result if abs(result) < MAX_RESULT else None
+        return number if abs(number) < MAX_RESULT else None
 
     def _count_nodes(self, count: int) -> None:
         self._nodes_left -= count

@@ -25,6 +25,7 @@ CERTAIN = frozenset(("per_device_train_batch_size", "num_train_epochs", "lr_sche
 """Settings that no other trainer has."""
 UNITS = {"steps": "every_steps", "epoch": "every_epochs"}
 """Keys of a period by the strategy of evaluations and checkpoints."""
+WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau")
 PLATEAU_PATIENCE = 11
 """Evaluations until PyTorch's ReduceLROnPlateau reduces the rate, by default."""
 
@@ -61,7 +62,15 @@ def is_training_arguments(keys: Collection[str]) -> bool:
 def adopt_training_arguments(origin: str, tree: Mapping[str, Any]) -> Adoption:
     """Map all settings. Raises RecipeError with the problems of all rules."""
     settings = dict(list_leaves(tree))
-    rules = (_map_length, _map_batch, _map_optimizer, _map_schedule, _map_events, _map_further)
+    rules = (
+        _map_length,
+        _map_batch,
+        _map_optimizer,
+        _map_warmup,
+        _map_schedule,
+        _map_events,
+        _map_further,
+    )
     return adopt_classes(NAME, origin, settings, (), rules, {})
 
 
@@ -106,17 +115,12 @@ def _map_optimizer(settings: Settings) -> Iterator[KeyRow]:
         yield KeyRow("max_grad_norm", {"train.clip.norm": limit})
 
 
-def _map_schedule(settings: Settings) -> Iterator[KeyRow]:
-    """Yield the rows of warmup, and of schedules with numbers of their own."""
-    lr = read_setting(settings, "learning_rate", 5e-5)
+def _map_warmup(settings: Settings) -> Iterator[KeyRow]:
+    """Yield the rows of warmup, in steps or as a share of the length."""
     kind = read_setting(settings, "lr_scheduler_type", "linear")
     steps = read_setting(settings, "warmup_steps", 0.0)
     ratio = read_setting(settings, "warmup_ratio", 0.0)
-    if 0 < steps < 1:
-        name, ratio = "warmup_steps", steps
-    else:
-        name = "warmup_ratio"
-    if kind in ("constant", "reduce_lr_on_plateau"):
+    if kind in WITHOUT_WARMUP:
         if steps or ratio:
             yield KeyRow("warmup_steps", note=f"{kind} has no warmup")
             yield KeyRow("warmup_ratio", note=f"{kind} has no warmup")
@@ -124,26 +128,34 @@ def _map_schedule(settings: Settings) -> Iterator[KeyRow]:
         keys = {"train.schedule.warmup_steps": int(steps)}
         yield KeyRow("warmup_steps", keys, "W steps; each adds lr / W")
         yield KeyRow("warmup_ratio", note="warmup_steps is used" if ratio else "is off")
-    elif ratio:
-        yield KeyRow(name, _scale_warmup(settings, ratio), "a share of the length")
+    elif share := steps or ratio:
+        name = "warmup_steps" if steps else "warmup_ratio"
+        yield KeyRow(name, _scale_warmup(settings, share), "a share of the length")
+
+
+def _map_schedule(settings: Settings) -> Iterator[KeyRow]:
+    """Yield the rows of schedules with numbers of their own."""
+    lr = read_setting(settings, "learning_rate", 5e-5)
+    kind = read_setting(settings, "lr_scheduler_type", "linear")
+    prefix = "lr_scheduler_kwargs."
+    end = "train.schedule.end_factor"
     if kind == "polynomial" and lr > 0:
-        keys = {"schedule": "polynomial"}
-        prefix = "lr_scheduler_kwargs."
-        end = read_setting(settings, f"{prefix}lr_end", 1e-7)
-        power = read_setting(settings, f"{prefix}power", 1.0)
-        keys |= {"train.schedule.end_factor": end / lr, "train.schedule.power": power}
+        keys: dict[str, Any] = {
+            "schedule": "polynomial",
+            end: read_setting(settings, f"{prefix}lr_end", 1e-7) / lr,
+            "train.schedule.power": read_setting(settings, f"{prefix}power", 1.0),
+        }
         for setting in ("lr_scheduler_type", f"{prefix}lr_end", f"{prefix}power"):
             yield KeyRow(setting, keys)
-    end = settings.get("lr_scheduler_kwargs.min_lr")
-    if kind == "cosine_with_min_lr" and end is not None and lr > 0:
-        factor = read_setting(settings, "lr_scheduler_kwargs.min_lr", 0.0) / lr
-        yield KeyRow("lr_scheduler_kwargs.min_lr", {"train.schedule.end_factor": factor})
-    rate = "lr_scheduler_kwargs.min_lr_rate"
-    if kind == "cosine_with_min_lr" and settings.get(rate) is not None:
-        yield KeyRow(rate, {"train.schedule.end_factor": settings[rate]})
-    if kind == "cosine_with_restarts" and settings.get("lr_scheduler_kwargs.num_cycles", 1) == 1:
+    elif kind == "cosine_with_min_lr" and lr > 0:
+        if settings.get(f"{prefix}min_lr") is not None:
+            factor = read_setting(settings, f"{prefix}min_lr", 0.0) / lr
+            yield KeyRow(f"{prefix}min_lr", {end: factor}, "min_lr / lr")
+        if settings.get(f"{prefix}min_lr_rate") is not None:
+            yield KeyRow(f"{prefix}min_lr_rate", {end: settings[f"{prefix}min_lr_rate"]})
+    elif kind == "cosine_with_restarts" and settings.get(f"{prefix}num_cycles", 1) == 1:
         yield KeyRow("lr_scheduler_type", {"schedule": "cosine"}, "without a restart")
-    if kind == "reduce_lr_on_plateau":
+    elif kind == "reduce_lr_on_plateau":
         keys = {f"{PLATEAU}.metric": "loss", f"{PLATEAU}.patience": PLATEAU_PATIENCE}
         yield KeyRow("lr_scheduler_type", keys)
 

@@ -98,7 +98,8 @@ ARGUMENTS: dict[str, Any] = parse_yaml("""
 nesterov: true, betas: [0.5, 0.75], beta_1: 0.5, beta_2: 0.75, eps: 0.25, epsilon: 0.25, alpha: 0.5,
 rho: 0.5, centered: true, initial_accumulator_value: 0.5, gamma: 0.5, step_size: 3, power: 2.0,
 decay_steps: 3, decay_rate: 0.5, staircase: true, warmup_steps: 2, ignore_class: 3, delta: 0.5,
-decay: 0.5, patience: 3, min_delta: 0.25, write_graph: true, data_dir: data, factor: 0.5, min_lr: 0.25}
+decay: 0.5, patience: 3, min_delta: 0.25, write_graph: true, data_dir: data, factor: 0.5,
+min_lr: 0.25}
 """)
 """A value of each argument that has a key."""
 
