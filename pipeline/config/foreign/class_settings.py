@@ -45,6 +45,8 @@ class ClassSettings:
     name: str
     """The name of the class with its module, if the file has it."""
     arguments: Settings
+    unknown: frozenset[str] = frozenset()
+    """The arguments that aren't constants."""
     used: str = ""
     """The setting of an earlier class that is used in place of this one."""
 
@@ -214,7 +216,7 @@ def map_monitor(item: ClassSettings, key: str, default: str = "") -> Iterator[Ke
     They have no keys if evaluations have no such metric, or if it is better in the other direction.
     """
     monitored = item.arguments.get("monitor") or default
-    metric = translate_metric(monitored)
+    metric = None if "monitor" in item.unknown else translate_metric(monitored)
     mode = item.arguments.get("mode")
     names = [name for name in ("monitor", "mode") if name in item.arguments]
     if metric is None:
@@ -254,7 +256,9 @@ def map_early_stop(item: ClassSettings, default: str = "") -> Iterator[KeyRow]:
 
 
 def _skip_arguments(item: ClassSettings) -> Iterator[KeyRow]:
-    """Yield rows without keys for the arguments of a class whose metric isn't mapped."""
-    for argument in item.arguments:
+    """Yield rows without keys for the arguments, and their defaults, of a class whose metric isn't
+    mapped."""
+    defaults = ("patience", "min_delta")
+    for argument in {**item.arguments, **dict.fromkeys(defaults)}:
         if argument not in ("monitor", "mode"):
             yield KeyRow(f"{item.prefix}{argument}", note="its metric isn't mapped")

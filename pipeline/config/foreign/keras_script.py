@@ -92,13 +92,18 @@ class KerasScript:
         self.settings[name] = class_name
         self.read.append(call)
         arguments = {}
+        unknown = set()
         for parameter, node in _list_arguments(call, _get_key(class_name)):
             value = self._add_value(f"{name}.{parameter}", node)
-            if value is not None and not isinstance(value, Expression):
+            if isinstance(value, Expression):
+                unknown.add(parameter)
+            elif value is not None:
                 arguments[parameter] = value
         # A metric isn't the loss of its name.
         if not name.startswith(METRICS):
-            self.classes.append(ClassSettings(name, f"{name}.", class_name, arguments))
+            prefix = f"{name}."
+            item = ClassSettings(name, prefix, class_name, arguments, frozenset(unknown))
+            self.classes.append(item)
 
 
 def uses_keras(script: Script) -> bool:
@@ -333,15 +338,10 @@ def _map_callbacks(classes: Sequence[ClassSettings], settings: Settings) -> Iter
     for item in classes:
         if item.key == "earlystopping":
             yield from map_early_stop(item, "val_loss")
-            if "patience" not in item.arguments:
-                keys = {"monitor.early_stop.patience": 1}
-                yield KeyRow(f"{item.prefix}patience", keys, "0 is as 1")
             if item.arguments.get("restore_best_weights") is True:
-                rows = list(map_monitor(item, "checkpoint.best", "val_loss"))
-                note = "the best is kept, and the last is evaluated"
-                yield KeyRow(
-                    f"{item.prefix}restore_best_weights", rows[0].keys, rows[0].note or note
-                )
+                row = next(map_monitor(item, "checkpoint.best", "val_loss"))
+                note = row.note or "the best is kept, and the last is evaluated"
+                yield KeyRow(f"{item.prefix}restore_best_weights", row.keys, note)
         elif item.key == "reducelronplateau":
             yield from map_plateau(item, 0, "val_loss")
         elif item.key == "modelcheckpoint":

@@ -129,7 +129,8 @@ def _find_classes(tree: Any, path: str, settings: Settings) -> Iterator[ClassSet
                 for name, value in arguments.items()
                 if f"{start}{name}" in settings and not isinstance(value, Expression)
             }
-            yield ClassSettings(f"{prefix}{key}", start, tree[key], constants)
+            unknown = frozenset(names).difference(constants)
+            yield ClassSettings(f"{prefix}{key}", start, tree[key], constants, unknown)
         for name, value in tree.items():
             part = f"'{name}'" if "." in name else name
             yield from _find_classes(value, f"{prefix}{part}", settings)

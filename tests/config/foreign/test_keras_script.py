@@ -219,6 +219,24 @@ def test_unmapped_argument_has_its_reason(
     assert row.note.startswith(note)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "EarlyStopping(monitor=args.metric)",
+        "ReduceLROnPlateau(args.metric, patience=3)",
+        "ReduceLROnPlateau('val_dice', patience=3)",
+        "ModelCheckpoint('a', args.metric, save_best_only=True)",
+    ],
+)
+def test_unknown_metric_leaves_its_callback_unmapped(call: str, tmp_path: Path) -> None:
+    text = f"import keras\nmodel.fit(x, y, callbacks=[keras.callbacks.{call}])\n"
+    adoption = adopt_script(tmp_path, text)
+    require_a_row_each(adoption)
+    keys = list_keys(adoption)
+    unmapped = ("monitor.early_stop", "train.callbacks", "checkpoint.best")
+    assert not [key for key in keys if key.startswith(unmapped)]
+
+
 def test_loss_of_two_classes_is_explained(tmp_path: Path) -> None:
     row = list_rows(adopt_script(tmp_path, compile_with("'adam', 'binary_crossentropy'")))
     assert row["compile.loss"].note.startswith("loss=cross_entropy is for two classes")
