@@ -21,6 +21,7 @@ from pipeline.config.foreign.adopt import (
     read_table,
 )
 from pipeline.config.foreign.class_settings import (
+    SECRET,
     ClassSettings,
     adopt_classes,
     list_leaves,
@@ -99,7 +100,7 @@ def _resolve(value: Any, tree: Any) -> Any:
     Expression."""
     for _ in range(MAX_REFERENCES):
         match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
-        if match is None:
+        if match is None or SECRET.search(match[1]):
             break
         node = tree
         for part in match[1].split("."):

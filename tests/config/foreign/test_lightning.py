@@ -189,7 +189,9 @@ def test_values_that_conflict_have_one_key_and_a_note() -> None:
 
 
 def test_secret_is_not_shown() -> None:
-    assert adopt_config(HYDRA).settings["logger.wandb.api_key"] == "(hidden)"
+    settings = adopt_config(HYDRA, task_name="${logger.wandb.api_key}").settings
+    assert settings["logger.wandb.api_key"] == "(hidden)"
+    assert "key-of-mine" not in str(settings)
 
 
 def test_reference_within_the_file_is_followed() -> None:
