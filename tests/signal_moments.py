@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.context import ForkServerProcess
@@ -167,8 +168,10 @@ def _try_case(folder: Path, cache: Path, case: Case) -> tuple[Case, str, Row]:
     for position, name in enumerate(case.pattern):
         time.sleep(case.gap_s if position else 0.0)
         if process.exitcode is None and process.pid is not None:
-            os.kill(process.pid, getattr(signal, name))
-            row.num_sent += 1
+            # The process may end in between.
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, getattr(signal, name))
+                row.num_sent += 1
     sent_at = time.monotonic()
     process.join(PATIENCE_S)
     row.seconds.append(time.monotonic() - sent_at)

@@ -7,13 +7,30 @@ from typing import Any
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.foreign.adopt import Adoption, KeyRow, adopt, make_recipe_text
+from pipeline.config.foreign.keras_script import adopt_keras, uses_keras
+from pipeline.config.foreign.lightning import adopt_lightning, is_lightning, is_uncomposed
 from pipeline.config.foreign.mindcv import RULES
-from pipeline.config.foreign.npu_run_config import adopt_npu_run_config
+from pipeline.config.foreign.npu_run_config import adopt_npu_run_config, sets_npu_run_config
+from pipeline.config.foreign.script import parse_script
 from pipeline.config.foreign.timm import adopt_timm
+from pipeline.config.foreign.training_arguments import (
+    adopt_training_arguments,
+    is_training_arguments,
+    read_training_arguments,
+)
 from pipeline.core.errors import RecipeError, UsageError, get_system_reason, printable
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
+
+UNCOMPOSED = (
+    "is a part of a config, with a list of defaults; adopt the whole one: .hydra/config.yaml of a "
+    "run, or what `python train.py --cfg job` prints"
+)
+KNOWN = (
+    "must be a YAML file of mindcv (with epoch_size), timm (sched) or Lightning (trainer), or a "
+    "JSON file of TrainingArguments"
+)
 
 
 def main(file: Path, out: Path | None = None) -> CommandResult:
@@ -60,15 +77,25 @@ def _read_settings(file: Path) -> Adoption:
     """Map the settings of a file. Raises RecipeError if it can't be read or mapped."""
     try:
         if file.suffix == ".py":
+            script = parse_script(file)
+            if uses_keras(script) and not sets_npu_run_config(script):
+                return adopt_keras(file, script)
             return adopt_npu_run_config(file)
-        settings = read_yaml(file)
+        is_json = file.suffix == ".json"
+        settings = read_training_arguments(file) if is_json else read_yaml(file)
     except OSError as error:
         raise RecipeError([f"{file}: can't be read: {get_system_reason(error)}"]) from error
     except ValueError as error:
         raise RecipeError([f"{file}: not readable as data: {error}"]) from error
     keys = settings.keys() if isinstance(settings, dict) else set()
+    if is_training_arguments(keys):
+        return adopt_training_arguments(f"TrainingArguments of {file.name}", settings)
+    if is_lightning(settings):
+        return adopt_lightning(f"Lightning's {file.name}", settings)
+    if is_uncomposed(settings):
+        raise RecipeError([f"{file}: {UNCOMPOSED}"])
     if "sched" in keys:
         return adopt_timm(f"timm's {file.name}", settings)
     if not keys.isdisjoint(("epoch_size", "scheduler", "amp_level", "image_resize")):
         return adopt("mindcv", f"mindcv's {file.name}", settings, RULES)
-    raise RecipeError([f"{file}: must be a YAML file of mindcv (with epoch_size) or timm (sched)"])
+    raise RecipeError([f"{file}: {KNOWN}"])

@@ -11,7 +11,21 @@ import pytest
 from pipeline import load_recipe
 from pipeline.core.errors import RecipeError, RunError, UsageError
 from tests.command_line import adopt
-from tests.config.foreign.files import PLAIN_RUN, SMALL, TIMM, to_yaml
+from tests.config.foreign.files import (
+    HYDRA,
+    KERAS,
+    LIGHTNING_CLI,
+    PLAIN_RUN,
+    SMALL,
+    TIMM,
+    TRAINING_ARGUMENTS,
+    to_yaml,
+)
+
+FILES = [
+    *("squeezenet.yaml", "args.yaml", "train.py"),
+    *("config.yaml", "fit.yaml", "digits.py", "training_args.json"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -21,11 +35,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "squeezenet.yaml").write_text(to_yaml({**SMALL, "mystery": 7}))
     (tmp_path / "args.yaml").write_text(to_yaml(TIMM))
     (tmp_path / "train.py").write_text(PLAIN_RUN)
+    (tmp_path / "config.yaml").write_text(HYDRA)
+    (tmp_path / "fit.yaml").write_text(LIGHTNING_CLI)
+    (tmp_path / "digits.py").write_text(KERAS)
+    (tmp_path / "training_args.json").write_text(json.dumps(TRAINING_ARGUMENTS))
     return tmp_path
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("name", ["squeezenet.yaml", "args.yaml", "train.py"])
+@pytest.mark.parametrize("name", FILES)
 def test_adopted_file_becomes_recipe_of_its_name(name: str, folder: Path) -> None:
     assert adopt([name]) == 0
     stem = Path(name).stem
@@ -69,6 +87,12 @@ def test_yaml_that_runs_code_is_refused(folder: Path) -> None:
         ("train: {steps: 3}", "must be a YAML file of mindcv"),
         ("a: *a", "not readable as data"),
         ("epoch_size: 0\nmodel: resnet18", "train.epochs = 0"),
+        (
+            "defaults: [_self_, {data: mnist}]\nseed: 3",
+            "a part of a config, with a list of defaults",
+        ),
+        ("trainer: {max_epochs: 0}", "train.epochs = 0"),
+        ("num_train_epochs: many", "num_train_epochs = many: must be a number"),
     ],
 )
 def test_unrecognised_yaml_is_refused(text: str, problem: str) -> None:
@@ -76,6 +100,29 @@ def test_unrecognised_yaml_is_refused(text: str, problem: str) -> None:
     with pytest.raises(RecipeError, match=problem):
         adopt(["other.yaml"])
     assert not Path("recipes").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("wrong.json", '{"seed": 1,', "not readable as data: .*line 1 column 12"),
+        ("wrong.json", '{"seed": 1}', "must be a YAML file of mindcv .* or a JSON file"),
+        ("wrong.py", "import keras\nmodel.compile('adam')", "never calls fit"),
+        ("wrong.py", "import keras\nmodel.fit(", "isn't Python"),
+        ("wrong.py", "import torch", "has 0 calls of NPURunConfig"),
+    ],
+)
+def test_wrong_file_is_refused(name: str, text: str, problem: str) -> None:
+    Path(name).write_text(text)
+    with pytest.raises(RecipeError, match=problem):
+        adopt([name])
+    assert not Path("recipes").exists()
+
+
+def test_script_of_both_is_the_adapters() -> None:
+    Path("both.py").write_text(f"from tensorflow import keras\n{PLAIN_RUN}")
+    assert adopt(["both.py"]) == 0
+    assert "NPURunConfig of both.py" in Path("recipes", "both.yaml").read_text()
 
 
 def test_unreadable_files_are_refused() -> None:

@@ -204,12 +204,13 @@ RECIPE_COMMANDS = (
     ),
     LazyCommand(
         "adopt",
-        "another trainer's settings (mindcv, timm, Estimator) as a recipe",
-        """Write a recipe from another trainer's settings: a YAML of mindcv, the args.yaml of timm,
-        or a Python script that calls NPURunConfig, which isn't run. Print each setting, mapped or
-        with the reason why not.""",
+        "another trainer's settings (Lightning, Keras, timm, ...) as a recipe",
+        """Write a recipe from another trainer's settings: a config of Lightning (Hydra,
+        LightningCLI), a JSON of Hugging Face's TrainingArguments, a YAML of mindcv, the args.yaml
+        of timm, or a script of Keras or with NPURunConfig, which isn't run. Print each setting,
+        mapped or with the reason why not.""",
         [
-            path_argument("file", "A .py script, or a YAML file."),
+            path_argument("file", "A .py script, a YAML or a JSON file."),
             out_option("FILE", "Recipe to write (default: recipes/ and the file's name)."),
         ],
         example="adopt resnet18_ascend.yaml --out recipes/mine.yaml",

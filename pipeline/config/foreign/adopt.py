@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,8 +24,8 @@ from pipeline.core.files.value_text import show
 
 Settings = Mapping[str, Any]
 
-TRAINERS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("trainers.yaml"))
-"""Tables by trainer: the recipe's key for each setting, and reasons for unmapped settings."""
+NO_COUNTERPART = "has no counterpart in a recipe"
+"""The reason of an unmapped setting that no table has."""
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 """Values that turn a setting off, so that a recipe doesn't need it."""
 
@@ -37,7 +37,8 @@ class KeyRow:
     setting: str
     keys: Settings = field(default_factory=dict)
     """Values by key of the recipe: a group, such as `model`, or a dotted path. A path of a map op
-    has the op's name in place of its position: `dataset.train.ops.normalize.mean`."""
+    has the op's name in place of its position, and so has one of a callback:
+    `dataset.train.ops.normalize.mean`."""
     note: str = ""
     """An explanation of the keys; without keys, the reason for that."""
 
@@ -54,12 +55,19 @@ class Adoption:
     rows: tuple[KeyRow, ...]
 
 
+@cache
+def read_table(trainer: str) -> Mapping[str, Any]:
+    """Return a trainer's table: a key for each setting, and reasons for unmapped settings."""
+    table: Mapping[str, Any] = read_yaml(Path(__file__).parent / "tables" / f"{trainer}.yaml")
+    return table
+
+
 def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule]) -> Adoption:
     """Map all settings by rules and by the trainer's table.
 
     Raises RecipeError with the problems of all rules.
     """
-    table = TRAINERS[trainer]
+    table = read_table(trainer)
     reasons = {name: text for text, names in table["reasons"].items() for name in names.split()}
     rows: dict[str, KeyRow] = {}
     problems: list[str] = []
@@ -77,13 +85,28 @@ def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule]) 
         if name not in rows and key and value not in (None, ""):
             rows[name] = KeyRow(name, {key: value})
         elif name not in rows:
-            reason = reasons.get(name, "has no counterpart in a recipe")
+            reason = _find_reason(name, reasons)
             rows[name] = KeyRow(name, note="is off" if value in _OFF else reason)
-    keys = {key for row in rows.values() for key in row.keys}
+    return Adoption(origin, settings, add_length(rows.values()))
+
+
+def add_length(rows: Iterable[KeyRow]) -> tuple[KeyRow, ...]:
+    """Return the rows, with one for the length of training if they have none."""
+    rows = tuple(rows)
+    keys = {key for row in rows for key in row.keys}
     if keys.isdisjoint(("train.epochs", "train.steps")):
-        row = KeyRow("length of training", {"train.epochs": 1}, "is missing")
-        rows[row.setting] = row
-    return Adoption(origin, settings, tuple(rows.values()))
+        rows = (*rows, KeyRow("length of training", {"train.epochs": 1}, "is missing"))
+    return rows
+
+
+def _find_reason(name: str, reasons: Mapping[str, str]) -> str:
+    """Return the reason of a setting, of the end of its name, or of a section around it."""
+    parts = name.split(".")
+    sections = [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
+    for candidate in (name, parts[-1], *sections):
+        if candidate in reasons:
+            return reasons[candidate]
+    return NO_COUNTERPART
 
 
 def _map_choices(choices: Mapping[str, Any], settings: Settings) -> Iterator[KeyRow]:
@@ -136,13 +159,14 @@ def make_recipe_text(adoption: Adoption, target: Path) -> str:
 
 
 def _set_value(tree: dict[str, Any], path: list[str], value: Any) -> None:
-    """Set a value at a path. An op is found by its name, or added at the end of its list."""
+    """Set a value at a path. An op or a callback is found by its name, or added at the end of its
+    list."""
     key, *inner = path
     if not inner:
         tree[key] = value
-    elif key == "ops":
+    elif key in ("ops", "callbacks"):
         name, *op_path = inner
-        ops = tree.setdefault("ops", [])
+        ops = tree.setdefault(key, [])
         if all(op["name"] != name for op in ops):
             ops.append({"name": name})
         op = next(op for op in ops if op["name"] == name)

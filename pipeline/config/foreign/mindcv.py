@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.config.files import find_groups
-from pipeline.config.foreign.adopt import TRAINERS, KeyRow, Settings, read_setting
+from pipeline.config.foreign.adopt import KeyRow, Settings, read_setting, read_table
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.safe_yaml import read_yaml
@@ -37,7 +37,7 @@ def map_model(settings: Settings) -> Iterator[KeyRow]:
     RecipeError for a network that conf/ lacks."""
     name = read_setting(settings, "model", "")
     files = find_groups()["model"]
-    option = TRAINERS["mindcv"]["models"].get(name, name)
+    option = read_table("mindcv")["models"].get(name, name)
     if option not in files:
         hint = "`convert model` writes a network of PyTorch as a recipe"
         raise RecipeError(
@@ -60,7 +60,7 @@ def map_training(settings: Settings) -> Iterator[KeyRow]:
 
     Raises RecipeError for an optimizer that isn't in the trainer's table.
     """
-    optimizers = TRAINERS["mindcv"]["choices"]["opt"]
+    optimizers = read_table("mindcv")["choices"]["opt"]
     optimizer = read_setting(settings, "opt", "adam")
     if optimizer not in optimizers:
         choices = ", ".join(sorted(optimizers))
@@ -96,11 +96,21 @@ def map_data(settings: Settings) -> Iterator[KeyRow]:
         ops = {"resize.size": size, "rescale.factor": 1 / 255, "rescale.shift": 0.0}
         yield KeyRow("dataset", {"dataset": name, **(CIFAR_OPS if name != "mnist" else {})})
         yield KeyRow("image_resize", _map_to_splits({**ops, **SMALL_IMAGES[name]}))
+    yield from _map_mixing(settings)
+
+
+def _map_mixing(settings: Settings) -> Iterator[KeyRow]:
+    """Yield the row of MixUp or CutMix. A file with both has MixUp, and a row that says so."""
+    classes = read_setting(settings, "num_classes", 1000)
+    used = ""
     for setting, op in (("mixup", "mix_up"), ("cutmix", "cut_mix")):
-        if alpha := read_setting(settings, setting, 0.0):
-            classes = read_setting(settings, "num_classes", 1000)
+        alpha = read_setting(settings, setting, 0.0)
+        if alpha and used:
+            note = f"{used} is used: a recipe has one of both, for all batches"
+            yield KeyRow(setting, note=f"{note}; {OPS} may have cut_mix in place of mix_up")
+        elif alpha:
+            used = setting
             yield KeyRow(setting, {f"{OPS}.one_hot.classes": classes, f"{OPS}.{op}.alpha": alpha})
-            break
 
 
 def _map_crops(settings: Settings, name: str, size: list[int]) -> Iterator[KeyRow]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.config.deadline import MAX_MINUTES
-from pipeline.config.foreign.adopt import TRAINERS, Adoption, KeyRow, Settings, adopt
+from pipeline.config.foreign.adopt import Adoption, KeyRow, Settings, adopt, read_table
 from pipeline.config.foreign.npu_settings import (
     BATCHES,
     NAME,
@@ -20,13 +20,16 @@ from pipeline.config.foreign.npu_settings import (
     find_parameters,
     read_settings,
 )
-from pipeline.config.foreign.script import Expression, Script
+from pipeline.config.foreign.script import (
+    Expression,
+    Script,
+    convert_script_errors,
+    parse_script,
+)
 from pipeline.config.profile_spec import MODE, OPTIONS, parse_profiling_variables
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import parse_yaml
 
-MAX_BYTES = 2**18
 REFUSED = (
     "train_distribute",
     "device_fn",
@@ -43,7 +46,7 @@ CODE = {
     "model_fn": "is code: choose model= and optimizer=",
     "input_fn": "is code: choose dataset=",
 }
-NESTED = tuple(f"{name}." for name in TRAINERS[NAME]["nested"])
+NESTED = tuple(f"{name}." for name in read_table(NAME)["nested"])
 
 
 def adopt_npu_run_config(file: Path) -> Adoption:
@@ -52,17 +55,18 @@ def adopt_npu_run_config(file: Path) -> Adoption:
     Raises OSError, ValueError if the file isn't Python, and RecipeError with all statements that
     the adapter would refuse.
     """
-    try:
-        script = Script(ast.parse(read_text(file, MAX_BYTES)))
+    script = parse_script(file)
+    with convert_script_errors():
         problems = [*_find_refused_arguments(script), *_find_broken_rules(script)]
         settings = read_settings(script) if not problems else {}
-    except (SyntaxError, RecursionError, MemoryError) as error:
-        # A MemoryError of the parser has no text.
-        reason = str(error) or "it is nested too deeply"
-        raise ValueError(f"isn't Python: {reason}") from error
     if problems:
         raise RecipeError([f"{file}: {problem}" for problem in problems])
     return adopt(NAME, f"{NAME} of {file.name}", settings, RULES)
+
+
+def sets_npu_run_config(script: Script) -> bool:
+    """Return whether a script has settings of NPURunConfig."""
+    return bool(script.find_calls([NAME])) or any(find_parameters(script))
 
 
 def _find_refused_arguments(script: Script) -> Iterator[str]:
@@ -123,7 +127,7 @@ def _map_run(settings: Settings) -> Iterator[KeyRow]:
         elif isinstance(value, Expression):
             yield KeyRow(name, note=CODE.get(name.rpartition(".")[2], NOT_LITERAL))
         elif name.startswith(NESTED):
-            yield KeyRow(name, note=TRAINERS[NAME]["nested"][name.partition(".")[0]])
+            yield KeyRow(name, note=read_table(NAME)["nested"][name.partition(".")[0]])
     loop = settings.get("iterations_per_loop")
     if isinstance(loop, int) and not isinstance(settings.get("max_steps"), int):
         yield KeyRow("length of training", {"train.steps": loop}, "max_steps is missing: one loop")

@@ -4,18 +4,54 @@ from __future__ import annotations
 
 import ast
 import json
+import operator
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from pipeline.core.files.bounded_read import read_text
+
+MAX_BYTES = 2**18
 
 MAX_NODES = 2**18
 """Most syntax nodes that are read: constants may refer to one another in a circle."""
+MAX_NAMES = 16
+"""Most names that lead from one to another."""
 TEXT_CALLS = ("as_bytes", "as_text", "as_str", "str", "bytes")
 """Functions that turn a text into a text of another type."""
+MAX_RESULT = 1e100
+"""Bound of the results of arithmetic. Python doesn't print integers of many digits."""
+ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+"""Arithmetic whose results can't be much longer than its numbers."""
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 SILENT = (ast.Import, ast.ImportFrom, ast.Pass, ast.Global, ast.Nonlocal, ast.Delete)
 """Statements that set nothing."""
+
+
+@contextmanager
+def convert_script_errors() -> Iterator[None]:
+    """Raise ValueError in place of the parser's errors, and of those of trees that are too deep."""
+    try:
+        yield
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        # A MemoryError of the parser has no text.
+        reason = str(error) or "it is nested too deeply"
+        raise ValueError(f"isn't Python: {reason}") from error
+
+
+def parse_script(file: Path) -> Script:
+    """Parse a script. Raises OSError, and ValueError if it isn't Python."""
+    with convert_script_errors():
+        return Script(ast.parse(read_text(file, MAX_BYTES)))
 
 
 class Script:
@@ -49,6 +85,52 @@ class Script:
         """Return the calls of functions and methods with these names."""
         return [call for name in names for call in self.calls[name]]
 
+    def resolve(self, node: ast.expr) -> ast.expr:
+        """Return the value of a constant's name, or the node."""
+        for _ in range(MAX_NAMES):
+            if not (isinstance(node, ast.Name) and node.id in self.constants):
+                break
+            self._used_names.add(node.id)
+            node = self.constants[node.id]
+        return node
+
+    def read_constant(self, node: ast.expr) -> Any:
+        """Return the value of a literal, of a constant's name, or of arithmetic with numbers; else
+        an Expression. Raises ValueError as `read_value` does."""
+        number = self._compute(node)
+        if number is not None:
+            return number
+        resolved = self.resolve(node)
+        if isinstance(resolved, ast.Call):
+            return Expression(ast.unparse(node))
+        return self.read_value(resolved)
+
+    def _compute(self, node: ast.expr) -> int | float | None:
+        """Return the result of arithmetic with numbers; None for other values."""
+        self._count_nodes(1)
+        node = self.resolve(node)
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            number = self._compute(node.operand)
+            return None if number is None else -number
+        if not isinstance(node, ast.BinOp) or type(node.op) not in ARITHMETIC:
+            return None
+        left, right = self._compute(node.left), self._compute(node.right)
+        if left is None or right is None:
+            return None
+        try:
+            number = ARITHMETIC[type(node.op)](left, right)
+        except (ArithmeticError, ValueError):
+            return None
+        return number if abs(number) < MAX_RESULT else None
+
+    def _count_nodes(self, count: int) -> None:
+        self._nodes_left -= count
+        if self._nodes_left < 0:
+            raise ValueError(f"has values of more than {MAX_NODES:,} parts")
+
     def read_value(self, node: ast.expr) -> Any:
         """Return the value of a literal, a call's keywords by name, or an Expression of the rest.
 
@@ -60,9 +142,7 @@ class Script:
             node = self.constants.get(node.id, node)
         node = _unwrap_text(node)
         keywords = node.keywords if isinstance(node, ast.Call) and not node.args else None
-        self._nodes_left -= sum(1 for _ in ast.walk(node)) if keywords is None else 1
-        if self._nodes_left < 0:
-            raise ValueError(f"has values of more than {MAX_NODES:,} parts")
+        self._count_nodes(sum(1 for _ in ast.walk(node)) if keywords is None else 1)
         if keywords is not None:
             return {item.arg: self.read_value(item.value) for item in keywords if item.arg}
         try:

@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.config.files import find_groups
-from pipeline.config.foreign.adopt import TRAINERS, Adoption, KeyRow, Settings, adopt, read_setting
+from pipeline.config.foreign.adopt import (
+    Adoption,
+    KeyRow,
+    Settings,
+    adopt,
+    read_setting,
+    read_table,
+)
 from pipeline.config.foreign.mindcv import RULES
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.safe_yaml import read_yaml
@@ -24,7 +31,7 @@ def adopt_timm(origin: str, settings: Settings) -> Adoption:
 
 def _map_translated(settings: Settings) -> Iterator[KeyRow]:
     """Yield the rows of settings that mindcv has too, under timm's names."""
-    names = TRAINERS["timm"]["names"]
+    names = read_table("timm")["names"]
     timm_names = {
         names[name]: name for name in settings if settings[name] is not None and name in names
     }
@@ -36,7 +43,7 @@ def _map_translated(settings: Settings) -> Iterator[KeyRow]:
 
 def _translate(settings: Settings) -> dict[str, Any]:
     """Return the settings with mindcv's names and values."""
-    table = TRAINERS["timm"]
+    table = read_table("timm")
     result: dict[str, Any] = {"has_crops": True, "filter_bias_and_bn": True}
     for name, mindcv_name in table["names"].items():
         value = settings.get(name)
@@ -85,7 +92,7 @@ def _translate(settings: Settings) -> dict[str, Any]:
 
 def _map_untranslated(settings: Settings) -> Iterator[KeyRow]:
     """Yield the rows of settings that mindcv doesn't have: betas, epsilon and device."""
-    choices = TRAINERS["mindcv"]["choices"]["opt"]
+    choices = read_table("mindcv")["choices"]["opt"]
     choice = choices.get(read_setting(settings, "opt", "sgd").lower(), choices["sgd"])
     fields = read_yaml(find_groups()["optimizer"][choice["sets"]["optimizer"]])
     betas = read_setting(settings, "opt_betas", [])

@@ -11,7 +11,7 @@ from jax.errors import JaxRuntimeError
 
 from pipeline.core.errors import RunError, first_line, get_exit_status, get_status_after
 from pipeline.core.host.signals import conclude
-from pipeline.stages.record.run_directory import RunFolder, read_outcome
+from pipeline.stages.record.run_directory import RECIPE, RunFolder, read_outcome
 from pipeline.stages.record.summary import Summary
 
 
@@ -65,7 +65,8 @@ def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
         summary.time["total_s"] = time.perf_counter() - started_at
         # If a failed run can't write its summary, the first failure is reported.
         with suppress(OSError) if summary.status == "failed" else nullcontext():
-            if not folder.advanced.is_held:
+            # Without its recipe the directory is still free for a run.
+            if not folder.advanced.is_held and (folder.path / RECIPE).exists():
                 with conclude():
                     summary.write(folder.path)
 

@@ -85,7 +85,8 @@ def _end_interrupted(context: RunContext) -> None:
     _record_stop(context, str(context.options.signals.reason))
     advise_to_resume(context.recipe, context.options, context.run_dir, context.reporter)
     context.reporter.print_stage("stopped", f"{summary.reason}; {context.run_dir}")
-    if not context.folder.advanced.is_held:
+    has_recipe = (context.run_dir / run_directory.RECIPE).exists()
+    if has_recipe and not context.folder.advanced.is_held:
         summary.write(context.run_dir)
 
 

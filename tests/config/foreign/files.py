@@ -213,3 +213,160 @@ config = NPURunConfig(
     experimental_distribute=strategy,
 )
 """
+
+HYDRA = """
+task_name: train
+tags: [dev]
+train: true
+test: true
+ckpt_path: null
+seed: 12345
+data:
+  _target_: src.data.mnist_datamodule.MNISTDataModule
+  data_dir: ${paths.data_dir}
+  batch_size: 128
+  train_val_test_split: [55000, 5000, 10000]
+  num_workers: 4
+  pin_memory: false
+model:
+  _target_: src.models.mnist_module.MNISTLitModule
+  optimizer: {_target_: torch.optim.Adam, _partial_: true, lr: 0.002, weight_decay: 0.0}
+  scheduler:
+    _target_: torch.optim.lr_scheduler.ReduceLROnPlateau
+    _partial_: true
+    mode: min
+    factor: 0.2
+    patience: 10
+  net: {_target_: src.models.components.simple_dense_net.SimpleDenseNet, input_size: 784}
+  compile: false
+callbacks:
+  model_checkpoint:
+    _target_: lightning.pytorch.callbacks.ModelCheckpoint
+    dirpath: "${paths.output_dir}/checkpoints"
+    monitor: val/acc
+    mode: max
+    save_last: true
+    save_top_k: 2
+  early_stopping:
+    _target_: lightning.pytorch.callbacks.EarlyStopping
+    monitor: val/acc
+    patience: 7
+    mode: max
+  model_summary: {_target_: lightning.pytorch.callbacks.RichModelSummary, max_depth: -1}
+trainer:
+  _target_: lightning.pytorch.trainer.Trainer
+  default_root_dir: "${paths.output_dir}"
+  min_epochs: 1
+  max_epochs: 3
+  accelerator: cpu
+  devices: 1
+  check_val_every_n_epoch: 2
+  deterministic: false
+  gradient_clip_val: 0.5
+  precision: 16-mixed
+  accumulate_grad_batches: 2
+  epochs_of_mine: 3
+paths: {data_dir: "${oc.env:HOME}/data/", output_dir: "${hydra:runtime.output_dir}"}
+logger: {wandb: {_target_: lightning.pytorch.loggers.WandbLogger, api_key: key-of-mine}}
+"""
+"""A config of Lightning that Hydra has composed."""
+LIGHTNING_CLI = """
+seed_everything: 42
+trainer:
+  devices: 2
+  precision: bf16-mixed
+  max_epochs: 20
+  callbacks:
+    - class_path: lightning.pytorch.callbacks.EarlyStopping
+      init_args: {monitor: val_loss, patience: 5}
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {every_n_train_steps: 100}
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {monitor: val_loss}
+model:
+  class_path: my.LitClassifier
+  init_args: {net: {class_path: torchvision.models.resnet18, init_args: {num_classes: 10}}}
+data:
+  class_path: my.CIFAR10DataModule
+  init_args: {data_dir: /data/cifar, batch_size: 64, num_workers: 4}
+optimizer:
+  class_path: torch.optim.SGD
+  init_args: {lr: 0.1, momentum: 0.9, nesterov: true, weight_decay: 0.0005}
+lr_scheduler:
+  class_path: torch.optim.lr_scheduler.CosineAnnealingLR
+  init_args: {T_max: 20, eta_min: 0.001}
+"""
+"""A YAML of LightningCLI."""
+KERAS = """
+import re
+import keras
+from keras.callbacks import EarlyStopping
+from sklearn.preprocessing import StandardScaler
+
+BATCH = 64
+EPOCHS = 3
+pattern = re.compile("a")
+(x_train, y_train), test = keras.datasets.mnist.load_data()
+StandardScaler().fit(x_train)
+model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(10)])
+rates = keras.optimizers.schedules.ExponentialDecay(0.1, 20, decay_rate=0.5, staircase=True)
+model.compile(
+    optimizer=keras.optimizers.SGD(rates, momentum=0.9, global_clipnorm=1.0),
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    metrics=[keras.metrics.MeanSquaredError()],
+)
+stop = EarlyStopping(monitor="val_accuracy", patience=5)
+model.fit(
+    x_train,
+    y_train,
+    BATCH,
+    epochs=EPOCHS * 2,
+    validation_split=0.1,
+    callbacks=[stop, keras.callbacks.ReduceLROnPlateau(patience=3)],
+    class_weight={number: 1.0 for number in range(10)},
+    initial_epoch=find_epoch(),
+)
+print(model.summary())
+"""
+"""A script of Keras."""
+TRAINING_ARGUMENTS: dict[str, Any] = {
+    "output_dir": "out",
+    "per_device_train_batch_size": 16,
+    "per_device_eval_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "num_train_epochs": 3.0,
+    "max_steps": -1,
+    "learning_rate": 5e-05,
+    "weight_decay": 0.01,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "adam_epsilon": 1e-08,
+    "optim": "adamw_torch_fused",
+    "optim_args": None,
+    "max_grad_norm": 1.0,
+    "lr_scheduler_type": "linear",
+    "lr_scheduler_kwargs": {},
+    "warmup_ratio": 0.1,
+    "warmup_steps": 0,
+    "label_smoothing_factor": 0.1,
+    "bf16": True,
+    "fp16": False,
+    "seed": 42,
+    "data_seed": None,
+    "eval_strategy": "steps",
+    "eval_steps": 50,
+    "save_strategy": "steps",
+    "save_steps": 500,
+    "save_total_limit": 2,
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "eval_accuracy",
+    "greater_is_better": True,
+    "logging_steps": 10,
+    "report_to": ["tensorboard", "wandb"],
+    "accelerator_config": {"split_batches": False, "even_batches": True},
+    "dataloader_drop_last": False,
+    "dataloader_num_workers": 4,
+    "hub_token": "token-of-mine",
+    "mystery": 7,
+}
+"""A JSON of TrainingArguments."""

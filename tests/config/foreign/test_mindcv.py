@@ -159,6 +159,16 @@ def test_unmapped_settings_have_reasons() -> None:
     assert rows["pretrained"].note == "is off"
 
 
+def test_file_with_mixup_and_cutmix_says_which_is_used() -> None:
+    values = {**SMALL, "mixup": 0.2, "cutmix": 1.0}
+    rows = {row.setting: row for row in adopt("mindcv", "a file", values, RULES).rows}
+    assert rows["mixup"].keys["dataset.train.ops.mix_up.alpha"] == 0.2
+    assert not rows["cutmix"].keys
+    assert rows["cutmix"].note.startswith("mixup is used: a recipe has one of both")
+    alone = {row.setting: row for row in adopt("mindcv", "", {**SMALL, "cutmix": 1.0}, RULES).rows}
+    assert alone["cutmix"].keys["dataset.train.ops.cut_mix.alpha"] == 1.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_five_yamls_train_on_synthetic_images(name: str, tmp_path: Path, cache: Path) -> None:

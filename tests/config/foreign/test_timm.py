@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import load_recipe
-from pipeline.config.foreign.adopt import TRAINERS, make_recipe_text
+from pipeline.config.foreign.adopt import make_recipe_text, read_table
 from pipeline.config.foreign.timm import adopt_timm
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
@@ -110,7 +110,7 @@ VALUES = st.one_of(
 
 
 @pytest.mark.medium
-@given(st.dictionaries(st.sampled_from([*TIMM, *TRAINERS["timm"]["names"], "unknown"]), VALUES))
+@given(st.dictionaries(st.sampled_from([*TIMM, *read_table("timm")["names"], "unknown"]), VALUES))
 @settings(max_examples=100, deadline=None)
 def test_accepted_file_has_one_row_per_setting(changes: dict[str, Any]) -> None:
     values = {**TIMM, **changes}
