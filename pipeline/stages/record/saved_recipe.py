@@ -70,7 +70,7 @@ def restore_state(
         return None
     if saved.has_former_layout:
         raise DataError(
-            f"{saved.folder}: was saved by an earlier version, whose states had other names, so the "
+            f"{saved.folder}: was saved by an earlier version with other names of states, so the "
             f"run can't be resumed; start a new run with checkpoint.restore={run_dir}"
         )
     if changes := list_changes(saved, recipe):
