@@ -87,9 +87,8 @@ def freeze_steps(
     events = {Event.EVALUATE: pace.evaluation_s, Event.CHECKPOINT: pace.save_s}
     schedule = schedule_events(context.recipe, replace(run.built.run_schedule, total=MAX_STEPS))
     left_s = stop_at - MARGIN_SHARE * budget_s - time.perf_counter()
-    every_seconds = context.recipe.checkpoint.every_seconds
     # Checkpoints by time take a share of the time of every step.
-    slowdown = 1.0 if every_seconds is None else 1 + pace.save_s / every_seconds
+    slowdown = 1 + pace.save_s / context.recipe.checkpoint.save_seconds
     steps = find_last_step(schedule, 0, left_s, slowdown * pace.step_s, events)
     if train.iterations_per_loop is not None:
         steps -= steps % train.iterations_per_loop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from pipeline.engine.schedule import Event
 from pipeline.models.layers import standard
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
+from pipeline.stages.kept_times import KeptTimes, keep_times, locate_times, read_times
 from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.record.run_directory import COMPILED
 from pipeline.stages.require_memory import require_memory
@@ -81,8 +82,10 @@ def compile_programs(
     inputs = replace(inputs, key=options.key, state=built.state, keeps_arguments=keeps_arguments)
     # If no evaluation is due, only a callback may request one, which compiles its program.
     if options.evaluates_later or not inputs.evaluates:
+        times_file = locate_times(recipe, backend.describe()["device"])
 
         def report_evaluation(program: ProgramReport) -> None:
+            keep_compile_times(times_file, [program])
             reporter.print_stage("compile", _format_program(program))
 
         inputs = replace(inputs, when_evaluation_compiled=report_evaluation)
@@ -216,13 +219,18 @@ def compile_to_executable(
         "compile", f"{recipe.model.name} for {device}, batch {recipe.train.batch_size}"
     )
 
+    times_file = locate_times(recipe, device)
+    kept = read_times(times_file)
+
     def watch(name: str) -> AbstractContextManager[None]:
-        return reporter.clock(f"compiling {name} of {recipe.model.name}")
+        expected_s = kept.compile_s.get(name)
+        return reporter.clock(f"compiling {name} of {recipe.model.name}", expected_s)
 
     # A profile needs the names of layers in programs.
     with nullcontext() if recipe.profile.mode == "off" else with_names_in_cache_key():
         executable = backend.compile(inputs, watch)
     report = executable.report
+    keep_compile_times(times_file, report.programs)
     if inputs.eager:
         line = "no program: in eager mode every operation runs by itself"
         if inputs.jit_layers:
@@ -253,6 +261,15 @@ def compile_to_executable(
         f"{train.device_bytes / 1e6:,.1f} MB on the device",
     )
     return executable
+
+
+def keep_compile_times(file: Path | None, programs: Iterable[ProgramReport]) -> None:
+    """Keep how long programs took that were compiled, and not read from a cache."""
+    compile_s = {
+        program.name: program.compile_s for program in programs if program.cache in ("miss", "off")
+    }
+    if compile_s:
+        keep_times(file, KeptTimes(compile_s=compile_s))
 
 
 def _format_program(program: ProgramReport) -> str:

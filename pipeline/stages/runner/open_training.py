@@ -28,6 +28,7 @@ from pipeline.engine.monitors.observers import Observers
 from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import Event, Schedule, is_due
 from pipeline.stages.autosink.choose_sink import SinkPlan
+from pipeline.stages.outlook import open_outlook
 from pipeline.stages.record.run_directory import HeldWrites
 from pipeline.stages.record.saved_recipe import hash_recipe
 from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
@@ -80,14 +81,16 @@ def open_training(
         periods = list_event_periods(recipe, built.run_schedule.steps_per_epoch)
         save_periods = periods[Event.CHECKPOINT]
         checkpoints = _open_checkpoints(evaluations, save_periods, stack)
-        every_s = recipe.checkpoint.every_seconds
+        outlook = open_outlook(run, sink, history.step)
+        every_s = recipe.checkpoint.save_seconds
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
+        monitors.append(outlook)
         monitors += [monitor for monitor in (pruner, dumps) if monitor is not None]
         # Each process has a part of the state, which checkpoints gather.
         is_shared = recipe.parallel.mode != "data" and context.ranks.size > 1
         hooks = Hooks(
             monitors=monitors,
-            evaluate=evaluations.evaluate_unless_stopped,
+            evaluate=outlook.time_evaluations(evaluations.evaluate_unless_stopped),
             saves=Saves(checkpoints, every_s, sink.host_entry, observers.log_marks),
             callbacks=_open_callbacks(evaluations, callbacks),
             early_stop=make_early_stop(recipe.monitor.early_stop),
@@ -109,6 +112,7 @@ def open_training(
         record = partial(_record_results, run, history, hooks)
         stack.callback(record)
         stack.enter_context(end_with(record))
+        stack.callback(outlook.keep, history)
         if isinstance(checkpoints, Checkpoints):
             stack.enter_context(end_with(checkpoints.finish))
         yield program, schedule_events(recipe, built.run_schedule, dump_steps), hooks
