@@ -123,6 +123,15 @@ class Reporter:
         """Print a line about a stage, with its name in the margin."""
         self.print_lines(f"{name:<{MARGIN}} {text}")
 
+    def print_detail(self, name: str, text: str) -> None:
+        """Write a line about a stage to run.log; print it too if `level` is info or below."""
+        line = f"{name:<{MARGIN}} {text}"
+        if self.level <= logging.INFO:
+            self.print_lines(line)
+            return
+        with self._lock:
+            self._write_log_line(printable_lines(line))
+
     def warn(self, text: str) -> None:
         """Write a warning to run.log, and print it unless `level` is above warnings."""
         if self.level > logging.WARNING:

@@ -24,6 +24,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.compile_cache import enable_compile_cache
 from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.value_text import format_bytes, format_duration
 from pipeline.core.host.jax_private import with_names_in_cache_key
 from pipeline.core.host.memory import read_available_bytes
 from pipeline.core.reporter import Reporter
@@ -86,7 +87,7 @@ def compile_programs(
 
         def report_evaluation(program: ProgramReport) -> None:
             keep_compile_times(times_file, [program])
-            reporter.print_stage("compile", _format_program(program))
+            reporter.print_detail("compile", _format_program(program))
 
         inputs = replace(inputs, when_evaluation_compiled=report_evaluation)
     executable = compile_to_executable(inputs, recipe, backend, reporter)
@@ -215,12 +216,13 @@ def compile_to_executable(
     enable_compile_cache(find_program_folder(recipe.cache, reporter.warn), reporter.warn)
     train = inputs.train
     device = backend.describe()["device"]
-    reporter.print_stage(
-        "compile", f"{recipe.model.name} for {device}, batch {recipe.train.batch_size}"
-    )
-
     times_file = locate_times(recipe, device)
     kept = read_times(times_file)
+    before_s = sum(kept.compile_s.values())
+    before = f"; took {format_duration(before_s)} when it was new" if before_s > LONG_S else ""
+    reporter.print_stage(
+        "compile", f"{recipe.model.name} for {device}, batches of {recipe.train.batch_size}{before}"
+    )
 
     def watch(name: str) -> AbstractContextManager[None]:
         expected_s = kept.compile_s.get(name)
@@ -238,7 +240,8 @@ def compile_to_executable(
             line += f" but for those in {patterns}, compiled when they first run"
         reporter.print_stage("compile", line)
     for program in report.programs:
-        for line in (_format_program(program), *program.lines):
+        reporter.print_detail("compile", _format_program(program))
+        for line in program.lines:
             reporter.print_stage("compile", line)
     if sum(program.compile_s for program in report.programs if program.calls_onednn) > LONG_S:
         reporter.print_stage("compile", ONEDNN_NOTE)
@@ -255,10 +258,12 @@ def compile_to_executable(
         reporter.print_stage(
             "compile", f"each device has {part_mb:,.3f} MB of the weights and the optimizer"
         )
+    data = {"resident": "all training data", "stream": "the training data at hand"}[train.kind]
     reporter.print_stage(
         "compile",
-        f"{report.compile_s:.1f} s in all; training data {train.kind}, "
-        f"{train.device_bytes / 1e6:,.1f} MB on the device",
+        f"done after {report.compile_s:.1f} s; a step takes "
+        f"{format_bytes(get_training_temporaries(executable))} of memory, "
+        f"{data} {format_bytes(train.device_bytes)}",
     )
     return executable
 

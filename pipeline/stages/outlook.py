@@ -1,4 +1,4 @@
-"""The outlook of a run, printed before its first step: its end, its memory and its first checkpoint.
+"""The outlook of a run, printed before its first step: its end, its memory, its first checkpoint.
 
 The time of a step is the one that the choice of sinks has measured, or that of the last run with
 the same step (kept_times.py). Without either, a few steps of the run's program are timed on a
@@ -35,7 +35,7 @@ from pipeline.training.telemetry import Telemetry
 SHOWN_S = 2.0
 """Runs of at least this many seconds have an outlook."""
 LONG_S = 600.0
-"""Runs of at least this many seconds also show memory and checkpoints, and what would be shorter."""
+"""Runs of at least this many seconds show memory, checkpoints, and what would be shorter."""
 FLOPS = 1e11
 """Floating-point operations a second, of which few processors have more, in a guess of whether a
 run is long enough for an outlook."""
@@ -52,7 +52,10 @@ EVALUATION_COMPILE_SHARE = 0.25
 CHECKED_S = 5.0
 """Seconds of steps after which the outlook is compared with their time."""
 CHECKED_SHARE = 0.02
-"""It is compared after this share of the run, if that is later."""
+"""It is compared after this share of the run, if that is later but not after `MOST_CHECKED_S`."""
+MOST_CHECKED_S = 60.0
+CORRECTED_S = 30.0
+"""Remaining time from which on it is worth a correction."""
 TOLERANCE = 0.25
 """Relative difference of a step's time up to which the outlook isn't corrected."""
 
@@ -147,7 +150,10 @@ def _find_step_s(run: CompiledRun, sink: SinkPlan, kept: KeptTimes, first: int) 
     step_flops = flops.get("training step")
     if step_flops is not None and num_steps * step_flops / FLOPS < SHOWN_S / 2:
         return None
-    return time_steps(run, sink, first) if _can_time_steps(run) else None
+    if not _can_time_steps(run):
+        return None
+    with run.context.reporter.clock("timing a step"):
+        return time_steps(run, sink, first)
 
 
 def _can_time_steps(run: CompiledRun) -> bool:
@@ -178,8 +184,11 @@ def time_steps(run: CompiledRun, sink: SinkPlan, first: int) -> float:
     first_s = time_next(first, first + 1)
     run_s = first_s * (run.built.run_schedule.total - first)
     budget_s = min(max(TRIAL_SHARE * run_s, LEAST_TRIAL_S), MOST_TRIAL_S)
-    num_steps = min(int(budget_s / first_s), stop - first - 1)
-    # The first dispatch is slower than others, which matters to short steps alone.
+    num_steps = int(budget_s / first_s)
+    if TRIAL_SHARE * run_s >= first_s:
+        num_steps = max(1, num_steps)
+    num_steps = min(num_steps, stop - first - 1)
+    # The first dispatch is slower than others, as it allocates memory.
     return first_s if num_steps < 1 else time_next(first + 1, first + 1 + num_steps)
 
 
@@ -197,8 +206,8 @@ def list_lines(run: CompiledRun, outlook: Outlook, first: int) -> Iterator[str]:
     yield from describe_memory(run)
     if "checkpoint" in recipe.stages:
         yield describe_checkpoints(run, outlook, first)
-    if changes := list_shorter_runs(run, outlook):
-        yield f"if that is too long: {'; '.join(changes)}"
+    for change in list_shorter_runs(run, outlook):
+        yield f"shorter: {change}"
 
 
 def describe_memory(run: CompiledRun) -> Iterator[str]:
@@ -284,19 +293,28 @@ class OutlookMonitor(Monitor):
     outlook: Outlook | None
     path: Path | None
     """File of the times; None to keep none."""
+    first_stop: int | None = None
+    """Step at which the first dispatch ended."""
     steps: int = 0
+    """Steps since then."""
     seconds: float = 0.0
     is_checked: bool = False
     _evaluations_s: list[float] = field(default_factory=list)
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Compare the time of the steps so far with the outlook, once there are enough of them."""
+        """Compare the time of the steps so far with the outlook, once there are enough of them.
+
+        The first dispatch doesn't count, as it is slower.
+        """
+        if self.first_stop is None:
+            self.first_stop = telemetry.start + len(telemetry)
+            return
         self.steps += len(telemetry)
         self.seconds += seconds
         outlook = self.outlook
-        if self.is_checked or outlook is None or self.steps < 2:
+        if self.is_checked or outlook is None:
             return
-        if self.seconds < max(CHECKED_S, CHECKED_SHARE * outlook.seconds):
+        if self.seconds < min(max(CHECKED_S, CHECKED_SHARE * outlook.seconds), MOST_CHECKED_S):
             return
         self.is_checked = True
         step_s = self.seconds / self.steps
@@ -310,7 +328,7 @@ class OutlookMonitor(Monitor):
                 outlook.further_s,
             )
             name = "slower" if ratio > 1 else "faster"
-            if left.seconds >= SHOWN_S:
+            if left.seconds >= CORRECTED_S:
                 text = f"steps are {name} than expected: {left.describe(datetime.now())}"
                 self.reporter.print_stage("outlook", text)
 

@@ -180,7 +180,7 @@ class EvalMonitor(Monitor):
     reporter: Reporter
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        self.reporter.print_stage("eval", f"step {step}: {evaluation}")
+        self.reporter.print_stage("eval", f"step {step:,}: {evaluation}")
 
 
 @dataclass

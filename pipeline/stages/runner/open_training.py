@@ -86,6 +86,8 @@ def open_training(
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
         monitors.append(outlook)
         monitors += [monitor for monitor in (pruner, dumps) if monitor is not None]
+        if pruner is not None:
+            pruner.on_length(built.run_schedule.total)
         # Each process has a part of the state, which checkpoints gather.
         is_shared = recipe.parallel.mode != "data" and context.ranks.size > 1
         hooks = Hooks(
