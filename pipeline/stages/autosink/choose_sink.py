@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.backends.base import Backend, Estimate, Executable, Mechanism, SinkPrice
 from pipeline.backends.sink_choice import (
+    MECHANISM_TEXTS,
     Bounds,
     Cost,
     Costs,
@@ -58,7 +59,9 @@ class SinkPlan:
     """Entry of a checkpoint from which a resumed run reads these sinks; {} for a recipe's sinks."""
 
     def __str__(self) -> str:
-        return "off" if self.size is None else f"{self.size:,} steps, {self.mechanism}"
+        if self.size is None:
+            return "none"
+        return f"{self.size:,} steps {MECHANISM_TEXTS[self.mechanism]}"
 
     def summary(self) -> dict[str, Any]:
         """Return the section `sink` of summary.json."""
