@@ -33,8 +33,8 @@ from pipeline.engine.schedule import Event
 from pipeline.models.layers import standard
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
-from pipeline.stages.kept_times import KeptTimes, keep_times, locate_times, read_times
 from pipeline.stages.key_errors import blaming_key
+from pipeline.stages.record.kept_times import KeptTimes, keep_times, locate_times, read_times
 from pipeline.stages.record.run_directory import COMPILED
 from pipeline.stages.require_memory import require_memory
 from pipeline.training.parallel.sharding_rules import make_sharding_rules

@@ -71,7 +71,7 @@ def test_sinks_of_the_default_recipe_are_explained(
         r"^lenet5_digits on cpu:0 .*, batch 32$",
         r"^  step        [\d.]+ ms as one program, [\d.]+ ms step by step without waiting, in a",
         r"^  to start    -?\d+ us on the host for each step without sinks \(90 % are below",
-        r"^  memory      a sink has 20 batches, which are lists of samples, 2\.7 kB; the device has",
+        r"^  memory      a sink has 20 batches, which are lists of samples, 2\.7 kB; the",
         r"^  events      evaluate 4 times in 1,760 steps; at most 440 steps between two$",
         r"^  none           3\.0000   1\.00x$",
         r"^  20 .*x  <- chosen$",

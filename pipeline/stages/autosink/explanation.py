@@ -229,7 +229,8 @@ def _format_memory(memory: Memory, sink_steps: int) -> str:
     if memory.resident:
         batches = f"{sink_steps:,} batch{plural}, which are lists of samples, {sink_bytes}"
         samples = f" beside all samples, {format_bytes(memory.data_bytes)}"
+    logged = format_bytes(sink_steps * TELEMETRY_BYTES)
     return (
         f"a sink has {batches}; the device has {memory.window_steps:,} batches whatever the sink, "
-        f"{window_bytes}{samples}; logged values {format_bytes(sink_steps * TELEMETRY_BYTES)} a sink"
+        f"{window_bytes}{samples}; logged values {logged} a sink"
     )

@@ -28,11 +28,11 @@ from pipeline.engine.monitors.observers import Observers
 from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import Event, Schedule, is_due
 from pipeline.stages.autosink.choose_sink import SinkPlan
-from pipeline.stages.outlook import open_outlook
 from pipeline.stages.record.run_directory import HeldWrites
 from pipeline.stages.record.saved_recipe import hash_recipe
 from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
+from pipeline.stages.runner.outlook import open_outlook
 from pipeline.stages.runner.run_mirror import open_mirror
 from pipeline.training.component_specs import list_metric_directions
 from pipeline.training.non_finite_steps import Rollback

@@ -54,8 +54,8 @@ batches whatever the sink, 139.3 kB beside all samples, 97.8 kB; logged values 2
   200            0.9034   1.66x  <- the recipe's
   1,000          0.9014   1.66x
 
-  chosen      sinks of 110 steps as one program: 0.9045 ms a step in sinks of 110, 1.5 without: 1.66x; \
-longer ones save less than 0.5 %
+  chosen      sinks of 110 steps as one program: 0.9045 ms a step in sinks of 110, 1.5 without: \
+1.66x; longer ones save less than 0.5 %
   predicted   1.658x, give or take 1.0 %
   achieved    1.670x, give or take 2.0 %: 0.91 ms a step, 1.52 without sinks, in 5 rounds; the \
 prediction is off by -0.7 %"""

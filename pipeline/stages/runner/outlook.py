@@ -1,8 +1,8 @@
 """The outlook of a run, printed before its first step: its end, its memory, its first checkpoint.
 
 The time of a step is the one that the choice of sinks has measured, or that of the last run with
-the same step (kept_times.py). Without either, a few steps of the run's program are timed on a
-separate state, for at most a hundredth of the run. If training turns out to be slower or faster
+the same step (record/kept_times.py). Without either, a few steps of the run's program are timed on
+a separate state, for at most a hundredth of the run. If training turns out to be slower or faster
 than the outlook, a line corrects it once.
 """
 
@@ -26,7 +26,7 @@ from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.history import History
 from pipeline.engine.schedule import Event
 from pipeline.stages.autosink.choose_sink import SinkPlan
-from pipeline.stages.kept_times import KeptTimes, keep_times, locate_times, read_times
+from pipeline.stages.record.kept_times import KeptTimes, keep_times, locate_times, read_times
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.training.state import TrainState
 from pipeline.training.step import get_image_shape
@@ -44,7 +44,7 @@ TRIAL_SHARE = 0.01
 LEAST_TRIAL_S = 0.05
 MOST_TRIAL_S = 10.0
 NUM_ROUNDS = 3
-"""Rounds of steps that the time for timing allows. The fastest counts, as other work slows steps."""
+"""Rounds of timed steps. The fastest counts, as other work slows steps."""
 CLOSING_S = 0.5
 """Seconds from the last evaluation to the end of a run."""
 FORWARD_SHARE = 1 / 3
