@@ -170,8 +170,8 @@ class TrainSpec(AdapterWords):
     """Training on attacked images; null: on images without attack."""
     ema: AverageSpec
     ledger: bool = False
-    """Whether the run records each training sample's last loss and margins, and how often it was
-    learnt and forgotten. Its report then lists suspicious labels."""
+    """Whether the run records how each training sample is learnt: its last loss and margins, and
+    how often it was learnt and forgotten. Its report then lists labels that are probably wrong."""
     resume: str | None
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
     resume_changed: Literal["refuse", "allow"]
