@@ -188,13 +188,13 @@ def time_steps(run: CompiledRun, sink: SinkPlan, first: int) -> float:
     budget_s = min(max(TRIAL_SHARE * run_s, LEAST_TRIAL_S), MOST_TRIAL_S)
     # The first dispatches are slower than others, as they allocate memory.
     times_s = [first_s]
-    begin = first + 1
     deadline = time.perf_counter() + budget_s
     num_steps = max(1, int(budget_s / first_s / NUM_ROUNDS))
-    is_short = TRIAL_SHARE * run_s < first_s
-    while not is_short and begin + num_steps <= stop and time.perf_counter() < deadline:
-        times_s.append(time_next(begin, begin + num_steps))
-        begin += num_steps
+    num_rounds = 0 if TRIAL_SHARE * run_s < first_s else NUM_ROUNDS
+    begins = range(first + 1, stop - num_steps + 1, num_steps)[:num_rounds]
+    times_s += [
+        time_next(begin, begin + num_steps) for begin in begins if time.perf_counter() < deadline
+    ]
     return min(times_s)
 
 
