@@ -43,6 +43,8 @@ TRIAL_SHARE = 0.01
 """Share of a run for timing a few steps, within `LEAST_TRIAL_S` and `MOST_TRIAL_S`."""
 LEAST_TRIAL_S = 0.05
 MOST_TRIAL_S = 10.0
+SHORT_STEP_S = 0.5
+"""Time of a first dispatch up to which a second one is timed in any run."""
 NUM_ROUNDS = 3
 """Rounds of timed steps. The fastest counts, as other work slows steps."""
 CLOSING_S = 0.5
@@ -183,19 +185,21 @@ def time_steps(run: CompiledRun, sink: SinkPlan, first: int) -> float:
         state, telemetry = executable.run(state, begin, end, sink.mechanism)
         return (time.perf_counter() - began_at) / max(1, len(telemetry))
 
-    first_s = time_next(first, first + 1)
-    run_s = first_s * (run.built.run_schedule.total - first)
+    step_s = time_next(first, first + 1)
+    begin = first + 1
+    if step_s < SHORT_STEP_S and begin < stop:
+        # The first dispatch allocates memory, which takes longer than a short step.
+        step_s = min(step_s, time_next(begin, begin + 1))
+        begin += 1
+    run_s = step_s * (run.built.run_schedule.total - first)
     budget_s = min(max(TRIAL_SHARE * run_s, LEAST_TRIAL_S), MOST_TRIAL_S)
-    # The first dispatches are slower than others, as they allocate memory.
-    times_s = [first_s]
+    num_steps = max(1, int(budget_s / step_s / NUM_ROUNDS))
+    num_rounds = 0 if TRIAL_SHARE * run_s < step_s else NUM_ROUNDS
     deadline = time.perf_counter() + budget_s
-    num_steps = max(1, int(budget_s / first_s / NUM_ROUNDS))
-    num_rounds = 0 if TRIAL_SHARE * run_s < first_s else NUM_ROUNDS
-    begins = range(first + 1, stop - num_steps + 1, num_steps)[:num_rounds]
-    times_s += [
-        time_next(begin, begin + num_steps) for begin in begins if time.perf_counter() < deadline
-    ]
-    return min(times_s)
+    for start in range(begin, stop - num_steps + 1, num_steps)[:num_rounds]:
+        if time.perf_counter() < deadline:
+            step_s = min(step_s, time_next(start, start + num_steps))
+    return step_s
 
 
 def list_lines(run: CompiledRun, outlook: Outlook, first: int) -> Iterator[str]:

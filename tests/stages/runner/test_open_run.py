@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.host.signals import Signals
+from pipeline.core.reporter import Reporter
 from pipeline.stages.launch.local import Failure, ProcessError
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.runner import open_run
@@ -20,6 +21,27 @@ Compose = Callable[..., Recipe]
 LOCAL = ("parallel.mode=data", "launch=local", "launch.processes=4", "launch.restarts=2")
 DEATH = Failure(1, "was ended by SIGKILL")
 ERROR = Failure(1, "has failed: no memory", message="no memory")
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        ([], "no step yet; the run begins again with"),
+        ([200, 1400], "step 1,400; the run goes on from there with"),
+    ],
+)
+def test_advice_says_which_step_is_saved(
+    tiny: Compose,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    steps: list[int],
+    text: str,
+) -> None:
+    monkeypatch.setattr(open_run, "list_saved_steps", lambda _: steps)
+    open_run._advise_to_resume(tiny(), RunOptions(), tmp_path, Reporter())
+    saved, resume = capsys.readouterr().out.splitlines()
+    assert (saved, resume) == (f"saved      {text}", f"resume     train.resume={tmp_path}")
 
 
 @pytest.fixture
