@@ -97,8 +97,9 @@ def test_run_says_its_end_before_the_first_step(
     keep_times(locate_times(tiny(*keys), DEVICE), KeptTimes(0.5, 1.0))
     monkeypatch.setattr(module, "time_steps", None)
     run(tiny(*keys), tmp_path / "again")
-    # 60 steps of 0.5 s, 3 evaluations of 1 s.
-    assert lines_of(tmp_path / "again")[0].startswith("about 500 ms a step, 34 s in all; ends at")
+    # 60 steps of 0.5 s, some evaluations of 1 s.
+    (line,) = lines_of(tmp_path / "again")
+    assert re.match(r"about 500 ms a step, 3[3-9] s in all; ends at", line)
     assert plain.status == "done"
 
 
