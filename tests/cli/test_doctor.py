@@ -87,7 +87,7 @@ def test_only_problems_are_printed_without_details(
     *problems, last = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in problems if " data " in line] == ["fail"]
     assert not [line for line in problems if line.startswith("ok")]
-    counts = r"(\d+) checks of lenet5_digits: 1 failed, (\d+) to look at, (\d+) fine \(--details"
+    counts = r"(\d+) checks of \S+: 1 failed, (\d+) to look at, (\d+) fine \(--details"
     match = re.match(counts, last)
     assert match is not None
     assert int(match[1]) == 1 + int(match[2]) + int(match[3])
