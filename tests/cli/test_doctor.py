@@ -221,7 +221,7 @@ def test_missing_requirements_of_an_extra_are_listed_transitively(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--fast"], "--fast: there is no such option. Choose from --details, --help, --json, --quiet"),
+        (["--fast"], "there is no such option. Choose from --details, --help, --json, --quiet"),
         (["model=lenet6"], "model = lenet6: there is no such model"),
     ],
 )

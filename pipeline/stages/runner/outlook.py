@@ -17,7 +17,7 @@ from pathlib import Path
 
 import jax
 
-from pipeline.config.run_length import list_event_periods
+from pipeline.config.run_length import LENGTH_UNITS, check_deadline, list_event_periods
 from pipeline.core.files.value_text import format_bytes, format_duration, format_moment
 from pipeline.core.host.limits import find_usable_bytes
 from pipeline.core.host.platforms import get_platform
@@ -41,6 +41,8 @@ FLOPS = 1e11
 run is long enough for an outlook."""
 TRIAL_SHARE = 0.01
 """Share of a run for timing a few steps, within `LEAST_TRIAL_S` and `MOST_TRIAL_S`."""
+STATE_SHARE = 0.1
+"""Largest share of the usable memory that a second state may take."""
 LEAST_TRIAL_S = 0.05
 MOST_TRIAL_S = 10.0
 SHORT_STEP_S = 0.5
@@ -95,12 +97,13 @@ class Outlook:
 def open_outlook(run: CompiledRun, sink: SinkPlan, first: int) -> OutlookMonitor:
     """Print the outlook of a run that continues from boundary `first`; return its monitor.
 
-    A run with a deadline has said when it ends, and has no outlook. Raises KeyboardInterrupt if a
-    signal stops the timing of steps.
+    A run with a deadline, which has said when it ends, and a profiled run have no outlook. Raises
+    KeyboardInterrupt if a signal stops the timing of steps.
     """
     context = run.context
     recipe = context.recipe
-    if not context.ranks.is_first or recipe.train.planned_for is not None:
+    is_profiled = recipe.profile.mode != "off"
+    if not context.ranks.is_first or recipe.train.planned_for is not None or is_profiled:
         return OutlookMonitor(context.reporter, None, None)
     path = locate_times(recipe, run.backend.describe()["device"])
     kept = read_times(path)
@@ -161,13 +164,17 @@ def _find_step_s(run: CompiledRun, sink: SinkPlan, kept: KeptTimes, first: int) 
 
 
 def _can_time_steps(run: CompiledRun) -> bool:
-    """Return whether a second state may train: on the host, in one process, without a limit of
-    memory, and if nothing else looks at the steps."""
-    recipe = run.context.recipe
-    is_alone = run.context.ranks.size == 1 and run.backend.placement.mesh is None
+    """Return whether a second state may train: on the host, in one process with programs for
+    itself, if memory isn't short, and if nothing else looks at the steps."""
+    context = run.context
+    recipe = context.recipe
+    is_alone = context.ranks.size == 1 and context.options.programs is None
     is_host = get_platform(run.backend.device.platform).is_host
-    is_plain = recipe.train.mode == "graph" and recipe.profile.mode == "off"
-    return is_alone and is_host and is_plain and recipe.train.memory is None
+    is_graph = recipe.train.mode == "graph"
+    if not (is_alone and is_host and is_graph) or run.backend.placement.mesh is not None:
+        return False
+    has_memory = count_state_bytes(run) < STATE_SHARE * find_usable_bytes()
+    return has_memory and recipe.train.memory is None
 
 
 def time_steps(run: CompiledRun, sink: SinkPlan, first: int) -> float:
@@ -225,14 +232,18 @@ def describe_memory(run: CompiledRun) -> Iterator[str]:
     programs = [item for item in run.executable.report.programs if item.figures is None]
     if not programs or not get_platform(run.backend.device.platform).is_host:
         return
-    leaves = jax.tree.leaves(run.built.state)
-    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     temporary_bytes = max(program.temporary_bytes for program in programs)
-    needed_bytes = state_bytes + temporary_bytes + run.executable.loader.device_bytes
+    needed_bytes = count_state_bytes(run) + temporary_bytes + run.executable.loader.device_bytes
     usable_bytes = find_usable_bytes()
     verdict = "fits" if needed_bytes <= usable_bytes else "may not fit"
     available = f"{format_bytes(usable_bytes)} are available"
     yield f"{verdict} into memory: takes {format_bytes(needed_bytes)}, {available}"
+
+
+def count_state_bytes(run: CompiledRun) -> int:
+    """Return the bytes of the weights, the optimizer's state and everything else in a state."""
+    leaves = jax.tree.leaves(run.built.state)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 def describe_checkpoints(run: CompiledRun, outlook: Outlook, first: int) -> str:
@@ -263,7 +274,7 @@ def list_shorter_runs(run: CompiledRun, outlook: Outlook) -> list[str]:
         saved = format_duration(0.9 * outlook.evaluations_s)
         changes.append(f"eval.every_epochs={10 * every_epochs} saves {saved}")
     hour_steps = int(3600 / outlook.step_s)
-    if outlook.seconds > 2 * 3600 and hour_steps:
+    if outlook.seconds > 2 * 3600 and hour_steps and _can_have_deadline(run):
         epochs = hour_steps / run.built.run_schedule.steps_per_epoch
         changes.append(
             f"train.minutes=60 trains what fits into an hour, {hour_steps:,} steps or "
@@ -272,6 +283,14 @@ def list_shorter_runs(run: CompiledRun, outlook: Outlook) -> list[str]:
     if recipe.train.precision == "O0":
         changes.append("train.precision=bf16, whose gain `python -m pipeline forecast` predicts")
     return changes[:3]
+
+
+def _can_have_deadline(run: CompiledRun) -> bool:
+    """Return whether `train.minutes` may be the length of the run."""
+    recipe = run.context.recipe
+    train = recipe.train.model_copy(update={**dict.fromkeys(LENGTH_UNITS), "minutes": 60.0})
+    is_valid = not list(check_deadline(recipe.model_copy(update={"train": train})))
+    return is_valid and run.context.ranks.size == 1
 
 
 def _count_enlarged(run: CompiledRun) -> str | None:

@@ -23,7 +23,7 @@ def _hide_orders() -> Iterator[None]:
     that it leaves out, which makes epsilon no smaller, dozens of them for each noise."""
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(max(level, logging.ERROR))
     try:
         yield
     finally:

@@ -115,8 +115,8 @@ def test_short_and_planned_runs_have_no_outlook(tiny: Compose, tmp_path: Path) -
 def test_long_run_says_memory_checkpoints_and_what_is_shorter(
     tiny: Compose, tmp_path: Path
 ) -> None:
-    keys = (*MLP, "train.steps=60", "train.sink_size=20", "eval.every_epochs=1")
-    keys += (f"cache.root={tmp_path}",)
+    length = ("train.steps=60", "train.sink_size=20")
+    keys = (*MLP, *length, "eval.every_epochs=1", f"cache.root={tmp_path}")
     keep_times(locate_times(tiny(*keys), DEVICE), KeptTimes(600.0, 900.0))
     ended = run(tiny(*keys), tmp_path / "run", signals=stop_at_once())
     assert ended.status == "stopped"
@@ -180,7 +180,8 @@ def test_shortest_evaluation_and_mean_step_are_kept(tmp_path: Path) -> None:
         return state
 
     timed = monitor.time_evaluations(evaluate)
-    assert [timed("a"), timed("b")] == ["a", "b"]
+    states: Any = ["a", "b"]
+    assert [timed(state) for state in states] == states
     history = History(0)
     history.add_dispatch(1, 5.0, 0.0)
     history.add_dispatch(4, 2.0, 0.0)

@@ -76,8 +76,10 @@ def test_orders_that_are_left_out_are_not_listed() -> None:
     """dp-accounting warns of each in this case, and other messages of absl stay."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = records.append  # type: ignore[assignment,method-assign]
     logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
     logger.addHandler(handler)
     try:
         make_accounting(rate=1 / 30).compute_epsilon(0.53, 30)
@@ -85,4 +87,5 @@ def test_orders_that_are_left_out_are_not_listed() -> None:
         logger.warning("another message")
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level)
     assert [record.getMessage() for record in records] == ["another message"]
