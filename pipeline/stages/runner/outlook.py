@@ -9,10 +9,10 @@ than the outlook, a line corrects it once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from math import prod
+from math import lcm, prod
 from pathlib import Path
 
 import jax
@@ -24,7 +24,7 @@ from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.history import History
-from pipeline.engine.schedule import Event
+from pipeline.engine.schedule import Event, is_due
 from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.record.kept_times import KeptTimes, keep_times, locate_times, read_times
 from pipeline.stages.runner.context import CompiledRun
@@ -120,16 +120,26 @@ def make_outlook(run: CompiledRun, step_s: float, kept: KeptTimes, first: int) -
     recipe = run.context.recipe
     schedule = run.built.run_schedule
     periods = list_event_periods(recipe, schedule.steps_per_epoch)[Event.EVALUATE]
-    due = {step for period in periods for step in _list_multiples(period, first, schedule.total)}
-    if "eval" in recipe.stages:
-        due.add(schedule.total)
+    evaluations = count_multiples(periods, first, schedule.total)
+    if "eval" in recipe.stages and not is_due(schedule.total, periods):
+        evaluations += 1
     evaluation_s = kept.evaluation_s
     if evaluation_s is None:
         batches = run.dataset.eval_order.steps_per_epoch * run.dataset.eval_order.batch_size
         evaluation_s = FORWARD_SHARE * step_s * batches / recipe.train.batch_size
         evaluation_s *= 2 if recipe.eval.on_train else 1
-    further_s = CLOSING_S + (_find_later_compile_s(run, kept) if due else 0.0)
-    return Outlook(schedule.total - first, step_s, len(due), evaluation_s, further_s)
+    further_s = CLOSING_S + (_find_later_compile_s(run, kept) if evaluations else 0.0)
+    return Outlook(schedule.total - first, step_s, evaluations, evaluation_s, further_s)
+
+
+def count_multiples(periods: Sequence[int], first: int, total: int) -> int:
+    """Return how many steps after boundary `first`, up to `total`, are multiples of a period; of
+    two periods, steps that are multiples of both count once."""
+    different = set(periods)
+    count = sum(len(_list_multiples(period, first, total)) for period in different)
+    return count - (
+        len(_list_multiples(lcm(*different), first, total)) if len(different) > 1 else 0
+    )
 
 
 def _list_multiples(period: int, first: int, total: int) -> range:
@@ -155,9 +165,8 @@ def _find_step_s(run: CompiledRun, sink: SinkPlan, kept: KeptTimes, first: int) 
     num_steps = run.built.run_schedule.total - first
     flops = {program.name: program.flops for program in run.executable.report.programs}
     step_flops = flops.get("training step")
-    if step_flops is not None and num_steps * step_flops / FLOPS < SHOWN_S / 2:
-        return None
-    if not _can_time_steps(run):
+    is_short = step_flops is not None and num_steps * step_flops / FLOPS < SHOWN_S / 2
+    if num_steps < 1 or is_short or not _can_time_steps(run):
         return None
     with run.context.reporter.clock("timing a step"):
         return time_steps(run, sink, first)

@@ -19,7 +19,7 @@ from pipeline.engine.history import History
 from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.record.kept_times import KeptTimes, keep_times, locate_times, read_times
 from pipeline.stages.runner import outlook as module
-from pipeline.stages.runner.outlook import Outlook, OutlookMonitor, time_steps
+from pipeline.stages.runner.outlook import Outlook, OutlookMonitor, count_multiples, time_steps
 from tests import outcome
 from tests.conftest import MLP
 from tests.stages.clockwork import Clockwork
@@ -64,6 +64,23 @@ def test_long_steps_are_timed_once_or_twice(
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clockwork.now))
     assert time_steps(fake_run(clockwork, total), PLAN, 0) == 25.0
     assert clockwork.steps == timed
+
+
+@pytest.mark.parametrize(
+    ("periods", "first", "total", "count"),
+    [
+        ((), 0, 100, 0),
+        ((7,), 0, 20, 2),
+        ((7,), 7, 21, 2),
+        ((4, 6), 0, 24, 8),
+        ((4, 4), 0, 24, 6),
+        ((1, 10), 0, 100_000_000, 100_000_000),
+    ],
+)
+def test_steps_with_an_evaluation_are_counted_once(
+    periods: tuple[int, ...], first: int, total: int, count: int
+) -> None:
+    assert count_multiples(periods, first, total) == count
 
 
 PLAN = SinkPlan(200, "loop", "")
