@@ -36,7 +36,7 @@ from pipeline.inspect.report import evaluated
 from pipeline.inspect.report.suspicious_labels import score_labels
 from pipeline.stages import data
 from pipeline.stages.export.trained_run import read_trained_run
-from pipeline.training.ledger import SampleLedger
+from pipeline.training.features.ledger import SampleLedger
 
 FOLDS = 5
 MNIST_SHARES = (0.05,)

@@ -33,7 +33,8 @@ from pipeline.inspect.dumps.wide_replay import QUICK
 from pipeline.models.lowerings.conv2d_formulas import CONVOLUTIONS
 from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings, RecordingPolicy
 from pipeline.models.modules.layout import find_layer_without_chwn
-from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.state import TrainState
+from pipeline.training.step_config import StepConfig
 from tests.patched_layers import build_silently, patch_layers
 
 TRAINED_STEPS = 4
@@ -337,7 +338,8 @@ def _draw_lowerings(clean: ReferenceStep, network: Any, draw: int) -> Lowerings:
     recording = RecordingPolicy()
     config = dataclasses.replace(clean.programs.config, network=network.clone(policy=recording))
     first_pass = clean.step.passes[0]
-    variables = {"params": first_pass.weights.params, "batch_stats": first_pass.weights.batch_stats}
+    weights = first_pass.weights
+    variables = {"params": weights.params, **weights.collections}
     rngs = {"dropout": first_pass.portion.dropout}
     apply = partial(config.network.apply, train=True, mutable=["batch_stats"], rngs=rngs)
     jax.eval_shape(apply, variables, first_pass.portion.images)  # records the problems

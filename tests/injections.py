@@ -30,7 +30,8 @@ from pipeline.data.batch import Batch
 from pipeline.data.transform import apply_ops
 from pipeline.inspect.autopsy.examine import examine
 from pipeline.inspect.autopsy.finding import Autopsy
-from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.state import TrainState
+from pipeline.training.step_config import StepConfig
 from tests.patched_layers import build_silently, patch_layers
 
 ROW = 3
@@ -134,7 +135,7 @@ def _collect_outputs(subject: Subject, call: Callable[..., Any]) -> dict[str, An
     def forward(columns: Any, params: Any) -> Any:
         key = batch.seed, batch.epoch, batch.sample
         images = apply_ops(jnp, step_config.train_ops, columns, *key)["image"].astype(jnp.float32)
-        weights = {"params": params, "batch_stats": state.batch_stats}
+        weights = {**state.variables, "params": params}
         rngs = {"dropout": jax.random.key(0)}
         return step_config.network.apply(
             weights, images, train=True, mutable=["batch_stats"], rngs=rngs

@@ -29,6 +29,36 @@ class SignDescent(OptimizerSpec):
 
         return optax.scale_by_sign()
 '''
+FEATURE = '''"""Twice the loss of a step, as a column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.api import FeatureSpec, StepFeature, component
+
+
+@component("feature")
+class DoubledLossSpec(FeatureSpec):
+    """Records twice the loss of each step."""
+
+    name: Literal["doubled_loss"] = "doubled_loss"
+
+    def build(self, context):
+        return DoubledLoss()
+
+
+@dataclass(frozen=True)
+class DoubledLoss(StepFeature):
+    """A column of every step."""
+
+    name = "doubled_loss"
+    columns: tuple[str, ...] = ("doubled_loss",)
+
+    def make_columns(self, state, gradients, outcome):
+        return (2 * gradients.loss,)
+'''
 DEVICE = '''"""A device that is the host's processor under another name."""
 
 from __future__ import annotations
@@ -78,7 +108,8 @@ def train(package: Path, cache: Path, *overrides: str) -> Path:
         env={**os.environ, "PYTHONPATH": str(package)},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    return package / "run"
+    run_dir = next(key for key in reversed(command) if key.startswith("hydra.run.dir="))
+    return package / run_dir.partition("=")[2]
 
 
 @pytest.mark.slow
@@ -90,15 +121,8 @@ def test_documented_changes_need_only_the_named_files(package: Path, cache: Path
         "# @package train.optimizer\nname: sign_descent\nlr: 0.01\nweight_decay: 0.0\n"
         "decay_rules: []\n"
     )
-    # A metric of every step.
-    record = package / "pipeline/training/state.py"
-    skipped = "    skipped: Array | float = 0.0\n"
-    edit(record, skipped, f"    doubled_loss: Array\n{skipped}")
-    edit(
-        record,
-        "        loss_scale=state.loss_scale,\n",
-        "        loss_scale=state.loss_scale,\n        doubled_loss=2 * gradients.loss,\n",
-    )
+    # A column of every step: a feature.
+    (package / "pipeline/training/features/components/doubled_loss.py").write_text(FEATURE)
     # The name of a checkpoint.
     names = package / "pipeline/checkpoint/checkpoint_folder.py"
     edit(names, "    return root / str(step)\n", '    return root / f"step-{step}"\n')
@@ -124,6 +148,7 @@ def test_documented_changes_need_only_the_named_files(package: Path, cache: Path
         "optimizer=sign_descent",
         "device=copied",
         "train.accumulate_steps=2",
+        "train.features=[doubled_loss]",
         "checkpoint.every_steps=2",
     )
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -133,9 +158,24 @@ def test_documented_changes_need_only_the_named_files(package: Path, cache: Path
     assert {path.name for path in (run_dir / "checkpoints").iterdir()} >= {"step-2", "step-4"}
     resumed = train(
         package, cache, "optimizer=sign_descent", "device=copied", "train.accumulate_steps=2",
-        "checkpoint.every_steps=2", "train.resume=run",
+        "train.features=[doubled_loss]", "checkpoint.every_steps=2", "train.resume=run",
     )  # fmt: skip
     assert (resumed / "checkpoints/step-4").is_dir()
+
+
+@pytest.mark.slow
+def test_shipped_features_work_from_outside_of_the_package(package: Path, cache: Path) -> None:
+    """Nothing in the package knows a feature of `train.features` by name."""
+    folder = package / "pipeline/training/features/components"
+    plugins = []
+    for name in ("lookahead", "accumulate_labels"):
+        plugin = package / f"own_{name}.py"
+        (folder / f"{name}.py").rename(plugin)
+        plugins += ["--plugin", str(plugin)]
+    features = "train.features=[{name: lookahead, steps: 2}, {name: accumulate_labels, labels: 20}]"
+    run_dir = train(package, cache, features, "hydra.run.dir=outside", *plugins)
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["accumulated_labels"] for line in lines] == [16, 32, 16, 32]
 
 
 def test_files_of_the_table_exist() -> None:

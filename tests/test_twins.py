@@ -288,11 +288,36 @@ COVERED = {
         "sweeps of one program",
     ),
     # Training.
-    "pipeline.training.curvature": (
+    "pipeline.training.features.curvature": (
         "training/optimizers/thor/test_thor_transform.py",
         "sums over made-up layers",
     ),
-    "pipeline.training.microbatch_gradients": ("training/test_step.py", "gradients of steps"),
+    "pipeline.training.features.accumulation": ("training/test_state.py", "gradients of steps"),
+    "pipeline.training.features.average": ("training/test_update.py", "averages after updates"),
+    "pipeline.training.features.feature_spec": (
+        "training/features/components/test_lookahead.py",
+        "types",
+    ),
+    "pipeline.training.features.hardest_samples": (
+        "training/test_losses_reduction.py",
+        "losses of batches",
+    ),
+    "pipeline.training.features.parameter_rates": ("training/test_update.py", "rates of updates"),
+    "pipeline.training.forward_pass": ("training/test_step.py", "gradients of steps"),
+    "pipeline.training.initial_state": ("training/test_step.py", "states at step 0"),
+    "pipeline.training.privacy.private_gradients": (
+        "training/privacy/test_clip_samples_steps.py",
+        "gradients of private steps",
+    ),
+    "pipeline.stages.features.feature_context": (
+        "stages/features/test_step_features.py",
+        "features of recipes",
+    ),
+    "pipeline.training.step_config": ("training/test_step.py", "configurations of steps"),
+    "pipeline.training.step_feature": (
+        "stages/features/test_step_features.py",
+        "features of recipes",
+    ),
     "pipeline.training.metric_names": ("engine/test_early_stop.py", "a list"),
     "pipeline.training.parallel.*": (
         "training/parallel/test_layouts.py",

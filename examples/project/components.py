@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from pipeline.api import (
     DatasetSpec,
     DecaySpan,
     Facts,
+    FeatureContext,
+    FeatureSpec,
     GradientSpec,
     LabelLoss,
     LayeredModelSpec,
@@ -22,6 +25,7 @@ from pipeline.api import (
     OptimizerSpec,
     RawData,
     Split,
+    StepFeature,
     Targets,
     WarmupDecay,
     component,
@@ -207,3 +211,26 @@ class SaveBest(CallbackSpec):
     def build(self) -> Callback:
         """A new callback for every run."""
         return _Best()
+
+
+@component("feature")
+class DoubledLossSpec(FeatureSpec):
+    """Records twice the loss of each step."""
+
+    name: Literal["doubled_loss"] = "doubled_loss"
+
+    def build(self, context: FeatureContext) -> StepFeature:
+        """The feature of a run, of which `context` has the length and the shapes."""
+        return DoubledLoss()
+
+
+@dataclass(frozen=True)
+class DoubledLoss(StepFeature):
+    """A column of every step."""
+
+    name: ClassVar[str] = "doubled_loss"
+    columns: tuple[str, ...] = ("doubled_loss",)
+
+    def make_columns(self, state: Any, gradients: Any, outcome: Any) -> tuple[Any, ...]:
+        """The values of `columns`, float32 scalars."""
+        return (2 * gradients.loss,)

@@ -30,9 +30,11 @@ from pipeline.training.component_specs import (
     OptimizerSpec,
     ScheduleSpec,
 )
+from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
 from pipeline.training.losses import LabelLoss
 from pipeline.training.parallel.all_reduce import all_reduce
 from pipeline.training.schedules import DecaySpan, WarmupDecay
+from pipeline.training.step_feature import StepFeature
 
 __all__ = [
     "Backward",
@@ -44,6 +46,8 @@ __all__ = [
     "DatasetSpec",
     "DecaySpan",
     "Facts",
+    "FeatureContext",
+    "FeatureSpec",
     "FilePath",
     "GradientSpec",
     "HostOp",
@@ -65,6 +69,7 @@ __all__ = [
     "Seq",
     "Spec",
     "Split",
+    "StepFeature",
     "Targets",
     "WarmupDecay",
     "all_reduce",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -13,12 +15,13 @@ import numpy as np
 from pipeline.api.trainer import Trainer
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
+from pipeline.inspect.report.training_charts import HEADLINES, draw_training_charts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HEADLINES = ("accuracy", "micro_f1", "r2")
-"""Metrics of evaluations. `LoadedRun.plot` shows the first of them that the run has."""
+PICTURED_WIDTH = 400
+"""Width of a chart in a notebook, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,30 @@ class LoadedRun:
         self.parameters: Mapping[str, np.ndarray] = MappingProxyType(dict(self._trainer.parameters))
         """The parameters by path, such as `conv_0/kernel`."""
         self.history = RunHistory(self._trainer.steps, self._trainer.evaluations)
+
+    def __repr__(self) -> str:
+        """Return recipe, step, the last evaluation's main metric and loss, and the directory."""
+        parts = [f"{self.recipe.name} of step {self.step:,}"]
+        for name in (*HEADLINES, "loss"):
+            values = self.history.evaluations.get(name)
+            if values is not None and len(values):
+                parts.append(f"{name} {values[-1]:.4g}")
+        return f"<LoadedRun {', '.join(parts)}; {self._trainer.run_dir}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of the run: its `repr`, and charts of its metrics.
+
+        Each chart is an image, so that its style doesn't apply to the notebook.
+        """
+        charts = draw_training_charts(self.history.steps, self.history.evaluations).values()
+        images = []
+        for chart in charts:
+            data = base64.b64encode(chart.to_file_text().encode()).decode("ascii")
+            images.append(
+                f'<img alt="{escape(chart.label)}" width="{PICTURED_WIDTH}" '
+                f'style="max-width: 100%" src="data:image/svg+xml;base64,{data}">'
+            )
+        return f"<div>{escape(repr(self))}</div><div>{''.join(images)}</div>"
 
     @property
     def classes(self) -> tuple[str, ...]:

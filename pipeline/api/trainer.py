@@ -36,6 +36,7 @@ from pipeline.stages.fine_tuning import make_phases
 from pipeline.stages.record.compare_steps import read_arrays
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.runner.context import RunOptions
+from pipeline.training.features.average import AVERAGE
 from pipeline.training.state import merge_params
 
 PREDICT_BATCH = 64
@@ -328,10 +329,8 @@ class Trainer:
         image = dataset.raw_image
         samples = Samples(image.shape, image.dtype, dataset.targets, dataset.table, dataset.text)
         state = view.state
-        tree = {
-            "params": merge_params(state.params, state.average),
-            "batch_stats": state.batch_stats,
-        }
+        params = merge_params(state.params, state.features.get(AVERAGE))
+        tree = {**state.variables, "params": params}
         weights = {path: np.array(array) for path, array in flatten_dict(tree, sep="/").items()}
         return TrainedRun(self.recipe, weights, int(state.step), samples)
 

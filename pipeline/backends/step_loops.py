@@ -18,7 +18,7 @@ from pipeline.data.batch import Batch
 from pipeline.models.modules.name_stack import DATA as DATA_SCOPE
 from pipeline.models.modules.name_stack import UPDATE
 from pipeline.training.metrics import EvalSums
-from pipeline.training.state import Record, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
 
 Repeat = Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
@@ -33,14 +33,14 @@ class LoopCarry:
 
     state: Any
     telemetry_buffer: Array
-    """Row of telemetry for each position of a window, float32 (positions, fields)."""
+    """Row of telemetry for each position of a window, float32 (positions, columns)."""
     should_continue: Array
     """Whether to run the next step, bool ()."""
 
 
-def make_buffers(inputs: Inputs) -> tuple[Array, Array]:
-    """Return zeros for telemetry, float32 (steps, fields of `Record`), and True to continue."""
-    rows = jnp.zeros((inputs.indices.shape[0], len(Record._fields)), jnp.float32)
+def make_buffers(inputs: Inputs, columns: int) -> tuple[Array, Array]:
+    """Return zeros for telemetry, float32 (steps, columns), and True to continue."""
+    rows = jnp.zeros((inputs.indices.shape[0], columns), jnp.float32)
     return rows, jnp.asarray(True)
 
 
@@ -66,8 +66,8 @@ def run_once(condition: Callable[[Any], Array], body: Callable[[Any], Any], carr
 def make_train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., LoopCarry]:
     """Return a loop over positions first .. last - 1 of a window, while `should_continue` is true.
 
-    `step(state, batch, learning rates, *constants)` returns a state and a `Record`, whose fields
-    are the columns of the telemetry buffer.
+    `step(state, batch, learning rates, *constants)` returns a state and a `Record`, whose columns
+    are those of the telemetry buffer.
     """
 
     def loop(
@@ -87,7 +87,7 @@ def make_train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., L
                 batch = read_batch(inputs, position)
             state, record = step(before.state, batch, learning_rates, *constants)
             with jax.named_scope(UPDATE):
-                rows = before.telemetry_buffer.at[position].set(jnp.stack(record))
+                rows = before.telemetry_buffer.at[position].set(record.stack_row())
             return position + 1, LoopCarry(state, rows, record.should_continue)
 
         return repeat(condition, body, (first, carried))[1]

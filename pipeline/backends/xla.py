@@ -64,7 +64,7 @@ from pipeline.training.parallel.parallel_spec import DATA
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.parallel.ranks import is_readable
 from pipeline.training.parallel.state_sharing import StateSharing
-from pipeline.training.state import FLAGS, Record, TrainState
+from pipeline.training.state import FLAGS, TrainState
 from pipeline.training.step import TrainStep
 from pipeline.training.telemetry import Telemetry
 
@@ -145,7 +145,8 @@ class XlaBackend:
             reports = (init_report, train_report, eval_report)
             compiled = tuple(report for report in reports if report is not None)
             report = CompileReport(compiled, work.single_steps)
-        buffers = self.placement.put(make_buffers(work.train.get_window(0).inputs))
+        inputs = work.train.get_window(0).inputs
+        buffers = self.placement.put(make_buffers(inputs, len(work.step.columns)))
         return XlaExecutable(work, self.placement, report, programs, rates, buffers)
 
     def estimate(self, proposal: StepToPrice) -> Estimate | None:
@@ -227,11 +228,12 @@ class XlaExecutable:
     def _read_telemetry(self, start: int, carry: LoopCarry, rows: np.ndarray) -> Telemetry:
         """Return the telemetry of the steps that ran, and store the buffers for the next call."""
         self.buffers = carry.telemetry_buffer, carry.should_continue
-        telemetry = Telemetry.from_rows(start, rows, Record._fields, FLAGS)
+        telemetry = Telemetry.from_rows(start, rows, self.work.step.columns, FLAGS)
         if telemetry.non_finite_step is None:
             return telemetry
         # Set `should_continue` again, since a measurement of speed goes on after such a step.
-        self.buffers = self.placement.put(make_buffers(self.work.train.get_window(start).inputs))
+        inputs = self.work.train.get_window(start).inputs
+        self.buffers = self.placement.put(make_buffers(inputs, len(self.work.step.columns)))
         return telemetry.take_first(telemetry.non_finite_step - start)
 
     def evaluate(
@@ -274,7 +276,8 @@ def _make_specs(
     sharing = work.sharing
     shardings = _find_state_shardings(work, state, placement)
     state = placement.make_shapes(state, shardings)
-    carry = LoopCarry(state, *placement.make_shapes(jax.eval_shape(make_buffers, train_inputs)))
+    make_carried = partial(make_buffers, columns=len(step.columns))
+    carry = LoopCarry(state, *placement.make_shapes(jax.eval_shape(make_carried, train_inputs)))
     sums = placement.make_shapes(jax.eval_shape(step.zero_sums))
     position, constants = placement.make_shapes((np.int32(0), work.constants))
     step = _intercept_layers(work, placement)
@@ -361,7 +364,7 @@ def _share_state(
     that gathers the weights first."""
 
     def gather_and_evaluate(state: TrainState, *arguments: Any) -> EvalSums:
-        return evaluate(sharing.gather_fields(state, "params", "average"), *arguments)
+        return evaluate(sharing.gather_weights(state, sharing.sharded_features), *arguments)
 
     return lambda seed: sharing.take_parts(init(seed)), gather_and_evaluate
 

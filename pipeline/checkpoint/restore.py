@@ -60,18 +60,25 @@ class Checkpoint:
         """The number of steps done when it was saved."""
         return int(self.arrays["step"])
 
+    @property
+    def has_former_layout(self) -> bool:
+        """Whether the arrays have the names of versions without `train.features`."""
+        return "loss_scale" in self.arrays
+
     def select_weights(self) -> dict[str, np.ndarray]:
-        """Return the weights that an evaluation uses, by path: parameters and batch statistics.
+        """Return the weights that an evaluation uses, by path: parameters, such as
+        `params/conv_0/kernel`, and collections, such as `batch_stats/batch_norm_0/mean`.
 
         If parameters are averaged, their averages are returned.
         """
-        weights = {
-            path: array
-            for path, array in self.arrays.items()
-            if path.startswith(("params/", "batch_stats/"))
-        }
-        averages = self.select_part("average")
-        return weights | {f"params/{name}": array for name, array in averages.items()}
+        weights = {f"params/{name}": array for name, array in self.select_part("params").items()}
+        former = self.has_former_layout
+        averages = self.select_part("average" if former else "features/average")
+        weights |= {f"params/{name}": array for name, array in averages.items()}
+        if former:
+            statistics = self.select_part("batch_stats")
+            return weights | {f"batch_stats/{name}": array for name, array in statistics.items()}
+        return weights | self.select_part("collections")
 
     def select_part(self, part: str) -> dict[str, np.ndarray]:
         """Return the arrays of a part of the state by their path in it; {} if it is empty."""

@@ -22,9 +22,9 @@ from pipeline.config.overrides import (
 from pipeline.core.errors import UsageError, printable
 from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.study.runs.ranking import directions
-from pipeline.study.sweep.comparable_sides import require_comparable
+from pipeline.study.sweep.comparable_sides import describe_contrast, require_comparable
 from pipeline.study.sweep.verdict import PairedVerdict, read_pairs, read_verdict
-from pipeline.study.sweep.verdict_page import write_verdict_page
+from pipeline.study.sweep.verdict_page import SideTexts, write_verdict_page
 
 SIDE_B = "-side_b"
 """Suffix of the name under which Hydra stores side B's recipe. Side B needs a copy, since choosing
@@ -64,7 +64,10 @@ def main(
     checked_b = compose_and_check(recipe_b)
     # Interpolations are escaped: side B resolves them, not the sweep.
     side_b = [quote_value(item.replace("${", r"\${")) for item in _register_side_b(recipe_b)]
-    require_comparable(compose_and_check(recipe_a), checked_b, metric)
+    checked_a = compose_and_check(recipe_a)
+    require_comparable(checked_a, checked_b, metric)
+    contrast = describe_contrast(checked_a, checked_b)
+    print(printable(contrast))
     settings = [
         "hydra/sweeper=pairs",
         f"hydra.sweeper.other=[{','.join(side_b)}]",
@@ -86,7 +89,8 @@ def main(
     facts = verdict.to_dict() if isinstance(verdict, PairedVerdict) else {"verdict": verdict}
     if out is not None:
         pairs_by_seed, _ = read_pairs(sweep_dir)
-        write_verdict_page(out, verdict, pairs_by_seed, describe_sides(overrides, other))
+        sides = SideTexts(contrast, describe_sides(overrides, other))
+        write_verdict_page(out, verdict, pairs_by_seed, sides)
         print(printable(f"the pairs: {out}"))
     return CommandResult({**facts, "sweep": str(sweep_dir)}, status)
 

@@ -12,9 +12,10 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.core.pages.charts import Curve, draw_curves
+from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import Charts, Page, Section, write_page
 from pipeline.core.reporter import Reporter
-from pipeline.study.rate_search import RateCurve, measure_rate_curve, suggest_rate
+from pipeline.study.rate_search import RateCurve, RateSuggestion, measure_rate_curve, suggest_rate
 
 NUM_SHOWN = 12
 """Number of rates in the printed table."""
@@ -34,10 +35,9 @@ def main(overrides: Sequence[str], steps: int, out: Path | None = None) -> Comma
         advice = _format_advice(suggestion.rate, recipe)
         reporter.print_lines(f"try {advice}")
         if out is not None:
-            averaged = Curve("loss", np.log10(curve.rates), curve.smoothed)
-            chart = draw_curves("loss", [averaged], "learning rate, log10")
+            chart = draw_rate_curve(curve, suggestion)
             charts = [] if chart is None else [Charts([chart])]
-            about = f"{suggestion}. Losses of {steps:,} steps, and their average."
+            about = f"Losses of {steps:,} steps, and their average: {suggestion}."
             sections = [Section("Loss by learning rate", about, charts)]
             title = f"Learning rates of {recipe.name}"
             write_page(out, Page("find-rate", title, f"Try {advice}", sections))
@@ -53,6 +53,22 @@ def _format_advice(rate: float, recipe: Recipe) -> str:
     base = optimizer.base_batch
     scaled = "" if base is None else f" train.optimizer.lr_for_batch={base}"
     return f"train.optimizer.lr={lr:.2g}{scaled}"
+
+
+def draw_rate_curve(curve: RateCurve, suggestion: RateSuggestion) -> Drawing | None:
+    """Draw the losses over the rates of a search, and mark the rates of the suggestion.
+
+    None if fewer than two losses are finite.
+    """
+    marks = {suggestion.lowest_at: "lowest"}
+    if suggestion.diverges_at is not None:
+        marks[suggestion.diverges_at] = "diverges"
+    marks[suggestion.rate] = f"suggested: {suggestion.rate:.2g}"
+    curves = [
+        Curve("average", curve.rates, curve.smoothed),
+        Curve("each step", curve.rates, curve.capped),
+    ]
+    return draw_curves("loss", curves, "learning rate", is_logarithmic=True, marks=marks)
 
 
 def format_table(curve: RateCurve) -> str:

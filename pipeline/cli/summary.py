@@ -6,11 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import DataError
-from pipeline.core.reporter import Reporter
+from pipeline.core.reporter import Reporter, make_console
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.layer_table import make_layer_table
 from pipeline.stages.record.run_directory import find_run_dir
@@ -30,7 +28,7 @@ def main(overrides: Sequence[str], *, as_json: bool = False) -> int:
             raise DataError(f"{overrides[0]}: isn't a run directory; name one, or +recipe=NAME")
         recipe = read_run_recipe(run_dir, overrides[1:])
     # Progress of reading the dataset goes to stderr, and the table to stdout.
-    with Reporter(console=Console(stderr=True, soft_wrap=True)) as reporter:
+    with Reporter(console=make_console(stderr=True)) as reporter:
         table = make_layer_table(recipe, reporter)
     if as_json:
         print(json.dumps(table.to_dict()))

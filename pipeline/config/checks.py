@@ -195,6 +195,21 @@ def check_compiled_layers(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
+def check_listed_features(recipe: Recipe) -> Iterator[str]:
+    """The recipe suits each feature that it lists."""
+    for position, feature in enumerate(recipe.train.features):
+        if recipe.privacy is not None:
+            key = f"train.features.{position} = {feature.name}"
+            yield f"{key}: computes from samples without noise; must be left out with privacy"
+        if feature.applies_network and recipe.train.optimizer.observes_layers:
+            yield (
+                f"train.optimizer = {recipe.train.optimizer.name}: must be another optimizer with "
+                f"{feature.name}, which applies the network twice"
+            )
+        yield from feature.check(recipe)
+
+
+@rule
 def check_skipped_samples(recipe: Recipe) -> Iterator[str]:
     """Loss, accumulation and optimizer can skip the samples or labels that the recipe skips."""
     train = recipe.train

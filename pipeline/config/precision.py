@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.config.recipe import Recipe
 from pipeline.models.layers.precision import LEVELS, Level, Precision
-from pipeline.training.loss_scales import LossScaling
+from pipeline.training.features.loss_scales import LossScaling
 
 
 def resolve_level(recipe: Recipe) -> Level:

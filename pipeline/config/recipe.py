@@ -46,8 +46,9 @@ from pipeline.training.component_specs import (
     ScheduleSpec,
     UnfreezeRule,
 )
-from pipeline.training.loss_scales import LossScale
-from pipeline.training.non_finite_steps import OnNan
+from pipeline.training.features.feature_spec import FeatureSpec
+from pipeline.training.features.loss_scales import LossScale
+from pipeline.training.features.non_finite_steps import OnNan
 from pipeline.training.optimizers.first_order import ClipSpec
 from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec
 from pipeline.training.parallel.shards import count_shards
@@ -176,6 +177,8 @@ class TrainSpec(AdapterWords):
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
     resume_changed: Literal["refuse", "allow"]
     """Reaction to a run to resume whose data or plug-ins have changed since."""
+    features: Seq[Annotated[FeatureSpec, ComponentOf("feature")]] = ()
+    """Features of the step, such as lookahead or distill, in the order in which they act."""
     callbacks: Seq[Annotated[CallbackSpec, ComponentOf("callback")]]
     """Objects that are called at events, and may stop the run or change its learning rate."""
     loss: Annotated[LossSpec, ComponentOf("loss")]

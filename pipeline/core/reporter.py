@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from threading import Lock, Timer
 from typing import IO, Any, Literal, Self
@@ -19,6 +20,7 @@ from rich.console import Console
 from pipeline.core.errors import printable_lines, redirect_to_null
 from pipeline.core.files.real_files import open_unshared
 from pipeline.core.files.value_text import format_duration
+from pipeline.core.host.terminals import can_redraw
 
 MARGIN = 10
 """Width of the margin, in characters. It has the name of a stage or a severity."""
@@ -33,7 +35,8 @@ MEMORY_S = 30.0
 
 
 class Reporter:
-    """Prints lines to the console and to `run.log`, and shows bars and clocks on a terminal.
+    """Prints lines to the console and to `run.log`, and shows bars and clocks on a terminal, and
+    progress as one line in a notebook.
 
     Any thread may call its methods. If the console or `run.log` can't be written any more, a
     warning is written to the other output, and no error is raised. A reporter without `run.log`
@@ -53,7 +56,8 @@ class Reporter:
         *,
         delay_log: bool = False,
     ) -> None:
-        self.console = console or Console(soft_wrap=True, highlight=False, markup=False)
+        self.console = console or make_console()
+        self._notebook_line: Any = None
         self._lock = Lock()
         self._log: IO[str] | None = None
         self._run_dir = run_dir
@@ -132,6 +136,26 @@ class Reporter:
         with self._lock:
             self._write_log_line(printable_lines(line))
 
+    def print_progress(self, name: str, text: str) -> None:
+        """Print a line about progress. In a notebook, it replaces the last such line."""
+        if not (self.console.is_jupyter and self.console.file is sys.stdout):
+            self.print_stage(name, text)
+            return
+        line = printable_lines(f"{name:<{MARGIN}} {text}")
+        with self._lock:
+            self._show_in_notebook(line)
+            self._write_log_line(line)
+
+    def _show_in_notebook(self, line: str) -> None:
+        """Show a line below the cell that shows lines for the first time, or replace its line."""
+        # IPython is imported in every notebook, and isn't a requirement of this package.
+        display = import_module("IPython.display").display
+        output = {"text/plain": line}
+        if self._notebook_line is None:
+            self._notebook_line = display(output, raw=True, display_id=True)
+        else:
+            self._notebook_line.update(output, raw=True)
+
     def warn(self, text: str) -> None:
         """Write a warning to run.log, and print it unless `level` is above warnings."""
         if self.level > logging.WARNING:
@@ -207,6 +231,21 @@ class Reporter:
             with suppress(OSError):
                 self._log.close()
             self._log = None
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return the console of stdout or stderr, which has bars and clocks on a terminal alone.
+
+    FORCE_COLOR would have them in a pipe, too.
+    """
+    is_terminal = can_redraw(sys.stderr if stderr else sys.stdout)
+    return Console(
+        stderr=stderr,
+        force_terminal=None if is_terminal else False,
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
 
 
 def _open_log(run_dir: Path) -> IO[str]:

@@ -29,6 +29,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from pipeline.core.errors import DataError, printable
 from pipeline.core.files.atomic_write import commit
+from pipeline.core.host.terminals import can_redraw
 from pipeline.data.checksums import RemoteFile, compute_checksum
 
 STALL_S = 30.0
@@ -128,7 +129,7 @@ def _read_chunks(
         DownloadColumn(),
         TransferSpeedColumn(),
         console=Console(file=sys.stderr),
-        disable=not sys.stderr.isatty(),
+        disable=not can_redraw(sys.stderr),
     )
     with progress:
         task = progress.add_task(name, total=total_bytes, completed=num_bytes)

@@ -20,6 +20,7 @@ from pipeline.training.parallel.ranks import Agree, decide_alone
 if TYPE_CHECKING:
     from pipeline.checkpoint.checkpointer import Checkpoints, NoCheckpoints
     from pipeline.training.state import TrainState
+    from pipeline.training.telemetry import Telemetry
 
 UNFINISHED = "unfinished_boundary"
 """Key in a checkpoint for the interrupted evaluation at its step."""
@@ -101,6 +102,8 @@ class Hooks:
     """Dumps the step that follows a state, from the state and the number of steps done."""
     collect: Callable[[TrainState, int], None] = do_nothing
     """Shows the weights and gradients of a state, from the state and the number of steps done."""
+    measure: Callable[[Telemetry, float], Telemetry] = lambda telemetry, seconds: telemetry
+    """Adds columns to the telemetry of steps that took a number of seconds."""
     gather: Callable[[TrainState], TrainState] | None = None
     """Returns a state that this process can read; all processes call it. None: it reads any."""
     signals: Signals = field(default_factory=Signals)

@@ -190,6 +190,7 @@ def run_segment(
     progress = training.progress
     history = progress.history
     telemetry, seconds = dispatch(training.program, segment, progress)
+    telemetry = hooks.measure(telemetry, seconds)
     training.dispatch_size.record(len(telemetry), seconds)
     training.heap.trim()
     for monitor in hooks.monitors:

@@ -20,6 +20,7 @@ import numpy as np
 from pipeline.core.errors import DataError, RunError
 from pipeline.engine.schedule import is_due
 from pipeline.training.parallel.ranks import Agree, decide_alone
+from pipeline.training.telemetry import NON_FINITE_STEPS
 
 if TYPE_CHECKING:
     from pipeline.training.state import TrainState
@@ -113,7 +114,7 @@ class Rollbacks(NoRollbacks):
 
 def _is_finite(state: TrainState) -> bool:
     """Return whether all weights of a state are finite. With a finite loss, some may not be."""
-    trained = state.params, state.batch_stats, state.opt_state
+    trained = state.variables, state.opt_state
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(trained)]
     return all(
         np.isfinite(leaf).all() for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)
@@ -122,11 +123,7 @@ def _is_finite(state: TrainState) -> bool:
 
 def _advance_to(state: TrainState, step: int) -> TrainState:
     """Return the state with `step` as its step; `left_out` grows by the steps in between."""
-    bad_steps = state.bad_steps
-    assert bad_steps is not None, "a run with rollbacks counts them"
-    left_out = jnp.int32(bad_steps.left_out + step - state.step)
-    return replace(
-        state,
-        step=jnp.int32(step),
-        bad_steps=replace(bad_steps, in_a_row=jnp.int32(0), left_out=left_out),
-    )
+    before = state.features[NON_FINITE_STEPS]
+    left_out = jnp.int32(before.left_out + step - state.step)
+    counts = before._replace(in_a_row=jnp.int32(0), left_out=left_out)
+    return replace(state, step=jnp.int32(step)).replace_part(NON_FINITE_STEPS, counts)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax
@@ -57,9 +58,8 @@ class CustomState:
     """Number of steps done, int32 ()."""
     state: dict[str, Any]
     """Leaves of the caller's state by path."""
-    # The training loop reads these fields of a TrainState.
-    bad_steps: ClassVar[None] = None
-    overflows: ClassVar[None] = None
+    # The training loop reads this field of a TrainState.
+    features: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,10 @@ class MetricsRow(tuple[Array, ...]):
     def should_continue(self) -> Array:
         """Whether the loop continues after this step, bool ()."""
         return self[-1] > 0
+
+    def stack_row(self) -> Array:
+        """Return the metrics as one array."""
+        return jnp.stack(self)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.ops.values import has_constant_labels
-from pipeline.data.padding.buckets import sort_buckets
+from pipeline.data.padding.buckets import Padding, sort_buckets
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.data.targets import Targets
@@ -42,19 +42,23 @@ from pipeline.stages.build_checks import (
     require_all,
     require_attackable,
 )
-from pipeline.stages.fine_tuning import add_fine_tuning
+from pipeline.stages.features.feature_context import make_feature_context, require_distinct
+from pipeline.stages.features.step_features import NO_INPUTS, FeatureInputs, make_step_features
+from pipeline.stages.fine_tuning import plan_fine_tuning
 from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.probabilities import warn_of_probabilities
 from pipeline.training.component_specs import ScheduleSpec
-from pipeline.training.freezing import select_phase
+from pipeline.training.features.freezing import get_freezing, select_phase
+from pipeline.training.initial_state import init_state, init_with_output
+from pipeline.training.losses import TrainingObjective
 from pipeline.training.parallel.shards import Shards, make_shards
 from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.privacy.budget import Budget
 from pipeline.training.rate_table import TableSchedule
-from pipeline.training.robustness.adversarial_rule import AdversarialRule
 from pipeline.training.robustness.pixel_scale import PixelScale, find_pixel_scale, find_white
-from pipeline.training.state import StepConfig, TrainState, split_params
-from pipeline.training.step import TrainStep, init_state, init_with_output, make_train_step
+from pipeline.training.state import TrainState, split_params
+from pipeline.training.step import TrainStep, make_train_step
+from pipeline.training.step_config import StepConfig
 from pipeline.training.target_metrics import list_metrics
 
 
@@ -74,6 +78,9 @@ class Built:
     parameter_bytes: int
     privacy: Budget | None = None
     """None if the run isn't private."""
+    train_images: tuple[ColumnSpec, ...] = ()
+    """Training images after the map ops, for each size that an op draws; empty if all have the same
+    size."""
     single_steps: bool = False
     """Whether programs have no loop over steps, since it would slow them down."""
     at_once: int = 1
@@ -121,18 +128,17 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         dataset.image,
         dataset.train_ops,
         dataset.eval_ops,
-        dataset.train_images,
     )
     privacy = plan_privacy(recipe, dataset, planned.total, reporter)
-    if privacy is not None:
-        step_config = replace(step_config, privacy=privacy.rule)
     if recipe.eval.robustness:
         require_attackable(recipe, dataset)
-    if recipe.train.adversarial is not None:
-        rule = AdversarialRule(recipe.train.adversarial, make_pixel_scale(recipe, dataset, "train"))
-        step_config = replace(step_config, adversarial=rule)
-    if recipe.train.ledger:
-        step_config = replace(step_config, ledger_samples=len(dataset.train))
+    attacks = recipe.train.adversarial is not None
+    inputs = FeatureInputs(
+        samples=len(dataset.train),
+        privacy_rule=None if privacy is None else privacy.rule,
+        pixel_scale=make_pixel_scale(recipe, dataset, "train") if attacks else None,
+    )
+    step_config = replace(step_config, features=make_step_features(recipe, inputs))
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
         traced, (logits, variables) = _trace_network(step_config, seed)
@@ -141,7 +147,14 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     draft = StepDraft(recipe, dataset, step_config, seed, logits.shape[1:], variables)
     check_outputs(draft)
     require_all(LAYER_CHECKS, draft)
-    step_config = add_fine_tuning(recipe, step_config, variables, schedule.steps_per_epoch, seed)
+    if recipe.train.features:
+        context = make_feature_context(
+            recipe, dataset, step_config, variables, planned, build_network
+        )
+        inputs = replace(inputs, context=context)
+    tuning = plan_fine_tuning(recipe, step_config, variables, schedule.steps_per_epoch, seed)
+    step_config = tuning.apply(recipe, step_config, inputs)
+    require_distinct(step_config.features)
     draft = replace(draft, step_config=step_config)
     require_all(TASK_CHECKS, draft)
     check_metrics(draft)
@@ -155,6 +168,7 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         learning_rates=make_learning_rates(recipe.train, planned),
         seed=seed,
         state=state,
+        train_images=dataset.train_images,
         parameters=sum(leaf.size for leaf in leaves),
         parameter_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
         privacy=privacy,
@@ -226,13 +240,9 @@ def make_step_config(
     image: ColumnSpec,
     train_ops: tuple[MapOp, ...],
     eval_ops: tuple[MapOp, ...],
-    train_images: tuple[ColumnSpec, ...] = (),
 ) -> StepConfig:
-    """Return the configuration of a recipe's step.
-
-    `image` describes an image after the map ops, `train_images` an image of each size that a map op
-    draws.
-    """
+    """Return the configuration of a recipe's step, with the features that need no facts of the
+    data. `image` describes an image after the map ops."""
     train = recipe.train
     ignore_index = recipe.dataset.ignore_index
     with blaming_key(f"train.loss = {train.loss.name}"):
@@ -240,7 +250,7 @@ def make_step_config(
     with blaming_key(f"train.optimizer = {train.optimizer.name}"):
         optimizer = optax.chain(train.clip.build(), train.optimizer.build())
     with blaming_key(f"train.gradients = {train.gradients.name}"):
-        gradients = None if train.gradients.name == "plain" else train.gradients.build()
+        features = make_step_features(recipe, NO_INPUTS)
     network = build_network(recipe, len(targets), count_encoded_features(train_ops))
     # Lowerings replace operations of a trace, and eager mode runs the code of the network itself.
     is_rewritten = train.mode != "eager" and not lowers_itself(network)
@@ -249,33 +259,18 @@ def make_step_config(
         network=network,
         lowerings=DEFAULTS if is_rewritten else None,
         image=image,
-        classes=len(targets),
-        task=targets.task,
-        class_counts=targets.counts,
-        train_images=train_images,
+        targets=targets,
         train_ops=train_ops,
         eval_ops=eval_ops,
-        loss=loss,
-        ignore_index=ignore_index,
-        hardest_share=train.loss.hardest_share,
-        reduction=train.loss.reduction,
+        objective=TrainingObjective(loss, train.loss.reduction, ignore_index),
         optimizer=optimizer,
-        curvature=train.optimizer.curvature(),
-        loss_scale=resolve_loss_scale(recipe),
         init_rules=recipe.model.init.rules,
-        frozen=train.freeze,
-        fix_statistics=train.freeze_statistics == "frozen",
-        rate_groups=tuple(rule.pattern for rule in train.rate_columns),
-        accumulate=train.accumulate_steps,
-        gradients=gradients,
+        features=features,
         metrics=(
             *metrics,
             *(metric.ignore_label(ignore_index) for metric in recipe.eval.metrics),
         ),
-        average=None if train.ema.decay is None else train.ema,
-        on_nan=train.on_nan,
-        buckets=sort_buckets(recipe.dataset.buckets or ()),
-        padding_mask=recipe.dataset.padding_mask,
+        padding=Padding(sort_buckets(recipe.dataset.buckets or ()), recipe.dataset.padding_mask),
         shards=make_shards(recipe.parallel, train.batch_size, devices=1),
     )
 
@@ -319,7 +314,7 @@ def _format_line(recipe: Recipe, built: Built) -> str:
     if built.step_config.frozen:
         count_at = partial(count_trained, built.state.params, built.step_config)
         frozen = f", {count_at(0):,} of them trained"
-        for phase in built.step_config.phases:
+        for phase in get_freezing(built.step_config).phases:
             frozen += f", {count_at(phase.start):,} from step {phase.start + 1}"
     length = f"{run.total:,} steps, {sink}, {run.total / run.steps_per_epoch:,.2f} epochs"
     if recipe.train.deadline is not None:

@@ -32,12 +32,17 @@ from pipeline.models.modules.jit_layers import record_module_paths
 from pipeline.models.modules.standard import Network
 from pipeline.stages.key_errors import blaming_key
 from pipeline.training.component_specs import METRICS, list_losses
+from pipeline.training.features.accumulation import count_microbatches
+from pipeline.training.features.curvature import LayerCurvature
+from pipeline.training.features.gradient_rules import GradientRule
+from pipeline.training.initial_state import init_with_output
 from pipeline.training.losses import compute_losses, make_label_mask
 from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
 from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.parallel.sharding_rules import list_layer_ranks, make_sharding_rules
-from pipeline.training.state import StepConfig, split_params
-from pipeline.training.step import compute_step_gradients, init_with_output, make_train_step
+from pipeline.training.state import split_params
+from pipeline.training.step import compute_step_gradients, make_train_step
+from pipeline.training.step_config import StepConfig
 from pipeline.training.target_metrics import ClassCountMetric
 
 MAX_PARAMETERS = 10**13
@@ -126,7 +131,7 @@ def check_labels(draft: StepDraft) -> None:
     dataset = draft.dataset
     step_config = draft.step_config
     batch = recipe.train.batch_size
-    ignore_index = step_config.ignore_index
+    ignore_index = step_config.objective.ignore_index
     logits = jax.ShapeDtypeStruct((batch, *draft.outputs), np.float32)
     loss_key = f"train.loss = {recipe.train.loss.name}"
     for key, label in (("train", dataset.train_label), ("eval", dataset.eval_label)):
@@ -264,19 +269,20 @@ def check_metrics(draft: StepDraft) -> None:
     label_mask = find_shapes(partial(make_label_mask, step_config), labels)
     for position, metric in enumerate(step_config.metrics):
         with blaming_key(f"eval.metrics.{position} ({metric.name})"):
-            sums = find_shapes(partial(zero_sums, step_config.classes, (metric,)))
+            sums = find_shapes(partial(zero_sums, len(step_config.targets), (metric,)))
             add = partial(add_metric_sums, metrics=(metric,))
             find_shapes(add, sums, logits=logits, labels=labels, mask=mask, where=label_mask)
 
 
 def check_gradients(draft: StepDraft) -> None:
     """Require that a custom gradient rule keeps the shapes of the backward pass's results."""
-    rule = draft.step_config.gradients
-    if rule is None:
+    feature = draft.step_config.find(GradientRule)
+    if feature is None:
         return
+    rule = feature.compute
     state = draft.state
     trained, _ = split_params(state.params, draft.step_config.frozen)
-    result = state.loss_scale, state.batch_stats
+    result = state.step, state.collections
 
     def apply_rule(trained: Any, result: Any, key: jax.Array) -> Any:
         return rule(lambda parameters: (parameters, result), trained, key)
@@ -293,9 +299,9 @@ def check_gradients(draft: StepDraft) -> None:
 def check_curvature(draft: StepDraft) -> None:
     """Refuse a custom network without layers whose curvature the optimizer can observe."""
     step_config = replace(draft.step_config, shards=None)
-    if step_config.curvature is None or isinstance(step_config.network, Network):
+    if step_config.find(LayerCurvature) is None or isinstance(step_config.network, Network):
         return
-    batch = _make_batch_shapes(draft.dataset.train, step_config.accumulate)
+    batch = _make_batch_shapes(draft.dataset.train, count_microbatches(step_config.features))
     with blaming_key(f"train.optimizer.name = {draft.recipe.train.optimizer.name}"):
         find_shapes(partial(compute_step_gradients, step_config), draft.state, batch)
 
@@ -317,9 +323,9 @@ def check_mixtures(draft: StepDraft) -> None:
 def check_privacy(draft: StepDraft) -> None:
     """Refuse a network that mixes samples, or whose gradients can't be separated by sample."""
     step_config = replace(draft.step_config, shards=None)
-    if step_config.privacy is None:
+    if draft.recipe.privacy is None:
         return
-    if draft.state.batch_stats:
+    if jax.tree.leaves(draft.state.collections):
         raise RecipeError(
             f"model {draft.recipe.model.name}: has batch norm, which mixes the samples of a batch; "
             "must have group_norm or layer_norm with privacy"
@@ -329,7 +335,7 @@ def check_privacy(draft: StepDraft) -> None:
             f"model {draft.recipe.model.name}: must be a list of layers with privacy, so that the "
             "gradients of samples can be separated"
         )
-    batch = _make_batch_shapes(draft.dataset.train, step_config.accumulate)
+    batch = _make_batch_shapes(draft.dataset.train, count_microbatches(step_config.features))
     with blaming_key("privacy"):
         find_shapes(partial(compute_step_gradients, step_config), draft.state, batch)
 
@@ -338,7 +344,7 @@ def check_statistics(draft: StepDraft) -> None:
     """Refuse a short batch with batch statistics: they would include its padding."""
     recipe = draft.recipe
     short = draft.dataset.train_order.short_batch
-    if draft.state.batch_stats and short:
+    if jax.tree.leaves(draft.state.collections) and short:
         raise RecipeError(
             f"dataset.train.drop_remainder = false: the last batch would hold {short} of "
             f"{recipe.train.batch_size} samples and its padding would enter the batch "
@@ -348,7 +354,7 @@ def check_statistics(draft: StepDraft) -> None:
 
 def check_buckets(draft: StepDraft) -> None:
     """Refuse a network that can't compute images of all buckets."""
-    if not draft.step_config.buckets:
+    if not draft.step_config.padding.buckets:
         return
     # A single sample can't be split into shards.
     step = make_train_step(replace(draft.step_config, shards=None))
@@ -371,11 +377,11 @@ def check_drawn_sizes(draft: StepDraft) -> None:
     # Only one op of a list can draw sizes.
     (position,) = (index for index, op in enumerate(step_config.train_ops) if op.choices > 1)
     key = f"dataset.train.ops.{position} ({step_config.train_ops[position].name})"
-    if step_config.curvature is not None:
+    if step_config.find(LayerCurvature) is not None:
         problem = "can't be used with an optimizer that reads the inputs of layers; use another"
         raise RecipeError(f"{key}: {problem}")
     num_shards = 1 if step_config.shards is None else step_config.shards.count
-    batch_size = compute_batch_multiple(step_config.accumulate, num_shards)
+    batch_size = compute_batch_multiple(count_microbatches(step_config.features), num_shards)
     batch = _make_batch_shapes(draft.dataset.train, batch_size)
     for number in range(choices):
         ops = select_variants(step_config.train_ops, number)

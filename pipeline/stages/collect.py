@@ -8,7 +8,7 @@ next step, since XLA may add in another order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,10 @@ from pipeline.backends.loading.window import read_batch
 from pipeline.data.batch import Batch
 from pipeline.engine.monitors.tensorboard import Histogram, make_histogram
 from pipeline.training.bucketing import apply_in_bucket
-from pipeline.training.freezing import select_phase
-from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import compute_step_gradients
+from pipeline.training.features.freezing import select_phase
+from pipeline.training.state import TrainState
+from pipeline.training.step import compute_step_gradients, get_loss_scale
+from pipeline.training.step_config import StepConfig
 
 WEIGHTS = "weights"
 GRADIENTS = "gradients"
@@ -81,8 +82,7 @@ class Collector:
             self._programs[step_config.frozen] = program
         window = self.loader.get_window(step)
         batch = read_batch(window.inputs, jnp.int32(step - window.start))
-        # Only the fields that gradients depend on are copied.
-        slim_state = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
+        slim_state = step_config.select_gradient_state(state)
         # Copied through the host to one device, since state and batch may be on several.
         host_arrays: tuple[TrainState, Batch] = jax.tree.map(np.asarray, (slim_state, batch))
         with jax.default_device(self.device):
@@ -96,9 +96,10 @@ def _compute_gradients(step_config: StepConfig, state: TrainState, batch: Batch)
         return compute_step_gradients(step_config, state, cropped).values
 
     # With shards, each shard is cropped to its bucket in `compute_step_gradients`.
-    buckets = () if step_config.shards is not None else step_config.buckets
+    buckets = () if step_config.shards is not None else step_config.padding.buckets
     values = apply_in_bucket(buckets, batch, compute)
-    return jax.tree.map(lambda value: value / state.loss_scale, values)
+    loss_scale = get_loss_scale(step_config, state)
+    return jax.tree.map(lambda value: value / loss_scale, values)
 
 
 def make_histograms(kind: str, tree: Any) -> dict[str, Histogram]:

@@ -165,7 +165,9 @@ def make_compile_inputs(
     if not train.sink or train.mechanism == "soft":
         dispatch_steps = 1
     shards = make_shards(recipe.parallel, train.batch_size, placement.parts)
-    sharing = make_state_sharing(recipe.parallel, built.state, placement.parts)
+    sharing = make_state_sharing(
+        recipe.parallel, built.state, built.step_config.features, placement.parts
+    )
     return CompileInputs(
         step=built.step_on(shards, sharing),
         train=make_loader(source, train.feed, report),

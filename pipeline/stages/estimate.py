@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pipeline.backends.base import Backend, Estimate, SinkPrice, StepToPrice
 from pipeline.backends.sink_choice import SinkChoice, choose
@@ -25,11 +26,10 @@ from pipeline.stages.plan_devices import (
     make_batch_shapes,
 )
 from pipeline.stages.record.run_directory import RunFolder
-from pipeline.training.curvature import group_layers
-from pipeline.training.microbatch_gradients import compute_gradients
+from pipeline.training.features.curvature import LayerCurvature, group_layers
 from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.microbatches import compute_batch_multiple
-from pipeline.training.step import make_estimated_step, mask_batch
+from pipeline.training.step import compute_gradients, make_estimated_step, mask_batch
 
 
 def estimate_cost(
@@ -85,7 +85,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
 
     return StepToPrice(
         name=recipe.name,
-        step=make_estimated_step(built.step_config, train.optimizer.lr),
+        step=make_estimated_step(built.step_config, _make_rates(built, train.optimizer.lr)),
         state=built.state,
         batch=make_batch,
         batch_size=train.batch_size,
@@ -103,21 +103,28 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
     )
 
 
+def _make_rates(built: Built, rate: float) -> Any:
+    """Return the rate of a step, or with rate groups (1 + groups,)."""
+    shape = built.learning_rates.shape[1:]
+    return jnp.full(shape, rate) if shape else rate
+
+
 def _count_exchange_bytes(built: Built, batch: tuple[Any, Any]) -> tuple[int, ...]:
     """Return the bytes that devices exchange of each layer group's curvature; () without it."""
     config = built.step_config
-    if config.curvature is None:
+    feature = config.find(LayerCurvature)
+    if feature is None:
         return ()
 
     def sum_layers(state: Any, batch: tuple[Any, Any]) -> Any:
         images, labels = batch
         count = images.shape[0]
         mapped = mask_batch(images, labels, count, jax.random.key(0))
-        return compute_gradients(config, state, mapped, count, 1.0).layers
+        return compute_gradients(config, state, mapped, count, 1.0).sums[feature.name]
 
     layers = jax.eval_shape(sum_layers, built.state, batch)
     group_bytes = []
-    for group in group_layers(config.curvature, layers):
+    for group in group_layers(feature.rule, layers):
         leaves = jax.tree.leaves([layers[path].moments for path in group])
         group_bytes.append(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
     return tuple(group_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -25,16 +25,12 @@ from pipeline.models.layers.path_patterns import (
 from pipeline.models.layers.standard import name_scopes
 from pipeline.models.modules.jit_layers import record_module_paths
 from pipeline.models.modules.standard import Network
+from pipeline.stages.features.step_features import FeatureInputs, make_step_features
 from pipeline.stages.key_errors import blaming_key
-from pipeline.training.freezing import optimize_by_phase
-from pipeline.training.state import (
-    FreezePhase,
-    StepConfig,
-    list_paths,
-    require_trainable,
-    split_params,
-)
-from pipeline.training.step import init_with_output
+from pipeline.training.features.freezing import FreezePhase, optimize_by_phase
+from pipeline.training.initial_state import init_with_output
+from pipeline.training.state import list_paths, require_trainable, split_params
+from pipeline.training.step_config import StepConfig
 
 _NORMS = (standard.BatchNorm, standard.LayerNorm, standard.GroupNorm)
 """Layers that share the depth of the layer before them."""
@@ -52,14 +48,32 @@ def make_phases(train: TrainSpec, steps_per_epoch: int) -> tuple[FreezePhase, ..
     return tuple(phases.values())
 
 
-def add_fine_tuning(
+@dataclass(frozen=True)
+class FineTuning:
+    """Changes of a step for fine-tuning: an optimizer, phases, and factors on learning rates."""
+
+    optimizer: optax.GradientTransformation | None
+    """The optimizer of groups or phases; None: the recipe's optimizer for all parameters."""
+    phases: tuple[FreezePhase, ...]
+    layer_rates: tuple[tuple[str, float], ...]
+    """(scope, factor on its learning rate)."""
+
+    def apply(self, recipe: Recipe, step_config: StepConfig, inputs: FeatureInputs) -> StepConfig:
+        """Return the step's configuration with its features, made of `inputs`."""
+        inputs = replace(inputs, phases=self.phases, layer_rates=self.layer_rates)
+        optimizer = self.optimizer or step_config.optimizer
+        features = make_step_features(recipe, inputs)
+        return replace(step_config, optimizer=optimizer, features=features)
+
+
+def plan_fine_tuning(
     recipe: Recipe,
     step_config: StepConfig,
     variables: Mapping[str, Any],
     steps_per_epoch: int,
     seed: np.ndarray,
-) -> StepConfig:
-    """Return the configuration with the recipe's phases and learning rates by depth.
+) -> FineTuning:
+    """Return the recipe's phases and learning rates by depth.
 
     Raises RecipeError for a pattern that covers no parameter, for a phase without new trained
     parameters, and for a network without an order of layers.
@@ -72,6 +86,8 @@ def add_fine_tuning(
     with blaming_key("train.unfreeze"):
         _require_new_parameters(train, phases, params)
     paths = list_paths(params)
+    optimizer = None
+    layer_rates: tuple[tuple[str, float], ...] = ()
     with blaming_key("train.lr_rules"):
         require_covered([rule.pattern for rule in train.lr_rules], paths, "parameters")
     if train.optimizers:
@@ -79,19 +95,18 @@ def add_fine_tuning(
         with blaming_key("train.optimizers"):
             patterns = [rule.pattern for rule in train.optimizers]
             require_covered(patterns, trained, "trained parameters")
-            step_config = replace(step_config, optimizer=_make_grouped_optimizer(train))
+            optimizer = _make_grouped_optimizer(train)
     if phases:
         with blaming_key("train.optimizer"):
             optimizer = _make_phased_optimizer(train, phases, params)
-        step_config = replace(step_config, phases=phases, optimizer=optimizer)
     with blaming_key(f"train.freeze_statistics = {train.freeze_statistics}"):
         _require_fixed(train, step_config, variables, recipe.model.name)
     decay = train.lr_decay_by_layer
     if decay != 1.0:
         with blaming_key(f"train.lr_decay_by_layer = {decay}"):
             scopes = _group_scopes(recipe.model.name, step_config, params, seed)
-        step_config = replace(step_config, layer_rates=compute_depth_rates(scopes, decay))
-    return step_config
+        layer_rates = compute_depth_rates(scopes, decay)
+    return FineTuning(optimizer, phases, layer_rates)
 
 
 def compute_depth_rates(

@@ -23,7 +23,7 @@ from pipeline.data.padding.buckets import (
 from pipeline.data.padding.pad_images import pad_split
 from pipeline.data.transform import compute_column_specs, count_choices, select_variants
 from pipeline.stages.key_errors import prefixing_problems
-from pipeline.training.step import get_image_shape
+from pipeline.training.initial_state import get_image_shape
 
 
 def pad_images(

@@ -28,10 +28,13 @@ from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import count_trained, make_step_config
 from pipeline.stages.data import load_data
-from pipeline.stages.fine_tuning import add_fine_tuning
+from pipeline.stages.features.step_features import NO_INPUTS
+from pipeline.stages.fine_tuning import plan_fine_tuning
 from pipeline.stages.key_errors import blaming_key
-from pipeline.training.state import StepConfig
-from pipeline.training.step import init_with_output
+from pipeline.training.features.freezing import get_freezing
+from pipeline.training.features.parameter_rates import LayerRates
+from pipeline.training.initial_state import init_with_output
+from pipeline.training.step_config import StepConfig
 
 
 @dataclass(frozen=True)
@@ -124,10 +127,16 @@ def make_layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
         observing = nullcontext() if is_list else observe_modules(on_result=traced.note_module)
         with observing, allow_reads(recipe.train.mode == "eager"):
             variables = find_shapes(lambda words: init_with_output(step_config, words)[1], seed)
-    step_config = add_fine_tuning(recipe, step_config, variables, steps_per_epoch, seed)
+    tuning = plan_fine_tuning(recipe, step_config, variables, steps_per_epoch, seed)
+    step_config = tuning.apply(recipe, step_config, NO_INPUTS)
     params = flatten_dict(dict(variables["params"]))
-    statistics = jax.tree.leaves(variables.get("batch_stats", {}))
-    starts = (0, *(phase.start for phase in step_config.phases))
+    statistics = [
+        leaf
+        for name, tree in variables.items()
+        if name != "params"
+        for leaf in jax.tree.leaves(tree)
+    ]
+    starts = (0, *(phase.start for phase in get_freezing(step_config).phases))
     return LayerTable(
         recipe.model.name,
         step_config.image.shape,
@@ -191,7 +200,8 @@ class _TracedLayers:
         self, path: LayerPath, leaves: Mapping[str, Any], step_config: StepConfig
     ) -> LayerRow:
         kind, output = self._layers.get(path, ("", None))
-        rate = dict(step_config.layer_rates).get(path[0], 1.0) if path else 1.0
+        layer_rates = step_config.find(LayerRates)
+        rate = layer_rates.factors.get(path[0], 1.0) if path and layer_rates else 1.0
         depth = len(path)
         shapes = {"/".join(name.split("/")[depth:]): leaf.shape for name, leaf in leaves.items()}
         phases = {name: _describe_training(tuple(name.split("/")), step_config) for name in leaves}
@@ -208,7 +218,11 @@ def _describe_training(path: LayerPath, step_config: StepConfig) -> str:
     """Return whether a parameter is trained, and from which step, as text."""
     if not is_frozen(step_config.frozen, path):
         return "yes"
-    starts = [phase.start for phase in step_config.phases if not is_frozen(phase.frozen, path)]
+    starts = [
+        phase.start
+        for phase in get_freezing(step_config).phases
+        if not is_frozen(phase.frozen, path)
+    ]
     return f"from step {starts[0] + 1}" if starts else "no"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -32,6 +32,7 @@ from pipeline.core.files.knowledge_bank import write_result
 from pipeline.core.files.value_text import join_first
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
+from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset import Dataset
 from pipeline.models.imported.with_lowerings import UnreplacedOperation, list_unreplaced, scope_root
 from pipeline.models.lowerings.candidates import require_formula
@@ -45,12 +46,13 @@ from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, find_la
 from pipeline.models.modules.layout import LaidOutNetwork
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
+from pipeline.training.initial_state import get_image_shape
 from pipeline.training.parallel.microbatches import compute_microbatch_size
 from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.parallel.sharding_rules import make_sharding_rules
 from pipeline.training.parallel.shards import make_shards
-from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import get_image_shape
+from pipeline.training.state import TrainState
+from pipeline.training.step_config import StepConfig
 
 MAX_NAMED = 3
 """Most unlowered operations that a line of the log names."""
@@ -180,7 +182,13 @@ class _LoweringRequest:
         step_config = self.built.step_config
         step_config = replace(step_config, network=_with_layout(step_config.network, layout))
         eval_batch = self.dataset.eval_order.batch_size // self.num_shards
-        return list_problems(step_config, self.built.state, self.microbatch_size, eval_batch)
+        return list_problems(
+            step_config,
+            self.built.state,
+            self.microbatch_size,
+            eval_batch,
+            self.built.train_images,
+        )
 
     def choose_in(self, layout: Layout) -> LoweringChoice:
         """Return the best lowerings with images in a layout."""
@@ -282,7 +290,11 @@ def read_choice(path: Path) -> LoweringChoice:
 
 
 def list_problems(
-    step_config: StepConfig, state: TrainState, train_batch: int, eval_batch: int
+    step_config: StepConfig,
+    state: TrainState,
+    train_batch: int,
+    eval_batch: int,
+    train_images: Sequence[ColumnSpec] = (),
 ) -> tuple[Problem, ...]:
     """Trace a step and an evaluation, and return their computations that can be lowered.
 
@@ -296,11 +308,11 @@ def list_problems(
         forward = recorded.apply_lowerings(_make_forward(recorded.network, train))
         images = _make_image_shapes(step_config, batch)
         # Each layer also chooses the lowerings of its gradients in the forward pass.
-        jax.eval_shape(forward, images, state.params, state.batch_stats)
+        jax.eval_shape(forward, images, state.params, state.collections)
         return list(listing.problems)
 
     problems: list[Problem] = []
-    for image in step_config.train_images or (step_config.image,):
+    for image in train_images or (step_config.image,):
         train_problems = trace(replace(step_config, image=image), train_batch, True)
         shape = get_image_shape(image)
         problems += [item for item in train_problems if not _is_image_gradient(item, shape)]
@@ -316,7 +328,7 @@ def list_unlowered_operations(
     forward = _make_forward(step_config.network, True)
     root = scope_root(step_config.network)
     images = _make_image_shapes(step_config, batch)
-    traced = jax.make_jaxpr(forward)(images, state.params, state.batch_stats)
+    traced = jax.make_jaxpr(forward)(images, state.params, state.collections)
     return list_unreplaced(traced, root=root)
 
 
@@ -332,12 +344,12 @@ def _make_image_shapes(step_config: StepConfig, batch: int) -> jax.ShapeDtypeStr
 
 
 def _make_forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any]:
-    """Return the function (images, params, batch_stats) -> (logits, new statistics)."""
+    """Return the function (images, params, collections) -> (logits, new collections)."""
 
-    def call(images: Array, params: Any, batch_stats: Any) -> Any:
-        variables = {"params": params, "batch_stats": batch_stats}
+    def call(images: Array, params: Any, collections: Any) -> Any:
+        variables = {"params": params, **collections}
         rngs = {"dropout": jax.random.key(0)}
-        return network.apply(variables, images, train=train, mutable=["batch_stats"], rngs=rngs)
+        return network.apply(variables, images, train=train, mutable=[*collections], rngs=rngs)
 
     return call
 
@@ -357,15 +369,15 @@ def time_gradients_us(
     """Return the microseconds of the gradients of all parameters, timed on random numbers."""
     forward = _make_forward(network, True)
 
-    def compute_loss(params: Any, images: Array, batch_stats: Any) -> Array:
-        logits, _ = forward(images, params, batch_stats)
+    def compute_loss(params: Any, images: Array, collections: Any) -> Array:
+        logits, _ = forward(images, params, collections)
         return jnp.square(logits).mean()
 
     def compute_gradients(operands: tuple[Array, Any, Any]) -> Any:
-        images, params, batch_stats = operands
-        return jax.grad(compute_loss)(params, images, batch_stats)
+        images, params, collections = operands
+        return jax.grad(compute_loss)(params, images, collections)
 
-    shapes = (state.params, state.batch_stats)
+    shapes = (state.params, state.collections)
     weights = jax.tree.map(lambda shape: make_random_operand(shape.shape, shape.dtype), shapes)
     images = make_random_operand((batch, *get_image_shape(step_config.image)), "float32")
     return Timer((images, *weights), device).time_us(compute_gradients)

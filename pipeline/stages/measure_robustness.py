@@ -47,8 +47,9 @@ from pipeline.training.robustness.robustness_rows import (
     CorruptionRow,
     RobustnessReport,
 )
-from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step import get_evaluated_weights, map_batch
+from pipeline.training.step_config import StepConfig
 
 CHUNK_SAMPLES = 256
 

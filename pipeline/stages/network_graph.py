@@ -15,8 +15,9 @@ from pipeline.core.host.jaxpr import find_called_jaxpr, interpret_jaxpr, join_sc
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.engine.monitors.tensorboard import BoardNode
 from pipeline.models.modules.name_stack import find_layer
-from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import get_image_shape
+from pipeline.training.initial_state import get_image_shape
+from pipeline.training.state import TrainState
+from pipeline.training.step_config import StepConfig
 
 
 def trace_network_graph(config: StepConfig, state: TrainState) -> list[BoardNode]:
@@ -26,7 +27,7 @@ def trace_network_graph(config: StepConfig, state: TrainState) -> list[BoardNode
     in place of arrays.
     """
     image = jax.ShapeDtypeStruct((1, *get_image_shape(config.image)), np.float32)
-    variables = {"params": state.params, "batch_stats": state.batch_stats}
+    variables = state.variables
     closed = jax.make_jaxpr(partial(config.network.apply, train=False))(variables, image)
     trace = _Trace()
     # Paths such as `conv_0/kernel`, without the collection, in the order of the jaxpr's inputs.

@@ -29,9 +29,9 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import PLAN, RunFolder
+from pipeline.training.initial_state import get_image_shape
 from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.parallel_spec import MeshSpec, ShardingSpec
-from pipeline.training.step import get_image_shape
 
 
 def plan_devices(

@@ -14,9 +14,10 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.poisson_order import PoissonOrder
 from pipeline.stages.runner.context import RunContext
 from pipeline.training.privacy.budget import Budget
-from pipeline.training.state import TrainState, get_privacy
+from pipeline.training.privacy.private_gradients import PRIVACY, get_privacy
+from pipeline.training.state import TrainState
 
-SECRET_PATH = "privacy/key"
+SECRET_PATH = f"features/{PRIVACY}/key"
 """Path of the secret in a checkpoint."""
 
 
@@ -57,7 +58,8 @@ def share_secret(dataset: Dataset, secret: np.ndarray | None) -> Dataset:
 def set_secret(state: TrainState, secret: np.ndarray, budget: Budget) -> TrainState:
     """Return the initial state of a run with its secret and the noise of its budget."""
     noise = jnp.float32(budget.noise)
-    return replace(state, privacy=replace(get_privacy(state), key=jnp.asarray(secret), noise=noise))
+    part = replace(get_privacy(state), key=jnp.asarray(secret), noise=noise)
+    return state.replace_part(PRIVACY, part)
 
 
 def require_same_noise(state: TrainState, budget: Budget) -> None:

@@ -28,7 +28,9 @@ def require_memory(recipe: Recipe, built: Built, backend: Backend, report: Compi
     num_local = sum(device.process_index == jax.process_index() for device in placement.devices)
     largest = max(programs, key=lambda program: program.temporary_bytes)
     temporary_bytes = num_local * largest.temporary_bytes
-    sharing = make_state_sharing(recipe.parallel, built.state, placement.parts)
+    sharing = make_state_sharing(
+        recipe.parallel, built.state, built.step_config.features, placement.parts
+    )
     if sharing is None:
         leaves = jax.tree.leaves(built.state)
         state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)

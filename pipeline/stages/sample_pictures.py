@@ -27,8 +27,10 @@ from pipeline.models.modules.layout import to_nhwc
 from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
-from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import get_evaluated_weights, get_image_shape, make_network_inputs
+from pipeline.training.initial_state import get_image_shape
+from pipeline.training.state import TrainState
+from pipeline.training.step import get_evaluated_weights, make_network_inputs
+from pipeline.training.step_config import StepConfig
 
 MASK_GAP = 2
 """White pixels between an image, its mask and the predicted mask."""
@@ -235,7 +237,7 @@ def _make_embedder(config: StepConfig) -> Callable[..., Any]:
 
     def compute_embeddings(variables: Any, columns: Any, seed: Any, samples: Any) -> Any:
         mapped = apply_ops(jnp, config.eval_ops, columns, seed, np.int32(0), samples)
-        sizes = columns[SIZE] if config.padding_mask else None
+        sizes = columns[SIZE] if config.padding.has_mask else None
         inputs = make_network_inputs(mapped["image"], config.image.layout, sizes)
         layer_inputs: list[Any] = []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from pipeline.models.weights.files.weight_files import is_weight_file, read_weig
 from pipeline.stages.export.matching import match_weights
 from pipeline.stages.export.network import trace_model_arrays
 from pipeline.stages.record.saved_recipe import list_changes_of_meaning, restore_weights
-from pipeline.training.state import TrainState, select_averaged
+from pipeline.training.state import TrainState, split_params
+from pipeline.training.step_config import StepConfig
 
 HUB_FILE = "model.safetensors"
 """Name of the weight file of most repositories."""
@@ -41,16 +42,20 @@ class Restored:
     line: str
     """Line for the log that names the source."""
 
-    def replace_weights(self, fresh: TrainState) -> TrainState:
-        """Return `fresh` with the restored parameters and statistics, which begin its average."""
+    def replace_weights(self, fresh: TrainState, step_config: StepConfig) -> TrainState:
+        """Return `fresh` with the restored parameters and collections. States of features with
+        arrays like the parameters, such as an average, begin with these."""
 
         def choose(restored: Any, fresh: Any) -> Any:
             return fresh if isinstance(restored, jax.ShapeDtypeStruct) else restored
 
-        params = jax.tree.map(choose, self.state.params, fresh.params)
-        batch_stats = jax.tree.map(choose, self.state.batch_stats, fresh.batch_stats)
-        average = select_averaged(fresh.average, params)
-        return replace(fresh, params=params, batch_stats=batch_stats, average=average)
+        variables = jax.tree.map(choose, self.state.variables, fresh.variables)
+        trained, _ = split_params(variables["params"], step_config.never_trained)
+        state = fresh.replace_variables(variables)
+        for feature in step_config.features:
+            if feature.is_like_params:
+                state = state.replace_part(feature.name, feature.init(trained))
+        return state
 
 
 def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn: Warn) -> Restored:
@@ -79,8 +84,7 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
     matching = match_weights(str(path), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)
     origin = str(path) if step is None else f"step {step} of {path}"
-    variables = {"params": like.params, "batch_stats": like.batch_stats}
-    state = replace(like, **replace_leaves(variables, matching.arrays))
+    state = like.replace_variables(replace_leaves(like.variables, matching.arrays))
     return Restored(state, step, f"{origin}: {matching.format_counts()}")
 
 

@@ -52,10 +52,15 @@ class RateCurve:
     @property
     def smoothed(self) -> np.ndarray:
         """float64 (steps,): the losses averaged over neighbours, with a Gaussian's weights."""
-        capped = np.minimum(self.losses, MAX_RISE * self._first_losses.max())
+        capped = self.capped
         places = np.arange(len(capped)) / self._deviation
         weights = np.exp(-0.5 * (places[:, None] - places) ** 2)
         return weights @ capped / weights.sum(axis=1)
+
+    @property
+    def capped(self) -> np.ndarray:
+        """float64 (steps,): the losses, at most `MAX_RISE` times the greatest first loss."""
+        return np.minimum(self.losses, MAX_RISE * self._first_losses.max())
 
     @property
     def noise(self) -> float:
@@ -141,7 +146,7 @@ def measure_rate_curve(recipe: Recipe, num_steps: int, reporter: Reporter) -> Ra
     state = executable.init()
     if recipe.checkpoint.restore is not None:
         restored = restore_weights_of(recipe, dataset, built.state, reporter.warn)
-        state = executable.put(restored.replace_weights(state))
+        state = executable.put(restored.replace_weights(state, built.step_config))
     rates = np.geomspace(LOW, HIGH, num_steps)
     ratios = built.learning_rates[0] / np.float64(built.learning_rates.flat[0])
     executable.set_learning_rates(np.multiply.outer(rates, ratios).astype(np.float32))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import jax
     import optax
 
-    from pipeline.training.curvature import CurvatureRule
+    from pipeline.training.features.curvature import CurvatureRule
 
 
 class MetricSpec(Spec):

@@ -7,8 +7,10 @@ the mean over its valid labels.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -17,12 +19,26 @@ from pydantic import Field, PositiveFloat
 from pipeline.core.files.error_text import show_name
 from pipeline.core.registry import Expected, Seq, component
 from pipeline.data.targets import Targets, Task
-from pipeline.training.component_specs import LossSpec
+from pipeline.training.component_specs import LossSpec, Reduction
 
 if TYPE_CHECKING:
     import jax
 
-    from pipeline.training.state import StepConfig
+    from pipeline.training.step_config import StepConfig
+
+
+SampleLoss = Callable[..., "jax.Array"]
+"""(logits, labels, where) -> loss per sample; `where` is passed only with an `ignore_index`."""
+
+
+@dataclass(frozen=True)
+class TrainingObjective:
+    """The loss of a batch: a loss of each sample, and how these are reduced."""
+
+    loss: SampleLoss
+    reduction: Reduction = "mean"
+    ignore_index: int | None = None
+    """Label of entries that losses and metrics leave out. If it is set, the loss takes `where`."""
 
 
 class LabelLoss(LossSpec):
@@ -235,15 +251,16 @@ def make_label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
     """Return a mask of the valid labels, bool (B, ...); None without an `ignore_index`."""
     import jax.numpy as jnp
 
-    if config.ignore_index is None:
+    if config.objective.ignore_index is None:
         return None
-    return labels.astype(jnp.int32) != config.ignore_index
+    return labels.astype(jnp.int32) != config.objective.ignore_index
 
 
 def compute_losses(config: StepConfig, logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Return the loss of each sample, float32 (B,): the mean over its valid labels."""
     where = make_label_mask(config, labels)
-    return config.loss(logits, labels) if where is None else config.loss(logits, labels, where)
+    loss = config.objective.loss
+    return loss(logits, labels) if where is None else loss(logits, labels, where)
 
 
 def compute_divisor(
@@ -266,7 +283,7 @@ def divides_by_labels(config: StepConfig) -> bool:
     """Return whether the mean over a batch is over valid labels. Otherwise it is over samples. With
     reduction `none` it is always over samples: MindSpore's array of losses also has an entry, 0,
     for each sample with an ignored label."""
-    return config.ignore_index is not None and config.reduction != "none"
+    return config.objective.ignore_index is not None and config.objective.reduction != "none"
 
 
 def count_valid_labels(config: StepConfig, labels: jax.Array, mask: jax.Array) -> jax.Array:
@@ -276,6 +293,20 @@ def count_valid_labels(config: StepConfig, labels: jax.Array, mask: jax.Array) -
     counts = _count_sample_labels(config, labels)
     assert counts is not None, "callers check divides_by_labels"
     return jnp.sum(jnp.where(mask, counts, 0.0))
+
+
+def count_batch_labels(
+    config: StepConfig, logits: jax.Array, labels: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Return the number of valid labels of the valid samples, float32 (): of samples, or of their
+    positions if the network predicts at positions."""
+    import jax.numpy as jnp
+
+    if config.objective.ignore_index is not None:
+        return count_valid_labels(config, labels, mask)
+    is_by_sample = config.targets.task in ("regression", "multi_label")
+    positions = 1 if is_by_sample else math.prod(logits.shape[1:-1])
+    return positions * jnp.sum(mask, dtype=jnp.float32)
 
 
 class BatchLoss(NamedTuple):
@@ -296,7 +327,7 @@ def reduce_losses(
 ) -> BatchLoss:
     """Reduce the losses (B,) of the samples that `mask`, bool (B,), marks as valid.
 
-    A mean divides by `divisor`, or with a `hardest_share` below 1 by the number of selected samples
+    A mean divides by `divisor`, or if a feature selects samples by the number of selected samples
     or labels. The losses of padding, and of samples without a valid label, may have any value. The
     images of padding may not: a non-finite value in the network reaches the gradients even times 0.
     So padding repeats a valid sample.
@@ -305,20 +336,20 @@ def reduce_losses(
 
     label_counts = _count_sample_labels(config, labels)
     valid = mask if label_counts is None else mask & (label_counts > 0)
-    if config.hardest_share < 1:
-        from pipeline.training.masks import top_share_mask
-
-        valid = top_share_mask(losses, config.hardest_share, valid)
+    selectors = config.list_acting("select_samples")
+    for feature in selectors:
+        valid = feature.select_samples(losses, valid)
+    if selectors:
         weights = valid
         if label_counts is not None and divides_by_labels(config):
             weights = jnp.where(valid, label_counts, 0.0)
         divisor = jnp.maximum(jnp.sum(weights, dtype=jnp.float32), 1.0)
-    if label_counts is not None and config.reduction == "mean":
+    if label_counts is not None and config.objective.reduction == "mean":
         # The divisor is a number of labels, so a sample's loss must be the sum over its labels.
         losses = losses * label_counts
     losses = jnp.where(valid, losses, 0.0)
     total = losses.sum()
-    match config.reduction:
+    match config.objective.reduction:
         case "sum":
             return BatchLoss(total, total)
         case "none":

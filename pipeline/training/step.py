@@ -1,8 +1,8 @@
-"""One training step, its initial state and its evaluation, as pure functions.
+"""One training step and its evaluation, as pure functions.
 
-`_step` maps the batch, computes the loss (losses.py) and its gradients, decides the outcome and
-updates the state (update.py). The types are in state.py. The training loop (engine/loop.py) calls
-the functions, and the backend runs them on a device.
+`_step` maps the batch, computes the loss (forward_pass.py) and its gradients, decides the outcome
+and updates the state (update.py). The types are in state.py. The training loop (engine/loop.py)
+calls the functions, and the backend runs them on a device.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ import optax
 from jax import Array
 
 from pipeline.data.batch import Batch
-from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Ops
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.transform import apply_ops, count_choices, draw_choice, select_variants
 from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.training.bucketing import add_padding_mask, apply_in_bucket
-from pipeline.training.curvature import LayerSums, exchange_moments
-from pipeline.training.freezing import apply_phase, select_phase
-from pipeline.training.ledger import Readings, add_readings, make_ledger
+from pipeline.training.forward_pass import ForwardPass
+from pipeline.training.initial_state import init_state, init_with_output, make_key
 from pipeline.training.losses import (
     compute_divisor,
     compute_losses,
@@ -35,7 +33,6 @@ from pipeline.training.losses import (
     make_label_mask,
 )
 from pipeline.training.metrics import EvalSums, add_batch, add_metric_sums, add_sums, zero_sums
-from pipeline.training.microbatch_gradients import compute_gradients
 from pipeline.training.parallel.fixed_sum import (
     gather_rows,
     place_in_batch,
@@ -44,31 +41,15 @@ from pipeline.training.parallel.fixed_sum import (
     sum_shards,
 )
 from pipeline.training.parallel.shards import Shards
-from pipeline.training.privacy.add_noise import add_noise
-from pipeline.training.state import (
-    Gradients,
-    MappedBatch,
-    NonFiniteStepCounts,
-    OverflowCounts,
-    Record,
-    StepConfig,
-    TrainState,
-    get_privacy,
-    merge_params,
-    record_step,
-    reinitialize,
-    split_params,
-)
+from pipeline.training.state import COLUMNS, Gradients, MappedBatch, Record, TrainState
+from pipeline.training.step_config import StepConfig
+from pipeline.training.step_feature import ComputeGradients
 from pipeline.training.telemetry import StepOutcome, count_updates
-from pipeline.training.update import (
-    apply_if_finite,
-    apply_update,
-    count_non_finite_step,
-    count_overflow,
-    decide_outcome,
-)
+from pipeline.training.update import apply_if_finite, apply_update, decide_outcome
 
 T = TypeVar("T")
+LAST_STEP: Any = 2**31 - 1
+"""A number of steps that no run exceeds."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +69,8 @@ class TrainStep:
     step: Callable[[TrainState, Batch, Array], tuple[TrainState, Record]]
     evaluate: Callable[[TrainState, Batch, EvalSums], EvalSums]
     zero_sums: Callable[[], EvalSums]
+    columns: tuple[str, ...] = COLUMNS
+    """Names of the columns of a step's record."""
 
 
 def make_train_step(config: StepConfig) -> TrainStep:
@@ -97,36 +80,10 @@ def make_train_step(config: StepConfig) -> TrainStep:
         _, variables = init_with_output(config, seed)
         return init_state(config, variables)
 
-    def step(state: TrainState, batch: Batch, learning_rates: Array) -> tuple[TrainState, Record]:
-        # XLA would copy the ledger if it were an operand of the branches of phases and buckets.
-        before = replace(state, ledger=None)
-
-        def compute(phase_config: StepConfig) -> tuple[TrainState, Record, Readings | None]:
-            if phase_config.shards is not None or not phase_config.buckets:
-                return _step(phase_config, before, batch, learning_rates)
-            return apply_in_bucket(
-                phase_config.buckets,
-                batch,
-                lambda cropped: _step(phase_config, before, cropped, learning_rates),
-            )
-
-        after, record, readings = (
-            apply_phase(config, state.step, compute) if config.phases else compute(config)
-        )
-        if state.ledger is None or readings is None:
-            return after, record
-        outcome = StepOutcome.from_columns(jnp, record.loss, record.grad_norm, record.skipped)
-        num_samples = batch.num_samples
-        rows = batch.sample if num_samples is None else batch.sample % num_samples
-        rows = gather_rows(config.shards, rows)
-        repeats = num_samples is not None
-        ledger = add_readings(state.ledger, rows, readings, outcome.applied, repeats=repeats)
-        return replace(after, ledger=ledger), record
-
     def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
         def add(sums: EvalSums, batch: Batch) -> EvalSums:
             return apply_in_bucket(
-                config.buckets,
+                config.padding.buckets,
                 batch,
                 lambda cropped: _evaluate(config, state, cropped, sums),
                 is_random=False,
@@ -139,21 +96,64 @@ def make_train_step(config: StepConfig) -> TrainStep:
         )
         return add_sums(sums, added)
 
-    return TrainStep(init, step, evaluate, lambda: make_zero_sums(config))
+    columns = (*COLUMNS, *config.columns)
+    step = partial(_step, config)
+    return TrainStep(init, step, evaluate, lambda: make_zero_sums(config), columns)
 
 
 def _step(
     config: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
-) -> tuple[TrainState, Record, Readings | None]:
-    """Return the state after a step, the step's record, and the readings of its samples; None
-    without a ledger."""
+) -> tuple[TrainState, Record]:
+    """Return the state after a step, and the step's record."""
+    readers = config.list_acting("add_readings")
+    # XLA would copy the ledger if it were an operand of the branches of phases and buckets.
+    before = replace(state, features=_leave_out(state.features, readers))
+
+    def compute(step_config: StepConfig) -> tuple[TrainState, Record, Mapping[str, Any]]:
+        buckets = () if step_config.shards is not None else step_config.padding.buckets
+        return apply_in_bucket(
+            buckets,
+            batch,
+            lambda cropped: _update_by_batch(step_config, before, cropped, learning_rates),
+        )
+
+    for feature in config.list_acting("choose_config"):
+        compute = partial(feature.choose_config, step=state.step, compute=compute)
+    after, record, readings = compute(config)
+    if not readers:
+        return after, record
+    outcome = StepOutcome.from_columns(jnp, record.loss, record.grad_norm, record.skipped)
+    num_samples = batch.num_samples
+    rows = batch.sample if num_samples is None else batch.sample % num_samples
+    rows = gather_rows(config.shards, rows)
+    for reader in readers:
+        part = reader.add_readings(
+            state.features[reader.name],
+            rows,
+            readings[reader.name],
+            outcome,
+            repeats=num_samples is not None,
+        )
+        after = after.replace_part(reader.name, part)
+    return after, record
+
+
+def _leave_out(parts: Mapping[str, Any], features: list[Any]) -> dict[str, Any]:
+    """Return the states of features without those of `features`."""
+    names = {feature.name for feature in features}
+    return {name: part for name, part in parts.items() if name not in names}
+
+
+def _update_by_batch(
+    config: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
+) -> tuple[TrainState, Record, Mapping[str, Any]]:
+    """Return the state after a step, the step's record, and the readings of its samples."""
     whole_state = state
     if config.sharing is not None:
-        whole_state = config.sharing.gather_fields(state, "params")
+        whole_state = config.sharing.gather_weights(state, config.list_read())
     gradients = compute_step_gradients(config, whole_state, batch)
-    if config.privacy is not None:
-        values = add_noise(config.privacy, get_privacy(state), state.step, gradients.values)
-        gradients = gradients._replace(values=values)
+    for feature in config.features:
+        gradients = gradients._replace(values=feature.change_gradients(state, gradients))
     after, record = _update_state(config, state, gradients, batch.count, learning_rates)
     return after, record, gradients.readings
 
@@ -170,13 +170,25 @@ def _update_state(
     # Gradients are multiplied by the inverse: XLA fuses a product with each use of a gradient, but
     # would store quotients, in one more pass over all parameters. For the same reason
     # `compute_norm` multiplies the norm, not the gradients.
-    unscale = 1 / state.loss_scale
+    loss_scale = get_loss_scale(config, state)
+    unscale = 1 / loss_scale
     # A scalar, or with rate groups (1 + groups,): the rate without a group, then each group's rate.
     rates = learning_rates[jnp.minimum(count_updates(state), learning_rates.shape[0] - 1)]
-    rate = rates[0] if config.rate_groups else rates
+    rate = rates[0] if rates.ndim else rates
     norm = compute_norm(gradients.values, unscale)
-    outcome = decide_outcome(config.on_nan, state, gradients.loss, norm)
-    record = record_step(state, gradients, rate, norm, outcome)
+    outcome = decide_outcome(config, state, gradients.loss, norm)
+    record = Record(
+        loss=gradients.loss,
+        learning_rate=rate,
+        grad_norm=norm,
+        loss_scale=jnp.asarray(loss_scale, jnp.float32),
+        skipped=outcome.skipped.astype(jnp.float32),
+        extras=tuple(
+            column
+            for feature in config.features
+            for column in feature.make_columns(state, gradients, outcome)
+        ),
+    )
 
     def update_whole(state: TrainState, scaled: Any) -> TrainState:
         values = jax.tree.map(lambda g: g * unscale, scaled)
@@ -185,14 +197,24 @@ def _update_state(
 
     update: Callable[[TrainState, Any], TrainState] = update_whole
     if config.sharing is not None:
-        # `state` has no ledger here (`make_train_step`), so the shared shapes must have none
-        # either.
-        whole_shapes = replace(config.sharing.state, ledger=None)
-        sharing = replace(config.sharing, state=whole_shapes)
+        whole = config.sharing.state
+        # `state` has no part of a feature that reads samples (`_step`), so the shared shapes must
+        # have none either.
+        parts = _leave_out(whole.features, config.list_acting("add_readings"))
+        sharing = replace(config.sharing, state=replace(whole, features=parts))
         update = partial(sharing.update, update_whole)
     after = apply_if_finite(outcome.applied, lambda s: update(s, gradients.values), state)
-    after = count_overflow(config.loss_scale, after, outcome)
-    return count_non_finite_step(config.on_nan, after, outcome), record
+    for feature in config.features:
+        after = feature.change_step(after, outcome)
+    return after, record
+
+
+def get_loss_scale(config: StepConfig, state: TrainState) -> Array | float:
+    """Return the factor on the loss that the update divides by, float32 () or 1."""
+    scale: Array | float = 1.0
+    for feature in config.list_acting("get_loss_scale"):
+        scale = feature.get_loss_scale(state)
+    return scale
 
 
 def compute_step_gradients(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:
@@ -205,14 +227,45 @@ def compute_step_gradients(config: StepConfig, state: TrainState, batch: Batch) 
     def compute(ops: Ops) -> Gradients:
         mapped = map_training_batch(config, ops, batch, dropout_key)
         divisor = compute_divisor(config, mapped.labels, mapped.mask, batch.count)
-        return compute_gradients(config, state, mapped, divisor, state.loss_scale)
+        return compute_gradients(config, state, mapped, divisor, get_loss_scale(config, state))
 
     return _call_with_step_ops(config, batch, state.step, compute)
 
 
+def compute_gradients(
+    config: StepConfig,
+    state: TrainState,
+    batch: MappedBatch,
+    divisor: Array | int,
+    scale: Array | float,
+) -> Gradients:
+    """Return the gradients of `scale` times the loss of the valid samples of a mapped batch. A mean
+    divides by `divisor`."""
+    differentiating = config.list_acting("differentiate")
+
+    def compute_part(collections: Mapping[str, Any], batch: MappedBatch) -> Gradients:
+        forward = ForwardPass(config, state, collections, batch, divisor, scale)
+        forward = forward.with_changed_inputs()
+        if differentiating:
+            values, results = differentiating[0].differentiate(forward, forward.trained)
+        else:
+            values, results = forward.differentiate(forward.trained)
+        parts = {
+            feature.name: feature.sum_part(forward, values)
+            for feature in config.list_acting("sum_part")
+        }
+        gradients = Gradients(values, *results)
+        return gradients._replace(sums={**gradients.sums, **parts})
+
+    compute: ComputeGradients = compute_part
+    for feature in config.features:
+        compute = feature.split_batch(compute)
+    return compute(state.collections, batch)
+
+
 def make_dropout_key(batch: Batch, step: Array | int) -> Array:
     """Return the dropout key of a step; `step` is the number of steps before it."""
-    return jax.random.fold_in(_make_key(batch.seed, 1), step)
+    return jax.random.fold_in(make_key(batch.seed, 1), step)
 
 
 def _call_with_step_ops(
@@ -248,7 +301,7 @@ def _sum_shard_gradients(
                 config, cropped, state.step, lambda ops: compute(cropped, ops, shard_number)
             )
 
-        return apply_in_bucket(config.buckets, shard, compute_cropped)
+        return apply_in_bucket(config.padding.buckets, shard, compute_cropped)
 
     def count_labels(cropped: Batch, ops: Ops, shard_number: Array) -> Array:
         _, labels = map_batch(config, ops, cropped)
@@ -258,10 +311,12 @@ def _sum_shard_gradients(
     if divides_by_labels(config):
         divisor = jnp.maximum(sum_shards(shards, batch, partial(apply_to_shard, count_labels)), 1.0)
 
+    scale = get_loss_scale(config, state)
+
     def compute(cropped: Batch, ops: Ops, shard_number: Array) -> Gradients:
         key = jax.random.fold_in(dropout_key, shard_number)
         mapped = map_training_batch(config, ops, cropped, key)
-        gradients = compute_gradients(config, state, mapped, divisor, state.loss_scale)
+        gradients = compute_gradients(config, state, mapped, divisor, scale)
         # Each shard fills its rows of the whole batch, and the sum over shards has all rows.
         readings = jax.tree.map(
             lambda rows: place_in_batch(rows, shard_number, shards.count), gradients.readings
@@ -269,27 +324,26 @@ def _sum_shard_gradients(
         return gradients._replace(readings=readings)
 
     local = sum_local_shards(shards, batch, partial(apply_to_shard, compute))
-    # Gradients and numbers of positions are added over devices at every update. The moments of
-    # layers are large, so `exchange_moments` adds them only at updates that refresh the curvature.
-    num_positions = {path: layer.num_positions for path, layer in local.layers.items()}
-    total, num_positions = sum_devices(shards, (local._replace(layers={}), num_positions))
-    layers: Mapping[str, LayerSums] = {}
-    if config.curvature is not None:
-        due = config.curvature.is_due(count_updates(state))
-        add = partial(sum_devices, shards)
-        layers = exchange_moments(config.curvature, local.layers, num_positions, due, add)
-    batch_stats = jax.tree.map(lambda x: x / shards.count, total.batch_stats)
+    exchanging = config.list_acting("exchange_sums")
+    total = sum_devices(shards, local._replace(sums=_leave_out(local.sums, exchanging)))
+    sums = {
+        feature.name: feature.exchange_sums(
+            state, local.sums[feature.name], partial(sum_devices, shards)
+        )
+        for feature in exchanging
+    }
+    collections = jax.tree.map(lambda x: x / shards.count, total.collections)
     values = total.values
     if shards.factor != 1:
         values = jax.tree.map(lambda g: g * shards.factor, values)
-    return total._replace(values=values, batch_stats=batch_stats, layers=layers)
+    return total._replace(values=values, collections=collections, sums={**total.sums, **sums})
 
 
 @jax.named_scope(DATA)
 def map_batch(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]:
     """Return the images, NHWC float32, and the labels of a batch after the map ops."""
     columns = apply_ops(jnp, ops, batch.columns, batch.seed, batch.epoch, batch.sample)
-    sizes = batch.columns[SIZE] if config.padding_mask else None
+    sizes = batch.columns[SIZE] if config.padding.has_mask else None
     return make_network_inputs(columns["image"], config.image.layout, sizes), columns["label"]
 
 
@@ -306,13 +360,13 @@ def make_network_inputs(images: Array, layout: str, sizes: Array | None) -> Arra
 def map_training_batch(
     config: StepConfig, ops: Ops, batch: Batch, dropout_key: Array
 ) -> MappedBatch:
-    """Return a batch after the map ops; in adversarial training, with the attack's random
-    numbers."""
+    """Return a batch after the map ops, with the random numbers of its features."""
     images, labels = map_batch(config, ops, batch)
     mapped = mask_batch(images, labels, batch.count, dropout_key)
-    if config.adversarial is None:
-        return mapped
-    return mapped._replace(draws=config.adversarial.draw(batch, images.shape))
+    drawing = config.list_acting("draw")
+    return mapped._replace(
+        extras={feature.name: feature.draw(batch, images.shape) for feature in drawing}
+    )
 
 
 def mask_batch(images: Array, labels: Array, count: Array | int, dropout_key: Array) -> MappedBatch:
@@ -321,24 +375,26 @@ def mask_batch(images: Array, labels: Array, count: Array | int, dropout_key: Ar
     return MappedBatch(images, labels, jnp.arange(images.shape[0]) < count, dropout_key)
 
 
-def compute_norm(gradients: Any, unscale: Array) -> Array:
+def compute_norm(gradients: Any, unscale: Array | float) -> Array:
     """Return the norm of the unscaled gradients, float32 (), from gradients of the scaled loss."""
     return optax.tree.norm(gradients) * unscale
 
 
 def make_estimated_step(
-    config: StepConfig, learning_rate: float
+    config: StepConfig, learning_rate: Array | float
 ) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
-    """Make a step for cost estimates: (state, (images, labels)) -> (new state, loss).
+    """Make a step for cost estimates: (state, (images, labels)) -> (new state, loss). With rate
+    groups, `learning_rate` is (1 + groups,).
 
     Images are (B, H, W, C) float32, after the map ops. The step trains the parameters of the last
     phase, which are the most. It has no map ops, loss scale, gradient norm, ledger or check for
     non-finite values.
     """
-    config = select_phase(config, config.phases[-1].start if config.phases else 0)
-    config = replace(config, ledger_samples=None)
-    groups = len(config.rate_groups)
-    rates = jnp.full(1 + groups, learning_rate) if groups else learning_rate
+    for feature in config.features:
+        config = feature.choose_config(config, LAST_STEP, lambda last_config: last_config)
+    readers = config.list_acting("add_readings")
+    others = tuple(feature for feature in config.features if feature not in readers)
+    config = replace(config, features=others)
 
     def step(state: TrainState, batch: tuple[Array, Array]) -> tuple[TrainState, Array]:
         images, labels = batch
@@ -347,23 +403,23 @@ def make_estimated_step(
         mapped = mask_batch(images, labels, count, dropout_key)
         divisor = compute_divisor(config, labels, mapped.mask, count)
         gradients = compute_gradients(config, state, mapped, divisor, 1.0)
-        return apply_update(config, state, gradients, count, 1.0, rates), gradients.loss
+        return apply_update(config, state, gradients, count, 1.0, learning_rate), gradients.loss
 
     return step
 
 
 def make_zero_sums(config: StepConfig) -> EvalSums:
-    has_classes = config.task == "classification"
-    return zero_sums(config.classes, config.metrics, has_classes=has_classes)
+    has_classes = config.targets.task == "classification"
+    return zero_sums(len(config.targets), config.metrics, has_classes=has_classes)
 
 
 def get_evaluated_weights(config: StepConfig, state: TrainState) -> dict[str, Any]:
-    """Return the variables for an evaluation. The moving average of the trained parameters, if the
-    state has one, replaces these parameters."""
+    """Return the variables for an evaluation, such as with a moving average of the trained
+    parameters in place of these."""
     params = state.params
-    if config.average is not None:
-        params = merge_params(params, state.average)
-    return {"params": params, "batch_stats": state.batch_stats}
+    for feature in config.features:
+        params = feature.change_weights(state, params)
+    return {**state.variables, "params": params}
 
 
 def predict(config: StepConfig, variables: Any, batch: Batch) -> tuple[Array, Array]:
@@ -383,43 +439,3 @@ def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSum
     where = make_label_mask(config, labels)
     total = add_batch(sums, logits, labels, losses, mask, where)
     return add_metric_sums(total, config.metrics, logits, labels, mask, where)
-
-
-def init_with_output(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
-    """Return the logits of one blank image, and the initial parameters and batch statistics. Raises
-    ValueError if layers don't fit together, or a rule for initialisation doesn't fit."""
-    image = jnp.zeros((1, *get_image_shape(config.image)), jnp.float32)
-    logits, variables = config.network.init_with_output(_make_key(seed, 0), image, train=False)
-    params = reinitialize(variables["params"], config.init_rules, _make_key(seed, 2))
-    return logits, {**variables, "params": params}
-
-
-def init_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainState:
-    """Return the state at step 0, from initial parameters and batch statistics."""
-    params = variables["params"]
-    trained, _ = split_params(params, config.never_trained)
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(
-        step=jnp.zeros((), jnp.int32),
-        params=params,
-        batch_stats=variables.get("batch_stats", {}),
-        opt_state=config.optimizer.init(trained),
-        loss_scale=jnp.asarray(config.loss_scale.initial, jnp.float32),
-        overflows=OverflowCounts(zero, zero, zero) if config.loss_scale.skips_overflow else None,
-        average=None if config.average is None else jax.tree.map(jnp.copy, trained),
-        bad_steps=NonFiniteStepCounts(zero, zero) if config.on_nan.counts_steps else None,
-        privacy=None if config.privacy is None else config.privacy.init(),
-        ledger=None if config.ledger_samples is None else make_ledger(config.ledger_samples),
-    )
-
-
-def _make_key(seed: Array, stream: int) -> Array:
-    """Return a JAX key from a seed, uint32 (2,). Stream 0 is for initialisation, stream 1 for
-    dropout, stream 2 for initialisation by rules."""
-    key = jax.random.wrap_key_data(seed.astype(jnp.uint32), impl="threefry2x32")
-    return jax.random.fold_in(key, stream)
-
-
-def get_image_shape(image: ColumnSpec) -> tuple[int, ...]:
-    """Return the height, width and channels of an image, in either layout of the map ops."""
-    return image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from pipeline.training.state import TrainState
 
+NON_FINITE_STEPS = "non_finite_steps"
+"""Name of the part of a state that counts non-finite steps."""
 PLACES = ("step", "epoch", "sink")
 """Keys of metrics.jsonl that locate a step in the run; all other keys are metrics."""
 
@@ -135,14 +137,15 @@ class StepOutcome(NamedTuple):
 def count_updates(state: TrainState) -> Array:
     """Return the number of applied updates, int32 (), which selects the learning rate."""
     updates = state.step
-    if state.overflows is not None:
-        updates = updates - state.overflows.skipped_steps
-    if state.bad_steps is not None:
-        updates = updates - state.bad_steps.left_out
+    for part in state.features.values():
+        left_out = getattr(part, "left_out", None)
+        if left_out is not None:
+            updates = updates - left_out
     return updates
 
 
 def count_skipped(state: TrainState) -> int:
     """Return the number of steps whose updates were skipped by `on_nan`, or undone by a
     rollback."""
-    return 0 if state.bad_steps is None else int(state.bad_steps.left_out)
+    counts = state.features.get(NON_FINITE_STEPS)
+    return 0 if counts is None else int(counts.left_out)

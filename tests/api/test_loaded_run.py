@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -44,6 +47,24 @@ def test_plots_have_both_curves(trained: Path) -> None:
     figure = pipeline.load_run(trained).plot()
     assert [axis.get_title() for axis in figure.axes] == ["loss", "accuracy", "learning rate"]
     assert [len(axis.lines) for axis in figure.axes] == [2, 1, 1]
+
+
+@pytest.mark.medium
+def test_notebook_shows_the_metrics_of_a_run(trained: Path) -> None:
+    loaded = pipeline.load_run(trained)
+    accuracy = loaded.history.evaluations["accuracy"][-1]
+    loss = loaded.history.evaluations["loss"][-1]
+    facts = f"lenet5_digits of step 45, accuracy {accuracy:.4g}, loss {loss:.4g}; {trained}"
+    assert repr(loaded) == f"<LoadedRun {facts}>"
+    html = loaded._repr_html_()
+    assert f"&lt;LoadedRun {facts}&gt;" in html
+    assert "<style" not in html, "it would apply to the whole notebook"
+    sources = re.findall(r'src="data:image/svg\+xml;base64,([^"]*)"', html)
+    pictures = [ElementTree.fromstring(base64.b64decode(source)) for source in sources]
+    titles = [picture.get("aria-label") for picture in pictures]
+    assert titles == ["loss", "accuracy", "learning rate"]
+    lines = [list(picture.iter("{http://www.w3.org/2000/svg}polyline")) for picture in pictures]
+    assert [len(charted) for charted in lines] == [2, 1, 1]
 
 
 def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:

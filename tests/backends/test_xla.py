@@ -251,12 +251,12 @@ def counting_step(nan_step: int = -1) -> TrainStep:
 
     def init(seed: jax.Array) -> TrainState:
         total = seed.astype(jnp.float32).sum()
-        return TrainState(jnp.int32(0), {"total": total}, {}, (), jnp.float32(1))
+        return TrainState(jnp.int32(0), {"total": total}, {}, (), {})
 
     def step(state: TrainState, batch: Batch, rates: jax.Array) -> tuple[TrainState, Record]:
         label = batch.columns["label"][0].astype(jnp.float32)
         loss = jnp.where(label == nan_step, jnp.nan, label)
-        record = Record(loss, rates[state.step], 2 * label, state.loss_scale)
+        record = Record(loss, rates[state.step], 2 * label, jnp.float32(1))
         params = {"total": state.params["total"] + label}
         after = replace(state, step=state.step + 1, params=params)
         kept = jax.tree.map(lambda new, old: jnp.where(label == nan_step, old, new), after, state)

@@ -166,9 +166,8 @@ def kept(newest: int, best: str | None) -> Retention:
 
 def state_of(step: int, **params: np.ndarray) -> TrainState:
     weights = params or {"kernel": np.full((2, 3), step, np.float32)}
-    return TrainState(
-        np.int32(step), {"dense": weights}, {"mean": np.ones(2, np.float32)}, (), np.float32(8)
-    )
+    statistics = {"batch_stats": {"mean": np.ones(2, np.float32)}}
+    return TrainState(np.int32(step), {"dense": weights}, statistics, (), {"scale": np.float32(8)})
 
 
 def test_checkpoint_and_logs_are_synced_before_older_one_is_removed(
@@ -250,7 +249,7 @@ def test_arrays_and_host_state_round_trip(tmp_path: Path) -> None:
     assert asdict(restored_host.early_stop) == host["early_stop"]
     assert int(restored.step) == 7
     assert restored.step.dtype == np.int32
-    assert restored.loss_scale == 8.0
+    assert restored.features["scale"] == 8.0
     assert np.array_equal(restored.params["dense"]["kernel"], state.params["dense"]["kernel"])
     assert restored.params["dense"]["kernel"].dtype == np.float32
 
@@ -322,7 +321,7 @@ def test_restore_takes_parameters_and_statistics_only(tmp_path: Path) -> None:
         checkpoints.save(4, state_of(4), {}, None)
     fresh = state_of(0)
     restored, saved = restore_weights(tmp_path, fresh, {}, print)
-    assert (saved.step, int(restored.step), restored.loss_scale) == (4, 0, fresh.loss_scale)
+    assert (saved.step, int(restored.step), restored.features) == (4, 0, fresh.features)
     assert (restored.params["dense"]["kernel"] == 4).all()
 
 

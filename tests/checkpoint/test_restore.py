@@ -396,3 +396,23 @@ def test_unfit_weights_are_refused_with_differing_keys(tiny: Compose, tmp_path: 
     restore = f"checkpoint.restore={tmp_path / 'one'}"
     with pytest.raises(DataError, match=r"of another recipe: .*; model.name = mlp: was lenet5"):
         run(tiny(length, restore, "model.name=mlp", "+model.hidden=[4]"), tmp_path / "two")
+
+
+def test_checkpoint_of_an_earlier_layout_gives_weights_but_is_not_resumed(tmp_path: Path) -> None:
+    """Versions without `train.features` had the loss scale and the averages at the top."""
+    arrays = {
+        "step": np.int32(3),
+        "loss_scale": np.float32(1),
+        "params": {"a": np.zeros(2, np.float32)},
+        "average": {"a": np.ones(2, np.float32)},
+        "batch_stats": {"n": np.full(2, 2, np.float32)},
+    }
+    with Checkpoints(tmp_path, kept(3, None)) as checkpoints:
+        checkpoints.save(3, arrays, {}, None)  # type: ignore[arg-type]
+    weights = read_saved(tmp_path).select_weights()
+    assert {path: array.tolist() for path, array in weights.items()} == {
+        "params/a": [1, 1],
+        "batch_stats/n": [2, 2],
+    }
+    with pytest.raises(DataError, match=r"saved by an earlier version.*checkpoint\.restore="):
+        restore_state(tmp_path, state_of(0), {}, print)

@@ -69,6 +69,9 @@ def test_learning_side_beats_side_without_learning(
     assert f"{facts['verdict']}." in page
     assert f"<dd>{facts['difference']:.3g}</dd>" in page
     assert "Side B also has train.optimizer.lr=0.04." in page
+    contrast = "A has train.optimizer.lr=1e-06; B has train.optimizer.lr=0.04"
+    assert f"<p>{contrast}. Result: " in page
+    assert contrast in output.err.splitlines()[:3]
 
     sweep = tmp_path / "mine"
     differences = []

@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline import load_recipe
 from pipeline.cli.commands.root import ROOT
-from pipeline.cli.find_rate import _format_advice
+from pipeline.cli.find_rate import _format_advice, draw_rate_curve
 from pipeline.core.errors import UsageError
+from pipeline.study.rate_search import RateCurve, suggest_rate
 from tests.conftest import MLP, TINY
 
 
@@ -28,6 +30,27 @@ def test_rate_is_printed_and_losses_are_drawn(
     assert "<svg" in text
     assert f"{facts['rate']:.2g}" in text
     assert [file.name for file in tmp_path.iterdir() if file.suffix != ""] == ["rates.html"]
+
+
+def test_chart_has_rates_as_its_axis_and_marks_the_suggestion() -> None:
+    rates = np.geomspace(1e-6, 10.0, 200)
+    decades = np.log10(rates)
+    losses = np.where(decades < -1, 2.3 - np.clip(decades + 3, 0, 2) * 0.5, 1.3 + decades + 1)
+    curve = RateCurve(rates, losses, 200)
+    suggestion = suggest_rate(curve)
+    chart = draw_rate_curve(curve, suggestion)
+    assert chart is not None
+    texts = {text.text: text for text in chart.marks.iter("text")}
+    ticks = ["1e-06", "1e-05", "0.0001", "0.001", "0.01", "0.1", "1", "10"]
+    assert [name for name in texts if name in ticks] == ticks
+    assert {"learning rate", "lowest", "diverges"} < set(texts)
+    assert f"suggested: {suggestion.rate:.2g}" in texts
+    lines = [line for line in chart.marks.iter("line") if line.get("class") == "ideal"]
+    places = [float(line.get("x1", "nan")) for line in lines]
+    first, last = (float(texts[name].get("x", "nan")) for name in ("1e-06", "10"))
+    marked = (suggestion.rate, suggestion.lowest_at, suggestion.diverges_at)
+    shares = [(np.log10(rate) + 6) / 7 for rate in reversed(marked) if rate is not None]
+    assert places == pytest.approx([first + share * (last - first) for share in shares], abs=0.01)
 
 
 def test_advice_is_scaled_back_if_the_recipe_scales_rates() -> None:

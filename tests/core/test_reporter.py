@@ -3,13 +3,15 @@ from __future__ import annotations
 import io
 import logging
 import re
+import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from pipeline.core.reporter import RecentPace, Reporter
+from pipeline.core.reporter import RecentPace, Reporter, make_console
 from tests.engine.monitors.disk import files_end_at
 
 
@@ -121,6 +123,61 @@ def test_lines_are_printed_above_the_bar() -> None:
     reporter.print_lines("epoch: 1 step: 5, loss is 1.5")
     bar.close()
     assert "epoch: 1 step: 5, loss is 1.5\n" in file.getvalue()
+
+
+@pytest.mark.parametrize("stderr", [False, True])
+def test_pipe_shows_no_bars_even_if_colours_are_forced(
+    monkeypatch: pytest.MonkeyPatch, stderr: bool
+) -> None:
+    """Jupyter sets FORCE_COLOR for its kernels, and so for all that they start."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("sys.stderr" if stderr else "sys.stdout", io.StringIO())
+    assert Console(stderr=stderr).is_terminal
+    assert not make_console(stderr=stderr).is_terminal
+    if not stderr:
+        assert Reporter().open_bar(10, 0) is None
+
+
+def test_notebook_has_one_line_of_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[list[str]] = []
+
+    class Handle:
+        """The part of a cell's output that is replaced."""
+
+        def __init__(self, lines: list[str]) -> None:
+            self.lines = lines
+
+        def update(self, output: dict[str, str], raw: bool) -> None:
+            assert raw
+            self.lines[:] = output.values()
+
+    def display(output: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        assert raw
+        assert display_id
+        shown.append(list(output.values()))
+        return Handle(shown[-1])
+
+    module = types.ModuleType("IPython.display")
+    vars(module)["display"] = display
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    console = Console(force_jupyter=True, soft_wrap=True)
+    with Reporter(tmp_path, console) as reporter:
+        for step in (5, 10):
+            reporter.print_progress("train", f"step {step}\x1b")
+    assert shown == [["train      step 10\\x1b"]]
+    assert capsys.readouterr().out == ""
+    log = (tmp_path / "run.log").read_text().splitlines()
+    assert [line[9:] for line in log] == ["train      step 5\\x1b", "train      step 10\\x1b"]
+    # A silent reporter in a notebook shows nothing.
+    Reporter(console=Console(file=io.StringIO(), force_jupyter=True)).print_progress("train", "5")
+    assert len(shown) == 1
+
+
+def test_progress_is_printed_without_a_notebook(capsys: pytest.CaptureFixture[str]) -> None:
+    Reporter().print_progress("train", "step 5")
+    assert capsys.readouterr().out == "train      step 5\n"
 
 
 class Gone(io.StringIO):

@@ -38,8 +38,9 @@ from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.component_specs import RateRule
+from pipeline.training.features.non_finite_steps import NonFiniteStepCounts
 from pipeline.training.parallel.ranks import Agree, decide_alone
-from pipeline.training.state import NonFiniteStepCounts, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.test_monitors import EVALUATION
 from tests.step_rows import telemetry_of
@@ -54,7 +55,8 @@ def state_at(step: int, weight: Any = 1.0, *, undone: int | None = None) -> Trai
     """A network of one parameter, `layer/w`, float32 (2,)."""
     params = {"layer": {"w": np.full(2, weight, np.float32)}}
     counts = None if undone is None else NonFiniteStepCounts(np.int32(0), np.int32(undone))  # type: ignore[arg-type]
-    return TrainState(np.int32(step), params, {}, (), np.float32(1), bad_steps=counts)  # type: ignore[arg-type]
+    parts = {} if counts is None else {"non_finite_steps": counts}
+    return TrainState(np.int32(step), params, {}, (), parts)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -89,7 +91,8 @@ class World(Monitor):
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
         self.dispatched.append(stop - start)
-        undone = None if state.bad_steps is None else int(state.bad_steps.left_out)
+        counts = state.features.get("non_finite_steps")
+        undone = None if counts is None else int(counts.left_out)
         weight, rows = state.params["layer"]["w"][0], []
         for step in range(start + 1, stop + 1):
             rate = self.rates[step - 1 - (undone or 0)]

@@ -123,7 +123,7 @@ def _saves(script: Script, recipe: Recipe) -> Saves:
 
 
 def state_at(step: int) -> TrainState:
-    return TrainState(np.int32(step), {}, {}, (), np.float32(1))
+    return TrainState(np.int32(step), {}, {}, (), {})
 
 
 @pytest.fixture

@@ -18,13 +18,14 @@ from pipeline.checkpoint.retention import Retention
 from pipeline.core.errors import RunError
 from pipeline.engine.rollback import Rollbacks
 from pipeline.engine.schedule import is_due
-from pipeline.training.state import NonFiniteStepCounts, TrainState
+from pipeline.training.features.non_finite_steps import NonFiniteStepCounts
+from pipeline.training.state import TrainState
 
 
 def state_at(step: int, skipped: int = 0, weight: float = 1.0) -> TrainState:
     counts = NonFiniteStepCounts(jnp.int32(0), jnp.int32(skipped))
     params = {"w": jnp.float32(weight)}
-    return TrainState(jnp.int32(step), params, {}, (), jnp.float32(1), bad_steps=counts)
+    return TrainState(jnp.int32(step), params, {}, (), {"non_finite_steps": counts})
 
 
 def rollbacks(saved: dict[int, TrainState], most: int = 9, periods: Any = (5,)) -> Rollbacks:
@@ -34,8 +35,7 @@ def rollbacks(saved: dict[int, TrainState], most: int = 9, periods: Any = (5,)) 
 def test_rollback_restores_the_weights_of_the_checkpoint() -> None:
     found = rollbacks({5: state_at(5, skipped=2, weight=3.0)}).go_back(8, state_at(7))
     assert (int(found.step), float(found.params["w"])) == (8, 3.0)
-    assert found.bad_steps is not None
-    assert int(found.bad_steps.left_out) == 2 + 3
+    assert int(found.features["non_finite_steps"].left_out) == 2 + 3
 
 
 def test_unscheduled_checkpoints_are_skipped() -> None:

@@ -14,7 +14,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
-from pipeline.training.gradient_rules import SharpnessAware
+from pipeline.training.features.gradient_rules import SharpnessAware
 from tests.conftest import OPS
 
 Compose = Callable[..., Recipe]

@@ -37,9 +37,8 @@ from pipeline.models.modules.name_stack import find_layer
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import list_problems, lower, with_policy
-from pipeline.training.microbatch_gradients import compute_gradients
-from pipeline.training.state import StepConfig
-from pipeline.training.step import make_train_step, mask_batch
+from pipeline.training.step import compute_gradients, make_train_step, mask_batch
+from pipeline.training.step_config import StepConfig
 from tests import outcome
 from tests.models.imported.conftest import IMPORTED_NETWORKS
 from tests.models.imported.imported_networks import TwoConvs

@@ -16,7 +16,7 @@ from pipeline.training.losses import (
     compute_losses,
     reduce_losses,
 )
-from pipeline.training.state import StepConfig
+from pipeline.training.step_config import StepConfig
 from tests.golden.make_losses import CLASSES, FOLDER, IGNORED, SHAPES, SHARE, SMOOTHINGS, cases
 from tests.training.test_step import make_config
 

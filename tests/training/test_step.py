@@ -15,13 +15,23 @@ from pipeline.data.batch import Batch, read_chunks
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.ops.values import Hwc2Chw, Rescale
 from pipeline.data.random import seed_words
-from pipeline.training.loss_scales import Dynamic, Fixed, LossScaling
-from pipeline.training.losses import CrossEntropy
+from pipeline.data.targets import Targets
+from pipeline.training.features.loss_scales import (
+    Dynamic,
+    Fixed,
+    LossScaleState,
+    LossScaling,
+    ScaledLoss,
+    get_loss_scale_state,
+)
+from pipeline.training.losses import CrossEntropy, TrainingObjective
 from pipeline.training.metrics import summarize
 from pipeline.training.optimizers.first_order import ClipSpec, Momentum
-from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep, make_train_step
+from pipeline.training.step_config import StepConfig
 from tests.step_rows import NAMES
+from tests.training.step_configs import change_config
 
 HIDDEN, CLASSES, BATCH = 5, 3, 4
 SHAPE = (2, 2, 1)
@@ -54,19 +64,18 @@ def make_config(**changed: Any) -> StepConfig:
     parts = StepConfig(
         network=TwoLayers(),
         image=ColumnSpec(SHAPE, "float32"),
-        classes=CLASSES,
+        targets=Targets(tuple(map(str, range(CLASSES)))),
         train_ops=(rescale,),
         eval_ops=(rescale,),
-        loss=CrossEntropy(
-            reduction="mean", smoothing=0.0, smoothing_convention="mindspore"
-        ).build(),
-        reduction="mean",
+        objective=TrainingObjective(
+            CrossEntropy(reduction="mean", smoothing=0.0, smoothing_convention="mindspore").build()
+        ),
         optimizer=Momentum(
             lr=0.1, momentum=0.9, nesterov=False, weight_decay=0.0, decay_rules=()
         ).build(),
-        loss_scale=Fixed(scale=1.0, drop_overflow_update=False),
+        features=(ScaledLoss(Fixed(scale=1.0, drop_overflow_update=False)),),
     )
-    return replace(parts, **changed)
+    return change_config(parts, **changed)
 
 
 @functools.cache
@@ -220,7 +229,7 @@ def rows_padded() -> Batch:
 def test_loss_scale_does_not_change_the_update(loss_scale: float) -> None:
     """P-01 (4) and (6); a power of two costs no rounding, so bit for bit."""
     step = plain()
-    scaled = replace(start(step), loss_scale=np.float32(loss_scale))
+    scaled = start(step).replace_part("loss_scale", LossScaleState(np.float32(loss_scale), None))
     after, record = step.step(start(step), make_batch(), RATES)
     after_scaled, record_scaled = step.step(scaled, make_batch(), RATES)
     assert_same(after.params, after_scaled.params)
@@ -252,9 +261,10 @@ def test_skipped_overflow_changes_only_scale_and_counts(loss_scale: LossScaling)
     assert (record.skipped, bool(record.should_continue)) == (1, True)
     assert_same((before.params, before.opt_state), (after.params, after.opt_state))
     factor = 4 if isinstance(loss_scale, Dynamic) else 1
-    assert after.loss_scale == np.float32(1e36) * (1 / np.float32(factor))
-    assert after.overflows is not None
-    counts = after.overflows
+    part = get_loss_scale_state(after)
+    assert part.scale == np.float32(1e36) * (1 / np.float32(factor))
+    assert part.overflows is not None
+    counts = part.overflows
     assert (int(after.step), int(counts.skipped_steps), int(counts.bad_steps)) == (1, 1, 1)
     _, again = step.step(after, make_batch(), RATES)
     assert again.learning_rate == record.learning_rate == RATES[0]
@@ -265,10 +275,11 @@ def test_thousand_consecutive_overflows_end_training() -> None:
     """DynamicLossScaleManager's `bad_step_max`."""
     step = make_step(loss_scale=Fixed(scale=1e36), train_ops=LOUD)
     state = start(step)
-    assert state.overflows is not None
+    part = get_loss_scale_state(state)
+    assert part.overflows is not None
     for so_far, should_continue in ((999, True), (1000, False)):
-        overflows = replace(state.overflows, bad_steps=np.int32(so_far))
-        before = replace(state, overflows=overflows)
+        overflows = part.overflows._replace(bad_steps=np.int32(so_far))
+        before = state.replace_part("loss_scale", part._replace(overflows=overflows))
         after, record = step.step(before, make_batch(), RATES)
         assert bool(record.should_continue) == should_continue
         assert int(after.step) == should_continue
@@ -373,7 +384,7 @@ def test_batch_statistics_change_only_in_training() -> None:
     before = start(step)
     after, _ = step.step(before, make_batch(), RATES)
     x = make_batch().columns["image"].reshape(BATCH, -1) * SCALE
-    mean = after.batch_stats["BatchNorm_0"]["mean"]
+    mean = after.collections["batch_stats"]["BatchNorm_0"]["mean"]
     np.testing.assert_allclose(mean, 0.01 * x.mean(axis=0), rtol=1e-4)
     assert_same(
         step.evaluate(after, make_batch(), step.zero_sums()),

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from pipeline.training.component_specs import AverageSpec
-from pipeline.training.update import apply_directions, update_ema
+from pipeline.training.features.average import update_ema
+from pipeline.training.update import apply_directions
+from tests.training.test_step import make_config
 
 PARAMS: dict[str, Any] = {
     "conv": {"kernel": jnp.asarray([1.0, 2.0]), "bias": jnp.asarray([3.0])},
@@ -39,7 +41,8 @@ def test_last_matching_group_sets_the_rate(
     groups: tuple[str, ...], by_layer: dict[str, float], rates: dict[str, float]
 ) -> None:
     by_group = jnp.asarray([0.5, 0.25, 0.125])[: 1 + len(groups)] if groups else 0.5
-    updated = apply_directions(PARAMS, DOWN, by_group, groups, by_layer)
+    changed = {"rate_groups": groups or None, "layer_rates": by_layer or None}
+    updated = apply_directions(make_config(**changed), PARAMS, DOWN, by_group)
     for path, rate in rates.items():
         scope, name = path.split("/")
         np.testing.assert_allclose(updated[scope][name], PARAMS[scope][name] - rate)

@@ -150,7 +150,8 @@ class GpuBackend(XlaBackend):
         chip = Chip(self.device, _find_host())
         programs, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch)
         rates = self.placement.put(pad_to_block(work.learning_rates))
-        buffers = self.placement.put(make_buffers(work.train.get_window(0).inputs))
+        inputs = work.train.get_window(0).inputs
+        buffers = self.placement.put(make_buffers(inputs, len(work.step.columns)))
         return GpuExecutable(work, self.placement, CompileReport(reports), programs, rates, buffers)
 
 

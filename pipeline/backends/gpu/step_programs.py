@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -196,7 +197,9 @@ def make_train_spec(
 def make_carry_shapes(work: CompileInputs, chip: Chip) -> StepCarry:
     """Return the shapes and dtypes of a `StepCarry`, placed on the device."""
     state = jax.eval_shape(work.step.init, work.seed)
-    rows, should_continue = jax.eval_shape(make_buffers, work.train.get_window(0).inputs)
+    rows, should_continue = jax.eval_shape(
+        partial(make_buffers, columns=len(work.step.columns)), work.train.get_window(0).inputs
+    )
     carried = LoopCarry(state, rows, should_continue)
     return StepCarry(chip.to_shapes(np.int32(0)), chip.to_shapes(carried))
 
@@ -216,7 +219,7 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
             proceed = before.should_continue
             rows = before.telemetry_buffer
             state = jax.tree.map(lambda new, old: jnp.where(proceed, new, old), state, before.state)
-            rows = rows.at[position].set(jnp.where(proceed, jnp.stack(record), rows[position]))
+            rows = rows.at[position].set(jnp.where(proceed, record.stack_row(), rows[position]))
             after = LoopCarry(state, rows, proceed & record.should_continue)
         return StepCarry(position + 1, after)
 

@@ -16,8 +16,10 @@ from pipeline.backends.graph.tracing import make_graph
 from pipeline.backends.planner.dimension_groups import PRODUCTS, REDUCTIONS
 from pipeline.core.host.item_sizes import get_stored_bytes
 from pipeline.core.host.tree_paths import list_leaf_paths
-from pipeline.training.losses import compute_divisor, compute_losses, reduce_losses
-from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.forward_pass import apply_network, compute_loss
+from pipeline.training.losses import compute_divisor
+from pipeline.training.state import TrainState
+from pipeline.training.step_config import StepConfig
 
 VIEWS = frozenset(
     {"reshape", "squeeze", "stop_gradient", "broadcast_in_dim", "transpose", "copy", "expand_dims"}
@@ -173,17 +175,13 @@ def make_loss(
         images, labels = batch
         count = images.shape[0]
         mask = jnp.ones(count, bool)
-        stats = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state.batch_stats)
-        logits, _ = config.network.apply(
-            {"params": params, "batch_stats": stats},
-            images,
-            train=True,
-            mutable=["batch_stats"],
-            rngs={"dropout": jax.random.key(0)},
+        collections = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state.collections
         )
-        losses = compute_losses(config, logits, labels)
+        variables = {"params": params, **collections}
+        logits, _ = apply_network(config, variables, images, jax.random.key(0))
         divisor = compute_divisor(config, labels, mask, count)
-        return reduce_losses(config, losses, labels, mask, divisor).minimised
+        return compute_loss(config, logits, labels, mask, divisor).minimised
 
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.opt_state))
     lowered = config.apply_lowerings(loss)

@@ -22,9 +22,15 @@ from scipy.special import softmax
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.csv_file import write_csv
 from pipeline.core.files.error_text import show_name
+from pipeline.core.reporter import WARNING
 from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_files import read_text_lines
 from pipeline.data.text.text_format import TextFormat
+from pipeline.stages.export.brightness import (
+    UnusualImage,
+    explain_unusual_images,
+    find_unusual_image,
+)
 from pipeline.stages.export.export import is_export, read_export
 from pipeline.stages.export.inference_files import (
     list_images,
@@ -106,7 +112,14 @@ def main(
     compute_logits, samples = _load_network(sources)
     targets = samples.targets
     rows = []
+    unusual: list[UnusualImage] = []
+    num_images = 0
     for file, names, images in _read_inputs(arguments, samples):
+        if samples.brightness is not None:
+            num_images += len(images)
+            for name, image in zip(names, images, strict=True):
+                finding = find_unusual_image(name, image, samples.brightness)
+                unusual += [] if finding is None else [finding]
         all_logits = _compute_in_batches(compute_logits, images, targets.task)
         for index, (name, logits) in enumerate(zip(names, all_logits, strict=True)):
             if logits.ndim != 1:
@@ -124,6 +137,9 @@ def main(
     if csv is not None:
         write_csv(csv, rows)
         print(printable(f"{csv}: {len(rows):,} lines"))
+    if unusual and samples.brightness is not None:
+        text = explain_unusual_images(unusual, num_images, samples.brightness)
+        print(f"{WARNING} {text}", file=sys.stderr)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.core.errors import DataError, UsageError, printable, shorten
+from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.strict_json import format_json
 from pipeline.study.runs.page import write_page
@@ -25,6 +27,14 @@ PAGE = "runs.html"
 MAX_KEYS = 4
 MAX_ROWS = 50
 """The table has at most this many columns of keys, and rows, without --all."""
+UNLIMITED = 10_000
+"""Width of the table if nothing limits it, in characters."""
+MIN_NAME = 20
+"""Names of runs are cut to no fewer letters than this."""
+MAX_CELL = 40
+"""Most letters of a value."""
+EDGES = 3
+"""Characters at both edges of the table and after the name."""
 WATCH_S = 2.0
 """Seconds between two tables of --watch."""
 
@@ -116,24 +126,43 @@ def _rank_runs(runs: Sequence[RecordedRun], metric: str | None) -> list[Recorded
 
 
 def _print_table(runs: Sequence[RecordedRun], metric: str | None, *, shows_all: bool) -> None:
+    """Print a line for each run, as wide as the terminal, or as it needs to be without one.
+
+    Names lose their beginning, but still differ, and keys that don't fit are left out.
+    """
     keys = list_differing_keys(runs)
-    shown_keys = keys if shows_all else keys[:MAX_KEYS]
     # The metric may be one of the two times.
     names = dict.fromkeys((metric or "step_ms", "step_ms", "train_s"))
     figures = [name for name in names if any(name in run.figures for run in runs)]
     rows = runs if shows_all else runs[:MAX_ROWS]
+    width = UNLIMITED if shows_all else shutil.get_terminal_size((UNLIMITED, 0)).columns
+    columns = [
+        _TableColumn("status", [run.status for run in rows]),
+        *(_TableColumn(name, [run.figures.get(name) for run in rows]) for name in figures),
+    ]
+    run_names = [printable(run.name) for run in rows]
+    name_width = max(_count_distinct_letters(run_names), min(MIN_NAME, max(map(len, run_names))))
+    room = width - EDGES - name_width - sum(column.width for column in columns)
+    while room < 0 and len(columns) > 2:  # status and the metric stay
+        room += columns.pop().width
+    shown_keys = []
+    for key in keys if shows_all else keys[:MAX_KEYS]:
+        column = _TableColumn(key, [run.keys.get(key) for run in rows])
+        if column.width > room:
+            break
+        room -= column.width
+        shown_keys.append(key)
+        columns.append(column)
     table = Table(box=SIMPLE_HEAD, padding=0)
-    table.add_column("run", overflow="fold", min_width=20)
-    for head in ("status", *figures, *shown_keys):
-        table.add_column(printable(head.replace("_", " ").replace(".", " ")))
-    for run in rows:
-        values = [run.figures.get(name) for name in figures]
-        values += [run.keys.get(key) for key in shown_keys]
-        cells = [run.name, run.status, *map(_format_cell, values)]
-        table.add_row(*map(printable, cells))
+    table.add_column("run", no_wrap=True)
+    for column in columns:
+        table.add_column(column.head, no_wrap=True)
+    cut_names = [_cut_start(name, max(1, name_width + room)) for name in run_names]
+    for cells in zip(cut_names, *(column.cells for column in columns), strict=True):
+        table.add_row(*cells)
     # Otherwise rich reads text in brackets as markup.
+    Console(markup=False, width=width).print(table)
     console = Console(markup=False)
-    console.print(table)
     unranked = [run for run in runs if metric not in run.figures]
     if metric is not None and unranked:
         console.print(f"ranked by {metric}, which {len(unranked)} of {len(runs)} runs don't have")
@@ -151,9 +180,37 @@ def _print_table(runs: Sequence[RecordedRun], metric: str | None, *, shows_all: 
         console.print(f"{' and '.join(hidden)}: --all, or --html for a page")
 
 
+class _TableColumn:
+    """A column of the table: its head, a word a line, and a text for each run."""
+
+    def __init__(self, name: str, values: Sequence[Any]) -> None:
+        words = printable(name.replace("_", " ").replace(".", " ")).split()
+        self.head = "\n".join(words)
+        self.cells = [_format_cell(value) for value in values]
+        self.width = 1 + max(map(cell_len, (*words, *self.cells)))
+        """Width with the gap to the next column, in characters of the terminal."""
+
+
 def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
         return f"{value:.5g}"
-    return shorten(" ".join(str(value).split()), 40)
+    return _cut_start(printable(" ".join(str(value).split())), MAX_CELL)
+
+
+def _cut_start(text: str, max_length: int) -> str:
+    """Return a text, or three dots as one letter and its end, in at most `max_length` letters.
+
+    Names and paths differ at their end.
+    """
+    return text if len(text) <= max_length else f"…{text[len(text) - max_length + 1 :]}"
+
+
+def _count_distinct_letters(names: Sequence[str]) -> int:
+    """Return the least length to which `_cut_start` can cut all names so that none become equal."""
+    num_names = len(set(names))
+    length = 1
+    while len({_cut_start(name, length) for name in names}) < num_names:
+        length += 1
+    return length

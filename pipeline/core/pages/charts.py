@@ -48,16 +48,23 @@ class Curve:
 
 @dataclass(frozen=True)
 class ChartAxis:
-    """An axis along an edge: values from `low` to `high` at the pixels from `begin` to `end`."""
+    """An axis along an edge: values from `low` to `high` at the pixels from `begin` to `end`.
+
+    On a logarithmic axis, `low` must be above 0.
+    """
 
     low: float
     high: float
     begin: float
     end: float
+    is_logarithmic: bool = False
 
     def to_pixel(self, value: float) -> float:
         """Return the pixel of a value."""
-        return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
+        low, high, place = self.low, self.high, value
+        if self.is_logarithmic:
+            low, high, place = math.log(low), math.log(high), math.log(value)
+        return self.begin + (place - low) / (high - low) * (self.end - self.begin)
 
 
 @dataclass(frozen=True)
@@ -83,9 +90,9 @@ class Lane:
     note: str = ""
 
 
-def make_horizontal_axis(low: float, high: float) -> ChartAxis:
+def make_horizontal_axis(low: float, high: float, *, is_logarithmic: bool = False) -> ChartAxis:
     """Return the axis below a chart."""
-    return ChartAxis(low, high, LEFT, WIDTH - RIGHT)
+    return ChartAxis(low, high, LEFT, WIDTH - RIGHT, is_logarithmic)
 
 
 def make_vertical_axis(low: float, high: float) -> ChartAxis:
@@ -109,15 +116,26 @@ def draw_frame(
         chart.add("line", "rule", x1=LEFT, y1=place, x2=WIDTH - RIGHT, y2=place)
         chart.add("text", "end", _format_tick(value), x=LEFT - 7, y=place + 4)
     if x_ticks is None:
-        x_ticks = {value: _format_tick(value) for value in round_values(x.low, x.high)}
+        values = powers_of_ten(x.low, x.high) if x.is_logarithmic else round_values(x.low, x.high)
+        x_ticks = {value: _format_tick(value) for value in values}
     for value, words in x_ticks.items():
         chart.add("text", "middle", words, x=x.to_pixel(value), y=HEIGHT - BOTTOM + 17)
     chart.add("text", "end", label, x=WIDTH - RIGHT, y=HEIGHT - 3)
     return chart
 
 
-def draw_curves(title: str, curves: Sequence[Curve], label: str = "step") -> Drawing | None:
+def draw_curves(
+    title: str,
+    curves: Sequence[Curve],
+    label: str = "step",
+    *,
+    is_logarithmic: bool = False,
+    marks: Mapping[float, str] | None = None,
+) -> Drawing | None:
     """Draw curves over steps, or what `label` names; None if no two steps have a finite value.
+
+    If `is_logarithmic` is true, the axis of steps is, and they must be above 0. `marks` are words
+    at vertical lines, by step.
 
     A curve of more than `MAX_POINTS` values is drawn as `MAX_POINTS` groups of consecutive values:
     their means, and the ranges between their least and greatest values.
@@ -129,9 +147,13 @@ def draw_curves(title: str, curves: Sequence[Curve], label: str = "step") -> Dra
     points = np.concatenate([groups for _, groups in groups_by_curve])
     if points[:, 0].max() == points[:, 0].min():
         return None
-    x = make_horizontal_axis(*_find_bounds(points[:, 0], 0))
+    bounds = _find_bounds(points[:, 0], 0)
+    x = make_horizontal_axis(*bounds, is_logarithmic=is_logarithmic)
     y = make_vertical_axis(*_find_bounds(points[:, 2:], 0.05))
     chart = draw_frame(title, x, y, label)
+    # From right to left, and each lower than the one before, so that no line crosses words.
+    for number, (value, words) in enumerate(sorted((marks or {}).items(), reverse=True)):
+        _draw_mark(chart, x.to_pixel(value), words, TOP + 15 * number)
     right = float(WIDTH - RIGHT)
     for (curve, groups), colour in reversed(list(zip(groups_by_curve, SERIES, strict=False))):
         pixels = [(x.to_pixel(step), *map(y.to_pixel, values)) for step, *values in groups]
@@ -156,6 +178,16 @@ def _draw_curve(chart: Drawing, pixels: np.ndarray, colour: str, marked: bool) -
     if marked or len(points) == 1:
         for cx, cy in points:
             chart.add("circle", colour, cx=cx, cy=cy, r=2.6)
+
+
+def _draw_mark(chart: Drawing, x: float, words: str, top: float) -> None:
+    """Draw a vertical line from `top` to the axis, with words before it, or after it at the left
+    edge."""
+    chart.add("line", "ideal", x1=x, y1=top, x2=x, y2=HEIGHT - BOTTOM)
+    if x - LEFT > LETTER * len(words):
+        chart.add("text", "ink end", words, x=x - 4, y=top + 11)
+    else:
+        chart.add("text", "ink", words, x=x + 4, y=top + 11)
 
 
 def _group_values(curve: Curve) -> np.ndarray:
@@ -272,6 +304,13 @@ def round_values(low: float, high: float, max_intervals: int = 5) -> list[float]
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)]
+
+
+def powers_of_ten(low: float, high: float) -> list[float]:
+    """Return the powers of ten from `low`, which must be above 0, to `high`."""
+    first = math.ceil(math.log10(low) - 1e-9)
+    last = math.floor(math.log10(high) + 1e-9)
+    return [10.0**power for power in range(first, last + 1)]
 
 
 def _find_bounds(values: np.ndarray, margin: float) -> tuple[float, float]:

@@ -25,7 +25,7 @@ class Drawing:
         self.width = width
         self.height = height
         self.marks = Element("g")
-        self._label = label
+        self.label = label
         self._kind = kind
 
     def add(
@@ -47,7 +47,7 @@ class Drawing:
         """Return the drawing as an element of a page, with a margin in pixels."""
         box = (-margin, -margin, self.width + 2 * margin, self.height + 2 * margin)
         root = Element("svg", attributes, viewBox=" ".join(f"{edge:g}" for edge in box), role="img")
-        root.set("aria-label", NO_XML.sub("\ufffd", self._label))
+        root.set("aria-label", NO_XML.sub("\ufffd", self.label))
         if self._kind:
             root.set("class", self._kind)
         root.extend(self.marks)

@@ -41,7 +41,7 @@ class Charts:
 
 @dataclass(frozen=True)
 class Legend:
-    """Explanations by name of a colour."""
+    """Explanations by colour: the name of a colour of the style, or `#rrggbb`."""
 
     colours: Mapping[str, str]
 
@@ -88,8 +88,8 @@ class SampleGrid:
     """Samples in a grid."""
 
     samples: Sequence[Sample]
-    are_strips: bool = False
-    """Whether pictures are three times as wide as high."""
+    parts: Sequence[str] = ()
+    """Names of the three parts side by side, if pictures are three times as wide as high."""
 
 
 Block = Words | Charts | Legend | RowTable | Matrix | Beside | SampleGrid

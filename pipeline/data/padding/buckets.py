@@ -17,6 +17,20 @@ SIZE = "size"
 """Name of the column of the sizes of images without padding, int32 (samples, dimensions)."""
 
 
+@dataclass(frozen=True)
+class Padding:
+    """The sizes that images are padded to, the smallest first; none if all have one size.
+
+    With `has_mask` images get one more channel, 1 inside of the image and 0 on padding.
+    """
+
+    buckets: tuple[Bucket, ...] = ()
+    has_mask: bool = False
+
+
+NO_PADDING = Padding()
+
+
 @runtime_checkable
 class RaggedColumn(Column, Protocol):
     """A column whose values differ in their leading dimensions. Indexing pads the values with zeros

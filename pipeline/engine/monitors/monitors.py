@@ -105,7 +105,7 @@ class StepMonitor(Monitor):
         steps_per_epoch = self.run_schedule.steps_per_epoch
         # As a float32, which has fewer digits than a Python float.
         loss = str(np.float32(report.loss))
-        self.reporter.print_stage(
+        self.reporter.print_progress(
             "train",
             f"step {report.step:,}/{total:,}, epoch {report.step / steps_per_epoch:,.2f}/"
             f"{total / steps_per_epoch:,.2f}: loss {loss}, {self.meter.step_ms:.4g} ms a step, "

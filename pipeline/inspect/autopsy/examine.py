@@ -30,9 +30,11 @@ from pipeline.engine.step_autopsy import make_input
 from pipeline.inspect.autopsy.finding import Autopsy, Finding, NonFiniteSamples, Phase, Tensor
 from pipeline.models.modules.name_stack import find_layer
 from pipeline.training.bucketing import apply_in_bucket
+from pipeline.training.features.accumulation import count_microbatches
 from pipeline.training.parallel.microbatches import compute_microbatch_size, list_batch_positions
-from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import compute_norm, compute_step_gradients
+from pipeline.training.state import TrainState
+from pipeline.training.step import compute_norm, compute_step_gradients, get_loss_scale
+from pipeline.training.step_config import StepConfig
 
 DATA = "dataset.train.ops"
 LOSS = "loss"
@@ -48,8 +50,8 @@ KINDS: dict[Phase, str] = {
 _INPUTS = {
     "columns": COLUMN,
     "params": "parameter",
-    "batch_stats": "batch statistics",
-    "loss_scale": "loss scale",
+    "collections": "batch statistics",
+    "features": "state of the feature",
 }
 """Kind of a step's input, by field of the state or the batch."""
 
@@ -59,7 +61,7 @@ def examine(
 ) -> Autopsy:
     """Compute the step after `state` again, and find its first non-finite value."""
     step = int(state.step) + 1
-    state = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
+    state = step_config.select_gradient_state(state)
     with jax.default_device(device):
         state, batch = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), (state, batch))
         replay = _Replay(step_config, state, batch)
@@ -89,7 +91,9 @@ class _Replay:
 
     def __post_init__(self) -> None:
         self.batch_size = int(self.batch.sample.shape[0])
-        self.microbatch_size = compute_microbatch_size(self.batch_size, self.step_config.accumulate)
+        self.microbatch_size = compute_microbatch_size(
+            self.batch_size, count_microbatches(self.step_config.features)
+        )
         self.interpreter = Interpreter()
 
     def run(self) -> tuple[ReplayValue, ReplayValue | None]:
@@ -102,8 +106,10 @@ class _Replay:
             _ScopedOp(name=op.name, op=op, position=position)
             for position, op in enumerate(self.step_config.train_ops)
         )
+        objective = self.step_config.objective
+        scoped_loss = jax.named_scope(LOSS)(objective.loss)
         scoped = replace(
-            self.step_config, train_ops=ops, loss=jax.named_scope(LOSS)(self.step_config.loss)
+            self.step_config, train_ops=ops, objective=replace(objective, loss=scoped_loss)
         )
         function = partial(compute_outcome, scoped)
         closed, shape = jax.make_jaxpr(function, return_shape=True)(self.state, self.batch)
@@ -212,7 +218,7 @@ class _Replay:
         if rows is None:
             return None
         positions = list_batch_positions(
-            rows, origin.iteration, self.batch_size, self.step_config.accumulate
+            rows, origin.iteration, self.batch_size, count_microbatches(self.step_config.features)
         )
         return self._identify_samples(positions)
 
@@ -230,6 +236,8 @@ def _name_input(path: str) -> NamedTensor:
     """Return the name of an input of the step; `path` is like `0/params/conv_0/kernel`."""
     _, _, inner_path = path.partition("/")
     field, _, name = inner_path.partition("/")
+    if field == "collections":
+        name = name.partition("/")[2]
     return NamedTensor(_INPUTS.get(field, field), name)
 
 
@@ -266,9 +274,9 @@ def compute_outcome(step_config: StepConfig, state: TrainState, batch: Batch) ->
         result = compute_step_gradients(step_config, state, padded)
         return result.loss, result.values
 
-    loss, values = apply_in_bucket(step_config.buckets, batch, compute)
+    loss, values = apply_in_bucket(step_config.padding.buckets, batch, compute)
     with jax.named_scope(GRADIENT_NORM):
-        norm = compute_norm(values, 1 / state.loss_scale)
+        norm = compute_norm(values, 1 / get_loss_scale(step_config, state))
     return Outcome(loss, norm, values)
 
 

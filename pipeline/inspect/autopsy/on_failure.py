@@ -24,7 +24,7 @@ from pipeline.inspect.autopsy.examine import examine
 from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.inspect.autopsy.reproducer import write_reproducer
 from pipeline.stages.runner.context import CompiledRun
-from pipeline.training.freezing import select_phase
+from pipeline.training.features.freezing import select_phase
 from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.state import TrainState
 

@@ -2,8 +2,8 @@
 
     reproducer/  recipe.yaml  lowerings.json  arrays.npz  step.json
 
-`arrays.npz` has parameters, batch statistics, loss scale and step, and the batch before the map
-ops. Nothing in the folder is ever executed.
+`arrays.npz` has the part of the state that gradients depend on, and the batch before the map ops.
+Nothing in the folder is ever executed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from flax.errors import FlaxError
 from flax.traverse_util import unflatten_dict
 
 from pipeline.checkpoint.autopsy_archive import REPRODUCER
+from pipeline.checkpoint.restore import arrange_arrays
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import CacheSpec, Recipe
 from pipeline.core.errors import DataError, PipelineError, RunError
@@ -45,13 +46,15 @@ from pipeline.stages.build import make_step_config
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.lower import LOWERINGS, list_problems, read_choice
 from pipeline.stages.record.run_directory import RECIPE
-from pipeline.training.freezing import select_phase
+from pipeline.training.features.accumulation import count_microbatches
+from pipeline.training.features.freezing import Freezing
+from pipeline.training.initial_state import init_state, init_with_output
 from pipeline.training.parallel.microbatches import compute_microbatch_size
-from pipeline.training.state import FreezePhase, StepConfig, TrainState
+from pipeline.training.state import TrainState
+from pipeline.training.step_config import StepConfig
 
 ARRAYS = "arrays.npz"
 STEP = "step.json"
-_STATE = ("params", "batch_stats", "loss_scale", "step")
 _BATCH = {
     "columns": "columns",
     "seed": "seed",
@@ -86,7 +89,7 @@ def write_reproducer(
         if (run_dir / name).exists():
             shutil.copyfile(run_dir / name, folder / name)
     tree = {
-        "state": {name: getattr(state, name) for name in _STATE},
+        "state": step_config.select_gradient_state(state),
         "batch": {name: getattr(batch, field) for name, field in _BATCH.items()},
     }
     arrays = {path: np.asarray(leaf) for path, leaf in flatten_by_path(tree).items()}
@@ -94,11 +97,11 @@ def write_reproducer(
     first_op = next(iter(step_config.train_ops), None)
     document = {
         "image": asdict(step_config.image),
-        "classes": step_config.classes,
+        "classes": len(step_config.targets),
         "frozen": list(step_config.frozen),
         # The op that encodes rows of a table; None for other data.
         "table": first_op.model_dump(mode="json") if isinstance(first_op, EncodeTable) else None,
-        "class_counts": list(step_config.class_counts),
+        "class_counts": list(step_config.targets.counts),
         "samples": batch.num_samples,
         "autopsy": autopsy.to_dict(),
     }
@@ -122,8 +125,8 @@ def read_reproducer(folder: Path) -> Reproducer:
         samples = document["samples"]
         arrays = {_BATCH[name]: array for name, array in tree["batch"].items()}
         batch = Batch(**arrays, num_samples=None if samples is None else int(samples))
-        state = TrainState(opt_state=(), **{"batch_stats": {}, **tree["state"]})
         step_config = _make_step_config(recipe, document, batch)
+        state = _arrange_state(step_config, source / ARRAYS, tree["state"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{source / STEP}: does not describe a step: {error}") from error
     try:
@@ -156,7 +159,19 @@ def _make_step_config(recipe: Recipe, document: Mapping[str, Any], batch: Batch)
     targets = Targets(tuple(map(str, range(int(document["classes"])))), counts=counts)
     step_config = make_step_config(recipe, targets, spec, ops, ())
     frozen = tuple(map(str, document["frozen"]))
-    return select_phase(replace(step_config, phases=(FreezePhase(0, frozen),)), 0)
+    others = [feature for feature in step_config.features if not isinstance(feature, Freezing)]
+    return replace(step_config, features=(Freezing(frozen), *others))
+
+
+def _arrange_state(step_config: StepConfig, path: Path, tree: Mapping[str, Any]) -> TrainState:
+    """Return the state with the arrays of a tree. Raises DataError if they are of another step."""
+
+    def init(seed: Any) -> TrainState:
+        _, variables = init_with_output(step_config, seed)
+        return step_config.select_gradient_state(init_state(step_config, variables))
+
+    like = jax.eval_shape(init, jax.ShapeDtypeStruct((2,), np.uint32))
+    return arrange_arrays(path, flatten_by_path(tree), like)
 
 
 def _read_arrays(path: Path) -> Mapping[str, Any]:
@@ -176,7 +191,7 @@ def _apply_lowerings(
     if not file.exists() or not isinstance(network, Network):
         return step_config
     choice = read_choice(file)
-    size = compute_microbatch_size(batch.sample.shape[0], step_config.accumulate)
+    size = compute_microbatch_size(batch.sample.shape[0], count_microbatches(step_config.features))
     laid_out = replace(step_config, network=network.clone(layout=choice.layout))
     problems = list_problems(laid_out, state, size, size)
     # The cache is the user's, since the recipe may come from a stranger.

@@ -40,6 +40,7 @@ from pipeline.inspect.dumps.opened_recipe import (
 from pipeline.inspect.dumps.tensor_names import DATA, is_selected, named_tensors, require_layers
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.record.run_directory import RECIPE
+from pipeline.training.features.loss_scales import LossScaling, ScaledLoss
 from pipeline.training.state import TrainState
 
 LOWERING_KEYS = ("autotune", "device", "model", "dataset", "train.precision", "train.to_float")
@@ -219,12 +220,18 @@ def _load_state(side: Side, step: int | None, reporter: Reporter) -> tuple[Train
     return load_state(side.opened, side.run_dir, step, reporter), step
 
 
+def _get_scaling(side: Side) -> LossScaling:
+    feature = side.opened.built.step_config.find(ScaledLoss)
+    assert feature is not None, "steps of recipes have a loss scale"
+    return feature.scaling
+
+
 def _choose_left_weights(left: Side, right: Side, weights: Weights) -> Weights:
     """Return the weights that the left side restores, else `weights` with the left loss scale."""
     if any(get_key(change) == RESTORE for change in left.changed):
         return Weights.of(jax.tree.map(np.array, left.opened.fresh_state()))
-    left_scale = left.opened.built.step_config.loss_scale
-    if left_scale == right.opened.built.step_config.loss_scale:
+    left_scale = _get_scaling(left)
+    if left_scale == _get_scaling(right):
         return weights
     return replace(weights, loss_scale=np.float32(left_scale.initial))
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from flax.traverse_util import unflatten_dict
 
 from pipeline.data.batch import Batch
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, LayerTensors, NumpyArrays, Weights
@@ -85,8 +84,6 @@ def capture_step(
         for portion in microbatches:
             tensors = programs.compute_free(pass_weights, portion)
             passes.append(StepPass(pass_weights, portion, tensors))
-            pass_weights = replace(
-                pass_weights, batch_stats=unflatten_dict(tensors.statistics, sep="/")
-            )
+            pass_weights = pass_weights.replace_statistics(tensors.statistics)
         shards.append(tuple(passes))
     return CapturedStep(tuple(shards))

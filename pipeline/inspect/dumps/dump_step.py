@@ -28,7 +28,7 @@ from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_
 from pipeline.inspect.dumps.tensor_names import is_selected, named_tensors, require_layers
 from pipeline.stages.record.run_directory import DUMP
 from pipeline.stages.runner.context import CompiledRun, Dumps
-from pipeline.training.freezing import select_phase
+from pipeline.training.features.freezing import get_freezing, select_phase
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
@@ -176,7 +176,7 @@ class RunDumps(Dumps):
         batch = jax.tree.map(np.array, batch_of(self.run.executable.loader, step + 1))
         step_config = self.run.built.step_config
         device = self.run.backend.device
-        starts = [phase.start for phase in step_config.phases if phase.start <= step]
+        starts = [phase.start for phase in get_freezing(step_config).phases if phase.start <= step]
         phase_start = max(starts, default=0)
         if phase_start not in self._programs:
             self._programs[phase_start] = LayerPrograms(select_phase(step_config, step), device)

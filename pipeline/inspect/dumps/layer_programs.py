@@ -19,6 +19,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from pipeline.core.host.platforms import CPU, get_platform
+from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.inspect.dumps.layer_observer import LayerForm, LayerObserver
 from pipeline.inspect.dumps.portions import Portion
 from pipeline.inspect.dumps.wide_replay import QUICK, compile_in_float64
@@ -28,9 +29,12 @@ from pipeline.models.modules.layer_capture import tap
 from pipeline.models.modules.layout import to_nhwc
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
-from pipeline.training.losses import BatchLoss, compute_losses, reduce_losses
-from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import init_with_output
+from pipeline.training.features.loss_scales import get_loss_scale_state
+from pipeline.training.forward_pass import apply_network, compute_loss
+from pipeline.training.initial_state import init_with_output
+from pipeline.training.losses import BatchLoss
+from pipeline.training.state import TrainState
+from pipeline.training.step_config import StepConfig
 
 NumpyArrays = dict[str, np.ndarray]
 _Program = tuple[Callable[..., Any], Mapping[str, LayerForm]]
@@ -66,14 +70,21 @@ class Weights:
     """The part of a state that the forward and the backward pass read."""
 
     params: Any
-    batch_stats: Any
+    collections: Any
     loss_scale: Any
 
     @staticmethod
     def of(state: TrainState) -> Weights:
         """Return copies of the weights of a state in numpy, since training consumes the state."""
-        leaves = state.params, state.batch_stats, state.loss_scale
+        leaves = state.params, state.collections, get_loss_scale_state(state).scale
         return Weights(*jax.tree.map(np.array, leaves))
+
+    def replace_statistics(self, statistics: Mapping[str, Any]) -> Weights:
+        """Return the weights with other collections: arrays by path, as in `LayerTensors`."""
+        structure = jax.tree.structure(self.collections)
+        paths = [path.partition("/")[2] for path in flatten_by_path(self.collections)]
+        arrays = [statistics[path] for path in paths]
+        return replace(self, collections=jax.tree.unflatten(structure, arrays))
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,22 +184,16 @@ def layer_kinds(built: Built) -> dict[str, str]:
 
 
 def _apply_network(
-    config: StepConfig, params: Any, statistics: Any, portion: Portion, observer: LayerObserver
+    config: StepConfig, params: Any, collections: Any, portion: Portion, observer: LayerObserver
 ) -> tuple[Array, Any]:
     with intercept_layers(observer):
-        logits, variables = config.network.apply(
-            {"params": params, "batch_stats": statistics},
-            portion.images,
-            train=True,
-            mutable=["batch_stats"],
-            rngs={"dropout": portion.dropout},
+        return apply_network(
+            config, {"params": params, **collections}, portion.images, portion.dropout
         )
-    return logits, variables.get("batch_stats", {})
 
 
 def _compute_loss(config: StepConfig, logits: Array, portion: Portion) -> BatchLoss:
-    losses = compute_losses(config, logits, portion.labels)
-    return reduce_losses(config, losses, portion.labels, portion.mask, portion.divisor)
+    return compute_loss(config, logits, portion.labels, portion.mask, portion.divisor)
 
 
 def _trace_shapes(
@@ -199,12 +204,12 @@ def _trace_shapes(
         observer.forced_outputs = forced.outputs
         observer.forced_gradients = forced.input_gradients
 
-    def forward(params: Any, statistics: Any, portion: Portion) -> Any:
-        logits, _ = _apply_network(config, params, statistics, portion, observer)
+    def forward(params: Any, collections: Any, portion: Portion) -> Any:
+        logits, _ = _apply_network(config, params, collections, portion, observer)
         return dict(observer.inputs), dict(observer.outputs), logits
 
     params = weights.params
-    inputs, outputs, logits = jax.eval_shape(forward, params, weights.batch_stats, portion)
+    inputs, outputs, logits = jax.eval_shape(forward, params, weights.collections, portion)
     # jax sorts the keys of dicts; this restores the order in which layers begin.
     forms = {path: observer.forms[path] for path in observer.inputs}
     return _Shapes(inputs, outputs, logits, forms)
@@ -229,7 +234,7 @@ def _compute_free_pass(
 
     def compute(params: Any, slots: Any) -> tuple[Array, Any]:
         observer = LayerObserver(slots[0], slots[1])
-        logits, statistics = _apply_network(config, params, weights.batch_stats, portion, observer)
+        logits, statistics = _apply_network(config, params, weights.collections, portion, observer)
         loss = _compute_loss(config, tap(logits, slots[2]), portion)
         recorded = observer.inputs, observer.outputs, logits, statistics, loss.reported
         return loss.minimised * scale, recorded
@@ -255,7 +260,7 @@ def _compute_forced_pass(
         observer = LayerObserver(
             slots[0], forced_outputs=forced["outputs"], forced_gradients=gradients
         )
-        logits, statistics = _apply_network(config, params, weights.batch_stats, portion, observer)
+        logits, statistics = _apply_network(config, params, weights.collections, portion, observer)
         loss = _compute_loss(config, tap(forced["logits"], slots[1]), portion)
         recorded = observer.inputs, observer.outputs, logits, statistics, loss.reported
         return (observer.outputs, loss.minimised * scale), recorded
@@ -312,8 +317,10 @@ def _unscale(tree: Any, scale: Any) -> Any:
 
 def _to_numpy(results: Mapping[str, Any], forms: Mapping[str, LayerForm]) -> LayerTensors:
     arrays: dict[str, Any] = jax.tree.map(_widen_16_bits, dict(results))
-    for kind in ("parameters", "statistics"):
-        arrays[kind] = flatten_dict(dict(arrays[kind]), sep="/")
+    arrays["parameters"] = flatten_dict(dict(arrays["parameters"]), sep="/")
+    statistics = flatten_by_path(arrays["statistics"])
+    # Without the name of the collection.
+    arrays["statistics"] = {path.partition("/")[2]: array for path, array in statistics.items()}
     # jax has sorted the keys of dicts; `forms` has the order of the layers.
     for kind in ("inputs", "outputs", "input_gradients", "output_gradients"):
         arrays[kind] = {path: arrays[kind][path] for path in forms if path in arrays[kind]}

@@ -36,7 +36,7 @@ from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import find_plan, with_plan
 from pipeline.stages.record.compare_steps import find_discrepancy
 from pipeline.stages.record.run_directory import LOWERINGS, RECIPE, RunFolder
-from pipeline.training.freezing import select_phase
+from pipeline.training.features.freezing import select_phase
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
@@ -86,7 +86,7 @@ class OpenedRecipe:
         from pipeline.stages.warm_start import restore_weights_of
 
         weights = restore_weights_of(self.recipe, self.dataset, self.built.state, lambda _: None)
-        return weights.replace_weights(state)
+        return weights.replace_weights(state, self.built.step_config)
 
 
 def build_recipe(recipe: Recipe, reporter: Reporter) -> OpenedRecipe:

@@ -21,10 +21,11 @@ from pipeline.data.batch import Batch
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.padding.pad_images import crop_to
 from pipeline.data.transform import count_choices, draw_choice, select_variants
+from pipeline.training.features.accumulation import count_microbatches
 from pipeline.training.losses import count_valid_labels, divides_by_labels
 from pipeline.training.parallel.microbatches import stack_microbatches
-from pipeline.training.state import StepConfig
 from pipeline.training.step import make_dropout_key, map_batch, mask_batch
+from pipeline.training.step_config import StepConfig
 
 
 @register_dataclass
@@ -55,7 +56,7 @@ def split_batch(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
 
     Raises RecipeError for adversarial training.
     """
-    if config.adversarial is not None:
+    if config.list_acting("change_inputs"):
         raise RecipeError(
             "train.adversarial: must be null for dumps and comparisons, which read images without "
             "attack"
@@ -84,10 +85,10 @@ def split_batch(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
 
 def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Array]:
     """Crop a batch to its bucket, and return images and labels after the ops drawn for it."""
-    if config.buckets:
+    if config.padding.buckets:
         largest = np.asarray(batch.columns[SIZE]).max(axis=0)
-        fits = (largest <= np.array(config.buckets)).all(axis=-1)
-        batch = crop_to(jnp, config.buckets[int(np.argmax(fits))], batch, is_random=True)
+        fits = (largest <= np.array(config.padding.buckets)).all(axis=-1)
+        batch = crop_to(jnp, config.padding.buckets[int(np.argmax(fits))], batch, is_random=True)
     ops = config.train_ops
     choices = count_choices(ops)
     if choices > 1:
@@ -106,8 +107,9 @@ def _slice_batch(batch: Batch, first: int, size: int) -> Batch:
 
 def _split_microbatches(config: StepConfig, portion: Portion) -> tuple[Portion, ...]:
     samples = portion.images, portion.labels, portion.mask
-    (images, labels, mask), keys = stack_microbatches(samples, portion.dropout, config.accumulate)
+    num_microbatches = count_microbatches(config.features)
+    (images, labels, mask), keys = stack_microbatches(samples, portion.dropout, num_microbatches)
     return tuple(
         Portion(images[number], labels[number], mask[number], keys[number], portion.divisor)
-        for number in range(config.accumulate)
+        for number in range(num_microbatches)
     )

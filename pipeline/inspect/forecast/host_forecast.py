@@ -273,7 +273,8 @@ def _measure_host_ms(
     """Return the milliseconds of an empty step: the host's time for each step."""
     placement = backend.placement
     rates = placement.put(pad_to_block(work.learning_rates))
-    buffers = placement.put(make_buffers(work.train.get_window(0).inputs))
+    inputs = work.train.get_window(0).inputs
+    buffers = placement.put(make_buffers(inputs, len(work.step.columns)))
 
     def return_carry(carry: LoopCarry, *_: Any) -> LoopCarry:
         return carry

@@ -17,7 +17,7 @@ from jax import Array
 from pipeline.inspect.dumps.layer_observer import LayerObserver
 from pipeline.models.modules.apply_layers import intercept_layers
 from pipeline.models.modules.layout import to_nhwc
-from pipeline.training.state import StepConfig
+from pipeline.training.step_config import StepConfig
 
 SECTIONS = 100
 SAME_VALUES = ("flatten", "dropout")

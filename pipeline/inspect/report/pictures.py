@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -22,6 +22,12 @@ WIDE = 2.5
 """Pictures that are at least this many times as wide as high get cells of three columns."""
 MASK_GAP = 2
 """Pixels between an image and its masks."""
+PARTS = ("image", "true mask", "predicted mask")
+"""Names of the parts of a picture that `join_masks` returns."""
+UNCOUNTED = "not counted"
+"""Name of mask values that aren't classes."""
+SWATCH = 12
+"""Edge of a colour of a sheet's legend, in pixels."""
 MAX_LINE = 20
 """A line below a picture of the sheet has at most this many characters."""
 
@@ -48,6 +54,21 @@ def picture(sample: np.ndarray) -> Image.Image:
     return image
 
 
+def list_mask_colours(masks: Iterable[np.ndarray], names: Sequence[str]) -> dict[str, str]:
+    """Return the names of the classes in masks by colour, as `#rrggbb`, in the order of classes.
+
+    The last is the colour of values that aren't classes, if the masks have any.
+    """
+    values = {int(value) for mask in masks for value in np.unique(mask)}
+    classes = sorted(value for value in values if 0 <= value < len(names))
+    words = [names[value] for value in classes]
+    if len(classes) < len(values):
+        classes.append(len(names))
+        words.append(UNCOUNTED)
+    colours = draw_masks(np.array(classes, np.intp), len(names))
+    return {f"#{bytes(colour).hex()}": word for colour, word in zip(colours, words, strict=True)}
+
+
 def join_masks(
     image: Image.Image, true: np.ndarray, predicted: np.ndarray, classes: int
 ) -> Image.Image:
@@ -69,17 +90,27 @@ def png(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
-def sheet(pictures: Sequence[Image.Image], captions: Sequence[tuple[str, str]]) -> Image.Image:
+def sheet(
+    pictures: Sequence[Image.Image],
+    captions: Sequence[tuple[str, str]],
+    legend: Mapping[str, str] | None = None,
+) -> Image.Image:
     """Arrange pictures in rows, with two lines of text below each. Cells are wider than high if
-    pictures are, as those with masks are."""
+    pictures are, as those with masks are. `legend` has words by colour, for a list at the end."""
     aspect = max(image.width / image.height for image in pictures)
     columns = min(COLUMNS if aspect < WIDE else COLUMNS // 3, len(pictures))
     cell_width = CELL if aspect < WIDE else 3 * CELL + 2 * GAP
     rows = -(-len(pictures) // columns)
     width = columns * (cell_width + GAP) + GAP
     height = rows * (CELL + CAPTION + GAP) + GAP
-    result = Image.new("RGB", (width, height), "white")
+    legend = legend or {}
+    room = len(legend) * (SWATCH + GAP)
+    result = Image.new("RGB", (width, height + room), "white")
     pen = ImageDraw.Draw(result)
+    for number, (colour, words) in enumerate(legend.items()):
+        y = height + number * (SWATCH + GAP)
+        pen.rectangle((GAP, y, GAP + SWATCH, y + SWATCH), fill=colour, outline="#1d2429")
+        pen.text((2 * GAP + SWATCH, y - 1), words, fill="#1d2429", font_size=12)
     for number, (image, lines) in enumerate(zip(pictures, captions, strict=True)):
         row, column = divmod(number, columns)
         x = GAP + column * (cell_width + GAP)

@@ -22,7 +22,7 @@ from pipeline.stages.record.continuity import find_changed_data
 from pipeline.stages.record.environment import fingerprint_columns
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.sample_pictures import format_label
-from pipeline.training.ledger import EARLY_READINGS, SampleLedger, make_ledger
+from pipeline.training.features.ledger import EARLY_READINGS, SampleLedger, make_ledger
 
 SUSPICIOUS = "suspicious_labels.csv"
 DUPLICATES = "duplicates.csv"

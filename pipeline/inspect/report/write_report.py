@@ -12,15 +12,15 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.core.files.csv_file import format_csv
 from pipeline.core.files.real_files import require_real_trees
-from pipeline.core.pages.charts import Curve, draw_curves, draw_histogram, draw_scatter
+from pipeline.core.pages.charts import draw_histogram, draw_scatter
 from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import (
     GENERATOR,
-    HEADS,
     MAX_ROWS,
     Beside,
     Block,
     Charts,
+    Legend,
     Matrix,
     Page,
     RowTable,
@@ -46,7 +46,15 @@ from pipeline.inspect.report.evaluated import (
     open_members,
 )
 from pipeline.inspect.report.origin import origin_sections
-from pipeline.inspect.report.pictures import can_picture, join_masks, picture, png, sheet
+from pipeline.inspect.report.pictures import (
+    PARTS,
+    can_picture,
+    join_masks,
+    list_mask_colours,
+    picture,
+    png,
+    sheet,
+)
 from pipeline.inspect.report.report_files import (
     CLASSES,
     CONFUSION,
@@ -66,6 +74,7 @@ from pipeline.inspect.report.suspicious_labels import (
     make_ledger_sections,
     read_ledger,
 )
+from pipeline.inspect.report.training_charts import draw_training_charts
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import read_network
 from pipeline.stages.export.trained_run import TrainedRun
@@ -91,8 +100,6 @@ ORDERS: Mapping[type, str] = {
     LabelPredictions: "the most wrong labels",
 }
 """Description of the predictions that are worst and come first, by the kind of predictions."""
-HEADLINES = ("accuracy", "micro_f1", "r2")
-"""Metrics for the chart, by priority: the first that the run logged is drawn."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,17 @@ def write_report(sources: Sequence[Path], out: Path | None) -> WrittenReport:
     worst = _picture_samples(worst_samples, predictions, dataset, run.recipe.seed)
     figures = _format_figures(predictions, dataset)
     recipe = run.recipe
-    sections = _make_sections(predictions, dataset.targets.names, charts, worst)
+    mask_colours: dict[str, str] = {}
+    if worst and isinstance(predictions, PositionPredictions) and predictions.worst_masks:
+        masks = [mask for pair in predictions.worst_masks for mask in (pair.true, pair.predicted)]
+        # Images of several sizes have masks that are padded.
+        padding = [np.array([-1])] if SIZE in dataset.eval.columns else []
+        shown_masks = [*masks[: 2 * len(worst)], *padding]
+        mask_colours = list_mask_colours(shown_masks, dataset.targets.names)
+    sections = [
+        *_make_sections(predictions, dataset.targets.names, charts),
+        _make_worst_section(predictions, worst, mask_colours),
+    ]
     warning = None
     files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
     if run.members:
@@ -167,7 +184,7 @@ def write_report(sources: Sequence[Path], out: Path | None) -> WrittenReport:
     files |= {name: chart.to_file_text() for name, chart in charts.items()}
     if worst:
         captions = [(sample.predicted, sample.label) for sample, _ in worst]
-        files[MISTAKES] = png(sheet([image for _, image in worst], captions))
+        files[MISTAKES] = png(sheet([image for _, image in worst], captions, mask_colours))
     replace_files(folder, REPORT_FILES, {**files, PAGE: render_page(page)})
     return WrittenReport(folder / PAGE, figures, warning)
 
@@ -249,16 +266,7 @@ def _draw_charts(
     names: Sequence[str],
 ) -> dict[str, Drawing]:
     """Draw the charts of a report; return them by file name."""
-    rates = _list_curves("rate", steps, "learning_rate")
-    charts: dict[str, Drawing | None] = {
-        "loss.svg": draw_curves("loss", _list_both_curves("loss", steps, evaluations)),
-        "learning_rate.svg": draw_curves("learning rate", rates),
-    }
-    for name in HEADLINES:
-        if name in evaluations:
-            title = HEADS.get(name, name.replace("_", " "))
-            charts["metric.svg"] = draw_curves(title, _list_both_curves(name, steps, evaluations))
-            break
+    charts: dict[str, Drawing | None] = {**draw_training_charts(steps, evaluations)}
     if isinstance(predictions, NumberPredictions):
         true = predictions.true[:, 0]
         predicted = predictions.predicted[:, 0]
@@ -266,21 +274,6 @@ def _draw_charts(
         charts["residuals.svg"] = draw_histogram("residuals", predicted - true, "predicted - true")
     ordered = ((name, charts.get(name)) for name in CHARTS)
     return {name: chart for name, chart in ordered if chart is not None}
-
-
-def _list_both_curves(
-    name: str, steps: Mapping[str, np.ndarray], evaluations: Mapping[str, np.ndarray]
-) -> list[Curve]:
-    """Return the curves of a metric in training and in evaluation."""
-    train = _list_curves("train", steps, name)
-    from_evaluations = _list_curves("train", evaluations, f"train_{name}", marked=True)
-    return [*(train or from_evaluations), *_list_curves("eval", evaluations, name, marked=True)]
-
-
-def _list_curves(
-    label: str, log: Mapping[str, np.ndarray], name: str, *, marked: bool = False
-) -> list[Curve]:
-    return [Curve(label, log["step"], log[name], marked)] if name in log else []
 
 
 def _list_worst_samples(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSample]:
@@ -366,24 +359,33 @@ def _make_sections(
     predictions: Predictions,
     names: Sequence[str],
     charts: Mapping[str, Drawing],
-    worst: Sequence[tuple[WorstSample, Any]],
 ) -> list[Section]:
     """Return the sections about training and predictions."""
-    samples = [
-        Sample(png(image), sample.predicted, sample.label, f"sample {sample.index}")
-        for sample, image in worst
-    ]
-    has_masks = isinstance(predictions, PositionPredictions) and bool(predictions.worst_masks)
-    shown = "The prediction, in colour, and the truth"
-    if has_masks:
-        shown = "Each image, its true mask and its predicted mask; grey pixels don't count"
-    mistakes = f"{shown}; {ORDERS[type(predictions)]} first."
     training = [charts[name] for name in CHARTS[:3] if name in charts]
     return [
         Section("Training", "", [Charts(training)] if training else []),
         *_make_task_sections(predictions, names),
-        Section("Worst predictions", mistakes, [SampleGrid(samples, has_masks)] if samples else []),
     ]
+
+
+def _make_worst_section(
+    predictions: Predictions,
+    worst: Sequence[tuple[WorstSample, Any]],
+    mask_colours: Mapping[str, str],
+) -> Section:
+    """Return the section of the worst samples, with a legend if pixels have classes."""
+    samples = [
+        Sample(png(image), sample.predicted, sample.label, f"sample {sample.index}")
+        for sample, image in worst
+    ]
+    shown = "The prediction, in colour, and the truth"
+    blocks: list[Block] = []
+    if mask_colours:
+        shown = f"Each {', '.join(PARTS[:-1])} and {PARTS[-1]}"
+        blocks.append(Legend(mask_colours))
+    if samples:
+        blocks.append(SampleGrid(samples, PARTS if mask_colours else ()))
+    return Section("Worst predictions", f"{shown}; {ORDERS[type(predictions)]} first.", blocks)
 
 
 def _make_task_sections(predictions: Predictions, names: Sequence[str]) -> list[Section]:

@@ -16,10 +16,10 @@ from pipeline.backends.sink_choice import (
     predict_ms,
 )
 from pipeline.core.files.value_text import format_bytes
-from pipeline.training.state import Record
+from pipeline.training.state import COLUMNS
 
-TELEMETRY_BYTES = 4 * len(Record._fields)
-"""Bytes of telemetry per step: a float32 for each field of `Record`."""
+TELEMETRY_BYTES = 4 * len(COLUMNS)
+"""Bytes of telemetry per step: a float32 for each column of its record."""
 
 
 @dataclass(frozen=True)

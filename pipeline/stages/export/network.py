@@ -34,7 +34,7 @@ from pipeline.models.layers.standard import (
 from pipeline.models.modules.standard import Network
 from pipeline.stages.image_sizes import fit_specs_to_bucket, with_mask_channel
 from pipeline.stages.key_errors import prefixing_problems
-from pipeline.training.step import get_image_shape
+from pipeline.training.initial_state import get_image_shape
 
 COLLECTIONS = ("params", "batch_stats")
 _NUMBERED_LAYER = re.compile(r"[a-z_]+_\d+/\w+")

@@ -18,6 +18,7 @@ from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.data.transform import replace_targets
 from pipeline.models.weights.files.named_arrays import Arrays
+from pipeline.stages.export.brightness import Brightness, parse_brightness
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir, require_run_dir
 from pipeline.stages.record.saved_recipe import list_changes
 from pipeline.training.parallel.devices import hide_gpus
@@ -38,6 +39,8 @@ class Samples:
     """The columns of a table; None for other samples."""
     text: TextFormat | None = None
     """The tokenizer of texts; None for other samples."""
+    brightness: Brightness | None = None
+    """That of the training images; None if it wasn't measured."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -101,7 +104,11 @@ def read_trained_run(folder: Path) -> TrainedRun:
         )
     samples = _read_samples(run_dir / SUMMARY, recipe)
     return TrainedRun(
-        recipe, saved.select_weights(), saved.step, samples, ledger=saved.select_part("ledger")
+        recipe,
+        saved.select_weights(),
+        saved.step,
+        samples,
+        ledger=saved.select_part("features/ledger"),
     )
 
 
@@ -127,7 +134,8 @@ def parse_samples(data: Any, folder: Path) -> Samples:
             text = read_text_format(folder, entries)
             is_valid = len(shape) == 3 if table is None else shape == [table.width]
             if is_valid:
-                return Samples(tuple(shape), dtype, targets, table, text)
+                brightness = parse_brightness(entries.get("brightness"))
+                return Samples(tuple(shape), dtype, targets, table, text, brightness)
     raise ValueError("image and classes are missing")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +68,11 @@ def restore_state(
     saved = read_to_resume(run_dir, warn)
     if saved is None:
         return None
+    if saved.has_former_layout:
+        raise DataError(
+            f"{saved.folder}: was saved by an earlier version, whose states had other names, so the "
+            f"run can't be resumed; start a new run with checkpoint.restore={run_dir}"
+        )
     if changes := list_changes(saved, recipe):
         raise RecipeError([f"{change} in {saved.folder}" for change in changes])
     return arrange_arrays(saved.folder, saved.arrays, like), saved.host
@@ -83,10 +87,9 @@ def restore_weights(
     network; the message lists the keys of `recipe` that differ.
     """
     saved = read_saved(folder, warn)
-    variables = {"params": like.params, "batch_stats": like.batch_stats}
     try:
-        arranged = arrange_arrays(saved.folder, saved.select_weights(), variables)
-        return replace(like, **arranged), saved
+        arranged = arrange_arrays(saved.folder, saved.select_weights(), like.variables)
+        return like.replace_variables(arranged), saved
     except DataError as error:
         changes = join_problems(list_changes(saved, recipe))
         raise DataError(f"{error}; {changes}" if changes else str(error)) from error

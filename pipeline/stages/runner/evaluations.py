@@ -108,7 +108,7 @@ class Evaluations:
         for line in format_class_table(evaluation):
             monitor.submit(partial(context.reporter.print_stage, "", line))
         if (problem := describe_never_predicted(evaluation)) is not None:
-            if step < SETTLING_STEPS and jax.tree.leaves(self.run.built.state.batch_stats):
+            if step < SETTLING_STEPS and jax.tree.leaves(self.run.built.state.collections):
                 problem += (
                     f"; after {step:,} steps running statistics may still be far from the data's: "
                     "batch norm with a momentum of 0.99 needs some hundred steps"

@@ -86,7 +86,9 @@ def make_initial_state(
     built = run.built
     executable = run.executable
     placement = run.backend.placement
-    sharing = make_state_sharing(context.recipe.parallel, built.state, placement.parts)
+    sharing = make_state_sharing(
+        context.recipe.parallel, built.state, built.step_config.features, placement.parts
+    )
     _require_room(context.recipe.model.name, built, placement.free_bytes, sharing)
     if context.resuming:  # no recipe both resumes and restores
         saved = _read_last_checkpoint(context, built)
@@ -98,7 +100,7 @@ def make_initial_state(
             return executable.put(state), host
     state = executable.init()
     if restored is not None:
-        state = restored.replace_weights(state)
+        state = restored.replace_weights(state, built.step_config)
         if "train" not in context.recipe.stages and restored.step is not None:
             state = replace(state, step=jnp.asarray(restored.step, jnp.int32))
         context.reporter.print_stage("restore", restored.line)

@@ -26,6 +26,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.text.text_format import write_tokenizer
 from pipeline.engine.monitors.log_levels import log_by_level
 from pipeline.engine.non_finite_step import NonFiniteStepError
+from pipeline.stages.export.brightness import measure_brightness
 from pipeline.stages.launch.local import ProcessError, run_locally
 from pipeline.stages.record import recorded_recipe, run_directory
 from pipeline.stages.record.continuity import require_same_data, require_same_origin
@@ -314,6 +315,8 @@ def record_data(
         if text is not None:
             context.folder.accepted.add(partial(write_tokenizer, context.run_dir, text))
         context = replace(context, process=process)
+    trains = "train" in recipe.stages and context.ranks.is_first
+    brightness = measure_brightness(dataset.train.columns["image"]) if trains else None
     context.summary.data = {
         "image": {"shape": list(dataset.raw_image.shape), "dtype": dataset.raw_image.dtype},
         "classes": list(dataset.classes),
@@ -321,5 +324,6 @@ def record_data(
         "targets": dataset.targets.to_dict(),
         **({} if dataset.table is None else {"table": dataset.table.to_dict()}),
         **({} if text is None else {"text": text.to_dict()}),
+        **({} if brightness is None else {"brightness": brightness.to_dict()}),
     }
     return context

@@ -35,9 +35,11 @@ from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.stages.runner.outlook import open_outlook
 from pipeline.stages.runner.run_mirror import open_mirror
 from pipeline.training.component_specs import list_metric_directions
-from pipeline.training.non_finite_steps import Rollback
+from pipeline.training.features.loss_scales import get_loss_scale_state
+from pipeline.training.features.non_finite_steps import Rollback
 from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.state import TrainState
+from pipeline.training.step_feature import StepFeature
 from pipeline.training.telemetry import Telemetry
 
 
@@ -103,6 +105,7 @@ def open_training(
             examine=context.options.inspection.open_autopsy(run),
             dump=do_nothing if dumps is None else dumps,
             collect=_make_collector(run, observers),
+            measure=partial(_measure, built.step_config.list_acting("measure")),
             gather=gather_arrays if is_shared else None,
             signals=signals,
             agree=context.ranks.agree,
@@ -118,6 +121,14 @@ def open_training(
         if isinstance(checkpoints, Checkpoints):
             stack.enter_context(end_with(checkpoints.finish))
         yield program, schedule_events(recipe, built.run_schedule, dump_steps), hooks
+
+
+def _measure(features: Sequence[StepFeature], telemetry: Telemetry, seconds: float) -> Telemetry:
+    """Return telemetry with the columns that features measure on the host."""
+    for feature in features:
+        columns = {**telemetry.columns, **feature.measure(telemetry, seconds)}
+        telemetry = Telemetry(telemetry.start, columns)
+    return telemetry
 
 
 def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
@@ -280,10 +291,11 @@ def _make_rollbacks(
 
 def record_overflows(context: RunContext, state: TrainState) -> None:
     """Record the final loss scale, and the number of updates that were skipped for overflows."""
-    scale = float(state.loss_scale)
-    skipped = 0 if state.overflows is None else int(state.overflows.skipped_steps)
+    part = get_loss_scale_state(state)
+    scale = float(part.scale)
+    skipped = 0 if part.overflows is None else int(part.overflows.skipped_steps)
     context.summary.loss_scale = {"final": scale, "skipped_steps": skipped}
-    if state.overflows is not None:
+    if part.overflows is not None:
         context.reporter.print_stage(
             "loss scale", f"{scale:,g} at the end; {skipped:,} updates skipped"
         )

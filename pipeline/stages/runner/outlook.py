@@ -28,8 +28,8 @@ from pipeline.engine.schedule import Event, is_due
 from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.record.kept_times import KeptTimes, keep_times, locate_times, read_times
 from pipeline.stages.runner.context import CompiledRun
+from pipeline.training.initial_state import get_image_shape
 from pipeline.training.state import TrainState
-from pipeline.training.step import get_image_shape
 from pipeline.training.telemetry import Telemetry
 
 SHOWN_S = 2.0

@@ -59,9 +59,14 @@ def write_page(runs: Sequence[RecordedRun], path: Path, folder: Path, metric: st
 
 
 def make_page_data(runs: Sequence[RecordedRun], metric: str | None) -> dict[str, Any]:
-    """Return the input of the page's script as a tree for JSON; non-finite numbers are null."""
+    """Return the input of the page's script as a tree for JSON; non-finite numbers are null.
+
+    The metric has the first column, then come the keys that differ, then all other figures.
+    """
     keys = list_differing_keys(runs)[: MAX_COLUMNS - MIN_FIGURES]
     figures = _choose_figures(runs, metric)[: MAX_COLUMNS - len(keys)]
+    num_first = 1 if metric is not None else 0
+    columns = [*figures[:num_first], *keys, *figures[num_first:]]
     axes = [key for key in keys if _has_readable_axis(runs, key)][: MAX_AXES - 1]
     drawable = [n for n, run in enumerate(runs) if metric in run.figures and run.curves]
     larger_is_better = metric is not None and is_larger_better(metric)
@@ -71,8 +76,8 @@ def make_page_data(runs: Sequence[RecordedRun], metric: str | None) -> dict[str,
         eval_curve in run.curves and len(run.curves[eval_curve].steps) > 1 for run in runs
     )
     return {
-        "columns": [*figures, *keys],
-        "runs": [_make_row(run, figures, keys) for run in runs],
+        "columns": columns,
+        "runs": [_make_row(run, figures[:num_first], keys, figures[num_first:]) for run in runs],
         "log": [
             *(f for f in figures if _is_logarithmic([run.figures.get(f) for run in runs], 100)),
             *(key for key in keys if _is_logarithmic([run.keys.get(key) for run in runs], 10)),
@@ -111,14 +116,17 @@ def _is_logarithmic(values: Sequence[Any], span: float) -> bool:
     return min(present) > 0 and max(present) >= span * min(present)
 
 
-def _make_row(run: RecordedRun, figures: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
+def _make_row(
+    run: RecordedRun, first: Sequence[str], keys: Sequence[str], figures: Sequence[str]
+) -> dict[str, Any]:
     return {
         "name": run.name,
         "status": run.status,
         "problem": run.problem,
         "values": [
-            *(_shorten(run.figures.get(name)) for name in figures),
+            *(_shorten(run.figures.get(name)) for name in first),
             *(_shorten(run.keys.get(key)) for key in keys),
+            *(_shorten(run.figures.get(name)) for name in figures),
         ],
         "curves": {
             name: [list(curve.steps), [_shorten(value) for value in curve.values]]

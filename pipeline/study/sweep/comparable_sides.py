@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.tree_diff import Difference, TreePath, list_differences
+from pipeline.core.files.value_text import join_first, show
 from pipeline.study.runs.ranking import TRAIN_LOSS
 
 TRAINING_DATA = (("dataset", "train"), ("dataset", "exclude"))
@@ -16,6 +17,8 @@ FOLDED_DATA = (("dataset", "train", "select"), ("dataset", "exclude"))
 EVALUATION = (("stages",), ("eval", "samples"), ("eval", "metrics"))
 """Keys and sections that decide what is measured."""
 LOSSES = ("loss", TRAIN_LOSS)
+MAX_NAMED = 4
+"""Most keys by which sides are named."""
 
 
 def require_comparable(recipe: Recipe, other: Recipe, metric: str | None) -> None:
@@ -30,6 +33,17 @@ def require_comparable(recipe: Recipe, other: Recipe, metric: str | None) -> Non
     ]
     if problems:
         raise RecipeError(problems)
+
+
+def describe_contrast(recipe: Recipe, other: Recipe) -> str:
+    """Return the values that differ between side A and side B as a sentence, at most `MAX_NAMED`.
+
+    Passwords are hidden.
+    """
+    changes = list_differences(other.model_dump(mode="json"), recipe.model_dump(mode="json"))
+    side_a = [f"{change.key}={show(change.other_value)}" for change in changes]
+    side_b = [f"{change.key}={show(change.value)}" for change in changes]
+    return f"A has {join_first(side_a, MAX_NAMED)}; B has {join_first(side_b, MAX_NAMED)}"
 
 
 def _explain_refusal(change: Difference, recipe: Recipe, metric: str | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,31 +33,40 @@ from pipeline.study.sweep.directory import JobSummary
 from pipeline.study.sweep.verdict import SIDES, PairedVerdict
 
 KIND = "better"
-TITLE = "Is side B better than side A?"
+TITLE = "Is B better than A?"
 MAX_INTERVALS = 60
 """The chart has at most this many intervals, since each takes a search over means."""
+
+
+@dataclass(frozen=True)
+class SideTexts:
+    """Sentences about sides A and B."""
+
+    contrast: str
+    """The values that differ, which is at the top of the page."""
+    arguments: str
+    """The arguments of both, which are at the end."""
 
 
 def write_verdict_page(
     path: Path,
     verdict: PairedVerdict | str,
     pairs: Mapping[int, tuple[JobSummary, JobSummary]],
-    sides: str,
+    sides: SideTexts,
 ) -> None:
     """Write the page of a verdict, or of the reason why there is none.
 
-    `pairs` are the results of sides A and B by seed, `sides` is a sentence about their keys. Raises
-    RunError if the file can't be written.
+    `pairs` are the results of sides A and B by seed. Raises RunError if the file can't be written.
     """
     if isinstance(verdict, PairedVerdict):
         page = _make_verdict_page(verdict, pairs, sides)
     else:
-        page = Page(KIND, TITLE, f"{verdict}.", footer=sides)
+        page = Page(KIND, TITLE, f"{sides.contrast}. Result: {verdict}.", footer=sides.arguments)
     write_page(path, page)
 
 
 def _make_verdict_page(
-    verdict: PairedVerdict, pairs: Mapping[int, tuple[JobSummary, JobSummary]], sides: str
+    verdict: PairedVerdict, pairs: Mapping[int, tuple[JobSummary, JobSummary]], sides: SideTexts
 ) -> Page:
     metric = verdict.metric
     # Pairs after the one that decides don't count.
@@ -89,8 +99,10 @@ def _make_verdict_page(
         Section("Without pairs", "", _describe_unpaired(verdict, values)),
         Section("Pairs", f"{shown} pairs that the verdict is about.", [RowTable(rows)]),
     ]
-    about = ". ".join(filter(None, [str(verdict), verdict.describe_split()]))
-    return Page(KIND, TITLE, f"{about}.", sections, figures, sides)
+    about = ". ".join(
+        filter(None, [f"{sides.contrast}. Result: {verdict}", verdict.describe_split()])
+    )
+    return Page(KIND, TITLE, f"{about}.", sections, figures, sides.arguments)
 
 
 def _describe_unpaired(verdict: PairedVerdict, values: np.ndarray) -> Sequence[Block]:

@@ -23,9 +23,11 @@ from jax.sharding import PartitionSpec
 from pipeline.core.host.jaxpr import ELEMENTWISE, bind_equation, find_called_jaxpr, interpret_jaxpr
 from pipeline.training.parallel.fixed_sum import copy_unfused
 from pipeline.training.parallel.parallel_spec import DATA, ParallelSpec
+from pipeline.training.step_feature import StepFeature
 
-SHARDED_FIELDS = ("params", "opt_state", "average")
-"""Fields of a state whose arrays are sharded: each device stores a part."""
+SHARDED_FIELDS = ("params", "opt_state")
+"""Fields of a state whose arrays are sharded: each device stores a part. So are the states of
+features with arrays like the parameters."""
 
 
 def find_sharded_dimension(shape: Sequence[int], devices: int) -> int | None:
@@ -56,8 +58,10 @@ class StateSharing:
     """The sharing of a state between the devices along an axis of `shard_map`."""
 
     state: Any
-    """Shapes and dtypes of the whole state, a dataclass with `SHARDED_FIELDS`."""
+    """Shapes and dtypes of the whole state, a `TrainState`."""
     devices: int
+    sharded_features: tuple[str, ...] = ()
+    """Names of the features whose states are sharded."""
     axis: str = DATA
 
     @cached_property
@@ -72,7 +76,16 @@ class StateSharing:
 
         sharded_fields = {name: getattr(self.state, name) for name in SHARDED_FIELDS}
         replicated = jax.tree.map(lambda _: PartitionSpec(), self.state)
-        return replace(replicated, **jax.tree.map(partition, sharded_fields))
+        sharded_parts = {
+            name: jax.tree.map(partition, part)
+            for name, part in self.state.features.items()
+            if name in self.sharded_features
+        }
+        return replace(
+            replicated,
+            **jax.tree.map(partition, sharded_fields),
+            features={**replicated.features, **sharded_parts},
+        )
 
     @property
     def part_bytes(self) -> int:
@@ -88,15 +101,21 @@ class StateSharing:
             lambda array, spec: self._take_part(array) if spec else array, state, self.specs
         )
 
-    def gather_fields(self, state: Any, *names: str) -> Any:
-        """Return `state`, a state of parts, with whole arrays in the fields `names`."""
+    def gather_weights(self, state: Any, features: Sequence[str]) -> Any:
+        """Return `state`, a state of parts, with whole parameters, and whole states of those
+        `features` that are sharded."""
+        names = set(features) & set(self.sharded_features)
 
-        def gather(name: str) -> Any:
-            leaves, structure = jax.tree.flatten(getattr(state, name))
-            shapes = [leaf.shape for leaf in jax.tree.leaves(getattr(self.state, name))]
+        def gather(parts: Any, whole: Any) -> Any:
+            leaves, structure = jax.tree.flatten(parts)
+            shapes = [leaf.shape for leaf in jax.tree.leaves(whole)]
             return jax.tree.unflatten(structure, self._gather(leaves, shapes))
 
-        return replace(state, **{name: gather(name) for name in names})
+        parts = {
+            name: gather(part, self.state.features[name]) if name in names else part
+            for name, part in state.features.items()
+        }
+        return replace(state, params=gather(state.params, self.state.params), features=parts)
 
     def update(self, function: Callable[..., Any], state: Any, gradients: Any) -> Any:
         """Return this device's part of the state `function(state, gradients)`.
@@ -209,9 +228,14 @@ class StateSharing:
         return arrays
 
 
-def make_state_sharing(parallel: ParallelSpec, state: Any, devices: int) -> StateSharing | None:
+def make_state_sharing(
+    parallel: ParallelSpec, state: Any, features: Sequence[StepFeature], devices: int
+) -> StateSharing | None:
     """Return how devices share a state with these shapes; None if every device has all of it."""
-    return StateSharing(state, devices) if parallel.mode == "fsdp" and devices > 1 else None
+    if parallel.mode != "fsdp" or devices == 1:
+        return None
+    names = tuple(feature.name for feature in features if feature.is_like_params)
+    return StateSharing(state, devices, sharded_features=names)
 
 
 def _wrap_part(part: Array, whole_shape: tuple[int, ...]) -> _Value:

@@ -26,23 +26,9 @@ from pipeline.core.errors import RecipeError
 from pipeline.models.layers.tokens import Embedding
 from pipeline.models.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
-from pipeline.models.modules.layer_capture import (
-    LayerCapture,
-    Observations,
-    grad_observing_layers,
-)
+from pipeline.models.modules.layer_capture import LayerCapture, Observations
 from pipeline.models.modules.layout import to_nhwc
 from pipeline.models.modules.name_stack import UPDATE
-from pipeline.training.losses import compute_losses
-from pipeline.training.state import (
-    Gradients,
-    MappedBatch,
-    StepConfig,
-    TrainState,
-    get_privacy,
-    merge_params,
-    split_params,
-)
 
 Params = Mapping[str, Array]
 """Parameters of one layer by name."""
@@ -56,32 +42,6 @@ class _LayerGradients:
     """float32 (B,)."""
     sum_weighted: Callable[[Array], dict[str, Array]]
     """(weights (B,)) -> weighted sums by parameter. Samples with weight 0 may have any value."""
-
-
-def clip_microbatch(
-    config: StepConfig, state: TrainState, batch: MappedBatch, divisor: Array | int
-) -> Gradients:
-    """Return the clipped sum of the gradients of a microbatch's samples, without noise, and the
-    microbatch's share of the mean loss. Losses that aren't finite are left out."""
-    trained, frozen = split_params(state.params, config.frozen)
-
-    def sum_losses(trained: Any) -> tuple[Array, Array]:
-        logits: Any = config.network.apply(
-            {"params": merge_params(trained, frozen)},
-            batch.images,
-            train=True,
-            rngs={"dropout": batch.dropout_key},
-        )
-        losses = jnp.where(batch.mask, compute_losses(config, logits, batch.labels), 0.0)
-        return losses.sum(), losses
-
-    _, losses, captures = grad_observing_layers(
-        sum_losses, trained, config.apply_lowerings, all_modules=True
-    )
-    values, within = sum_clipped(captures, trained, batch.mask, get_privacy(state).clip)
-    total = jnp.where(jnp.isfinite(losses), losses, 0.0).sum()
-    loss = total / jnp.maximum(divisor, 1)
-    return Gradients(values, loss, state.batch_stats, {}, within)
 
 
 @jax.named_scope(UPDATE)

@@ -1,27 +1,39 @@
-"""The attack of a training step on its images."""
+"""Adversarial training: the attack of a training step on its images."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from pipeline.data.batch import Batch
+from pipeline.training.forward_pass import ForwardPass, Outputs
+from pipeline.training.losses import compute_losses
 from pipeline.training.robustness.attack_specs import AdversarialSpec
 from pipeline.training.robustness.ball import Ball, Objective, draw_uniforms, maximize
 from pipeline.training.robustness.pixel_scale import PixelScale
+from pipeline.training.state import MappedBatch
+from pipeline.training.step_feature import StepFeature
 
+ATTACKED = "attacked"
+"""Name of the attacked images among the extras of a batch."""
 TRAINING_DRAW = 0
 """Number of the draws of a training step."""
 
 
 @dataclass(frozen=True)
-class AdversarialRule:
-    """The attack of a training step, on pixels of the raw image."""
+class AdversarialRule(StepFeature):
+    """The attack of a training step, on pixels of the raw image.
 
+    The loss is computed of the attacked images. With trades it is the plain images' loss, plus beta
+    times the divergence between the outputs for plain and attacked images.
+    """
+
+    name: ClassVar[str] = "adversarial"
     spec: AdversarialSpec
     scale: PixelScale
 
@@ -38,6 +50,37 @@ class AdversarialRule:
         """
         count = prod(shape[1:]) + 1
         return draw_uniforms(batch.seed, batch.epoch, batch.sample, TRAINING_DRAW, count)
+
+    def change_inputs(self, forward: ForwardPass) -> MappedBatch:
+        batch = forward.batch
+        attacked = self._attack_batch(forward)
+        if self.beta is None:
+            return batch._replace(images=attacked)
+        return batch._replace(extras={**batch.extras, ATTACKED: attacked})
+
+    def change_outputs(self, forward: ForwardPass, trained: Any, outputs: Outputs) -> Outputs:
+        if self.beta is None:
+            return outputs
+        attacked = forward.batch.extras[ATTACKED]
+        attacked_logits, collections = forward.apply(trained, outputs.collections, attacked)
+        divergence = compute_divergence(outputs.logits, attacked_logits)
+        losses = outputs.losses + self.beta * divergence
+        return outputs._replace(losses=losses, collections=collections)
+
+    def _attack_batch(self, forward: ForwardPass) -> Array:
+        """Return the attacked images of a microbatch. The attack applies the network as an
+        evaluation does, so the attack on a sample doesn't depend on other samples."""
+        batch = forward.batch
+        plain_logits = forward.predict(batch.images) if self.beta is not None else None
+
+        def compute_objective(images: Array) -> Array:
+            logits = forward.predict(images)
+            if plain_logits is not None:
+                return compute_divergence(plain_logits, logits)
+            return compute_losses(forward.config, logits, batch.labels)
+
+        draws = batch.extras.get(self.name)
+        return self.attack(compute_objective, batch.images, draws, forward.state.step)
 
     def attack(
         self, objective: Objective, images: Array, draws: Array | None, step: Array

@@ -11,7 +11,10 @@ from flax import linen as nn
 from pipeline import load_recipe
 from pipeline.backends.planner.traced_loss import LossToPlan, make_loss
 from pipeline.data.columns import ColumnSpec
-from pipeline.training.state import StepConfig, TrainState
+from pipeline.data.targets import Targets
+from pipeline.training.losses import TrainingObjective
+from pipeline.training.state import TrainState
+from pipeline.training.step_config import StepConfig
 
 Shape = tuple[int, ...]
 GPT2 = ("model=gpt2", "model.dropout=0")
@@ -35,20 +38,18 @@ def network_to_plan(
     config = StepConfig(
         network=network,
         image=ColumnSpec(images[1:], np.dtype(np.float32)),
-        classes=classes,
+        targets=Targets(tuple(map(str, range(classes)))),
         train_ops=(),
         eval_ops=(),
-        loss=recipe.train.loss.build(),
-        reduction="mean",
+        objective=TrainingObjective(recipe.train.loss.build()),
         optimizer=optax.sgd(0.1, momentum=0.9),
-        loss_scale=recipe.train.loss_scale,
     )
     state = TrainState(
         step=jax.ShapeDtypeStruct((), jnp.int32),
         params=params,
-        batch_stats=variables.get("batch_stats", {}),
+        collections={name: tree for name, tree in variables.items() if name != "params"},
         opt_state=jax.eval_shape(config.optimizer.init, params),
-        loss_scale=jax.ShapeDtypeStruct((), jnp.float32),
+        features={},
     )
     batch = (
         jax.ShapeDtypeStruct(images, jnp.float32),

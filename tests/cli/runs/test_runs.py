@@ -48,6 +48,48 @@ def test_runs_without_accuracy_are_ranked_last(
     assert "<p>4 done; ranked by accuracy, which 2 don't have</p>" in unescape(page)
 
 
+@pytest.mark.parametrize("columns", ["40", "60", "80", None])
+def test_table_has_one_line_a_run_with_the_end_of_its_name(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str | None,
+) -> None:
+    """Names differ in the middle of their second half; keys that don't fit are left out."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.__stdout__", None)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    sweeps = ("2026-11-28/23-31-42_sweep", "2026-11-28/23-32-42_sweep")
+    names = [f"{sweep}_lenet5_digits/{job}" for sweep in sweeps for job in (0, 1)]
+    for number, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        make_run(tmp_path / name, lr=0.1 * number, hidden=16 + number, accuracy=0.5 + 0.1 * number)
+    assert main([str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.split()[0] for line in lines if " done " in line]
+    assert len(shown) == 4
+    assert len(set(shown)) == (2 if columns == "40" else 4)
+    for name, text in zip(reversed(names), shown, strict=True):
+        assert name.endswith(text.removeprefix("…"))
+    if columns is None:
+        assert shown == names[::-1]
+    else:
+        assert all(len(line) <= int(columns) for line in lines if " done " in line)
+    has_keys = columns not in ("40", "60")
+    assert any(line.split()[-1:] == ["lr"] for line in lines) == has_keys
+    assert "2 more keys differ" in " ".join(lines) or has_keys
+
+
+def test_names_that_are_shown_alike_have_two_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a\x1bb", r"a\x1bb"):
+        make_run(tmp_path / name)
+    assert main([str(tmp_path)]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if r"a\x1bb done" in line]
+
+
 def test_ties_are_of_runs_that_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in range(6):
         for lr, accuracy, status in ((0.1, 0.9, "done"), (0.2, 0.8, "done"), (0.2, 0.95, "pruned")):

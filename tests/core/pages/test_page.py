@@ -107,9 +107,15 @@ def test_page_fits_a_narrow_screen() -> None:
     assert max(widths) < 300
     # What is wider, such as a table or a timeline, scrolls by itself.
     assert re.search(r"\.scroll {[^}]*overflow: auto", styles)
-    assert 'class="card scroll"' in render_page(
-        Page("test", "page", "", [Section("wide", "", [BLOCKS[1]])])
-    )
+    for block in (BLOCKS[1], BLOCKS[3], BLOCKS[4]):
+        page = render_page(Page("test", "page", "", [Section("wide", "", [block])]))
+        assert re.search(r'<div class="card scroll">\s*<(table|svg)', page), block
+    # Drawings are no wider than the screen, and long words, such as keys, are broken.
+    assert re.search(r"svg {[^}]*width: 100%", styles)
+    for size in re.findall(r"minmax\((\d+px|min\([^)]*\))", styles):
+        assert "100%" in size or int(size.removesuffix("px")) < 300
+    for name in ("h1", "p", "footer"):
+        assert re.search(rf"(?m)^{name} {{[^}}]*overflow-wrap: anywhere", styles), name
 
 
 @pytest.mark.slow

@@ -174,6 +174,17 @@ def test_line_has_step_epoch_loss_and_speed() -> None:
     ]
 
 
+def test_notebook_replaces_the_line_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced: list[str] = []
+    monkeypatch.setattr(Reporter, "print_progress", lambda _, name, text: replaced.append(text))
+    page = Page()
+    monitor = StepMonitor(page.reporter, RunSchedule(14, 7, 7), 1, SpeedMeter(1))
+    for step in (7, 14):
+        monitor.on_sink(ended(step, steps=7))
+    assert [text.partition(",")[0] for text in replaced] == ["step 7/14", "step 14/14"]
+    assert page.lines == []
+
+
 @pytest.mark.parametrize(
     ("every_steps", "steps"), [(0, []), (1, [4, 8, 12, 14]), (5, [8, 12, 14]), (100, [14])]
 )

@@ -49,7 +49,7 @@ def test_loss_statistics_and_gradients_equal_the_step(
     assert found.loss == pytest.approx(float(record.loss), rel=1e-3 if narrow else 2e-6)
     norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in found.parameters.values()))
     assert norm == pytest.approx(float(record.grad_norm), rel=2e-2 if narrow else 2e-5)
-    for path, statistics in flatten_dict(after.batch_stats, sep="/").items():
+    for path, statistics in flatten_dict(after.collections["batch_stats"], sep="/").items():
         np.testing.assert_allclose(
             found.statistics[path], statistics, rtol=1e-2 if narrow else 2e-5, atol=1e-6
         )

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.data.image_file import IGNORED_COLOUR
+from pipeline.data.image_file import IGNORED_COLOUR, draw_masks
 from pipeline.inspect.report.pictures import (
     MAX_SIDE,
     can_picture,
     join_masks,
+    list_mask_colours,
     picture,
     png,
     sheet,
@@ -57,6 +58,16 @@ def test_sheet_grows_by_rows() -> None:
     tall = sheet(images, captions)
     assert short.width == tall.width
     assert tall.height > 1.8 * short.height
+
+
+def test_colours_are_those_of_classes_that_masks_have() -> None:
+    masks = [np.array([[0, 2], [2, 0]]), np.array([[3, 3], [255, 0]])]
+    names = ["sky", "road", "car", "tree"]
+    colours = list_mask_colours(masks, names)
+    assert list(colours.values()) == ["sky", "car", "tree", "not counted"]
+    drawn = draw_masks(np.array([[0, 2, 3, 255]]), 4)[0]
+    assert list(colours) == [f"#{bytes(colour).hex()}" for colour in drawn]
+    assert list_mask_colours([], names) == {}
 
 
 def test_masks_are_scaled_to_the_size_of_the_image() -> None:

@@ -21,7 +21,7 @@ from pipeline.data.columns import Split
 from pipeline.data.dataset import Dataset
 from pipeline.inspect.report.suspicious_labels import describe_unlearnt
 from pipeline.inspect.report.write_report import write_report
-from pipeline.training.ledger import SampleLedger, make_ledger
+from pipeline.training.features.ledger import SampleLedger, make_ledger
 from tests.whole_run import run
 
 WRONG = 40

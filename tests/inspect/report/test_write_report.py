@@ -266,8 +266,17 @@ def test_position_labels_count_only_if_valid(cache: Path, tmp_path: Path) -> Non
     np.testing.assert_array_equal(true, draw_masks(labels[64 + 5], 2))
     assert (true[0] == IGNORED_COLOUR).all()
     np.testing.assert_array_equal(predicted, draw_masks(images[64 + 5, ..., 0] // 255, 2))
+    legend = page.partition('<ul class="legend">')[2].partition("</ul>")[0]
+    colours = re.findall(r"background:(#[0-9a-f]{6})\"></i>([^<]*)<", legend)
+    shown = draw_masks(np.array([[0, 1, -1]]), 2)[0]
+    names = ["0", "1", "not counted"]
+    assert colours == [(f"#{bytes(shown[place]).hex()}", name) for place, name in enumerate(names)]
+    assert "<span>image</span><span>true mask</span><span>predicted mask</span>" in page
     with Image.open(folder / "mistakes.png") as mistakes:
         assert mistakes.width > 3 * 128
+        assert {(0, 0, 0), tuple(shown[1]), IGNORED_COLOUR} < {
+            colour for _, colour in mistakes.crop((8, 178, 20, 300)).getcolors()
+        }
 
 
 @pytest.mark.slow

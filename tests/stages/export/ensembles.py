@@ -10,7 +10,7 @@ from pipeline.data.targets import Targets
 from pipeline.data.transform import compute_column_specs
 from pipeline.stages.build import build_network
 from pipeline.stages.export.trained_run import Samples, TrainedRun
-from pipeline.training.step import get_image_shape
+from pipeline.training.initial_state import get_image_shape
 from tests.models.build import draw_variables, shapes
 
 DIGITS = Samples((8, 8, 1), "uint8", Targets(tuple("0123456789")))

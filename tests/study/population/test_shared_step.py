@@ -44,14 +44,14 @@ def make_step(recipe: Recipe, *, threshold: float = 1.0, initial: float = 0.0) -
 
     def init(seed: jax.Array) -> TrainState:
         total = seed.astype(jnp.float32).sum() * 0 + (initial * decay)
-        return TrainState(jnp.int32(0), {"total": total}, {}, (), jnp.float32(1))
+        return TrainState(jnp.int32(0), {"total": total}, {}, (), {})
 
     def step(state: TrainState, batch: Batch, rates: jax.Array) -> tuple[TrainState, Record]:
         label = batch.columns["label"][0].astype(jnp.float32)
         total = state.params["total"] * decay + (1 - decay) * label
         if decay > threshold:
             total = total + 1
-        record = Record(total, rates[state.step], 2 * label, state.loss_scale)
+        record = Record(total, rates[state.step], 2 * label, jnp.float32(1))
         return replace(state, step=state.step + 1, params={"total": total}), record
 
     def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:

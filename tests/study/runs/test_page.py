@@ -37,6 +37,28 @@ def test_page_has_every_run_with_its_keys_and_curves(tmp_path: Path) -> None:
     assert len(content["runs"][0]["curves"]["loss"][0]) == 48
 
 
+def test_keys_that_differ_come_before_other_figures(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", lr=0.1, hidden=16, accuracy=0.5, steps=100)
+    make_run(tmp_path / "b", lr=0.2, hidden=32, accuracy=0.9, steps=200)
+    content = content_of(page_of(read_runs(tmp_path, curves=False), tmp_path))
+    keys = ["model.hidden", "train.optimizer.lr"]
+    assert content["columns"] == ["accuracy", *keys, "parameters", "steps", "train_s"]
+    assert [run["values"] for run in content["runs"]] == [
+        [0.5, "[16]", 0.1, 1024, 100, 0.15],
+        [0.9, "[32]", 0.2, 2048, 200, 0.3],
+    ]
+
+
+def test_long_names_show_their_end(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    page = page_of(read_runs(tmp_path, curves=True), tmp_path)
+    assert "makeTail(run.name)" in page
+    # Text that overflows to the left, and is read from left to right.
+    assert re.search(r"\.tail {[^}]*text-overflow: ellipsis; direction: rtl", page)
+    assert 'element("bdi", { dir: "ltr" }, text)' in page
+    assert not re.search(r"\.slice\(0, \d+\)}…", page)
+
+
 def test_untrusted_names_are_escaped(tmp_path: Path) -> None:
     """A run's name and its values come from whoever made it."""
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -72,6 +94,11 @@ def test_page_fits_a_narrow_screen(tmp_path: Path) -> None:
     assert all(width <= 280 for width in widths)
     assert "clientWidth" in page
     assert re.search(r"h1 {[^}]*overflow-wrap: anywhere", style)
+    # Names leave room for a figure beside them, and stay in sight if the table is scrolled.
+    narrow = style.partition("@media (max-width: 600px) {\n  .runs")[2]
+    (letters,) = re.findall(r"\.tail { max-width: (\d+)ch", narrow)
+    assert int(letters) <= 24
+    assert re.search(r"\.runs :is\(th, td\):first-child {[^}]*position: sticky; left: 0", style)
 
 
 @pytest.mark.medium

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.study.sweep.comparable_sides import require_comparable
+from pipeline.study.sweep.comparable_sides import describe_contrast, require_comparable
 
 Tiny = Callable[..., Recipe]
 
@@ -65,3 +66,13 @@ def test_equal_sides_are_refused(tiny: Tiny) -> None:
 )
 def test_sides_can_differ_in_training(tiny: Tiny, override: str) -> None:
     require_comparable(tiny(), tiny(override), "loss")
+
+
+def test_contrast_has_both_values_of_each_key_that_differs(tiny: Tiny) -> None:
+    side_b = tiny("train.optimizer.lr=0.5", "train.batch_size=10")
+    assert describe_contrast(tiny("train.optimizer.lr=0.25", "train.batch_size=5"), side_b) == (
+        "A has train.batch_size=5, train.optimizer.lr=0.25; "
+        "B has train.batch_size=10, train.optimizer.lr=0.5"
+    )
+    many = tiny("optimizer=adam", "schedule=cosine")
+    assert re.search(r"; B has ([^,]+, ){3}[^,]+ and \d+ more$", describe_contrast(tiny(), many))

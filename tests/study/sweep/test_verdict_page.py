@@ -12,7 +12,7 @@ from pipeline.core.errors import RunError
 from pipeline.study.paired_test import compute_interval
 from pipeline.study.sweep.directory import JobSummary
 from pipeline.study.sweep.verdict import judge_pairs
-from pipeline.study.sweep.verdict_page import write_verdict_page
+from pipeline.study.sweep.verdict_page import SideTexts, write_verdict_page
 from tests.study.sweep.test_verdict import make_pairs
 
 EFFECT = [0.02, 0.021, 0.019, 0.02, 0.022, 0.018]
@@ -21,11 +21,11 @@ HOSTILE = "</p><script>alert(1)</script>"
 
 
 def write(
-    path: Path, pairs: list[tuple[JobSummary, JobSummary]], sides: str = "A. B", first: int = 1
+    path: Path, pairs: list[tuple[JobSummary, JobSummary]], words: str = "A has x", first: int = 1
 ) -> str:
     metric = next(iter(pairs[0][0].metrics))
     verdict = judge_pairs(pairs, metric)
-    write_verdict_page(path, verdict, dict(enumerate(pairs, first)), sides)
+    write_verdict_page(path, verdict, dict(enumerate(pairs, first)), SideTexts(words, words))
     return path.read_text()
 
 
@@ -43,6 +43,13 @@ def test_deciding_pairs_are_shown_and_later_ones_are_not(tmp_path: Path) -> None
         assert f"<td>{seed}</td>" in page
     assert "<td>46</td>" not in page
     assert find_bars(page) == 1
+
+
+def test_sides_are_named_at_the_top_by_what_differs(tmp_path: Path) -> None:
+    contrast = "A has train.optimizer.lr=0.05; B has train.optimizer.lr=0.1"
+    page = write(tmp_path / "page.html", make_pairs(EFFECT), contrast)
+    top = page.partition("<body>")[2].partition("<dl")[0]
+    assert f"<p>{contrast}. Result: B is better by 0.02 in accuracy" in top
 
 
 def test_intervals_of_undecided_pairs_begin_with_the_sixth(tmp_path: Path) -> None:
@@ -78,14 +85,14 @@ def test_many_pairs_have_a_bounded_page(tmp_path: Path) -> None:
 
 def test_page_without_verdict_has_the_reason_and_hostile_keys_are_text(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    write_verdict_page(path, f"no verdict: {HOSTILE}", {}, HOSTILE)
+    write_verdict_page(path, f"no verdict: {HOSTILE}", {}, SideTexts(HOSTILE, HOSTILE))
     page = path.read_text()
     assert "<script" not in page
-    assert page.count("&lt;script&gt;") == 2
+    assert page.count("&lt;script&gt;") == 3
     page = write(path, make_pairs(EFFECT), HOSTILE)
     assert "<script" not in page
 
 
 def test_unwritable_page_is_a_failed_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"page.html: can't be written"):
-        write_verdict_page(tmp_path / "none" / "page.html", "no verdict", {}, "")
+        write_verdict_page(tmp_path / "none" / "page.html", "no verdict", {}, SideTexts("", ""))

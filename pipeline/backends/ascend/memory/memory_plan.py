@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from pipeline.backends.ascend.chip.hardware import Hardware
-from pipeline.backends.ascend.chip.tasks import Buffer, TaskGraph
+from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.memory.placement import (
     Block,
     find_lifetimes,
@@ -170,7 +170,7 @@ def plan_memory(
         if index not in reduced:
             component = _classify_buffer(graph, index, saved)
             pool = "parameters" if component in ("parameters", "state") else "feature maps"
-            nbytes = align(_count_part_bytes(graph.buffers[index], num_shards))
+            nbytes = align(_count_part_bytes(graph, index, num_shards))
             if nbytes < sizes[index] and index in last_reads:
                 whole = Block(sizes[index], 0, last_reads[index] + 1)
                 chunks.append(_Chunk({index: sizes[index]}, whole, 0, "feature maps", component))
@@ -227,9 +227,14 @@ def _find_gradients(graph: TaskGraph, owner: Sequence[int]) -> list[int]:
     return list(buffers)
 
 
-def _count_part_bytes(buffer: Buffer, num_shards: int) -> int:
+def _count_part_bytes(graph: TaskGraph, index: int, num_shards: int) -> int:
     """Return the bytes of an array of the state that each device stores."""
-    is_sharded = buffer.name.partition("/")[0] in SHARDED_FIELDS
+    buffer = graph.buffers[index]
+    field, *path = buffer.name.split("/")
+    # A feature's state is sharded if it has arrays like the parameters, under their paths.
+    parameter = "/".join(["params", *path[1:]])
+    is_like_params = field == "features" and any(other.name == parameter for other in graph.buffers)
+    is_sharded = field in SHARDED_FIELDS or is_like_params
     if is_sharded and find_sharded_dimension(buffer.shape, num_shards) is not None:
         return buffer.nbytes // num_shards
     return buffer.nbytes

@@ -38,13 +38,14 @@ from pipeline.core.files.error_text import describe_problems
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.registry import list_components
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.targets import Targets
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.training.component_specs import OptimizerSpec
-from pipeline.training.loss_scales import Fixed
-from pipeline.training.losses import CrossEntropy
+from pipeline.training.features.loss_scales import Fixed, ScaledLoss
+from pipeline.training.losses import CrossEntropy, TrainingObjective
 from pipeline.training.optimizers.first_order import Adam, AdamW, Momentum
-from pipeline.training.state import StepConfig
 from pipeline.training.step import make_estimated_step, make_train_step
+from pipeline.training.step_config import StepConfig
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 ATLAS_A2 = Path(__file__).with_name("atlas_a2.csv")
@@ -174,13 +175,12 @@ def trace_module(
     step_config = StepConfig(
         network=network,
         image=ColumnSpec(shape[1:], "float32"),
-        classes=classes,
+        targets=Targets(tuple(map(str, range(classes)))),
         train_ops=(),
         eval_ops=(),
-        loss=loss,
-        reduction="mean",
+        objective=TrainingObjective(loss),
         optimizer=optimizer.build(),
-        loss_scale=Fixed(scale=1.0, drop_overflow_update=False),
+        features=(ScaledLoss(Fixed(scale=1.0, drop_overflow_update=False)),),
     )
     seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
     with pause_garbage_collection():

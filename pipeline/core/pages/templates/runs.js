@@ -33,6 +33,14 @@ function words(value) {
   return size >= 1e5 || size < 1e-3 ? value.toExponential(3) : String(Number(value.toPrecision(5)));
 }
 
+/* Long texts lose their beginning, since names and paths differ at their end. */
+function cutStart(text, most) {
+  const letters = [...text];
+  return letters.length > most ? `…${letters.slice(1 - most).join("")}` : text;
+}
+/* As wide as the style allows: text that overflows to the left is read from left to right. */
+function makeTail(text) { return element("span", { class: "tail" }, element("bdi", { dir: "ltr" }, text)); }
+
 function valueOf(run, column) {
   if (column === "run") return run.name;
   if (column === "status") return run.status;
@@ -110,9 +118,10 @@ function drawTable(runs) {
     box.checked = colour !== undefined;
     const swatch = colour ? element("span", { class: "swatch", style: `background:${colour}` }) : null;
     return element("tr", {},
-      element("td", { title: run.problem || run.name }, box, " ", run.name, run.problem ? " (!)" : "", swatch),
+      element("td", { title: run.problem || run.name }, box, " ", makeTail(run.name), run.problem ? " (!)" : "", swatch),
       element("td", { class: run.status }, run.status),
-      ...run.values.map((value) => element("td", { title: words(value) }, words(value))));
+      ...run.values.map((value) => element("td", { title: words(value) },
+        typeof value === "string" ? makeTail(value) : words(value))));
   });
   byId("table").replaceChildren(element("thead", {}, element("tr", {}, ...heads)),
     element("tbody", {}, ...body));
@@ -242,7 +251,7 @@ function drawAxes(inBrush) {
   const columns = data.axes;
   if (columns.length < 2) { empty("axes", "Fewer than two keys or metrics differ."); return; }
   const width = Math.max(room("axes"), 110 * columns.length);
-  const [height, top, bottom, side] = [330, 44, 30, width < 640 ? 50 : 70];
+  const [height, top, bottom, side] = [342, 56, 30, width < 640 ? 50 : 70];
   const svg = mark("svg", { viewBox: `0 0 ${width} ${height}`, style: `min-width:${width}px`, role: "img",
     "aria-label": "keys and metrics of each run, one line a run" });
   const x = (i) => side + i * (width - 2 * side) / (columns.length - 1);
@@ -268,12 +277,12 @@ function drawAxes(inBrush) {
     svg.append(mark("line", { class: "axis", x1: x(i), x2: x(i), y1: y(0), y2: y(1) }));
     const name = short(column);
     svg.append(mark("text", { class: "ink", x: x(i), y: i % 2 ? 14 : 30, "text-anchor": "middle" },
-      name.length > 22 ? `${name.slice(0, 20)}…` : name, mark("title", {}, column)));
+      cutStart(name, 21), mark("title", {}, column)));
     const labels = of.choices ? of.choices.slice(0, 12).map((c, n) =>
       [of.choices.length < 2 ? 0.5 : n / (of.choices.length - 1), c])
       : [[0, words(of.low)], [1, words(of.high)]];
     for (const [part, text] of labels) svg.append(mark("text", { x: x(i) + 5, y: y(part) + (part === 0 ? 14 : part === 1 ? -3 : 4) },
-      text.length > 14 ? `${text.slice(0, 12)}…` : text));
+      cutStart(text, 13)));
     const brush = brushes.get(column);
     if (brush) svg.append(mark("rect", { class: "brush", x: x(i) - 9, width: 18,
       y: y(brush[1]), height: Math.max(2, y(brush[0]) - y(brush[1])) }));

@@ -15,7 +15,7 @@ from pipeline.training.optimizers.first_order import MovingAverageRate, add_weig
 if TYPE_CHECKING:
     import optax
 
-    from pipeline.training.curvature import CurvatureRule
+    from pipeline.training.features.curvature import CurvatureRule
 
 
 class DampingSpec(Spec):
@@ -74,7 +74,7 @@ class Thor(OptimizerSpec):
 
     def curvature(self) -> CurvatureRule:
         """Return the rule: second moments of each layer's inputs and output gradients."""
-        from pipeline.training.curvature import CurvatureRule
+        from pipeline.training.features.curvature import CurvatureRule
         from pipeline.training.optimizers.thor.factors import sum_moments
 
         return CurvatureRule(

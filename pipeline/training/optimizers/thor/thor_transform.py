@@ -17,7 +17,7 @@ import optax
 from jax import Array
 
 from pipeline.core.host.tree_paths import flatten_by_path, format_path
-from pipeline.training.curvature import Curvature, compute_if_due
+from pipeline.training.features.curvature import Curvature, compute_if_due
 from pipeline.training.optimizers.thor.factors import (
     Factors,
     compute_factors,

@@ -25,7 +25,7 @@ from pipeline.data.transform import compute_column_specs
 from pipeline.stages.build import build_network
 from pipeline.stages.export.prediction import make_ensemble, make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun
-from pipeline.training.step import get_image_shape
+from pipeline.training.initial_state import get_image_shape
 from tests.command_line import export, infer
 from tests.conftest import compose_tiny
 from tests.models.build import draw_variables, shapes

@@ -19,14 +19,17 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
+from pipeline.data.targets import Targets
 from pipeline.models.modules.layer_capture import LayerCapture
-from pipeline.training.curvature import Curvature, sum_layers
-from pipeline.training.loss_scales import Fixed
-from pipeline.training.losses import CrossEntropy
+from pipeline.training.features.curvature import Curvature, LayerCurvature, sum_layers
+from pipeline.training.features.loss_scales import Fixed, ScaledLoss
+from pipeline.training.losses import CrossEntropy, TrainingObjective
 from pipeline.training.optimizers.thor.thor_spec import DampingSpec, Thor
 from pipeline.training.optimizers.thor.thor_transform import clip_each_by_norm, scale_by_thor
-from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep, make_estimated_step, make_train_step
+from pipeline.training.step_config import StepConfig
+from tests.training.step_configs import change_config
 
 HIDDEN, CLASSES, BATCH, STEPS = 5, 3, 6, 5
 SHAPE = (2, 2, 1)
@@ -70,16 +73,17 @@ def make_config(spec: Thor = SPEC, **changed: Any) -> StepConfig:
     parts = StepConfig(
         network=TwoLayers(),
         image=ColumnSpec(SHAPE, "float32"),
-        classes=CLASSES,
+        targets=Targets(tuple(map(str, range(CLASSES)))),
         train_ops=(),
         eval_ops=(),
-        loss=loss.build(),
-        reduction="mean",
+        objective=TrainingObjective(loss.build()),
         optimizer=spec.build(),
-        curvature=spec.curvature(),
-        loss_scale=Fixed(scale=1.0, drop_overflow_update=False),
+        features=(
+            ScaledLoss(Fixed(scale=1.0, drop_overflow_update=False)),
+            LayerCurvature(spec.curvature(), is_mean=True),
+        ),
     )
-    return replace(parts, **changed)
+    return change_config(parts, **changed)
 
 
 def make_step(spec: Thor = SPEC, **changed: Any) -> TrainStep:
@@ -254,7 +258,7 @@ def test_parameters_without_factors_are_updated_by_momentum() -> None:
     parts = make_config(network=Scaled())
     step = make_train_step(parts)
     before = step.init(seed_words(7))
-    plain = replace(parts, optimizer=scale_by_nothing(), curvature=None)
+    plain = change_config(parts, optimizer=scale_by_nothing(), curvature=None)
     gradients = leaves(
         jax.tree.map(
             lambda p, q: p - q,

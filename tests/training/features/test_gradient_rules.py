@@ -13,7 +13,11 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.training.gradient_rules import PlainGradients, ScaledGradients, SharpnessAware
+from pipeline.training.features.gradient_rules import (
+    PlainGradients,
+    ScaledGradients,
+    SharpnessAware,
+)
 from tests import outcome
 from tests.whole_run import run
 

@@ -7,12 +7,17 @@ and its rows are the samples by number. A step whose update isn't applied adds n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import register_dataclass
+
+from pipeline.training.forward_pass import Outputs
+from pipeline.training.state import MappedBatch
+from pipeline.training.step_feature import StepFeature
+from pipeline.training.telemetry import StepOutcome
 
 EARLY_READINGS = 5
 """Number of readings of a sample whose gradient norms are added, from the first one on: EL2N is
@@ -60,6 +65,31 @@ class SampleLedger:
     """`Readings.rival` of the last reading whose margin was at most the mean of the earlier
     margins, int32. Readings with larger margins are left out, since the network may have memorised
     a wrong label by then."""
+
+
+@dataclass(frozen=True)
+class Ledger(StepFeature):
+    """The ledger of a number of training samples."""
+
+    name: ClassVar[str] = "ledger"
+    samples: int
+
+    def init(self, trained: Any) -> SampleLedger:
+        return make_ledger(self.samples)
+
+    def read_samples(self, outputs: Outputs, batch: MappedBatch, valid: Array) -> Readings:
+        return read_samples(outputs.logits, batch.labels, valid)
+
+    def add_readings(
+        self,
+        part: SampleLedger,
+        rows: Array,
+        readings: Readings,
+        outcome: StepOutcome,
+        *,
+        repeats: bool,
+    ) -> SampleLedger:
+        return add_readings(part, rows, readings, outcome.applied, repeats=repeats)
 
 
 def make_ledger(samples: int) -> SampleLedger:

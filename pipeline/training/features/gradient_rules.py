@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PositiveFloat
 
 from pipeline.core.registry import component
 from pipeline.training.component_specs import Backward, GradientSpec
+from pipeline.training.step_feature import StepFeature
 
 if TYPE_CHECKING:
     import jax
+
+    from pipeline.training.forward_pass import ForwardPass, PassResults
+
+GRADIENTS_DRAW = 2**31 - 1
+"""Number that derives the key of custom gradients from the dropout key. The numbers of microbatches
+and shards, which derive keys too, are smaller."""
+
+
+@dataclass(frozen=True)
+class GradientRule(StepFeature):
+    """Gradients that a function computes from backward passes."""
+
+    name: ClassVar[str] = "gradients"
+    compute: Callable[[Backward, Any, jax.Array], tuple[Any, Any]]
+    """(backward, parameters, key) -> gradients, auxiliary outputs."""
+
+    def differentiate(self, forward: ForwardPass, trained: Any) -> tuple[Any, PassResults]:
+        import jax
+
+        key = jax.random.fold_in(forward.batch.dropout_key, GRADIENTS_DRAW)
+        return self.compute(forward.differentiate, trained, key)
 
 
 @component("gradients")

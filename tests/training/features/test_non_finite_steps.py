@@ -2,44 +2,65 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.training.loss_scales import Dynamic
-from pipeline.training.non_finite_steps import STOP, NonFinitePolicy, Rollback, Skip
-from pipeline.training.state import (
+from pipeline.training.features.loss_scales import Dynamic, LossScaleState, OverflowCounts
+from pipeline.training.features.non_finite_steps import (
+    STOP,
+    NonFinitePolicy,
     NonFiniteStepCounts,
-    OverflowCounts,
-    Record,
-    TrainState,
+    NonFiniteSteps,
+    Rollback,
+    Skip,
 )
+from pipeline.training.state import Record, TrainState
+from pipeline.training.step_config import StepConfig
 from pipeline.training.telemetry import StepOutcome, count_updates
-from pipeline.training.update import count_non_finite_step, decide_outcome
+from pipeline.training.update import decide_outcome
 from tests.step_rows import telemetry_of
-from tests.training.test_step import LOUD, RATES, assert_same, make_batch, make_step, start
+from tests.training.test_step import (
+    LOUD,
+    RATES,
+    assert_same,
+    make_batch,
+    make_config,
+    make_step,
+    start,
+)
 
 FINITE = Record(*map(jnp.float32, (0.5, 0.1, 2.0, 1.0, 0.0)))
 NON_FINITE = FINITE._replace(loss=jnp.float32(np.nan))
 OVERFLOW = FINITE._replace(grad_norm=jnp.float32(np.inf), skipped=jnp.float32(1))
 NO_OVERFLOWS = OverflowCounts(jnp.int32(0), jnp.int32(0), jnp.int32(0))
+SKIPPING = LossScaleState(jnp.float32(1), NO_OVERFLOWS)
 
 
 def state(in_a_row: int = 0, left_out: int = 0) -> TrainState:
     counts = NonFiniteStepCounts(jnp.int32(in_a_row), jnp.int32(left_out))
-    return TrainState(jnp.int32(7), {}, {}, (), jnp.float32(1), bad_steps=counts)
+    parts = {"loss_scale": LossScaleState(jnp.float32(1), None), "non_finite_steps": counts}
+    return TrainState(jnp.int32(7), {}, {}, (), parts)
+
+
+def make_policy_config(policy: NonFinitePolicy) -> StepConfig:
+    return make_config(on_nan=policy if policy.counts_steps else None)
+
+
+def count_step(config: StepConfig, before: TrainState, outcome: StepOutcome) -> TrainState:
+    feature = config.find(NonFiniteSteps)
+    return before if feature is None else feature.change_step(before, outcome)
 
 
 def after(
     record: Record, before: TrainState, policy: NonFinitePolicy
 ) -> tuple[int, int, int, bool]:
     """The step, both counts, and whether training continues."""
-    outcome = decide_outcome(policy, before, record.loss, record.grad_norm)
-    counted = count_non_finite_step(policy, before, outcome)
-    assert counted.bad_steps is not None
-    counts = int(counted.bad_steps.in_a_row), int(counted.bad_steps.left_out)
+    config = make_policy_config(policy)
+    outcome = decide_outcome(config, before, record.loss, record.grad_norm)
+    counted = count_step(config, before, outcome)
+    part = counted.features["non_finite_steps"]
+    counts = int(part.in_a_row), int(part.left_out)
     return int(counted.step), *counts, bool(outcome.should_continue)
 
 
@@ -57,23 +78,25 @@ def test_finite_step_resets_the_count() -> None:
 
 
 def test_overflow_neither_increments_nor_resets_the_count() -> None:
-    before = replace(state(2, 4), overflows=NO_OVERFLOWS)
+    before = state(2, 4).replace_part("loss_scale", SKIPPING)
     assert after(OVERFLOW, before, Skip()) == (7, 2, 4, True)
 
 
 @pytest.mark.parametrize("policy", [STOP, Rollback()])
 def test_stop_and_rollback_policies_end_the_loop(policy: NonFinitePolicy) -> None:
-    outcome = decide_outcome(policy, state(), NON_FINITE.loss, NON_FINITE.grad_norm)
-    assert_same(count_non_finite_step(policy, state(), outcome), state())
+    config = make_policy_config(policy)
+    outcome = decide_outcome(config, state(), NON_FINITE.loss, NON_FINITE.grad_norm)
+    assert_same(count_step(config, state(), outcome), state())
     assert not bool(outcome.should_continue)
 
 
 @pytest.mark.parametrize("skips_overflow", [False, True])
 def test_telemetry_outcome_matches_the_step(skips_overflow: bool) -> None:
     """Applied, overflow and non-finite, each with and without a loss scale that skips overflows."""
-    before = replace(state(), overflows=NO_OVERFLOWS if skips_overflow else None)
+    before = state().replace_part("loss_scale", SKIPPING) if skips_overflow else state()
     records = (FINITE, OVERFLOW, NON_FINITE)
-    decided = [decide_outcome(Skip(), before, r.loss, r.grad_norm) for r in records]
+    config = make_policy_config(Skip())
+    decided = [decide_outcome(config, before, r.loss, r.grad_norm) for r in records]
     rows = [[*r[:4], outcome.skipped] for r, outcome in zip(records, decided, strict=True)]
     read = telemetry_of(0, np.array(rows, np.float32)).classify_steps(skips_overflow=skips_overflow)
     for name in StepOutcome._fields:
@@ -91,13 +114,11 @@ def test_overflow_is_for_the_loss_scale_and_nan_loss_for_the_policy() -> None:
     before = start(step)
     overflown, record = step.step(before, make_batch(), RATES)
     assert (record.skipped, bool(record.should_continue)) == (1, True)
-    assert overflown.overflows is not None
-    assert overflown.bad_steps is not None
-    assert (int(overflown.overflows.skipped_steps), int(overflown.bad_steps.left_out)) == (1, 0)
+    scale, counts = (overflown.features[name] for name in ("loss_scale", "non_finite_steps"))
+    assert (int(scale.overflows.skipped_steps), int(counts.left_out)) == (1, 0)
     broken = make_batch(columns={**make_batch().columns, "image": np.full((4, 2, 2, 1), np.nan)})
     left, record = step.step(overflown, broken, RATES)
     assert (record.skipped, bool(record.should_continue)) == (1, True)
-    assert left.bad_steps is not None
-    assert (int(left.step), int(left.bad_steps.left_out)) == (2, 1)
-    assert_same((left.loss_scale, left.overflows), (overflown.loss_scale, overflown.overflows))
+    assert (int(left.step), int(left.features["non_finite_steps"].left_out)) == (2, 1)
+    assert_same(left.features["loss_scale"], scale)
     assert_same((left.params, left.opt_state), (before.params, before.opt_state))

@@ -20,9 +20,9 @@ from pipeline.models.layers import standard
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.stages.fine_tuning import compute_depth_rates
 from pipeline.training.component_specs import AverageSpec
-from pipeline.training.freezing import optimize_by_phase, select_phase
+from pipeline.training.features.freezing import FreezePhase, optimize_by_phase, select_phase
 from pipeline.training.optimizers.first_order import Adam, ClipSpec, Momentum
-from pipeline.training.state import FreezePhase, TrainState, split_params
+from pipeline.training.state import TrainState, split_params
 from pipeline.training.step import TrainStep
 from tests.conftest import ROOT
 from tests.models.build import network
@@ -82,7 +82,7 @@ def arrays_at(when: str) -> dict[str, np.ndarray]:
 
 def list_paths(state: TrainState) -> dict[str, np.ndarray]:
     """Parameters and statistics by path."""
-    tree = {"params": state.params, "batch_stats": state.batch_stats}
+    tree = state.variables
     return {path: np.asarray(leaf) for path, leaf in flatten_dict(tree, sep="/").items()}
 
 
@@ -205,7 +205,7 @@ def test_state_structure_is_equal_in_all_phases(changed: dict[str, Any]) -> None
         state = run_steps(step, state, number, number + 1)
         assert jax.tree.map(np.shape, state) == shapes
         if changed.get("average") and number == 1:
-            assert_same(state.average["Dense_0"], state.params["Dense_0"])
+            assert_same(state.features["average"]["Dense_0"], state.params["Dense_0"])
 
 
 def test_config_of_a_phase_has_its_frozen_patterns() -> None:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.training.loss_scales import Auto, Dynamic, Fixed, LossScale, LossScaling
+from pipeline.training.features.loss_scales import Auto, Dynamic, Fixed, LossScale, LossScaling
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "precision" / "loss_scale.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "precision" / "loss_scale.json"
 CASES = json.loads(GOLDEN.read_text())["cases"]
 PARSER: TypeAdapter[LossScaling] = TypeAdapter(LossScale)
 

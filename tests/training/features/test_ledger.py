@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
-from pipeline.training.ledger import (
+from pipeline.training.features.ledger import (
     EARLY_READINGS,
     Readings,
     add_readings,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,17 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from pipeline.core.errors import RecipeError
-from pipeline.models.modules.layer_capture import LayerCapture, Observations
+from pipeline.models.modules.layer_capture import (
+    LayerCapture,
+    Observations,
+    grad_observing_layers,
+)
 from pipeline.models.modules.layout import shape_nhwc
 from pipeline.models.modules.name_stack import UPDATE
+from pipeline.training.forward_pass import ForwardPass, PassResults
+from pipeline.training.state import Gradients, TrainState
+from pipeline.training.step_feature import StepFeature
+from pipeline.training.telemetry import count_updates
 
 T = TypeVar("T")
 
@@ -76,6 +84,40 @@ class CurvatureRule:
     def is_due(self, updates: Array) -> Array:
         """Return whether the update after `updates` updates refreshes the curvature, bool ()."""
         return updates % self.period == 0
+
+
+@dataclass(frozen=True)
+class LayerCurvature(StepFeature):
+    """The sums of each layer that the optimizer's update takes as `curvature`."""
+
+    name: ClassVar[str] = "curvature"
+    rule: CurvatureRule
+    is_mean: bool
+    """Whether the loss of a batch is a mean over its samples."""
+
+    def _is_due(self, state: TrainState) -> Array:
+        return self.rule.is_due(count_updates(state))
+
+    def differentiate(self, forward: ForwardPass, trained: Any) -> tuple[Any, PassResults]:
+        values, results, captures = grad_observing_layers(
+            forward, trained, forward.config.apply_lowerings
+        )
+        due = self._is_due(forward.state)
+        layers = sum_layers(self.rule, captures, forward.batch.mask, due)
+        return values, results._replace(sums={**results.sums, self.name: layers})
+
+    def exchange_sums(self, state: TrainState, sums: Any, add: Callable[[Any], Any]) -> Any:
+        """Return the sums over all devices. Moments are large, so they are exchanged only at
+        updates that refresh the curvature."""
+        num_positions = add({path: layer.num_positions for path, layer in sums.items()})
+        return exchange_moments(self.rule, sums, num_positions, self._is_due(state), add)
+
+    def list_optimizer_arguments(
+        self, state: TrainState, gradients: Gradients, count: Array | int, unscale: Array | float
+    ) -> Mapping[str, Any]:
+        scale = unscale * count if self.is_mean else unscale
+        layers = gradients.sums[self.name]
+        return {"curvature": Curvature(layers, count, scale, self._is_due(state))}
 
 
 @jax.named_scope(UPDATE)

@@ -8,18 +8,22 @@ infinite, since its square overflows.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, PositiveFloat, PositiveInt
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from pipeline.core.registry import MAX_FLOAT, ComponentOf, Spec, component
+from pipeline.training.step_feature import StepFeature
 
 if TYPE_CHECKING:
     from jax import Array
 
     from pipeline.models.layers.precision import Level
+    from pipeline.training.state import TrainState
+    from pipeline.training.telemetry import StepOutcome
 
 
 class LossScaleSpec(Spec):
@@ -144,3 +148,93 @@ def _convert_number(value: Any) -> Any:
 LossScale = Annotated[
     LossScaleSpec, ComponentOf("loss_scale"), BeforeValidator(_convert_number), _AllowNumber()
 ]
+
+LOSS_SCALE = "loss_scale"
+MAX_CONSECUTIVE_OVERFLOWS = 1000
+"""Consecutive overflows that a run survives: DynamicLossScaleManager's `bad_step_max`."""
+
+
+class OverflowCounts(NamedTuple):
+    """Counts for a loss scale that skips overflows, int32 scalars."""
+
+    good_steps: Array
+    """Steps since the last overflow, or since the scale was last changed."""
+    bad_steps: Array
+    """Consecutive overflows up to now."""
+    skipped_steps: Array
+    """Overflows since the run began."""
+
+
+class LossScaleState(NamedTuple):
+    """The scale of the next step, float32 (), and the overflows so far; None if the scale skips
+    none."""
+
+    scale: Array
+    overflows: OverflowCounts | None
+
+    @property
+    def left_out(self) -> Array | None:
+        """The steps of the run without an update."""
+        return None if self.overflows is None else self.overflows.skipped_steps
+
+
+@dataclass(frozen=True)
+class ScaledLoss(StepFeature):
+    """The loss scale of a step, and the skipping of overflows."""
+
+    name: ClassVar[str] = LOSS_SCALE
+    scaling: LossScaling
+
+    def init(self, trained: Any) -> LossScaleState:
+        import jax.numpy as jnp
+
+        zero = jnp.zeros((), jnp.int32)
+        counts = OverflowCounts(zero, zero, zero) if self.scaling.skips_overflow else None
+        return LossScaleState(jnp.asarray(self.scaling.initial, jnp.float32), counts)
+
+    def get_loss_scale(self, state: TrainState) -> Array:
+        scale: Array = state.features[LOSS_SCALE].scale
+        return scale
+
+    def decide(
+        self, state: TrainState, outcome: StepOutcome, loss: Array, grad_norm: Array
+    ) -> StepOutcome:
+        """Return the outcome with overflows. A non-finite loss isn't an overflow, since a smaller
+        scale wouldn't make it finite."""
+        import jax.numpy as jnp
+
+        counts = state.features[LOSS_SCALE].overflows
+        if counts is None:
+            return outcome
+        overflow = jnp.isfinite(loss) & ~jnp.isfinite(grad_norm)
+        return outcome._replace(overflow=overflow & (counts.bad_steps < MAX_CONSECUTIVE_OVERFLOWS))
+
+    def change_step(self, state: TrainState, outcome: StepOutcome) -> TrainState:
+        """Return the state with the scale of the next step, and with an overflow counted. After a
+        step that was neither applied nor an overflow, the state is the same."""
+        import jax
+        import jax.numpy as jnp
+
+        part = state.features[LOSS_SCALE]
+        before = part.overflows
+        if before is None:
+            return state
+        overflow = outcome.overflow
+        scale, good_steps = self.scaling.next(part.scale, before.good_steps, overflow)
+        counts = OverflowCounts(
+            good_steps,
+            jnp.where(overflow, before.bad_steps + 1, 0),
+            before.skipped_steps + overflow,
+        )
+        after = (state.step + overflow, scale, counts)
+        unchanged = (state.step, part.scale, before)
+        step, scale, counts = jax.tree.map(
+            lambda new, old: jnp.where(outcome.applied | overflow, new, old), after, unchanged
+        )
+        return replace(state, step=step).replace_part(LOSS_SCALE, LossScaleState(scale, counts))
+
+
+def get_loss_scale_state(state: TrainState) -> LossScaleState:
+    """Return the loss scale's part of the state of a step that has one."""
+    part: LossScaleState = state.features[LOSS_SCALE]
+    return part

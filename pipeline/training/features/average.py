@@ -1,0 +1,57 @@
+"""The moving average of the trained parameters, which evaluations use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import Array
+
+from pipeline.training.component_specs import AverageSpec
+from pipeline.training.state import Gradients, TrainState, list_paths, merge_params
+from pipeline.training.step_feature import StepFeature
+from pipeline.training.telemetry import count_updates
+
+AVERAGE = "average"
+
+
+@dataclass(frozen=True)
+class MovingAverage(StepFeature):
+    """An exponential moving average of the trained parameters. Its state is the average."""
+
+    name: ClassVar[str] = AVERAGE
+    is_like_params: ClassVar[bool] = True
+    spec: AverageSpec
+
+    def init(self, trained: Any) -> Any:
+        return jax.tree.map(jnp.copy, trained)
+
+    def change_update(
+        self, before: TrainState, after: TrainState, gradients: Gradients, count: Array | int
+    ) -> TrainState:
+        average = before.features[AVERAGE]
+        params = select_averaged(average, after.params)
+        updated = update_ema(average, params, self.spec, count_updates(before))
+        return after.replace_part(AVERAGE, updated)
+
+    def change_weights(self, state: TrainState, params: Any) -> Any:
+        return merge_params(params, state.features[AVERAGE])
+
+
+def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:
+    """Return the moving average after an update. `updates`, int32 (), is the number of updates
+    before it."""
+    assert spec.decay is not None, "callers have an average, so its decay is set"
+    count = updates.astype(jnp.float32)
+    ramp = (1 + count) / (10 + count)
+    decay = jnp.minimum(spec.decay, ramp) if spec.warmup else jnp.float32(spec.decay)
+    return jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), average, params)
+
+
+def select_averaged(average: Any, params: Any) -> Any:
+    """Return the parameters that have a moving average."""
+    flat = flatten_dict(dict(params))
+    return unflatten_dict({path: flat[path] for path in list_paths(average)})

@@ -1,0 +1,111 @@
+"""Accumulation of gradients over steps, until they are of a number of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import PositiveInt
+
+from pipeline.core.registry import component
+from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
+from pipeline.training.step_feature import StepFeature, UpdateOptimizer
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from pipeline.training.forward_pass import ForwardPass, Outputs
+    from pipeline.training.state import Gradients, TrainState
+    from pipeline.training.telemetry import StepOutcome
+
+
+@component("feature")
+class AccumulateLabelsSpec(FeatureSpec):
+    """Updates the parameters when the gradients since the last update are of at least `labels`
+    valid labels: of tokens, pixels or samples. The update's gradients are the mean over these
+    labels. Steps, and the learning rates, go on at every batch."""
+
+    name: Literal["accumulate_labels"] = "accumulate_labels"
+    labels: PositiveInt
+
+    def check(self, recipe: Any) -> Iterator[str]:
+        reduction = recipe.train.loss.reduction
+        if reduction != "mean":
+            yield f"train.loss.reduction = {reduction}: must be mean with accumulate_labels"
+        if recipe.train.optimizer.observes_layers:
+            name = recipe.train.optimizer.name
+            yield f"train.optimizer = {name}: must be another optimizer with accumulate_labels"
+
+    def build(self, context: FeatureContext) -> StepFeature:
+        return AccumulateLabels(self.labels)
+
+
+@dataclass(frozen=True)
+class AccumulateLabels(StepFeature):
+    """The sum of gradients since the last update, weighted by labels: {"sum": a tree in the form of
+    the trained parameters, "labels": float32 ()}."""
+
+    name: ClassVar[str] = "accumulate_labels"
+    is_like_params: ClassVar[bool] = True
+    labels: int
+    columns: tuple[str, ...] = ("accumulated_labels",)
+
+    def init(self, trained: Any) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        return {"sum": jax.tree.map(jnp.zeros_like, trained), "labels": jnp.float32(0)}
+
+    def change_outputs(self, forward: ForwardPass, trained: Any, outputs: Outputs) -> Outputs:
+        from pipeline.training.losses import count_batch_labels
+
+        batch = forward.batch
+        number = count_batch_labels(forward.config, outputs.logits, batch.labels, batch.mask)
+        return outputs._replace(sums={**outputs.sums, self.name: number})
+
+    def make_columns(
+        self, state: TrainState, gradients: Gradients, outcome: StepOutcome
+    ) -> tuple[Array, ...]:
+        return (state.features[self.name]["labels"] + gradients.sums[self.name],)
+
+    def change_optimizer(
+        self, update: UpdateOptimizer, state: TrainState, gradients: Gradients
+    ) -> UpdateOptimizer:
+        import jax
+        import jax.numpy as jnp
+
+        def update_when_due(values: Any) -> tuple[Any, Any]:
+            total, labels = self._add(state, gradients)
+            mean = jax.tree.map(lambda s: s / jnp.maximum(labels, 1), total)
+            directions, opt_state = update(mean)
+            is_due = labels >= self.labels
+
+            def select(new: Array, old: Array | float) -> Array:
+                return jnp.where(is_due, new, old)
+
+            directions = jax.tree.map(lambda d: select(d, 0.0), directions)
+            return directions, jax.tree.map(select, opt_state, state.opt_state)
+
+        return update_when_due
+
+    def change_update(
+        self, before: TrainState, after: TrainState, gradients: Gradients, count: Array | int
+    ) -> TrainState:
+        import jax
+        import jax.numpy as jnp
+
+        total, labels = self._add(before, gradients)
+        part = {"sum": total, "labels": labels}
+        is_due = labels >= self.labels
+        part = jax.tree.map(lambda x: jnp.where(is_due, 0, x), part)
+        return after.replace_part(self.name, part)
+
+    def _add(self, state: TrainState, gradients: Gradients) -> tuple[Any, Array]:
+        """Return the sums with this step's gradients, which are a mean over its labels."""
+        import jax
+
+        before = state.features[self.name]
+        number = gradients.sums[self.name]
+        total = jax.tree.map(lambda s, g: s + number * g, before["sum"], gradients.values)
+        return total, before["labels"] + number

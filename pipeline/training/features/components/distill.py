@@ -1,0 +1,122 @@
+"""Distillation: the network learns the outputs of a teacher besides the labels.
+
+Hinton, Vinyals and Dean, Distilling the knowledge in a neural network, 2015 (arXiv 1503.02531);
+with an average of the network as teacher: Tarvainen and Valpola, Mean teachers are better role
+models, 2017 (arXiv 1703.01780).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat
+
+from pipeline.core.registry import component
+from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec, TrainedNetwork
+from pipeline.training.step_feature import StepFeature
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from pipeline.training.forward_pass import ForwardPass, Outputs
+    from pipeline.training.state import Gradients, TrainState
+    from pipeline.training.telemetry import StepOutcome
+
+AVERAGE = "ema"
+
+
+@component("feature")
+class DistillSpec(FeatureSpec):
+    """The loss of a sample is (1 - `weight`) times its loss, plus `weight` times T^2 times the
+    divergence KL(teacher || network) of the predictions at temperature T.
+
+    `teacher` is a run directory, or ema: the moving average of this network, with `decay`.
+    """
+
+    applies_network: ClassVar[bool] = True
+    name: Literal["distill"] = "distill"
+    teacher: str
+    weight: Annotated[float, Field(gt=0, le=1)] = 0.5
+    temperature: PositiveFloat = 2.0
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
+
+    def check(self, recipe: Any) -> Iterator[str]:
+        tasks = recipe.train.loss.tasks
+        if "classification" not in tasks and "next_token" not in tasks:
+            name = recipe.train.loss.name
+            yield f"train.loss = {name}: must be a loss of classes with train.features.distill"
+
+    def build(self, context: FeatureContext) -> StepFeature:
+        network = None if self.teacher == AVERAGE else context.load_network(Path(self.teacher))
+        return Distillation(self, network)
+
+
+@dataclass(frozen=True, eq=False)
+class Distillation(StepFeature):
+    """The teacher; its state is the teacher's parameters and collections, or the average."""
+
+    name: ClassVar[str] = "distill"
+    spec: DistillSpec
+    network: TrainedNetwork | None
+    """The teacher; None: the average of the network."""
+    columns: tuple[str, ...] = ("teacher_divergence",)
+
+    def init(self, trained: Any) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        teacher = trained if self.network is None else self.network.variables
+        return jax.tree.map(jnp.array, teacher)
+
+    def change_outputs(self, forward: ForwardPass, trained: Any, outputs: Outputs) -> Outputs:
+        import jax
+        import jax.numpy as jnp
+
+        teacher_logits = jax.lax.stop_gradient(self._predict(forward))
+        temperature = self.spec.temperature
+        log_p = jax.nn.log_softmax(teacher_logits.astype(jnp.float32) / temperature)
+        log_q = jax.nn.log_softmax(outputs.logits.astype(jnp.float32) / temperature)
+        divergence = (jnp.exp(log_p) * (log_p - log_q)).sum(axis=-1)
+        divergence = divergence.reshape(len(divergence), -1).mean(axis=1)  # over positions
+        weight = self.spec.weight
+        losses = (1 - weight) * outputs.losses + weight * temperature**2 * divergence
+        mask = forward.batch.mask
+        sums = jnp.where(mask, divergence, 0).sum(), mask.sum().astype(jnp.float32)
+        return outputs._replace(losses=losses, sums={**outputs.sums, self.name: sums})
+
+    def _predict(self, forward: ForwardPass) -> Array:
+        from dataclasses import replace
+
+        from pipeline.training.state import merge_params
+
+        part = forward.state.features[self.name]
+        if self.network is not None:
+            return self.network.apply(part, forward.batch.images)
+        state = replace(forward.state, params=merge_params(forward.state.params, part))
+        return replace(forward, state=state).predict(forward.batch.images)
+
+    def make_columns(
+        self, state: TrainState, gradients: Gradients, outcome: StepOutcome
+    ) -> tuple[Array, ...]:
+        import jax.numpy as jnp
+
+        total, count = gradients.sums[self.name]
+        return (total / jnp.maximum(count, 1),)
+
+    def change_update(
+        self, before: TrainState, after: TrainState, gradients: Gradients, count: Array | int
+    ) -> TrainState:
+        import jax
+
+        from pipeline.training.features.average import select_averaged
+
+        if self.network is not None:
+            return after
+        average = before.features[self.name]
+        params = select_averaged(average, after.params)
+        rate = 1 - self.spec.decay
+        moved = jax.tree.map(lambda a, p: a + rate * (p - a), average, params)
+        return after.replace_part(self.name, moved)

@@ -1,0 +1,116 @@
+"""The gradient noise scale, by layer: the batch size beyond which larger batches gain little.
+
+McCandlish et al., An empirical model of large-batch training, 2018 (arXiv 1812.06162), appendix A:
+squared norms of the gradients of parts of the batch and of the whole batch give unbiased estimates
+of |G|^2 and of the trace S of the covariance of a sample's gradient. The noise scale is S / |G|^2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from pipeline.core.registry import component
+from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
+from pipeline.training.step_feature import StepFeature
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from pipeline.training.forward_pass import ForwardPass
+    from pipeline.training.state import Gradients, TrainState
+    from pipeline.training.telemetry import StepOutcome
+
+ALL = "all"
+
+
+@component("feature")
+class GradientNoiseSpec(FeatureSpec):
+    """Records the noise scale of all trained parameters, and of each layer. Both estimates are
+    averaged over steps with `decay`. The parts of a batch are microbatches or shards."""
+
+    name: Literal["gradient_noise"] = "gradient_noise"
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
+
+    def check(self, recipe: Any) -> Iterator[str]:
+        if recipe.train.accumulate_steps == 1 and recipe.parallel.mode == "none":
+            yield (
+                "train.accumulate_steps = 1: must be above 1 with train.features.gradient_noise, "
+                "which compares microbatches with the batch; or parallel.mode must be data"
+            )
+
+    def build(self, context: FeatureContext) -> StepFeature:
+        layers = (ALL, *context.params)
+        return GradientNoise(self.decay, tuple(f"noise_scale/{layer}" for layer in layers))
+
+
+@dataclass(frozen=True)
+class GradientNoise(StepFeature):
+    """Averages of the two estimates by layer: {layer: (S, |G|^2)}, float32 ()."""
+
+    name: ClassVar[str] = "gradient_noise"
+    decay: float
+    columns: tuple[str, ...]
+
+    def init(self, trained: Any) -> Any:
+        import jax.numpy as jnp
+
+        return {layer: (jnp.float32(0), jnp.float32(0)) for layer in self._layers}
+
+    @property
+    def _layers(self) -> list[str]:
+        return [column.partition("/")[2] for column in self.columns]
+
+    def sum_part(self, forward: ForwardPass, values: Any) -> Any:
+        """Return the squared norms of a part's gradients by layer, the number 1, and the number of
+        the part's samples."""
+        import jax.numpy as jnp
+
+        samples = forward.batch.mask.sum().astype(jnp.float32)
+        return self._square(values), jnp.float32(1), samples
+
+    def make_columns(
+        self, state: TrainState, gradients: Gradients, outcome: StepOutcome
+    ) -> tuple[Array, ...]:
+        averages = self._average(state, gradients, state.features["loss_scale"].scale)
+        return tuple(noise / signal for noise, signal in averages.values())
+
+    def change_update(
+        self, before: TrainState, after: TrainState, gradients: Gradients, count: Array | int
+    ) -> TrainState:
+        return after.replace_part(self.name, self._average(before, gradients, 1.0))
+
+    def _average(
+        self, state: TrainState, gradients: Gradients, scale: Array | float
+    ) -> dict[str, tuple[Array, Array]]:
+        """Return the averages with a step's estimates. `gradients.values` are of the loss times
+        `scale`."""
+        part_scale = state.features["loss_scale"].scale
+        part_squares, parts, samples = gradients.sums[self.name]
+        squares = self._square(gradients.values)
+        averages = {}
+        for layer, (noise, signal) in state.features[self.name].items():
+            # A part's gradients are its share of the mean: 1 / parts of the gradients of its mean.
+            small = parts * part_squares[layer] / part_scale**2
+            large = squares[layer] / scale**2
+            rate = (1 - self.decay) / (parts - 1)
+            averages[layer] = (
+                self.decay * noise + rate * samples * (small - large),
+                self.decay * signal + rate * (parts * large - small),
+            )
+        return averages
+
+    def _square(self, values: Any) -> Mapping[str, Array]:
+        """Return the squared norms of gradients by layer; 0 for a layer that isn't trained."""
+        import jax
+        import jax.numpy as jnp
+
+        squares = {layer: jnp.float32(0) for layer in self._layers}
+        for layer, tree in values.items():
+            for leaf in jax.tree.leaves(tree):
+                squares[layer] += jnp.square(leaf).sum()
+        squares[ALL] = sum(squares[layer] for layer in values)
+        return squares

@@ -1,0 +1,176 @@
+"""Features of a training step: what it does besides computing a loss and updating parameters.
+
+A feature is an object with methods for the moments of a step at which it acts. It has only the
+methods that it needs. The step calls the features in the order of `StepConfig.features`, which is
+the order of `stages/step_features.py` for a recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
+
+    from pipeline.data.batch import Batch
+    from pipeline.training.forward_pass import ForwardPass, Outputs, PassResults
+    from pipeline.training.state import Gradients, MappedBatch, TrainState
+    from pipeline.training.step_config import StepConfig
+    from pipeline.training.telemetry import StepOutcome, Telemetry
+
+    Array = jax.Array
+
+T = TypeVar("T")
+ComputeGradients = Callable[[Mapping[str, Any], "MappedBatch"], "Gradients"]
+"""(network's collections, batch after its map ops) -> gradients of the batch."""
+UpdateOptimizer = Callable[[Any], tuple[Any, Any]]
+"""(gradients) -> directions, by which the parameters are moved, and the optimizer's state."""
+
+
+class StepFeature:
+    """Base of the features of a step. The methods are in the order in which a step calls them.
+
+    A feature finds its state in `state.features[self.name]`.
+    """
+
+    name: ClassVar[str]
+    """Key of its state, of its sums and of its readings."""
+    frozen: tuple[str, ...] = ()
+    """Patterns over parameters that this step doesn't train."""
+    columns: tuple[str, ...] = ()
+    """Names of its columns of metrics.jsonl."""
+    is_like_params: ClassVar[bool] = False
+    """Whether its state has arrays of the parameters' shapes, which devices share as they share
+    the parameters."""
+
+    @property
+    def never_trained(self) -> tuple[str, ...]:
+        """Patterns over parameters that no step trains."""
+        return self.frozen
+
+    def init(self, trained: Any) -> Any:
+        """Return its state at step 0 from the trained parameters; None if it has no state."""
+        return None
+
+    def choose_config(
+        self, config: StepConfig, step: Array, compute: Callable[[StepConfig], T]
+    ) -> T:
+        """Return `compute` of the configuration of a step. `step`, int32 (), is the number of steps
+        before it."""
+        return compute(config)
+
+    def draw(self, batch: Batch, shape: tuple[int, ...]) -> Array:
+        """Return random numbers of the samples, (B, ...), for `MappedBatch.extras`. They are drawn
+        before the batch is split. `shape` is the shape of the images, (B, H, W, C)."""
+        raise NotImplementedError
+
+    def split_batch(self, compute: ComputeGradients) -> ComputeGradients:
+        """Return a function that computes the gradients of a batch from parts of it."""
+        return compute
+
+    def change_inputs(self, forward: ForwardPass) -> MappedBatch:
+        """Return the batch for the forward pass, such as with attacked images."""
+        return forward.batch
+
+    def change_outputs(self, forward: ForwardPass, trained: Any, outputs: Outputs) -> Outputs:
+        """Return the outputs of the forward pass with other losses of samples, or with sums."""
+        return outputs
+
+    def select_samples(self, losses: Array, valid: Array) -> Array:
+        """Return the samples that the loss is reduced over, a mask, bool (B,). `valid`, bool (B,),
+        marks those that may be selected."""
+        return valid
+
+    def read_samples(self, outputs: Outputs, batch: MappedBatch, valid: Array) -> Any:
+        """Return arrays (B, ...) of the samples, for `add_readings`. `valid`, bool (B,), marks the
+        samples with a label."""
+        return None
+
+    def differentiate(self, forward: ForwardPass, trained: Any) -> tuple[Any, PassResults]:
+        """Return gradients by the trained parameters, and the results of the forward pass. Only
+        one feature of a step can have this method."""
+        return forward.differentiate(trained)
+
+    def sum_part(self, forward: ForwardPass, values: Any) -> Any:
+        """Return sums over a part of the batch, a shard or a microbatch, from its gradients. They
+        are added over the parts to `Gradients.sums`. `values` are of the scaled loss."""
+        return None
+
+    def exchange_sums(self, state: TrainState, sums: Any, add: Callable[[Any], Any]) -> Any:
+        """Return its sums over all devices; `add` sums a pytree over devices. Without this method,
+        they are added together with the gradients."""
+        return add(sums)
+
+    def change_gradients(self, state: TrainState, gradients: Gradients) -> Any:
+        """Return other gradients of the whole batch, in the form of `gradients.values`."""
+        return gradients.values
+
+    def get_loss_scale(self, state: TrainState) -> Array | float:
+        """Return a factor on the loss that the update divides by."""
+        return 1.0
+
+    def decide(
+        self, state: TrainState, outcome: StepOutcome, loss: Array, grad_norm: Array
+    ) -> StepOutcome:
+        """Return the outcome of a step whose loss or gradient may not be finite."""
+        return outcome
+
+    def make_columns(
+        self, state: TrainState, gradients: Gradients, outcome: StepOutcome
+    ) -> tuple[Array, ...]:
+        """Return its columns of the step's record, float32 scalars in the order of `columns`.
+        `gradients` are of the scaled loss."""
+        return ()
+
+    def list_optimizer_arguments(
+        self, state: TrainState, gradients: Gradients, count: Array | int, unscale: Array | float
+    ) -> Mapping[str, Any]:
+        """Return further arguments of the optimizer's update, by name. `count` is the number of
+        samples, and `unscale` the inverse of the loss scale."""
+        return {}
+
+    def change_optimizer(
+        self, update: UpdateOptimizer, state: TrainState, gradients: Gradients
+    ) -> UpdateOptimizer:
+        """Return another update of the optimizer. `gradients` are unscaled."""
+        return update
+
+    def find_rate(self, path: tuple[str, ...], rate: Array) -> Array:
+        """Return the learning rate of the parameter at `path`. `rate` is what the feature before
+        returned, at first the step's rate or rates."""
+        return rate
+
+    def change_update(
+        self, before: TrainState, after: TrainState, gradients: Gradients, count: Array | int
+    ) -> TrainState:
+        """Return the state after an update with its state, or the parameters, changed. It isn't
+        called for a step whose update is skipped."""
+        return after
+
+    def change_step(self, state: TrainState, outcome: StepOutcome) -> TrainState:
+        """Return the state after a step, whether or not its update was applied."""
+        return state
+
+    def add_readings(
+        self, part: Any, rows: Array, readings: Any, outcome: StepOutcome, *, repeats: bool
+    ) -> Any:
+        """Return its state `part` with the readings of the samples `rows`, int32 (B,). `repeats` is
+        whether a batch may contain a sample twice. A state with this method isn't an argument of
+        the other moments, since XLA would copy it, and it may be as large as the data."""
+        return part
+
+    def measure(self, telemetry: Telemetry, seconds: float) -> Mapping[str, np.ndarray]:
+        """Return further columns of metrics.jsonl, (steps,), of the steps that the device computed
+        in `seconds`. The host calls it."""
+        return {}
+
+    def change_weights(self, state: TrainState, params: Any) -> Any:
+        """Return the parameters that an evaluation uses."""
+        return params
+
+
+def has_moment(feature: StepFeature, moment: str) -> bool:
+    """Return whether a feature acts at a moment: whether it has the method."""
+    return getattr(type(feature), moment) is not getattr(StepFeature, moment)

@@ -1,0 +1,161 @@
+"""Features of recipes: their order, their pairs, and runs with them on any layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline import run
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.core.reporter import Reporter
+from pipeline.data.batch import Batch
+from pipeline.stages.build import Built, build
+from pipeline.stages.data import load_data
+from tests.outcome import arrays
+
+Tiny = Callable[..., Recipe]
+
+SETTINGS = {
+    "freezing": ("train.freeze=[conv_*]",),
+    "loss_scale": ("train.loss_scale={name: dynamic, init: 128.0, window: 5}",),
+    "non_finite_steps": ("train.on_nan=skip",),
+    "adversarial": ("++train.adversarial={attack: pgd, radius: 0.1, steps: 2}",),
+    "hardest_samples": ("train.loss.hardest_share=0.5",),
+    "privacy": (
+        "train.batch_size=64",
+        "+privacy={noise: 1.0, delta: 1.0e-3, expected_batch_size: 24, accountant: rdp, seed: 5}",
+    ),
+    "curvature": ("optimizer=thor",),
+    "gradients": ("train.gradients=sam",),
+    "accumulation": ("train.accumulate_steps=2",),
+    "rate_groups": ("train.lr_rules=[{pattern: '*/bias', factor: 2.0}]",),
+    "layer_rates": ("train.lr_decay_by_layer=0.9",),
+    "average": ("train.ema.decay=0.9",),
+    "ledger": ("train.ledger=true",),
+    "lookahead": "{name: lookahead, steps: 3}",
+    "gradient_penalty": "gradient_penalty",
+    "accumulate_labels": "{name: accumulate_labels, labels: 50}",
+    "distill": "{name: distill, teacher: ema}",
+    "throughput": "throughput",
+    "gradient_noise": "gradient_noise",
+}
+"""Overrides that use a feature; a text is an entry of train.features."""
+REFUSED = {
+    *(("privacy", other) for other in SETTINGS if isinstance(SETTINGS[other], str)),
+    ("adversarial", "privacy"),
+    ("hardest_samples", "privacy"),
+    ("loss_scale", "privacy"),
+    ("non_finite_steps", "privacy"),
+    ("privacy", "curvature"),
+    ("privacy", "gradients"),
+    ("privacy", "ledger"),
+    ("adversarial", "curvature"),
+    ("curvature", "gradient_penalty"),
+    ("curvature", "distill"),
+    ("hardest_samples", "curvature"),
+    ("hardest_samples", "accumulation"),
+    ("curvature", "gradients"),
+    ("curvature", "accumulate_labels"),
+}
+"""Pairs of features that no recipe can have together. All other pairs are trained."""
+ALONE_REFUSED = {"gradient_noise": "train.accumulate_steps = 1: must be above 1"}
+"""Features that need another one."""
+
+
+def list_overrides(*names: str) -> list[str]:
+    settings = [SETTINGS[name] for name in names]
+    listed = [entry for entry in settings if isinstance(entry, str)]
+    keys = [key for entry in settings if not isinstance(entry, str) for key in entry]
+    return [*keys, f"train.features=[{', '.join(listed)}]"] if listed else keys
+
+
+def build_step(recipe: Recipe) -> Built:
+    reporter = Reporter()
+    return build(recipe, load_data(recipe, reporter), reporter)
+
+
+def trace_step(recipe: Recipe) -> None:
+    """Trace a step without compiling it."""
+    built = build_step(recipe)
+    shape = jax.ShapeDtypeStruct
+    count = recipe.train.batch_size
+    columns = {"image": shape((count, 8, 8, 1), np.uint8), "label": shape((count,), np.int32)}
+    scalar = shape((), np.int32)
+    batch = Batch(columns, shape((2,), np.uint32), scalar, shape((count,), np.int32), scalar)
+    rates = shape(built.learning_rates.shape, np.float32)
+    after, record = jax.eval_shape(built.step.step, built.state, batch, rates)
+    assert jax.tree.structure(after) == jax.tree.structure(built.state)
+    assert len(record.extras) == len(built.step_config.columns)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", [*combinations(SETTINGS, 2)], ids="-".join)
+def test_pair_is_traced_or_refused_by_name(pair: tuple[str, str], tiny: Tiny) -> None:
+    """Every pair: a step that keeps the form of its state, or one message with both."""
+    extra = [] if "accumulation" in pair or "gradient_noise" not in pair else ["accumulation"]
+    overrides = list_overrides(*pair, *extra)
+    if pair in REFUSED or pair[::-1] in REFUSED:
+        with pytest.raises(RecipeError):
+            trace_step(tiny(*overrides))
+        return
+    if extra and ("hardest_samples" in pair or "privacy" in pair):
+        return  # Its partner is refused, or refuses microbatches.
+    trace_step(tiny(*overrides))
+
+
+@pytest.mark.parametrize("name", ALONE_REFUSED)
+def test_feature_that_needs_another_says_so(name: str, tiny: Tiny) -> None:
+    with pytest.raises(RecipeError, match=ALONE_REFUSED[name]):
+        tiny(*list_overrides(name))
+
+
+@pytest.mark.medium
+def test_features_are_in_the_order_of_the_list(tiny: Tiny) -> None:
+    recipe = tiny(*list_overrides("average", "rate_groups", "lookahead", "ledger", "freezing"))
+    names = [feature.name for feature in build_step(recipe).step_config.features]
+    assert names == ["freezing", "loss_scale", "rate_groups", "lookahead", "average", "ledger"]
+
+
+@pytest.mark.medium
+def test_feature_listed_twice_is_refused(tiny: Tiny) -> None:
+    with pytest.raises(RecipeError, match="has 2 features lookahead"):
+        build_step(tiny("train.features=[lookahead, {name: lookahead, steps: 7}]"))
+
+
+@pytest.mark.medium
+def test_teacher_with_other_outputs_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"train\.features\.0 \(distill\)"):
+        build_step(tiny(f"train.features=[{{name: distill, teacher: {tmp_path}}}]"))
+
+
+LISTED = [name for name in SETTINGS if isinstance(SETTINGS[name], str) and name != "throughput"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LISTED)
+def test_bits_are_equal_for_every_sink_and_after_resuming(
+    name: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    extra = ["accumulation"] if name == "gradient_noise" else []
+    keys = [*list_overrides(name, *extra), "train.steps=24", "checkpoint.every_steps=12"]
+    for size in ("1", "7", "-1"):
+        run(tiny(*keys, f"train.sink_size={size}"), tmp_path / size)
+    run(tiny(*keys, "train.steps=12"), tmp_path / "parts")
+    run(tiny(*keys, f"train.resume={tmp_path / 'parts'}"), tmp_path / "parts")
+    reference = arrays(tmp_path / "1", 24)
+    for other in ("7", "-1", "parts"):
+        compared = arrays(tmp_path / other, 24)
+        assert compared.keys() == reference.keys()
+        for path, array in reference.items():
+            assert np.array_equal(array, compared[path], equal_nan=True), (other, path)
+    lines = (tmp_path / "7" / "metrics.jsonl").read_text().splitlines()
+    columns = set(json.loads(lines[-1]))
+    built = build_step(tiny(*keys))
+    assert set(built.step_config.columns) <= columns

@@ -1,0 +1,56 @@
+"""Distillation against a formula in numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.core.registry import make_component
+from pipeline.training.features.components.distill import Distillation
+from pipeline.training.features.feature_spec import TrainedNetwork
+from pipeline.training.step import map_batch
+from tests.training.test_step import RATES, flat, make_batch, make_config, make_step, start
+
+
+def log_softmax(logits: Any) -> np.ndarray:
+    values = np.asarray(logits, np.float64)
+    return values - np.log(np.exp(values).sum(-1, keepdims=True))
+
+
+@pytest.mark.slow
+def test_loss_is_the_weighted_mean_of_both_losses() -> None:
+    config = make_config()
+    network = config.network
+    other = make_step().init(np.array([5, 6], np.uint32))
+    teacher = TrainedNetwork(
+        lambda variables, images: network.apply(variables, images, train=False), other.variables
+    )
+    spec = make_component("feature", "distill", teacher="run", weight=0.3, temperature=2.0)
+    step = make_step(features=(*config.features, Distillation(spec, teacher)))
+    state, batch = start(step), make_batch(count=np.int32(3))
+    _, record = step.step(state, batch, RATES)
+    _, plain = make_step().step(start(make_step()), batch, RATES)
+    images, _ = map_batch(config, config.train_ops, batch)
+    log_p, log_q = (
+        log_softmax(network.apply(variables, images, train=False)[:3] / 2.0)
+        for variables in (other.variables, state.variables)
+    )
+    divergence = (np.exp(log_p) * (log_p - log_q)).sum(-1).mean()
+    assert float(record.extras[0]) == pytest.approx(divergence, rel=1e-4)
+    expected = 0.7 * float(plain.loss) + 0.3 * 4 * divergence
+    assert float(record.loss) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_average_as_teacher_follows_the_network() -> None:
+    spec = make_component("feature", "distill", teacher="ema", decay=0.75)
+    step = make_step(features=(*make_config().features, Distillation(spec, None)))
+    state = start(step)
+    average = flat(state.params)
+    for number in range(3):
+        state, record = step.step(state, make_batch(number), RATES)
+        average = average + 0.25 * (flat(state.params) - average)
+        np.testing.assert_allclose(flat(state.features["distill"]), average, rtol=1e-5, atol=1e-7)
+    assert float(record.extras[0]) > 0
