@@ -32,8 +32,8 @@ from pipeline.training.initial_state import get_image_shape
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
-SHOWN_S = 2.0
-"""Runs of at least this many seconds have an outlook."""
+SHOWN_S = 1.0
+"""Runs of at least about a second have an outlook."""
 LONG_S = 600.0
 """Runs of at least this many seconds show memory, checkpoints, and what would be shorter."""
 FLOPS = 1e11
