@@ -243,7 +243,7 @@ def _find_stage(place: Path) -> str:
     lines = file.read_text().splitlines() if file.exists() else []
     words = [line.split()[0] for line in lines if line and not line.startswith(" ")]
     has_steps = any(log.stat().st_size for log in place.rglob("metrics.jsonl"))
-    is_training = has_steps and words[-1:] and words[-1] in ("compile", "lower", "sink")
+    is_training = has_steps and words[-1:] and words[-1] in ("compile", "sink", "outlook")
     return "train" if is_training else (words[-1] if words else "start")
 
 

@@ -98,6 +98,35 @@ def test_first_readme_run_prints_the_shown_output(
     assert float(seen[1]) - digit < accuracy < float(seen[2]) + digit
 
 
+NAMES = "step|epoch|loss|accuracy|top5|lr"
+UNITS = "ms|s|MB|parameters|steps|epochs|samples"
+
+
+def test_numbers_of_the_shown_output_have_a_name_or_a_unit() -> None:
+    shown = re.search(r"python -m pipeline\n\n((?:    .+\n)+)", (ROOT / "README.md").read_text())
+    assert shown is not None
+    for line in shown[1].splitlines():
+        rest = re.sub(r"outputs/\S+|lenet5|\d\d:\d\d:\d\d", "", line)
+        rest = re.sub(rf"\b({NAMES}) [\d,.]+(/[\d,.]+)?", "", rest)
+        rest = re.sub(rf"[\d,.]*\d ({UNITS})\b", "", rest)
+        assert not re.search(r"\d", rest), line
+
+
+def test_readme_needs_three_words() -> None:
+    """Sink, epoch and step; other words of this project are explained where they are needed."""
+    inner = r"\b(sink epochs?|soft|boundary|boundaries|segments?|windows?|dispatch\w*|lowerings?)\b"
+    assert re.findall(inner, (ROOT / "README.md").read_text()) == []
+
+
+def test_glossary_has_at_most_ten_words() -> None:
+    text = (ROOT / "docs" / "README.md").read_text()
+    table = re.search(r"^\| word \| meaning \|\n\|.+\n((?:\|.+\n)+)", text, re.MULTILINE)
+    assert table is not None
+    words = re.findall(r"^\| ([\w ]+) \|", table[1], re.MULTILINE)
+    assert {"sink", "epoch", "step"} <= set(words)
+    assert len(words) <= 10
+
+
 def test_readme_is_short() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 120
@@ -107,6 +136,7 @@ def test_readme_is_short() -> None:
 def _without_results(line: str) -> str:
     """A line without what differs by version, machine and time: losses, times and the folder."""
     line = re.sub(r"outputs/[\d/-]+_", "outputs/", line.strip())
+    line = re.sub(r"about [\d.]+ ms a step, [\d.]+ s in all; ends at about [\d:]+", "about", line)
     line = re.sub(r"[\d.]+ ms a step", "ms a step", line)
     return re.sub(r"(loss|accuracy) [\d.e-]+", r"\1", line)
 

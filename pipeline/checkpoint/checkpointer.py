@@ -9,11 +9,14 @@ the metrics may be added later, if a resumed run repeats an interrupted evaluati
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -46,6 +49,7 @@ from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
 from pipeline.checkpoint.retention import Retention, add_metrics
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import commit, sync
+from pipeline.core.files.value_text import format_bytes
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.training.state import TrainState
 
@@ -88,6 +92,8 @@ class Checkpoints:
         self._retention = retention
         self._copies = copies
         self._last_step: int | None = None
+        self._state_bytes = 0
+        """Bytes of the last state that was to be saved."""
         self._last_save: Future[None] | None = None
         with self._convert_errors("make it"):
             self._root.mkdir(exist_ok=True)  # without parents: the run directory must exist
@@ -128,6 +134,7 @@ class Checkpoints:
             return
         # Copied, since the device reuses the buffers while they are being written.
         arrays = {path: np.array(leaf) for path, leaf in flatten_by_path(state).items()}
+        self._state_bytes = sum(array.nbytes for array in arrays.values())
         texts = {
             f"{HOST}/{META}": json.dumps(host_state),
             f"{RECIPE}/{META}": json.dumps(self._recipe),
@@ -204,7 +211,8 @@ class Checkpoints:
         try:
             yield
         except (OSError, ValueError, DamagedError) as error:
-            raise RunError(f"{self._root}: can't {action}: {error}") from error
+            problem = describe_disk_error(error, self._root, self._state_bytes)
+            raise RunError(f"{self._root}: can't {action}: {problem}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -221,6 +229,25 @@ class Checkpoints:
             raise RunError(f"{damage}; step {step} was complete when it was saved") from damage
         finally:
             self._writer.shutdown()
+
+
+def describe_disk_error(error: Exception, folder: Path, nbytes: int) -> str:
+    """Return an error of writing `nbytes` into a folder as text; of a full disk, with the free
+    bytes and what helps."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
+        if error.filename is not None and Path(os.fsdecode(error.filename)) != folder:
+            text += f": {os.fsdecode(error.filename)}"
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return text
+    needed = f"a checkpoint takes {format_bytes(nbytes)}, " if nbytes else ""
+    free_bytes = 0
+    with suppress(OSError):
+        free_bytes = shutil.disk_usage(folder).free
+    free = f"{needed}{format_bytes(free_bytes)} are free"
+    advice = "make room, or keep fewer checkpoints, as in checkpoint.keep=1"
+    return f"{error.strerror}: {free}; {advice}"
 
 
 def _require_readable(texts: Mapping[str, str]) -> None:

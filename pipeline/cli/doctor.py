@@ -84,10 +84,11 @@ def warn_if(is_bad: bool, what: str, text: str, advice: str) -> CheckResult:
     return CheckResult("warn", what, text, advice) if is_bad else CheckResult("ok", what, text)
 
 
-def main(overrides: Sequence[str]) -> CommandResult:
-    """Print the results of all checks of a recipe; the exit status is 1 if one failed, else 0.
+def main(overrides: Sequence[str], *, details: bool = False) -> CommandResult:
+    """Print what is wrong, or with `details` the results of all checks, and one line in all.
 
-    Nothing is downloaded. Raises RecipeError for an invalid recipe.
+    The exit status is 1 if a check of the recipe failed, else 0. Nothing is downloaded. Raises
+    RecipeError for an invalid recipe.
     """
     recipe = compose_and_check(add_train_length(overrides))
     results = []
@@ -99,12 +100,14 @@ def main(overrides: Sequence[str]) -> CommandResult:
     # fmt: on
     for check in checks:
         for result in _run_check(check, recipe):
-            print(result, flush=True)
+            if details or result.level != "ok":
+                print(result, flush=True)
             results.append(result)
     levels = [result.level for result in results]
     failed = levels.count("fail")
     warned = levels.count("warn")
-    print(f"{len(levels)} checks of {recipe.name}: {failed} failed, {warned} to look at")
+    fine = f"{levels.count('ok')} fine" + ("" if details else " (--details lists them)")
+    print(f"{len(levels)} checks of {recipe.name}: {failed} failed, {warned} to look at, {fine}")
     facts = {"checks": [asdict(result) for result in results]}
     return CommandResult(facts, exit_status=1 if failed else 0)
 

@@ -67,6 +67,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 """Levels of messages in MindSpore's order: the variable GLOG_v is 0 for debug, 3 for error."""
 Seconds = Annotated[float, Field(gt=0, le=366 * 24 * 3600)]
 """A time in seconds, at most a year."""
+LOSABLE_S = 600.0
+"""Most seconds of work that a crash loses, unless `checkpoint.every_seconds` is set."""
 
 
 def parse_size(text: str) -> int:
@@ -170,8 +172,8 @@ class TrainSpec(AdapterWords):
     """Training on attacked images; null: on images without attack."""
     ema: AverageSpec
     ledger: bool = False
-    """Whether the run records each training sample's last loss and margins, and how often it was
-    learnt and forgotten. Its report then lists suspicious labels."""
+    """Whether the run records how each training sample is learnt: its last loss and margins, and
+    how often it was learnt and forgotten. Its report then lists labels that are probably wrong."""
     resume: str | None
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
     resume_changed: Literal["refuse", "allow"]
@@ -239,7 +241,8 @@ class CheckpointSpec(Spec):
     every_epochs: PositiveInt | None
     """Epochs between two checkpoints."""
     every_seconds: Seconds | None
-    """Seconds since the last checkpoint, whatever has caused it."""
+    """Seconds since the last checkpoint, whatever has caused it; null: 600, so that a crash loses
+    at most ten minutes of work."""
     keep: PositiveInt
     """Number of newest checkpoints to keep, besides the best."""
     keep_minutes: Annotated[PositiveInt, Field(le=MAX_MINUTES)] | None = None
@@ -268,6 +271,11 @@ class CheckpointSpec(Spec):
     """Renaming rules for entries of the weights to restore; the first matching one applies."""
     partial: bool
     """Restore the matching entries even if others are missing, extra or misshapen."""
+
+    @property
+    def save_seconds(self) -> float:
+        """Longest time without a checkpoint, in seconds."""
+        return LOSABLE_S if self.every_seconds is None else self.every_seconds
 
 
 class EvalSpec(Spec):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from threading import Lock, Timer
@@ -17,6 +19,7 @@ from rich.console import Console
 
 from pipeline.core.errors import printable_lines, redirect_to_null
 from pipeline.core.files.real_files import open_unshared
+from pipeline.core.files.value_text import format_duration
 from pipeline.core.host.terminals import can_redraw
 
 MARGIN = 10
@@ -25,6 +28,10 @@ SILENCE_S = 4.0
 """Seconds of a task after which its name is printed, if there is no terminal for its clock."""
 WARNING = f"{'warning':<{MARGIN}}"
 """Margin of a warning."""
+BAR_WIDTH = 40
+"""Width of a bar of time, in characters."""
+MEMORY_S = 30.0
+"""Seconds after which a step counts less in the remaining time, by a factor of e."""
 
 
 class Reporter:
@@ -120,6 +127,15 @@ class Reporter:
         """Print a line about a stage, with its name in the margin."""
         self.print_lines(f"{name:<{MARGIN}} {text}")
 
+    def print_detail(self, name: str, text: str) -> None:
+        """Write a line about a stage to run.log; print it too if `level` is info or below."""
+        line = f"{name:<{MARGIN}} {text}"
+        if self.level <= logging.INFO:
+            self.print_lines(line)
+            return
+        with self._lock:
+            self._write_log_line(printable_lines(line))
+
     def print_progress(self, name: str, text: str) -> None:
         """Print a line about progress. In a notebook, it replaces the last such line."""
         if not (self.console.is_jupyter and self.console.file is sys.stdout):
@@ -167,13 +183,15 @@ class Reporter:
             self._write_log_line(line)
 
     @contextmanager
-    def clock(self, task: str) -> Iterator[None]:
+    def clock(self, task: str, expected_s: float | None = None) -> Iterator[None]:
         """Show the name of a task and the elapsed time on a terminal, during the body.
 
-        Without a terminal, print the name once if the body takes longer than SILENCE_S.
+        With `expected_s`, the time that the task took before, there is a bar too. Without a
+        terminal, print the name once if the body takes longer than SILENCE_S.
         """
+        expected = f", {format_duration(expected_s)} before" if expected_s is not None else ""
         if not self.console.is_terminal:
-            timer = Timer(SILENCE_S, self.print_stage, ("busy", task))
+            timer = Timer(SILENCE_S, self.print_stage, ("busy", f"{task}{expected}"))
             timer.daemon = True
             # While the process ends, no thread can be started.
             with suppress(RuntimeError):
@@ -183,14 +201,20 @@ class Reporter:
             finally:
                 timer.cancel()
             return
-        from rich.progress import Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+        from rich.progress_bar import ProgressBar
 
-        with Progress(
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            console=self.console,
-            transient=True,
-        ) as progress:
+        class ExpectedTimeColumn(ProgressColumn):
+            """A bar of the elapsed time, as a share of the expected time."""
+
+            def render(self, task: Any) -> ProgressBar:
+                total = expected_s or 0.0
+                return ProgressBar(total, min(task.elapsed or 0.0, total), width=BAR_WIDTH)
+
+        name = TextColumn("{task.description}")
+        bars = [] if expected_s is None else [ExpectedTimeColumn()]
+        columns = [name, *bars, TimeElapsedColumn(), TextColumn(expected.removeprefix(", "))]
+        with Progress(*columns, console=self.console, transient=True) as progress:
             progress.add_task(task, total=None)
             yield
 
@@ -229,37 +253,62 @@ def _open_log(run_dir: Path) -> IO[str]:
     return open(path, "a", encoding="utf-8", buffering=1, opener=open_unshared)
 
 
+@dataclass
+class RecentPace:
+    """The seconds of a step, with whatever happens between steps, mostly of the recent steps.
+
+    A step counts less the longer ago it was: by a factor of e in `MEMORY_S`, or in a quarter of the
+    run so far if that is longer. So an evaluation doesn't change the remaining time much.
+    """
+
+    step: int
+    started_at: float = field(default_factory=lambda: time.monotonic())
+    _counted_at: float | None = None
+    _steps: float = 0.0
+    _seconds: float = 0.0
+
+    def advance_to(self, step: int) -> float:
+        """Count the steps up to `step`, done now; return the seconds of a step."""
+        now = time.monotonic()
+        elapsed_s = now - (self.started_at if self._counted_at is None else self._counted_at)
+        share = math.exp(-elapsed_s / max(MEMORY_S, (now - self.started_at) / 4))
+        self._steps = share * self._steps + max(0, step - self.step)
+        self._seconds = share * self._seconds + elapsed_s
+        self.step = step
+        self._counted_at = now
+        return self._seconds / self._steps if self._steps else 0.0
+
+
 class Bar:
     """The progress bar of a run."""
 
     def __init__(self, console: Console, total: int, done: int) -> None:
         # Imported here: runs without a terminal don't need it.
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         self._progress = Progress(
             TextColumn("step"),
             BarColumn(),
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             TextColumn("{task.fields[loss]}"),
             console=console,
             transient=True,
         )
-        self._task = self._progress.add_task("train", total=total, completed=done, loss="")
+        self._task = self._progress.add_task("train", total=total, completed=done, left="", loss="")
+        self._total = total
+        self._pace = RecentPace(done)
         self._progress.start()
 
     def advance_to(self, step: int, loss: float) -> None:
         """Show that `step` steps are done, with the last loss."""
-        self._progress.update(self._task, completed=step, loss=f"loss {loss:.4f}")
+        left_s = self._pace.advance_to(step) * (self._total - step)
+        left = f"{format_duration(left_s)} left"
+        self._progress.update(self._task, completed=step, left=left, loss=f"loss {loss:.4f}")
 
     def set_total(self, total: int) -> None:
         """Show `total` steps in all."""
+        self._total = total
         self._progress.update(self._task, total=total)
 
     def close(self) -> None:

@@ -312,7 +312,7 @@ def build_network(recipe: Recipe, classes: int, features: int | None = None) -> 
 def _format_line(recipe: Recipe, built: Built) -> str:
     """Return the number of parameters and the length of a run as a line for the log."""
     run = built.run_schedule
-    sink = f"sinks of {run.sink_steps:,}" if run.sink_steps else "no sinks"
+    sink = f"sinks of {run.sink_steps:,} steps" if run.sink_steps else "no sinks"
     if recipe.train.sink and recipe.train.sink_size == "auto":
         sink = "sinks to be chosen"
     frozen = ""

@@ -90,9 +90,8 @@ def freeze_steps(
     events = {Event.EVALUATE: pace.evaluation_s, Event.CHECKPOINT: pace.save_s}
     schedule = schedule_events(context.recipe, replace(run.built.run_schedule, total=MAX_STEPS))
     left_s = stop_at - MARGIN_SHARE * budget_s - time.perf_counter()
-    every_seconds = context.recipe.checkpoint.every_seconds
     # Checkpoints by time take a share of the time of every step.
-    slowdown = 1.0 if every_seconds is None else 1 + pace.save_s / every_seconds
+    slowdown = 1 + pace.save_s / context.recipe.checkpoint.save_seconds
     steps = find_last_step(schedule, 0, left_s, slowdown * pace.step_s, events)
     if train.iterations_per_loop is not None:
         steps -= steps % train.iterations_per_loop
@@ -175,7 +174,7 @@ def measure_pace(run: CompiledRun, sink: SinkPlan, end_at: float) -> Pace:
             executable.evaluate(trials.state, 0, 1)
             compile_s = time.perf_counter() - began_at
             evaluation_s = _time_whole_evaluation(run, sink, trials, step_s, timed_s)
-        save_s = _time_save(run, trials) if "checkpoint" in recipe.stages else 0.0
+        save_s = _time_save(run, trials, timed_s) if "checkpoint" in recipe.stages else 0.0
     executable.set_learning_rates(run.built.learning_rates)
     # The program that predicts samples at the end takes about as long to compile as evaluation.
     predicts = recipe.monitor.tensorboard and recipe.monitor.sample_predictions > 0
@@ -203,6 +202,9 @@ def time_steps(trials: TimedRuns, sink: SinkPlan, timed_s: float) -> float:
     started_at = time.perf_counter()
     single = Variant(None if sink.size is None else 1, sink.mechanism)
     step_s = trials.time(single, 2).step_ms / 1e3
+    if time.perf_counter() - started_at > timed_s:
+        # Two such steps have taken all the time. The second one counts.
+        return step_s
     while True:
         if SHORT_ROUNDS * step_s > timed_s:
             # Compared with such a long step, logs and starts take no time.
@@ -235,12 +237,13 @@ def _time_whole_evaluation(
     evaluation_s = time_evaluation(run.executable, trials.state, batches)
     evaluation_s *= 2 if recipe.eval.on_train else 1
     count = min(int(timed_s / 4 / evaluation_s), MOST_EVALUATIONS)
-    if count < 3:
+    # With a step between two evaluations, a round must not take longer than a short one of steps.
+    if count < 3 or SHORT_ROUNDS * step_s * count > timed_s:
         return evaluation_s
     metrics = run.built.step_config.metrics
     options = EvalOptions(recipe.train.dispatch_seconds, metrics, on_train=recipe.eval.on_train)
     # All sinks together take a short round.
-    sink_steps = max(1, int(timed_s / SHORT_ROUNDS / step_s / count))
+    sink_steps = int(timed_s / SHORT_ROUNDS / step_s / count)
 
     def time_round(evaluate_state: Evaluate) -> float:
         began_at = time.perf_counter()
@@ -253,8 +256,11 @@ def _time_whole_evaluation(
     return max(evaluation_s, (both_s - steps_s) / count)
 
 
-def _time_save(run: CompiledRun, trials: TimedRuns) -> float:
-    """Return the seconds of a checkpoint, the second one written: the first imports modules."""
+def _time_save(run: CompiledRun, trials: TimedRuns, timed_s: float) -> float:
+    """Return the seconds of a checkpoint, the second one written: the first imports modules.
+
+    If the first one takes more than `timed_s`, its time counts.
+    """
     tree = run.context.recipe.model_dump(mode="json")
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -264,7 +270,10 @@ def _time_save(run: CompiledRun, trials: TimedRuns) -> float:
             started_at = time.perf_counter()
             writer.save(step, trials.state, {}, None)
             writer.finish()
-    return time.perf_counter() - started_at
+            seconds = time.perf_counter() - started_at
+            if seconds > timed_s:
+                break
+    return seconds
 
 
 def _write_steps(context: RunContext, recipe: Recipe, steps: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.compile_cache import enable_compile_cache
 from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.value_text import format_bytes, format_duration
 from pipeline.core.host.jax_private import with_names_in_cache_key
 from pipeline.core.host.memory import read_available_bytes
 from pipeline.core.reporter import Reporter
@@ -32,6 +33,7 @@ from pipeline.models.layers import standard
 from pipeline.models.modules.network import Network
 from pipeline.stages.build import Built
 from pipeline.stages.key_errors import blaming_key
+from pipeline.stages.record.kept_times import KeptTimes, keep_times, locate_times, read_times
 from pipeline.stages.record.run_directory import COMPILED
 from pipeline.stages.require_memory import require_memory
 from pipeline.training.parallel.sharding_rules import make_sharding_rules
@@ -80,9 +82,11 @@ def compile_programs(
     inputs = replace(inputs, key=options.key, state=built.state, keeps_arguments=keeps_arguments)
     # If no evaluation is due, only a callback may request one, which compiles its program.
     if options.evaluates_later or not inputs.evaluates:
+        times_file = locate_times(recipe, backend.describe()["device"])
 
         def report_evaluation(program: ProgramReport) -> None:
-            reporter.print_stage("compile", _format_program(program))
+            keep_compile_times(times_file, [program])
+            reporter.print_detail("compile", _format_program(program))
 
         inputs = replace(inputs, when_evaluation_compiled=report_evaluation)
     executable = compile_to_executable(inputs, recipe, backend, reporter)
@@ -213,17 +217,23 @@ def compile_to_executable(
     enable_compile_cache(find_program_folder(recipe.cache, reporter.warn), reporter.warn)
     train = inputs.train
     device = backend.describe()["device"]
+    times_file = locate_times(recipe, device)
+    kept = read_times(times_file)
+    before_s = sum(kept.compile_s.values())
+    before = f"; took {format_duration(before_s)} when it was new" if before_s > LONG_S else ""
     reporter.print_stage(
-        "compile", f"{recipe.model.name} for {device}, batch {recipe.train.batch_size}"
+        "compile", f"{recipe.model.name} for {device}, batches of {recipe.train.batch_size}{before}"
     )
 
     def watch(name: str) -> AbstractContextManager[None]:
-        return reporter.clock(f"compiling {name} of {recipe.model.name}")
+        expected_s = kept.compile_s.get(name)
+        return reporter.clock(f"compiling {name} of {recipe.model.name}", expected_s)
 
     # A profile needs the names of layers in programs.
     with nullcontext() if recipe.profile.mode == "off" else with_names_in_cache_key():
         executable = backend.compile(inputs, watch)
     report = executable.report
+    keep_compile_times(times_file, report.programs)
     if inputs.eager:
         line = "no program: in eager mode every operation runs by itself"
         if inputs.jit_layers:
@@ -231,7 +241,8 @@ def compile_to_executable(
             line += f" but for those in {patterns}, compiled when they first run"
         reporter.print_stage("compile", line)
     for program in report.programs:
-        for line in (_format_program(program), *program.lines):
+        reporter.print_detail("compile", _format_program(program))
+        for line in program.lines:
             reporter.print_stage("compile", line)
     if sum(program.compile_s for program in report.programs if program.calls_onednn) > LONG_S:
         reporter.print_stage("compile", ONEDNN_NOTE)
@@ -251,12 +262,23 @@ def compile_to_executable(
         reporter.print_stage(
             "compile", f"each device has {part_mb:,.3f} MB of the weights and the optimizer"
         )
+    data = {"resident": "all training data", "stream": "the training data at hand"}[train.kind]
     reporter.print_stage(
         "compile",
-        f"{report.compile_s:.1f} s in all; training data {train.kind}, "
-        f"{train.device_bytes / 1e6:,.1f} MB on the device",
+        f"done after {report.compile_s:.1f} s; a step takes "
+        f"{format_bytes(get_training_temporaries(executable))} of memory, "
+        f"{data} {format_bytes(train.device_bytes)}",
     )
     return executable
+
+
+def keep_compile_times(file: Path | None, programs: Iterable[ProgramReport]) -> None:
+    """Keep how long programs took that were compiled, and not read from a cache."""
+    compile_s = {
+        program.name: program.compile_s for program in programs if program.cache in ("miss", "off")
+    }
+    if compile_s:
+        keep_times(file, KeptTimes(compile_s=compile_s))
 
 
 def _format_program(program: ProgramReport) -> str:

@@ -98,7 +98,7 @@ def lower(
             _require_layout(step_config, earlier.layout, file)
             # With `fixed`, this only checks that the device can compute the earlier lowerings.
             choice = request.choose_in(earlier.layout)
-            reporter.print_stage("lower", f"as before: {file}")
+            reporter.print_detail("lower", f"as before: {file}")
             return choice.to_document()
         choice = _choose_layout(request)
         _report(choice, tuning, folder, reporter)
@@ -118,13 +118,13 @@ def _needs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter
     if not unlowered:
         return False
     names = join_first(list(map(str, unlowered)), MAX_NAMED, "; ", "; ")
-    reporter.print_stage("lower", f"left to XLA: {names}")
+    reporter.print_detail("lower", f"left to XLA: {names}")
     has_slow_loops = get_platform(backend.device.platform).has_slow_loops
     is_slow = has_slow_loops and any(operation.is_convolution for operation in unlowered)
     if is_slow and recipe.train.mechanism == "loop":
         reporter.warn("train.mechanism = loop: slows such convolutions down; soft has no loop")
     elif is_slow:
-        reporter.print_stage(
+        reporter.print_detail(
             "lower", "mechanism soft: in a loop over steps such convolutions are slow"
         )
     return is_slow and recipe.train.mechanism != "loop"
@@ -236,9 +236,9 @@ def _report(
             nhwc_ms = choice.timed_layout.times_us["nhwc"] / 1000
             chwn_ms = choice.timed_layout.times_us["chwn"] / 1000
             reason = f"; gradients {nhwc_ms:,.2f} -> {chwn_ms:,.2f} ms"
-        reporter.print_stage("lower", f"images as CHWN, to vectorize over samples{reason}")
+        reporter.print_detail("lower", f"images as CHWN, to vectorize over samples{reason}")
     if any(lowering != DEFAULT for _, lowering in choice.lowerings.chosen):
-        reporter.print_stage("lower", _format_line(choice))
+        reporter.print_detail("lower", _format_line(choice))
     if choice.num_timed and folder is not None:
         run_dir = folder.path
 

@@ -106,7 +106,8 @@ def test_evaluation_is_compiled_when_due_on_cpu(
     stages = ["data", "build", "compile", "train", *(["eval"] if evaluates else [])]
     # A network of no other test: a program on disk needs no compilation.
     network = ("model=mlp", "model.hidden=[9]")
-    run(tiny(*network, f"stages=[{','.join(stages)}]", "train.steps=12", "train.sink_size=4"))
+    keys = ("train.steps=12", "train.sink_size=4", "monitor.log_level=info")
+    run(tiny(*network, *keys, f"stages=[{','.join(stages)}]"))
     compiled = ("compile    evaluation: ", "train ")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(compiled)]
     assert [line.split()[0] for line in lines] == ["train"] * 3 + ["compile"] * evaluates

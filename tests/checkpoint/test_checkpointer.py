@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 
 from pipeline.backends.xla import XlaExecutable
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path, make_draft_path
-from pipeline.checkpoint.checkpointer import Checkpoints
+from pipeline.checkpoint.checkpointer import Checkpoints, describe_disk_error
 from pipeline.checkpoint.restore import read_checkpoint
 from pipeline.checkpoint.retention import Retention
 from pipeline.config.recipe import Recipe
@@ -603,3 +604,24 @@ def test_saved_checkpoint_is_readable_by_orbax(tmp_path: Path) -> None:
         assert manager.all_steps() == [1, 2]
         read = manager.restore(2, args=parts)
     assert (int(read.state["step"]), read.host) == (2, {"early_stop": {"waited": 1}})
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk_is_described_with_its_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Whatever file of the checkpoint it hits."""
+    free = SimpleNamespace(free=407_800)
+    monkeypatch.setattr("pipeline.checkpoint.checkpointer.shutil.disk_usage", lambda _: free)
+    error = OSError(number, os.strerror(number), str(tmp_path / "5" / "manifest.json"))
+    assert describe_disk_error(error, tmp_path, 493_500) == (
+        f"{os.strerror(number)}: a checkpoint takes 493.5 kB, 407.8 kB are free; make room, or "
+        "keep fewer checkpoints, as in checkpoint.keep=1"
+    )
+
+
+def test_other_disk_errors_have_no_number() -> None:
+    refused = OSError(errno.EACCES, "Permission denied", "/runs/checkpoints/5")
+    said = describe_disk_error(refused, Path("/runs/checkpoints"), 10)
+    assert said == "Permission denied: /runs/checkpoints/5"
+    assert describe_disk_error(ValueError("is odd"), Path("/runs"), 10) == "is odd"

@@ -39,7 +39,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     def run(*arguments: str) -> Said:
         capsys.readouterr()
-        status = main(["doctor", *arguments])
+        status = main(["doctor", "--details", *arguments])
         out, err = capsys.readouterr()
         found = [match for line in out.splitlines() if (match := LINE.fullmatch(line))]
         lines = {match[2].strip(): f"{match[1]}: {match[3]}" for match in found}
@@ -74,6 +74,24 @@ def test_healthy_machine_is_reported_without_leftovers(say: Say, tmp_path: Path)
     assert said.lines["data"].startswith("ok: digits: 1,438 training and 359 evaluation samples")
     assert re.search(r"^\d+ checks of lenet5_digits: 0 failed, ", said.lines["in all"])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_only_problems_are_printed_without_details(
+    say: Say, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line counts the checks that are fine."""
+    say()
+    missing = ("dataset=mnist", "dataset.mirrors=[]")
+    assert main(["doctor", *missing]) == 1
+    *problems, last = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in problems if " data " in line] == ["fail"]
+    assert not [line for line in problems if line.startswith("ok")]
+    counts = r"(\d+) checks of \S+: 1 failed, (\d+) to look at, (\d+) fine \(--details"
+    match = re.match(counts, last)
+    assert match is not None
+    assert int(match[1]) == 1 + int(match[2]) + int(match[3])
+    assert int(match[2]) == len(problems) - 1
 
 
 @pytest.mark.slow
@@ -203,7 +221,7 @@ def test_missing_requirements_of_an_extra_are_listed_transitively(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--fast"], "--fast: there is no such option. Choose from --help, --json, --quiet"),
+        (["--fast"], "there is no such option. Choose from --details, --help, --json, --quiet"),
         (["model=lenet6"], "model = lenet6: there is no such model"),
     ],
 )

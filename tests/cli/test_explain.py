@@ -69,14 +69,14 @@ def test_sinks_of_the_default_recipe_are_explained(
     assert list(tmp_path.iterdir()) == []
     for line in (
         r"^lenet5_digits on cpu:0 .*, batch 32$",
-        r"^  step        loop [\d.]+ ms, soft [\d.]+ ms in a long dispatch$",
-        r"^  dispatch    -?\d+ us on the host for each step without sinks \(90 % are below",
-        r"^  memory      20 batches of numbers of samples 2\.7 kB; the device has 1,024 at once",
-        r"^  events      evaluate 4 times in 1,760 steps; 440 between two at most$",
-        r"^  off            3\.0000   1\.00x$",
+        r"^  step        [\d.]+ ms as one program, [\d.]+ ms step by step without waiting, in a",
+        r"^  to start    -?\d+ us on the host for each step without sinks \(90 % are below",
+        r"^  memory      a sink has 20 batches, which are lists of samples, 2\.7 kB; the",
+        r"^  events      evaluate 4 times in 1,760 steps; at most 440 steps between two$",
+        r"^  none           3\.0000   1\.00x$",
         r"^  20 .*x  <- chosen$",
-        r"^  200 .*x  <- as asked$",
-        r"^  chosen      loop, 20 steps: made up$",
+        r"^  200 .*x  <- the recipe's$",
+        r"^  chosen      sinks of 20 steps as one program: made up$",
         r"^  predicted   1\.500x, give or take [\d.]+ %$",
         r"^  achieved    [\d.]+x, give or take [\d.]+ %: [\d.]+ ms a step, [\d.]+ without sinks",
     ):
@@ -164,7 +164,7 @@ def test_emulated_device_is_explained_by_its_model(
     status, out, _ = explained(*TINY, STEPS, "device=ascend910")
     assert status == 0
     assert "MODELLED, not measured: lenet5_digits on Ascend 910A, batch 16" in out
-    assert re.search(r"^  chosen      loop, \d+ steps: ", out, re.MULTILINE)
+    assert re.search(r"^  chosen      sinks of \d+ steps as one program: ", out, re.MULTILINE)
     assert "achieved" not in out
     assert "all-reduce" not in out
 

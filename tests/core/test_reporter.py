@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipeline.core.reporter import Reporter, make_console
+from pipeline.core.reporter import RecentPace, Reporter, make_console
 from tests.engine.monitors.disk import files_end_at
 
 
@@ -226,3 +227,60 @@ def test_run_continues_without_console_and_log(
             reporter.print_lines(text)
     assert capsys.readouterr() == ("", "")
     assert (tmp_path / "run.log").stat().st_size == 5
+
+
+@pytest.mark.parametrize(("level", "is_printed"), [(logging.WARNING, False), (logging.INFO, True)])
+def test_details_are_in_the_log_and_printed_only_with_messages(
+    tmp_path: Path, level: int, *, is_printed: bool
+) -> None:
+    file = io.StringIO()
+    with Reporter(tmp_path, Console(file=file)) as reporter:
+        reporter.level = level
+        reporter.print_detail("compile", "evaluation: 0.2 s, cache hit")
+    line = "compile    evaluation: 0.2 s, cache hit\n"
+    assert (tmp_path / "run.log").read_text()[9:] == line
+    assert file.getvalue() == (line if is_printed else "")
+
+
+def test_terminal_shows_the_time_that_a_task_took_before() -> None:
+    console, file = screen()
+    with Reporter(console=console).clock("compiling evaluation", 90.0):
+        pass
+    assert "2 min before" in file.getvalue()
+    assert "\N{BOX DRAWINGS HEAVY HORIZONTAL}" * 10 in file.getvalue()
+
+
+def test_remaining_time_is_of_recent_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step a second, then two: after some minutes the earlier steps hardly count."""
+    now = 0.0
+    monkeypatch.setattr("pipeline.core.reporter.time.monotonic", lambda: now)
+    pace = RecentPace(0)
+    for step in range(1, 601):
+        now += 1.0
+        assert pace.advance_to(step) == pytest.approx(1.0)
+    for step in range(601, 1201):
+        now += 2.0
+        pace.advance_to(step)
+    assert 1.6 < pace.advance_to(1200) < 2.0
+
+
+def test_pause_hardly_changes_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation of a minute after an hour of steps."""
+    now = 0.0
+    monkeypatch.setattr("pipeline.core.reporter.time.monotonic", lambda: now)
+    pace = RecentPace(0)
+    for step in range(1, 3601):
+        now += 1.0
+        pace.advance_to(step)
+    now += 60.0
+    assert 1.0 < pace.advance_to(3601) < 1.1
+
+
+def test_bar_shows_the_remaining_time_in_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    console, file = screen()
+    bar = Reporter(console=console).open_bar(total=140_000, done=0)
+    assert bar is not None
+    monkeypatch.setattr(RecentPace, "advance_to", lambda *_: 4.3)
+    bar.advance_to(10, 2.3)
+    bar.close()
+    assert "6 days 23 h left" in file.getvalue()

@@ -119,7 +119,7 @@ class Script:
 
 
 def _saves(script: Script, recipe: Recipe) -> Saves:
-    return Saves(script, recipe.checkpoint.every_seconds)
+    return Saves(script, recipe.checkpoint.save_seconds)
 
 
 def state_at(step: int) -> TrainState:
@@ -279,6 +279,13 @@ def test_every_seconds_saves_between_dispatches(play: Play) -> None:
     script = Script(step_s=1.0)
     play(script, "checkpoint.every_seconds=4.5", "train.dispatch_seconds=1.0")
     assert list(script.saved) == [5, 10, 15, 20]
+
+
+@pytest.mark.slow
+def test_long_run_saves_every_ten_minutes_by_default(play: Play) -> None:
+    script = Script(step_s=100.0)
+    play(script, "train.dispatch_seconds=100")
+    assert list(script.saved) == [6, 12, 18, 20]
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def test_build_report_has_one_line(tiny: Compose, capsys: pytest.CaptureFixture[
         build(recipe, load_data(recipe, Reporter()), Reporter())
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("build")]
     assert lines == [
-        "build      lenet5: 61,684 parameters, 0.2 MB; 45 steps, sinks of 7, 7.50 epochs",
+        "build      lenet5: 61,684 parameters, 0.2 MB; 45 steps, sinks of 7 steps, 7.50 epochs",
         "build      lenet5: 61,684 parameters, 0.2 MB; 3 steps, no sinks, 0.50 epochs",
     ]
 

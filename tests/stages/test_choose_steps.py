@@ -7,8 +7,10 @@ import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -21,6 +23,8 @@ from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.deadline import Deadline, MovableEnd
 from pipeline.engine.schedule import DispatchSize, Schedule
 from pipeline.stages import choose_steps
+from pipeline.stages.autosink.choose_sink import SinkPlan
+from pipeline.stages.autosink.dispatch_costs import Timing, Variant
 from pipeline.stages.choose_steps import Pace
 from pipeline.stages.record.recorded_recipe import write_recipe
 from tests import outcome
@@ -271,3 +275,60 @@ def test_step_longer_than_the_deadline_is_refused_before_evaluations(
     with pytest.raises(RecipeError, match=r"it takes at least 16\.\d minutes here$"):
         run(tiny(*COSINE, "train.minutes=0.2"), tmp_path / "run")
     assert "evaluation:" not in (tmp_path / "run" / "run.log").read_text()
+
+
+PLAN = SinkPlan(200, "loop", "")
+
+
+@pytest.fixture
+def clock(monkeypatch: Patch) -> list[float]:
+    """The seconds on a simulated clock."""
+    now = [0.0]
+    monkeypatch.setattr(choose_steps.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_steps_that_take_all_the_time_are_timed_twice_alone(clock: list[float]) -> None:
+    """Two of 4 s instead of 2.7 s: not two more of them."""
+    ran = []
+
+    def time_trial(variant: Variant, steps: int) -> Timing:
+        ran.append(steps)
+        clock[0] += 4.0 * steps
+        return Timing(4000.0, np.full(steps - 1, 4000.0))
+
+    trials: Any = SimpleNamespace(time=time_trial)
+    assert choose_steps.time_steps(trials, PLAN, 2.7) == 4.0
+    assert ran == [2]
+
+
+def test_evaluations_are_not_timed_between_long_steps(tiny: Compose, monkeypatch: Patch) -> None:
+    """Of 0.1 s, with a step of 0.5 s before each: three rounds of six would take 9 s of 2.7."""
+    monkeypatch.setattr(choose_steps, "time_evaluation", lambda *_: 0.1)
+    order = SimpleNamespace(steps_per_epoch=5)
+    run: Any = SimpleNamespace(
+        context=SimpleNamespace(recipe=tiny(*MLP)),
+        dataset=SimpleNamespace(eval_order=order),
+        executable=None,
+        built=SimpleNamespace(step_config=SimpleNamespace(metrics=())),
+    )
+    trials: Any = SimpleNamespace(state=None)  # has no `time`
+    assert choose_steps._time_whole_evaluation(run, PLAN, trials, 0.5, 2.7) == 0.1
+
+
+@pytest.mark.parametrize(("save_s", "saved"), [(10.0, [1]), (1.0, [1, 2])])
+def test_long_checkpoint_is_timed_once(
+    tiny: Compose, clock: list[float], monkeypatch: Patch, save_s: float, saved: list[int]
+) -> None:
+    steps = []
+
+    class SlowCheckpoints(choose_steps.Checkpoints):
+        def save(self, step: int, *_: object) -> None:
+            steps.append(step)
+            clock[0] += save_s
+
+    monkeypatch.setattr(choose_steps, "Checkpoints", SlowCheckpoints)
+    run: Any = SimpleNamespace(context=SimpleNamespace(recipe=tiny(*MLP)))
+    trials: Any = SimpleNamespace(state=None)
+    assert choose_steps._time_save(run, trials, 2.7) == save_s
+    assert steps == saved

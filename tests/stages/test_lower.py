@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -115,6 +116,7 @@ def lowered(recipe: Recipe, backend: Choosing, run_dir: Path | None) -> tuple[Bu
     """The step, and the lines for the user."""
     dataset, built, _ = prepare(recipe)
     reporter = Reporter(console=Console(file=io.StringIO()))
+    reporter.level = logging.INFO
     folder = None if run_dir is None else RunFolder(run_dir)
     result = lower(recipe, dataset, built, backend, folder, reporter)
     file: Any = reporter.console.file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -86,6 +87,7 @@ def reported(recipe: Recipe) -> tuple[str, Built]:
     """What the lower stage reports, and its result."""
     text = io.StringIO()
     with Reporter(console=Console(file=text, width=1000)) as reporter:
+        reporter.level = logging.INFO
         dataset = load_data(recipe, reporter)
         backend = recipe.device.open(recipe.parallel)
         built = build(recipe, dataset, reporter)

@@ -247,6 +247,9 @@ def test_scalar_of_an_interrupted_evaluation_is_logged_once(
     run_dir = tmp_path / "run"
     assert run(recipe, run_dir, callbacks=[stop], signals=signals).status == "stopped"
     assert outcome.checkpoints(run_dir) == [8]
+    said = [line[9:] for line in (run_dir / "run.log").read_text().splitlines()]
+    saved = said.index("saved      step 8; the run goes on from there with")
+    assert said[saved + 1].startswith(f"resume     train.resume={run_dir}")
     resumed = compose(*length, *events, f"train.resume={run_dir}", "checkpoint.every_steps=null")
     with pytest.raises(KilledError):
         run(resumed, callbacks=[Logging(16, kill)])

@@ -20,8 +20,9 @@ RECIPE_COMMANDS = (
     LazyCommand(
         "explain",
         "how many steps to hand to the device at once, measured",
-        """Choose a sink size and print why: the cost of a dispatch, where events split sinks, and
-        the gain, predicted and measured.""",
+        """Choose a sink size, the number of steps that the device computes without the host, and
+        print why: what the host takes to start steps, which evaluations and checkpoints come
+        between, and the gain in speed, predicted and measured.""",
         [overrides_argument(), out_option("FOLDER", "Also write explain.json there.")],
         example="explain +recipe=lenet5_digits train.batch_size=64",
     ),
@@ -157,7 +158,7 @@ RECIPE_COMMANDS = (
 
         Exit status: 0 all is well, maybe with warnings, 1 a check has failed, 2 the recipe is
         wrong.""",
-        [overrides_argument()],
+        [overrides_argument(), flag("--details", text="Also print the checks that are fine.")],
         example="doctor +recipe=lenet5_mnist dataset.root=DIR",
     ),
     LazyCommand(

@@ -268,8 +268,8 @@ RUN_COMMANDS = (
     RunCommand(
         "autopsy",
         "where the NaN or infinity that ended a run comes from",
-        """Compute the non-finite step that ended a run again, and print where a value ceased to be
-        finite: layer, tensor, ranges of its operands, samples of the batch.
+        """Repeat the step whose loss or gradient was NaN or infinite, so that the run ended, and
+        print where this began: layer, tensor, ranges of its operands, samples of the batch.
 
         Exit status: 0 the run's result, 1 another result, 2 no such step.""",
         [run_argument(text="A run that ended at a non-finite step, or its folder reproducer.")],

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 import yaml
 
 from pipeline.core.errors import printable, shorten
+
+MOST_S = 1e9
+"""Longest time that is shown, in seconds: 32 years."""
 
 
 def show(value: Any) -> str:
@@ -51,6 +55,37 @@ def format_bytes(count: float) -> str:
         if count >= size:
             return f"{count / size:,.1f} {unit}"
     return f"{count:,.0f} B"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a time as text in the units that a person would use: 1.9 s, 12 min, 2 h 5 min, 7 days.
+
+    At most `MOST_S`, 32 years.
+    """
+    seconds = min(max(seconds, 0.0), MOST_S)
+    if seconds < 9.95:
+        return f"{seconds:.2g} s" if seconds < 0.095 else f"{seconds:.1f} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 36:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(round(seconds / 3600), 24)
+    plural = "" if days == 1 else "s"
+    return f"{days:,} day{plural} {hours} h" if hours and days < 7 else f"{days:,} day{plural}"
+
+
+def format_moment(seconds: float, now: datetime) -> str:
+    """Return the local time in `seconds` after `now`, with the date unless it is today's: 14:20:05,
+    14:20 if it is more than ten minutes away, Sat 5 Dec 14:20."""
+    moment = now + timedelta(seconds=min(max(seconds, 0.0), MOST_S))
+    if moment.date() == now.date():
+        return f"{moment:%H:%M:%S}" if seconds < 600 else f"{moment:%H:%M}"
+    year = f" {moment.year}" if moment.year != now.year else ""
+    return f"{moment:%a} {moment.day} {moment:%b}{year} {moment:%H:%M}"
 
 
 def _is_plain_text(text: str) -> bool:

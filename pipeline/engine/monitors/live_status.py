@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.value_text import format_duration
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.training.telemetry import Telemetry
 
@@ -17,8 +18,6 @@ STATUS = "status.json"
 """File in the run directory. A run removes it at its end, when summary.json has the results."""
 INTERVAL_S = 1.0
 """Least seconds between two writes."""
-MOST_LEFT_S = 1e9
-"""Longest remaining time that is printed, 32 years."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ class LiveStatus:
     """Time of the write, ISO 8601."""
 
     def __str__(self) -> str:
-        left = timedelta(seconds=max(0, round(min(self.left_s, MOST_LEFT_S))))
         parts = [f"step {self.step:,} of {self.steps:,}", f"{self.step_ms:.4g} ms a step"]
         if self.loss is not None:
             parts.append(f"loss {self.loss:.5g}")
@@ -48,7 +46,7 @@ class LiveStatus:
         texts = [f"{name} {value:.4f}" for name, value in metrics.items() if value is not None]
         if texts and step is not None:
             parts.append(f"{', '.join(texts[:2])} at step {step:,.0f}")
-        return ", ".join([*parts, f"{left} left"])
+        return ", ".join([*parts, f"{format_duration(self.left_s)} left"])
 
 
 @dataclass

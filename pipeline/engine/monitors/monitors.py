@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from pipeline.backends.base import Estimate
 from pipeline.core.errors import RunError, printable, shorten
 from pipeline.core.files.folder_lock import Lock
-from pipeline.core.files.value_text import join_first
+from pipeline.core.files.value_text import format_duration, join_first
 from pipeline.core.reporter import Bar, Reporter
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
@@ -68,9 +67,9 @@ class SpeedMeter:
         text = f"{samples_per_s:,.0f} {unit.speed_unit}/s, lr {report.learning_rate:.6g}"
         # Evaluations and checkpoints are included.
         step_s = (time.monotonic() - self.started_at) / self.steps_done
-        remaining_s = round(step_s * (total - report.step))
+        remaining_s = step_s * (total - report.step)
         if remaining_s >= SHOWN_FROM_S:
-            text += f", {timedelta(seconds=remaining_s)} left"
+            text += f", {format_duration(remaining_s)} left"
         if (estimate := self.estimate) is not None:
             text += (
                 f" | modelled for {estimate.device}: {estimate.step_ms:.3f} ms a step, "
@@ -181,7 +180,7 @@ class EvalMonitor(Monitor):
     reporter: Reporter
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        self.reporter.print_stage("eval", f"step {step}: {evaluation}")
+        self.reporter.print_stage("eval", f"step {step:,}: {evaluation}")
 
 
 @dataclass

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.backends.rates import Communication
-from pipeline.backends.sink_choice import SHOWN, Bounds, Costs, SinkChoice, predict_ms
+from pipeline.backends.sink_choice import (
+    MECHANISM_TEXTS,
+    SHOWN,
+    Bounds,
+    Costs,
+    SinkChoice,
+    predict_ms,
+)
 from pipeline.core.files.value_text import format_bytes
 from pipeline.training.state import COLUMNS
 
@@ -95,9 +102,9 @@ class Explanation:
     memory: Memory | None = None
     achieved: Achieved | None = None
     modelled: bool = False
+    """Whether the times come from the model of an emulated device."""
     track_record: str = ""
     """How far published steps were from modelled ones; "" if the times are measured."""
-    """Whether the times come from the model of an emulated device."""
     communication: Communication | None = None
     """All-reduces between emulated devices; None for a single device."""
 
@@ -145,18 +152,23 @@ class Explanation:
         """Yield a heading and a text for each known part."""
         if self.costs is not None:
             sinks = self.costs.sinks
-            steps = ", ".join(f"{cost.mechanism} {cost.step_ms:.4g} ms" for cost in sinks)
-            yield "step", f"{steps} in a long dispatch"
+            steps = ", ".join(
+                f"{cost.step_ms:.4g} ms {MECHANISM_TEXTS[cost.mechanism]}" for cost in sinks
+            )
+            yield "step", f"{steps}, in a long sink"
             if self.track_record:
                 yield "so far", self.track_record
-            costs = ", ".join(f"{c.mechanism} {1000 * c.dispatch_ms:.0f} us" for c in sinks)
+            costs = ", ".join(
+                f"{1000 * cost.dispatch_ms:.0f} us {MECHANISM_TEXTS[cost.mechanism]}"
+                for cost in sinks
+            )
             single = ""
             if self.dispatch is not None:
                 single = (
                     f"{self.dispatch.median_us:.0f} us on the host for each step without sinks "
-                    f"(90 % are below {self.dispatch.p90_us:.0f}), "
+                    f"(90 % are below {self.dispatch.p90_us:.0f} us), "
                 )
-            yield "dispatch", f"{single}for each sink {costs}"
+            yield "to start", f"{single}for each sink {costs}"
         if self.communication is not None:
             yield "all-reduce", str(self.communication)
         if self.memory is not None:
@@ -164,7 +176,7 @@ class Explanation:
         calendar = self.calendar
         counts = [f"{name} {count:,} times" for name, count in calendar.counts.items() if count]
         text = f"{', '.join(counts) or 'none'} in {calendar.total:,} steps"
-        yield "events", f"{text}; {calendar.longest:,} between two at most"
+        yield "events", f"{text}; at most {calendar.longest:,} steps between two"
         if calendar.first:
             yield "", "; ".join(f"step {step:,}: {names}" for step, names in calendar.first)
 
@@ -174,20 +186,22 @@ class Explanation:
             return
         off_ms = self.choice.off_ms
         yield f"  {'sink':<11} {'ms/step':>9}  {'gain':>6}"
-        yield f"  {'off':<11} {off_ms:>9.4f}   1.00x{self._format_mark(None)}"
+        yield f"  {'none':<11} {off_ms:>9.4f}   1.00x{self._format_mark(None)}"
         for size, ms in predicted.items():
             yield f"  {size:<11,} {ms:>9.4f}  {off_ms / ms:>5.2f}x{self._format_mark(size)}"
         yield ""
 
     def _format_mark(self, size: int | None) -> str:
         marks = ["chosen"] if size == self.choice.size else []
-        marks += ["as asked"] if size is not None and size == self.run.asked else []
+        marks += ["the recipe's"] if size is not None and size == self.run.asked else []
         return f"  <- {', '.join(marks)}" if marks else ""
 
     def _format_conclusions(self) -> Iterator[str]:
         choice = self.choice
         achieved = self.achieved
-        size = "no sinks" if choice.size is None else f"{choice.mechanism}, {choice.size:,} steps"
+        size = "no sinks"
+        if choice.size is not None:
+            size = f"sinks of {choice.size:,} steps {MECHANISM_TEXTS[choice.mechanism]}"
         yield f"  {'chosen':<11} {size}: {choice.reason}"
         if choice.size is not None:
             error = self.costs.error if self.costs is not None else 0.0
@@ -208,13 +222,15 @@ def _format_error(error: float) -> str:
 
 def _format_memory(memory: Memory, sink_steps: int) -> str:
     plural = "" if sink_steps == 1 else "es"
-    content = "numbers of samples" if memory.resident else "samples"
-    window_bytes = memory.window_steps * memory.batch_bytes
-    samples = f" beside all samples, {format_bytes(memory.data_bytes)}" if memory.resident else ""
+    sink_bytes = format_bytes(sink_steps * memory.batch_bytes)
+    window_bytes = format_bytes(memory.window_steps * memory.batch_bytes)
+    batches = f"{sink_steps:,} batch{plural}, {sink_bytes} of samples"
+    samples = ""
+    if memory.resident:
+        batches = f"{sink_steps:,} batch{plural}, which are lists of samples, {sink_bytes}"
+        samples = f" beside all samples, {format_bytes(memory.data_bytes)}"
+    logged = format_bytes(sink_steps * TELEMETRY_BYTES)
     return (
-        f"{sink_steps:,} batch{plural} of {content} "
-        f"{format_bytes(sink_steps * memory.batch_bytes)}; "
-        f"the device has {memory.window_steps:,} at once whatever the sink, "
-        f"{format_bytes(window_bytes)}{samples}; "
-        f"telemetry {format_bytes(sink_steps * TELEMETRY_BYTES)} a sink"
+        f"a sink has {batches}; the device has {memory.window_steps:,} batches whatever the sink, "
+        f"{window_bytes}{samples}; logged values {logged} a sink"
     )

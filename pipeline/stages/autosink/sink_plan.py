@@ -10,7 +10,7 @@ from pipeline.config.recipe import TrainSpec
 
 if TYPE_CHECKING:
     from pipeline.backends.base import Backend, Executable, Mechanism
-    from pipeline.backends.sink_choice import SinkChoice
+    from pipeline.backends.sink_choice import MECHANISM_TEXTS, SinkChoice
     from pipeline.engine.schedule import RunSchedule
 
 SINGLE_STEPS_REASON = "one asynchronous dispatch per step: its convolutions are slow in a loop"
@@ -29,7 +29,9 @@ class SinkPlan:
     """Entry of a checkpoint from which a resumed run reads these sinks; {} for a recipe's sinks."""
 
     def __str__(self) -> str:
-        return "off" if self.size is None else f"{self.size:,} steps, {self.mechanism}"
+        if self.size is None:
+            return "none"
+        return f"{self.size:,} steps {MECHANISM_TEXTS[self.mechanism]}"
 
     def summary(self) -> dict[str, Any]:
         """Return the section `sink` of summary.json."""

@@ -105,7 +105,7 @@ def describe_start_up(time: Mapping[str, float | None]) -> str:
     first_step_s = time["first_step_s"] or 0.0
     parts = {name: time.get(key) or 0.0 for name, key in START_UP.items()}
     parts["other"] = first_step_s - sum(parts.values())
-    text = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items())
+    text = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in parts.items())
     return f"first step after {first_step_s:.2f} s: {text}"
 
 

@@ -36,6 +36,7 @@ from pipeline.training.parallel.ranks import Ranks
 
 SAVING = {"train", "checkpoint"}
 """Stages of a run that can be resumed."""
+NOT_SAVED = "no step yet; the run begins again with"
 
 
 @contextmanager
@@ -173,10 +174,13 @@ def conclude_run(context: RunContext) -> Iterator[None]:
 def advise_to_resume(
     recipe: Recipe, options: RunOptions, run_dir: Path, reporter: Reporter
 ) -> None:
-    """Print the command that resumes a run, if it can be resumed."""
+    """Print which step is saved and the command that resumes a run, if it can be resumed."""
     if set(recipe.stages) >= SAVING:
         advice = options.how_to_resume(run_dir, recipe.checkpoint.restore)
         if advice is not None:
+            saved = list_saved_steps(run_dir / FOLDER)
+            text = f"step {saved[-1]:,}; the run goes on from there with" if saved else NOT_SAVED
+            reporter.print_stage("saved", text)
             reporter.print_stage("resume", advice)
 
 

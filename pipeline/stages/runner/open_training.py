@@ -29,6 +29,7 @@ from pipeline.engine.schedule import Event, Schedule, is_due
 from pipeline.stages.record.run_directory import HeldWrites
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
+from pipeline.stages.runner.outlook import open_outlook
 from pipeline.training.component_specs import list_metric_directions
 from pipeline.training.features.loss_scales import get_loss_scale_state
 from pipeline.training.features.non_finite_steps import Rollback
@@ -81,14 +82,17 @@ def open_training(
         periods = list_event_periods(recipe, built.run_schedule.steps_per_epoch)
         save_periods = periods[Event.CHECKPOINT]
         checkpoints = _open_checkpoints(evaluations, save_periods, stack)
-        every_s = recipe.checkpoint.every_seconds
+        outlook = open_outlook(run, sink, evaluations.history.step)
+        every_s = recipe.checkpoint.save_seconds
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
-        monitors += [*([] if pruner is None else [pruner]), *features.monitors]
+        monitors += [outlook, *([] if pruner is None else [pruner]), *features.monitors]
+        if pruner is not None:
+            pruner.on_length(built.run_schedule.total)
         # Each process has a part of the state, which checkpoints gather.
         is_shared = recipe.parallel.mode != "data" and context.ranks.size > 1
         hooks = Hooks(
             monitors=monitors,
-            evaluate=evaluations.evaluate_unless_stopped,
+            evaluate=outlook.time_evaluations(evaluations.evaluate_unless_stopped),
             saves=Saves(checkpoints, every_s, sink.host_entry, observers.log_marks),
             callbacks=_open_callbacks(evaluations, callbacks),
             early_stop=make_early_stop(recipe.monitor.early_stop),
@@ -110,6 +114,7 @@ def open_training(
         record = partial(_record_results, run, evaluations.history, hooks)
         stack.callback(record)
         stack.enter_context(end_with(record))
+        stack.callback(outlook.keep, evaluations.history)
         if checkpoints is not None:
             stack.enter_context(end_with(checkpoints.finish))
         yield program, schedule_events(recipe, built.run_schedule, features.state_steps), hooks

@@ -16,6 +16,7 @@ from optuna.trial import FrozenTrial
 
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.error_text import explain_unknown_name
+from pipeline.core.files.value_text import show
 from pipeline.engine.callbacks.events import Evaluation, Pruner, SinkReport
 from pipeline.study.runs.ranking import TRAIN_LOSS, directions
 from pipeline.study.sweep.storage import open_storage
@@ -25,6 +26,9 @@ REPORTS = ("sinks", "evaluations")
 """Events at which a trial reports values to its pruner."""
 WHOLE_NUMBERS = {"n_trials": 1, "n_jobs": 1, "heartbeat_s": 1, "max_retry": 0}
 """Settings that are whole numbers, with their least values."""
+WARMED_PRUNERS = ("optuna.pruners.MedianPruner", "optuna.pruners.PercentilePruner")
+"""Pruners that compare trials at any step, the first ones too, where a high learning rate has the
+higher loss. Others have their own schedule."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,17 @@ class StudySettings:
     """Seconds between the heartbeats of a trial."""
     max_retry: int
     """A dead trial is retried at most this often."""
+    warmup_share: float
+    """Share of a trial's steps before which `WARMED_PRUNERS` prune nothing."""
     sampler: Any
     """Class of Optuna, with its arguments."""
     pruner: Any
     """Class of Optuna, with its arguments."""
+
+    @property
+    def is_warmed(self) -> bool:
+        """Whether `warmup_share` concerns the pruner."""
+        return self.pruner["_target_"] in WARMED_PRUNERS
 
     @property
     def maximizes(self) -> bool:
@@ -75,6 +86,10 @@ def read_settings(sweeper: Mapping[str, Any], sweep_dir: Path) -> StudySettings:
         if type(sweeper[name]) is not int or sweeper[name] < least:
             rule = f"must be a whole number of at least {least}"
             problems.append(f"hydra.sweeper.{name} = {sweeper[name]}: {rule}")
+    share = sweeper["warmup_share"]
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        problem = "must be a number of at least 0 and below 1"
+        problems.append(f"hydra.sweeper.warmup_share = {show(share)}: {problem}")
     if problems:
         raise RecipeError(problems)
     settings = {name: sweeper[name] for name in sweeper if name in StudySettings.__annotations__}
@@ -122,13 +137,26 @@ class TrialPruner(Pruner):
     prune_reason: str | None = None
     """Reason to end the run after the last report; None while it should continue."""
 
-    def __init__(self, trial: optuna.Trial, metric: str, *, by_evaluations: bool) -> None:
+    def __init__(
+        self,
+        trial: optuna.Trial,
+        metric: str,
+        *,
+        by_evaluations: bool,
+        warmup_share: float = 0.0,
+    ) -> None:
         self._trial = trial
+        self._warmup_share = warmup_share
+        self._warmup_steps = 0.0
         self._metric = metric
         self._by_evaluations = by_evaluations
         self._sign = 1.0 if directions()[metric] == "min" else -1.0
         self._loss_sum = 0.0
         self._num_losses = 0
+
+    def on_length(self, total: int) -> None:
+        """Note the number of steps that aren't enough to end the trial."""
+        self._warmup_steps = self._warmup_share * total
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Add the finite losses to the sums of the sink."""
@@ -155,7 +183,7 @@ class TrialPruner(Pruner):
     def _report_value(self, value: float, step: int) -> None:
         try:
             self._trial.report(value, step)
-            should_prune = self._trial.should_prune()
+            should_prune = step >= self._warmup_steps and self._trial.should_prune()
         except optuna.exceptions.UpdateFinishedTrialError:
             # The trial was taken for dead, and another process that retries it will finish its job.
             return
@@ -171,4 +199,9 @@ def open_pruner(sweeper: Mapping[str, Any], sweep_dir: Path) -> TrialPruner:
     settings = read_settings(sweeper, sweep_dir)
     study = open_study(settings, sweep_dir)
     trial = optuna.Trial(study, study.trials[sweeper["trial"]]._trial_id)
-    return TrialPruner(trial, settings.metric, by_evaluations=settings.reports == "evaluations")
+    return TrialPruner(
+        trial,
+        settings.metric,
+        by_evaluations=settings.reports == "evaluations",
+        warmup_share=settings.warmup_share if settings.is_warmed else 0.0,
+    )

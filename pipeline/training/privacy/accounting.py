@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +15,19 @@ NOISE_RANGE = (0.01, 1e4)
 """The least and the largest noise that are tried: standard deviations divided by the clip."""
 TOLERANCE = 1e-4
 """Relative tolerance of a noise that is computed from epsilon."""
+
+
+@contextmanager
+def _hide_orders() -> Iterator[None]:
+    """Hide the warnings of dp-accounting during the body. They list orders of the Renyi divergence
+    that it leaves out, which makes epsilon no smaller, dozens of them for each noise."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(max(level, logging.ERROR))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @dataclass(frozen=True)
@@ -44,8 +60,9 @@ class Accounting:
 
         uses_pld = (accountant or self.accountant) == "pld"
         composed: Any = pld.PLDAccountant() if uses_pld else rdp.RdpAccountant()
-        composed.compose(self._make_event(noise, steps))
-        return float(composed.get_epsilon(self.delta))
+        with _hide_orders():
+            composed.compose(self._make_event(noise, steps))
+            return float(composed.get_epsilon(self.delta))
 
     def require_meaningful(self, noise: float, steps: int) -> None:
         """Raise ValueError if epsilon would be above `MAX_EPSILON`."""

@@ -154,7 +154,7 @@ def test_running_runs_are_printed_with_their_status(
     status = {"step": 3, "steps": 9, "loss": 0.5, "step_ms": 2.0, "left_s": 61.0}
     written = {"evaluation": None, "written": datetime.now(UTC).isoformat()}
     (outputs / "killed/status.json").write_text(json.dumps({**status, **written}))
-    line = "killed: step 3 of 9, 2 ms a step, loss 0.5, 0:01:01 left"
+    line = "killed: step 3 of 9, 2 ms a step, loss 0.5, 61 s left"
 
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt

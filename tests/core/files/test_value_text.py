@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
-from pipeline.core.files.value_text import align_columns, format_bytes, join_first
+from pipeline.core.files.value_text import (
+    align_columns,
+    format_bytes,
+    format_duration,
+    format_moment,
+    join_first,
+)
 
 
 def test_omitted_texts_are_counted() -> None:
@@ -23,3 +31,40 @@ def test_columns_are_aligned_without_trailing_spaces() -> None:
 )
 def test_byte_counts_have_a_decimal_unit(count: float, text: str) -> None:
     assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1.0, "0 s"),
+        (0.0042, "0.0042 s"),
+        (1.94, "1.9 s"),
+        (9.96, "10 s"),
+        (89.0, "89 s"),
+        (95.0, "2 min"),
+        (5399.0, "1 h 30 min"),
+        (7500.0, "2 h 5 min"),
+        (86400.0, "24 h"),
+        (6 * 86400 + 23 * 3600.0, "6 days 23 h"),
+        (7 * 86400 + 3600.0, "7 days"),
+        (1e30, "11,574 days"),
+        (float("inf"), "11,574 days"),
+    ],
+)
+def test_durations_have_the_units_of_a_person(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (5, "14:20:05"),
+        (1200, "14:40"),
+        (36000, "Sun 29 Nov 00:20"),
+        (7 * 86400, "Sat 5 Dec 14:20"),
+        (40 * 86400, "Thu 7 Jan 2027 14:20"),
+        (1e30, "Tue 6 Aug 2058 16:06"),
+    ],
+)
+def test_moments_have_a_date_unless_it_is_today(seconds: float, text: str) -> None:
+    assert format_moment(seconds, datetime(2026, 11, 28, 14, 20)) == text

@@ -50,7 +50,7 @@ def test_status_is_written_at_most_once_a_second(tmp_path: Path, clock: SimpleNa
     assert (newer.step, newer.loss) == (23, None)
     assert newer.evaluation == {"step": 22, "accuracy": 0.5, "loss": 1.5}
     assert str(newer) == (
-        "step 23 of 100, 500 ms a step, accuracy 0.5000, loss 1.5000 at step 22, 0:01:20 left"
+        "step 23 of 100, 500 ms a step, accuracy 0.5000, loss 1.5000 at step 22, 80 s left"
     )
     monitor.close()
     assert list(tmp_path.iterdir()) == []

@@ -146,8 +146,8 @@ def test_time_line_of_a_long_run_has_the_remaining_time(monkeypatch: pytest.Monk
     for step in (2000, 3000):
         monitor.on_sink(ended(step, steps=1000, seconds=3.5))
     assert [line.rpartition("lr 0.1")[2] for line in page.lines] == [
-        ", 1:06:20 left",
-        ", 3:18:30 left",
+        ", 66 min left",
+        ", 3 h 18 min left",
     ]
 
 

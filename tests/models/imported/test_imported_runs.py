@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -43,6 +44,7 @@ def reported(recipe: Recipe) -> tuple[str, bool]:
     """The lower stage's report, and whether the step is compiled without a loop."""
     text = io.StringIO()
     with Reporter(console=Console(file=text, width=1000)) as reporter:
+        reporter.level = logging.INFO
         dataset = load_data(recipe, reporter)
         built = build(recipe, dataset, reporter)
         backend = recipe.device.open(recipe.parallel)

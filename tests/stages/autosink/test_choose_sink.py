@@ -75,7 +75,8 @@ def test_auto_is_the_fastest_by_the_clock(
     assert found.choice is not None
     assert found.choice.gain == pytest.approx(1.1 / (0.1 + 1.0 / 1000))
     assert found.summary()["predicted"]["off_ms"] == pytest.approx(1.1)
-    assert capsys.readouterr().out.startswith("sink       1,000 steps, loop; 0.101 ms a step in")
+    said = capsys.readouterr().out
+    assert said.startswith("sink       1,000 steps as one program; 0.101 ms a step in")
 
 
 @pytest.mark.slow

@@ -37,25 +37,25 @@ MEASURED = Explanation(
 
 TEXT = """\
 lenet5_digits on cpu:0 cpu, batch 32
-  step        loop 0.9 ms, soft 1.2 ms in a long dispatch
-  dispatch    604 us on the host for each step without sinks (90 % are below 712), for each sink \
-loop 500 us, soft 200 us
-  memory      110 batches of numbers of samples 15.0 kB; the device has 1,024 at once whatever the \
-sink, 139.3 kB beside all samples, 97.8 kB; telemetry 2.2 kB a sink
-  events      evaluate 4 times in 1,760 steps; 440 between two at most
+  step        0.9 ms as one program, 1.2 ms step by step without waiting, in a long sink
+  to start    604 us on the host for each step without sinks (90 % are below 712 us), for each \
+sink 500 us as one program, 200 us step by step without waiting
+  memory      a sink has 110 batches, which are lists of samples, 15.0 kB; the device has 1,024 \
+batches whatever the sink, 139.3 kB beside all samples, 97.8 kB; logged values 2.2 kB a sink
+  events      evaluate 4 times in 1,760 steps; at most 440 steps between two
               step 440: evaluate; step 880: evaluate
 
   sink          ms/step    gain
-  off            1.5000   1.00x
+  none           1.5000   1.00x
   1              1.4000   1.07x
   10             0.9500   1.58x
   100            0.9060   1.66x
   110            0.9045   1.66x  <- chosen
-  200            0.9034   1.66x  <- as asked
+  200            0.9034   1.66x  <- the recipe's
   1,000          0.9014   1.66x
 
-  chosen      loop, 110 steps: 0.9045 ms a step in sinks of 110, 1.5 without: 1.66x; longer ones \
-save less than 0.5 %
+  chosen      sinks of 110 steps as one program: 0.9045 ms a step in sinks of 110, 1.5 without: \
+1.66x; longer ones save less than 0.5 %
   predicted   1.658x, give or take 1.0 %
   achieved    1.670x, give or take 2.0 %: 0.91 ms a step, 1.52 without sinks, in 5 rounds; the \
 prediction is off by -0.7 %"""
@@ -83,8 +83,8 @@ def test_modelled_figures_are_marked_in_text_and_json() -> None:
 def test_streamed_samples_are_shown_in_the_memory_line() -> None:
     streamed = replace(MEASURED, memory=Memory(False, 512_000_000, 4_816_896, 53))
     assert (
-        "  memory      110 batches of samples 529.9 MB; the device has 53 at once whatever the "
-        "sink, 255.3 MB; telemetry 2.2 kB a sink\n"
+        "  memory      a sink has 110 batches, 529.9 MB of samples; the device has 53 batches "
+        "whatever the sink, 255.3 MB; logged values 2.2 kB a sink\n"
     ) in str(streamed)
 
 
@@ -93,7 +93,7 @@ def test_unmeasured_values_are_omitted() -> None:
     alone = Explanation(MEASURED.run, BOUNDS, CALENDAR, choice)
     assert str(alone).splitlines() == [
         "lenet5_digits on cpu:0 cpu, batch 32",
-        "  events      evaluate 4 times in 1,760 steps; 440 between two at most",
+        "  events      evaluate 4 times in 1,760 steps; at most 440 steps between two",
         "              step 440: evaluate; step 880: evaluate",
         "",
         "  chosen      no sinks: a sink would hold 1",

@@ -114,8 +114,8 @@ def test_start_up_line_has_its_parts_and_the_remainder() -> None:
     """Time that has no part of its own is named too: the parts add up."""
     times = {"start_s": 1.5, "data_s": 0.25, "compile_s": 0.75, "first_dispatch_s": 0.125}
     assert describe_start_up({**times, "first_step_s": 3.0}) == (
-        "first step after 3.00 s: imports and recipe 1.50, data 0.25, build 0.00, first data 0.00, "
-        "compile 0.75, first dispatch 0.12, other 0.38"
+        "first step after 3.00 s: imports and recipe 1.50 s, data 0.25 s, build 0.00 s, "
+        "first data 0.00 s, compile 0.75 s, first dispatch 0.12 s, other 0.38 s"
     )
 
 

@@ -20,6 +20,27 @@ from tests.whole_run import run
 Compose = Callable[..., Recipe]
 
 
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        ([], "no step yet; the run begins again with"),
+        ([200, 1400], "step 1,400; the run goes on from there with"),
+    ],
+)
+def test_advice_says_which_step_is_saved(
+    tiny: Compose,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    steps: list[int],
+    text: str,
+) -> None:
+    monkeypatch.setattr(open_run, "list_saved_steps", lambda _: steps)
+    open_run.advise_to_resume(tiny(), RunOptions(), tmp_path, Reporter())
+    saved, resume = capsys.readouterr().out.splitlines()
+    assert (saved, resume) == (f"saved      {text}", f"resume     train.resume={tmp_path}")
+
+
 @pytest.mark.medium
 def test_directory_whose_recipe_could_not_be_written_can_be_used(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

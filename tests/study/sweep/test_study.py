@@ -132,6 +132,7 @@ def test_study_with_another_sweep_or_metric_is_refused(
 
 def test_invalid_settings_are_all_reported(sweeper: Sweeper, tmp_path: Path) -> None:
     wrong = {"metric": "acuracy", "reports": "never", "n_trials": 0, "heartbeat_s": 0.5}
+    wrong |= {"warmup_share": 1}
     with pytest.raises(RecipeError) as caught:
         read_settings({**sweeper, **wrong}, tmp_path)
     said = str(caught.value)
@@ -139,6 +140,18 @@ def test_invalid_settings_are_all_reported(sweeper: Sweeper, tmp_path: Path) -> 
     assert "hydra.sweeper.reports = never: must be sinks or evaluations" in said
     assert "hydra.sweeper.n_trials = 0: must be a whole number of at least 1" in said
     assert "hydra.sweeper.heartbeat_s = 0.5: must be a whole number of at least 1" in said
+    assert "hydra.sweeper.warmup_share = 1: must be a number of at least 0 and below 1" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "is_warmed"), [("median", True), ("percentile", True), ("asha", False)]
+)
+def test_pruners_with_a_schedule_have_no_warmup(
+    sweeper: Sweeper, tmp_path: Path, name: str, is_warmed: bool
+) -> None:
+    pruner = OmegaConf.load(CONF / "hydra" / "sweeper" / "pruner" / f"{name}.yaml")
+    settings = read_settings({**sweeper, "pruner": pruner}, tmp_path)
+    assert (settings.warmup_share, settings.is_warmed) == (0.25, is_warmed)
 
 
 @pytest.mark.slow

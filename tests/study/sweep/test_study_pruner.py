@@ -25,3 +25,18 @@ def test_sink_mean_skips_steps_without_a_loss(metric: str, sign: int) -> None:
     reported = trial.study.trials[0].intermediate_values
     assert reported[4] == sign * 1.5
     assert math.isnan(reported[6])
+
+
+def test_poor_trial_is_not_pruned_before_its_share_of_steps() -> None:
+    """A quarter of 300 steps; the study would prune every trial at once."""
+    study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(upper=0.0))
+    trial = study.ask()
+    pruner = TrialPruner(trial, "loss", by_evaluations=False, warmup_share=0.25)
+    pruner.on_length(300)
+    reasons = []
+    for stop in (25, 50, 75):
+        pruner.on_steps(telemetry_of(stop - 25, np.full((25, 5), 2.0)), 0.1)
+        pruner.on_sink(SinkReport(stop, 2.0, 0.1, 0.1, 25))
+        reasons.append(pruner.prune_reason)
+    assert reasons == [None, None, "step 75: mean training loss 2 is poor"]
+    assert list(trial.study.trials[0].intermediate_values) == [25, 50, 75]

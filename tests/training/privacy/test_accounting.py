@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import pytest
@@ -68,3 +69,23 @@ def test_missing_dp_accounting_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
         ValueError, match=r"needs dp-accounting: pip install 'recipe-pipeline\[privacy\]'"
     ):
         make_accounting()
+
+
+@pytest.mark.medium
+def test_orders_that_are_left_out_are_not_listed() -> None:
+    """dp-accounting warns of each in this case, and other messages of absl stay."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[assignment,method-assign]
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        make_accounting(rate=1 / 30).compute_epsilon(0.53, 30)
+        assert records == []
+        logger.warning("another message")
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert [record.getMessage() for record in records] == ["another message"]

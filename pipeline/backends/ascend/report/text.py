@@ -155,7 +155,7 @@ def _format_modes(report: Report) -> Iterator[str]:
     yield f"  {'mode':<12}{'ms a step':>12}{'80 % interval':>24}{_name_unit(report):>14}"
     for mode, step in report.modes.items():
         low, high = step.interval_ms
-        mark = "  <- as asked" if mode == report.config.mode else ""
+        mark = "  <- the recipe's" if mode == report.config.mode else ""
         yield (
             f"  {mode:<12}{step.step_ms:>12,.2f}{f'{low:,.2f} to {high:,.2f}':>24}"
             f"{step.samples_per_s:>14,.0f}{mark}"

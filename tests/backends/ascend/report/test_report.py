@@ -138,7 +138,7 @@ def test_printed_report_is_complete_and_fits_132_columns(pricing: Pricing, repor
     assert [line.split()[0] for line in lines if "_sink  " in line or "op_by_op" in line] == [
         *MODES
     ]
-    assert sum("<- as asked" in line for line in lines) == 1
+    assert sum("<- the recipe's" in line for line in lines) == 1
     shares = re.findall(r"(?<=[ ,])[A-Z][A-Za-z ]+ \d+\.\d%", text)
     assert len(shares) >= len(report.shares)
     words_of_all = ("Cube", "Format conversion", "data tail", "of 26", "slowest layers")
