@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pipeline.backends.sink_choice import MECHANISM_TEXTS
 from pipeline.config.recipe import TrainSpec
 
 if TYPE_CHECKING:
     from pipeline.backends.base import Backend, Executable, Mechanism
-    from pipeline.backends.sink_choice import MECHANISM_TEXTS, SinkChoice
+    from pipeline.backends.sink_choice import SinkChoice
     from pipeline.engine.schedule import RunSchedule
 
 SINGLE_STEPS_REASON = "one asynchronous dispatch per step: its convolutions are slow in a loop"

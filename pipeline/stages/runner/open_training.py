@@ -29,7 +29,6 @@ from pipeline.engine.schedule import Event, Schedule, is_due
 from pipeline.stages.record.run_directory import HeldWrites
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
-from pipeline.stages.runner.outlook import open_outlook
 from pipeline.training.component_specs import list_metric_directions
 from pipeline.training.features.loss_scales import get_loss_scale_state
 from pipeline.training.features.non_finite_steps import Rollback
@@ -82,6 +81,9 @@ def open_training(
         periods = list_event_periods(recipe, built.run_schedule.steps_per_epoch)
         save_periods = periods[Event.CHECKPOINT]
         checkpoints = _open_checkpoints(evaluations, save_periods, stack)
+        # Imported here, since the run trains now.
+        from pipeline.stages.runner.outlook import open_outlook
+
         outlook = open_outlook(run, sink, evaluations.history.step)
         every_s = recipe.checkpoint.save_seconds
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]

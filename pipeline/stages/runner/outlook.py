@@ -25,7 +25,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.history import History
 from pipeline.engine.schedule import Event, is_due
-from pipeline.stages.autosink.choose_sink import SinkPlan
+from pipeline.stages.autosink.sink_plan import SinkPlan
 from pipeline.stages.record.kept_times import KeptTimes, keep_times, locate_times, read_times
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.training.initial_state import get_image_shape
