@@ -173,11 +173,11 @@ def _find_step_s(run: CompiledRun, sink: SinkPlan, kept: KeptTimes, first: int) 
 
 
 def _can_time_steps(run: CompiledRun) -> bool:
-    """Return whether a second state may train: on the host, in one process with programs for
-    itself, if memory isn't short, and if nothing else looks at the steps."""
+    """Return whether a second state may train: on the host, in one process, and
+    if memory isn't short."""
     context = run.context
     recipe = context.recipe
-    is_alone = context.ranks.size == 1 and context.options.programs is None
+    is_alone = context.ranks.size == 1
     is_host = get_platform(run.backend.device.platform).is_host
     is_graph = recipe.train.mode == "graph"
     if not (is_alone and is_host and is_graph) or run.backend.placement.mesh is not None:
