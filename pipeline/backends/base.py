@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Mechanism = Literal["loop", "soft", "none"]
 """How steps are dispatched: a sink by a loop or by one call for each step, or without sinks."""
+MECHANISM_TEXTS = {"loop": "as one program", "soft": "step by step without waiting"}
+"""Texts that describe how a sink runs."""
 
 
 @dataclass(frozen=True)

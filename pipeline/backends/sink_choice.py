@@ -15,9 +15,6 @@ from typing import Literal
 import numpy as np
 
 SinkMechanism = Literal["loop", "soft"]
-MECHANISM_TEXTS = {"loop": "as one program", "soft": "step by step without waiting"}
-"""Texts that describe how a sink runs."""
-
 SHOWN = (1, 10, 100, 1000)
 """Sizes of sinks in the table of predictions."""
 TOLERANCE = 0.005

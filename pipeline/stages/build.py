@@ -42,7 +42,6 @@ from pipeline.stages.build_checks import (
 )
 from pipeline.stages.features.feature_context import make_feature_context, require_distinct
 from pipeline.stages.features.step_features import NO_INPUTS, FeatureInputs, make_step_features
-from pipeline.stages.fine_tuning import plan_fine_tuning
 from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.probabilities import warn_of_probabilities
 from pipeline.training.component_specs import ScheduleSpec
@@ -151,8 +150,13 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
             recipe, dataset, step_config, variables, planned, build_network
         )
         inputs = replace(inputs, context=context)
-    tuning = plan_fine_tuning(recipe, step_config, variables, schedule.steps_per_epoch, seed)
-    step_config = tuning.apply(recipe, step_config, inputs)
+    if recipe.train.fine_tunes:
+        from pipeline.stages.fine_tuning import plan_fine_tuning
+
+        tuning = plan_fine_tuning(recipe, step_config, variables, schedule.steps_per_epoch, seed)
+        step_config = tuning.apply(recipe, step_config, inputs)
+    else:
+        step_config = replace(step_config, features=make_step_features(recipe, inputs))
     require_distinct(step_config.features)
     draft = replace(draft, step_config=step_config)
     require_all(TASK_CHECKS, draft)

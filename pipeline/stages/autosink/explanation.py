@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.backends.base import MECHANISM_TEXTS
 from pipeline.backends.rates import Communication
 from pipeline.backends.sink_choice import (
-    MECHANISM_TEXTS,
     SHOWN,
     Bounds,
     Costs,

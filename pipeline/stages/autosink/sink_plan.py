@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipeline.backends.sink_choice import MECHANISM_TEXTS
+from pipeline.backends.base import MECHANISM_TEXTS
 from pipeline.config.recipe import TrainSpec
 
 if TYPE_CHECKING:
