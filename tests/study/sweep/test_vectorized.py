@@ -151,7 +151,7 @@ def test_refused_program_closes_its_loader(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(shared_program, "share_step", refuse)
     program = shared_program.SharedProgram([], shared_program.Places(1))
     with pytest.raises(shared_program.CompiledInError, match=r"train\.steps"):
-        program.open(context, context.recipe, Mock(), Mock(), Mock())
+        program.open(Mock(context=context, recipe=context.recipe))
     loader.close.assert_called_once()
 
 
