@@ -41,14 +41,17 @@ class StepFeature:
     """Patterns over parameters that this step doesn't train."""
     columns: tuple[str, ...] = ()
     """Names of its columns of metrics.jsonl."""
-    is_like_params: ClassVar[bool] = False
-    """Whether its state has arrays of the parameters' shapes, which devices share as they share
-    the parameters."""
 
     @property
     def never_trained(self) -> tuple[str, ...]:
         """Patterns over parameters that no step trains."""
         return self.frozen
+
+    @property
+    def is_like_params(self) -> bool:
+        """Whether its state has arrays of the parameters' shapes, which devices share as they share
+        the parameters."""
+        return False
 
     def init(self, trained: Any) -> Any:
         """Return its state at step 0 from the trained parameters; None if it has no state."""

@@ -71,6 +71,7 @@ def draw_recipe(seed: int) -> list[str]:
         "train.on_nan=skip": 0.2,
         "train.clip.norm=1.0": 0.3,
         "train.loss.reduction=sum": 0.1,
+        "train.features=[{name: lookahead, steps: 3}, {name: distill, teacher: ema}]": 0.2,
     }
     chosen = [key for key, share in optional.items() if rng.random() < share]
     return [

@@ -119,6 +119,11 @@ FEATURES: Mapping[str, Sequence[str]] = {
     "skipped steps": ("train.on_nan=skip",),
     "sum of losses": ("train.loss.reduction=sum", "train.optimizer.lr=0.0001"),
     "precision O2": ("train.precision=O2",),
+    "lookahead": ("train.features=[{name: lookahead, steps: 3}]",),
+    "average as teacher": ("train.features=[{name: distill, teacher: ema, decay: 0.9}]",),
+    "penalty on input gradients": ("train.features=[gradient_penalty]",),
+    "labels of several steps": ("train.features=[{name: accumulate_labels, labels: 50}]",),
+    "noise scale": ("train.features=[gradient_noise]", "train.accumulate_steps=2"),
 }
 SUM_NORM_GPT = (
     *("model=gpt2", "dataset=text", "optimizer=sgd", "dataset.length=16", *SMALL_GPT),

@@ -23,8 +23,11 @@ class MovingAverage(StepFeature):
     """An exponential moving average of the trained parameters. Its state is the average."""
 
     name: ClassVar[str] = AVERAGE
-    is_like_params: ClassVar[bool] = True
     spec: AverageSpec
+
+    @property
+    def is_like_params(self) -> bool:
+        return True
 
     def init(self, trained: Any) -> Any:
         return jax.tree.map(jnp.copy, trained)

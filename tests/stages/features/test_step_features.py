@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -18,6 +20,8 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
+from pipeline.training.step_feature import StepFeature
+from tests.conftest import ROOT
 from tests.outcome import arrays
 
 Tiny = Callable[..., Recipe]
@@ -159,3 +163,13 @@ def test_bits_are_equal_for_every_sink_and_after_resuming(
     columns = set(json.loads(lines[-1]))
     built = build_step(tiny(*keys))
     assert set(built.step_config.columns) <= columns
+
+
+def test_documented_moments_are_those_of_the_class() -> None:
+    text = (ROOT / "docs" / "bring-your-own.md").read_text()
+    section = text.partition("### A feature of the step")[2]
+    table = section.partition("| moment |")[2].partition("\n\n")[0]
+    documented = re.findall(r"^\| `(\w+)\(", table, re.MULTILINE)
+    assert documented == [
+        name for name, value in vars(StepFeature).items() if inspect.isfunction(value)
+    ]

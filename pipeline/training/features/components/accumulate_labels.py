@@ -47,9 +47,12 @@ class AccumulateLabels(StepFeature):
     the trained parameters, "labels": float32 ()}."""
 
     name: ClassVar[str] = "accumulate_labels"
-    is_like_params: ClassVar[bool] = True
     labels: int
     columns: tuple[str, ...] = ("accumulated_labels",)
+
+    @property
+    def is_like_params(self) -> bool:
+        return True
 
     def init(self, trained: Any) -> Any:
         import jax

@@ -64,6 +64,10 @@ class Distillation(StepFeature):
     """The teacher; None: the average of the network."""
     columns: tuple[str, ...] = ("teacher_divergence",)
 
+    @property
+    def is_like_params(self) -> bool:
+        return self.network is None
+
     def init(self, trained: Any) -> Any:
         import jax
         import jax.numpy as jnp

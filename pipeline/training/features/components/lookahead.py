@@ -39,9 +39,12 @@ class Lookahead(StepFeature):
     """Slow weights; its state is these, in the form of the trained parameters."""
 
     name: ClassVar[str] = "lookahead"
-    is_like_params: ClassVar[bool] = True
     steps: int
     rate: float
+
+    @property
+    def is_like_params(self) -> bool:
+        return True
 
     def init(self, trained: Any) -> Any:
         import jax
