@@ -1,4 +1,4 @@
-"""Modules and lines that a module brings along by its top-level imports.
+"""Modules and lines that a module brings along by its top-level imports, and fields of two types.
 
     python -m tests.core_budget [MODULE ...]
 
@@ -11,8 +11,11 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from functools import cache
 
+from pipeline.training.state import TrainState
+from pipeline.training.step_config import StepConfig
 from tests.test_layering import modules
 
 WATCHED = (
@@ -71,6 +74,8 @@ def main(names: Sequence[str]) -> None:
         closure = find_closure(f"pipeline.{name}")
         print(f"{name:16} {len(closure):4} modules {count_lines(closure):7,} lines")
     print(f"import targets of stages.run: {len(list_targets('pipeline.stages.run'))}")
+    for kind in (StepConfig, TrainState):
+        print(f"fields of {kind.__name__}: {len(fields(kind))}")
 
 
 if __name__ == "__main__":
