@@ -18,6 +18,8 @@ def main(run_dir: Path) -> CommandResult:
     reproducer = read_reproducer(run_dir)
     finding = examine(reproducer.step_config, reproducer.state, reproducer.batch, reproducer.device)
     print(printable_lines(str(finding)))
+    if reproducer.left_out:
+        print(f"computed without {', '.join(reproducer.left_out)}, which no reproducer has")
     is_same = str(finding) == reproducer.finding
     if is_same:
         print("this is what the run has found")

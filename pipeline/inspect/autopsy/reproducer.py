@@ -76,6 +76,8 @@ class Reproducer:
     """Device of the run, or jax's default device if this machine lacks it."""
     finding: str
     """Finding of the run, as text."""
+    left_out: tuple[str, ...] = ()
+    """Features of the run's step that a reproducer doesn't have, such as a teacher."""
 
 
 def write_reproducer(
@@ -99,6 +101,7 @@ def write_reproducer(
         "image": asdict(step_config.image),
         "classes": len(step_config.targets),
         "frozen": list(step_config.frozen),
+        "features": [feature.name for feature in step_config.features],
         # The op that encodes rows of a table; None for other data.
         "table": first_op.model_dump(mode="json") if isinstance(first_op, EncodeTable) else None,
         "class_counts": list(step_config.targets.counts),
@@ -123,6 +126,7 @@ def read_reproducer(folder: Path) -> Reproducer:
         document = read_json(source / STEP)
         finding = str(document["autopsy"]["text"])
         samples = document["samples"]
+        features = [str(name) for name in document["features"]]
         arrays = {_BATCH[name]: array for name, array in tree["batch"].items()}
         batch = Batch(**arrays, num_samples=None if samples is None else int(samples))
         step_config = _make_step_config(recipe, document, batch)
@@ -140,9 +144,10 @@ def read_reproducer(folder: Path) -> Reproducer:
         device = recipe.device.open(recipe.parallel).device
     except PipelineError:  # the reproducer may have been copied to another machine
         device = jax.devices()[0]
-    return Reproducer(
-        _apply_lowerings(step_config, source, state, batch, device), state, batch, device, finding
-    )
+    own = {feature.name for feature in step_config.features}
+    left_out = tuple(name for name in features if name not in own)
+    step_config = _apply_lowerings(step_config, source, state, batch, device)
+    return Reproducer(step_config, state, batch, device, finding, left_out)
 
 
 def _make_step_config(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepConfig:
@@ -171,7 +176,8 @@ def _arrange_state(step_config: StepConfig, path: Path, tree: Mapping[str, Any])
         return step_config.select_gradient_state(init_state(step_config, variables))
 
     like = jax.eval_shape(init, jax.ShapeDtypeStruct((2,), np.uint32))
-    return arrange_arrays(path, flatten_by_path(tree), like)
+    parts = {name: part for name, part in tree["features"].items() if name in like.features}
+    return arrange_arrays(path, flatten_by_path({**tree, "features": parts}), like)
 
 
 def _read_arrays(path: Path) -> Mapping[str, Any]:

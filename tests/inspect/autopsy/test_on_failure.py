@@ -89,6 +89,18 @@ def test_autopsy_command_repeats_the_finding(
         assert printed.endswith("this is what the run has found\n")
 
 
+def test_feature_that_a_reproducer_lacks_is_named(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A teacher's weights aren't in it, and the finding in the data is the same."""
+    feature = "train.features=[{name: distill, teacher: ema}]"
+    with poisoned_data(), pytest.raises(RunError, match="Invalid loss"):
+        run(compose_tiny(cache, "train.steps=30", feature), tmp_path)
+    assert autopsy([str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "computed without distill, which no reproducer has\n" in printed
+
+
 def test_command_reports_another_finding(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads((copied / "step.json").read_text())
     document["autopsy"]["text"] = "step 1: something else"
