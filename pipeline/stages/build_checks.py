@@ -302,6 +302,28 @@ def check_gradients(draft: StepDraft) -> None:
             raise ValueError("must return the other results of the backward pass too")
 
 
+def check_listed_features(draft: StepDraft) -> None:
+    """Require that the features that the recipe lists keep the form of their states."""
+    recipe = draft.recipe
+    if not recipe.train.features:
+        return
+    step_config = replace(draft.step_config, shards=None)
+    batch = _make_batch_shapes(draft.dataset.train, count_microbatches(step_config.features))
+    groups = len(recipe.train.rate_columns)
+    rates = jax.ShapeDtypeStruct((1, 1 + groups) if groups else (1,), np.float32)
+    with blaming_key("train.features"):
+        step = make_train_step(step_config).step
+        after, _ = find_shapes(step, draft.state, batch, rates)
+        for name, before in draft.state.features.items():
+            forms = [show(jax.tree.map(_get_form, part)) for part in (before, after.features[name])]
+            if forms[0] != forms[1]:
+                raise ValueError(f"{name}: its state becomes {forms[1]}; must stay {forms[0]}")
+
+
+def _get_form(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
 def check_curvature(draft: StepDraft) -> None:
     """Refuse a custom network without layers whose curvature the optimizer can observe."""
     step_config = replace(draft.step_config, shards=None)
@@ -432,6 +454,7 @@ LAYER_CHECKS = (check_labels, check_vocabulary, check_to_float, check_jit_layers
 TASK_CHECKS = (check_shardings, check_constraints, check_task, check_ledger)
 STATE_CHECKS = (
     check_gradients,
+    check_listed_features,
     check_curvature,
     check_privacy,
     check_statistics,

@@ -183,11 +183,7 @@ def _update_state(
         grad_norm=norm,
         loss_scale=jnp.asarray(loss_scale, jnp.float32),
         skipped=outcome.skipped.astype(jnp.float32),
-        extras=tuple(
-            column
-            for feature in config.features
-            for column in feature.make_columns(state, gradients, outcome)
-        ),
+        extras=_make_columns(config, state, gradients, outcome),
     )
 
     def update_whole(state: TrainState, scaled: Any) -> TrainState:
@@ -207,6 +203,21 @@ def _update_state(
     for feature in config.features:
         after = feature.change_step(after, outcome)
     return after, record
+
+
+def _make_columns(
+    config: StepConfig, state: TrainState, gradients: Gradients, outcome: StepOutcome
+) -> tuple[Array, ...]:
+    """Return the columns of the features. Raises ValueError if one returns another number of
+    columns than it names."""
+    columns: tuple[Array, ...] = ()
+    for feature in config.features:
+        made = feature.make_columns(state, gradients, outcome)
+        if len(made) != len(feature.columns):
+            names = ", ".join(feature.columns) or "none"
+            raise ValueError(f"{feature.name}: returns {len(made)} columns; must be: {names}")
+        columns += tuple(made)
+    return columns
 
 
 def get_loss_scale(config: StepConfig, state: TrainState) -> Array | float:

@@ -6,10 +6,13 @@ import inspect
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,6 +23,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
+from pipeline.training.features.components.lookahead import LookaheadSpec
 from pipeline.training.step_feature import StepFeature
 from tests.conftest import ROOT
 from tests.outcome import arrays
@@ -163,6 +167,43 @@ def test_bits_are_equal_for_every_sink_and_after_resuming(
     columns = set(json.loads(lines[-1]))
     built = build_step(tiny(*keys))
     assert set(built.step_config.columns) <= columns
+
+
+@dataclass(frozen=True)
+class Wrong(StepFeature):
+    """A feature whose `columns` or state have another form than its methods return."""
+
+    name = "wrong"
+    columns: tuple[str, ...] = ("own",)
+    made: int = 0
+
+    def init(self, trained: Any) -> Any:
+        return jnp.float32(0)
+
+    def make_columns(self, state: Any, gradients: Any, outcome: Any) -> Any:
+        return (gradients.loss,) * self.made
+
+    def change_step(self, state: Any, outcome: Any) -> Any:
+        return state.replace_part(self.name, jnp.zeros(2, jnp.float32))
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("feature", "problem"),
+    [
+        (Wrong(), "train.features: wrong: returns 0 columns; must be: own"),
+        (Wrong(made=2), "train.features: wrong: returns 2 columns; must be: own"),
+        (Wrong(("loss",), 1), "train.features: loss of wrong is a column of every step already"),
+        (Wrong(made=1), "train.features: wrong: its state becomes float32[2]; must stay float32[]"),
+    ],
+)
+def test_feature_of_another_form_is_refused_before_compiling(
+    feature: Wrong, problem: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LookaheadSpec, "build", lambda self, context: feature)
+    with pytest.raises(RecipeError) as caught:
+        build_step(tiny("train.features=[lookahead]"))
+    assert problem in str(caught.value)
 
 
 def test_documented_moments_are_those_of_the_class() -> None:
