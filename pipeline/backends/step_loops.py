@@ -67,7 +67,7 @@ def make_train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., L
     """Return a loop over positions first .. last - 1 of a window, while `should_continue` is true.
 
     `step(state, batch, learning rates, *constants)` returns a state and a `Record`, whose columns
-    are those of the telemetry buffer.
+    are in the telemetry buffer.
     """
 
     def loop(

@@ -84,7 +84,7 @@ class Gradients(NamedTuple):
 class Record(NamedTuple):
     """Record of one step, float32 scalars.
 
-    Its columns are those of the telemetry, the keys of metrics.jsonl, and the tags of TensorBoard
+    Its columns are in the telemetry, as keys of metrics.jsonl, and as the tags of TensorBoard
     and trackers. `skipped` is 1 if the update was skipped, for an overflow or by `on_nan: skip`,
     else 0.
     """
@@ -110,7 +110,7 @@ class Record(NamedTuple):
 
 
 COLUMNS = Record._fields[:-1]
-"""Names of the columns of every step's record. Those of features follow."""
+"""Names of the columns of every step's record; columns of features follow."""
 FLAGS = frozenset({"skipped"})
 """Columns that are 0 or 1. Monitors write them only for the steps that have 1."""
 

@@ -139,7 +139,7 @@ def _step(
 
 
 def _leave_out(parts: Mapping[str, Any], features: list[Any]) -> dict[str, Any]:
-    """Return the states of features without those of `features`."""
+    """Return the states of features, without these `features`."""
     names = {feature.name for feature in features}
     return {name: part for name, part in parts.items() if name not in names}
 

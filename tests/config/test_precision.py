@@ -191,7 +191,10 @@ def test_resumed_run_continues_with_scale_and_counts(
     summary = run(tiny(*OVERFLOWING, *COURSE, f"train.resume={run_dir}"))
     assert summary.resumed_from == {"run": str(run_dir), "step": 10}
     outcome.assert_same_run(run_dir, overflowing)
-    assert outcome.arrays(run_dir)["overflows/skipped_steps"] == summary.loss_scale["skipped_steps"]
+    assert (
+        outcome.arrays(run_dir)["features/loss_scale/overflows/skipped_steps"]
+        == summary.loss_scale["skipped_steps"]
+    )
 
 
 @pytest.mark.mlp

@@ -74,7 +74,7 @@ def test_killed_run_repeats_the_noise_of_a_step(cache: Path, tmp_path: Path) -> 
         if process.exitcode == 0:
             break
     assert kills == 3
-    assert len({arrays["privacy/key"].tobytes() for arrays in saved.values()}) == 1
+    assert len({arrays["features/privacy/key"].tobytes() for arrays in saved.values()}) == 1
     assert sorted(losses) == list(range(1, STEPS + 1))
     epsilons = [line["epsilon"] for line in outcome.read_lines(run_dir / "evals.jsonl")]
     assert epsilons == sorted(set(epsilons))

@@ -136,7 +136,7 @@ def test_rollback_returns_to_the_previous_checkpoint(rolling: Path) -> None:
         counting -= set(range(to + 1, step + 1))
     summary = outcome.read_summary(rolling)["bad_steps"]
     assert (summary["policy"], summary["left_out"]) == ("rollback", 30 - len(counting))
-    assert outcome.arrays(rolling)["bad_steps/left_out"] == 30 - len(counting)
+    assert outcome.arrays(rolling)["features/non_finite_steps/left_out"] == 30 - len(counting)
     assert len(outcome.metrics(rolling)) == 30
     step, to = gone_back(rolling)[0]
     assert (

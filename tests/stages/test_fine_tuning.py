@@ -15,6 +15,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
+from pipeline.training.features.parameter_rates import LayerRates
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.whole_run import run
@@ -82,15 +83,15 @@ def test_parameters_change_from_their_phase(whole: Path) -> None:
     def moved(path: str, one: int, other: int) -> bool:
         return not np.array_equal(by_step[one][path], by_step[other][path])
 
-    weights = [p for p in by_step[5] if p.startswith(("params/", "batch_stats/"))]
+    weights = [p for p in by_step[5] if p.startswith(("params/", "collections/"))]
     assert len(weights) == 12
     for path in weights:
-        layer = path.split("/")[1]
+        layer = path.removeprefix("collections/").split("/")[1]
         assert moved(path, 5, 10) == (layer == "dense_0"), path
         assert moved(path, 10, 15) == (layer in ("dense_0", "residual_0")), path
         assert moved(path, 15, 20) == (layer in ("dense_0", "residual_0")), path
         assert moved(path, 20, 25), path
-    averages = {path for path in by_step[5] if path.startswith("average/")}
+    averages = {path for path in by_step[5] if path.startswith("features/average/")}
     assert len(averages) == 8
     counts = {
         step: sorted(int(a) for p, a in arrays.items() if p.endswith("/count"))
@@ -157,7 +158,9 @@ def test_build_line_counts_trained_parameters(
     step = built(tiny(*TUNED))
     said = " ".join(capsys.readouterr().out.split())
     assert "160 parameters, 40 of them trained, 127 from step 13, 160 from step 24" in said
-    assert dict(step.step_config.layer_rates) == {
+    layer_rates = step.step_config.find(LayerRates)
+    assert layer_rates is not None
+    assert layer_rates.factors == {
         "conv_0": 0.25,
         "batch_norm_0": 0.25,
         "residual_0": 0.5,

@@ -186,7 +186,7 @@ def test_step_loss_is_computed_at_its_image_size(compose: Compose, tmp_path: Pat
     logits = built.step_config.network.apply(
         {"params": state.params}, jnp.asarray(images), train=True
     )
-    losses = np.asarray(built.step_config.loss(logits, jnp.asarray(columns["label"])))
+    losses = np.asarray(built.step_config.objective.loss(logits, jnp.asarray(columns["label"])))
     assert outcome.metrics(tmp_path)[0]["loss"] == pytest.approx(losses.mean(), rel=1e-5)
 
 

@@ -51,7 +51,7 @@ def test_frozen_weights_are_unchanged_and_the_average_is_saved(whole: Path) -> N
     still = [path for path in first if path.startswith("params/conv_")]
     assert len(still) == 2
     assert all(np.array_equal(first[path], last[path]) for path in still)
-    averages = sorted(path for path in last if path.startswith("average/"))
+    averages = sorted(path for path in last if path.startswith("features/average/"))
     assert len(averages) == 6
     assert not any("conv_" in path for path in averages)
     for path in averages:

@@ -52,7 +52,7 @@ def test_run_does_not_depend_on_sinks_resume_and_devices(tiny: Compose, tmp_path
     assert outcome.metrics(half) == outcome.metrics(tmp_path / "7")
     assert_equal_arrays(outcome.arrays(half), outcome.arrays(tmp_path / "7"))
     # The clip has moved, and more than the order of additions differs from shards.
-    clips = [float(outcome.arrays(half, step)["privacy/clip"]) for step in (10, 20)]
+    clips = [float(outcome.arrays(half, step)["features/privacy/clip"]) for step in (10, 20)]
     assert clips[0] != clips[1] != 0.5
 
 
@@ -60,7 +60,7 @@ def test_run_does_not_depend_on_sinks_resume_and_devices(tiny: Compose, tmp_path
 def test_secret_key_is_only_in_checkpoints(tiny: Compose, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     summary = run(tiny(*MLP, *RUN, PRIVATE, "monitor.tensorboard=true"), run_dir)
-    secret = outcome.arrays(run_dir)["privacy/key"]
+    secret = outcome.arrays(run_dir)["features/privacy/key"]
     assert secret.dtype == np.uint32
     assert len(set(secret.tolist())) == 4
     needles = [secret.tobytes(), *(str(word).encode() for word in secret.tolist())]
@@ -80,10 +80,10 @@ def test_secret_key_is_only_in_checkpoints(tiny: Compose, tmp_path: Path) -> Non
     # Another run has another secret, and a resumed run has the same.
     other = tmp_path / "other"
     run(tiny(*MLP, *RUN, PRIVATE, "train.end_step=10"), other)
-    before = outcome.arrays(other)["privacy/key"]
+    before = outcome.arrays(other)["features/privacy/key"]
     assert (before != secret).any()
     run(tiny(*MLP, *RUN, PRIVATE, f"train.resume={other}"))
-    after = outcome.arrays(other)["privacy/key"]
+    after = outcome.arrays(other)["features/privacy/key"]
     np.testing.assert_array_equal(before, after)
 
 

@@ -53,6 +53,9 @@ def change_config(config: StepConfig, **changed: Any) -> StepConfig:
             if value is not None:
                 features[made.name] = made
     objective = {name: changed.pop(name) for name in OBJECTIVE if name in changed}
+    if "reduction" in objective and "curvature" in features:
+        is_mean = objective["reduction"] == "mean"
+        features["curvature"] = replace(features["curvature"], is_mean=is_mean)
     if "classes" in changed:
         changed["targets"] = Targets(tuple(map(str, range(changed.pop("classes")))))
     changed.setdefault("features", tuple(sort_features(features.values())))

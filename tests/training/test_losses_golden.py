@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from pipeline.training.losses import (
 )
 from pipeline.training.step_config import StepConfig
 from tests.golden.make_losses import CLASSES, FOLDER, IGNORED, SHAPES, SHARE, SMOOTHINGS, cases
+from tests.training.step_configs import change_config
 from tests.training.test_step import make_config
 
 LOSSES = json.loads((FOLDER / "losses.json").read_text())["losses"]
@@ -69,7 +69,7 @@ def test_ignored_labels_equal_removed_labels() -> None:
     for share in (1.0, 0.5):
         plain = make_config(classes=CLASSES, hardest_share=share)
         for reduction in ("mean", "sum"):
-            parts = replace(plain, reduction=reduction)
-            whole = loss_of(replace(parts, ignore_index=-100), jnp.asarray(logits), labels)
+            parts = change_config(plain, reduction=reduction)
+            whole = loss_of(change_config(parts, ignore_index=-100), jnp.asarray(logits), labels)
             alone = loss_of(parts, jnp.asarray(logits[kept]), labels[kept])
             assert float(whole) == pytest.approx(float(alone), rel=1e-6)

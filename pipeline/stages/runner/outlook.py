@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from math import lcm, prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -25,12 +26,14 @@ from pipeline.core.reporter import Reporter
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.history import History
 from pipeline.engine.schedule import Event, is_due
-from pipeline.stages.autosink.sink_plan import SinkPlan
 from pipeline.stages.record.kept_times import KeptTimes, keep_times, locate_times, read_times
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.training.initial_state import get_image_shape
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from pipeline.stages.autosink.sink_plan import SinkPlan
 
 SHOWN_S = 1.0
 """Runs of at least about a second have an outlook."""

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.cli import train
 from pipeline.stages.record.recorded_recipe import write_recipe
-from pipeline.study.sweep import grid, plan
+from pipeline.study.sweep import grid, plan, table
 from pipeline.study.sweep.plan import PlannedJob, plan_job
 
 GRIDS = [
@@ -51,7 +51,7 @@ def planned(
     grid_plan = grid.plan_grid
     monkeypatch.setattr(grid, "plan_grid", plan_both)
     monkeypatch.setattr(grid, "run_all", lambda *_: None)
-    monkeypatch.setattr(train, "conclude_sweep", lambda *_, **__: 0)
+    monkeypatch.setattr(table, "conclude_sweep", lambda *_, **__: 0)
     assert train.main(["-m", "+recipe=lenet5_digits", *overrides, "hydra.sweep.dir=mine"]) == 0
     return found[0], found[1], counts[0]
 

@@ -69,8 +69,8 @@ def tuning(optimizer: str) -> TrainStep:
         ),
         frozen=FROZEN,
         phases=(FreezePhase(3, THAWED),),
-        fix_statistics=True,
-        layer_rates=compute_depth_rates(DEPTHS, DECAY),
+        fixes_statistics=True,
+        layer_rates=dict(compute_depth_rates(DEPTHS, DECAY)),
     )
 
 
@@ -94,7 +94,7 @@ def test_fine_tuning_parity_with_pytorch(name: str) -> None:
     fresh = start(step)
     given = unflatten_dict(arrays_at("start"), sep="/")
     state = jax.tree.map(np.asarray, fresh)
-    state = type(fresh)(**{**vars(state), **given})
+    state = state.replace_variables(given)
     losses = []
     for number in range(6):
         columns = {"image": theirs()["images"][number], "label": theirs()["labels"][number]}

@@ -28,6 +28,9 @@ from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 LEDGER = "train.ledger=true"
+LEDGER_PATH = "features/ledger/"
+READINGS = f"{LEDGER_PATH}readings"
+MARGINS = f"{LEDGER_PATH}margin_sum"
 RUN = ("model=mlp", "model.hidden=[8]", "train.steps=14", "checkpoint.every_steps=7", LEDGER)
 ATTACK = "++train.adversarial={attack: pgd, radius: 0.1, steps: 2, share: 0.7}"
 TRADES = "++train.adversarial={attack: trades, radius: 0.1, steps: 2}"
@@ -112,7 +115,9 @@ def test_label_learnt_by_heart_keeps_its_early_rival() -> None:
 
 
 def strip_ledger(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {path: array for path, array in arrays.items() if not path.startswith("ledger/")}
+    return {
+        path: array for path, array in arrays.items() if not path.startswith("features/ledger/")
+    }
 
 
 @pytest.mark.medium
@@ -123,7 +128,7 @@ def test_ledger_does_not_change_training(tiny: Compose, tmp_path: Path) -> None:
     assert outcome.metrics(tmp_path / "on") == outcome.metrics(tmp_path / "off")
     on = outcome.arrays(tmp_path / "on")
     assert_equal_arrays(strip_ledger(on), outcome.arrays(tmp_path / "off"))
-    assert on["ledger/readings"].sum() == 14 * tiny(*RUN).train.batch_size
+    assert on[READINGS].sum() == 14 * tiny(*RUN).train.batch_size
 
 
 @pytest.mark.slow
@@ -151,9 +156,12 @@ def test_ledger_does_not_depend_on_sinks_resume_and_devices(
     assert outcome.metrics(half) == outcome.metrics(tmp_path / "7")
     assert_equal_arrays(outcome.arrays(half), outcome.arrays(tmp_path / "7"))
     shared, whole = (outcome.arrays(tmp_path / name) for name in ("four", "all"))
-    np.testing.assert_array_equal(shared["ledger/readings"], whole["ledger/readings"])
+    np.testing.assert_array_equal(shared[READINGS], whole[READINGS])
     np.testing.assert_allclose(
-        shared["ledger/margin_sum"], whole["ledger/margin_sum"], rtol=1e-3, atol=1e-4
+        shared[MARGINS],
+        whole[MARGINS],
+        rtol=1e-3,
+        atol=1e-4,
     )
 
 
@@ -169,9 +177,12 @@ def test_ledger_with_fsdp_layouts_and_eager_mode(tiny: Compose, tmp_path: Path) 
     plain = outcome.arrays(tmp_path / "plain")
     for name in ("eager", "fsdp", "layout"):
         other = outcome.arrays(tmp_path / name)
-        np.testing.assert_array_equal(other["ledger/readings"], plain["ledger/readings"])
+        np.testing.assert_array_equal(other[READINGS], plain[READINGS])
         np.testing.assert_allclose(
-            other["ledger/margin_sum"], plain["ledger/margin_sum"], rtol=1e-3, atol=1e-3
+            other[MARGINS],
+            plain[MARGINS],
+            rtol=1e-3,
+            atol=1e-3,
         )
 
 
@@ -204,7 +215,7 @@ def test_attacked_steps_keep_a_ledger(
     assert outcome.metrics(tmp_path / "7") == outcome.metrics(tmp_path / "off")
     for name in ("1", "half"):
         assert_equal_arrays(outcome.arrays(tmp_path / name), on)
-    assert on["ledger/readings"].sum() == 14 * tiny(*settings).train.batch_size
+    assert on[READINGS].sum() == 14 * tiny(*settings).train.batch_size
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ class State:
 
     params: Any
     opt_state: Any
-    average: Any
+    features: Any
 
 
 @given(
@@ -61,7 +61,7 @@ def run_updates(
         {name: rng.normal(size=shape).astype("f") for name, shape in SHAPES.items()}
         for _ in range(4)
     )
-    state = State(params, optimizer.init(params), None)
+    state = State(params, optimizer.init(params), {})
     sharing = StateSharing(jax.eval_shape(lambda: state), DEVICES)
     stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *gradients)
 
@@ -69,7 +69,7 @@ def run_updates(
         gradients = jax.tree.map(lambda g: g * jnp.float32(0.3), gradients)
         directions, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = jax.tree.map(lambda p, d: p - jnp.float32(0.01) * d, state.params, directions)
-        return State(params, opt_state, None)
+        return State(params, opt_state, {})
 
     def loop(state: State, stacked: Any, count: Any) -> State:
         compute = partial(sharing.update, update) if shares else update
