@@ -55,7 +55,7 @@ def test_frozen_weights_are_unchanged_and_the_average_is_saved(whole: Path) -> N
     assert len(averages) == 6
     assert not any("conv_" in path for path in averages)
     for path in averages:
-        weights = path.replace("average", "params", 1)
+        weights = path.replace("features/average", "params", 1)
         assert not np.array_equal(last[path], last[weights])
     assert not any("conv_" in path for path in last if path.startswith("opt_state"))
 
