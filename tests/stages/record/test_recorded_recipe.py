@@ -245,7 +245,7 @@ def test_equal_recipe_is_compared_without_defaults(
     """A sweep that is done already asks this of every job."""
     write_recipe(tmp_path, tiny("train.resume=auto"))
     filled: list[object] = []
-    module = "pipeline.stages.record.recorded_recipe"
+    module = "pipeline.config.defaults"
     monkeypatch.setattr(f"{module}.normalise_recipe", lambda tree: filled.append(tree) or tree)
     assert list_changed_keys(tiny(), tmp_path) == []
     assert filled == []
