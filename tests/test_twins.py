@@ -312,6 +312,7 @@ COVERED = {
         "losses of batches",
     ),
     "pipeline.training.features.parameter_rates": ("training/test_update.py", "rates of updates"),
+    "pipeline.training.estimated_step": ("stages/test_estimate.py", "estimated steps of recipes"),
     "pipeline.training.forward_pass": ("training/test_step.py", "gradients of steps"),
     "pipeline.training.initial_state": ("training/test_step.py", "states at step 0"),
     "pipeline.training.privacy.private_gradients": (

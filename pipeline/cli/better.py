@@ -49,10 +49,7 @@ def main(
     metric is missing or the page can't be written.
     """
     _require_side_b(overrides, other)
-    if metric is not None and metric not in directions():
-        raise UsageError(
-            [f"--metric {metric}"], explain_unknown_name("metric", metric, directions())
-        )
+    _require_metric(metric)
     require_hydra_keys(overrides)
     components = {"recipe", *DEFAULT_COMPONENTS}
     if components.isdisjoint(get_key(item) for item in overrides):
@@ -93,6 +90,14 @@ def main(
         write_verdict_page(out, verdict, pairs_by_seed, sides)
         print(printable(f"the pairs: {out}"))
     return CommandResult({**facts, "sweep": str(sweep_dir)}, status)
+
+
+def _require_metric(metric: str | None) -> None:
+    """Raise UsageError for an unknown metric."""
+    if metric is not None and metric not in directions():
+        raise UsageError(
+            [f"--metric {metric}"], explain_unknown_name("metric", metric, directions())
+        )
 
 
 def describe_sides(overrides: Sequence[str], other: Sequence[str]) -> str:

@@ -210,12 +210,6 @@ class TrainSpec(AdapterWords):
         return None if self.until is None else f"until = {self.until}"
 
     @property
-    def fine_tunes(self) -> bool:
-        """Whether parameters are frozen, or differ in their learning rates or optimizers."""
-        is_changed = self.freeze_statistics != "none" or self.lr_decay_by_layer != 1.0
-        return bool(is_changed or self.freeze or self.unfreeze or self.lr_rules or self.optimizers)
-
-    @property
     def memory_bytes(self) -> int | None:
         """Bytes of `memory`; None if it is auto or null."""
         return None if self.memory in (None, "auto") else parse_size(str(self.memory))

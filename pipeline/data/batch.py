@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -54,3 +56,22 @@ def read_chunks(
             count=jnp.int32(size),
         )
         yield batch, len(chunk)
+
+
+def shape_batch(split: Split, count: int) -> Any:
+    """Return the shapes and dtypes of a batch of `count` samples."""
+
+    def make_shape(*shape: int, dtype: object = np.int32) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    columns = {
+        name: make_shape(count, *column.shape[1:], dtype=column.dtype)
+        for name, column in split.columns.items()
+    }
+    return Batch(
+        columns=columns,
+        seed=make_shape(2, dtype=np.uint32),
+        epoch=make_shape(),
+        sample=make_shape(count),
+        count=make_shape(),
+    )

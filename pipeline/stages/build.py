@@ -150,14 +150,7 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
             recipe, dataset, step_config, variables, planned, build_network
         )
         inputs = replace(inputs, context=context)
-    if recipe.train.fine_tunes:
-        from pipeline.stages.fine_tuning import plan_fine_tuning
-
-        tuning = plan_fine_tuning(recipe, step_config, variables, schedule.steps_per_epoch, seed)
-        step_config = tuning.apply(recipe, step_config, inputs)
-    else:
-        step_config = replace(step_config, features=make_step_features(recipe, inputs))
-    require_distinct(step_config.features)
+    step_config = _add_features(draft, inputs, schedule.steps_per_epoch)
     draft = replace(draft, step_config=step_config)
     require_all(TASK_CHECKS, draft)
     check_metrics(draft)
@@ -178,14 +171,38 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     )
     reporter.print_stage("build", _format_line(recipe, built))
     if resolve_level(recipe) != "O0" or recipe.train.to_float:
-        precision = resolve_precision(recipe)
-        scale = resolve_loss_scale(recipe)
-        types = [precision.dtype, *(f"{rule.dtype} in {rule}" for rule in precision.rules)]
-        scale_text = f"loss scale {scale.name}, from {scale.initial:,g}"
-        reporter.print_stage(
-            "precision", f"{resolve_level(recipe)}: {', '.join(types)}; {scale_text}"
-        )
+        reporter.print_stage("precision", _format_precision(recipe))
     return built
+
+
+def _add_features(draft: StepDraft, inputs: FeatureInputs, steps_per_epoch: int) -> StepConfig:
+    """Return the step's configuration with all features, and with what fine-tuning changes."""
+    recipe = draft.recipe
+    step_config = draft.step_config
+    if fine_tunes(recipe.train):
+        from pipeline.stages.fine_tuning import plan_fine_tuning
+
+        tuning = plan_fine_tuning(recipe, step_config, draft.variables, steps_per_epoch, draft.seed)
+        step_config = tuning.apply(recipe, step_config, inputs)
+    else:
+        step_config = replace(step_config, features=make_step_features(recipe, inputs))
+    require_distinct(step_config.features)
+    return step_config
+
+
+def fine_tunes(train: TrainSpec) -> bool:
+    """Return whether parameters are frozen, or differ in their learning rates or optimizers."""
+    is_changed = train.freeze_statistics != "none" or train.lr_decay_by_layer != 1.0
+    return bool(is_changed or train.freeze or train.unfreeze or train.lr_rules or train.optimizers)
+
+
+def _format_precision(recipe: Recipe) -> str:
+    """Return the types of the layers and the loss scale as a line for the log."""
+    precision = resolve_precision(recipe)
+    scale = resolve_loss_scale(recipe)
+    types = [precision.dtype, *(f"{rule.dtype} in {rule}" for rule in precision.rules)]
+    scale_text = f"loss scale {scale.name}, from {scale.initial:,g}"
+    return f"{resolve_level(recipe)}: {', '.join(types)}; {scale_text}"
 
 
 def _trace_network(

@@ -19,8 +19,7 @@ from pipeline.config.recipe import Recipe, list_deciding_metrics
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.error_text import show
 from pipeline.core.host.array_values import find_shapes
-from pipeline.data.batch import Batch
-from pipeline.data.columns import Split
+from pipeline.data.batch import shape_batch
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp
 from pipeline.data.transform import count_choices, select_variants
@@ -29,6 +28,7 @@ from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import record_module_paths
 from pipeline.models.modules.network import Network
+from pipeline.stages.features.feature_context import require_same_form
 from pipeline.stages.key_errors import blaming_key
 from pipeline.training.component_specs import METRICS, list_losses
 from pipeline.training.features.accumulation import count_microbatches
@@ -308,20 +308,11 @@ def check_listed_features(draft: StepDraft) -> None:
     if not recipe.train.features:
         return
     step_config = replace(draft.step_config, shards=None)
-    batch = _make_batch_shapes(draft.dataset.train, count_microbatches(step_config.features))
+    batch = shape_batch(draft.dataset.train, count_microbatches(step_config.features))
     groups = len(recipe.train.rate_columns)
     rates = jax.ShapeDtypeStruct((1, 1 + groups) if groups else (1,), np.float32)
     with blaming_key("train.features"):
-        step = make_train_step(step_config).step
-        after, _ = find_shapes(step, draft.state, batch, rates)
-        for name, before in draft.state.features.items():
-            forms = [show(jax.tree.map(_get_form, part)) for part in (before, after.features[name])]
-            if forms[0] != forms[1]:
-                raise ValueError(f"{name}: its state becomes {forms[1]}; must stay {forms[0]}")
-
-
-def _get_form(leaf: Any) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}"
+        require_same_form(step_config, draft.state, batch, rates)
 
 
 def check_curvature(draft: StepDraft) -> None:
@@ -330,7 +321,7 @@ def check_curvature(draft: StepDraft) -> None:
     reads_layers = draft.recipe.train.optimizer.curvature() is not None
     if not reads_layers or isinstance(step_config.network, Network):
         return
-    batch = _make_batch_shapes(draft.dataset.train, count_microbatches(step_config.features))
+    batch = shape_batch(draft.dataset.train, count_microbatches(step_config.features))
     with blaming_key(f"train.optimizer.name = {draft.recipe.train.optimizer.name}"):
         find_shapes(partial(compute_step_gradients, step_config), draft.state, batch)
 
@@ -364,7 +355,7 @@ def check_privacy(draft: StepDraft) -> None:
             f"model {draft.recipe.model.name}: must be a list of layers with privacy, so that the "
             "gradients of samples can be separated"
         )
-    batch = _make_batch_shapes(draft.dataset.train, count_microbatches(step_config.features))
+    batch = shape_batch(draft.dataset.train, count_microbatches(step_config.features))
     with blaming_key("privacy"):
         find_shapes(partial(compute_step_gradients, step_config), draft.state, batch)
 
@@ -387,7 +378,7 @@ def check_buckets(draft: StepDraft) -> None:
         return
     # A single sample can't be split into shards.
     step = make_train_step(replace(draft.step_config, shards=None))
-    batch = _make_batch_shapes(draft.dataset.eval, 1)
+    batch = shape_batch(draft.dataset.eval, 1)
     try:
         find_shapes(step.evaluate, draft.state, batch, find_shapes(step.zero_sums))
     except (ValueError, FlaxError) as error:
@@ -411,7 +402,7 @@ def check_drawn_sizes(draft: StepDraft) -> None:
         raise RecipeError(f"{key}: {problem}")
     num_shards = 1 if step_config.shards is None else step_config.shards.count
     batch_size = compute_batch_multiple(count_microbatches(step_config.features), num_shards)
-    batch = _make_batch_shapes(draft.dataset.train, batch_size)
+    batch = shape_batch(draft.dataset.train, batch_size)
     for number in range(choices):
         ops = select_variants(step_config.train_ops, number)
         sized = replace(step_config, train_ops=ops, shards=None)
@@ -422,25 +413,6 @@ def check_drawn_sizes(draft: StepDraft) -> None:
                 f"{key}: the network can't read all sizes: {first_line(error)}; use a network "
                 "that averages over positions before its dense layers"
             ) from error
-
-
-def _make_batch_shapes(split: Split, count: int) -> Any:
-    """Return the shapes and dtypes of a batch of `count` samples."""
-
-    def make_shape(*shape: int, dtype: object = np.int32) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    columns = {
-        name: make_shape(count, *column.shape[1:], dtype=column.dtype)
-        for name, column in split.columns.items()
-    }
-    return Batch(
-        columns=columns,
-        seed=make_shape(2, dtype=np.uint32),
-        epoch=make_shape(),
-        sample=make_shape(count),
-        count=make_shape(),
-    )
 
 
 def check_parameters(draft: StepDraft) -> None:

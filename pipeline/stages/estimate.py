@@ -25,10 +25,11 @@ from pipeline.stages.plan_devices import (
 from pipeline.stages.record.run_directory import RunFolder
 from pipeline.stages.runner.context import BuiltRun
 from pipeline.stages.runner.run_feature import RunFeature
+from pipeline.training.estimated_step import make_estimated_step
 from pipeline.training.features.curvature import LayerCurvature, group_layers
 from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.microbatches import compute_batch_multiple
-from pipeline.training.step import compute_gradients, make_estimated_step, mask_batch
+from pipeline.training.step import compute_gradients, mask_batch
 
 
 def estimate_cost(

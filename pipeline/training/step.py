@@ -48,8 +48,6 @@ from pipeline.training.telemetry import StepOutcome, count_updates
 from pipeline.training.update import apply_if_finite, apply_update, decide_outcome
 
 T = TypeVar("T")
-LAST_STEP: Any = 2**31 - 1
-"""A number of steps that no run exceeds."""
 
 
 @dataclass(frozen=True)
@@ -389,34 +387,6 @@ def mask_batch(images: Array, labels: Array, count: Array | int, dropout_key: Ar
 def compute_norm(gradients: Any, unscale: Array | float) -> Array:
     """Return the norm of the unscaled gradients, float32 (), from gradients of the scaled loss."""
     return optax.tree.norm(gradients) * unscale
-
-
-def make_estimated_step(
-    config: StepConfig, learning_rate: Array | float
-) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
-    """Make a step for cost estimates: (state, (images, labels)) -> (new state, loss). With rate
-    groups, `learning_rate` is (1 + groups,).
-
-    Images are (B, H, W, C) float32, after the map ops. The step trains the parameters of the last
-    phase, which are the most. It has no map ops, loss scale, gradient norm, ledger or check for
-    non-finite values.
-    """
-    for feature in config.features:
-        config = feature.choose_config(config, LAST_STEP, lambda last_config: last_config)
-    readers = config.list_acting("add_readings")
-    others = tuple(feature for feature in config.features if feature not in readers)
-    config = replace(config, features=others)
-
-    def step(state: TrainState, batch: tuple[Array, Array]) -> tuple[TrainState, Array]:
-        images, labels = batch
-        count = images.shape[0]
-        dropout_key = jax.random.fold_in(jax.random.key(0), state.step)
-        mapped = mask_batch(images, labels, count, dropout_key)
-        divisor = compute_divisor(config, labels, mapped.mask, count)
-        gradients = compute_gradients(config, state, mapped, divisor, 1.0)
-        return apply_update(config, state, gradients, count, 1.0, learning_rate), gradients.loss
-
-    return step
 
 
 def make_zero_sums(config: StepConfig) -> EvalSums:

@@ -64,10 +64,10 @@ class StepFeature:
         before it."""
         return compute(config)
 
-    def draw(self, batch: Batch, shape: tuple[int, ...]) -> Array:
+    def draw(self, batch: Batch, shape: tuple[int, ...]) -> Any:
         """Return random numbers of the samples, (B, ...), for `MappedBatch.extras`. They are drawn
         before the batch is split. `shape` is the shape of the images, (B, H, W, C)."""
-        raise NotImplementedError
+        return None
 
     def split_batch(self, compute: ComputeGradients) -> ComputeGradients:
         """Return a function that computes the gradients of a batch from parts of it."""

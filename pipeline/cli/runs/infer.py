@@ -115,11 +115,8 @@ def main(
     unusual: list[UnusualImage] = []
     num_images = 0
     for file, names, images in _read_inputs(arguments, samples):
-        if samples.brightness is not None:
-            num_images += len(images)
-            for name, image in zip(names, images, strict=True):
-                finding = find_unusual_image(name, image, samples.brightness)
-                unusual += [] if finding is None else [finding]
+        num_images += len(images)
+        unusual += _list_unusual_images(names, images, samples)
         all_logits = _compute_in_batches(compute_logits, images, targets.task)
         for index, (name, logits) in enumerate(zip(names, all_logits, strict=True)):
             if logits.ndim != 1:
@@ -141,6 +138,17 @@ def main(
         text = explain_unusual_images(unusual, num_images, samples.brightness)
         print(f"{WARNING} {text}", file=sys.stderr)
     return 0
+
+
+def _list_unusual_images(
+    names: Sequence[str], images: np.ndarray, samples: Samples
+) -> list[UnusualImage]:
+    """Return the images that look unlike those of the training; none if these weren't measured."""
+    if samples.brightness is None:
+        return []
+    pairs = zip(names, images, strict=True)
+    findings = [find_unusual_image(name, image, samples.brightness) for name, image in pairs]
+    return [finding for finding in findings if finding is not None]
 
 
 def _require_options(

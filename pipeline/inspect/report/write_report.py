@@ -146,13 +146,7 @@ def write_report(sources: Sequence[Path], out: Path | None) -> WrittenReport:
     worst = _picture_samples(worst_samples, predictions, dataset, run.recipe.seed)
     figures = _format_figures(predictions, dataset)
     recipe = run.recipe
-    mask_colours: dict[str, str] = {}
-    if worst and isinstance(predictions, PositionPredictions) and predictions.worst_masks:
-        masks = [mask for pair in predictions.worst_masks for mask in (pair.true, pair.predicted)]
-        # Images of several sizes have masks that are padded.
-        padding = [np.array([-1])] if SIZE in dataset.eval.columns else []
-        shown_masks = [*masks[: 2 * len(worst)], *padding]
-        mask_colours = list_mask_colours(shown_masks, dataset.targets.names)
+    mask_colours = _list_shown_colours(predictions, len(worst), dataset)
     sections = [
         *_make_sections(predictions, dataset.targets.names, charts),
         _make_worst_section(predictions, worst, mask_colours),
@@ -187,6 +181,19 @@ def write_report(sources: Sequence[Path], out: Path | None) -> WrittenReport:
         files[MISTAKES] = png(sheet([image for _, image in worst], captions, mask_colours))
     replace_files(folder, REPORT_FILES, {**files, PAGE: render_page(page)})
     return WrittenReport(folder / PAGE, figures, warning)
+
+
+def _list_shown_colours(predictions: Any, num_images: int, dataset: Dataset) -> dict[str, str]:
+    """Return the colours of the classes in the masks of the first images, by class; {} if there are
+    no masks."""
+    if not isinstance(predictions, PositionPredictions) or not predictions.worst_masks:
+        return {}
+    if not num_images:
+        return {}
+    masks = [mask for pair in predictions.worst_masks for mask in (pair.true, pair.predicted)]
+    # Images of several sizes have masks that are padded.
+    padding = [np.array([-1])] if SIZE in dataset.eval.columns else []
+    return list_mask_colours([*masks[: 2 * num_images], *padding], dataset.targets.names)
 
 
 def _compare_members(

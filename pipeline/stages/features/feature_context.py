@@ -16,11 +16,14 @@ from jax import Array
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
+from pipeline.core.files.value_text import show
+from pipeline.core.host.array_values import find_shapes
 from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.features.feature_spec import FeatureContext, TrainedNetwork
 from pipeline.training.initial_state import get_image_shape
 from pipeline.training.state import COLUMNS
+from pipeline.training.step import make_train_step
 from pipeline.training.step_feature import StepFeature, has_moment
 from pipeline.training.telemetry import PLACES
 
@@ -106,3 +109,17 @@ def require_distinct(features: Sequence[StepFeature]) -> None:
                 problem = f"is a column of {owners[column]} already; must have another name"
                 raise RecipeError(f"train.features: {column} of {feature.name} {problem}")
             owners[column] = feature.name
+
+
+def require_same_form(step_config: StepConfig, state: Any, batch: Any, rates: Any) -> None:
+    """Raise ValueError if a step changes the form of a feature's state. All have shapes in place of
+    arrays."""
+    after, _ = find_shapes(make_train_step(step_config).step, state, batch, rates)
+    for name, before in state.features.items():
+        old, new = (show(jax.tree.map(_get_form, part)) for part in (before, after.features[name]))
+        if old != new:
+            raise ValueError(f"{name}: its state becomes {new}; must stay {old}")
+
+
+def _get_form(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"

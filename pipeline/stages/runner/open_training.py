@@ -73,10 +73,7 @@ def open_training(
     signals = context.options.signals
     pruner = context.options.pruner
     features = context.features
-    if not recipe.train.sink and recipe.train.sink_size != -1:
-        context.reporter.warn(f"train.sink_size = {recipe.train.sink_size}: ignored, sink is false")
-    if context.resuming and context.ranks.is_first:
-        context.folder.advanced.add(partial(features.advance, context))
+    _prepare_folder(context)
     with signals.hold_stops(), ExitStack() as stack:
         periods = list_event_periods(recipe, built.run_schedule.steps_per_epoch)
         save_periods = periods[Event.CHECKPOINT]
@@ -87,13 +84,14 @@ def open_training(
         outlook = open_outlook(run, sink, evaluations.history.step)
         every_s = recipe.checkpoint.save_seconds
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
-        monitors += [outlook, *([] if pruner is None else [pruner]), *features.monitors]
+        monitors.append(outlook)
         if pruner is not None:
+            monitors.append(pruner)
             pruner.on_length(built.run_schedule.total)
         # Each process has a part of the state, which checkpoints gather.
         is_shared = recipe.parallel.mode != "data" and context.ranks.size > 1
         hooks = Hooks(
-            monitors=monitors,
+            monitors=[*monitors, *features.monitors],
             evaluate=outlook.time_evaluations(evaluations.evaluate_unless_stopped),
             saves=Saves(checkpoints, every_s, sink.host_entry, observers.log_marks),
             callbacks=_open_callbacks(evaluations, callbacks),
@@ -120,6 +118,15 @@ def open_training(
         if checkpoints is not None:
             stack.enter_context(end_with(checkpoints.finish))
         yield program, schedule_events(recipe, built.run_schedule, features.state_steps), hooks
+
+
+def _prepare_folder(context: RunContext) -> None:
+    """Warn of a sink size that isn't used; let features act after a resumed run's first step."""
+    train = context.recipe.train
+    if not train.sink and train.sink_size != -1:
+        context.reporter.warn(f"train.sink_size = {train.sink_size}: ignored, sink is false")
+    if context.resuming and context.ranks.is_first:
+        context.folder.advanced.add(partial(context.features.advance, context))
 
 
 def _examine(run: CompiledRun, state: TrainState, step: int) -> Examination:

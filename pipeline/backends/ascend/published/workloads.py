@@ -41,10 +41,11 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.targets import Targets
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.training.component_specs import OptimizerSpec
+from pipeline.training.estimated_step import make_estimated_step
 from pipeline.training.features.loss_scales import Fixed, ScaledLoss
 from pipeline.training.losses import CrossEntropy, TrainingObjective
 from pipeline.training.optimizers.first_order import Adam, AdamW, Momentum
-from pipeline.training.step import make_estimated_step, make_train_step
+from pipeline.training.step import make_train_step
 from pipeline.training.step_config import StepConfig
 
 PUBLISHED = Path(__file__).with_name("published.csv")

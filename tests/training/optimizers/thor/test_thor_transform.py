@@ -21,13 +21,14 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
 from pipeline.models.modules.layer_capture import LayerCapture
+from pipeline.training.estimated_step import make_estimated_step
 from pipeline.training.features.curvature import Curvature, LayerCurvature, sum_layers
 from pipeline.training.features.loss_scales import Fixed, ScaledLoss
 from pipeline.training.losses import CrossEntropy, TrainingObjective
 from pipeline.training.optimizers.thor.thor_spec import DampingSpec, Thor
 from pipeline.training.optimizers.thor.thor_transform import clip_each_by_norm, scale_by_thor
 from pipeline.training.state import TrainState
-from pipeline.training.step import TrainStep, make_estimated_step, make_train_step
+from pipeline.training.step import TrainStep, make_train_step
 from pipeline.training.step_config import StepConfig
 from tests.training.step_configs import change_config
 
