@@ -78,7 +78,7 @@ LAZY_MODULES = {
     "pipeline.cli.worker",
     "pipeline.cli.train",
     "pipeline.core.host.launchers",
-    "pipeline.data.download",
+    "pipeline.data.copies.download",
     "pipeline.data.tables.fit_table",
     "pipeline.study.sweep.history",
     "pipeline.study.sweep.jobs",

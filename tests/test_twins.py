@@ -206,7 +206,7 @@ COVERED = {
     # Data.
     "pipeline.data.batch": ("training/test_step.py", "types, and samples in chunks"),
     "pipeline.data.dataset": ("stages/test_data.py", "datasets of recipes"),
-    "pipeline.data.mirror_transfer": (
+    "pipeline.data.copies.mirror_transfer": (
         "data/test_download.py",
         "transfers that are cut and resumed",
     ),

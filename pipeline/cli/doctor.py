@@ -34,10 +34,10 @@ from pipeline.core.host.tested_versions import (
     find_installed_version,
     find_untested,
 )
-from pipeline.data.checksums import SUMS
 from pipeline.data.columns import count_split_bytes
-from pipeline.data.download import DownloadError
-from pipeline.data.remote_copy import find_copy_folder
+from pipeline.data.copies.checksums import SUMS
+from pipeline.data.copies.download import DownloadError
+from pipeline.data.copies.remote_copy import find_copy_folder
 from pipeline.stages.data import read_selected
 from pipeline.stages.record.environment import fingerprint_columns
 from pipeline.stages.record.run_directory import OUTPUTS

@@ -347,7 +347,7 @@ class DatasetSpec(Spec):
         if not isinstance(self.root, Address):
             return self.read(cache)
         # Imported here, since few data are at addresses.
-        from pipeline.data.remote_copy import copy_once
+        from pipeline.data.copies.remote_copy import copy_once
 
         return self.model_copy(update={"root": copy_once(self.root, cache)}).read(cache)
 

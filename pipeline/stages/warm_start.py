@@ -16,8 +16,8 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.core.files.address import Address
 from pipeline.core.host.tree_paths import flatten_by_path
+from pipeline.data.copies.remote_copy import copy_once
 from pipeline.data.dataset import Dataset
-from pipeline.data.remote_copy import copy_once
 from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights

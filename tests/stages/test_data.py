@@ -302,7 +302,7 @@ def test_published_dataset_is_priced_and_compiled_offline_without_files(
     def refuse(*_: object) -> None:
         raise AssertionError("nothing may be read or downloaded")
 
-    monkeypatch.setattr("pipeline.data.mirror_transfer.transfer", refuse)
+    monkeypatch.setattr("pipeline.data.copies.mirror_transfer.transfer", refuse)
     empty = tmp_path / "empty"
     priced = run(known_set("mnist", empty, ONLY_COMPILED, "device=ascend910"), tmp_path / "one")
     assert priced.modelled["step_ms"] > 0

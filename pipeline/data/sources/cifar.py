@@ -20,16 +20,16 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit
 from pipeline.core.files.ownership import make_private
 from pipeline.core.registry import component
-from pipeline.data.checksums import (
+from pipeline.data.columns import Facts, RawData, Split, make_blank_data
+from pipeline.data.copies.checksums import (
     SUMS,
     RemoteFile,
     compute_checksum,
     format_checksums,
     has_recorded_sums,
 )
-from pipeline.data.columns import Facts, RawData, Split, make_blank_data
+from pipeline.data.copies.download import fetch_all, lock_data_folder, require_published
 from pipeline.data.dataset_spec import DatasetSpec
-from pipeline.data.download import fetch_all, lock_data_folder, require_published
 from pipeline.data.file_errors import name_file
 from pipeline.data.targets import Targets
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.registry import component
-from pipeline.data.checksums import RemoteFile
 from pipeline.data.columns import Facts, RawData, Split, make_blank_data
+from pipeline.data.copies.checksums import RemoteFile
+from pipeline.data.copies.download import fetch_all, require_published
 from pipeline.data.dataset_spec import DatasetSpec
-from pipeline.data.download import fetch_all, require_published
 from pipeline.data.targets import Targets
 
 _UINT8 = 0x08

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data.checksums import RemoteFile
+from pipeline.data.copies.checksums import RemoteFile
 from pipeline.data.sources.cifar import (
     Cifar10,
     Cifar100,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.data import checksums
-from pipeline.data.checksums import compute_checksum, format_checksums, has_recorded_sums
+from pipeline.data.copies import checksums
+from pipeline.data.copies.checksums import compute_checksum, format_checksums, has_recorded_sums
 
 
 @pytest.fixture

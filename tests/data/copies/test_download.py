@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data import mirror_transfer
-from pipeline.data.checksums import RemoteFile
-from pipeline.data.download import fetch_all, lock_data_folder
+from pipeline.data.copies import mirror_transfer
+from pipeline.data.copies.checksums import RemoteFile
+from pipeline.data.copies.download import fetch_all, lock_data_folder
 
 CONTENT = bytes(index * index % 251 for index in range(10_240))
 FILE = RemoteFile("data.bin", hashlib.md5(CONTENT).hexdigest())

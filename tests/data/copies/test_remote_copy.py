@@ -18,8 +18,8 @@ from pipeline.checkpoint.restore import read_saved
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.address import Address
 from pipeline.core.files.storage import Storage
-from pipeline.data.checksums import SUMS
-from pipeline.data.remote_copy import LISTING, copy_once, find_copy_folder
+from pipeline.data.copies.checksums import SUMS
+from pipeline.data.copies.remote_copy import LISTING, copy_once, find_copy_folder
 from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages.warm_start import choose_weight_file
 from tests.scheduler.faulty_storage import FOLDER, FaultyFileSystem, register_faulty_storage

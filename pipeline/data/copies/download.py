@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.folder_lock import lock_folder
-from pipeline.data.checksums import RemoteFile, compute_checksum
+from pipeline.data.copies.checksums import RemoteFile, compute_checksum
 from pipeline.data.file_errors import name_file
 
 
@@ -31,7 +31,7 @@ def fetch_all(
             with lock_data_folder(directory):
                 if not path.exists():
                     # Importing https takes a while, and most runs find their files in the cache.
-                    from pipeline.data.mirror_transfer import transfer
+                    from pipeline.data.copies.mirror_transfer import transfer
 
                     transfer(file, mirrors, path)
     except DataError as error:

@@ -25,8 +25,8 @@ from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.braces import expand_braces
 from pipeline.core.files.storage import Storage, StoredFile, open_storage, retry
 from pipeline.core.files.value_text import format_bytes, show
-from pipeline.data.checksums import SUMS, compute_checksum, format_checksums
-from pipeline.data.download import lock_data_folder
+from pipeline.data.copies.checksums import SUMS, compute_checksum, format_checksums
+from pipeline.data.copies.download import lock_data_folder
 
 FOLDER = "remote"
 """Name of the cache's folder with the copies."""

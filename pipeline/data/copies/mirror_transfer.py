@@ -30,7 +30,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from pipeline.core.errors import DataError, printable
 from pipeline.core.files.atomic_write import commit
 from pipeline.core.host.terminals import can_redraw
-from pipeline.data.checksums import RemoteFile, compute_checksum
+from pipeline.data.copies.checksums import RemoteFile, compute_checksum
 
 STALL_S = 30.0
 """Seconds without data from a mirror, also while connecting, after which another is tried."""

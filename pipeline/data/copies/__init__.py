@@ -1,0 +1,1 @@
+"""Copies of files from mirrors and addresses, with their checksums."""
