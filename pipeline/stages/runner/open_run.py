@@ -29,6 +29,7 @@ from pipeline.stages.record.provenance import add_provenance
 from pipeline.stages.record.recorded_reference import describe_comparison, find_reference
 from pipeline.stages.record.run_directory import HeldWrites, RunFolder
 from pipeline.stages.record.summary import Summary, describe_start_up, list_versions
+from pipeline.stages.runner import resumed_run
 from pipeline.stages.runner.context import RunContext, RunOptions
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.stages.runner.run_features import RunFeatures
@@ -105,7 +106,7 @@ def place_run(
 
     Raises RecipeError if the recipe fits neither the processes nor the run to resume.
     """
-    recipe = recorded_recipe.keep_shards(recipe)
+    recipe = resumed_run.keep_shards(recipe)
     if processes > 1:
         # Imported here, since it checks the recipe again by all rules.
         from pipeline.config.checks import fit_to_processes
@@ -113,7 +114,7 @@ def place_run(
         recipe = fit_to_processes(recipe, processes)
 
     def choose() -> tuple[str, bool]:
-        run_dir = recorded_recipe.find_run_to_resume(recipe)
+        run_dir = resumed_run.find_run_to_resume(recipe)
         restore = features.restore_run(recipe, run_dir)
         if run_dir is not None and restore is None:
             return str(run_dir), True
@@ -128,7 +129,7 @@ def place_run(
     path, resuming = ranks.agree(choose, timeout_s=features.restore_s)
     if resuming and recipe.train.deadline is not None:
         recorded = recorded_recipe.read_recorded_recipe(Path(path))
-        recipe = recorded_recipe.keep_length(recipe, recorded, path)
+        recipe = resumed_run.keep_length(recipe, recorded, path)
     accepted = HeldWrites(held=resuming)
     advanced = HeldWrites(held=resuming)
     return recipe, RunFolder(Path(path), accepted, advanced, resuming, ranks)
