@@ -25,6 +25,7 @@ from pipeline.stages.record.run_directory import (
     read_status,
     read_written_at_ns,
 )
+from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 
 KEEP_ADVICE = "keep it, or start a new run with checkpoint.restore"
@@ -137,3 +138,15 @@ def list_changes(
         f"{change} in the run to resume; {KEEP_ADVICE}"
         for change in find_changes(recipe.model_dump(mode="json"), recorded, free)
     ]
+
+
+class ResumedRun(RunFeature):
+    """The run that `train.resume` names or finds."""
+
+    def fit(self, recipe: Recipe, processes: int) -> Recipe:
+        """Return the recipe with the shards of that run."""
+        return keep_shards(recipe)
+
+    def find_run(self, recipe: Recipe) -> Path | None:
+        """Return its directory. Raises RecipeError if its recipe would train to other losses."""
+        return find_run_to_resume(recipe)
