@@ -74,7 +74,8 @@ def enter_new_folder() -> Iterator[Path]:
 
 def find_resumed_run(runs: int) -> float:
     """Find the run to resume among finished runs; return seconds."""
-    from pipeline.stages.record.recorded_recipe import find_run_to_resume, write_recipe
+    from pipeline.stages.record.recorded_recipe import write_recipe
+    from pipeline.stages.runner.resumed_run import find_run_to_resume
 
     recipe = load_recipe("lenet5_digits", ["train.resume=auto"])
     with enter_new_folder() as folder:

@@ -60,7 +60,7 @@ LAZY_MODULES = {
     "pipeline.models.networks.torch_module",
     "pipeline.models.networks.wide_deep",
     "pipeline.models.torch_graph.computation.sources",
-    "pipeline.training.features.components.accumulate_labels",
+    "pipeline.training.features.common_features",
     "pipeline.training.features.components.distill",
     "pipeline.training.features.components.gradient_penalty",
     "pipeline.training.features.components.lookahead",

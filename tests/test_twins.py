@@ -303,6 +303,10 @@ COVERED = {
     ),
     "pipeline.training.features.accumulation": ("training/test_state.py", "gradients of steps"),
     "pipeline.training.features.average": ("training/test_update.py", "averages after updates"),
+    "pipeline.training.features.common_features": (
+        "training/features/components/test_lookahead.py",
+        "copies of weights",
+    ),
     "pipeline.training.features.feature_spec": (
         "training/features/components/test_lookahead.py",
         "types",

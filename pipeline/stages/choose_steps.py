@@ -29,9 +29,10 @@ from pipeline.stages.autosink.dispatch_costs import Evaluate, TimedRuns, Variant
 from pipeline.stages.autosink.sink_plan import SinkPlan
 from pipeline.stages.build import make_learning_rates
 from pipeline.stages.evaluate import EvalOptions, evaluate
-from pipeline.stages.record.recorded_recipe import write_recipe
+from pipeline.stages.record.recorded_recipe import read_recorded_recipe, write_recipe
 from pipeline.stages.runner.context import BuiltRun, CompiledRun, OpenPrograms, RunContext
 from pipeline.stages.runner.programs import lower_and_compile
+from pipeline.stages.runner.resumed_run import keep_length
 from pipeline.stages.runner.run_feature import RunFeature
 
 MARGIN_SHARE = 0.01
@@ -334,6 +335,10 @@ class DeadlineSteps(RunFeature):
     _end_at: float | None = None
     """Deadline of the command by `time.perf_counter`; None for a resumed run, which has its number
     of steps already."""
+
+    def resume(self, recipe: Recipe, run_dir: Path) -> Recipe:
+        """Return the recipe with the number of steps that the run to resume has chosen."""
+        return keep_length(recipe, read_recorded_recipe(run_dir), run_dir)
 
     def begin(self, context: RunContext) -> None:
         """Find the deadline. Raises RecipeError if it is past."""

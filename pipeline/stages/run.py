@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Generator
 from dataclasses import replace
@@ -14,7 +13,6 @@ from pipeline.engine.loop import exhaust, train
 from pipeline.stages.autosink.sink_plan import make_sink_plan
 from pipeline.stages.build import build, fingerprint_rate_files
 from pipeline.stages.data import declare_data, load_data
-from pipeline.stages.launch.join import join_processes
 from pipeline.stages.record.guards import record_time
 from pipeline.stages.runner.context import BuiltRun
 from pipeline.stages.runner.evaluations import open_evaluations
@@ -27,6 +25,7 @@ from pipeline.stages.runner.open_training import (
     require_ready_callbacks,
 )
 from pipeline.stages.runner.run_features import open_features
+from pipeline.training.parallel.ranks import Ranks
 
 if TYPE_CHECKING:
     from pipeline.backends.base import Estimate
@@ -61,8 +60,8 @@ def run_in_sinks(recipe: Recipe, options: RunOptions) -> Generator[SinkReport, N
     summary = None
     try:
         with (
-            join_processes(recipe, os.environ) as ranks,
-            open_run(recipe, options, features, ranks) as context,
+            features.join(recipe) as ranks,
+            open_run(recipe, options, features, ranks or Ranks()) as context,
         ):
             summary = context.summary
             summary.time["start_s"] = called_at - options.started_at

@@ -27,6 +27,14 @@ from tests.conftest import TINY
 
 STEPS = 12
 BATCH = 16
+LISTED = (
+    "{name: lookahead, steps: 3}",
+    "{name: distill, teacher: ema, decay: 0.9}",
+    "gradient_penalty",
+    "{name: accumulate_labels, labels: 50}",
+    "gradient_noise",
+)
+"""Listed features of a step."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +79,12 @@ def draw_recipe(seed: int) -> list[str]:
         "train.on_nan=skip": 0.2,
         "train.clip.norm=1.0": 0.3,
         "train.loss.reduction=sum": 0.1,
-        "train.features=[{name: lookahead, steps: 3}, {name: distill, teacher: ema}]": 0.2,
     }
     chosen = [key for key, share in optional.items() if rng.random() < share]
+    listed = [feature for feature in LISTED if rng.random() < 0.25]
+    if "train.loss.reduction=sum" in chosen:  # which accumulated labels refuse
+        listed = [feature for feature in listed if "accumulate_labels" not in feature]
+    chosen += [f"train.features=[{','.join(listed)}]"] if listed else []
     return [
         f"model.layers=[{','.join(layers)}]",
         f"optimizer={rng.choice(['momentum', 'adam', 'adamw', 'lion', 'lamb'])}",

@@ -17,6 +17,7 @@ from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.launchers import RankPlace, find_place
 from pipeline.core.plugins.loading import FLAG, list_loaded_plugins
 from pipeline.stages.record.summary import find_version, list_versions
+from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_peer_error
 
@@ -175,3 +176,22 @@ def _leave_at_exit(error: BaseException) -> None:
 
     # This function runs before those that were registered earlier, such as JAX's.
     atexit.register(leave)
+
+
+class JoinedProcesses(RunFeature):
+    """The processes of a run, unless `launch = none`."""
+
+    @contextmanager
+    def join(self, recipe: Recipe) -> Iterator[Ranks]:
+        """Connect them, if a launcher has started several."""
+        with join_processes(recipe, os.environ) as ranks:
+            yield ranks
+
+    def fit(self, recipe: Recipe, processes: int) -> Recipe:
+        """Return the recipe for several processes. Raises RecipeError if it doesn't fit them."""
+        if processes == 1:
+            return recipe
+        # Imported here, since it checks the recipe again by all rules.
+        from pipeline.config.checks import fit_to_processes
+
+        return fit_to_processes(recipe, processes)

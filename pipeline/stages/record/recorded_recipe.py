@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,11 @@ import yaml
 
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import LENGTH_UNITS
-from pipeline.core.errors import DataError, RecipeError
+from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import sync_ancestors, write_whole
-from pipeline.core.files.bounded_read import read_text
-from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, read_yaml
-from pipeline.core.files.tree_diff import Difference, TreePath, find_value, list_differences
-from pipeline.stages.record.run_directory import (
-    OUTPUTS,
-    RECIPE,
-    is_free,
-    read_status,
-    read_written_at_ns,
-)
-from pipeline.training.parallel.parallel_spec import ParallelSpec
+from pipeline.core.files.safe_yaml import read_yaml
+from pipeline.core.files.tree_diff import Difference, TreePath, list_differences
+from pipeline.stages.record.run_directory import RECIPE
 
 LENGTH = tuple(("train", key) for key in (*LENGTH_UNITS, "end_step"))
 FREE_TO_CHANGE = (
@@ -41,9 +32,6 @@ change losses, since the learning-rate schedule is as long as the run."""
 MODE = ("parallel", "mode")
 EQUAL_MODES = ("data", "fsdp")
 """Values of `parallel.mode` with which training computes the same losses and weights."""
-KEEP_ADVICE = "keep it, or start a new run with checkpoint.restore"
-FREE_AT_SAME_LENGTH = tuple(key for key in FREE_TO_CHANGE if key not in LENGTH)
-"""Keys that a run may change if `train.resume=auto` finds it."""
 
 
 def forbids_change(path: TreePath, free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE) -> bool:
@@ -74,113 +62,6 @@ def read_recorded_recipe(run_dir: Path) -> Mapping[str, Any]:
     if not isinstance(tree, dict):
         raise DataError(f"{path}: must hold keys and values, not {type(tree).__name__}")
     return normalise_recipe(tree)
-
-
-def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
-    """Return the run directory of `train.resume`; None if it is null or `auto` finds no run.
-
-    `auto` finds the newest run of the recipe that isn't done and that no process is writing. Raises
-    RecipeError if the named directory isn't a run, or if its recipe would train to other losses.
-    """
-    resume = recipe.train.resume
-    if resume is None:
-        return None
-    if resume != "auto":
-        if changes := list_changes(recipe, _read_recipe_to_resume(resume)):
-            raise RecipeError(changes)
-        return Path(resume)
-    files = sorted(outputs.glob(f"*/*/{RECIPE}"), key=read_written_at_ns)
-    for run_dir in [file.parent for file in reversed(files)]:
-        # The status is checked first, since nearly all runs are done and recipes parse slowly.
-        if read_status(run_dir) == "done":
-            continue
-        with suppress(RecipeError):  # a recipe that can't be read
-            if not list_changed_keys(recipe, run_dir) and is_free(run_dir):
-                return run_dir
-    return None
-
-
-def keep_shards(recipe: Recipe) -> Recipe:
-    """Return the recipe with `parallel` of the run that `train.resume` names, for one device.
-
-    So one device with `parallel.mode=none` resumes a run of several devices with the same numbers.
-    Other recipes are returned unchanged. Raises RecipeError if the run's recipe can't be read.
-    """
-    resume = recipe.train.resume
-    if recipe.parallel.mode != "none" or resume in (None, "auto"):
-        return recipe
-    recorded = _read_recipe_to_resume(str(resume)).get("parallel")
-    with suppress(TypeError, ValueError):
-        earlier = ParallelSpec.model_validate({**dict(recorded or {}), "devices": 1, "mesh": None})
-        if earlier.is_data_parallel and earlier.shards is not None:
-            return recipe.model_copy(update={"parallel": earlier})
-    return recipe
-
-
-def keep_length(recipe: Recipe, recorded: Mapping[str, Any], run_dir: Path | str) -> Recipe:
-    """Return the recipe with the length that the run to resume chose by its deadline.
-
-    A recipe without a deadline, or whose run hasn't chosen yet, is returned unchanged. Raises
-    RecipeError if the run's length is for another deadline than the recipe's, or for none.
-    """
-    train = recipe.train
-    lengths = {path[-1]: find_value(recorded, path) for path in LENGTH}
-    if train.deadline is None or not any(
-        lengths[key] for key in ("epochs", "sink_epochs", "steps")
-    ):
-        return recipe
-    planned_for = find_value(recorded, ("train", "planned_for"))
-    if train.deadline != planned_for:
-        advice = "leave it out to keep that length"
-        problem = f"{run_dir} has its length for {planned_for or 'no deadline'}; {advice}"
-        raise RecipeError(f"train.{train.deadline}: {problem}")
-    update = {**lengths, "planned_for": planned_for}
-    return recipe.model_copy(update={"train": train.model_copy(update=update)})
-
-
-def list_changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
-    """Return a line for each key that differs in a run directory's recipe, length included.
-
-    Raises RecipeError if the recipe can't be read.
-    """
-    try:
-        # First without defaults for newer keys, which take long: a recipe of this version has all.
-        recorded = parse_written_yaml(read_text(run_dir / RECIPE, MAX_BYTES))
-    except (OSError, ValueError):
-        recorded = None
-    if isinstance(recorded, dict) and not list_changes_with_length(recipe, recorded, run_dir):
-        return []
-    return list_changes_with_length(recipe, _read_recipe_to_resume(str(run_dir)), run_dir)
-
-
-def list_changes_with_length(
-    recipe: Recipe, recorded: Mapping[str, Any], run_dir: Path | str
-) -> list[str]:
-    """Return a line for each key that differs from a recorded recipe, length included."""
-    try:
-        recipe = keep_length(recipe, recorded, run_dir)
-    except RecipeError as error:
-        return list(error.problems)
-    return list_changes(recipe, recorded, FREE_AT_SAME_LENGTH)
-
-
-def _read_recipe_to_resume(run_dir: str) -> Mapping[str, Any]:
-    """Read the recipe of a run to resume. Raises RecipeError if it can't be read."""
-    try:
-        return read_recorded_recipe(Path(run_dir))
-    except DataError as error:
-        reason = f"must be a run directory; {RECIPE} can't be read from it"
-        raise RecipeError(f"train.resume = {run_dir}: {reason}") from error
-
-
-def list_changes(
-    recipe: Recipe, recorded: Mapping[str, Any], free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE
-) -> list[str]:
-    """Return a line for each key that differs from the recorded recipe, except `free` keys."""
-    return [
-        f"{change} in the run to resume; {KEEP_ADVICE}"
-        for change in find_changes(recipe.model_dump(mode="json"), recorded, free)
-    ]
 
 
 def find_changes(

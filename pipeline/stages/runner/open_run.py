@@ -105,15 +105,10 @@ def place_run(
 
     Raises RecipeError if the recipe fits neither the processes nor the run to resume.
     """
-    recipe = recorded_recipe.keep_shards(recipe)
-    if processes > 1:
-        # Imported here, since it checks the recipe again by all rules.
-        from pipeline.config.checks import fit_to_processes
-
-        recipe = fit_to_processes(recipe, processes)
+    recipe = features.fit(recipe, processes)
 
     def choose() -> tuple[str, bool]:
-        run_dir = recorded_recipe.find_run_to_resume(recipe)
+        run_dir = features.find_run(recipe)
         restore = features.restore_run(recipe, run_dir)
         if run_dir is not None and restore is None:
             return str(run_dir), True
@@ -126,9 +121,8 @@ def place_run(
         return str(run_dir), restore is not None
 
     path, resuming = ranks.agree(choose, timeout_s=features.restore_s)
-    if resuming and recipe.train.deadline is not None:
-        recorded = recorded_recipe.read_recorded_recipe(Path(path))
-        recipe = recorded_recipe.keep_length(recipe, recorded, path)
+    if resuming:
+        recipe = features.resume(recipe, Path(path))
     accepted = HeldWrites(held=resuming)
     advanced = HeldWrites(held=resuming)
     return recipe, RunFolder(Path(path), accepted, advanced, resuming, ranks)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.stages.record.summary import Summary
     from pipeline.stages.runner.context import BuiltRun, CompiledRun, RunContext, RunOptions
     from pipeline.stages.runner.evaluations import Evaluations
+    from pipeline.training.parallel.ranks import Ranks
     from pipeline.training.state import TrainState
 
 RestoreRun = Callable[[Path], None]
@@ -51,12 +52,29 @@ class RunFeature:
         """
         return None
 
+    @contextmanager
+    def join(self, recipe: Recipe) -> Iterator[Ranks | None]:
+        """In the body, the run is connected to its other processes; yields None without any."""
+        yield None
+
+    def fit(self, recipe: Recipe, processes: int) -> Recipe:
+        """The number of processes is known. Returns the recipe, or one that fits them."""
+        return recipe
+
+    def find_run(self, recipe: Recipe) -> Path | None:
+        """Before the run has a directory, in the first process: find the run to resume."""
+        return None
+
     def restore_run(self, recipe: Recipe, run_dir: Path | None) -> RestoreRun | None:
-        """Before the run has a directory, in the first process: find a run to resume elsewhere.
+        """Then in the first process: find a run to resume elsewhere.
 
         `run_dir` is the run to resume here, None without one. Returns None to leave it so.
         """
         return None
+
+    def resume(self, recipe: Recipe, run_dir: Path) -> Recipe:
+        """The run to resume is in `run_dir`. Returns the recipe, or one with what it has chosen."""
+        return recipe
 
     def begin(self, context: RunContext) -> None:
         """The directory is open, and nothing is read yet."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipeline.stages.record.summary import Summary
     from pipeline.stages.runner.context import BuiltRun, CompiledRun, RunContext, RunOptions
     from pipeline.stages.runner.evaluations import Evaluations
+    from pipeline.training.parallel.ranks import Ranks
     from pipeline.training.state import TrainState
 
 
@@ -41,7 +42,17 @@ class Listed(NamedTuple):
 
 RUN_FEATURES = (
     Listed(
+        "train.resume",
+        lambda recipe: recipe.train.resume is not None,
+        "pipeline.stages.runner.resumed_run:ResumedRun",
+    ),
+    Listed(
         "launch",
+        lambda recipe: recipe.launch.name != "none",
+        "pipeline.stages.launch.join:JoinedProcesses",
+    ),
+    Listed(
+        "launch.processes",
         lambda recipe: recipe.launch.name == "local",
         "pipeline.stages.launch.local_run:LocalRun",
     ),
@@ -165,9 +176,29 @@ class RunFeatures(RunFeature):
         summaries = (each.launch(recipe, options, features) for each in self._features)
         return next((summary for summary in summaries if summary is not None), None)
 
+    @contextmanager
+    def join(self, recipe: Recipe) -> Iterator[Ranks | None]:
+        with ExitStack() as stack:
+            joined = [stack.enter_context(each.join(recipe)) for each in self._features]
+            yield next((ranks for ranks in joined if ranks is not None), None)
+
+    def fit(self, recipe: Recipe, processes: int) -> Recipe:
+        for each in self._features:
+            recipe = each.fit(recipe, processes)
+        return recipe
+
+    def find_run(self, recipe: Recipe) -> Path | None:
+        runs = (each.find_run(recipe) for each in self._features)
+        return next((run_dir for run_dir in runs if run_dir is not None), None)
+
     def restore_run(self, recipe: Recipe, run_dir: Path | None) -> RestoreRun | None:
         runs = (each.restore_run(recipe, run_dir) for each in self._features)
         return next((restore for restore in runs if restore is not None), None)
+
+    def resume(self, recipe: Recipe, run_dir: Path) -> Recipe:
+        for each in self._features:
+            recipe = each.resume(recipe, run_dir)
+        return recipe
 
     def begin(self, context: RunContext) -> None:
         for each in self._features:

@@ -23,8 +23,8 @@ from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.folder_lock import LOCK
 from pipeline.core.files.real_files import require_real, require_real_folder, require_real_trees
 from pipeline.core.files.value_text import join_first
-from pipeline.stages.record.recorded_recipe import list_changed_keys
 from pipeline.stages.record.run_directory import RECIPE, require_unused
+from pipeline.stages.runner.resumed_run import list_changed_keys
 from pipeline.study.sweep.command import Command, read_command, write_command
 from pipeline.study.sweep.directory import (
     BEATS,

@@ -11,26 +11,19 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from pipeline.training.component_specs import AverageSpec
+from pipeline.training.features.common_features import WeightCopy
 from pipeline.training.state import Gradients, TrainState, list_paths, merge_params
-from pipeline.training.step_feature import StepFeature
 from pipeline.training.telemetry import count_updates
 
 AVERAGE = "average"
 
 
 @dataclass(frozen=True)
-class MovingAverage(StepFeature):
+class MovingAverage(WeightCopy):
     """An exponential moving average of the trained parameters. Its state is the average."""
 
     name: ClassVar[str] = AVERAGE
     spec: AverageSpec
-
-    @property
-    def is_like_params(self) -> bool:
-        return True
-
-    def init(self, trained: Any) -> Any:
-        return jax.tree.map(jnp.copy, trained)
 
     def change_update(
         self, before: TrainState, after: TrainState, gradients: Gradients, count: Array | int

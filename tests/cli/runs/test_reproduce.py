@@ -17,8 +17,8 @@ import yaml
 from pipeline.cli.runs.reproduce import compare_and_report
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, UsageError
-from pipeline.stages.record.recorded_recipe import find_run_to_resume
 from pipeline.stages.record.run_record import read_record
+from pipeline.stages.runner.resumed_run import find_run_to_resume
 from tests import outcome
 from tests.command_line import export, infer, reproduce
 from tests.conftest import compose_tiny

@@ -14,7 +14,7 @@ from pipeline.stages.launch import local_run
 from pipeline.stages.launch.local import Failure, ProcessError
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.runner.context import RunOptions
-from pipeline.stages.runner.run_features import RunFeatures
+from pipeline.stages.runner.run_features import open_features
 from pipeline.training.parallel.parallel_spec import LaunchSpec
 
 Compose = Callable[..., Recipe]
@@ -45,7 +45,7 @@ def attempt(
         monkeypatch.setattr(local_run, "run_locally", run_locally)
         recipe = tiny(*LOCAL, *overrides)
         try:
-            local_run.run_in_processes(recipe, RunOptions(tmp_path / "run"), RunFeatures())
+            local_run.run_in_processes(recipe, RunOptions(tmp_path / "run"), open_features(recipe))
         except ProcessError:
             trees.append(None)
         return trees

@@ -25,7 +25,9 @@ Compose = Callable[..., Recipe]
 MOMENTS = [name for name in vars(RunFeature) if not name.startswith("_") and name != "restore_s"]
 """The moments of a run, in the order of the class."""
 USES = {
-    "launch": ["launch=local", "launch.processes=2", "parallel.mode=data"],
+    "train.resume": ["train.resume=auto"],
+    "launch": ["launch=slurm", "parallel.mode=data"],
+    "launch.processes": ["launch=local", "launch.processes=2", "parallel.mode=data"],
     "privacy": [
         "+privacy={noise: 1.0, delta: 1.0e-3, expected_batch_size: 24, accountant: rdp}",
         "train.batch_size=96",
@@ -73,13 +75,13 @@ def list_used(*overrides: str) -> list[str]:
 @pytest.mark.medium
 @pytest.mark.parametrize("key", USES)
 def test_recipe_uses_the_feature_that_it_names(key: str) -> None:
-    used = (key, "stages")
+    used = ("launch", key, "stages")
     assert list_used(*USES[key]) == [listed.key for listed in RUN_FEATURES if listed.key in used]
 
 
-def test_default_recipe_uses_the_autopsy_alone() -> None:
-    assert list_used() == ["stages"]
-    assert list_used("stages=[data, build]") == []
+def test_default_recipe_uses_the_autopsy_and_looks_for_a_launcher() -> None:
+    assert list_used() == ["launch", "stages"]
+    assert list_used("stages=[data, build]", "launch=none") == []
 
 
 def test_feature_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +105,7 @@ class EveryMoment(RunFeature):
 
 
 def _note(name: str, moment: Any) -> Any:
-    if name in ("train", "copy_checkpoints"):
+    if name in ("join", "train", "copy_checkpoints"):
 
         @contextmanager
         def enter(*args: Any) -> Iterator[Any]:
@@ -145,13 +147,14 @@ class Noted(RunFeatureSpec):
 @pytest.mark.slow
 @pytest.mark.mlp
 def test_feature_of_a_plug_in_is_called_at_every_moment(tiny: Compose, tmp_path: Path) -> None:
-    """All but `examine` and `advance`, which need a non-finite step and a resumed run."""
+    """All but `examine`, which needs a non-finite step."""
     CALLED.clear()
     recipe = tiny("run_features=[noted_moments]", "train.steps=4", "checkpoint.every_steps=2")
     summary = run(recipe, tmp_path / "run")
     assert summary.status == "done"
     assert [name for name in dict.fromkeys(CALLED) if name in MOMENTS] == [
-        *("launch", "restore_run", "begin", "change_data", "plan", "price", "shorten", "compile"),
+        *("launch", "join", "fit", "find_run", "restore_run", "begin", "change_data", "plan"),
+        *("price", "shorten", "compile"),
         *("start_state", "choose_sinks", "prepare", "check", "train", "copy_checkpoints"),
         *("see_state", "record", "conclude_training", "measure", "conclude"),
     ]
@@ -161,7 +164,7 @@ def test_feature_of_a_plug_in_is_called_at_every_moment(tiny: Compose, tmp_path:
         "run_features=[noted_moments]", "train.steps=6", f"train.resume={tmp_path / 'run'}"
     )
     run(resumed)
-    assert "advance" in CALLED
+    assert {"resume", "advance"} <= set(CALLED)
 
 
 @pytest.mark.slow

@@ -81,6 +81,25 @@ def test_compiled_number_separates_groups(tiny: Tiny) -> None:
 
 
 @pytest.mark.medium
+def test_values_of_listed_features_are_compiled(tiny: Tiny) -> None:
+    """Members that differ in one have separate programs; a sweep of such values is refused."""
+    recipes = {
+        f"{rate}, {seed}": tiny(
+            f"train.features=[{{name: lookahead, steps: 3, rate: {rate}}}]", f"seed={seed}"
+        )
+        for rate in (0.5, 0.8)
+        for seed in (1, 2)
+    }
+    groups = group_recipes(recipes)
+    assert list(groups.values()) == [["0.5, 1", "0.5, 2"], ["0.8, 1", "0.8, 2"]]
+    assert find_differing_keys(groups) == ["train.features.0.rate"]
+    require_population(recipes, groups)
+    rates = {name: recipes[name] for name in ("0.5, 1", "0.8, 1")}
+    with pytest.raises(RecipeError, match=r"they differ in train\.features\.0\.rate; must differ"):
+        require_population(rates, group_recipes(rates))
+
+
+@pytest.mark.medium
 def test_sweep_without_shared_programs_is_refused(tiny: Tiny) -> None:
     recipes = {str(size): tiny(f"train.batch_size={size}") for size in (8, 16)}
     with pytest.raises(RecipeError) as error:

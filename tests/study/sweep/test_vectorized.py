@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.__main__ import main
 from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
+from pipeline.checkpoint.restore import read_saved
 from pipeline.core.host.signals import Signals
 from pipeline.study.population import shared_program
 from pipeline.study.sweep.vectorized import run_in_places
@@ -103,6 +104,52 @@ def test_interrupted_member_continues_and_finished_members_are_unchanged(
     assert "5 jobs by one program, 1 at a time" in output, "what failed is tried once more"
     assert outcome.read_summary(swept / "2")["status"] == "done"
     assert (swept / "2" / "metrics.jsonl").read_bytes() == before
+
+
+LOOKAHEAD = "{name: lookahead, steps: 3}"
+LISTED = (
+    f"train.features=[{LOOKAHEAD},{{name: distill, teacher: ema, decay: 0.9}},gradient_penalty,"
+    "{name: accumulate_labels, labels: 40},gradient_noise]"
+)
+"""All listed features but throughput, whose columns are times."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_programs")
+def test_members_with_listed_features_have_the_bits_of_separate_runs(
+    command: tuple[Path, Callable[..., int]],
+) -> None:
+    folder, run = command
+    alike = (LISTED, "train.accumulate_steps=2")
+    together = ("seed=1,2", "train.optimizer.momentum=0.9,0.5", "hydra.sweep.dir=listed")
+    assert run(*alike, *together, "hydra.sweeper.vectorize=true") == 0
+    alone = ("seed=2", "train.optimizer.momentum=0.5", "hydra.sweep.dir=listed_alone")
+    assert run(*alike, *alone) == 0
+    one, other = folder / "listed" / "3", folder / "listed_alone" / "0"
+    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+    assert (one / "evals.jsonl").read_bytes() == (other / "evals.jsonl").read_bytes()
+    assert "accumulated_labels" in outcome.read_lines(one / "metrics.jsonl")[0]
+    saved = [read_saved(run_dir).arrays for run_dir in (one, other)]
+    assert saved[0].keys() == saved[1].keys()
+    for name, array in saved[0].items():
+        assert array.tobytes() == saved[1][name].tobytes(), name
+
+
+@pytest.mark.slow
+def test_members_that_differ_in_a_listed_feature_have_programs_of_their_own(
+    command: tuple[Path, Callable[..., int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, run = command
+    features = [f"[{{name: lookahead, steps: 3, rate: {rate}}}]" for rate in (0.5, 0.8)]
+    swept = (f"train.features={features[0]},{features[1]}", "hydra.sweeper.vectorize=true")
+    assert run(*swept, "hydra.sweep.dir=rates") == 2
+    assert "they differ in train.features.0.rate; must differ only in" in capsys.readouterr().err
+    assert run(*swept, "seed=1,2", "hydra.sweep.dir=rates") == 0
+    assert "4 jobs by 2 programs, for train.features.0.rate;" in capsys.readouterr().out
+    assert run(f"train.features={features[1]}", "seed=2", "hydra.sweep.dir=rate") == 0
+    logs = [folder / name / "metrics.jsonl" for name in ("rates/3", "rate/0")]
+    assert logs[0].read_bytes() == logs[1].read_bytes()
+    assert logs[0].read_bytes() != (folder / "rates" / "1" / "metrics.jsonl").read_bytes()
 
 
 @pytest.mark.slow

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PositiveInt
 
 from pipeline.core.registry import component
+from pipeline.training.features.common_features import LabelCount
 from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
 from pipeline.training.step_feature import StepFeature, UpdateOptimizer
 
 if TYPE_CHECKING:
     from jax import Array
 
-    from pipeline.training.forward_pass import ForwardPass, Outputs
     from pipeline.training.state import Gradients, TrainState
     from pipeline.training.telemetry import StepOutcome
 
@@ -42,7 +42,7 @@ class AccumulateLabelsSpec(FeatureSpec):
 
 
 @dataclass(frozen=True)
-class AccumulateLabels(StepFeature):
+class AccumulateLabels(LabelCount):
     """The sum of gradients since the last update, weighted by labels: {"sum": a tree in the form of
     the trained parameters, "labels": float32 ()}."""
 
@@ -59,13 +59,6 @@ class AccumulateLabels(StepFeature):
         import jax.numpy as jnp
 
         return {"sum": jax.tree.map(jnp.zeros_like, trained), "labels": jnp.float32(0)}
-
-    def change_outputs(self, forward: ForwardPass, trained: Any, outputs: Outputs) -> Outputs:
-        from pipeline.training.losses import count_batch_labels
-
-        batch = forward.batch
-        number = count_batch_labels(forward.config, outputs.logits, batch.labels, batch.mask)
-        return outputs._replace(sums={**outputs.sums, self.name: number})
 
     def make_columns(
         self, state: TrainState, gradients: Gradients, outcome: StepOutcome

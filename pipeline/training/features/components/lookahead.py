@@ -6,11 +6,12 @@ Zhang et al., Lookahead optimizer: k steps forward, 1 step back, 2019 (arXiv 190
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from pipeline.core.registry import component
+from pipeline.training.features.common_features import WeightCopy
 from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
 from pipeline.training.step_feature import StepFeature
 from pipeline.training.telemetry import count_updates
@@ -35,22 +36,12 @@ class LookaheadSpec(FeatureSpec):
 
 
 @dataclass(frozen=True)
-class Lookahead(StepFeature):
-    """Slow weights; its state is these, in the form of the trained parameters."""
+class Lookahead(WeightCopy):
+    """Slow weights, which are its state."""
 
     name: ClassVar[str] = "lookahead"
     steps: int
     rate: float
-
-    @property
-    def is_like_params(self) -> bool:
-        return True
-
-    def init(self, trained: Any) -> Any:
-        import jax
-        import jax.numpy as jnp
-
-        return jax.tree.map(jnp.copy, trained)
 
     def change_update(
         self, before: TrainState, after: TrainState, gradients: Gradients, count: Array | int

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import PositiveFloat
 
 from pipeline.core.registry import component
+from pipeline.training.features.common_features import LabelCount
 from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
 from pipeline.training.step_feature import StepFeature
 
 if TYPE_CHECKING:
     from jax import Array
 
-    from pipeline.training.forward_pass import ForwardPass, Outputs
     from pipeline.training.state import Gradients, TrainState
     from pipeline.training.telemetry import StepOutcome, Telemetry
 
@@ -47,7 +47,7 @@ class ThroughputSpec(FeatureSpec):
 
 
 @dataclass(frozen=True)
-class Throughput(StepFeature):
+class Throughput(LabelCount):
     """Counts the valid labels of each step."""
 
     name: ClassVar[str] = "throughput"
@@ -55,13 +55,6 @@ class Throughput(StepFeature):
     """Operations of a step."""
     peak_tflops: float | None
     columns: tuple[str, ...] = ("labels",)
-
-    def change_outputs(self, forward: ForwardPass, trained: Any, outputs: Outputs) -> Outputs:
-        from pipeline.training.losses import count_batch_labels
-
-        batch = forward.batch
-        number = count_batch_labels(forward.config, outputs.logits, batch.labels, batch.mask)
-        return outputs._replace(sums={**outputs.sums, self.name: number})
 
     def make_columns(
         self, state: TrainState, gradients: Gradients, outcome: StepOutcome
