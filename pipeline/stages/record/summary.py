@@ -95,6 +95,8 @@ START_UP = {
     "build": "build_s",
     "first data": "first_window_s",
     "compile": "compile_s",
+    "sinks": "sinks_s",
+    "outlook": "outlook_s",
     "first dispatch": "first_dispatch_s",
 }
 """Keys in `Summary.time` of the parts of start-up, by name."""
