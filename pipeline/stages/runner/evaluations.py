@@ -122,8 +122,8 @@ class Evaluations:
         if (problem := describe_never_predicted(evaluation)) is not None:
             if step < SETTLING_STEPS and jax.tree.leaves(self.run.built.state.collections):
                 problem += (
-                    f"; after {count_noun(step, 'step')} running statistics may still be far from the "
-                    "data's: batch norm with a momentum of 0.99 needs some hundred steps"
+                    f"; after {count_noun(step, 'step')} running statistics may still be far from "
+                    "the data's: batch norm with a momentum of 0.99 needs some hundred steps"
                 )
             monitor.submit(partial(context.reporter.warn, problem))
 
