@@ -14,6 +14,8 @@ from typing import Literal
 
 import numpy as np
 
+from pipeline.core.files.value_text import count_noun
+
 SinkMechanism = Literal["loop", "soft"]
 SHOWN = (1, 10, 100, 1000)
 """Sizes of sinks in the table of predictions."""
@@ -86,16 +88,24 @@ class Bounds:
     def find_longest(self, cost: Cost) -> tuple[int, str]:
         """Return the longest useful sink, and the reason for its limit."""
         max_steps = self.max_steps(cost)
+        period = count_noun(self.max_event_steps, "step")
         bounds = (
-            (self.total, f"the run has no more than {_format_steps(self.total)}"),
-            (self.max_event_steps, f"something is due every {_format_steps(self.max_event_steps)}"),
-            (self.window_steps, f"the device holds {self.window_steps:,} batches at once"),
+            (self.total, f"the run has no more than {count_noun(self.total, 'step')}"),
+            (self.max_event_steps, f"an event is due every {period}"),
             (
-                max_steps,
-                f"train.dispatch_seconds = {self.dispatch_s:g} is {_format_steps(max_steps)}",
+                self.window_steps,
+                f"the device holds {count_noun(self.window_steps, 'batch', 'batches')} at once",
             ),
+            (max_steps, self._explain_longest(cost, max_steps)),
         )
         return min(bounds, key=lambda bound: bound[0])
+
+    def _explain_longest(self, cost: Cost, max_steps: int) -> str:
+        """Return why a dispatch has at most `max_steps` steps."""
+        check = f"the host looks for Ctrl-C every train.dispatch_seconds = {self.dispatch_s:g}"
+        if max_steps == 1:
+            return f"a step takes {cost.step_ms / 1e3:.3g} s and {check}"
+        return f"{check}, after {max_steps:,} steps"
 
 
 @dataclass(frozen=True)
@@ -122,7 +132,7 @@ def choose(costs: Costs, bounds: Bounds) -> SinkChoice:
     cost, size = _find_best(costs, bounds)
     longest, bound = bounds.find_longest(cost)
     if size == 1:
-        return choose_no_sink(costs.off_ms, f"a sink would hold one step: {bound}")
+        return choose_no_sink(costs.off_ms, f"a sink would have one step, since {bound}")
     step_ms = predict_ms(cost, size, bounds)
     gain = costs.off_ms / step_ms
     times = f"{step_ms:.4g} ms a step in sinks of {size:,}, {costs.off_ms:.4g} without: {gain:.2f}x"
@@ -179,7 +189,3 @@ def _list_candidates(cost: Cost, bounds: Bounds) -> Iterator[int]:
     while decade <= longest:
         yield from (size for size in (decade, 2 * decade, 5 * decade) if 1 < size <= longest)
         decade *= 10
-
-
-def _format_steps(count: int) -> str:
-    return f"{count:,} step{'s' if count != 1 else ''}"

@@ -18,7 +18,12 @@ from pipeline.core.host.limits import read_limits
 from pipeline.core.host.machine_load import LoadWatch, describe_load
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, build_recipe
-from pipeline.inspect.forecast.host_forecast import HostForecast, forecast_run, measured_line
+from pipeline.inspect.forecast.host_forecast import (
+    HostForecast,
+    forecast_run,
+    measured_line,
+    total_line,
+)
 from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns, time_single_step
 from pipeline.stages.build import Built
 from pipeline.stages.compile import make_compile_inputs
@@ -59,9 +64,14 @@ def forecast_recipe(
             raise RunError("--check: an emulated device can't run steps; leave the flag out")
         return str(estimate), estimate.summary()
     forecast, lowered = forecast_lowered(opened, reporter)
-    facts = {**asdict(forecast), "step_ms": forecast.step_ms}
+    facts: dict[str, Any] = {**asdict(forecast), "step_ms": forecast.step_ms}
+    text = str(forecast)
+    if recipe.train.deadline is None:
+        num_steps = lowered.run_schedule.total
+        facts |= {"steps": num_steps, "steps_s": num_steps * forecast.step_ms / 1e3}
+        text += f"\n{total_line(forecast, num_steps)}"
     if not check:
-        return str(forecast), facts
+        return text, facts
     executable = compile_to_fit(recipe, dataset, lowered, backend, reporter)
     is_terminal = reporter.console.is_terminal
     with TimedRuns(recipe, lowered.run_schedule, executable, is_terminal=is_terminal) as trials:
@@ -70,8 +80,7 @@ def forecast_recipe(
         steps = int(CHECK_S * 1e3 / time_single_step(trials))
         steps = min(max(steps, MIN_CHECK_STEPS), MAX_CHECK_STEPS)
         measured_ms = float(trials.time(OFF, steps).dispatch_ms.min())
-    text = f"{forecast}\n{measured_line(forecast, measured_ms)}"
-    return text, {**facts, "measured_ms": measured_ms}
+    return f"{text}\n{measured_line(forecast, measured_ms)}", {**facts, "measured_ms": measured_ms}
 
 
 def forecast_lowered(opened: OpenedRecipe, reporter: Reporter) -> tuple[HostForecast, Built]:

@@ -17,6 +17,7 @@ from pipeline.config.precision import resolve_level, resolve_loss_scale, resolve
 from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.config.run_length import count_total_steps, schedule_run
 from pipeline.core.errors import RecipeError
+from pipeline.core.files.value_text import count_noun
 from pipeline.core.host.array_values import allow_reads, find_shapes, is_value_read
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
@@ -333,7 +334,10 @@ def build_network(recipe: Recipe, classes: int, features: int | None = None) -> 
 def _format_line(recipe: Recipe, built: Built) -> str:
     """Return the number of parameters and the length of a run as a line for the log."""
     run = built.run_schedule
-    sink = f"sinks of {run.sink_steps:,} steps" if run.sink_steps else "no sinks"
+    sink = "no sinks"
+    if run.sink_steps:
+        sink = f"sinks of {count_noun(run.sink_steps, 'step')}"
+        sink = sink if run.sink_steps < run.total else "one sink"
     if recipe.train.sink and recipe.train.sink_size == "auto":
         sink = "sinks to be chosen"
     frozen = ""
@@ -342,7 +346,8 @@ def _format_line(recipe: Recipe, built: Built) -> str:
         frozen = f", {count_at(0):,} of them trained"
         for phase in get_freezing(built.step_config).phases:
             frozen += f", {count_at(phase.start):,} from step {phase.start + 1}"
-    length = f"{run.total:,} steps, {sink}, {run.total / run.steps_per_epoch:,.2f} epochs"
+    epochs = run.total / run.steps_per_epoch
+    length = f"{count_noun(run.total, 'step')}, {sink}, {epochs:,.2f} epochs"
     if recipe.train.deadline is not None:
         length = f"steps to be chosen for {recipe.train.deadline}, {sink}"
     return (

@@ -15,7 +15,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import count_total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import show_name
-from pipeline.core.files.value_text import join_first
+from pipeline.core.files.value_text import count_noun, join_first
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import (
     IMAGES,
@@ -422,8 +422,9 @@ def _format_summary(raw: RawData, dataset: Dataset) -> str:
     size_mb = (count_split_bytes(raw.train) + count_split_bytes(raw.eval)) / 1e6
     order = dataset.train_order
     shard = f" in shard {order.shard_id} of {order.num_shards}" if order.num_shards > 1 else ""
+    steps = count_noun(order.steps_per_epoch, "step")
     part = "" if dataset.eval is raw.eval else f"{len(dataset.eval):,} of "
     return (
         f"{len(raw.train):,} training and {part}{len(raw.eval):,} evaluation {unit.samples} "
-        f"{size}, {raw.targets}, {size_mb:,.1f} MB; {order.steps_per_epoch:,} steps an epoch{shard}"
+        f"{size}, {raw.targets}, {size_mb:,.1f} MB; {steps} an epoch{shard}"
     )

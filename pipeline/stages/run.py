@@ -132,7 +132,8 @@ def train_and_evaluate(
     state, host = make_initial_state(run, restored)
     step = int(state.step)
     if "train" in stages:
-        sink = features.choose_sinks(run, estimate, host) or plan_sinks(run)
+        with record_time(run.context.summary, "sinks_s"):
+            sink = features.choose_sinks(run, estimate, host) or plan_sinks(run)
         run = features.prepare(with_sinks(run, sink), sink, step)
         callbacks = make_callbacks(run.context)
         features.check(run)

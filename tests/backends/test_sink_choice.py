@@ -97,9 +97,9 @@ def test_sink_size_is_long_for_cheap_and_short_for_expensive_steps() -> None:
 
 LIMITS = {
     "the run": (Bounds(60, (), 1024, 1.0), 60, "the run has no more than 60 steps"),
-    "events": (Bounds(10_000, (220, 500), 1024, 1.0), 220, "something is due every 220 steps"),
+    "events": (Bounds(10_000, (220, 500), 1024, 1.0), 220, "an event is due every 220 steps"),
     "memory": (Bounds(10_000, (), 53, 1.0), 53, "the device holds 53 batches at once"),
-    "signals": (Bounds(10_000, (), 1024, 0.004), 80, "dispatch_seconds = 0.004 is 80 steps"),
+    "signals": (Bounds(10_000, (), 1024, 0.004), 80, "dispatch_seconds = 0.004, after 80 steps"),
 }
 
 
@@ -145,7 +145,7 @@ def test_sink_is_off_unless_surely_faster(given_costs: Costs, why: str) -> None:
 def test_sink_is_off_if_a_dispatch_holds_one_step(bounds: Bounds) -> None:
     choice = choose(costs(off_ms=1.0, dispatch_ms=0.5, step_ms=0.5), bounds)
     assert choice.size is None
-    assert choice.reason.startswith("a sink would hold one step: ")
+    assert choice.reason.startswith("a sink would have one step, since ")
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def test_sinks_of_the_default_recipe_are_explained(
         r"^lenet5_digits on cpu:0 .*, batch 32$",
         r"^  step        [\d.]+ ms as one program, [\d.]+ ms step by step without waiting, in a",
         r"^  to start    -?\d+ us on the host for each step without sinks \(90 % are below",
-        r"^  memory      a sink has 20 batches, which are lists of samples, 2\.7 kB; the",
+        r"^  memory      the device holds all samples, .* kB, and 1,024 batches as lists of their",
         r"^  events      evaluate 4 times in 1,760 steps; at most 440 steps between two$",
         r"^  none           3\.0000   1\.00x$",
         r"^  20 .*x  <- chosen$",
@@ -125,7 +125,7 @@ def test_recipe_without_sinks_has_no_achieved_speedup(
 def test_run_of_single_steps_is_not_measured(explained: Explain) -> None:
     status, out, _ = explained(RECIPE, *TINY, *MLP, "train.steps=1")
     assert status == 0
-    assert "no sinks: a sink would hold one step: the run has no more than 1 step" in out
+    assert "no sinks: a sink would have one step, since the run has no more than 1 step" in out
     assert "ms/step" not in out
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from pipeline.cli.commands.command import PROGRAM, Argument
+from pipeline.config.files import SECTIONS as SECTION_PATHS
 from pipeline.config.files import find_groups, find_recipes, read_description
 from pipeline.core.errors import UsageError, printable
 
@@ -53,6 +54,13 @@ FLAGS: Mapping[str, str] = {
     "--hydra-help": "Hydra's flags",
 }
 STATUSES = "Exit status: 0 done, 1 failed, 2 the recipe or its data is wrong, 75 stopped."
+EXAMPLES: Mapping[str, str] = {
+    "a whole number": "10",
+    "a number at least": "1",
+    "a number": "0.1",
+    "true or false": "true",
+}
+"""Values of types in words."""
 PLURALS: Mapping[str, str] = {"losses": "loss", "launches": "launch"}
 
 
@@ -80,8 +88,26 @@ def render_topic(topic: str, commands: Mapping[str, click.Command]) -> str:
     groups = find_groups()
     group = PLURALS.get(topic, topic if topic in groups else topic.removesuffix("s"))
     if group in groups and group != "train":
-        return "\n".join([f"{group}=NAME", *_list_files(groups[group]), ""])
+        custom = _list_custom_components(group, groups[group])
+        return "\n".join([f"{group}=NAME", *_list_files(groups[group]), *custom, ""])
     return render_key(topic)
+
+
+def _list_custom_components(kind: str, files: Mapping[str, Path]) -> list[str]:
+    """Return a line for each component of a kind that a plug-in has, with its section's key."""
+    from pipeline.core.plugins.loading import list_loaded_plugins
+    from pipeline.core.registry import list_components
+
+    sources = {plugin.module.__name__: plugin.source for plugin in list_loaded_plugins()}
+    if not sources:
+        return []
+    key = ".".join(SECTION_PATHS.get(kind, (kind,)))
+    custom = {
+        name: sources[cls.__module__]
+        for name, cls in list_components(kind).items()
+        if cls.__module__ in sources and name not in files
+    }
+    return [printable(f"  {name}  {key}.name={name}, of {file}") for name, file in custom.items()]
 
 
 def render_all(commands: Mapping[str, click.Command]) -> str:
@@ -105,8 +131,11 @@ def render_key(key: str) -> str:
     try:
         descriptions = describe_key(path)
     except UnknownKeyError as error:
+        guesses = find_key(path)
+        if len(guesses) == 1 and len(path) == 1:
+            return render_key(guesses[0])
         beside = get_close_matches(path[-1], error.known, n=1)
-        guesses = [".".join([*path[:-1], name]) for name in beside] or find_key(path[-1])
+        guesses = guesses or [".".join([*path[:-1], name]) for name in beside]
         question = f"; did you mean {', '.join(guesses)}?" if guesses else ""
         raise UsageError(
             [f"--help {printable(key)}"],
@@ -126,9 +155,18 @@ def render_key(key: str) -> str:
     if keys:
         lines += ["", "Keys: " + ", ".join(keys)]
     else:
-        value = next((item.default for item in descriptions if item.default is not None), "VALUE")
-        lines += ["", f"example: {PROGRAM} +recipe=NAME {key}={_show_value(value)}"]
+        value = next((item.default for item in descriptions if item.default is not None), None)
+        shown = _make_value(descriptions[0].type_text) if value is None else _show_value(value)
+        lines += ["", f"example: {PROGRAM} +recipe=NAME {key}={shown}"]
     return "\n".join([*lines, ""])
+
+
+def _make_value(type_text: str) -> str:
+    """Return an example of a value of a type in words, for a key without a default."""
+    for words, value in EXAMPLES.items():
+        if type_text.startswith(words):
+            return value
+    return type_text.removeprefix("one of ").split(",")[0] if "one of" in type_text else "VALUE"
 
 
 def _show_value(value: object) -> str:

@@ -15,7 +15,8 @@ from pydantic import BaseModel
 from pipeline.config.defaults import find_options, read_config_defaults
 from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
-from pipeline.core.files.tree_diff import find_value, iterate_leaves
+from pipeline.core.files.error_text import SYNONYMS
+from pipeline.core.files.tree_diff import find_value
 from pipeline.core.registry import MAX_FLOAT, MAX_INT, Spec, load_all
 
 TYPE_NAMES: Mapping[str, str] = {
@@ -34,6 +35,8 @@ BOUNDS: Mapping[str, str] = {
     "maximum": "at most",
 }
 """Words for the bounds of JSON schemas."""
+KEY_DEPTH = 3
+"""Most parts of a key that is searched by its last part, as in train.optimizer.lr."""
 MAX_CHOICES = 12
 """Most choices that a type lists."""
 
@@ -81,10 +84,29 @@ def describe_key(path: Sequence[str]) -> list[KeyDescription]:
     return descriptions
 
 
-def find_key(name: str) -> list[str]:
-    """Return the dotted keys of every recipe whose last part is `name`."""
-    paths = [path for path, _ in iterate_leaves(read_config_defaults()) if path[-1:] == (name,)]
-    return [".".join(map(str, path)) for path in paths]
+def find_key(path: Sequence[str]) -> list[str]:
+    """Return the dotted keys that end like `path`, or in a synonym, in its section or else in any.
+
+    Keys of every recipe are preferred to keys that only some components have.
+    """
+    name = SYNONYMS.get(path[-1], path[-1])
+    schema = read_schema()
+    keys = [key for key in dict.fromkeys(_list_keys(schema, (), schema)) if key[-1] == name]
+    keys = [key for key in keys if key[: len(path) - 1] == tuple(path[:-1])] or keys
+    defaults = read_config_defaults()
+    common = [key for key in keys if find_value(defaults, key, schema) is not schema]
+    return [".".join(key) for key in common or keys]
+
+
+def _list_keys(
+    section: Mapping[str, Any], path: tuple[str, ...], schema: Mapping[str, Any]
+) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of keys in a section, and in the sections up to `KEY_DEPTH` deep in it."""
+    for key, node in section["properties"].items():
+        yield (*path, key)
+        if len(path) + 1 < KEY_DEPTH:
+            for inner in _list_sections(node, schema):
+                yield from _list_keys(inner, (*path, key), schema)
 
 
 def _refuse_unknown(path: Sequence[str], owners: Sequence[Mapping[str, Any]]) -> None:

@@ -22,6 +22,7 @@ from scipy.special import softmax
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.csv_file import write_csv
 from pipeline.core.files.error_text import show_name
+from pipeline.core.files.value_text import count_noun
 from pipeline.core.reporter import WARNING
 from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_files import read_text_lines
@@ -133,7 +134,7 @@ def main(
                 rows.append(make_prediction_row(name, logits, targets, top or 1))
     if csv is not None:
         write_csv(csv, rows)
-        print(printable(f"{csv}: {len(rows):,} lines"))
+        print(printable(f"{csv}: {count_noun(len(rows), 'line')}"))
     if unusual and samples.brightness is not None:
         text = explain_unusual_images(unusual, num_images, samples.brightness)
         print(f"{WARNING} {text}", file=sys.stderr)

@@ -18,6 +18,7 @@ from rich.table import Table
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.value_text import count_noun
 from pipeline.study.runs.page import write_page
 from pipeline.study.runs.ranking import is_larger_better, main_metric
 from pipeline.study.runs.recorded_run import MINOR, RecordedRun, list_differing_keys, read_runs
@@ -70,7 +71,7 @@ def main(
     if html:
         page = out or folder / PAGE
         write_page(runs, page, folder, ranked_by)
-        text = f"{len(runs)} runs: {printable(str(page))}"
+        text = f"{count_noun(len(runs), 'run')}: {printable(str(page))}"
         print(format_json({"page": str(page)}) if as_json else text)
     elif as_json:
         for run in runs:

@@ -49,6 +49,11 @@ def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) ->
     ]
 
 
+def count_noun(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: 1 step, 1,760 steps. `plural` defaults to the noun and s."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def format_bytes(count: float) -> str:
     """Return a number of bytes as text, with a decimal unit."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -58,7 +63,8 @@ def format_bytes(count: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a time as text in the units that a person would use: 1.9 s, 12 min, 2 h 5 min, 7 days.
+    """Return a time as text in the units that a person would use: 1.9 s, 12 min, 2 h 5 min, 15.6
+    days.
 
     At most `MOST_S`, 32 years.
     """
@@ -74,8 +80,9 @@ def format_duration(seconds: float) -> str:
     if hours < 36:
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     days, hours = divmod(round(seconds / 3600), 24)
-    plural = "" if days == 1 else "s"
-    return f"{days:,} day{plural} {hours} h" if hours and days < 7 else f"{days:,} day{plural}"
+    if days >= 7:
+        return f"{round(seconds / 86400, 1 if days < 100 else None):,g} days"
+    return f"{count_noun(days, 'day')} {hours} h" if hours else count_noun(days, "day")
 
 
 def format_moment(seconds: float, now: datetime) -> str:

@@ -25,6 +25,7 @@ from pipeline.backends.step_loops import LoopCarry, make_buffers
 from pipeline.backends.xla import Programs, XlaExecutable, pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
+from pipeline.core.files.value_text import count_noun, format_duration
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.host.shortest_time import measure_shortest_s
 from pipeline.engine.schedule import RunSchedule
@@ -287,6 +288,12 @@ def _measure_host_ms(
     executable = XlaExecutable(work, placement, CompileReport(()), programs, rates, buffers)
     with TimedRuns(recipe, run_schedule, executable, is_terminal=False) as trials:
         return float(trials.time(OFF, HOST_STEPS).dispatch_ms.min())
+
+
+def total_line(forecast: HostForecast, num_steps: int) -> str:
+    """Return the time of a run's steps, without evaluations, as a line below a forecast."""
+    duration = format_duration(num_steps * forecast.step_ms / 1e3)
+    return f"  in all    {duration} ({count_noun(num_steps, 'step')}), besides evaluations"
 
 
 def measured_line(forecast: HostForecast, measured_ms: float) -> str:

@@ -115,7 +115,7 @@ def _measure_choice(
 def explain_one_step_sinks(single_ms: float, bounds: Bounds) -> str | None:
     """Return why no sink could have more than one step; None if it could."""
     longest, bound = bounds.find_longest(Cost("loop", 0.0, single_ms))
-    return f"a sink would hold one step: {bound}" if longest == 1 else None
+    return f"a sink would have one step, since {bound}" if longest == 1 else None
 
 
 def list_mechanisms(

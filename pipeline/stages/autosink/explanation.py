@@ -15,7 +15,7 @@ from pipeline.backends.sink_choice import (
     SinkChoice,
     predict_ms,
 )
-from pipeline.core.files.value_text import format_bytes
+from pipeline.core.files.value_text import count_noun, format_bytes
 from pipeline.training.state import COLUMNS
 
 TELEMETRY_BYTES = 4 * len(COLUMNS)
@@ -150,7 +150,9 @@ class Explanation:
 
     def _list_facts(self) -> Iterator[tuple[str, str]]:
         """Yield a heading and a text for each known part."""
-        if self.costs is not None:
+        if self.costs is None:
+            yield "step", f"{self.choice.off_ms:.4g} ms without sinks"
+        else:
             sinks = self.costs.sinks
             steps = ", ".join(
                 f"{cost.step_ms:.4g} ms {MECHANISM_TEXTS[cost.mechanism]}" for cost in sinks
@@ -172,11 +174,11 @@ class Explanation:
         if self.communication is not None:
             yield "all-reduce", str(self.communication)
         if self.memory is not None:
-            yield "memory", _format_memory(self.memory, self.choice.size or 1)
+            yield "memory", _format_memory(self.memory, self.choice.size)
         calendar = self.calendar
         counts = [f"{name} {count:,} times" for name, count in calendar.counts.items() if count]
-        text = f"{', '.join(counts) or 'none'} in {calendar.total:,} steps"
-        yield "events", f"{text}; at most {calendar.longest:,} steps between two"
+        text = f"{', '.join(counts) or 'none'} in {count_noun(calendar.total, 'step')}"
+        yield "events", f"{text}; at most {count_noun(calendar.longest, 'step')} between two"
         if calendar.first:
             yield "", "; ".join(f"step {step:,}: {names}" for step, names in calendar.first)
 
@@ -201,7 +203,7 @@ class Explanation:
         achieved = self.achieved
         size = "no sinks"
         if choice.size is not None:
-            size = f"sinks of {choice.size:,} steps {MECHANISM_TEXTS[choice.mechanism]}"
+            size = f"sinks of {count_noun(choice.size, 'step')} {MECHANISM_TEXTS[choice.mechanism]}"
         yield f"  {'chosen':<11} {size}: {choice.reason}"
         if choice.size is not None:
             error = self.costs.error if self.costs is not None else 0.0
@@ -220,17 +222,15 @@ def _format_error(error: float) -> str:
     return f", give or take {100 * error:.1f} %" if error else ""
 
 
-def _format_memory(memory: Memory, sink_steps: int) -> str:
-    plural = "" if sink_steps == 1 else "es"
-    sink_bytes = format_bytes(sink_steps * memory.batch_bytes)
+def _format_memory(memory: Memory, sink_steps: int | None) -> str:
+    batches = count_noun(memory.window_steps, "batch", "batches")
     window_bytes = format_bytes(memory.window_steps * memory.batch_bytes)
-    batches = f"{sink_steps:,} batch{plural}, {sink_bytes} of samples"
-    samples = ""
+    text = f"{batches} of samples, {window_bytes}"
     if memory.resident:
-        batches = f"{sink_steps:,} batch{plural}, which are lists of samples, {sink_bytes}"
-        samples = f" beside all samples, {format_bytes(memory.data_bytes)}"
-    logged = format_bytes(sink_steps * TELEMETRY_BYTES)
-    return (
-        f"a sink has {batches}; the device has {memory.window_steps:,} batches whatever the sink, "
-        f"{window_bytes}{samples}; logged values {logged} a sink"
-    )
+        samples = f"all samples, {format_bytes(memory.data_bytes)}"
+        text = f"{samples}, and {batches} as lists of their numbers, {window_bytes}"
+    logs = ""
+    if sink_steps is not None:
+        logged_bytes = format_bytes(sink_steps * TELEMETRY_BYTES)
+        logs = f"; logs of a sink take {logged_bytes} more"
+    return f"the device holds {text}, whatever the sink{logs}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.base import MECHANISM_TEXTS
 from pipeline.config.recipe import TrainSpec
+from pipeline.core.files.value_text import count_noun
 
 if TYPE_CHECKING:
     from pipeline.backends.base import Backend, Executable, Mechanism
@@ -32,7 +33,7 @@ class SinkPlan:
     def __str__(self) -> str:
         if self.size is None:
             return "none"
-        return f"{self.size:,} steps {MECHANISM_TEXTS[self.mechanism]}"
+        return f"{count_noun(self.size, 'step')} {MECHANISM_TEXTS[self.mechanism]}"
 
     def summary(self) -> dict[str, Any]:
         """Return the section `sink` of summary.json."""

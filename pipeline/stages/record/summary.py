@@ -13,6 +13,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.value_text import count_noun
 from pipeline.core.registry import ENTRY_POINT_GROUP
 
 Status = Literal["done", "pruned", "stopped", "failed"]
@@ -70,7 +71,7 @@ class Summary:
         items = self.metrics.items()
         metrics = [f"{name} {value:.4g}" for name, value in items if isinstance(value, float)]
         status = f"{self.status} ({self.reason})" if self.reason else self.status
-        parts = (f"{self.recipe}: {status}", f"{self.steps:,} steps", *metrics[:MAX_METRICS])
+        parts = (f"{self.recipe}: {status}", count_noun(self.steps, "step"), *metrics[:MAX_METRICS])
         return f"<{', '.join(parts)}; {self.run_dir}>"
 
     def write(self, run_dir: Path) -> None:
@@ -95,6 +96,8 @@ START_UP = {
     "build": "build_s",
     "first data": "first_window_s",
     "compile": "compile_s",
+    "sinks": "sinks_s",
+    "outlook": "outlook_s",
     "first dispatch": "first_dispatch_s",
 }
 """Keys in `Summary.time` of the parts of start-up, by name."""

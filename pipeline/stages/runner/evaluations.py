@@ -15,6 +15,7 @@ from pipeline.checkpoint.host_state import HostState
 from pipeline.config.observer_settings import make_observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import first_line
+from pipeline.core.files.value_text import count_noun
 from pipeline.core.host.process_start import collect_seldom
 from pipeline.core.host.signals import Interrupted
 from pipeline.engine.callbacks.events import Evaluation
@@ -121,8 +122,8 @@ class Evaluations:
         if (problem := describe_never_predicted(evaluation)) is not None:
             if step < SETTLING_STEPS and jax.tree.leaves(self.run.built.state.collections):
                 problem += (
-                    f"; after {step:,} steps running statistics may still be far from the data's: "
-                    "batch norm with a momentum of 0.99 needs some hundred steps"
+                    f"; after {count_noun(step, 'step')} running statistics may still be far from "
+                    "the data's: batch norm with a momentum of 0.99 needs some hundred steps"
                 )
             monitor.submit(partial(context.reporter.warn, problem))
 

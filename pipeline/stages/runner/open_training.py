@@ -26,6 +26,7 @@ from pipeline.engine.monitors.observers import Observers
 from pipeline.engine.non_finite_step import Examination
 from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import Event, Schedule, is_due
+from pipeline.stages.record.guards import record_time
 from pipeline.stages.record.run_directory import HeldWrites
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
@@ -81,7 +82,8 @@ def open_training(
         # Imported here, since the run trains now.
         from pipeline.stages.runner.outlook import open_outlook
 
-        outlook = open_outlook(run, sink, evaluations.history.step)
+        with record_time(context.summary, "outlook_s"):
+            outlook = open_outlook(run, sink, evaluations.history.step)
         every_s = recipe.checkpoint.save_seconds
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
         monitors.append(outlook)

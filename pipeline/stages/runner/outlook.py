@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
+import numpy as np
 
 from pipeline.config.run_length import LENGTH_UNITS, check_deadline, list_event_periods
 from pipeline.core.files.value_text import format_bytes, format_duration, format_moment
@@ -58,13 +59,16 @@ FORWARD_SHARE = 1 / 3
 """Share of the forward pass in a step's work, of which an evaluation consists."""
 EVALUATION_COMPILE_SHARE = 0.25
 """Time of compiling an evaluation, as a share of compiling the step."""
-CHECKED_S = 5.0
-"""Seconds of steps after which the outlook is compared with their time."""
 CHECKED_SHARE = 0.02
-"""It is compared after this share of the run, if that is later but not after `MOST_CHECKED_S`."""
+"""Share of the run after which the outlook is compared with the time of the steps, within
+`LEAST_CHECKED_S` and `MOST_CHECKED_S`."""
+LEAST_CHECKED_S = 1.0
 MOST_CHECKED_S = 60.0
-CORRECTED_S = 30.0
+CORRECTED_S = 2.0
 """Remaining time from which on it is worth a correction."""
+EARLY_S = 60.0
+"""Time to the first line with a loss from which on a shorter sink is proposed, and that of the
+proposal."""
 TOLERANCE = 0.25
 """Relative difference of a step's time up to which the outlook isn't corrected."""
 
@@ -227,16 +231,33 @@ def list_lines(run: CompiledRun, outlook: Outlook, first: int) -> Iterator[str]:
     yield outlook.describe(now)
     if outlook.seconds < LONG_S:
         return
-    schedule = run.built.run_schedule
-    recipe = run.context.recipe
-    next_line = (schedule.sink_steps or 1) * outlook.step_s
-    if next_line > CHECKED_S and recipe.monitor.loss_every:
-        yield f"the first line with a loss after {format_duration(next_line)}"
+    yield from describe_first_loss(run, outlook)
     yield from describe_memory(run)
-    if "checkpoint" in recipe.stages:
+    if "checkpoint" in run.context.recipe.stages:
         yield describe_checkpoints(run, outlook, first)
     for change in list_shorter_runs(run, outlook):
         yield f"shorter: {change}"
+
+
+def describe_first_loss(run: CompiledRun, outlook: Outlook) -> Iterator[str]:
+    """Yield when the first line with a loss is due, unless that is soon, and the key that makes it
+    earlier."""
+    recipe = run.context.recipe
+    sink_steps = run.built.run_schedule.sink_steps or 1
+    # A line is due at an end of a sink, and not more often than every `loss_every` steps.
+    due_step = -(-recipe.monitor.loss_every // sink_steps) * sink_steps
+    due_s = min(due_step, outlook.steps) * outlook.step_s
+    if due_s < EARLY_S or not due_step:
+        return
+    early_steps = max(1, int(EARLY_S / outlook.step_s))
+    keys = {"train.sink_size": sink_steps, "monitor.loss_every": recipe.monitor.loss_every}
+    cure = " ".join(f"{key}={early_steps}" for key, steps in keys.items() if steps > early_steps)
+    text = f"the first line with a loss after {format_duration(due_s)}"
+    # Sinks that are counted are the length of the run.
+    if cure and recipe.train.sink_epochs is None:
+        every = format_duration(early_steps * outlook.step_s)
+        text += f"; {cure} prints one every {every}, and changes nothing else"
+    yield text
 
 
 def describe_memory(run: CompiledRun) -> Iterator[str]:
@@ -355,7 +376,7 @@ class OutlookMonitor(Monitor):
         outlook = self.outlook
         if self.is_checked or outlook is None:
             return
-        if self.seconds < min(max(CHECKED_S, CHECKED_SHARE * outlook.seconds), MOST_CHECKED_S):
+        if self.seconds < np.clip(CHECKED_SHARE * outlook.seconds, LEAST_CHECKED_S, MOST_CHECKED_S):
             return
         self.is_checked = True
         step_s = self.seconds / self.steps

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.cli.commands.help import render_key
 from pipeline.cli.commands.key_descriptions import (
     UnknownKeyError,
     describe_key,
@@ -14,6 +15,7 @@ from pipeline.cli.commands.key_descriptions import (
     read_field_docstrings,
 )
 from pipeline.config.recipe import TrainSpec
+from pipeline.core.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -57,5 +59,31 @@ def test_components_with_a_key_are_named() -> None:
 
 
 def test_keys_are_found_by_their_last_part() -> None:
-    assert find_key("every_epochs") == ["checkpoint.every_epochs", "eval.every_epochs"]
+    assert find_key(["every_epochs"]) == ["checkpoint.every_epochs", "eval.every_epochs"]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("typed", "key"),
+    [
+        ("lr", "train.optimizer.lr"),
+        ("learning_rate", "train.optimizer.lr"),
+        ("train.lr", "train.optimizer.lr"),
+        ("features", "train.features"),
+        ("metrics", "eval.metrics"),
+        ("callbacks", "train.callbacks"),
+        ("eval.every", None),
+    ],
+)
+def test_keys_of_components_and_synonyms_are_found(typed: str, key: str | None) -> None:
+    assert find_key(typed.split(".")) == ([key] if key else [])
+
+
+@pytest.mark.medium
+def test_help_shows_the_only_key_of_a_name_with_a_valid_example() -> None:
+    assert render_key("learning_rate").startswith("train.optimizer.lr: a number")
+    assert render_key("metrics").startswith("eval.metrics: a list")
+    assert render_key("epochs").endswith(" train.epochs=10\n")
+    with pytest.raises(UsageError, match=r"did you mean train\.optimizer\.lr\?"):
+        render_key("train.lr")
     assert find_key("nothing") == []

@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.core.files.value_text import (
     align_columns,
+    count_noun,
     format_bytes,
     format_duration,
     format_moment,
@@ -47,6 +48,7 @@ def test_byte_counts_have_a_decimal_unit(count: float, text: str) -> None:
         (86400.0, "24 h"),
         (6 * 86400 + 23 * 3600.0, "6 days 23 h"),
         (7 * 86400 + 3600.0, "7 days"),
+        (140_580 * 9.6, "15.6 days"),
         (1e30, "11,574 days"),
         (float("inf"), "11,574 days"),
     ],
@@ -68,3 +70,19 @@ def test_durations_have_the_units_of_a_person(seconds: float, text: str) -> None
 )
 def test_moments_have_a_date_unless_it_is_today(seconds: float, text: str) -> None:
     assert format_moment(seconds, datetime(2026, 11, 28, 14, 20)) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "text"),
+    [
+        (1, ("step",), "1 step"),
+        (0, ("step",), "0 steps"),
+        (1760, ("step",), "1,760 steps"),
+        (1, ("batch", "batches"), "1 batch"),
+        (2, ("batch", "batches"), "2 batches"),
+    ],
+)
+def test_counted_nouns_agree_with_their_number(
+    count: int, words: tuple[str, ...], text: str
+) -> None:
+    assert count_noun(count, *words) == text

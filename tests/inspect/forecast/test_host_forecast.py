@@ -27,6 +27,7 @@ from pipeline.inspect.forecast.host_forecast import (
     measure_us,
     measured_line,
     rough_us,
+    total_line,
 )
 from pipeline.inspect.forecast.step_parts import StepPart, parts_of
 from pipeline.stages.build import build
@@ -137,6 +138,13 @@ def test_check_reports_size_and_direction_of_the_error() -> None:
     found = HostForecast("lenet5", "cpu:0", "O0", 1.0, 0.5, 0.5, 3, 2, 0.9)
     assert measured_line(found, found.step_ms / 1.25).endswith("the forecast is 25% too long")
     assert measured_line(found, found.step_ms / 0.8).endswith("the forecast is 20% too short")
+
+
+def test_forecast_of_a_long_run_has_its_days() -> None:
+    found = HostForecast("resnet50", "cpu:0", "O0", 9000.0, 500.0, 100.0, 3, 2, 0.9)
+    assert total_line(found, 140_580) == (
+        "  in all    15.6 days (140,580 steps), besides evaluations"
+    )
 
 
 CPU = jax.devices("cpu")[0]

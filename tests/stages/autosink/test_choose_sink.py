@@ -83,7 +83,7 @@ def test_auto_is_the_fastest_by_the_clock(
 def test_events_shorten_sinks(chosen: ChooseSink) -> None:
     found = chosen(Clockwork(), "eval.every_epochs=10")
     assert found.size == 60
-    assert found.reason.endswith("; something is due every 60 steps")
+    assert found.reason.endswith("; an event is due every 60 steps")
 
 
 @pytest.mark.medium
@@ -102,8 +102,12 @@ def test_auto_uses_the_requested_mechanism(asked: str, chosen: ChooseSink) -> No
 OFF = {
     "nothing to gain": (Clockwork(dispatch_s=0.0), 10_000, "no sink is sure to be faster"),
     "a short run": (Clockwork(), 45, "not measured: that takes 100 steps, and the run has 45"),
-    "slow steps": (Clockwork(step_s=2.0), 10_000, "a sink would hold one step: train.dispatch_"),
-    "little memory": (Clockwork(window_steps=1), 10_000, "the device holds 1 batches at once"),
+    "slow steps": (
+        Clockwork(step_s=2.0),
+        10_000,
+        "since a step takes 2 s and the host looks for",
+    ),
+    "little memory": (Clockwork(window_steps=1), 10_000, "the device holds 1 batch at once"),
 }
 
 

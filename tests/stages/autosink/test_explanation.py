@@ -40,8 +40,8 @@ lenet5_digits on cpu:0 cpu, batch 32
   step        0.9 ms as one program, 1.2 ms step by step without waiting, in a long sink
   to start    604 us on the host for each step without sinks (90 % are below 712 us), for each \
 sink 500 us as one program, 200 us step by step without waiting
-  memory      a sink has 110 batches, which are lists of samples, 15.0 kB; the device has 1,024 \
-batches whatever the sink, 139.3 kB beside all samples, 97.8 kB; logged values 2.2 kB a sink
+  memory      the device holds all samples, 97.8 kB, and 1,024 batches as lists of their numbers, \
+139.3 kB, whatever the sink; logs of a sink take 2.2 kB more
   events      evaluate 4 times in 1,760 steps; at most 440 steps between two
               step 440: evaluate; step 880: evaluate
 
@@ -83,20 +83,21 @@ def test_modelled_figures_are_marked_in_text_and_json() -> None:
 def test_streamed_samples_are_shown_in_the_memory_line() -> None:
     streamed = replace(MEASURED, memory=Memory(False, 512_000_000, 4_816_896, 53))
     assert (
-        "  memory      a sink has 110 batches, 529.9 MB of samples; the device has 53 batches "
-        "whatever the sink, 255.3 MB; logged values 2.2 kB a sink\n"
+        "  memory      the device holds 53 batches of samples, 255.3 MB, whatever the sink; logs "
+        "of a sink take 2.2 kB more\n"
     ) in str(streamed)
 
 
 def test_unmeasured_values_are_omitted() -> None:
-    choice = choose_no_sink(9000.0, "a sink would hold 1")
+    choice = choose_no_sink(9000.0, "a sink would have one step")
     alone = Explanation(MEASURED.run, BOUNDS, CALENDAR, choice)
     assert str(alone).splitlines() == [
         "lenet5_digits on cpu:0 cpu, batch 32",
+        "  step        9000 ms without sinks",
         "  events      evaluate 4 times in 1,760 steps; at most 440 steps between two",
         "              step 440: evaluate; step 880: evaluate",
         "",
-        "  chosen      no sinks: a sink would hold 1",
+        "  chosen      no sinks: a sink would have one step",
     ]
     assert alone.predictions() == {}
     document = json.loads(format_json(alone.to_dict()))

@@ -16,10 +16,17 @@ import pytest
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.engine.history import History
+from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.record.kept_times import KeptTimes, keep_times, locate_times, read_times
 from pipeline.stages.runner import outlook as module
-from pipeline.stages.runner.outlook import Outlook, OutlookMonitor, count_multiples, time_steps
+from pipeline.stages.runner.outlook import (
+    Outlook,
+    OutlookMonitor,
+    count_multiples,
+    describe_first_loss,
+    time_steps,
+)
 from tests import outcome
 from tests.conftest import MLP
 from tests.stages.clockwork import Clockwork
@@ -40,7 +47,7 @@ def test_end_includes_steps_evaluations_and_the_rest() -> None:
     outlook = Outlook(steps=140_580, step_s=4.3, evaluations=90, evaluation_s=60.0, further_s=5.0)
     assert outlook.seconds == 140_580 * 4.3 + 90 * 60 + 5
     assert outlook.describe(NOW) == (
-        "about 4.3 s a step, 7 days in all; ends at about Sat 5 Dec 15:24"
+        "about 4.3 s a step, 7.1 days in all; ends at about Sat 5 Dec 15:24"
     )
     assert Outlook(1000, 0.0042, further_s=0.0).describe(NOW) == (
         "about 4.2 ms a step, 4.2 s in all; ends at about 14:00:04"
@@ -139,7 +146,10 @@ def test_long_run_says_memory_checkpoints_and_what_is_shorter(
     assert ended.status == "stopped"
     lines = lines_of(tmp_path / "run")
     assert lines[0].startswith("about 600 s a step, 12 h ")
-    assert lines[1] == "the first line with a loss after 3 h 20 min"
+    assert lines[1] == (
+        "the first line with a loss after 3 h 20 min; train.sink_size=1 prints one every 10 min, "
+        "and changes nothing else"
+    )
     assert re.fullmatch(
         r"fits into memory: takes [\d.]+ [kM]B, [\d,.]+ [MG]B are available", lines[2]
     )
@@ -166,6 +176,51 @@ def stop_at_once() -> Any:
             pass
 
     return StopInTraining()
+
+
+@pytest.mark.parametrize(
+    ("keys", "sink_steps", "line"),
+    [
+        (
+            (),
+            1562,
+            "1 h 52 min; train.sink_size=13 prints one every 56 s, and changes nothing else",
+        ),
+        (
+            ("monitor.loss_every=100",),
+            50,
+            "7 min; train.sink_size=13 monitor.loss_every=13 prints one every 56 s, and changes "
+            "nothing else",
+        ),
+        (("train.sink_epochs=90", "train.epochs=null", "train.sink_size=100"), 100, "7 min"),
+        ((), 13, None),
+        (("monitor.loss_every=0",), 1562, None),
+    ],
+)
+def test_late_first_loss_names_the_keys_that_make_it_earlier(
+    keys: tuple[str, ...], sink_steps: int, line: str | None, tiny: Compose
+) -> None:
+    """4.3 s a step; sinks that are counted can't change."""
+    schedule = RunSchedule(140_580, 1562, sink_steps)
+    recipe = tiny("train.epochs=90", *keys)
+    compiled: Any = SimpleNamespace(
+        context=SimpleNamespace(recipe=recipe), built=SimpleNamespace(run_schedule=schedule)
+    )
+    lines = list(describe_first_loss(compiled, Outlook(140_580, 4.3)))
+    assert lines == ([f"the first line with a loss after {line}"] if line else [])
+
+
+@pytest.mark.parametrize(("step_s", "is_corrected"), [(0.012, False), (0.02, True), (0.005, True)])
+def test_other_pace_is_reported_in_a_run_of_ten_seconds(
+    capsys: pytest.CaptureFixture[str], step_s: float, *, is_corrected: bool
+) -> None:
+    """1,000 steps of 10 ms are expected."""
+    monitor = OutlookMonitor(Reporter(), Outlook(1000, 0.01), None)
+    for start in range(0, 1000, 50):
+        rows = np.ones((50, 5), np.float32)
+        monitor.on_steps(telemetry_of(start, rows), 900.0 if start == 0 else 50 * step_s)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == is_corrected
 
 
 @pytest.mark.parametrize(("step_s", "is_corrected"), [(1.2, False), (2.0, True), (0.5, True)])

@@ -11,6 +11,7 @@ from pipeline.backends.ascend.memory.memory_plan import GIB
 from pipeline.backends.ascend.report.explanation import TRACK_RECORD
 from pipeline.backends.ascend.report.html_timeline import LABELS
 from pipeline.backends.ascend.simulate.timeline import FORMAT
+from pipeline.core.files.value_text import count_noun, format_duration
 
 if TYPE_CHECKING:
     from pipeline.backends.ascend.report.report import Report
@@ -130,7 +131,8 @@ def _format_head(report: Report, steps: int | None) -> Iterator[str]:
     if report.hardware.other_chip_spread_ratio:
         yield "             wide, as the fit has no kernel and no step of this chip"
     if steps is not None:
-        yield f"  whole run  {steps:,} steps in {_format_duration(report.step_ms * steps / 1e3)}"
+        duration = format_duration(report.step_ms * steps / 1e3)
+        yield f"  in all     {duration} ({count_noun(steps, 'step')})"
     yield f"  limit      {report.bound}: {LIMITS[report.bound]}"
     slowest = _list_slowest_types(report)
     if slowest:
@@ -229,10 +231,3 @@ def _format_changes(report: Report, changes: Sequence[Recommendation]) -> Iterat
     for change in changes:
         rate = f"{change.samples_per_s:,.0f} {_name_unit(report)}"
         yield f"    {change.gain_text:>19}  {rate:>18}  {change.override}  ({change.what})"
-
-
-def _format_duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = seconds / 60
-    return f"{minutes:.1f} min" if minutes < 60 else f"{minutes / 60:,.1f} h"
