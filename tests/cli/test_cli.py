@@ -170,7 +170,6 @@ def test_help_describes_a_key(key: str, lines: list[str], say: Say) -> None:
     ("topic", "guess"),
     [
         ("train.sink_sise", "; did you mean train.sink_size?"),
-        ("sink_size", "; did you mean train.sink_size?"),
         ("nothing.like.it", ""),
         ("train.batch_size.more", ""),
     ],

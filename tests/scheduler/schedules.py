@@ -150,7 +150,7 @@ class Scheduler:
                 process = self.start(machine, RECIPES[name], SIZES[-1])
                 process.join(SLOWEST_S)
                 assert process.exitcode == 0, read_console(machine)
-            self._unbroken[name] = find_run(machine), time.monotonic() - started_at
+            self._unbroken[name] = find_done_runs(machine)[0], time.monotonic() - started_at
         return self._unbroken[name]
 
     def _disturb(self, process: ForkServerProcess, life_s: float, bucket: Path) -> str:
@@ -175,19 +175,21 @@ class Scheduler:
         return event
 
     def _compare(self, machine: Path, whole: Path) -> None:
-        run_dir = find_run(machine)
-        self.tally.wrong += [
-            f"{run_dir / name}: differs"
-            for name in ("metrics.jsonl", "evals.jsonl")
-            if (run_dir / name).read_bytes() != (whole / name).read_bytes()
-        ]
-        here = outcome.arrays(run_dir, STEPS)
-        there = outcome.arrays(whole, STEPS)
-        self.tally.wrong += [
-            f"{run_dir}: {path} differs"
-            for path in there
-            if not _has_same_bits(here.get(path), there[path])
-        ]
+        """Compare all runs that are done on a machine. A job that is killed after its run was done,
+        but before the process ended, is started again and does another run."""
+        for run_dir in find_done_runs(machine):
+            self.tally.wrong += [
+                f"{run_dir / name}: differs"
+                for name in ("metrics.jsonl", "evals.jsonl")
+                if (run_dir / name).read_bytes() != (whole / name).read_bytes()
+            ]
+            here = outcome.arrays(run_dir, STEPS)
+            there = outcome.arrays(whole, STEPS)
+            self.tally.wrong += [
+                f"{run_dir}: {path} differs"
+                for path in there
+                if not _has_same_bits(here.get(path), there[path])
+            ]
 
 
 def is_retried(status: int | None) -> bool:
@@ -202,15 +204,15 @@ def _wait_for_records(process: ForkServerProcess, bucket: Path, count: int) -> N
         time.sleep(0.001)
 
 
-def find_run(machine: Path) -> Path:
-    """Return the directory of the run that is done on a machine."""
+def find_done_runs(machine: Path) -> list[Path]:
+    """Return the directories of the runs that are done on a machine, at least one."""
     done = [
         file.parent
-        for file in machine.glob("outputs/*/*/summary.json")
+        for file in sorted(machine.glob("outputs/*/*/summary.json"))
         if outcome.read_summary(file.parent)["status"] == "done"
     ]
-    assert len(done) == 1, f"{machine}: {len(done)} runs are done"
-    return done[0]
+    assert done, f"{machine}: no run is done"
+    return done
 
 
 def read_console(machine: Path) -> str:

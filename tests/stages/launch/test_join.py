@@ -59,6 +59,8 @@ def train_two_runs(rank: int, port: int, cache: Path, folder: Path) -> None:
     recipe = load_recipe("lenet5_digits", [*TINY, f"cache.root={cache}"])
     steps = [run(recipe, RunOptions(run_dir=folder / name)).steps for name in ("a", "b")]
     (folder / f"steps_{rank}").write_text(str(steps))
+    # Else a process aborts if the first one, which has the service, ends before it.
+    jax.distributed.shutdown()
 
 
 @pytest.mark.slow
