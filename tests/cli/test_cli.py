@@ -181,6 +181,31 @@ def test_unknown_topic_of_help_is_refused(topic: str, guess: str, say: Say) -> N
     assert said.err == f"error: --help {topic}: {topics}{guess}\n"
 
 
+OWN_LOSS = """
+from typing import Literal
+
+from pipeline.api import LossSpec, component
+
+
+@component("loss")
+class Mine(LossSpec):
+    name: Literal["mine"] = "mine"
+
+    def build(self):
+        return None
+"""
+
+
+@pytest.mark.medium
+def test_help_lists_the_components_of_plugins(tmp_path: Path) -> None:
+    """In another process, since components stay registered."""
+    (tmp_path / "own.py").write_text(OWN_LOSS)
+    command = [sys.executable, "-m", "pipeline", "--plugin", "own.py", "--help", "losses"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    last = said.stdout.splitlines()[-1]
+    assert last.startswith("  mine  train.loss.name=mine, of ") and last.endswith("own.py")
+
+
 @pytest.mark.slow
 def test_every_key_of_a_recipe_has_help() -> None:
     """Of its sections and of the components of the default recipe."""
