@@ -203,7 +203,8 @@ def test_help_lists_the_components_of_plugins(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pipeline", "--plugin", "own.py", "--help", "losses"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     last = said.stdout.splitlines()[-1]
-    assert last.startswith("  mine  train.loss.name=mine, of ") and last.endswith("own.py")
+    assert last.startswith("  mine  train.loss.name=mine, of ")
+    assert last.endswith("own.py")
 
 
 @pytest.mark.slow
