@@ -207,7 +207,7 @@ COVERED = {
     "pipeline.data.batch": ("training/test_step.py", "types, and samples in chunks"),
     "pipeline.data.dataset": ("stages/test_data.py", "datasets of recipes"),
     "pipeline.data.copies.mirror_transfer": (
-        "data/test_download.py",
+        "data/copies/test_download.py",
         "transfers that are cut and resumed",
     ),
     "pipeline.data.records.*": ("data/sources/test_records.py", "records written and read"),

@@ -85,15 +85,10 @@ def open_training(
         with record_time(context.summary, "outlook_s"):
             outlook = open_outlook(run, sink, evaluations.history.step)
         every_s = recipe.checkpoint.save_seconds
-        monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
-        monitors.append(outlook)
-        if pruner is not None:
-            monitors.append(pruner)
-            pruner.on_length(built.run_schedule.total)
         # Each process has a part of the state, which checkpoints gather.
         is_shared = recipe.parallel.mode != "data" and context.ranks.size > 1
         hooks = Hooks(
-            monitors=[*monitors, *features.monitors],
+            monitors=_list_monitors(run, observers, outlook),
             evaluate=outlook.time_evaluations(evaluations.evaluate_unless_stopped),
             saves=Saves(checkpoints, every_s, sink.host_entry, observers.log_marks),
             callbacks=_open_callbacks(evaluations, callbacks),
@@ -129,6 +124,17 @@ def _prepare_folder(context: RunContext) -> None:
         context.reporter.warn(f"train.sink_size = {train.sink_size}: ignored, sink is false")
     if context.resuming and context.ranks.is_first:
         context.folder.advanced.add(partial(context.features.advance, context))
+
+
+def _list_monitors(run: CompiledRun, observers: Observers, outlook: Monitor) -> list[Monitor]:
+    """Return the monitors of a run in the order of their calls; tell a pruner the run's length."""
+    context = run.context
+    monitors = [AdvanceMonitor(context.folder.advanced), observers.monitor, outlook]
+    pruner = context.options.pruner
+    if pruner is not None:
+        pruner.on_length(run.built.run_schedule.total)
+        monitors.append(pruner)
+    return [*monitors, *context.features.monitors]
 
 
 def _examine(run: CompiledRun, state: TrainState, step: int) -> Examination:

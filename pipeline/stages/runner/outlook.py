@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
-import numpy as np
 
 from pipeline.config.run_length import LENGTH_UNITS, check_deadline, list_event_periods
 from pipeline.core.files.value_text import format_bytes, format_duration, format_moment
@@ -256,7 +255,7 @@ def describe_first_loss(run: CompiledRun, outlook: Outlook) -> Iterator[str]:
     # Sinks that are counted are the length of the run.
     if cure and recipe.train.sink_epochs is None:
         every = format_duration(early_steps * outlook.step_s)
-        text += f"; {cure} prints one every {every}, and changes nothing else"
+        text += f"; {cure} prints one every {every}, and changes the speed alone"
     yield text
 
 
@@ -376,7 +375,8 @@ class OutlookMonitor(Monitor):
         outlook = self.outlook
         if self.is_checked or outlook is None:
             return
-        if self.seconds < np.clip(CHECKED_SHARE * outlook.seconds, LEAST_CHECKED_S, MOST_CHECKED_S):
+        due_s = max(LEAST_CHECKED_S, CHECKED_SHARE * outlook.seconds)
+        if self.seconds < min(due_s, MOST_CHECKED_S):
             return
         self.is_checked = True
         step_s = self.seconds / self.steps

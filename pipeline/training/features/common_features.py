@@ -1,4 +1,4 @@
-"""What several features of a step have in common: a copy of the weights, a count of labels."""
+"""Parts of several features of a step: a copy of the weights, a count of labels."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_long_run_says_memory_checkpoints_and_what_is_shorter(
     assert lines[0].startswith("about 600 s a step, 12 h ")
     assert lines[1] == (
         "the first line with a loss after 3 h 20 min; train.sink_size=1 prints one every 10 min, "
-        "and changes nothing else"
+        "and changes the speed alone"
     )
     assert re.fullmatch(
         r"fits into memory: takes [\d.]+ [kM]B, [\d,.]+ [MG]B are available", lines[2]
@@ -184,13 +184,13 @@ def stop_at_once() -> Any:
         (
             (),
             1562,
-            "1 h 52 min; train.sink_size=13 prints one every 56 s, and changes nothing else",
+            "1 h 52 min; train.sink_size=13 prints one every 56 s, and changes the speed alone",
         ),
         (
             ("monitor.loss_every=100",),
             50,
             "7 min; train.sink_size=13 monitor.loss_every=13 prints one every 56 s, and changes "
-            "nothing else",
+            "the speed alone",
         ),
         (("train.sink_epochs=90", "train.epochs=null", "train.sink_size=100"), 100, "7 min"),
         ((), 13, None),
