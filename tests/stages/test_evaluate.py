@@ -175,4 +175,4 @@ def test_classes_missed_after_few_steps_may_be_due_to_running_statistics(
     run(tiny("model=layers", f"model.layers={network}", "train.steps=1"), tmp_path / "run")
     printed = capsys.readouterr().out
     assert "never predicted: " in printed
-    assert ("after 1 steps running statistics may still be far from" in printed) == is_said
+    assert ("after 1 step running statistics may still be far from" in printed) == is_said
