@@ -125,6 +125,13 @@ class Batching:
         return 0 if self.drop_remainder else self.shard_samples % self.batch_size
 
     @property
+    def samples_left_out(self) -> int:
+        """The number of samples of the shard that one repetition doesn't read."""
+        if not self.drop_remainder:
+            return 0
+        return self.shard_samples - self.batches_per_repetition * self.batch_size
+
+    @property
     def steps_per_epoch(self) -> int:
         """The number of batches in an epoch, which reads the dataset `repeat` times."""
         return self.batches_per_repetition * self.repeat

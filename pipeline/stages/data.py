@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 SPLITS: tuple[SplitKey, ...] = ("train", "eval")
 OVERFLOW_SHARE = 1e-12
 """Largest probability, as a share of delta, that a step draws more samples than fit a batch."""
+LEFT_OUT_SHARE = 0.1
+"""Smallest share of the training samples whose loss in each epoch is printed."""
 COUNTED_SAMPLES = 1024
 """Samples whose labels are counted at once."""
 
@@ -194,6 +196,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     lines += [f"columns: {raw.table}"] if raw.table is not None else []
     lines += raw.notes
     lines += [format_buckets(raw.train, buckets, raw.unit.samples)] if buckets else []
+    lines += _describe_left_out(recipe, dataset, raw.unit.samples)
     for line in lines:
         reporter.print_stage("data", line)
     return dataset
@@ -414,6 +417,28 @@ def _warn_of_untrained_classes(raw: RawData, ignore_index: int | None, reporter:
             f"dataset: no training label is of class {names}, which can't be learned; "
             f"{evaluated[untrained].sum():,} of {evaluated.sum():,} evaluation labels are"
         )
+
+
+def _describe_left_out(recipe: Recipe, dataset: Dataset, samples: str) -> list[str]:
+    """Return a line about the samples that an epoch leaves out, if they are `LEFT_OUT_SHARE`."""
+    order = dataset.train_order
+    split = recipe.dataset.train
+    left_out = order.samples_left_out
+    # A private run draws its batches by chance, and a balanced one some samples several times.
+    draws_again = recipe.privacy is not None or split.balance
+    is_little = left_out < LEFT_OUT_SHARE * order.shard_samples
+    if "train" not in recipe.stages or draws_again or is_little:
+        return []
+    cures = "a smaller train.batch_size reads more"
+    mixes = any(isinstance(op, BatchOp) for op in dataset.train_ops)
+    if split.file_shards is None and not mixes:
+        cures += ", dataset.train.drop_remainder=false all (not with batch norm)"
+    others = ", others each time," if split.shuffle else ""
+    return [
+        f"each epoch leaves out {left_out:,} of {order.shard_samples:,} training {samples}{others} "
+        f"that fill no batch of {order.batch_size:,}, "
+        f"and has {count_noun(order.steps_per_epoch, 'step')}; {cures}"
+    ]
 
 
 def _format_summary(raw: RawData, dataset: Dataset) -> str:

@@ -60,6 +60,28 @@ def test_data_report_has_one_line(tiny: Compose, capsys: pytest.CaptureFixture[s
     )
 
 
+def test_left_out_tenth_of_the_samples_is_printed_with_cures(
+    tiny: Compose, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """96 samples make 2 batches of 40 and leave 16; 6 of 15 leave 6, less than a tenth."""
+
+    def report(*overrides: str) -> list[str]:
+        load_data(tiny(*overrides), Reporter())
+        return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[1:]]
+
+    shuffled, plain = (
+        f"data each epoch leaves out 16 of 96 training images{text} that fill no batch of 40, and "
+        "has 2 steps; a smaller train.batch_size reads more, "
+        "dataset.train.drop_remainder=false all (not with batch norm)"
+        for text in (", others each time,", "")
+    )
+    assert report("train.batch_size=40", "dataset.train.shuffle=true") == [shuffled]
+    assert report("train.batch_size=40", "dataset.train.shuffle=false") == [plain]
+    assert report("train.batch_size=15") == []
+    assert report("train.batch_size=40", "dataset.train.drop_remainder=false") == []
+    assert report("train.batch_size=40", "stages=[data,build,eval]") == []
+
+
 def test_class_of_the_evaluation_alone_is_a_warning(
     tiny: Compose, npz: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
