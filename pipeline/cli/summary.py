@@ -10,7 +10,7 @@ from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import DataError
 from pipeline.core.reporter import Reporter, make_console
 from pipeline.stages.layer_table import make_layer_table
-from pipeline.stages.record.run_directory import find_run_dir
+from pipeline.stages.record.run_directory import describe_missing_run, find_run_dir
 from pipeline.stages.record.trained_run import read_run_recipe
 
 
@@ -25,7 +25,9 @@ def main(overrides: Sequence[str], *, as_json: bool = False) -> int:
     else:
         run_dir = find_run_dir(Path(overrides[0]))
         if run_dir is None:
-            raise DataError(f"{overrides[0]}: isn't a run directory; name one, or +recipe=NAME")
+            raise DataError(
+                f"{describe_missing_run(Path(overrides[0]))}; +recipe=NAME names a recipe"
+            )
         recipe = read_run_recipe(run_dir, overrides[1:])
     # Progress of reading the dataset goes to stderr, and the table to stdout.
     with Reporter(console=make_console(stderr=True)) as reporter:

@@ -116,7 +116,10 @@ def check_sink_size(recipe: Recipe) -> Iterator[str]:
     """A sink is one epoch (-1), a positive number of batches, or auto."""
     size = recipe.train.sink_size
     if size != "auto" and (size == 0 or size < -1):
-        yield f"train.sink_size = {size}: must be -1 (a sink per epoch), positive or auto"
+        yield (
+            f"train.sink_size = {size}: must be a number of steps, -1 (a sink an epoch) or auto; "
+            "train.sink=false turns sinks off"
+        )
 
 
 @rule

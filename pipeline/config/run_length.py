@@ -39,9 +39,9 @@ def _require_sink_steps(train: TrainSpec) -> int:
     that no sink can have are refused elsewhere."""
     if train.sink_size in (-1, "auto"):
         raise ValueError(
-            f"sink_epochs = {train.sink_epochs}: counts sinks, so sink_size must be a number of "
-            f"steps, not {train.sink_size}; train.epochs={train.sink_epochs} reads the data "
-            f"{train.sink_epochs} times"
+            f"sink_epochs = {train.sink_epochs}: counts sinks of sink_size steps, and sink_size is "
+            f"{train.sink_size}; set it, as in train.sink_size=100, or read the data "
+            f"{train.sink_epochs} times with train.epochs={train.sink_epochs}"
         )
     return _get_sink_steps(train) or 1
 

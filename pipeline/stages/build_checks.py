@@ -6,7 +6,7 @@ Each check raises RecipeError. `require_all` raises one RecipeError for several 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from pipeline.core.host.array_values import find_shapes
 from pipeline.data.batch import shape_batch
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp
+from pipeline.data.targets import Task
 from pipeline.data.transform import count_choices, select_variants
 from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
@@ -46,6 +47,12 @@ MAX_PARAMETERS = 10**13
 """Most parameters of a network, 40 TB in float32: a larger size is mistyped."""
 MAX_LABELS = 2**31 - 1
 """Most labels of an evaluation, which sums their number in int32."""
+USUAL_LOSSES: Mapping[Task, str] = {
+    "classification": "cross_entropy",
+    "regression": "mse",
+    "multi_label": "binary_cross_entropy",
+    "next_token": "cross_entropy",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +237,10 @@ def check_task(draft: StepDraft) -> None:
         raise RecipeError(f"model {recipe.model.name}: {problem}")
     if task not in loss.tasks:
         fitting = ", ".join(list_losses(task))
-        raise RecipeError(f"train.loss = {loss.name}: must be one for {task}: {fitting}")
+        raise RecipeError(
+            f"train.loss = {loss.name}: must be one for {task}: {fitting}; as in "
+            f"loss={USUAL_LOSSES[task]}"
+        )
     class_metrics = [metric.name for metric in metrics if isinstance(metric, ClassCountMetric)]
     if class_metrics and task in ("regression", "multi_label"):
         problem = f"{', '.join(class_metrics)} needs classes, and {task} has none; leave it out"

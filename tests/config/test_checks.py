@@ -133,8 +133,8 @@ CASES = {
     ),
     "sink epochs without a size of sinks": (
         ["train.sink_epochs=3", "train.sink_size=-1"],
-        "train.sink_epochs = 3: counts sinks, so sink_size must be a number of steps, not -1; "
-        "train.epochs=3 reads the data 3 times",
+        "train.sink_epochs = 3: counts sinks of sink_size steps, and sink_size is -1; set it, "
+        "as in train.sink_size=100, or read the data 3 times with train.epochs=3",
     ),
     "the former name of a length": (
         ["train.passes=3"],
@@ -154,7 +154,8 @@ CASES = {
     ),
     "sink of nothing": (
         ["train.sink_size=0"],
-        "train.sink_size = 0: must be -1 (a sink per epoch), positive or auto",
+        "train.sink_size = 0: must be a number of steps, -1 (a sink an epoch) or auto; "
+        "train.sink=false turns sinks off",
     ),
     "type that the device lacks": (
         ["device=ascend910", "train.precision=bf16"],

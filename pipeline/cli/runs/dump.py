@@ -20,7 +20,7 @@ from pipeline.inspect.dumps.opened_recipe import (
     require_checkpoints,
 )
 from pipeline.inspect.dumps.tensor_names import require_layers
-from pipeline.stages.record.run_directory import DUMP, RECIPE
+from pipeline.stages.record.run_directory import DUMP, RECIPE, describe_missing_run
 from pipeline.stages.record.trained_run import read_run_recipe
 
 
@@ -43,7 +43,7 @@ def main(
     except ValueError as error:
         raise UsageError([f"--step {steps}"], str(error)) from error
     if not (run_dir / RECIPE).is_file():
-        raise DataError(f"{run_dir}: isn't a run directory: it has no {RECIPE}")
+        raise DataError(describe_missing_run(run_dir))
     require_checkpoints(run_dir)
     if out is None:
         require_real_trees(run_dir, (DUMP,))

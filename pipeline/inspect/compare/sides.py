@@ -38,7 +38,7 @@ from pipeline.inspect.dumps.opened_recipe import (
     require_checkpoints,
 )
 from pipeline.inspect.dumps.tensor_names import DATA, is_selected, named_tensors, require_layers
-from pipeline.stages.record.run_directory import RECIPE
+from pipeline.stages.record.run_directory import RECIPE, describe_missing_run
 from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.training.features.loss_scales import LossScaling, ScaledLoss
 from pipeline.training.state import TrainState
@@ -61,7 +61,7 @@ class Side:
 def open_run_side(run_dir: Path) -> Side:
     """Open a run. Raises DataError if it isn't one."""
     if not (run_dir / RECIPE).is_file():
-        raise DataError(f"{run_dir}: isn't a run directory; it has no {RECIPE}")
+        raise DataError(describe_missing_run(run_dir))
     return Side(str(run_dir), open_recipe(read_run_recipe(run_dir), run_dir), run_dir)
 
 

@@ -34,7 +34,12 @@ from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import find_plan, with_plan
 from pipeline.stages.record.compare_steps import find_discrepancy
-from pipeline.stages.record.run_directory import LOWERINGS, RECIPE, RunFolder
+from pipeline.stages.record.run_directory import (
+    LOWERINGS,
+    RECIPE,
+    RunFolder,
+    describe_missing_run,
+)
 from pipeline.stages.record.trained_run import read_run_recipe, spare_gpus
 from pipeline.training.features.freezing import select_phase
 from pipeline.training.state import TrainState
@@ -147,7 +152,7 @@ def find_newest_step(run_dir: Path) -> int:
     Raises DataError if it isn't a run or has no checkpoints.
     """
     if not (run_dir / RECIPE).is_file():
-        raise DataError(f"{run_dir}: isn't a run directory: it has no {RECIPE}")
+        raise DataError(describe_missing_run(run_dir))
     return require_checkpoints(run_dir)[-1]
 
 

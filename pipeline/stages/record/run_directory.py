@@ -213,8 +213,17 @@ def require_run_dir(folder: Path) -> Path:
     """Return the result of `find_run_dir`. Raises DataError if it is None."""
     run_dir = find_run_dir(folder)
     if run_dir is None:
-        raise DataError(f"{folder}: isn't a run directory; it holds no {RECIPE}")
+        raise DataError(describe_missing_run(folder))
     return run_dir
+
+
+def describe_missing_run(folder: Path) -> str:
+    """Return the message about a folder that has no run or doesn't exist."""
+    advice = f"`python -m pipeline runs {OUTPUTS}` lists runs"
+    if folder.exists():
+        return f"{folder}: isn't a run directory; it holds no {RECIPE}; {advice}"
+    looked_in = f", looked in {folder.absolute().parent}" if not folder.is_absolute() else ""
+    return f"{folder}: there is no such run{looked_in}; {advice}"
 
 
 def read_status(run_dir: Path) -> str | None:

@@ -144,7 +144,7 @@ def test_unreadable_log_prints_only_the_error(
         ([], "diff: RUN_A is missing; diff takes RUN_A RUN_B"),
         (["one"], "diff one: RUN_B is missing; diff takes RUN_A RUN_B"),
         (["--all", "one"], "--all: there is no such option. Choose from --help"),
-        (["nowhere", "nowhere"], "nowhere: isn't a run directory; it holds no recipe.yaml"),
+        (["nowhere", "nowhere"], "nowhere: there is no such run, looked in "),
     ],
 )
 def test_wrong_arguments_are_reported(

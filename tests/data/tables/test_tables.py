@@ -280,7 +280,10 @@ def test_recipes_unfit_for_the_table_are_refused(houses: Path, cache: Path, tmp_
         f"{houses}: has no column prise; did you mean price? it has size, district, price, rent, "
         "garden, garage (dataset.target)"
     )
-    expected = "train.loss = cross_entropy: must be one for regression: huber, l1, mse, quantile"
+    expected = (
+        "train.loss = cross_entropy: must be one for regression: huber, l1, mse, quantile; "
+        "as in loss=mse"
+    )
     assert said(root, price) == expected
     two = "dataset.target=[price,rent]"
     wide = ["model=wide_deep", "model.vocabulary=null", "model.hidden=[8]", "loss=mse"]

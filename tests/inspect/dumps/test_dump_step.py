@@ -175,7 +175,7 @@ def test_steps_from_the_start_have_the_bits_of_the_run(
         (["RUN", "--step=99"], DataError, "must be from 0 to 12"),
         (["RUN", "--step=3", "--layers=dens_*"], RecipeError, "did you mean dense_0"),
         (["RUN", "--step=3", f"--out={__file__}"], DataError, "must be a folder, which is made if"),
-        (["nowhere", "--step=3"], DataError, "isn't a run directory"),
+        (["nowhere", "--step=3"], DataError, "there is no such run"),
     ],
 )
 def test_invalid_arguments_are_refused(

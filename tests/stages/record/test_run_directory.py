@@ -31,6 +31,7 @@ from pipeline.stages.record.run_directory import (
     lock_run,
     make_run_dir,
     make_unique,
+    require_run_dir,
 )
 from tests.conftest import ROOT
 
@@ -164,6 +165,20 @@ def test_run_directory_is_derived_from_a_path(tiny: Compose, tmp_path: Path) -> 
     ):
         assert find_run_dir(path) == run_dir
     assert find_run_dir(tmp_path) is None
+
+
+def test_missing_run_is_told_from_a_folder_without_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    advice = "`python -m pipeline runs outputs` lists runs"
+    with pytest.raises(DataError) as missing:
+        require_run_dir(Path("nosuch"))
+    assert str(missing.value) == (f"nosuch: there is no such run, looked in {tmp_path}; {advice}")
+    Path("other").mkdir()
+    with pytest.raises(DataError) as other:
+        require_run_dir(Path("other"))
+    assert str(other.value) == (f"other: isn't a run directory; it holds no recipe.yaml; {advice}")
 
 
 @pytest.mark.parametrize(

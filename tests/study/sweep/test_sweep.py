@@ -83,7 +83,10 @@ def test_invalid_job_does_not_affect_valid_jobs(
     assert losses[0] == losses[1] == losses[2]
 
     captured = capsys.readouterr()
-    assert "train.sink_size = 0: must be -1 (a sink per epoch), positive or auto" in captured.err
+    assert (
+        "train.sink_size = 0: must be a number of steps, -1 (a sink an epoch) or auto"
+        in captured.err
+    )
     assert "Traceback" not in captured.err
     assert [
         line for line in captured.out.splitlines() if line.startswith("job ") and line[4].isdigit()
