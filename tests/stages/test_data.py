@@ -79,7 +79,7 @@ def test_left_out_tenth_of_the_samples_is_printed_with_cures(
     assert report("train.batch_size=40", "dataset.train.shuffle=false") == [plain]
     assert report("train.batch_size=15") == []
     assert report("train.batch_size=40", "dataset.train.drop_remainder=false") == []
-    assert report("train.batch_size=40", "stages=[data,build,eval]") == []
+    assert report("train.batch_size=40", "stages=[data,build]") == []
 
 
 def test_class_of_the_evaluation_alone_is_a_warning(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.files.tree_diff import find_value
+from pipeline.core.files.value_text import join_first
 from pipeline.stages.record.recorded_recipe import (
     FREE_TO_CHANGE,
     LENGTH,
@@ -46,15 +47,49 @@ def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
         if changes := list_changes(recipe, _read_recipe_to_resume(resume)):
             raise RecipeError(changes)
         return Path(resume)
-    files = sorted(outputs.glob(f"*/*/{RECIPE}"), key=read_written_at_ns)
-    for run_dir in [file.parent for file in reversed(files)]:
-        # The status is checked first, since nearly all runs are done and recipes parse slowly.
-        if read_status(run_dir) == "done":
-            continue
+    for run_dir in _list_unfinished(outputs):
         with suppress(RecipeError):  # a recipe that can't be read
             if not list_changed_keys(recipe, run_dir) and is_free(run_dir):
                 return run_dir
     return None
+
+
+def _list_unfinished(outputs: Path) -> Iterator[Path]:
+    """Yield the directories of runs that aren't done, the newest first."""
+    files = sorted(outputs.glob(f"*/*/{RECIPE}"), key=read_written_at_ns)
+    for run_dir in [file.parent for file in reversed(files)]:
+        # The status is checked first, since nearly all runs are done and recipes parse slowly.
+        if read_status(run_dir) != "done":
+            yield run_dir
+
+
+def describe_no_run(recipe: Recipe, outputs: Path = OUTPUTS) -> str:
+    """Return why `train.resume=auto` starts a new run. It names the newest unfinished run that
+    differs in its length alone, the keys that differ, and how to continue it."""
+    for run_dir in _list_unfinished(outputs):
+        with suppress(RecipeError):  # a recipe that can't be read
+            changes = _find_length_changes(recipe, run_dir)
+            if changes and is_free(run_dir):
+                keys = join_first(changes, 3)
+                return (
+                    f"the unfinished run {run_dir} has another length ({keys}); starting a new "
+                    f"run; train.resume={run_dir} continues that one with the new length"
+                )
+    return "no unfinished run of this recipe; starting a new one"
+
+
+def _find_length_changes(recipe: Recipe, run_dir: Path) -> list[str]:
+    """Return the keys of the length that differ in a run directory; none if others differ too.
+
+    Raises RecipeError if the recipe can't be read.
+    """
+    recorded = _read_recipe_to_resume(str(run_dir))
+    with suppress(RecipeError):  # a length for another deadline, which differs
+        recipe = keep_length(recipe, recorded, run_dir)
+    if list_changes(recipe, recorded):
+        return []
+    tree = recipe.model_dump(mode="json")
+    return [str(change) for change in find_changes(tree, recorded, FREE_AT_SAME_LENGTH)]
 
 
 def keep_shards(recipe: Recipe) -> Recipe:

@@ -12,6 +12,7 @@ from pipeline.core.errors import RecipeError, RunError
 from pipeline.stages.record.recorded_recipe import FREE_TO_CHANGE, write_recipe
 from pipeline.stages.record.run_directory import SUMMARY, lock_run, make_run_dir
 from pipeline.stages.runner.resumed_run import (
+    describe_no_run,
     find_run_to_resume,
     keep_length,
     list_changed_keys,
@@ -203,6 +204,22 @@ def test_auto_skips_runs_of_another_length(tiny: Compose, tmp_path: Path) -> Non
     """Its schedule was another one, so it could not go on as if unbroken."""
     leave(tmp_path / "day" / "run", tiny("train.steps=50"))
     assert find_run_to_resume(tiny("train.steps=60", "train.resume=auto"), tmp_path) is None
+
+
+def test_unfinished_run_of_another_length_is_named(tiny: Compose, tmp_path: Path) -> None:
+    day = tmp_path / "day"
+    other = leave(day / "other", tiny("train.epochs=3"), "stopped", age_s=20)
+    leave(day / "other_seed", tiny("train.epochs=3", "seed=5"), "stopped", age_s=10)
+    leave(day / "done", tiny("train.epochs=4"), "done")
+    recipe = tiny("train.epochs=7", "train.resume=auto")
+    assert describe_no_run(recipe, tmp_path) == (
+        f"the unfinished run {other} has another length (train.epochs = 7: was 3); starting a new "
+        f"run; train.resume={other} continues that one with the new length"
+    )
+    assert find_run_to_resume(tiny("train.epochs=7", f"train.resume={other}"), tmp_path) == other
+    (other / SUMMARY).write_text('{"status": "done"}')
+    expected = "no unfinished run of this recipe; starting a new one"
+    assert describe_no_run(recipe, tmp_path) == expected
 
 
 def test_run_continues_without_locks_and_never_joins_killed_runs(
