@@ -158,6 +158,9 @@ def _compose_run(arguments: TrainArguments) -> ComposedRun | None:
     recipe = check(config, hydra_config.overrides.task)
     with _report_references():
         folder = hydra_config.run.dir
+    with _report_problems(arguments.typed):
+        # After the check, so that a refused recipe leaves no directory.
+        Path(folder).mkdir(parents=True, exist_ok=True)
     is_named = folder != "."  # the default of conf/config.yaml
     return recipe, Path(folder) if is_named else None
 
@@ -331,7 +334,6 @@ def _compose_once(typed: Sequence[str], overrides: Sequence[str]) -> tuple[DictC
         hydra_config = HydraConfig.get()
         with open_dict(config):
             del config["hydra"]
-        Path(hydra_config.run.dir).mkdir(parents=True, exist_ok=True)
     return config, hydra_config
 
 

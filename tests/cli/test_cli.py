@@ -302,6 +302,13 @@ def test_command_works_from_any_folder(command: Callable[..., Any], tmp_path: Pa
     assert {line.split()[0] for line in log if line not in printed} == {"lower", "compile"}
 
 
+@pytest.mark.medium
+def test_refused_recipe_leaves_no_directory(say: Say, tmp_path: Path) -> None:
+    assert say(*TINY, "train.sink_size=0", "hydra.run.dir=deep/mine").status == 2
+    assert say(*TINY, "train.sink_size=0").status == 2
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_run_directory_can_be_named(say: Say, tmp_path: Path) -> None:
     assert say(*TINY, "stages=[data]", "hydra.run.dir=deep/mine").status == 0
