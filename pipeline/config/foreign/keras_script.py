@@ -1,4 +1,5 @@
-"""Settings of a Keras script: the arguments of `compile` and `fit`. The script isn't run."""
+"""Settings of a Keras script: its dataset, and the arguments of `compile` and `fit`. The script
+isn't run."""
 
 from __future__ import annotations
 
@@ -31,6 +32,9 @@ METRICS = ("compile.metrics", "compile.weighted_metrics")
 REDUCTIONS = {"sum": "sum", "sum_over_batch_size": "mean", "mean": "mean"}
 CODE = "is code: choose dataset="
 NOT_CONSTANT = "isn't a constant, and the script isn't run"
+LOADED = "is code: the samples are those of the dataset, after its map ops"
+DATASETS = ("mnist", "fashion_mnist", "cifar10", "cifar100")
+"""Modules of keras.datasets whose data a dataset of the same name has."""
 DEFAULT_BATCH = 32
 MAX_SETTINGS = 2000
 MAX_RATE = 1e30
@@ -53,6 +57,24 @@ class KerasScript:
         self.read.append(call)
         for parameter, node in _list_arguments(call, name):
             self._add_value(f"{name}.{parameter}", node)
+
+    def add_dataset(self) -> None:
+        """Add the datasets that `keras.datasets.NAME.load_data()` reads, in their order."""
+        calls = self.script.find_calls(["load_data"])
+        aliases = _list_aliases(self.script)
+        for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
+            first, _, others = ast.unparse(call.func).partition(".")
+            parts = f"{aliases.get(first, first)}.{others}".strip(".").split(".")
+            is_keras = {"keras", "tf_keras"}.intersection(parts[:-3])
+            # With arguments, as in cifar100's label_mode="coarse", it may be other data.
+            if not is_keras or parts[-3] != "datasets" or call.args or call.keywords:
+                continue
+            if parts[-2] in DATASETS:
+                self.read.append(call)
+                name = "load_data"
+                if name in self.settings:
+                    name = f"{name} of line {call.lineno}, {call.col_offset}"
+                self.settings[name] = parts[-2]
 
     def _add_value(self, name: str, node: ast.expr) -> Any:
         """Add the setting of a value, and those of classes in it; return a constant or None.
@@ -82,7 +104,8 @@ class KerasScript:
             value = self.script.read_constant(node)
         if isinstance(value, Expression):
             is_data = name in ("fit.x", "fit.y", "fit.validation_data")
-            self.not_constant[name] = CODE if is_data else f"line {line}: {NOT_CONSTANT}"
+            data = LOADED if "load_data" in self.settings else CODE
+            self.not_constant[name] = data if is_data else f"line {line}: {NOT_CONSTANT}"
         self.settings[name] = value
         return value
 
@@ -135,6 +158,7 @@ def adopt_keras(file: Path, script: Script) -> Adoption:
     keras = KerasScript(script)
     settings = keras.settings
     with convert_script_errors():
+        keras.add_dataset()
         for name in CALLS:
             for call in calls[name]:
                 keras.add_call(call, name)
@@ -146,6 +170,7 @@ def adopt_keras(file: Path, script: Script) -> Adoption:
             keras.not_constant[name] = "is code, and the script isn't run"
     classes = mark_repeated(NAME, keras.classes)
     rules: list[Rule] = [
+        _map_dataset,
         _map_length,
         _map_batch,
         _map_validation,
@@ -219,6 +244,24 @@ def _name_class(node: ast.expr) -> str:
 
 def _get_key(class_name: str) -> str:
     return class_name.rpartition(".")[2].replace("_", "").lower()
+
+
+def _list_aliases(script: Script) -> dict[str, str]:
+    """Return the full names of imported modules and functions by their names in a script."""
+    aliases = {}
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.Import):
+            aliases |= {item.asname: item.name for item in node.names if item.asname}
+        elif isinstance(node, ast.ImportFrom):
+            prefix = f"{node.module or ''}."
+            aliases |= {item.asname or item.name: prefix + item.name for item in node.names}
+    return aliases
+
+
+def _map_dataset(settings: Settings) -> Iterator[KeyRow]:
+    """Yield the row of the dataset."""
+    if "load_data" in settings:
+        yield KeyRow("load_data", {"dataset": settings["load_data"]})
 
 
 def _map_length(settings: Settings) -> Iterator[KeyRow]:

@@ -55,9 +55,10 @@ def test_every_argument_and_statement_has_a_row(tmp_path: Path) -> None:
     fitted += [f"callbacks.EarlyStopping.{name}" for name in ("monitor", "patience")]
     fitted += ["callbacks.ReduceLROnPlateau.patience"]
     names = {f"compile.{name}" for name in compiled} | {f"fit.{name}" for name in fitted}
-    # pattern = ..., load_data, the scaler, the network and print.
+    names.add("load_data")
+    # pattern = ..., the scaler, the network and print.
     lines = {name for name in adoption.settings if name.startswith("line ")}
-    assert len(lines) == 5
+    assert len(lines) == 4
     assert set(adoption.settings) == names | lines
 
 
@@ -89,7 +90,42 @@ def test_values_that_are_no_constants_name_their_line(tmp_path: Path) -> None:
         assert rows[setting].note.endswith("isn't a constant, and the script isn't run")
     line = 1 + KERAS[: KERAS.index("initial_epoch")].count("\n")
     assert rows["fit.initial_epoch"].note.startswith(f"line {line}: ")
-    assert rows["fit.x"].note == "is code: choose dataset="
+    assert rows["fit.x"].note.startswith("is code: the samples are those of the")
+    assert list_rows(adopt_script(tmp_path, compile_with("")))["fit.x"].note == (
+        "is code: choose dataset="
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "dataset"),
+    [
+        ("import keras\nkeras.datasets.cifar10.load_data()", "cifar10"),
+        ("import tensorflow as tf\ntf.keras.datasets.mnist.load_data()", "mnist"),
+        ("from tensorflow import keras\nkeras.datasets.cifar100.load_data()", "cifar100"),
+        ("from keras.datasets import fashion_mnist as f\nf.load_data()", "fashion_mnist"),
+        ("from keras.datasets.mnist import load_data\nload_data()", "mnist"),
+        ("import keras.datasets.mnist as m\nm.load_data()", "mnist"),
+        ("import keras\nkeras.datasets.imdb.load_data()", None),
+        ("import keras\nkeras.datasets.cifar100.load_data(label_mode='coarse')", None),
+        ("import keras\nfrom mine.datasets import mnist\nmnist.load_data()", None),
+        ("import keras\nload_data()", None),
+    ],
+)
+def test_loaded_data_is_the_dataset(text: str, dataset: str | None, tmp_path: Path) -> None:
+    adoption = adopt_script(tmp_path, f"{text}\n{FIT}")
+    require_a_row_each(adoption)
+    assert list_keys(adoption)["dataset"] == (dataset or "digits")  # which stands in
+    assert any(name.startswith("line ") for name in adoption.settings) is (dataset is None)
+
+
+def test_second_loaded_dataset_is_named(tmp_path: Path) -> None:
+    loads = "".join(f"keras.datasets.{name}.load_data()\n" for name in ("cifar10", "mnist"))
+    adoption = adopt_script(tmp_path, f"import keras\n{loads}{FIT}")
+    require_a_row_each(adoption)
+    assert list_keys(adoption)["dataset"] == "cifar10"
+    assert (
+        "load_data is used; a recipe has one" in list_rows(adoption)["load_data of line 3, 0"].note
+    )
 
 
 @pytest.mark.medium
@@ -322,5 +358,6 @@ def test_keras_is_recognised(text: str, expected: bool, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_adopted_script_trains(tmp_path: Path, cache: Path) -> None:
-    recipe = write_recipe(tmp_path, adopt_script(tmp_path, KERAS), f"cache.root={cache}")
+    digits = ["dataset=digits", f"cache.root={cache}"]
+    recipe = write_recipe(tmp_path, adopt_script(tmp_path, KERAS), *digits)
     assert run(recipe, tmp_path / "run").status == "done"
