@@ -81,6 +81,7 @@ def test_command_has_help_with_an_example(words: str, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_command_parameters_match_function_parameters(words: str) -> None:
+    """`bind` raises TypeError for a missing, an unknown and a superfluous parameter."""
     command = COMMANDS[words]
     main = import_module(f"pipeline.cli.{command.module}").main
     names = {param.name for param in command.params} - {"quiet"}

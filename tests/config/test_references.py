@@ -67,4 +67,5 @@ def test_reference_chain_length_is_bounded(length: int) -> None:
 
 
 def test_reference_to_missing_key_is_not_checked() -> None:
+    """The composition reports a missing key; a check of it here would raise ValueError."""
     require_bounded({"a": "${b.c}", "b": 1})

@@ -114,6 +114,7 @@ def test_array_of_other_things_than_numbers_is_refused(dtype: Any) -> None:
 
 
 def test_types_that_a_loop_can_carry_are_accepted() -> None:
+    """A refused type raises ValueError."""
     names = ("bool", "int8", "uint16", "bfloat16", "float8_e4m3fn", "complex64")
     check_state({name: jnp.zeros(2, name) for name in names} | {"key": jax.random.key(0)})
 

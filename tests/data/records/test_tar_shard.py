@@ -210,6 +210,7 @@ def test_wrong_samples_are_named(tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_changed_bytes_are_read_or_refused(data: st.DataObject, tmp_path: Path) -> None:
+    """Any error but ValueError fails, and so does a record that a second reading changes."""
     content = bytearray((GOLDEN / "train-000.tar").read_bytes()[: 12 * 512] + bytes(1024))
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
