@@ -167,7 +167,7 @@ def test_run_directory_is_derived_from_a_path(tiny: Compose, tmp_path: Path) -> 
     assert find_run_dir(tmp_path) is None
 
 
-def test_missing_run_is_told_from_a_folder_without_a_recipe(
+def test_missing_run_and_folder_without_a_recipe_have_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
