@@ -31,6 +31,7 @@ FLOAT_TYPES = ("float32", "float64")
 TYPES: Mapping[str, str] = {
     **{name: name for name in ("bool", "uint8", "int8", "int16", "int32", "float16", "bfloat16")},
     "int64": "int32",
+    **dict.fromkeys(("complex32", "complex64", "complex128"), "complex64"),
 }
 """JAX's dtype for each other dtype of a graph."""
 
@@ -169,15 +170,29 @@ def broadcasting(function: Callable[..., Array]) -> Callable[..., TorchTensor]:
     return apply
 
 
-def plain(function: Callable[..., Any]) -> Callable[..., TorchTensor]:
-    """Return a function of `TorchTensor`s that applies a function of arrays in PyTorch's order."""
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of `TorchTensor`s that applies a function of arrays in PyTorch's order.
+
+    If that returns a tuple, so does this, with None for None.
+    """
 
     @wraps(function)
-    def apply(*args: Any, **kwargs: Any) -> TorchTensor:
-        arrays = jax.tree.map(lambda x: x.plain() if isinstance(x, TorchTensor) else x, args)
-        return to_tensor(function(*arrays, **kwargs))
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        operands = jax.tree.map(_to_plain, (args, kwargs), is_leaf=_is_tensor)
+        result = function(*operands[0], **operands[1])
+        if isinstance(result, tuple):
+            return tuple(None if array is None else to_tensor(array) for array in result)
+        return to_tensor(result)
 
     return apply
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, TorchTensor)
+
+
+def _to_plain(value: Any) -> Any:
+    return value.plain() if isinstance(value, TorchTensor) else value
 
 
 def pack_result(function: Callable[..., Any]) -> Callable[..., tuple[Any]]:

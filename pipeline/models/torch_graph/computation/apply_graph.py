@@ -42,7 +42,7 @@ from pipeline.models.torch_graph.operator_table import (
 )
 from pipeline.models.torch_graph.operators.convolution_ops import Convolution, as_pair, make_pads
 from pipeline.models.torch_graph.operators.known_operators import draws, find_operator
-from pipeline.models.torch_graph.operators.reduction_ops import NormResult
+from pipeline.models.torch_graph.operators.norm_ops import NormResult
 from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
 
 DENSE = "aten.linear.default"

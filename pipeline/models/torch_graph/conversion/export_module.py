@@ -17,16 +17,12 @@ import numpy as np
 
 from pipeline.core.errors import first_line
 from pipeline.core.plugins.loading import INSTALL
+from pipeline.models.torch_graph.conversion.core_programs import read_program
 from pipeline.models.torch_graph.conversion.custom_functions import (
     record_backward_passes,
     refuse_gradient_hooks,
 )
-from pipeline.models.torch_graph.conversion.functional_form import (
-    Draft,
-    ProgramReader,
-    SharedMemoryError,
-    find_array_uses,
-)
+from pipeline.models.torch_graph.conversion.functional_form import Draft, find_array_uses
 from pipeline.models.torch_graph.conversion.mode_regions import inline_regions
 from pipeline.models.torch_graph.graph import (
     KERNEL_AXES,
@@ -142,11 +138,7 @@ def _export_draft(torch: Any, origin: str, module: Any, example: Any, batch: int
         with _refuse_new_tensors(torch, module), record_backward_passes(torch):
             program = torch.export.export(module, (example,), dynamic_shapes=dims, strict=False)
         inline_regions(torch, program.graph_module)
-        try:
-            return ProgramReader(torch, program).read()
-        except SharedMemoryError:
-            # A tensor changes in place through a view. Torch can rewrite that, but takes seconds.
-            return ProgramReader(torch, program.run_decompositions({})).read()
+        return read_program(torch, program)
 
 
 @contextmanager

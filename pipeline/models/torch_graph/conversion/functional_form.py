@@ -48,6 +48,8 @@ _IGNORED_KEYWORDS = frozenset(
 _IGNORED_OPS = re.compile(
     r"_assert_|sym_constrain_range|_check|is_nonzero|_guard|assert_tensor_metadata"
 )
+_NORMS = ("aten.batch_norm.default", "aten.instance_norm.default")
+"""Operators that change the running statistics among their arguments, 3 and 4, in training."""
 _FUNCTIONAL = {"bernoulli.float": "bernoulli.p", "normal.default": "normal_functional.default"}
 """Names of functional operators by the in-place name without its underscore, if they differ."""
 
@@ -64,7 +66,7 @@ class Draft:
         """Return the names of the arrays that the form changes, including batch statistics."""
         changed = {name for name, _ in self.form.updates}
         for node in self.form.nodes:
-            if node.op == "aten.batch_norm.default" and node.args[5] is True:
+            if node.op in _NORMS and node.args[5] is True:
                 changed |= {a.name for a in node.args[3:5] if isinstance(a, ArrayOf)}
         return frozenset(changed)
 
@@ -190,7 +192,7 @@ class ProgramReader:
             self.roots[node.name] = self._find_root(node.args[0])
         if self._is_constant(node, name, in_place):
             self._compute_constant(node)
-        elif full_op not in (COTANGENT, CUSTOM_GRADIENT) and not full_op.startswith("aten."):
+        elif not isinstance(target, self.torch._ops.OpOverload):
             raise ValueError(f"operator {full_op} of {describe_node(node)} isn't supported")
         elif in_place:
             self._append_functional(node, full_op)

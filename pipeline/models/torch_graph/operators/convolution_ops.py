@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -17,7 +18,7 @@ from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
 from pipeline.models.modules.dense import add_bias
 from pipeline.models.torch_graph.graph import HWIO, IO
-from pipeline.models.torch_graph.operator_table import OperatorContext, aten, plain
+from pipeline.models.torch_graph.operator_table import OPERATORS, OperatorContext, aten, plain
 from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
 
 
@@ -169,6 +170,20 @@ def im2col(
     return to_tensor(columns.reshape((*columns.shape[:2], -1)))
 
 
+@aten("col2im.default")
+def col2im(x: TorchTensor, output_size: Sequence[int], *window: Sequence[int]) -> TorchTensor:
+    """Return images that are sums of columns, the transpose of `im2col`."""
+    columns = x.plain()
+    kernel = as_pair(window[0])
+    shape = (columns.shape[0], columns.shape[1] // (kernel[0] * kernel[1]), *output_size)
+    example = jax.ShapeDtypeStruct(shape, columns.dtype)
+    transpose = jax.linear_transpose(
+        lambda images: im2col(to_tensor(images), *window).array, example
+    )
+    (images,) = transpose(columns)
+    return to_tensor(images)
+
+
 @aten(
     "conv_transpose2d.input",
     kind="conv_transpose",
@@ -200,6 +215,105 @@ def conv_transpose2d(
     kernel = rotate_and_swap(weight.transpose(HWIO).astype(x.dtype), settings.groups)
     y = transpose_window(ConvWindow(rows, columns, settings.groups), images, kernel, context.policy)
     return _add_bias(TorchTensor(y, NHWC), bias)
+
+
+@aten(
+    "conv_transpose1d.default",
+    kind="conv_transpose",
+    full_weights=True,
+    settings=TransposedConvolution,
+)
+def conv_transpose1d(
+    context: OperatorContext,
+    x: TorchTensor,
+    weight: TorchTensor,
+    bias: TorchTensor | None = None,
+    settings: TransposedConvolution = TransposedConvolution(),
+) -> TorchTensor:
+    """Apply the transpose of a convolution of sequences, as images of height 1."""
+    image_settings = TransposedConvolution(
+        (1, as_pair(settings.stride)[0]),
+        (0, as_pair(settings.padding)[0]),
+        (0, as_pair(settings.output_padding)[0]),
+        settings.groups,
+        (1, as_pair(settings.dilation)[0]),
+    )
+    image = to_tensor(x.plain()[:, :, None, :])
+    kernel = to_tensor(weight.plain()[:, :, None, :])
+    y = conv_transpose2d(context, image, kernel, bias, image_settings)
+    return TorchTensor(y.array[:, 0], (0, 2, 1))
+
+
+@aten(
+    "conv_transpose3d.input",
+    kind="conv_transpose",
+    full_weights=True,
+    settings=TransposedConvolution,
+)
+def conv_transpose3d(
+    x: TorchTensor,
+    weight: TorchTensor,
+    bias: TorchTensor | None = None,
+    settings: TransposedConvolution = TransposedConvolution(),
+) -> TorchTensor:
+    """Apply the transpose of a convolution of volumes, by XLA's operation."""
+    groups = settings.groups
+    kernel = weight.plain().astype(x.dtype)
+    inputs, outputs, *window = kernel.shape
+    # The kernel of each group is rotated, and its inputs and outputs are swapped.
+    kernel = jnp.flip(kernel, (2, 3, 4)).reshape(groups, inputs // groups, outputs, *window)
+    kernel = jnp.swapaxes(kernel, 1, 2).reshape(groups * outputs, inputs // groups, *window)
+    dilation = list_sizes(settings.dilation, 3)
+    reaches = [(size - 1) * step for size, step in zip(window, dilation, strict=True)]
+    padding = list_sizes(settings.padding, 3)
+    extra = list_sizes(settings.output_padding, 3)
+    pads = [
+        (reach - pad, reach - pad + more)
+        for reach, pad, more in zip(reaches, padding, extra, strict=True)
+    ]
+    y = lax.conv_general_dilated(
+        x.plain(),
+        kernel,
+        (1, 1, 1),
+        pads,
+        lhs_dilation=list_sizes(settings.stride, 3),
+        rhs_dilation=dilation,
+        feature_group_count=groups,
+    )
+    return _add_bias(to_tensor(y), bias)
+
+
+@dataclass(frozen=True)
+class AnyConvolution:
+    """Settings of a convolution of any number of axes, or of its transpose, in ATen's order."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    output_padding: Sequence[int]
+    groups: int
+
+
+@aten("convolution.default", kind="conv", full_weights=True, settings=AnyConvolution)
+def convolution(
+    context: OperatorContext,
+    x: TorchTensor,
+    weight: TorchTensor,
+    bias: TorchTensor | None,
+    settings: AnyConvolution,
+) -> TorchTensor:
+    """Convolve sequences, images or volumes, or apply the transpose of their convolution."""
+    s = settings
+    number = weight.ndim - 3
+    if number not in range(3):
+        raise ValueError(f"a convolution with a kernel of {weight.shape}")
+    name = f"{number + 1}d.{'input' if number else 'default'}"
+    if s.transposed:
+        options = (s.stride, s.padding, s.output_padding, s.groups, s.dilation)
+        return OPERATORS[f"aten.conv_transpose{name}"](context, x, weight, bias, *options)  # type: ignore[no-any-return]
+    convolve = OPERATORS[f"aten.conv{number + 1}d.default"]
+    return convolve(context, x, weight, bias, s.stride, s.padding, s.dilation, s.groups)  # type: ignore[no-any-return]
 
 
 def _make_transposed_axis(

@@ -15,15 +15,18 @@ from pipeline.models.torch_graph.operator_table import (
     aten,
     broadcasting,
     cast_array,
+    plain,
     valuewise,
 )
+from pipeline.models.torch_graph.operators.linear_algebra_ops import power_norm
 from pipeline.models.torch_graph.tensor import TorchTensor, align
 
 # fmt: off
 _SAME_NAMES = (
-    jnp.abs, jnp.bitwise_not, jnp.ceil, jnp.cos, jnp.exp, jnp.expm1, jnp.floor, jnp.isfinite,
-    jnp.isinf, jnp.isnan, jnp.log, jnp.log1p, jnp.log2, jnp.logical_not, jnp.round, jnp.sign,
-    jnp.sin, jnp.sqrt, jnp.square, jnp.tan, jnp.tanh,
+    jnp.abs, jnp.acos, jnp.acosh, jnp.asin, jnp.asinh, jnp.atan, jnp.atanh, jnp.bitwise_not,
+    jnp.ceil, jnp.cos, jnp.cosh, jnp.exp, jnp.exp2, jnp.expm1, jnp.floor, jnp.isfinite, jnp.isinf,
+    jnp.isnan, jnp.log, jnp.log10, jnp.log1p, jnp.log2, jnp.logical_not, jnp.round, jnp.sign,
+    jnp.sin, jnp.sinh, jnp.sqrt, jnp.square, jnp.tan, jnp.tanh, jnp.trunc,
 )
 # fmt: on
 """Functions with the same name in ATen and jax.numpy."""
@@ -50,8 +53,11 @@ _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "nan_to_num": lambda x, nan=None, posinf=None, neginf=None: jnp.nan_to_num(
         x, nan=nan or 0.0, posinf=posinf, neginf=neginf
     ),
-    "atan": jnp.arctan,
     "erf": jax.scipy.special.erf,
+    "erfc": jax.scipy.special.erfc,
+    "erfinv": jax.scipy.special.erfinv,
+    "lgamma": jax.scipy.special.gammaln,
+    "digamma": jax.scipy.special.digamma,
     "zero": lambda x: jnp.zeros_like(x),
     # Graphs change nothing in place, so copies aren't necessary.
     **dict.fromkeys(("alias", "lift_fresh_copy", "positive"), lambda x: x),
@@ -61,6 +67,14 @@ _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
 for _name, _function in _FUNCTIONS.items():
     _kind = _name if _name in ("relu", "relu6", "gelu") else ""
     aten(f"{_name}.default", kind=_kind)(valuewise(_function))
+
+
+@aten("_weight_norm.default")
+@plain
+def normalise_weight(direction: Any, length: Any, dim: int = 0) -> Any:
+    """Return weights of a direction and a length (Salimans and Kingma 2016, eq. 2)."""
+    axes = tuple(axis for axis in range(direction.ndim) if axis != dim % direction.ndim)
+    return direction * (length / power_norm(direction, 2, None if dim == -1 else axes, True))
 
 
 @aten("elu.default")
@@ -120,6 +134,24 @@ _register(jnp.logical_or, "logical_or.default")
 _register(jnp.logical_xor, "logical_xor.default")
 _register(jnp.bitwise_and, "bitwise_and.Tensor", "bitwise_and.Scalar")
 _register(jnp.bitwise_or, "bitwise_or.Tensor", "bitwise_or.Scalar")
+_register(jnp.bitwise_xor, "bitwise_xor.Tensor", "bitwise_xor.Scalar")
+_register(jnp.hypot, "hypot.default")
+_register(jnp.logaddexp, "logaddexp.default")
+
+
+@aten("clamp.Tensor")
+def clamp_by_tensors(
+    x: TorchTensor, low: TorchTensor | None = None, high: TorchTensor | None = None
+) -> TorchTensor:
+    """Limit values to bounds, each of which may be missing."""
+    operands = [operand for operand in (x, low, high) if operand is not None]
+    arrays, order = align(operands)
+    y, *bounds = arrays
+    if low is not None:
+        y = jnp.maximum(y, bounds.pop(0))
+    if high is not None:
+        y = jnp.minimum(y, bounds.pop(0))
+    return TorchTensor(y, order)
 
 
 @aten("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from pipeline.models.torch_graph.operator_table import (
     aten,
     plain,
 )
+from pipeline.models.torch_graph.operators.scatter_ops import combine_at
 from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 
 
@@ -47,6 +49,50 @@ def gather(x: Any, dim: int, indices: Any, *, sparse_grad: bool = False) -> Any:
 aten("index_select.default")(
     plain(lambda x, dim, indices: jnp.take(x, indices, axis=dim, mode="clip"))
 )
+
+
+@dataclass(frozen=True)
+class BagSettings:
+    """Settings of bags of embeddings, in ATen's order."""
+
+    scale_grad_by_freq: bool = False
+    mode: int = 0
+    sparse: bool = False
+    per_sample_weights: TorchTensor | None = None
+    include_last_offset: bool = False
+    padding_idx: int | None = -1
+
+
+@aten(
+    "_embedding_bag.default",
+    "_embedding_bag_forward_only.default",
+    "embedding_bag.default",
+    "embedding_bag.padding_idx",
+    settings=BagSettings,
+)
+def embedding_bag(
+    weight: TorchTensor, indices: TorchTensor, offsets: TorchTensor, settings: BagSettings
+) -> tuple[TorchTensor]:
+    """Return the sum (mode 0), mean (1) or maximum (2) of the rows of each bag.
+
+    Bags are ranges of the indices, each from its offset to the next. Rows of the index
+    `padding_idx` are in no bag. Results of the operator after the first aren't returned.
+    """
+    numbers = indices.plain().reshape(-1)
+    starts = offsets.plain()
+    count = starts.shape[0] - int(settings.include_last_offset)
+    bags = jnp.searchsorted(starts[:count], jnp.arange(numbers.shape[0]), side="right") - 1
+    if settings.padding_idx is not None and settings.padding_idx >= 0:
+        bags = jnp.where(numbers == settings.padding_idx, count, bags)
+    rows = jnp.take(weight.plain(), numbers, axis=0, mode="clip")
+    if settings.per_sample_weights is not None:
+        rows = rows * settings.per_sample_weights.plain().reshape(-1, 1).astype(rows.dtype)
+    if settings.mode not in (0, 1, 2):
+        raise ValueError(f"mode {settings.mode}; must be 0, 1 or 2")
+    rule = ("sum", "mean", "amax")[settings.mode]
+    # Rows in no bag go to a last one, which is removed. An empty bag is 0.
+    empty = jnp.zeros((count + 1, rows.shape[1]), rows.dtype)
+    return (to_tensor(combine_at(empty, (bags,), rows, rule, include_self=False)[:count]),)
 
 
 @aten("one_hot.default")
@@ -93,6 +139,14 @@ for _name, _value in (("zeros", 0.0), ("ones", 1.0), ("empty", 0.0)):
     aten(f"{_name}_like.default")(partial(full_like, value=_value))
 
 
+@aten("empty_strided.default")
+def empty_strided(
+    context: OperatorContext, size: Sequence[int], stride: Sequence[int], *, dtype: Any = None
+) -> TorchTensor:
+    """Return zeros of a shape, whose order in memory has no effect."""
+    return full(context, size, 0.0, dtype=dtype)
+
+
 @aten("arange.default", "arange.start", "arange.start_step")
 def arange(
     context: OperatorContext, start: Any, end: Any = None, step: Any = None, *, dtype: Any = None
@@ -127,6 +181,24 @@ _SIZES: Mapping[str, Callable[..., Any]] = {
 """Functions of sizes by name."""
 for _name, _function in _SIZES.items():
     OPERATORS[f"sym.{_name}"] = AtenOperator(_function)
+
+
+@aten("sym_numel.default")
+def count_of(x: TorchTensor) -> int:
+    """Return the number of values."""
+    return math.prod(x.shape)
+
+
+@aten("sym_stride.int")
+def stride_of(x: TorchTensor, dim: int) -> int:
+    """Return the step of an axis through memory without gaps, in PyTorch's order."""
+    return math.prod(x.shape[dim % x.ndim + 1 :])
+
+
+@aten("sym_storage_offset.default")
+def offset_of(x: TorchTensor) -> int:
+    """Return the place in memory of the first value."""
+    return 0
 
 
 @aten("sym_size.int")

@@ -2,44 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pipeline.models.torch_graph.backward_passes import find_backward_passes
 from pipeline.models.torch_graph.graph import GraphNode, TorchGraph
 from pipeline.models.torch_graph.operator_table import OPERATORS, AtenOperator
+from pipeline.models.torch_graph.operators import backward_ops as backward_ops
 from pipeline.models.torch_graph.operators import convolution_ops as convolution_ops
 from pipeline.models.torch_graph.operators import elementwise_ops as elementwise_ops
+from pipeline.models.torch_graph.operators import fourier_ops as fourier_ops
 from pipeline.models.torch_graph.operators import gradient_ops as gradient_ops
 from pipeline.models.torch_graph.operators import index_ops as index_ops
+from pipeline.models.torch_graph.operators import linear_algebra_ops as linear_algebra_ops
+from pipeline.models.torch_graph.operators import norm_ops as norm_ops
 from pipeline.models.torch_graph.operators import pooling_ops as pooling_ops
 from pipeline.models.torch_graph.operators import random_ops as random_ops
 from pipeline.models.torch_graph.operators import reduction_ops as reduction_ops
 from pipeline.models.torch_graph.operators import resize_ops as resize_ops
+from pipeline.models.torch_graph.operators import sampling_ops as sampling_ops
+from pipeline.models.torch_graph.operators import scatter_ops as scatter_ops
 from pipeline.models.torch_graph.operators import sequence_ops as sequence_ops
 from pipeline.models.torch_graph.operators import shape_ops as shape_ops
+from pipeline.models.torch_graph.operators import sorting_ops as sorting_ops
+
+MAX_NAMED = 8
+"""Most operators that a message names."""
 
 
 def find_operator(node: GraphNode) -> AtenOperator:
     """Return the operator of a node. Raises ValueError, with the node's line, if it is unknown."""
-    operator = OPERATORS.get(node.op)
-    if operator is None:
-        raise ValueError(
-            f"operator {node.op} of {node.describe_place()} isn't supported; write that line with "
-            "other operators, or build the network of layers"
-        )
-    return operator
+    require_known((node,))
+    return OPERATORS[node.op]
+
+
+def require_known(nodes: Iterable[GraphNode]) -> None:
+    """Raise ValueError, with all names and their first lines, if operators are unknown."""
+    unknown: dict[str, GraphNode] = {}
+    for node in nodes:
+        if node.op not in OPERATORS:
+            unknown.setdefault(node.op, node)
+    if not unknown:
+        return
+    first, *others = (f"{op} of {node.describe_place()}" for op, node in unknown.items())
+    text = f"operator {first} isn't supported; write that line with other operators, or build the "
+    text += "network of layers"
+    if others:
+        named = ", ".join(others[:MAX_NAMED])
+        more = f", and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
+        noun = "operator isn't" if len(others) == 1 else "operators aren't"
+        text += f". {len(others)} other {noun} either: {named}{more}"
+    raise ValueError(text)
 
 
 def require_computable(graph: TorchGraph) -> None:
-    """Raise ValueError for the first node that can't be computed.
+    """Raise ValueError for the unknown operators, else for the first node that can't be computed.
 
-    Such a node has an unknown operator, arguments that don't match the operator's parameters, or
-    draws random numbers in evaluation. Also for a custom backward pass that isn't separate.
+    Such a node has arguments that don't match the operator's parameters, or draws random numbers
+    in evaluation. Also for a custom backward pass that isn't separate.
     """
+    require_known((*graph.training.nodes, *graph.evaluation.nodes))
     for form in (graph.training, graph.evaluation):
         find_backward_passes(form)
         for node in form.nodes:
-            operator = find_operator(node)
             try:
-                operator.bind(None, node.args, dict(node.kwargs))
+                OPERATORS[node.op].bind(None, node.args, dict(node.kwargs))
             except TypeError as error:
                 raise ValueError(f"{node.op} of {node.describe_place()}: {error}") from error
     for node in graph.evaluation.nodes:

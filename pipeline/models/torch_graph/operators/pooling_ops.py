@@ -5,7 +5,7 @@ Volumes (batch, channels, depth, height, width) are pooled in PyTorch's order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -20,10 +20,10 @@ from pipeline.models.lowerings.formulas.adaptive_pools import (
 )
 from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
-from pipeline.models.torch_graph.operator_table import OperatorContext, aten, pack_result, plain
+from pipeline.models.torch_graph.operator_table import OperatorContext, aten, plain
 from pipeline.models.torch_graph.operators.convolution_ops import as_pair, list_sizes
 from pipeline.models.torch_graph.operators.resize_ops import resize_images
-from pipeline.models.torch_graph.tensor import TorchTensor, choose_image_order, to_tensor
+from pipeline.models.torch_graph.tensor import NHWC, TorchTensor, choose_image_order, to_tensor
 
 Sizes = int | Sequence[int]
 
@@ -75,9 +75,62 @@ def max_pool2d(context: OperatorContext, x: TorchTensor, settings: MaxPoolSettin
     return TorchTensor(y, order)
 
 
-aten("max_pool2d_with_indices.default", kind="max_pool", settings=MaxPoolSettings)(
-    pack_result(max_pool2d)
-)
+@aten("max_pool2d_with_indices.default", kind="max_pool", settings=MaxPoolSettings)
+def max_pool2d_with_indices(
+    context: OperatorContext, x: TorchTensor, settings: MaxPoolSettings
+) -> tuple[TorchTensor, TorchTensor]:
+    """Return the largest value of every window, and its index among the pixels."""
+    return max_pool2d(context, x, settings), _find_maxima(x, 2, settings)
+
+
+def _find_maxima(x: TorchTensor, num_axes: int, settings: MaxPoolSettings) -> TorchTensor:
+    """Return the index of the largest value of every window, among all positions, int32.
+
+    XLA removes this computation if nothing reads the indices.
+    """
+    array = lax.stop_gradient(x.plain())
+    sizes = array.shape[2:]
+    window = list_sizes(settings.kernel_size, num_axes)
+    dilation = list_sizes(settings.dilation, num_axes)
+    numbers = jnp.arange(np.prod(sizes), dtype=jnp.int32).reshape(sizes)
+
+    def choose(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+        is_first = (first[0] > second[0]) | ((first[0] == second[0]) & (first[1] < second[1]))
+        pairs = zip(first, second, strict=True)
+        value, index = (jnp.where(is_first, own, other) for own, other in pairs)
+        return value, index
+
+    lowest = (np.array(-np.inf, array.dtype), np.array(np.iinfo(np.int32).max, np.int32))
+    _, indices = lax.reduce_window(
+        (array, jnp.broadcast_to(numbers, array.shape)),
+        lowest,
+        choose,
+        (1, 1, *window),
+        (1, 1, *list_sizes(settings.stride or window, num_axes)),
+        ((0, 0), (0, 0), *_compute_pads(sizes, window, dilation, settings)),
+        window_dilation=(1, 1, *dilation),
+    )
+    return to_tensor(indices)
+
+
+@aten("max_pool1d.default", kind="max_pool", settings=MaxPoolSettings)
+def max_pool1d(context: OperatorContext, x: TorchTensor, settings: MaxPoolSettings) -> TorchTensor:
+    """Return the largest value of every window of sequences, as images of height 1."""
+    (kernel,) = list_sizes(settings.kernel_size, 1)
+    (stride,) = list_sizes(settings.stride or kernel, 1)
+    (padding,) = list_sizes(settings.padding, 1)
+    (dilation,) = list_sizes(settings.dilation, 1)
+    row = MaxPoolSettings((1, kernel), (1, stride), (0, padding), (1, dilation), settings.ceil_mode)
+    image = TorchTensor(jnp.moveaxis(x.plain(), 1, -1)[:, None], NHWC)
+    return TorchTensor(max_pool2d(context, image, row).transpose(NHWC)[:, 0], (0, 2, 1))
+
+
+@aten("max_pool1d_with_indices.default", kind="max_pool", settings=MaxPoolSettings)
+def max_pool1d_with_indices(
+    context: OperatorContext, x: TorchTensor, settings: MaxPoolSettings
+) -> tuple[TorchTensor, TorchTensor]:
+    """Return the largest value of every window of sequences, and its index."""
+    return max_pool1d(context, x, settings), _find_maxima(x, 1, settings)
 
 
 @aten("max_pool3d.default", kind="max_pool", settings=MaxPoolSettings)
@@ -96,6 +149,20 @@ def max_pool3d(x: TorchTensor, settings: MaxPoolSettings) -> TorchTensor:
         window_dilation=(1, 1, *dilation),
     )
     return to_tensor(y)
+
+
+@aten("max_pool3d_with_indices.default", kind="max_pool", settings=MaxPoolSettings)
+def max_pool3d_with_indices(
+    x: TorchTensor, settings: MaxPoolSettings
+) -> tuple[TorchTensor, TorchTensor]:
+    """Return the largest value of every window of volumes, and its index among the voxels."""
+    return max_pool3d(x, settings), _find_maxima(x, 3, settings)
+
+
+@aten("avg_pool1d.default", kind="avg_pool", settings=AvgPoolSettings)
+def avg_pool1d(x: TorchTensor, settings: AvgPoolSettings) -> TorchTensor:
+    """Return the mean of every window of sequences, by default with the zeros of the padding."""
+    return to_tensor(_average(x.plain(), 2, 1, settings))
 
 
 @aten("avg_pool2d.default", kind="avg_pool", settings=AvgPoolSettings)
@@ -172,6 +239,34 @@ def adaptive_max_pool2d(
         window = (height // rows, width // columns)
         return (max_pool2d(context, x, MaxPoolSettings(window)),)
     return (resize_images(x, output_size, max_windows),)
+
+
+@aten("adaptive_avg_pool1d.default", "adaptive_avg_pool3d.default", "_adaptive_avg_pool3d.default")
+def adaptive_avg_pool(x: TorchTensor, output_size: Sequence[int | None]) -> TorchTensor:
+    """Return sequences or volumes of `output_size`, each value the mean of a window."""
+    return _pool_adaptively(x, output_size, average_windows)
+
+
+@aten("adaptive_max_pool1d.default", "adaptive_max_pool3d.default")
+def adaptive_max_pool(x: TorchTensor, output_size: Sequence[int]) -> tuple[TorchTensor]:
+    """Return sequences or volumes of `output_size`, each value the maximum of a window.
+
+    The operator's second result, the indices, isn't returned.
+    """
+    return (_pool_adaptively(x, output_size, max_windows),)
+
+
+def _pool_adaptively(
+    x: TorchTensor,
+    output_size: int | Sequence[int | None],
+    pool: Callable[[Array, int, int], Array],
+) -> TorchTensor:
+    """Pool the last axes to sizes, of which None is the old size."""
+    targets = (output_size,) if isinstance(output_size, int) else output_size
+    array = x.plain()
+    for axis, target in zip(range(x.ndim - len(targets), x.ndim), targets, strict=True):
+        array = array if target is None else pool(array, axis, target)
+    return to_tensor(array)
 
 
 def _compute_pads(

@@ -101,3 +101,35 @@ def normal(
 ) -> TorchTensor:
     """Draw normal numbers in the shape of x."""
     return x.with_array(mean + std * jax.random.normal(context.draw_key(), x.array.shape, x.dtype))
+
+
+@aten("exponential.default", draws=True)
+def exponential(context: OperatorContext, x: TorchTensor, rate: float = 1.0) -> TorchTensor:
+    """Draw from an exponential distribution in the shape of x."""
+    return x.with_array(jax.random.exponential(context.draw_key(), x.array.shape, x.dtype) / rate)
+
+
+@aten("randperm.default", draws=True)
+def permutation(context: OperatorContext, n: int, *, dtype: Any = None) -> TorchTensor:
+    """Draw an order of the numbers below n."""
+    drawn = jax.random.permutation(context.draw_key(), n)
+    return to_tensor(drawn.astype(context.type_of(dtype, jnp.int32)))
+
+
+@aten("randint.default", "randint.low", draws=True)
+def integers(context: OperatorContext, *bounds: Any, dtype: Any = None) -> TorchTensor:
+    """Draw whole numbers below a bound, or from a first to below a second, in a shape."""
+    *limits, size = bounds
+    low, high = (0, *limits)[-2:]
+    drawn = jax.random.randint(context.draw_key(), tuple(size), low, high)
+    return to_tensor(drawn.astype(context.type_of(dtype, jnp.int32)))
+
+
+@aten("randint_like.default", "randint_like.low_dtype", draws=True)
+def integers_like(
+    context: OperatorContext, x: TorchTensor, *bounds: int, dtype: Any = None
+) -> TorchTensor:
+    """Draw whole numbers below a bound, or from a first to below a second, in the shape of x."""
+    low, high = (0, *bounds)[-2:]
+    drawn = jax.random.randint(context.draw_key(), x.array.shape, low, high)
+    return x.with_array(drawn.astype(context.type_of(dtype, x.dtype)))

@@ -139,6 +139,45 @@ CELLS: Mapping[str, Cell] = {
 }
 
 
+def _project(cell: Cell, kernel: Array) -> Cell:
+    """Return a cell whose output is multiplied by a kernel (out, in) (Sak et al. 2014)."""
+
+    def compute(state: State, inputs: Array, state_kernel: Array, bias: Array | None) -> State:
+        hidden, *others = cell(state, inputs, state_kernel, bias)
+        return _multiply(hidden, kernel, None), *others
+
+    return compute
+
+
+def _register_cell(name: str, cell: Cell) -> None:
+    """Register one step of a recurrent layer."""
+
+    @aten(name)
+    def step(
+        x: TorchTensor,
+        states: TorchTensor | tuple[TorchTensor, ...],
+        kernel: TorchTensor,
+        state_kernel: TorchTensor,
+        *biases: TorchTensor | None,
+    ) -> TorchTensor | tuple[TorchTensor, ...]:
+        inputs = x.plain()
+        listed = states if isinstance(states, tuple) else (states,)
+        start = tuple(state.plain().astype(inputs.dtype) for state in listed)
+        bias, state_bias = (None if b is None else b.plain() for b in (*biases, None, None)[:2])
+        end = cell(start, _multiply(inputs, kernel.plain(), bias), state_kernel.plain(), state_bias)
+        results = tuple(map(to_tensor, end))
+        return results if isinstance(states, tuple) else results[0]
+
+
+for _operator, _cell in (
+    ("lstm_cell.default", lstm_cell),
+    ("gru_cell.default", gru_cell),
+    ("rnn_tanh_cell.default", CELLS["rnn_tanh"]),
+    ("rnn_relu_cell.default", CELLS["rnn_relu"]),
+):
+    _register_cell(_operator, _cell)
+
+
 def _compute_layers(
     cell: Cell,
     context: OperatorContext,
@@ -149,12 +188,10 @@ def _compute_layers(
     """Compute stacked layers; return the last layer's outputs and all layers' last states."""
     states = states if isinstance(states, tuple) else (states,)
     directions = 2 if settings.bidirectional else 1
-    num_weights = 4 if settings.has_biases else 2
     weights = settings.weights
-    if len(weights) != settings.num_layers * directions * num_weights:
-        raise ValueError(
-            f"{len(weights)} weights for {settings.num_layers} layers; must have no projections"
-        )
+    num_weights = len(weights) // (settings.num_layers * directions)
+    if num_weights not in ((4, 5) if settings.has_biases else (2, 3)):
+        raise ValueError(f"{len(weights)} weights for {settings.num_layers} layers")
     batch_first = settings.batch_first
     outputs = x.plain().transpose(_TIME_FIRST) if batch_first else x.plain()
     initial = [state.plain().astype(outputs.dtype) for state in states]
@@ -169,7 +206,9 @@ def _compute_layers(
             layer_weights = weights[index * num_weights : (index + 1) * num_weights]
             arrays = [weight.plain().astype(outputs.dtype) for weight in layer_weights]
             start = tuple(state[index] for state in initial)
-            end, sequence = _scan(cell, outputs, start, arrays, reverse=direction == 1)
+            has_projection = num_weights % 2 == 1
+            layer_cell = _project(cell, arrays.pop()) if has_projection else cell
+            end, sequence = _scan(layer_cell, outputs, start, arrays, reverse=direction == 1)
             last.append(end)
             sequences.append(sequence)
         outputs = jnp.concatenate(sequences, -1)

@@ -122,6 +122,61 @@ def repeat_interleave(x: TorchTensor, repeats: int, dim: int | None = None) -> T
     return x.with_array(jnp.repeat(x.array, repeats, x.axis(dim)))
 
 
+@aten("repeat_interleave.self_Tensor")
+@plain
+def repeat_by_counts(
+    x: Any, repeats: Any, dim: int | None = None, *, output_size: int | None = None
+) -> Any:
+    """Repeat each value along an axis by its count; `output_size` is the sum of the counts."""
+    if dim is None:
+        return _repeat(x.reshape(-1), repeats, 0, output_size)
+    return _repeat(x, repeats, dim, output_size)
+
+
+def _repeat(x: Any, repeats: Any, dim: int, output_size: int | None) -> Any:
+    if output_size is None:
+        raise ValueError("repeats that are computed must come with output_size")
+    counts = jnp.broadcast_to(repeats, (x.shape[dim],))
+    return jnp.repeat(x, counts, dim, total_repeat_length=output_size)
+
+
+@aten("repeat_interleave.Tensor")
+@plain
+def repeat_indices(repeats: Any, *, output_size: int | None = None) -> Any:
+    """Return each index as often as its count says; `output_size` is the sum of the counts."""
+    numbers = jnp.arange(repeats.shape[0], dtype=jnp.int32)
+    return _repeat(numbers, repeats, 0, output_size)
+
+
+@aten("diff.default")
+@plain
+def diff(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    """Return the n-th difference of neighbours along an axis."""
+    if x.dtype == jnp.bool_:
+        x, prepend, append = (a if a is None else a.astype(jnp.int32) for a in (x, prepend, append))
+        return jnp.diff(x, n, dim, prepend, append).astype(jnp.bool_)
+    return jnp.diff(x, n, dim, prepend, append)
+
+
+@aten("diagonal.default")
+@plain
+def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """Return a diagonal of two axes as the last axis."""
+    return jnp.diagonal(x, offset, dim1, dim2)
+
+
+@aten("as_strided.default")
+@plain
+def as_strided(x: Any, size: Sizes, stride: Sizes, storage_offset: int | None = None) -> Any:
+    """Return values at steps through memory, in which x has no gaps and PyTorch's order."""
+    places = np.full((), storage_offset or 0)
+    for length, step in zip(size, stride, strict=True):
+        places = places[..., None] + np.arange(length) * step
+    if places.size and not 0 <= places.min() <= places.max() < x.size:
+        raise ValueError(f"steps {tuple(stride)} of shape {tuple(size)} leave an array {x.shape}")
+    return x.reshape(-1)[places]
+
+
 @aten("cat.default", "concat.default")
 def concatenate(arrays: Sequence[TorchTensor], dim: int = 0) -> TorchTensor:
     """Join tensors along an axis."""
@@ -260,6 +315,11 @@ def pad(
     if mode not in modes:
         raise ValueError(f"padding {mode!r}; must be one of constant, {', '.join(modes)}")
     return x.with_array(jnp.pad(x.array, widths, modes[mode]))
+
+
+for _axes in (1, 2, 3):
+    aten(f"reflection_pad{_axes}d.default")(lambda x, pads: pad(x, pads, "reflect"))
+    aten(f"replication_pad{_axes}d.default")(lambda x, pads: pad(x, pads, "replicate"))
 
 
 @aten("pixel_shuffle.default")
