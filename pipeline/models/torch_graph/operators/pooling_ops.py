@@ -116,6 +116,9 @@ def _find_maxima(x: TorchTensor, num_axes: int, settings: MaxPoolSettings) -> To
 @aten("max_pool1d.default", kind="max_pool", settings=MaxPoolSettings)
 def max_pool1d(context: OperatorContext, x: TorchTensor, settings: MaxPoolSettings) -> TorchTensor:
     """Return the largest value of every window of sequences, as images of height 1."""
+    if x.ndim == 2:
+        row = max_pool1d(context, to_tensor(x.plain()[None]), settings)
+        return to_tensor(row.plain()[0])
     (kernel,) = list_sizes(settings.kernel_size, 1)
     (stride,) = list_sizes(settings.stride or kernel, 1)
     (padding,) = list_sizes(settings.padding, 1)
