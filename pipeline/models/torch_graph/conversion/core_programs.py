@@ -35,9 +35,4 @@ def _list_decompositions(torch: Any) -> Any:
     for operator in list(table.keys()):
         if str(operator) in OPERATORS:
             table.pop(operator)
-    for operator, function in torch._decomp.decomposition_table.items():
-        is_known = str(operator) in OPERATORS or operator in table
-        # Operators with `out` have other forms that programs call.
-        if not is_known and not str(operator).endswith("out"):
-            table[operator] = function
     return table

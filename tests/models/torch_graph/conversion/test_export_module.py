@@ -370,6 +370,12 @@ def test_unknown_operator_is_reported_with_its_line() -> None:
     assert "else self.change(self, y)) isn't supported" in message
 
 
+def test_all_unknown_operators_are_reported_at_once() -> None:
+    message = refused(lambda _, y: torch.special.airy_ai(torch.special.bessel_y0(y)))
+    assert message.startswith("operator aten.special_bessel_y0.default of the network (test_export")
+    assert ". 1 other operator isn't either: aten.special_airy_ai.default of the n" in message
+
+
 def test_data_dependent_control_flow_is_refused() -> None:
     message = refused(lambda _, y: y if y.sum() > 0 else -y)
     assert message.startswith("my_nets:Net: torch.export for samples of shape (2, 6, 6) fails in t")
