@@ -15,6 +15,7 @@ from pipeline.models.torch_graph.operator_table import (
     aten,
     broadcasting,
     cast_array,
+    is_float,
     plain,
     valuewise,
 )
@@ -23,30 +24,46 @@ from pipeline.models.torch_graph.tensor import TorchTensor, align
 
 # fmt: off
 _SAME_NAMES = (
-    jnp.abs, jnp.acos, jnp.acosh, jnp.asin, jnp.asinh, jnp.atan, jnp.atanh, jnp.bitwise_not,
+    jnp.acos, jnp.acosh, jnp.asin, jnp.asinh, jnp.atan, jnp.atanh, jnp.bitwise_not,
     jnp.ceil, jnp.cos, jnp.cosh, jnp.exp, jnp.exp2, jnp.expm1, jnp.floor, jnp.isfinite, jnp.isinf,
     jnp.isnan, jnp.log, jnp.log10, jnp.log1p, jnp.log2, jnp.logical_not, jnp.round, jnp.sign,
     jnp.sin, jnp.sinh, jnp.sqrt, jnp.square, jnp.tan, jnp.tanh, jnp.trunc,
 )
 # fmt: on
 """Functions with the same name in ATen and jax.numpy."""
+
+
+def _absolute(x: Array) -> Array:
+    """Return |x|, whose gradient at 0 is 0."""
+    if not is_float(x):
+        return jnp.abs(x)
+    return x * lax.stop_gradient(jnp.sign(x))
+
+
+def _saturate(x: Array, low: float | None = None, high: float | None = None) -> Array:
+    """Return x within bounds; values equal to a bound have no gradient, as in PyTorch 2.14."""
+    y = x if low is None else jnp.where(x <= low, low, x)
+    return y if high is None else jnp.where(y >= high, high, y)
+
+
 _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     **{function.__name__: function for function in _SAME_NAMES},
     "relu": jax.nn.relu,
-    "relu6": jax.nn.relu6,
+    "abs": _absolute,
+    "relu6": lambda x: _saturate(x, 0, 6),
     "silu": jax.nn.silu,
     "selu": jax.nn.selu,
     "gelu": lambda x, *, approximate="none": jax.nn.gelu(x, approximate=approximate == "tanh"),
     "mish": lambda x: x * jnp.tanh(jax.nn.softplus(x)),
-    "leaky_relu": lambda x, negative_slope=0.01: jax.nn.leaky_relu(x, negative_slope),
+    "leaky_relu": lambda x, negative_slope=0.01: jnp.where(x > 0, x, negative_slope * x),
     "hardswish": jax.nn.hard_swish,
-    "hardsigmoid": jax.nn.hard_sigmoid,
-    "hardtanh": lambda x, low=-1.0, high=1.0: jnp.clip(x, low, high),
+    "hardsigmoid": lambda x: _saturate(x + 3, 0, 6) / 6,
+    "hardtanh": lambda x, low=-1.0, high=1.0: _saturate(x, low, high),
     "sigmoid": jax.nn.sigmoid,
     "log_sigmoid": jax.nn.log_sigmoid,
-    **dict.fromkeys(("clamp", "clip"), lambda x, low=None, high=None: jnp.clip(x, low, high)),
-    "clamp_min": lambda x, low: jnp.maximum(x, low),
-    "clamp_max": lambda x, high: jnp.minimum(x, high),
+    **dict.fromkeys(("clamp", "clip"), _saturate),
+    "clamp_min": _saturate,
+    "clamp_max": lambda x, high: _saturate(x, None, high),
     "rsqrt": lambda x: lax.rsqrt(x),
     "reciprocal": lambda x: 1 / x,
     "neg": lambda x: -x,
@@ -171,10 +188,10 @@ def _scale(x: Any, alpha: float) -> Any:
 
 
 aten("add.Tensor", "add.Scalar")(
-    broadcasting(lambda x, other, *, alpha=1: jnp.add(x, _scale(other, alpha)))
+    broadcasting(lambda x, other, alpha=1: jnp.add(x, _scale(other, alpha)))
 )
 aten("sub.Tensor", "sub.Scalar")(
-    broadcasting(lambda x, other, *, alpha=1: jnp.subtract(x, _scale(other, alpha)))
+    broadcasting(lambda x, other, alpha=1: jnp.subtract(x, _scale(other, alpha)))
 )
 aten("rsub.Scalar", "rsub.Tensor")(
     broadcasting(lambda x, other, alpha=1: jnp.subtract(other, _scale(x, alpha)))

@@ -21,7 +21,7 @@ from pipeline.models.torch_graph.operator_table import (
     aten,
     plain,
 )
-from pipeline.models.torch_graph.operators.scatter_ops import combine_at
+from pipeline.models.torch_graph.operators.scatter_ops import combine_at, place_along
 from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 
 
@@ -43,7 +43,9 @@ aten("embedding.default")(
 @plain
 def gather(x: Any, dim: int, indices: Any, *, sparse_grad: bool = False) -> Any:
     """Return values at indices of an axis, in the shape of `indices`."""
-    return jnp.take_along_axis(x, indices, axis=dim)
+    if x.ndim == 0:
+        return jnp.broadcast_to(x, indices.shape)
+    return x[place_along(x, dim, indices)]
 
 
 aten("index_select.default")(

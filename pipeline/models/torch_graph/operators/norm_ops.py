@@ -128,6 +128,7 @@ def batch_norm_in_place(
     if training:
         return _normalise_by_batch(x, weight, bias, eps)
     y = batch_norm(x, weight, bias, running_mean, running_var, settings)
+    assert isinstance(y, TorchTensor)
     empty = to_tensor(jnp.zeros(0, jnp.float32))
     return y, empty, empty
 

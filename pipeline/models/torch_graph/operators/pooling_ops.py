@@ -63,15 +63,7 @@ def max_pool2d(context: OperatorContext, x: TorchTensor, settings: MaxPoolSettin
     if dilation == (1, 1):
         y = pool_max(images, window, strides, (rows, columns), context.policy)
     else:
-        y = lax.reduce_window(
-            images,
-            -jnp.inf,
-            lax.max,
-            window_dimensions=(1, *window, 1),
-            window_strides=(1, *strides, 1),
-            padding=((0, 0), rows, columns, (0, 0)),
-            window_dilation=(1, *dilation, 1),
-        )
+        return _take_maxima(x, _find_maxima(x, 2, settings))
     return TorchTensor(y, order)
 
 
@@ -113,6 +105,16 @@ def _find_maxima(x: TorchTensor, num_axes: int, settings: MaxPoolSettings) -> To
     return to_tensor(indices)
 
 
+def _take_maxima(x: TorchTensor, indices: TorchTensor) -> TorchTensor:
+    """Return the values at indices among all positions.
+
+    XLA has no gradient of the maxima of windows with gaps.
+    """
+    flat = x.plain().reshape((*x.shape[:2], -1))
+    places = indices.array.reshape((*x.shape[:2], -1))
+    return to_tensor(jnp.take_along_axis(flat, places, 2).reshape(indices.shape))
+
+
 @aten("max_pool1d.default", kind="max_pool", settings=MaxPoolSettings)
 def max_pool1d(context: OperatorContext, x: TorchTensor, settings: MaxPoolSettings) -> TorchTensor:
     """Return the largest value of every window of sequences, as images of height 1."""
@@ -123,9 +125,11 @@ def max_pool1d(context: OperatorContext, x: TorchTensor, settings: MaxPoolSettin
     (stride,) = list_sizes(settings.stride or kernel, 1)
     (padding,) = list_sizes(settings.padding, 1)
     (dilation,) = list_sizes(settings.dilation, 1)
-    row = MaxPoolSettings((1, kernel), (1, stride), (0, padding), (1, dilation), settings.ceil_mode)
+    row_settings = MaxPoolSettings(
+        (1, kernel), (1, stride), (0, padding), (1, dilation), settings.ceil_mode
+    )
     image = TorchTensor(jnp.moveaxis(x.plain(), 1, -1)[:, None], NHWC)
-    return TorchTensor(max_pool2d(context, image, row).transpose(NHWC)[:, 0], (0, 2, 1))
+    return TorchTensor(max_pool2d(context, image, row_settings).transpose(NHWC)[:, 0], (0, 2, 1))
 
 
 @aten("max_pool1d_with_indices.default", kind="max_pool", settings=MaxPoolSettings)
@@ -141,6 +145,8 @@ def max_pool3d(x: TorchTensor, settings: MaxPoolSettings) -> TorchTensor:
     """Return the largest value of every window of volumes."""
     window = list_sizes(settings.kernel_size, 3)
     dilation = list_sizes(settings.dilation, 3)
+    if dilation != (1, 1, 1):
+        return _take_maxima(x, _find_maxima(x, 3, settings))
     pads = _compute_pads(x.shape[2:], window, dilation, settings)
     y = lax.reduce_window(
         x.plain(),
@@ -149,7 +155,6 @@ def max_pool3d(x: TorchTensor, settings: MaxPoolSettings) -> TorchTensor:
         (1, 1, *window),
         (1, 1, *list_sizes(settings.stride or window, 3)),
         ((0, 0), (0, 0), *pads),
-        window_dilation=(1, 1, *dilation),
     )
     return to_tensor(y)
 

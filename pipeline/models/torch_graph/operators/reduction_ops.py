@@ -57,14 +57,12 @@ _register(jnp.any, "any.default", "any.dim", "any.dims")
 _register(jnp.all, "all.default", "all.dim", "all.dims")
 
 
-def _register_extreme(
-    name: str, extreme: Callable[..., Array], find_index: Callable[..., Array]
-) -> None:
+def _register_extreme(name: str, find_index: Callable[..., Array]) -> None:
     """Register `argmax`, and `max` along an axis with the indices; or both for `min`."""
 
     @aten(f"arg{name}.default")
     def find(x: TorchTensor, dim: int | None = None, keepdim: bool = False) -> TorchTensor:
-        if dim is None:
+        if dim is None or x.ndim == 0:
             return TorchTensor(find_index(x.plain().reshape(-1)).astype(jnp.int32), ())
         array = find_index(x.array, axis=x.axis(dim), keepdims=keepdim).astype(jnp.int32)
         return x.with_array(array) if keepdim else drop_axes(x, [dim % x.ndim], array)
@@ -73,11 +71,23 @@ def _register_extreme(
     def reduce_axis(
         x: TorchTensor, dim: int, keepdim: bool = False
     ) -> tuple[TorchTensor, TorchTensor]:
-        return reduce(x, dim, keepdim, extreme), find(x, dim, keepdim)
+        if x.ndim == 0:
+            return x, find(x)
+        # Of equal values only the one at the index has a gradient.
+        places = find(x, dim, True)
+        values = x.with_array(jnp.take_along_axis(x.array, places.array, x.axis(dim)))
+        if keepdim:
+            return values, places
+        removed = [dim % x.ndim]
+        axes = x.axes(removed)
+        values, places = (
+            drop_axes(y, removed, jnp.squeeze(y.array, axes)) for y in (values, places)
+        )
+        return values, places
 
 
-_register_extreme("max", jnp.max, jnp.argmax)
-_register_extreme("min", jnp.min, jnp.argmin)
+_register_extreme("max", jnp.argmax)
+_register_extreme("min", jnp.argmin)
 
 
 @aten("var.correction", "var.dim", "var.default")

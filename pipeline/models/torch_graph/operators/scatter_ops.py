@@ -111,7 +111,7 @@ _COMBINE: Mapping[str, Callable[[Array, Place, Array, bool], Array]] = {
 """Functions that combine values at a place, by PyTorch's names of the rules."""
 
 
-def _place_along(x: Array, dim: int, indices: Array) -> Place:
+def place_along(x: Array, dim: int, indices: Array) -> Place:
     """Return the place that an array of indices of an axis names, in the shape of `indices`."""
     axis = dim % max(x.ndim, 1)
     if x.ndim == 0:
@@ -139,7 +139,7 @@ def scatter(x: Any, dim: int, indices: Any, source: Any) -> Any:
     """Return x with values of the source at indices of an axis."""
     indices = jnp.atleast_1d(indices) if x.ndim == 0 else indices
     values = _crop(source, x, indices)
-    return _run_flat(lambda a: a.at[_place_along(a, dim, indices)].set(values), x)
+    return _run_flat(lambda a: a.at[place_along(a, dim, indices)].set(values), x)
 
 
 def _combine_along(
@@ -150,7 +150,7 @@ def _combine_along(
     values = _crop(source, x, indices)
 
     def combine(a: Array) -> Array:
-        return combine_at(a, _place_along(a, dim, indices), values, rule, include_self)
+        return combine_at(a, place_along(a, dim, indices), values, rule, include_self)
 
     return _run_flat(combine, x)
 

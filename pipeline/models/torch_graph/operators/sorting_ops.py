@@ -61,7 +61,7 @@ aten("msort.default")(lambda x: _sort(x, 0, False)[0])
 
 
 @aten("topk.default")
-def topk(x: TorchTensor, k: int, dim: int = -1, largest: bool = True, *_: bool) -> Pair:
+def topk(x: TorchTensor, k: int, dim: int = -1, largest: bool = True, *others: bool) -> Pair:
     """Return the k largest or smallest values of an axis, sorted, and their indices."""
     if x.ndim == 0:
         return _sort(x, dim, False)
@@ -71,7 +71,7 @@ def topk(x: TorchTensor, k: int, dim: int = -1, largest: bool = True, *_: bool) 
         raise ValueError(f"{k} values of an axis of size {size}")
     if largest and axis == x.ndim - 1:
         # Much faster than a sort. It is of the last axis.
-        _, indices = lax.top_k(lax.stop_gradient(x.array), k)
+        indices = lax.top_k(lax.stop_gradient(x.array), k)[1]
         return _take(x, indices.astype(jnp.int32), axis)
     indices = lax.slice_in_dim(_order(x.array, axis, largest), 0, k, axis=axis)
     return _take(x, indices, axis)
@@ -179,7 +179,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
 
 @aten("histc.default")
 @plain
-def histc(x: Any, bins: int = 100, low: float = 0, high: float = 0) -> Any:
+def histc(x: Any, bins: int = 100, low: Any = 0, high: Any = 0) -> Any:
     """Return the number of values in each of some equal bins from `low` to `high`."""
     if low == high:
         lowest, highest = jnp.min(x), jnp.max(x)
