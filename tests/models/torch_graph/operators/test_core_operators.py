@@ -2,57 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pipeline.models.torch_graph.operators.known_operators import OPERATORS
 from tests.models.torch_graph.operators import core_index_cases as core_index_cases
 from tests.models.torch_graph.operators import core_layer_cases as core_layer_cases
 from tests.models.torch_graph.operators.core_cases import CASES, draw_case
+from tests.models.torch_graph.operators.core_table import (
+    PAGE,
+    REFUSED,
+    list_core_operators,
+    write_page,
+)
 from tests.models.torch_graph.operators.operator_results import (
     assert_same,
     compute_by_jax,
     compute_by_torch,
 )
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
 SEEDS = range(4)
-REFUSED = {
-    "_local_scalar_dense.default": "a number of Python that depends on the data",
-    "atan2.out": "it writes into an argument; programs have the functional form",
-    "nonzero.default": "the shape depends on the data",
-    "resize_.default": "it changes the memory of its argument",
-    "sym_is_contiguous.default": "arrays have no order in memory",
-}
-"""Why a core operator isn't computed."""
 
 
-def list_core_operators() -> set[str]:
-    """Return the operators that torch tags as core."""
-    names = {schema.name for schema in torch._C._jit_get_all_schemas()}
-    packets = {name.split("::")[1] for name in names if name.startswith("aten::")}
-    found: set[str] = set()
-    for packet in packets:
-        operators: Any = getattr(torch.ops.aten, packet, None)
-        for overload in operators.overloads() if hasattr(operators, "overloads") else ():
-            if torch.Tag.core in getattr(operators, overload).tags:
-                found.add(f"{packet}.{overload}")
-    return found
+def table_rows() -> dict[str, str]:
+    """Return the state of each operator of the page: computed or refused."""
+    lines = [line.split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    return {line[1].strip(" `"): line[2].strip() for line in lines}
 
 
-def test_every_core_operator_is_compared_or_refused() -> None:
-    core = list_core_operators()
-    computed = {name for name in core if f"aten.{name}" in OPERATORS}
-    assert core - computed <= set(REFUSED)
-    assert computed == core & set(CASES)
-    assert len(computed) >= 0.95 * len(core)
+def test_page_lists_what_is_computed() -> None:
+    rows = table_rows()
+    states = {n: "computed" if f"aten.{n}" in OPERATORS else "refused" for n in rows}
+    assert rows == states
+    assert PAGE.read_text() == write_page(set(rows))
+    assert {name for name, state in rows.items() if state == "refused"} == set(REFUSED)
+
+
+def test_every_computed_operator_of_the_page_is_compared() -> None:
+    rows = table_rows()
+    assert {name for name, state in rows.items() if state == "computed"} == set(CASES)
+    assert len(CASES) >= 0.95 * len(rows)
+
+
+@pytest.mark.slow
+def test_page_lists_the_core_operators_of_torch() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    assert set(table_rows()) == list_core_operators()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_core_operator_matches_torch(name: str) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
     for seed in SEEDS:
         case = draw_case(name, seed)
         assert_same(compute_by_jax(name, case, seed), compute_by_torch(name, case), case)
