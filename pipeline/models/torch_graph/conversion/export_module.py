@@ -245,10 +245,15 @@ def _choose_names(module: Any) -> dict[str, str]:
 
 def _choose_role(torch: Any, name: str, tensor: Any, changes: bool) -> Role:
     is_float = tensor.is_floating_point()
-    if changes and not is_float:
+    if changes and not is_float and not tensor.is_complex():
         raise ValueError(
             f"buffer {name} of {tensor.dtype} changes in training; only buffers of floating-point "
             "numbers can"
+        )
+    if tensor.is_complex() and (changes or isinstance(tensor, torch.nn.Parameter)):
+        raise ValueError(
+            f"{name} of {tensor.dtype} is trained or changes; must be two real tensors, joined by "
+            "torch.complex"
         )
     if isinstance(tensor, torch.nn.Parameter):
         # Parameters that the module doesn't train become buffers, which no node updates.

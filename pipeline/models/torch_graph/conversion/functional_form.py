@@ -194,6 +194,11 @@ class ProgramReader:
             self._compute_constant(node)
         elif not isinstance(target, self.torch._ops.OpOverload):
             raise ValueError(f"operator {full_op} of {describe_node(node)} isn't supported")
+        elif name == "as_strided" and not node.args[0].meta["val"].is_contiguous():
+            raise ValueError(
+                f"{full_op} of {describe_node(node)} reads a tensor that isn't contiguous; must be "
+                "of x.contiguous()"
+            )
         elif in_place:
             self._append_functional(node, full_op)
         else:

@@ -376,6 +376,28 @@ def test_all_unknown_operators_are_reported_at_once() -> None:
     assert ". 1 other operator isn't either: aten.special_airy_ai.default of the n" in message
 
 
+def test_steps_through_memory_that_is_not_contiguous_are_refused() -> None:
+    steps = ((2, 4, 2, 6), (144, 36, 6, 1))
+    export_module(Net(lambda _, y: y.contiguous().as_strided(*steps)), (2, 6, 6), batch=2)
+    with pytest.raises(ValueError, match=r"isn't contiguous; must be of x\.contiguous\(\)"):
+        export_module(Net(lambda _, y: y.mT.as_strided(*steps)), (2, 6, 6), batch=2)
+
+
+class Complex(Net):
+    """A network with a complex parameter."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda net, y: y * net.turn.abs())
+        self.turn = nn.Parameter(torch.ones(6, dtype=torch.complex64))
+
+
+def test_complex_parameter_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"turn of torch\.complex64 is trained or changes; must be"
+    ):
+        export_module(Complex(), (2, 6, 6))
+
+
 def test_data_dependent_control_flow_is_refused() -> None:
     message = refused(lambda _, y: y if y.sum() > 0 else -y)
     assert message.startswith("my_nets:Net: torch.export for samples of shape (2, 6, 6) fails in t")
