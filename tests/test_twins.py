@@ -363,6 +363,7 @@ CROSS_CUTTING = frozenset(
         "models/modules/test_layers_golden.py",
         "models/test_conf.py",
         "models/test_trainable.py",
+        "models/torch_graph/operators/test_core_operators.py",
         "stages/launch/test_several_processes.py",
         "stages/test_adversarial_runs.py",
         "stages/test_image_runs.py",
