@@ -41,7 +41,8 @@ def _absolute(x: Array) -> Array:
 
 
 def _saturate(x: Array, low: float | None = None, high: float | None = None) -> Array:
-    """Return x within bounds; values equal to a bound have no gradient, as in PyTorch 2.14."""
+    """Return x within bounds; values equal to a bound have no gradient, as in PyTorch 2.14
+    (of `clamp`; 1 before)."""
     y = x if low is None else jnp.where(x <= low, low, x)
     return y if high is None else jnp.where(y >= high, high, y)
 

@@ -142,8 +142,9 @@ case_of("hardtanh.default")(
 case_of("elu.default")(
     lambda d: Case((d.floats(d.shape()), d.choice(1.0, 1.7), d.choice(1.0, 0.8), 1.0))
 )
+# No value equals a bound: the gradient there is 1 in PyTorch 2.13 and 0 in 2.14.
 case_of("clamp.default")(
-    lambda d: Case((d.floats(d.shape()), *d.choice((-0.5, 0.5), (None, 0.5), (-1.0,))))
+    lambda d: Case((d.floats(d.shape()), *d.choice((-0.6, 0.6), (None, 0.6), (-1.1,))))
 )
 case_of("scalar_tensor.default")(lambda d: Case((d.choice(2.5, -1.0),)))
 
