@@ -248,7 +248,7 @@ def _get_key(class_name: str) -> str:
 
 def _list_aliases(script: Script) -> dict[str, str]:
     """Return the full names of imported modules and functions by their names in a script."""
-    aliases = {}
+    aliases: dict[str, str] = {}
     for node in ast.walk(script.tree):
         if isinstance(node, ast.Import):
             aliases |= {item.asname: item.name for item in node.names if item.asname}
