@@ -30,7 +30,6 @@ from pipeline.stages.record.recorded_reference import describe_comparison, find_
 from pipeline.stages.record.run_directory import HeldWrites, RunFolder
 from pipeline.stages.record.summary import Summary, describe_start_up, list_versions
 from pipeline.stages.runner.context import RunContext, RunOptions
-from pipeline.stages.runner.resumed_run import describe_no_run
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.stages.runner.run_features import RunFeatures
 from pipeline.training.parallel.ranks import Ranks
@@ -76,8 +75,6 @@ def open_run(
         reporter.print_stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
         if not lock.is_certain:
             reporter.warn(f"{run_dir}: has no locks, so nothing keeps other processes out of it")
-        if recipe.train.resume == "auto" and not folder.resuming:
-            reporter.print_stage("resume", describe_no_run(recipe))
         yield context
 
 

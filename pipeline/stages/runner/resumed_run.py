@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
@@ -28,6 +28,9 @@ from pipeline.stages.record.run_directory import (
 )
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.parallel.parallel_spec import ParallelSpec
+
+if TYPE_CHECKING:
+    from pipeline.stages.runner.context import RunContext
 
 KEEP_ADVICE = "keep it, or start a new run with checkpoint.restore"
 FREE_AT_SAME_LENGTH = tuple(key for key in FREE_TO_CHANGE if key not in LENGTH)
@@ -185,3 +188,9 @@ class ResumedRun(RunFeature):
     def find_run(self, recipe: Recipe) -> Path | None:
         """Return its directory. Raises RecipeError if its recipe would train to other losses."""
         return find_run_to_resume(recipe)
+
+    def begin(self, context: RunContext) -> None:
+        """Say why `train.resume=auto` starts a new run."""
+        is_new = context.recipe.train.resume == "auto" and not context.resuming
+        if is_new and context.ranks.is_first:
+            context.reporter.print_stage("resume", describe_no_run(context.recipe))

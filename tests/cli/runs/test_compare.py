@@ -131,7 +131,7 @@ def test_wrong_arguments_are_refused(args: list[str], error: type[Exception], pr
     ("args", "error", "problem"),
     [
         (["A", "--against=train.precision=bf17"], RecipeError, "train.precision = bf17"),
-        (["A", "nowhere"], DataError, "isn't a run directory"),
+        (["A", "nowhere"], DataError, "nowhere: there is no such run"),
         (["other", "A"], DataError, "different networks: flatten_0 is flatten|different networks"),
         (["A", "B", "--layers=dens_*"], RecipeError, "did you mean dense_0"),
         (

@@ -187,7 +187,7 @@ def test_wrong_recipe_is_reported_and_leaves_no_run(
         (["one", "hydra.run.dir=x"], UsageError, "hydra.run.dir=x: is an option: --out x"),
         (["one", "two"], UsageError, "two: must be KEY=VALUE"),
         (["--fast"], UsageError, "--fast: there is no such option"),
-        (["nowhere"], DataError, "nowhere: isn't a run directory"),
+        (["nowhere"], DataError, "nowhere: there is no such run"),
         (["nowhere", "train.resume=auto"], UsageError, "train.resume=auto: goes on with a run"),
     ],
 )

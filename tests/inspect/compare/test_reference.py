@@ -239,7 +239,7 @@ def test_empty_array_is_compared_by_shape(tmp_path: Path) -> None:
         (["RUN", "--reference=FOLDER", "--against=seed=2"], UsageError, "exclude each other"),
         (["RUN", "RUN", "--reference=FOLDER"], UsageError, "compare takes A B"),
         (["RUN", "--reference=nowhere"], DataError, "1 to 100,000 .npy files of one step, it has"),
-        (["nowhere", "--reference=FOLDER"], DataError, "isn't a run directory"),
+        (["nowhere", "--reference=FOLDER"], DataError, "nowhere: there is no such run"),
         (["RUN", "--reference=FOLDER", "--map=conv_0:fc_MatMull"], RecipeError, "did you mean"),
         (["RUN", "--reference=FOLDER", "--layers=dens"], RecipeError, "did you mean dense_0"),
         (["RUN", "--reference=FOLDER", "--step=99"], DataError, "must be from 0 to 12"),

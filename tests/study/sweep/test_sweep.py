@@ -72,7 +72,7 @@ def test_invalid_job_does_not_affect_valid_jobs(
     assert [row["train.sink_size"] for row in rows] == ["1", "0", "2", "4"]
     assert [row["status"] for row in rows] == ["done", "failed", "done", "done"]
     assert [row["exit_status"] for row in rows] == ["0", "2", "0", "0"]
-    assert "train.sink_size = 0: must be -1" in rows[1]["reason"]
+    assert "train.sink_size = 0: must be a number" in rows[1]["reason"]
     assert [row["steps"] for row in rows] == ["45", "", "45", "45"]
 
     summary = outcome.read_summary(sweep_dir / "2")
