@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.data.columns import IMAGES, ColumnSpec, SampleUnit, Split
-from pipeline.data.dataset_spec import MapOp
+from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.order import SampleOrder
 from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets
@@ -48,6 +48,11 @@ class Dataset:
     def classes(self) -> tuple[str, ...]:
         """The names of the network's outputs, in their order: classes, numbers or labels."""
         return self.targets.names
+
+    @property
+    def mixes_samples(self) -> bool:
+        """Whether a training sample depends on the others of its batch, as with mix_up."""
+        return any(isinstance(op, BatchOp) for op in self.train_ops)
 
     def select_train_sample(self) -> Split:
         """Return a part of the training split with the shapes of the evaluation split, so that the

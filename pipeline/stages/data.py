@@ -27,7 +27,7 @@ from pipeline.data.columns import (
     count_split_bytes,
 )
 from pipeline.data.dataset import Dataset
-from pipeline.data.dataset_spec import BatchOp, MapOp
+from pipeline.data.dataset_spec import MapOp
 from pipeline.data.folds import take_fold
 from pipeline.data.host_ops import map_on_host, read_epoch_values
 from pipeline.data.order import Batches, SampleOrder
@@ -238,10 +238,9 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     if dataset.unit != IMAGES or len(dataset.image.shape) != 3:
         return np.zeros((0, 1, 1, 1), np.float32)
     count = recipe.monitor.sample_images
-    # Ops on batches need the whole batch, as in training.
-    needs_batch = any(isinstance(op, BatchOp) for op in dataset.train_ops)
     batches = dataset.train_order.batches(0, 1)
-    max_samples = None if needs_batch else count
+    # Ops on batches need the whole batch, as in training.
+    max_samples = None if dataset.mixes_samples else count
     return read_batch(recipe, dataset, "train", batches, 0, max_samples)["image"][:count]
 
 
@@ -423,21 +422,23 @@ def _describe_left_out(recipe: Recipe, dataset: Dataset, samples: str) -> list[s
     """Return a line about the samples that an epoch leaves out, if they are `LEFT_OUT_SHARE`."""
     order = dataset.train_order
     split = recipe.dataset.train
-    left_out = order.samples_left_out
     # A private run draws its batches by chance, and a balanced one some samples several times.
     draws_again = recipe.privacy is not None or split.balance
-    is_little = left_out < LEFT_OUT_SHARE * order.shard_samples
-    if "train" not in recipe.stages or draws_again or is_little:
+    left_out = order.samples_left_out
+    if (
+        "train" not in recipe.stages
+        or draws_again
+        or left_out < LEFT_OUT_SHARE * order.shard_samples
+    ):
         return []
     cures = "a smaller train.batch_size reads more"
-    mixes = any(isinstance(op, BatchOp) for op in dataset.train_ops)
-    if split.file_shards is None and not mixes:
+    if split.file_shards is None and not dataset.mixes_samples:
         cures += ", dataset.train.drop_remainder=false all (not with batch norm)"
+    steps = count_noun(order.steps_per_epoch, "step")
     others = ", others each time," if split.shuffle else ""
     return [
         f"each epoch leaves out {left_out:,} of {order.shard_samples:,} training {samples}{others} "
-        f"that fill no batch of {order.batch_size:,}, "
-        f"and has {count_noun(order.steps_per_epoch, 'step')}; {cures}"
+        f"that fill no batch of {order.batch_size:,}, and has {steps}; {cures}"
     ]
 
 

@@ -13,7 +13,6 @@ from flax import linen as nn
 from pipeline.config.recipe import Recipe
 from pipeline.data.columns import IMAGES
 from pipeline.data.dataset import Dataset
-from pipeline.data.dataset_spec import BatchOp
 from pipeline.data.image_file import draw_masks
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.random import seed_words
@@ -44,7 +43,7 @@ Draw = Callable[[TrainState], Show]
 
 def format_sample_labels(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
     """Return the labels of the images of `sample_images`; () if images haven't one label each."""
-    mixes = any(isinstance(op, BatchOp) for op in dataset.train_ops)
+    mixes = dataset.mixes_samples
     if mixes or dataset.label_positions or has_constant_labels(dataset.eval_ops):
         return ()
     rows = dataset.train_order.batches(0, 1).rows[0][: recipe.monitor.sample_images]
