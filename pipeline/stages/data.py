@@ -18,7 +18,6 @@ from pipeline.core.files.error_text import show_name
 from pipeline.core.files.value_text import count_noun, join_first
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import (
-    IMAGES,
     Column,
     ColumnSpec,
     RawData,
@@ -228,20 +227,6 @@ def _sample_evaluation(recipe: Recipe, split: Split, train_order: SampleOrder) -
         return split
     rows = np.arange(samples) * len(split) // samples
     return Split({name: column[rows] for name, column in split.columns.items()})
-
-
-def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
-    """Return the first training images after their map ops, float32 (n, H, W, C).
-
-    n is 0 if the samples aren't images.
-    """
-    if dataset.unit != IMAGES or len(dataset.image.shape) != 3:
-        return np.zeros((0, 1, 1, 1), np.float32)
-    count = recipe.monitor.sample_images
-    batches = dataset.train_order.batches(0, 1)
-    # Ops on batches need the whole batch, as in training.
-    max_samples = None if dataset.mixes_samples else count
-    return read_batch(recipe, dataset, "train", batches, 0, max_samples)["image"][:count]
 
 
 def read_batch(

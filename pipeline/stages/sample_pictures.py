@@ -25,6 +25,7 @@ from pipeline.models.modules.layout import to_nhwc
 from pipeline.models.modules.network import Network
 from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.stages.build import Built
+from pipeline.stages.data import read_batch
 from pipeline.training.initial_state import get_image_shape
 from pipeline.training.state import TrainState
 from pipeline.training.step import get_evaluated_weights, make_network_inputs
@@ -39,6 +40,20 @@ Show = Callable[[TensorBoard], None]
 """Function that writes pictures or vectors for TensorBoard."""
 Draw = Callable[[TrainState], Show]
 """Function that computes the pictures of a state, and returns the function that writes them."""
+
+
+def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
+    """Return the first training images after their map ops, float32 (n, H, W, C).
+
+    n is 0 if the samples aren't images.
+    """
+    if dataset.unit != IMAGES or len(dataset.image.shape) != 3:
+        return np.zeros((0, 1, 1, 1), np.float32)
+    count = recipe.monitor.sample_images
+    batches = dataset.train_order.batches(0, 1)
+    # Ops on batches need the whole batch, as in training.
+    max_samples = None if dataset.mixes_samples else count
+    return read_batch(recipe, dataset, "train", batches, 0, max_samples)["image"][:count]
 
 
 def format_sample_labels(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
-from pipeline.stages.data import declare_data, load_data, sample_images
+from pipeline.stages.data import declare_data, load_data
 from pipeline.stages.record.provenance import read_provenance
 from tests.image_folders import save_images
 from tests.whole_run import run
@@ -162,34 +162,6 @@ def test_eval_only_run_uses_all_samples(tiny: Compose) -> None:
     assert len(load_data(recipe, quiet()).eval) == 40
 
 
-@pytest.mark.slow
-def test_sample_images_are_the_first_batch_after_its_ops(tiny: Compose) -> None:
-    ops = "dataset.train.ops=[{name: rescale, factor: 0.5, shift: 1.0}]"
-    same = "dataset.eval.ops=[{name: rescale, factor: 1.0, shift: 0.0}]"
-    recipe = tiny("monitor.sample_images=5", ops, same)
-    dataset = load_data(recipe, quiet())
-    first = dataset.train_order.batches(0, 1).indices[0, :5]
-    images = sample_images(recipe, dataset)
-    assert (images.shape, images.dtype) == ((5, 8, 8, 1), np.float32)
-    np.testing.assert_allclose(images, 0.5 * dataset.train.columns["image"][first] + 1)
-
-
-@pytest.mark.slow
-def test_sample_images_are_nhwc_in_any_layout(tiny: Compose) -> None:
-    transposed = ["dataset.train.ops=[hwc2chw]", "dataset.eval.ops=[hwc2chw]"]
-    recipe = tiny("monitor.sample_images=2", *transposed)
-    dataset = load_data(recipe, quiet())
-    first = dataset.train_order.batches(0, 1).indices[0, :2]
-    assert dataset.image == ColumnSpec((1, 8, 8), "uint8", "chw")
-    images = sample_images(recipe, dataset)
-    assert np.array_equal(images, dataset.train.columns["image"][first].astype(np.float32))
-
-
-def test_sample_images_are_optional(tiny: Compose) -> None:
-    recipe = tiny()
-    assert len(sample_images(recipe, load_data(recipe, quiet()))) == 0
-
-
 NO_OPS = ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
 
 
@@ -222,20 +194,6 @@ def test_batch_larger_than_the_data_is_refused(
     recipe = tiny(*npz(), *NO_OPS, "train.batch_size=6")
     with pytest.raises(RecipeError, match=r"train\.batch_size: a batch of 6 .*from 5 samples"):
         load_data(recipe, quiet())
-
-
-@pytest.mark.slow
-def test_sample_images_are_mixed_within_their_batch(tiny: Compose) -> None:
-    ops = "{name: one_hot, classes: 10}, {name: mix_up}, {name: rescale, factor: 1.0, shift: 0.0}"
-    given = (f"dataset.train.ops=[{ops}]", "dataset.eval.ops=[]")
-    recipe = tiny(*given, "monitor.sample_images=2", "train.batch_size=8")
-    whole = recipe.model_copy(
-        update={"monitor": recipe.monitor.model_copy(update={"sample_images": 8})}
-    )
-    dataset = load_data(recipe, quiet())
-    shown = sample_images(recipe, dataset)
-    assert shown.shape[0] == 2
-    np.testing.assert_array_equal(shown, sample_images(whole, dataset)[:2])
 
 
 ONLY_COMPILED = "stages=[data,build,compile]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +12,23 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline import Trainer, load_recipe
+from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
+from pipeline.data.columns import ColumnSpec
 from pipeline.data.targets import Targets
 from pipeline.stages.data import load_data
-from pipeline.stages.sample_pictures import format_label, format_sample_labels
+from pipeline.stages.sample_pictures import format_label, format_sample_labels, sample_images
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.whole_run import run
 
+Compose = Callable[..., Recipe]
 MLP = ("model=mlp", "model.hidden=[8]", "eval.every_steps=15")
+
+
+def quiet() -> Reporter:
+    return Reporter(console=Console(file=io.StringIO()))
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +113,45 @@ def test_eval_on_train_with_buckets_is_refused(cache: Path) -> None:
 )
 def test_label_is_formatted_as_text(label: np.ndarray, targets: Targets, text: str) -> None:
     assert format_label(label, targets) == text
+
+
+@pytest.mark.slow
+def test_sample_images_are_the_first_batch_after_its_ops(tiny: Compose) -> None:
+    ops = "dataset.train.ops=[{name: rescale, factor: 0.5, shift: 1.0}]"
+    same = "dataset.eval.ops=[{name: rescale, factor: 1.0, shift: 0.0}]"
+    recipe = tiny("monitor.sample_images=5", ops, same)
+    dataset = load_data(recipe, quiet())
+    first = dataset.train_order.batches(0, 1).indices[0, :5]
+    images = sample_images(recipe, dataset)
+    assert (images.shape, images.dtype) == ((5, 8, 8, 1), np.float32)
+    np.testing.assert_allclose(images, 0.5 * dataset.train.columns["image"][first] + 1)
+
+
+@pytest.mark.slow
+def test_sample_images_are_nhwc_in_any_layout(tiny: Compose) -> None:
+    transposed = ["dataset.train.ops=[hwc2chw]", "dataset.eval.ops=[hwc2chw]"]
+    recipe = tiny("monitor.sample_images=2", *transposed)
+    dataset = load_data(recipe, quiet())
+    first = dataset.train_order.batches(0, 1).indices[0, :2]
+    assert dataset.image == ColumnSpec((1, 8, 8), "uint8", "chw")
+    images = sample_images(recipe, dataset)
+    assert np.array_equal(images, dataset.train.columns["image"][first].astype(np.float32))
+
+
+def test_sample_images_are_optional(tiny: Compose) -> None:
+    recipe = tiny()
+    assert len(sample_images(recipe, load_data(recipe, quiet()))) == 0
+
+
+@pytest.mark.slow
+def test_sample_images_are_mixed_within_their_batch(tiny: Compose) -> None:
+    ops = "{name: one_hot, classes: 10}, {name: mix_up}, {name: rescale, factor: 1.0, shift: 0.0}"
+    given = (f"dataset.train.ops=[{ops}]", "dataset.eval.ops=[]")
+    recipe = tiny(*given, "monitor.sample_images=2", "train.batch_size=8")
+    whole = recipe.model_copy(
+        update={"monitor": recipe.monitor.model_copy(update={"sample_images": 8})}
+    )
+    dataset = load_data(recipe, quiet())
+    shown = sample_images(recipe, dataset)
+    assert shown.shape[0] == 2
+    np.testing.assert_array_equal(shown, sample_images(whole, dataset)[:2])

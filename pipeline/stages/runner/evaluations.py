@@ -23,7 +23,6 @@ from pipeline.engine.history import History
 from pipeline.engine.monitors.metrics_log import require_logs
 from pipeline.engine.monitors.monitors import describe_never_predicted, format_class_table
 from pipeline.engine.monitors.observers import Observers, open_observers
-from pipeline.stages.data import sample_images
 from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.training.parallel.placement import gather_arrays
@@ -153,7 +152,7 @@ class Evaluations:
         recipe = context.recipe
         if not recipe.monitor.tensorboard:
             return
-        from pipeline.stages.sample_pictures import format_sample_labels
+        from pipeline.stages.sample_pictures import format_sample_labels, sample_images
 
         images = sample_images(recipe, dataset)
         labels = format_sample_labels(recipe, dataset)
