@@ -419,11 +419,11 @@ def _describe_left_out(recipe: Recipe, dataset: Dataset, samples: str) -> list[s
     cures = "a smaller train.batch_size reads more"
     if split.file_shards is None and not dataset.mixes_samples:
         cures += ", dataset.train.drop_remainder=false all (not with batch norm)"
-    steps = count_noun(order.steps_per_epoch, "step")
     others = ", others each time," if split.shuffle else ""
     return [
         f"each epoch leaves out {left_out:,} of {order.shard_samples:,} training {samples}{others} "
-        f"that fill no batch of {order.batch_size:,}, and has {steps}; {cures}"
+        f"that fill no batch of {order.batch_size:,}, and has "
+        f"{count_noun(order.steps_per_epoch, 'step')}; {cures}"
     ]
 
 
