@@ -91,7 +91,7 @@ LAZY_MODULES = {
     "pipeline.stages.build_checks",
     "pipeline.stages.compile",
     "pipeline.stages.data",
-    "pipeline.stages.image_sizes",
+    "pipeline.stages.sample_sizes",
     "pipeline.stages.features.feature_context",
     "pipeline.stages.features.step_features",
     "pipeline.stages.launch.join",

@@ -14,9 +14,10 @@ from typing import Any
 from pipeline.config.recipe import RunFeatureSpec
 from pipeline.core.host.launchers import get_group_size, get_rank
 from pipeline.core.registry import ComponentOf, FilePath, Seq, Spec, component, make_component
-from pipeline.data.columns import ColumnSpec, Facts, RawData, Split
+from pipeline.data.columns import ColumnSpec, RawData, Split
 from pipeline.data.dataset_spec import BatchOp, DatasetSpec, MapOp, Op
 from pipeline.data.host_ops import HostOp
+from pipeline.data.image_facts import ImageFacts
 from pipeline.data.selections import Selection
 from pipeline.data.targets import Targets
 from pipeline.engine.callbacks.callback import Callback, RunControl
@@ -47,12 +48,12 @@ __all__ = [
     "ComponentOf",
     "DatasetSpec",
     "DecaySpan",
-    "Facts",
     "FeatureContext",
     "FeatureSpec",
     "FilePath",
     "GradientSpec",
     "HostOp",
+    "ImageFacts",
     "Initializer",
     "InitializerSpec",
     "LabelLoss",

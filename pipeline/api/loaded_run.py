@@ -83,13 +83,13 @@ class LoadedRun:
         """The names of the network's outputs, in order. They name classes, numbers or labels."""
         return self._targets.names
 
-    def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return logits, float32 (n, ...), of raw images in the dataset's shape and type.
+    def predict(self, samples: np.ndarray | Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return logits, float32 (n, ...), of samples in the dataset's shape and type.
 
-        A regression returns numbers in the units of the data. Raises DataError for images of
+        A regression returns numbers in the units of the data. Raises DataError for samples of
         another shape or type.
         """
-        outputs = self._trainer.predict(images)
+        outputs = self._trainer.predict(samples)
         return self._targets.to_data_units(outputs).astype(np.float32)
 
     def plot(self) -> Figure:

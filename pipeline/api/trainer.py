@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import tempfile
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from pipeline.config.compose import check_tree, load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.host.signals import Interrupted, Signals
-from pipeline.data.columns import SplitKey
+from pipeline.data.columns import ColumnSpec, SplitKey
 from pipeline.data.dataset import Dataset
 from pipeline.engine.callback_calls import RunView
 from pipeline.engine.callbacks.callback import Callback, RunControl
@@ -195,35 +195,41 @@ class Trainer:
             options.signals.check()
         return Evaluation(summary.metrics, None).scalars()
 
-    def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return logits, float32 (n, ...), of raw images (n, H, W, C) or encoded rows (n, columns).
+    def predict(self, samples: np.ndarray | Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return logits, float32 (n, ...), of samples before map ops: images (n, H, W, C), encoded
+        rows (n, columns), tokens (n, T), or a mapping if the network reads several columns.
 
-        Images have the dataset's shape and type; the evaluation ops are applied. Raises RunError if
-        there are no parameters yet. Raises DataError for images of another shape, and for values
-        that the dataset's type can't hold, such as 0.5 in uint8.
+        Samples have the dataset's shape and type; the evaluation ops are applied. Raises RunError
+        if there are no parameters yet. Raises DataError for samples of another shape, and for
+        values that the dataset's type can't hold, such as 0.5 in uint8.
         """
-        images = np.asarray(images)
         snapshot = self._make_snapshot()
-        samples = snapshot.samples
-        if images.shape[1:] != samples.shape:
-            expected_shape = ("n", *samples.shape)
-            raise DataError(f"images.shape = {images.shape}: must be {expected_shape}")
-        with np.errstate(invalid="ignore"):
-            converted = images.astype(samples.dtype)
-        if np.issubdtype(converted.dtype, np.integer) and not np.array_equal(converted, images):
-            value = images[converted != images].flat[0]
-            raise DataError(
-                f"images have the value {value}: must be {samples.dtype}, as in the dataset"
-            )
+        formats = snapshot.samples
+        if not isinstance(samples, Mapping):
+            if len(formats.columns) > 1:
+                names = ", ".join(formats.columns)
+                raise DataError(f"the network reads the columns {names}: must be a mapping of them")
+            samples = {next(iter(formats.columns)): samples}
+        missing = [name for name in formats.columns if name not in samples]
+        if missing:
+            raise DataError(f"lacks the columns {', '.join(missing)}, which the network reads")
+        columns = {
+            name: _convert_column(name, np.asarray(samples[name]), spec)
+            for name, spec in formats.columns.items()
+        }
+        lengths = {name: len(column) for name, column in columns.items()}
+        count = min(lengths.values())
+        if max(lengths.values()) > count:
+            raise DataError(f"must have equally many samples, not {lengths}")
         weights = {path: jnp.asarray(array) for path, array in snapshot.arrays.items()}
-        batch_size = min(PREDICT_BATCH, len(images))
         logits = []
-        for start in range(0, len(images), PREDICT_BATCH):
-            chunk = converted[start : start + PREDICT_BATCH]
-            padding = np.repeat(chunk[-1:], batch_size - len(chunk), axis=0)
-            padded = np.concatenate([chunk, padding])
-            logits.append(np.asarray(self._predict(weights, padded))[: len(chunk)])
-        return np.concatenate(logits) if logits else np.zeros((0, len(samples.classes)), np.float32)
+        for start in range(0, count, PREDICT_BATCH):
+            # The last batch is padded with its last sample, so that all have one size.
+            rows = np.arange(start, start + min(PREDICT_BATCH, count))
+            padded = {name: column[np.minimum(rows, count - 1)] for name, column in columns.items()}
+            batch = padded if len(padded) > 1 else next(iter(padded.values()))
+            logits.append(np.asarray(self._predict(weights, batch))[: count - start])
+        return np.concatenate(logits) if logits else np.zeros((0, len(formats.classes)), np.float32)
 
     __call__ = predict
 
@@ -266,10 +272,12 @@ class Trainer:
         write_weights(Path(file), self._make_snapshot().arrays)
 
     def tuples(self, split: SplitKey = "train", epoch: int = 0) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield each batch that `dicts` yields as a tuple: image, label and the other columns."""
+        """Yield each batch that `dicts` yields as a tuple: the columns that the network reads, the
+        label and the other columns."""
+        names = self.dataset.inputs.columns
         for batch in self.dicts(split, epoch):
-            image = batch.pop("image")
-            yield (image, batch.pop("label"), *batch.values())
+            inputs = [batch.pop(name) for name in names if name in batch]
+            yield (*inputs, batch.pop("label"), *batch.values())
 
     def dicts(self, split: SplitKey = "train", epoch: int = 0) -> Iterator[dict[str, np.ndarray]]:
         """Yield the columns of each batch of an epoch by name, as the network reads them.
@@ -287,6 +295,9 @@ class Trainer:
         for step in range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch):
             batches = order.batches(step, 1)
             columns = read_batch(self.recipe, dataset, split, batches, step)
+            for array in dataset.inputs.arrays:
+                if array.column in columns:
+                    columns[array.column] = array.convert(np, columns[array.column])
             yield {name: array[: int(batches.counts[0])] for name, array in columns.items()}
 
     @cached_property
@@ -324,8 +335,7 @@ class Trainer:
                 raise RunError(_NO_PARAMETERS)
             return self._trained
         dataset = self.dataset
-        image = dataset.raw_image
-        samples = Samples(image.shape, image.dtype, dataset.targets, dataset.table, dataset.text)
+        samples = Samples(dataset.raw_inputs, dataset.targets, dataset.table, dataset.text)
         state = view.state
         params = merge_params(state.params, state.features.get(AVERAGE))
         tree = {**state.variables, "params": params}
@@ -353,6 +363,18 @@ class _Watch(Callback):
 
     def on_end(self, run: RunControl, status: str) -> None:
         self.is_training = False
+
+
+def _convert_column(name: str, values: np.ndarray, spec: ColumnSpec) -> np.ndarray:
+    """Return values in the shape and type of a column. Raises DataError for others."""
+    if values.shape[1:] != spec.shape:
+        raise DataError(f"{name}.shape = {values.shape}: must be {('n', *spec.shape)}")
+    with np.errstate(invalid="ignore"):
+        converted = values.astype(spec.dtype)
+    if np.issubdtype(converted.dtype, np.integer) and not np.array_equal(converted, values):
+        value = values[converted != values].flat[0]
+        raise DataError(f"{name} has the value {value}: must be {spec.dtype}, as in the dataset")
+    return converted
 
 
 class _Parameters(MutableMapping[str, np.ndarray]):

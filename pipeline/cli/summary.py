@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import DataError
 from pipeline.core.reporter import Reporter, make_console
-from pipeline.stages.layer_table import make_layer_table
+from pipeline.stages.layer_table import LayerTable, make_layer_table
 from pipeline.stages.record.run_directory import describe_missing_run, find_run_dir
 from pipeline.stages.record.trained_run import read_run_recipe
 
@@ -35,6 +35,13 @@ def main(overrides: Sequence[str], *, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps(table.to_dict()))
     else:
-        print(f"{table.model}, images {'x'.join(map(str, table.image))}", end="\n\n")
+        print(f"{table.model}, {_describe_inputs(table)}", end="\n\n")
         print(table)
     return 0
+
+
+def _describe_inputs(table: LayerTable) -> str:
+    """Return the names and shapes of the network's inputs."""
+    return ", ".join(
+        f"{name} {'x'.join(map(str, shape)) or 'number'}" for name, shape in table.inputs.items()
+    )

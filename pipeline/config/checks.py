@@ -15,7 +15,8 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import Spec
-from pipeline.data.columns import ColumnSpec, Facts
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.image_facts import ImageFacts
 from pipeline.data.order import Batching, count_shard_samples
 from pipeline.data.transform import compute_column_specs, describe_unequal_shapes, fit_to_classes
 from pipeline.models.imported.model_specs import ImportedModelSpec
@@ -70,7 +71,7 @@ def rule(check: Check) -> Check:
     return check
 
 
-def find_known_facts(recipe: Recipe) -> Facts | None:
+def find_known_facts(recipe: Recipe) -> ImageFacts | None:
     """Return the dataset's sizes if they are known before it is read, else None.
 
     They are unknown with buckets, which change shapes and batches, and with operations on the host,
@@ -364,16 +365,19 @@ def check_ops(recipe: Recipe) -> Iterator[str]:
     facts = find_known_facts(recipe)
     if facts is None:
         return
-    shapes = {}
-    raw_columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
+    mapped: dict[str, dict[str, ColumnSpec]] = {}
     for key, split in (("train", recipe.dataset.train), ("eval", recipe.dataset.eval)):
         try:
             ops = fit_to_classes(split.ops, facts.classes)
-            shapes[key] = compute_column_specs(ops, raw_columns)["image"].shape
+            mapped[key] = compute_column_specs(ops, facts.specs())
         except ValueError as error:
             yield f"dataset.{key}.{error}"
-    if len(shapes) == 2 and shapes["train"] != shapes["eval"]:
-        yield describe_unequal_shapes(shapes["train"], shapes["eval"])
+    if len(mapped) < 2:
+        return
+    for name in (mapped["train"].keys() & mapped["eval"].keys()) - {"label"}:
+        train, evaluated = mapped["train"][name], mapped["eval"][name]
+        if train.shape != evaluated.shape:
+            yield describe_unequal_shapes(name, train, evaluated)
 
 
 @rule

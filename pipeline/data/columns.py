@@ -173,12 +173,20 @@ class RawData:
     targets: Targets
     table: FittedTable | None = None
     """How the columns of a table were encoded; None: not a table. The encoded rows are the column
-    `image` of the splits, which has the input of any network."""
+    `features` of the splits."""
     unit: SampleUnit = IMAGES
     text: TextFormat | None = None
     """The tokenizer of texts and the kind of prediction from them; None for other samples."""
+    inputs: tuple[str, ...] = ()
+    """Columns that a network reads unless it declares others, the padded one first. By default the
+    first column."""
     notes: tuple[str, ...] = ()
     """Lines for the log about the data, such as files that were left out."""
+
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            first = next(name for name in self.train.columns if name != "label")
+            object.__setattr__(self, "inputs", (first,))
 
     def with_split(self, key: SplitKey, split: Split) -> RawData:
         """Return the data with another training or evaluation split."""
@@ -191,17 +199,6 @@ class RawData:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Sizes of a dataset that are known before reading it."""
-
-    image: tuple[int, int, int]
-    """(height, width, channels)."""
-    classes: int
-    train_size: int
-    eval_size: int
-
-
-@dataclass(frozen=True)
 class BlankColumn:
     """Column of zeros in place of samples that aren't downloaded. It takes no memory."""
 
@@ -211,17 +208,6 @@ class BlankColumn:
     def __getitem__(self, indices: Any) -> np.ndarray:
         """Return zeros in the shape of the values at `indices`."""
         return np.broadcast_to(np.zeros((), self.dtype), self.shape)[indices]
-
-
-def make_blank_data(sizes: Facts, class_names: tuple[str, ...]) -> RawData:
-    """Make splits of zeros: images, uint8 (n, height, width, channels), and labels, int32 (n,)."""
-
-    def make_split(samples: int) -> Split:
-        image = BlankColumn((samples, *sizes.image), np.dtype(np.uint8))
-        return Split({"image": image, "label": BlankColumn((samples,), np.dtype(np.int32))})
-
-    train = make_split(sizes.train_size)
-    return RawData(train, make_split(sizes.eval_size), Targets(class_names))
 
 
 def count_split_bytes(split: Split) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,9 @@ import numpy as np
 
 from pipeline.data.columns import IMAGES, ColumnSpec, SampleUnit, Split
 from pipeline.data.dataset_spec import BatchOp, MapOp
+from pipeline.data.inputs import NetworkInputs
 from pipeline.data.order import SampleOrder
+from pipeline.data.padding.buckets import Padding
 from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets
 
@@ -24,8 +27,8 @@ class Dataset:
     train: Split
     eval: Split
     targets: Targets
-    image: ColumnSpec
-    """Spec of an image after the map ops, as are the labels' specs."""
+    inputs: NetworkInputs
+    """What the network reads after the map ops; the labels' specs are those after them too."""
     train_label: ColumnSpec
     eval_label: ColumnSpec
     train_order: SampleOrder
@@ -33,16 +36,24 @@ class Dataset:
     train_ops: tuple[MapOp, ...]
     """The map ops of the training split. Geometric ones also transform labels of pixels."""
     eval_ops: tuple[MapOp, ...]
-    raw_image: ColumnSpec
-    """Spec of an image before the map ops, padded to a size that holds all buckets."""
-    train_images: tuple[ColumnSpec, ...]
-    """Specs of a mapped training image, for each size that an op draws; empty: `image` alone."""
+    raw_inputs: Mapping[str, ColumnSpec]
+    """Specs of the columns before the map ops on which the network's inputs depend, padded to a
+    size that holds all buckets."""
+    train_inputs: tuple[NetworkInputs, ...]
+    """What the network reads in training, for each size that an op draws; empty: `inputs`."""
+    padding: Padding
     whole_eval: Split
     """The whole evaluation split; `eval` may be a part of it."""
     table: FittedTable | None = None
     """As in `RawData`, like the fields below."""
     unit: SampleUnit = IMAGES
     text: TextFormat | None = None
+
+    @property
+    def raw_image(self) -> ColumnSpec | None:
+        """Spec of the images before the map ops; None if the network reads something else."""
+        specs = list(self.raw_inputs.values())
+        return specs[0] if len(specs) == 1 and len(specs[0].shape) == 3 else None
 
     @property
     def classes(self) -> tuple[str, ...]:

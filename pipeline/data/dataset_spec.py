@@ -17,9 +17,10 @@ from pydantic import (
 
 from pipeline.core.files.address import Address
 from pipeline.core.registry import ComponentOf, FilePath, Location, Seq, Spec
-from pipeline.data.columns import ColumnSpec, Facts, RawData
+from pipeline.data.columns import ColumnSpec, RawData
 from pipeline.data.folds import FoldsSpec
 from pipeline.data.host_ops import HostOp
+from pipeline.data.image_facts import ImageFacts
 from pipeline.data.selections import Selection
 from pipeline.data.targets import Targets
 
@@ -55,11 +56,16 @@ class MapOp(Spec):
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns that are mapped."""
+        """The names of the columns that are read."""
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The names of the columns that `map` returns. By default they are those that are read."""
+        return self.columns
 
     @abstractmethod
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
-        """Return the specs of the mapped columns. Raises ValueError if the op can't be applied."""
+        """Return the specs of the written columns. Raises ValueError if the op can't be applied."""
 
     def replace_targets(self, targets: Targets) -> Targets:
         """Return the targets of the mapped labels. By default they stay the same."""
@@ -67,7 +73,7 @@ class MapOp(Spec):
 
     @abstractmethod
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
-        """Return the mapped columns. `values` are the columns before the op, (batch, *shape)."""
+        """Return the written columns. `values` are the columns that are read, (batch, *shape)."""
 
 
 class WrappedOp(MapOp):
@@ -90,14 +96,22 @@ class WrappedOp(MapOp):
     def columns(self) -> tuple[str, ...]:
         return self.op.columns
 
+    @property
+    def written(self) -> tuple[str, ...]:
+        return self.op.written
+
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
         return self.op.outputs(values)
 
 
 class Op(MapOp):
-    """Base of the map ops on one column that map each sample independently."""
+    """Base of the map ops on one column that map each sample independently.
 
-    column: str = "image"
+    Ops on images derive from `ImageOp`, whose column is `image` unless the recipe names another.
+    """
+
+    column: str
+    """The name of the column."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -118,29 +132,14 @@ class Op(MapOp):
         """Return mapped values for values (batch, *shape) and uniforms (batch, draws)."""
 
 
-class GeometricOp(Op):
-    """Base of the ops on images that move pixels, and can move labels of pixels in the same way."""
-
-    moves_pixels: ClassVar[bool] = True
-
-    @property
-    def creates_border(self) -> bool:
-        """Whether the op adds pixels from outside the image, which have no label."""
-        return False
-
-    def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
-        """Move labels (batch, height, width, 1) like the pixels, without mixing labels. Pixels from
-        outside the image get the label `fill`. The default is for ops that only copy pixels."""
-        return self(xp, labels, uniforms)
-
-
 class BatchOp(MapOp):
-    """Base of the map ops that mix the samples of a batch, images and labels alike.
+    """Base of the map ops that mix the samples of a batch, a column and its labels alike.
 
     Which samples are in a batch is a pure function of (seed, step), and so are the mixed samples.
     """
 
-    column: str = "image"
+    column: str
+    """The name of the column."""
     label: str = "label"
     classes: PositiveInt | None = None
     """The number of classes, by which integer labels become one-hot; null: the dataset's number."""
@@ -333,7 +332,7 @@ class DatasetSpec(Spec):
         splits: tuple[TrainSplitSpec | EvalSplitSpec, ...] = (self.train, self.eval)
         return any(split.select or split.host_ops for split in splits)
 
-    def facts(self) -> Facts | None:
+    def facts(self) -> ImageFacts | None:
         """Return the sizes if they are known without reading files, else None."""
         return None
 

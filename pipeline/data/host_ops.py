@@ -36,7 +36,7 @@ class HostOp(Spec):
     """
 
     name: str
-    column: str = "image"
+    column: str
 
     @property
     def draws(self) -> int:

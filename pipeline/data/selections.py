@@ -190,19 +190,20 @@ class Unique(Selection):
     """Of samples that are equal byte for byte, the first. Before training, all are read once."""
 
     name: Literal["unique"] = "unique"
-    column: str = "image"
-    """The column by which samples are compared."""
+    column: str | None = None
+    """The column by which samples are compared; null: the first that networks read."""
     apart: bool = False
     """Whether evaluation samples that also are in the training split are left out too."""
 
     def select(self, split: Split, raw: RawData) -> np.ndarray:
-        if self.column not in split.columns:
-            raise ValueError(f"column = {self.column}: there is no such column")
+        column = self.column or raw.inputs[0]
+        if column not in split.columns:
+            raise ValueError(f"column = {column}: there is no such column")
         seen: set[bytes] = set()
         if self.apart and split is not raw.train:
-            seen.update(hash_samples(raw.train.columns[self.column]))
+            seen.update(hash_samples(raw.train.columns[column]))
         rows = []
-        for row, digest in enumerate(hash_samples(split.columns[self.column])):
+        for row, digest in enumerate(hash_samples(split.columns[column])):
             if digest not in seen:
                 seen.add(digest)
                 rows.append(row)

@@ -1,15 +1,14 @@
-"""Functions that apply lists of map ops, and ops that move labels of pixels with the pixels."""
+"""Functions that apply lists of map ops to the columns of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import BatchOp, GeometricOp, MapOp, WrappedOp
+from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.random import scale_to_integers, uniforms
 from pipeline.data.targets import Targets
 
@@ -18,19 +17,22 @@ CHOICE_OP = (1 << 30) + 1
 
 
 def compute_column_specs(
-    ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]
+    ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec], *, leave_out: bool = False
 ) -> dict[str, ColumnSpec]:
-    """Return the specs of all columns after all ops. Raises ValueError for an op that can't be
-    applied, beginning with its position and name: `ops.2 (normalize): `."""
+    """Return the specs of all columns after all ops. With `leave_out`, ops on columns that aren't
+    there are left out, as by `apply_ops`. Raises ValueError for an op that can't be applied,
+    beginning with its position and name: `ops.2 (normalize): `."""
     result = dict(specs)
     for position, op in enumerate(ops):
+        if leave_out and not result.keys() >= set(op.columns):
+            continue
         try:
             for name in op.columns:
                 if name not in result:
                     columns = ", ".join(sorted(result))
                     raise ValueError(f"there is no column {name!r}; the columns are {columns}")
             values = tuple(result[name] for name in op.columns)
-            result.update(zip(op.columns, op.outputs(values), strict=True))
+            result.update(zip(op.written, op.outputs(values), strict=True))
         except ValueError as error:
             raise ValueError(f"ops.{position} ({op.name}): {error}") from error
     return result
@@ -73,101 +75,36 @@ def apply_ops(
 ) -> dict[str, Any]:
     """Return columns, (batch, *shape), mapped by ops that `compute_column_specs` has accepted. `xp`
     is numpy or jax.numpy. Random numbers depend on `seed`, the words of `seed_words`, on the sample
-    indices `sample`, (batch,), and on their `epoch`, (batch,) or a scalar."""
+    indices `sample`, (batch,), and on their `epoch`, (batch,) or a scalar. An op on columns that
+    aren't there is left out: a prediction has no labels, and reads what `list_read_columns` names.
+    """
     result = dict(columns)
     for position, op in enumerate(ops):
+        if not result.keys() >= set(op.columns):
+            continue
         draws = uniforms(xp, seed, epoch, sample, position, op.draws)
         values = tuple(result[name] for name in op.columns)
-        result.update(zip(op.columns, op.map(xp, values, draws), strict=True))
+        result.update(zip(op.written, op.map(xp, values, draws), strict=True))
     return result
 
 
-class JointGeometricOp(WrappedOp):
-    """An op on images that also moves the labels of pixels, with the same random numbers."""
-
-    op: GeometricOp
-    fill: int
-    """The label of pixels from outside the image."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.op.column, "label"
-
-    def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
-        image, labels = values
-        mapped = self.op.output(image)
-        num_axes = len(labels.shape)
-        # Labels (tokens,) belong to images (tokens, 1, channels).
-        if num_axes == 1 and mapped.shape[1] != 1:
-            raise ValueError(
-                f"makes {mapped.shape} of images of shape {image.shape}, and labels {labels.shape} "
-                "are one for each row; it must leave the width 1"
-            )
-        return mapped, replace(labels, shape=mapped.shape[:num_axes])
-
-    def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
-        images, labels = values
-        moved = self.op.move_labels(xp, labels.reshape(*images.shape[:3], 1), uniforms, self.fill)
-        return self.op(xp, images, uniforms), moved.reshape(moved.shape[: labels.ndim])
+def list_read_columns(ops: Sequence[MapOp], names: Iterable[str]) -> tuple[str, ...]:
+    """Return the columns before the ops, sorted, on which the mapped columns `names` depend."""
+    needed = set(names)
+    for op in reversed(ops):
+        if needed.intersection(op.written):
+            needed -= set(op.written)
+            needed |= set(op.columns)
+    return tuple(sorted(needed))
 
 
-def make_joint_ops(
-    ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec], ignore_index: int | None
-) -> tuple[MapOp, ...]:
-    """Return the ops. Those that move pixels with labels are replaced by a `JointGeometricOp`.
-    Raises ValueError, beginning with the op's position, if an op can't move labels."""
-    result: list[MapOp] = []
-    for position, op in enumerate(ops):
-        specs_before = compute_column_specs(result, specs)
-        try:
-            result.append(_join_labels(op, specs_before, ignore_index))
-        except ValueError as error:
-            raise ValueError(f"ops.{position} ({op.name}): {error}") from error
-    return tuple(result)
-
-
-def _join_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int | None) -> MapOp:
-    """Return an op, or the op that replaces it in `make_joint_ops`. Raises ValueError if it can't
-    move the labels of the pixels that it moves."""
-    moves_pixels = op.moves_pixels and "image" in op.columns
-    if not moves_pixels or not _have_pixel_labels(specs["label"], specs["image"]):
-        return op
-    if not isinstance(op, GeometricOp):
-        raise ValueError("moves pixels in a way that labels of pixels can't follow; leave it out")
-    if op.creates_border and ignore_index is None:
-        raise ValueError(
-            "makes pixels that have no label; set dataset.ignore_index to the label that they get, "
-            "such as 255"
-        )
-    return JointGeometricOp(name=op.name, op=op, fill=ignore_index or 0)
-
-
-def _have_pixel_labels(labels: ColumnSpec, image: ColumnSpec) -> bool:
-    """Return whether an image has a label for each pixel or token. Raises ValueError for labels of
-    several axes that aren't integers, or have another height and width than the image."""
-    if image.layout != "hwc" or len(image.shape) != 3:
-        return False  # the op raises an error for such images
-    is_integer = np.issubdtype(np.dtype(labels.dtype), np.integer)
-    if len(labels.shape) < 2:
-        # Images (tokens, 1, channels) have labels (tokens,). Others are labels of the sample.
-        return is_integer and (*labels.shape, 1) == image.shape[:2]
-    if not is_integer:
-        raise ValueError(
-            f"moves pixels, and their labels are {labels.dtype} of shape {labels.shape}; list the "
-            "op that makes them so, such as one_hot, after it"
-        )
-    if labels.shape != image.shape[:2]:
-        raise ValueError(
-            f"moves pixels of images of shape {image.shape}, and labels of shape {labels.shape} "
-            "are not one for each of them; leave it out"
-        )
-    return True
-
-
-def describe_unequal_shapes(train_shape: Sequence[int], eval_shape: Sequence[int]) -> str:
-    """Return the message for map ops whose images differ in shape between the two splits."""
-    shapes = f"{tuple(train_shape)} in training and {tuple(eval_shape)} in evaluation"
-    return f"dataset.eval.ops: must return images of the same shape as dataset.train.ops; {shapes}"
+def describe_unequal_shapes(column: str, train: ColumnSpec, evaluated: ColumnSpec) -> str:
+    """Return the message for map ops after which a column differs between the two splits."""
+    name = "images" if column == "image" else column
+    return (
+        f"dataset.eval.ops: must return {name} of the same shape as dataset.train.ops; "
+        f"{train.shape} in training and {evaluated.shape} in evaluation"
+    )
 
 
 def has_constant_labels(ops: Sequence[MapOp]) -> bool:

@@ -20,10 +20,10 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.files.value_text import count_noun
 from pipeline.core.host.array_values import allow_reads, find_shapes, is_value_read
 from pipeline.core.reporter import Reporter
-from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import MapOp
-from pipeline.data.padding.buckets import Padding, sort_buckets
+from pipeline.data.inputs import NetworkInputs
+from pipeline.data.padding.buckets import NO_PADDING, Padding
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.data.targets import Targets
@@ -77,9 +77,9 @@ class Built:
     parameter_bytes: int
     privacy: Budget | None = None
     """None if the run isn't private."""
-    train_images: tuple[ColumnSpec, ...] = ()
-    """Training images after the map ops, for each size that an op draws; empty if all have the same
-    size."""
+    train_inputs: tuple[NetworkInputs, ...] = ()
+    """What the network reads in training, for each size that an op draws; empty if all samples have
+    the same size."""
     single_steps: bool = False
     """Whether programs have no loop over steps, since it would slow them down."""
     at_once: int = 1
@@ -124,9 +124,10 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     step_config = make_step_config(
         recipe,
         dataset.targets,
-        dataset.image,
+        dataset.inputs,
         dataset.train_ops,
         dataset.eval_ops,
+        dataset.padding,
     )
     privacy = plan_privacy(recipe, dataset, planned.total, reporter)
     if recipe.eval.robustness:
@@ -165,7 +166,7 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         learning_rates=make_learning_rates(recipe.train, planned),
         seed=seed,
         state=state,
-        train_images=dataset.train_images,
+        train_inputs=dataset.train_inputs,
         parameters=sum(leaf.size for leaf in leaves),
         parameter_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
         privacy=privacy,
@@ -258,18 +259,20 @@ def make_pixel_scale(
     require_attackable(recipe, dataset)
     ops = dataset.train_ops if split == "train" else dataset.eval_ops
     with blaming_key(f"dataset.{split}"):
+        assert dataset.raw_image is not None, "attackable samples are images"
         return find_pixel_scale(ops, find_white(dataset.raw_image, recipe.dataset.brightest))
 
 
 def make_step_config(
     recipe: Recipe,
     targets: Targets,
-    image: ColumnSpec,
+    inputs: NetworkInputs,
     train_ops: tuple[MapOp, ...],
     eval_ops: tuple[MapOp, ...],
+    padding: Padding = NO_PADDING,
 ) -> StepConfig:
     """Return the configuration of a recipe's step, with the features that need no facts of the
-    data. `image` describes an image after the map ops."""
+    data."""
     train = recipe.train
     ignore_index = recipe.dataset.ignore_index
     with blaming_key(f"train.loss = {train.loss.name}"):
@@ -285,7 +288,7 @@ def make_step_config(
     return StepConfig(
         network=network,
         lowerings=DEFAULTS if is_rewritten else None,
-        image=image,
+        inputs=inputs,
         targets=targets,
         train_ops=train_ops,
         eval_ops=eval_ops,
@@ -297,7 +300,7 @@ def make_step_config(
             *metrics,
             *(metric.ignore_label(ignore_index) for metric in recipe.eval.metrics),
         ),
-        padding=Padding(sort_buckets(recipe.dataset.buckets or ()), recipe.dataset.padding_mask),
+        padding=padding,
         shards=make_shards(recipe.parallel, train.batch_size, devices=1),
     )
 

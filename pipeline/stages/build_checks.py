@@ -90,10 +90,11 @@ def require_all(checks: Sequence[Check], draft: StepDraft) -> None:
 def require_attackable(recipe: Recipe, dataset: Dataset) -> None:
     """Raise RecipeError unless samples are images with one class each. Attacks need these."""
     problem = None
-    if dataset.text is not None or dataset.raw_image.dtype not in ("uint8", "float32"):
-        problem = "has tokens, which have no pixels to change"
-    elif dataset.table is not None:
+    image = dataset.raw_image
+    if dataset.table is not None:
         problem = "has the columns of a table, which have no pixels to change"
+    elif image is None or dataset.text is not None or image.dtype not in ("uint8", "float32"):
+        problem = f"has {dataset.inputs}, which have no pixels to change"
     elif dataset.targets.task != "classification" or dataset.label_positions:
         problem = f"has {dataset.targets}, not one class for each image"
     elif recipe.dataset.buckets:

@@ -20,6 +20,7 @@ from flax.traverse_util import flatten_dict
 from pipeline.backends.loading.loader import Loader
 from pipeline.backends.loading.window import read_batch
 from pipeline.data.batch import Batch
+from pipeline.data.padding.buckets import NO_PADDING
 from pipeline.engine.monitors.tensorboard import Histogram, make_histogram
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.features.freezing import select_phase
@@ -96,8 +97,8 @@ def _compute_gradients(step_config: StepConfig, state: TrainState, batch: Batch)
         return compute_step_gradients(step_config, state, cropped).values
 
     # With shards, each shard is cropped to its bucket in `compute_step_gradients`.
-    buckets = () if step_config.shards is not None else step_config.padding.buckets
-    values = apply_in_bucket(buckets, batch, compute)
+    padding = NO_PADDING if step_config.shards is not None else step_config.padding
+    values = apply_in_bucket(padding, batch, compute)
     loss_scale = get_loss_scale(step_config, state)
     return jax.tree.map(lambda value: value / loss_scale, values)
 

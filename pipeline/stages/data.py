@@ -29,8 +29,10 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.folds import take_fold
 from pipeline.data.host_ops import map_on_host, read_epoch_values
+from pipeline.data.inputs import PADDING_MASK, NetworkInputs, resolve_inputs
+from pipeline.data.ops.joint import make_joint_ops
 from pipeline.data.order import Batches, SampleOrder
-from pipeline.data.padding.buckets import Bucket, compute_canvas, sort_buckets
+from pipeline.data.padding.buckets import Bucket, Padding, compute_canvas, sort_buckets
 from pipeline.data.random import seed_words
 from pipeline.data.selections import apply_selections, exclude_samples
 from pipeline.data.tables.encode_table import make_encoding_ops
@@ -42,21 +44,21 @@ from pipeline.data.transform import (
     describe_unequal_shapes,
     draw_choice,
     fit_to_classes,
-    make_joint_ops,
+    list_read_columns,
     replace_targets,
     select_variants,
 )
-from pipeline.stages.image_sizes import (
+from pipeline.stages.key_errors import prefixing_problems
+from pipeline.stages.sample_sizes import (
+    add_padding_mask,
     fit_specs_to_bucket,
     fit_to_evaluation,
     format_buckets,
     list_drawn_specs,
     order_in_buckets,
-    pad_images,
+    pad_samples,
     refuse_moved_padding,
-    with_mask_channel,
 )
-from pipeline.stages.key_errors import prefixing_problems
 
 if TYPE_CHECKING:
     from pipeline.data.poisson_order import PoissonOrder
@@ -150,21 +152,25 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     """Return the dataset of raw data, with its map ops and the order of its samples."""
     spec = recipe.dataset
     buckets = sort_buckets(spec.buckets or ())
-    raw = pad_images(raw, buckets, spec, recipe.train.batch_size)
+    padding = Padding(buckets, spec.padding_mask, raw.inputs[0])
+    raw = pad_samples(raw, padding, spec, recipe.train.batch_size)
     # Every bucket is checked. The specs after the loop belong to the last, the largest bucket.
     for bucket in buckets or (None,):
         train_ops, train_specs = _make_map_ops(recipe, raw, "train", bucket)
         eval_ops, eval_specs = _make_map_ops(recipe, raw, "eval", bucket)
-        train_images = list_drawn_specs(train_ops, raw.train)
-        if train_images:
+        drawn_specs = list_drawn_specs(train_ops, raw.train)
+        if drawn_specs:
             train_specs = fit_to_evaluation(train_specs, eval_specs)
-        image = train_specs["image"]
-        eval_image = eval_specs["image"]
-        if (image.shape, image.layout) != (eval_image.shape, eval_image.layout):
-            raise RecipeError(describe_unequal_shapes(image.shape, eval_image.shape))
         if bucket is not None and spec.padding_mask:
-            image = with_mask_channel(image, bucket)
+            train_specs = add_padding_mask(train_specs, padding.column, bucket)
+            eval_specs = add_padding_mask(eval_specs, padding.column, bucket)
             refuse_moved_padding(spec)
+        inputs = choose_inputs(recipe, train_specs, raw.inputs)
+        for array, other in zip(
+            inputs.arrays, choose_inputs(recipe, eval_specs, raw.inputs).arrays, strict=True
+        ):
+            if (array.spec.shape, array.spec.layout) != (other.spec.shape, other.spec.layout):
+                raise RecipeError(describe_unequal_shapes(array.column, array.spec, other.spec))
     raw, plain_order = _plant_canaries(recipe, raw, _make_train_order(recipe, raw))
     train_order = order_in_buckets(plain_order, raw.train, buckets, uses_all=True)
     eval_split = _sample_evaluation(recipe, raw.eval, train_order)
@@ -172,20 +178,22 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     counts_classes = recipe.train.loss.needs_class_counts
     raw_specs = raw.eval.specs()
     if buckets:
-        raw_specs = fit_specs_to_bucket(compute_canvas(buckets), raw_specs)
+        raw_specs = fit_specs_to_bucket(compute_canvas(buckets), raw_specs, padding.column)
+    columns_read = list_read_columns(eval_ops, inputs.columns)
     dataset = Dataset(
         train=raw.train,
         eval=eval_split,
         targets=_count_classes(raw, spec.ignore_index) if counts_classes else raw.targets,
-        image=image,
-        train_images=train_images,
+        inputs=inputs,
+        train_inputs=tuple(inputs.with_specs(specs) for specs in drawn_specs),
+        padding=padding,
         train_label=train_specs["label"],
         eval_label=eval_specs["label"],
         train_order=train_order,
         eval_order=order_in_buckets(_make_eval_order(recipe, eval_split), eval_split, buckets),
         train_ops=train_ops,
         eval_ops=eval_ops,
-        raw_image=raw_specs["image"],
+        raw_inputs={name: raw_specs[name] for name in columns_read if name in raw_specs},
         whole_eval=raw.eval,
         table=raw.table,
         unit=raw.unit,
@@ -239,7 +247,7 @@ def read_batch(
 ) -> dict[str, np.ndarray]:
     """Return the first batch of `batches` after the map ops of its split, by column.
 
-    Images are float32 (B, H, W, C). `step` is the number of steps before the batch. Only the first
+    `step` is the number of steps before the batch. Only the first
     `max_samples` samples are read; None reads all.
     """
     split = dataset.train if key == "train" else dataset.eval
@@ -253,11 +261,19 @@ def read_batch(
     }
     seed = seed_words(recipe.seed)
     ops = select_variants(ops, int(draw_choice(np, count_choices(ops), seed, step)))
-    mapped = apply_ops(np, ops, columns, seed, epoch, indices)
-    images = np.asarray(mapped["image"], np.float32)
-    if dataset.image.layout != "hwc":
-        images = images.transpose(0, 2, 3, 1)
-    return {**mapped, "image": images}
+    return apply_ops(np, ops, columns, seed, epoch, indices)
+
+
+def choose_inputs(
+    recipe: Recipe, specs: Mapping[str, ColumnSpec], default: tuple[str, ...]
+) -> NetworkInputs:
+    """Return what the recipe's network reads of mapped columns; `default` are the columns that a
+    network reads unless it declares others. Raises RecipeError for a column that isn't there."""
+    if PADDING_MASK in specs:
+        default = (*default, PADDING_MASK)
+    model = recipe.model
+    with prefixing_problems("model.inputs: "):
+        return resolve_inputs(model.inputs, model.list_inputs(), specs, default)
 
 
 def _make_map_ops(
@@ -267,7 +283,9 @@ def _make_map_ops(
     split = raw.train if key == "train" else raw.eval
     ops = recipe.dataset.train.ops if key == "train" else recipe.dataset.eval.ops
     encode = make_encoding_ops(raw.table, recipe.model.table_input)
-    specs = split.specs() if bucket is None else fit_specs_to_bucket(bucket, split.specs())
+    specs = split.specs()
+    if bucket is not None:
+        specs = fit_specs_to_bucket(bucket, specs, raw.inputs[0])
     specs = compute_column_specs(encode, specs)
     if raw.targets.task == "classification":
         ops = fit_to_classes(ops, len(raw.targets))
@@ -429,7 +447,8 @@ def _describe_left_out(recipe: Recipe, dataset: Dataset, samples: str) -> list[s
 
 def _format_summary(raw: RawData, dataset: Dataset) -> str:
     unit = raw.unit
-    size = unit.size or "x".join(map(str, raw.train.specs()["image"].shape))
+    specs = raw.train.specs()
+    size = unit.size or ", ".join("x".join(map(str, specs[name].shape)) for name in raw.inputs)
     size_mb = (count_split_bytes(raw.train) + count_split_bytes(raw.eval)) / 1e6
     order = dataset.train_order
     shard = f" in shard {order.shard_id} of {order.num_shards}" if order.num_shards > 1 else ""

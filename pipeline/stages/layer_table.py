@@ -17,7 +17,6 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.files.value_text import align_columns
 from pipeline.core.host.array_values import allow_reads, find_shapes
 from pipeline.core.reporter import Reporter
-from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import make_encoding_ops
 from pipeline.data.targets import Targets
@@ -27,7 +26,7 @@ from pipeline.models.modules.apply_layers import record_layers
 from pipeline.models.modules.network import Network
 from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.stages.build import count_trained, make_step_config
-from pipeline.stages.data import load_data
+from pipeline.stages.data import choose_inputs, load_data
 from pipeline.stages.features.step_features import NO_INPUTS
 from pipeline.stages.fine_tuning import plan_fine_tuning
 from pipeline.stages.key_errors import blaming_key
@@ -63,7 +62,8 @@ class LayerTable:
     """Layers of a network in the order of their computation."""
 
     model: str
-    image: tuple[int, ...]
+    inputs: Mapping[str, tuple[int, ...]]
+    """Shape of each input, by the network's name; an input without a name has its column's."""
     layers: tuple[LayerRow, ...]
     statistics: int
     """Number of values in batch statistics."""
@@ -79,7 +79,7 @@ class LayerTable:
         """Return the table as JSON."""
         return {
             "model": self.model,
-            "image": self.image,
+            "inputs": dict(self.inputs),
             "layers": [asdict(row) for row in self.layers],
             "parameters": self.parameters,
             "bytes": 4 * self.parameters,
@@ -139,7 +139,7 @@ def make_layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
     starts = (0, *(phase.start for phase in get_freezing(step_config).phases))
     return LayerTable(
         recipe.model.name,
-        step_config.image.shape,
+        {array.name: array.shape for array in step_config.inputs.arrays},
         traced.make_rows(params, step_config),
         sum(leaf.size for leaf in statistics),
         {start: count_trained(variables["params"], step_config, start) for start in starts},
@@ -152,16 +152,16 @@ def _make_config(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
     if facts is None:
         dataset = load_data(recipe, reporter)
         encoding = make_encoding_ops(dataset.table, recipe.model.table_input)
-        step_config = make_step_config(recipe, dataset.targets, dataset.image, encoding, ())
+        step_config = make_step_config(recipe, dataset.targets, dataset.inputs, encoding, ())
         return step_config, dataset.train_order.steps_per_epoch
-    columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
-    image = compute_column_specs(recipe.dataset.eval.ops, columns)["image"]
+    specs = compute_column_specs(recipe.dataset.eval.ops, facts.specs())
+    inputs = choose_inputs(recipe, specs, ("image",))
     # A loss that weighs classes needs counts. Layers don't depend on them.
     counts = (1,) * facts.classes
     targets = Targets(tuple(map(str, range(facts.classes))), counts=counts)
     targets = replace_targets(recipe.dataset.eval.ops, targets)
     steps_per_epoch = make_batching(recipe, facts.train_size).steps_per_epoch
-    return make_step_config(recipe, targets, image, (), ()), steps_per_epoch
+    return make_step_config(recipe, targets, inputs, (), ()), steps_per_epoch
 
 
 class _TracedLayers:

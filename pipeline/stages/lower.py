@@ -32,8 +32,8 @@ from pipeline.core.files.knowledge_bank import write_result
 from pipeline.core.files.value_text import join_first
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
-from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import NetworkInputs
 from pipeline.models.imported.with_lowerings import UnreplacedOperation, list_unreplaced, scope_root
 from pipeline.models.lowerings.candidates import require_formula
 from pipeline.models.lowerings.problem.image_layout import Layout
@@ -46,12 +46,12 @@ from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, find_la
 from pipeline.models.modules.layout import LaidOutNetwork
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
-from pipeline.training.initial_state import get_image_shape
+from pipeline.training.initial_state import shape_inputs
 from pipeline.training.parallel.microbatches import compute_microbatch_size
 from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.parallel.sharding_rules import make_sharding_rules
 from pipeline.training.parallel.shards import make_shards
-from pipeline.training.state import TrainState
+from pipeline.training.state import Inputs, TrainState
 from pipeline.training.step_config import StepConfig
 
 MAX_NAMED = 3
@@ -135,7 +135,7 @@ def _require_layout(step_config: StepConfig, layout: Layout, file: Path | None) 
     network = step_config.network
     if layout == "nhwc" or not isinstance(network, LaidOutNetwork):
         return
-    if not network.can_be_batch_last(get_image_shape(step_config.image)):
+    if not network.can_be_batch_last(step_config.inputs.shape):
         raise RunError(
             f"{file}: layout {layout}: a layer of this network can't be computed in it; must be "
             "nhwc; delete the file to choose the lowerings again"
@@ -187,7 +187,7 @@ class _LoweringRequest:
             self.built.state,
             self.microbatch_size,
             eval_batch,
-            self.built.train_images,
+            self.built.train_inputs,
         )
 
     def choose_in(self, layout: Layout) -> LoweringChoice:
@@ -217,7 +217,7 @@ def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
     if request.tuning.mode == "off" or not isinstance(network, LaidOutNetwork):
         return request.choose_in("nhwc")
     problems = request.list_problems("nhwc")
-    can_be_chwn = network.can_be_batch_last(get_image_shape(step_config.image))
+    can_be_chwn = network.can_be_batch_last(step_config.inputs.shape)
     if not (can_be_chwn and has_choice(problems, device.platform)):
         return request.choose_in("nhwc")
     key = make_layout_key(network, step_config, request.microbatch_size, device)
@@ -294,28 +294,27 @@ def list_problems(
     state: TrainState,
     train_batch: int,
     eval_batch: int,
-    train_images: Sequence[ColumnSpec] = (),
+    train_inputs: Sequence[NetworkInputs] = (),
 ) -> tuple[Problem, ...]:
     """Trace a step and an evaluation, and return their computations that can be lowered.
 
-    Gradients are computed as in training, without the gradient of the input images: nothing needs
-    it.
+    Gradients are computed as in training, without the gradient of the network's inputs: nothing
+    needs it.
     """
 
     def trace(step_config: StepConfig, batch: int, train: bool) -> list[Problem]:
         listing = RecordingPolicy()
         recorded = with_policy(step_config, listing)
         forward = recorded.apply_lowerings(_make_forward(recorded.network, train))
-        images = _make_image_shapes(step_config, batch)
+        inputs = shape_inputs(step_config.inputs, batch)
         # Each layer also chooses the lowerings of its gradients in the forward pass.
-        jax.eval_shape(forward, images, state.params, state.collections)
+        jax.eval_shape(forward, inputs, state.params, state.collections)
         return list(listing.problems)
 
     problems: list[Problem] = []
-    for image in train_images or (step_config.image,):
-        train_problems = trace(replace(step_config, image=image), train_batch, True)
-        shape = get_image_shape(image)
-        problems += [item for item in train_problems if not _is_image_gradient(item, shape)]
+    for inputs in train_inputs or (step_config.inputs,):
+        train_problems = trace(replace(step_config, inputs=inputs), train_batch, True)
+        problems += [item for item in train_problems if not _is_input_gradient(item, inputs.shape)]
     eval_problems = trace(step_config, eval_batch, False)
     problems += [problem for problem in eval_problems if problem.role == "forward"]
     return tuple(dict.fromkeys(problems))
@@ -327,8 +326,8 @@ def list_unlowered_operations(
     """List the convolutions and max pools of an imported network that no lowering replaces."""
     forward = _make_forward(step_config.network, True)
     root = scope_root(step_config.network)
-    images = _make_image_shapes(step_config, batch)
-    traced = jax.make_jaxpr(forward)(images, state.params, state.collections)
+    inputs = shape_inputs(step_config.inputs, batch)
+    traced = jax.make_jaxpr(forward)(inputs, state.params, state.collections)
     return list_unreplaced(traced, root=root)
 
 
@@ -339,28 +338,24 @@ def with_policy(step_config: StepConfig, policy: LoweringPolicy) -> StepConfig:
     return replace(step_config, network=step_config.network.clone(policy=policy))
 
 
-def _make_image_shapes(step_config: StepConfig, batch: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((batch, *get_image_shape(step_config.image)), jnp.float32)
+def _make_forward(network: nn.Module, train: bool) -> Callable[[Inputs, Any, Any], Any]:
+    """Return the function (inputs, params, collections) -> (logits, new collections)."""
 
-
-def _make_forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any]:
-    """Return the function (images, params, collections) -> (logits, new collections)."""
-
-    def call(images: Array, params: Any, collections: Any) -> Any:
+    def call(inputs: Inputs, params: Any, collections: Any) -> Any:
         variables = {"params": params, **collections}
         rngs = {"dropout": jax.random.key(0)}
-        return network.apply(variables, images, train=train, mutable=[*collections], rngs=rngs)
+        return network.apply(variables, inputs, train=train, mutable=[*collections], rngs=rngs)
 
     return call
 
 
-def _is_image_gradient(problem: Problem, image: tuple[int, ...]) -> bool:
-    """Return whether a problem is, by its shape, the gradient of the network's input images."""
+def _is_input_gradient(problem: Problem, shape: tuple[int, ...]) -> bool:
+    """Return whether a problem is, by its shape, the gradient of the network's only input."""
     if problem.role != "input_grad":
         return False
     if isinstance(problem, ConvolutionProblem):
-        return (*problem.window.sizes, problem.channels) == image  # height, width, channels
-    return isinstance(problem, DenseProblem) and problem.channels == prod(image)
+        return (*problem.window.sizes, problem.channels) == shape  # height, width, channels
+    return isinstance(problem, DenseProblem) and problem.channels == prod(shape)
 
 
 def time_gradients_us(
@@ -369,25 +364,27 @@ def time_gradients_us(
     """Return the microseconds of the gradients of all parameters, timed on random numbers."""
     forward = _make_forward(network, True)
 
-    def compute_loss(params: Any, images: Array, collections: Any) -> Array:
-        logits, _ = forward(images, params, collections)
+    def compute_loss(params: Any, inputs: Inputs, collections: Any) -> Array:
+        logits, _ = forward(inputs, params, collections)
         return jnp.square(logits).mean()
 
-    def compute_gradients(operands: tuple[Array, Any, Any]) -> Any:
-        images, params, collections = operands
-        return jax.grad(compute_loss)(params, images, collections)
+    def compute_gradients(operands: tuple[Inputs, Any, Any]) -> Any:
+        inputs, params, collections = operands
+        return jax.grad(compute_loss)(params, inputs, collections)
 
     shapes = (state.params, state.collections)
     weights = jax.tree.map(lambda shape: make_random_operand(shape.shape, shape.dtype), shapes)
-    images = make_random_operand((batch, *get_image_shape(step_config.image)), "float32")
-    return Timer((images, *weights), device).time_us(compute_gradients)
+    inputs = step_config.inputs.pack(
+        lambda array: make_random_operand((batch, *array.shape), array.dtype)
+    )
+    return Timer((inputs, *weights), device).time_us(compute_gradients)
 
 
 def make_layout_key(
     network: LaidOutNetwork, step_config: StepConfig, batch: int, device: jax.Device
 ) -> str:
-    """Return the key of a network, its images and the device in a knowledge bank."""
-    image = get_image_shape(step_config.image)
-    digest = hashlib.sha256(network.structure(image).encode()).hexdigest()[:16]
-    shape = "x".join(map(str, (batch, *image)))
+    """Return the key of a network, its samples and the device in a knowledge bank."""
+    sample = step_config.inputs.shape
+    digest = hashlib.sha256(network.structure(sample).encode()).hexdigest()[:16]
+    shape = "x".join(map(str, (batch, *sample)))
     return f"network {digest} {shape} {network.dtype} on {describe_device(device)}"

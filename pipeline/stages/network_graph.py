@@ -8,34 +8,37 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend import core
 
 from pipeline.core.host.jaxpr import find_called_jaxpr, interpret_jaxpr, join_scope
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.engine.monitors.tensorboard import BoardNode
 from pipeline.models.modules.name_stack import find_layer
-from pipeline.training.initial_state import get_image_shape
+from pipeline.training.initial_state import shape_inputs
 from pipeline.training.state import TrainState
 from pipeline.training.step_config import StepConfig
 
 
 def trace_network_graph(config: StepConfig, state: TrainState) -> list[BoardNode]:
-    """Return the operations of a network's inference on one image, in the order of computation.
+    """Return the operations of a network's inference on one sample, in the order of computation.
 
     Names begin with the path of the layer: `conv_0/conv_general_dilated`. `state` may have shapes
     in place of arrays.
     """
-    image = jax.ShapeDtypeStruct((1, *get_image_shape(config.image)), np.float32)
+    sample = shape_inputs(config.inputs, 1)
     variables = state.variables
-    closed = jax.make_jaxpr(partial(config.network.apply, train=False))(variables, image)
+    closed = jax.make_jaxpr(partial(config.network.apply, train=False))(variables, sample)
     trace = _Trace()
     # Paths such as `conv_0/kernel`, without the collection, in the order of the jaxpr's inputs.
     paths = [path.partition("/")[2] for path in flatten_by_path(variables)]
-    *weights, images = closed.jaxpr.invars
+    weights = closed.jaxpr.invars[: len(paths)]
     pairs = zip(paths, weights, strict=True)
     inputs = [trace.add(path, "parameter", (), var) for path, var in pairs]
-    inputs.append(trace.add("input", "placeholder", (), images))
+    # Dictionaries have their leaves in the order of the keys.
+    names = sorted(array.name for array in config.inputs.arrays)
+    names = names if config.inputs.is_named else ["input"]
+    for name, var in zip(names, closed.jaxpr.invars[len(paths) :], strict=True):
+        inputs.append(trace.add(name, "placeholder", (), var))
     (result,) = trace.add_equations(closed, inputs, "")
     trace.add("output", "identity", (result,) if result else (), closed.jaxpr.outvars[0])
     return trace.nodes

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from flax.traverse_util import flatten_dict
 from pydantic import TypeAdapter
 
@@ -32,7 +31,7 @@ from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import PLAN, RunFolder
 from pipeline.stages.runner.context import BuiltRun
 from pipeline.stages.runner.run_feature import RunFeature
-from pipeline.training.initial_state import get_image_shape
+from pipeline.training.initial_state import shape_inputs
 from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.parallel_spec import MeshSpec, ShardingSpec
 
@@ -112,10 +111,10 @@ def trace_step(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
 
 
 def make_batch_shapes(dataset: Dataset, size: int) -> tuple[Any, Any]:
-    """Return the shapes of `size` training images and labels after the map ops."""
+    """Return the shapes of the inputs and labels of `size` training samples after the map ops."""
     label = dataset.train_label
-    images = jax.ShapeDtypeStruct((size, *get_image_shape(dataset.image)), np.float32)
-    return images, jax.ShapeDtypeStruct((size, *label.shape), label.dtype)
+    inputs = shape_inputs(dataset.inputs, size)
+    return inputs, jax.ShapeDtypeStruct((size, *label.shape), label.dtype)
 
 
 def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:

@@ -26,9 +26,8 @@ from pipeline.models.modules.network import Network
 from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.stages.build import Built
 from pipeline.stages.data import read_batch
-from pipeline.training.initial_state import get_image_shape
 from pipeline.training.state import TrainState
-from pipeline.training.step import get_evaluated_weights, make_network_inputs
+from pipeline.training.step import get_evaluated_weights
 from pipeline.training.step_config import StepConfig
 
 MASK_GAP = 2
@@ -47,13 +46,15 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
 
     n is 0 if the samples aren't images.
     """
-    if dataset.unit != IMAGES or len(dataset.image.shape) != 3:
+    if dataset.unit != IMAGES or dataset.inputs.image is None:
         return np.zeros((0, 1, 1, 1), np.float32)
     count = recipe.monitor.sample_images
     batches = dataset.train_order.batches(0, 1)
     # Ops on batches need the whole batch, as in training.
     max_samples = None if dataset.mixes_samples else count
-    return read_batch(recipe, dataset, "train", batches, 0, max_samples)["image"][:count]
+    columns = read_batch(recipe, dataset, "train", batches, 0, max_samples)
+    images: np.ndarray = dataset.inputs.read(np, columns)[:count]
+    return images
 
 
 def format_sample_labels(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
@@ -99,7 +100,7 @@ def predict_samples(
 
     def predict(variables: Any, columns: Any) -> Any:
         mapped = apply_ops(jnp, config.eval_ops, columns, seed, np.int32(0), rows)
-        inputs = make_network_inputs(mapped["image"], config.image.layout, None)
+        inputs = config.inputs.read(jnp, mapped)
         return config.network.apply(variables, inputs, train=False)
 
     outputs = np.asarray(jax.jit(predict)(_copy_variables_to_host(config, state), columns))
@@ -113,7 +114,8 @@ def predict_samples(
     for text, truth in zip(texts, truths, strict=True):
         captions.append(text if text == truth else f"{text}, is {truth}")
         are_wrong.append(text != truth and targets.task != "regression")
-    return lambda board: board.add_predictions(step, columns["image"], captions, are_wrong)
+    pictures = columns[next(iter(dataset.raw_inputs))]
+    return lambda board: board.add_predictions(step, pictures, captions, are_wrong)
 
 
 def make_drawers(recipe: Recipe, dataset: Dataset, built: Built) -> list[Draw]:
@@ -137,14 +139,13 @@ def _make_mask_drawer(recipe: Recipe, dataset: Dataset, built: Built) -> Draw | 
     is_classification = dataset.targets.task == "classification"
     is_on_one_device = recipe.parallel.mode == "none"
     has_masks = has_pixel_labels and is_classification and recipe.dataset.buckets is None
+    has_masks = has_masks and dataset.inputs.image is not None
     if not (count and has_masks and is_on_one_device):
         return None
     rows = np.arange(count)
     columns = {name: column[rows] for name, column in dataset.eval.columns.items()}
     mapped = apply_ops(np, dataset.eval_ops, columns, seed_words(recipe.seed), np.int32(0), rows)
-    inputs = np.asarray(
-        make_network_inputs(jnp.asarray(mapped["image"]), dataset.image.layout, None)
-    )
+    inputs = dataset.inputs.read(np, mapped)
     images = _stretch_to_rgb(inputs)
     classes = len(dataset.targets)
     truth = draw_masks(np.asarray(mapped["label"]), classes)
@@ -178,7 +179,7 @@ def _make_generated_drawer(recipe: Recipe, dataset: Dataset, built: Built) -> Dr
     if not count or not is_adversarial or recipe.parallel.mode != "none":
         return None
     # The noise of the generator depends on the input image, so each image has a different value.
-    shape = (count, *get_image_shape(dataset.image))
+    shape = (count, *dataset.inputs.shape)
     inputs = np.broadcast_to(np.arange(count, dtype=np.float32).reshape(-1, 1, 1, 1), shape)
 
     @jax.jit
@@ -240,7 +241,7 @@ def embed_samples(
             return None
         vectors.append(np.asarray(embedded)[: len(chunk)])
         labels += [format_label(label, dataset.targets) for label in columns["label"][: len(chunk)]]
-        images.append(columns["image"][: len(chunk)])
+        images.append(columns[next(iter(dataset.raw_inputs))][: len(chunk)])
     pictures = np.concatenate(images) if _has_images(dataset) else None
     return lambda board: board.add_embeddings(np.concatenate(vectors), labels, pictures)
 
@@ -251,7 +252,7 @@ def _make_embedder(config: StepConfig) -> Callable[..., Any]:
     def compute_embeddings(variables: Any, columns: Any, seed: Any, samples: Any) -> Any:
         mapped = apply_ops(jnp, config.eval_ops, columns, seed, np.int32(0), samples)
         sizes = columns[SIZE] if config.padding.has_mask else None
-        inputs = make_network_inputs(mapped["image"], config.image.layout, sizes)
+        inputs = config.inputs.read(jnp, mapped, sizes)
         layer_inputs: list[Any] = []
 
         def note_input(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -277,7 +278,7 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _has_images(dataset: Dataset) -> bool:
-    return dataset.unit == IMAGES and len(dataset.raw_image.shape) == 3
+    return dataset.unit == IMAGES and dataset.raw_image is not None
 
 
 def _copy_variables_to_host(config: StepConfig, state: TrainState) -> Any:

@@ -80,7 +80,7 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
         return Restored(state, saved.step, f"weights of step {saved.step} from {path}")
     arrays, step = read_source(path, warn)
     model = recipe.model.fit_to_table(count_encoded_features(dataset.eval_ops))
-    network = trace_model_arrays(model, len(dataset.classes), dataset.image)
+    network = trace_model_arrays(model, len(dataset.classes), dataset.inputs)
     matching = match_weights(str(path), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)
     origin = str(path) if step is None else f"step {step} of {path}"

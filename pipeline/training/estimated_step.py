@@ -10,7 +10,7 @@ import jax
 from jax import Array
 
 from pipeline.training.losses import compute_divisor
-from pipeline.training.state import TrainState
+from pipeline.training.state import Inputs, TrainState
 from pipeline.training.step import compute_gradients, mask_batch
 from pipeline.training.step_config import StepConfig
 from pipeline.training.update import apply_update
@@ -21,11 +21,11 @@ LAST_STEP: Any = 2**31 - 1
 
 def make_estimated_step(
     config: StepConfig, learning_rate: Array | float
-) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
-    """Make a step for cost estimates: (state, (images, labels)) -> (new state, loss). With rate
+) -> Callable[[TrainState, tuple[Inputs, Array]], tuple[TrainState, Array]]:
+    """Make a step for cost estimates: (state, (inputs, labels)) -> (new state, loss). With rate
     groups, `learning_rate` is (1 + groups,).
 
-    Images are (B, H, W, C) float32, after the map ops. The step trains the parameters of the last
+    Inputs are those of the network, after the map ops. The step trains the parameters of the last
     phase, which are the most. It has no map ops, loss scale, gradient norm, ledger or check for
     non-finite values.
     """
@@ -35,11 +35,11 @@ def make_estimated_step(
     others = tuple(feature for feature in config.features if feature not in readers)
     config = replace(config, features=others)
 
-    def step(state: TrainState, batch: tuple[Array, Array]) -> tuple[TrainState, Array]:
-        images, labels = batch
-        count = images.shape[0]
+    def step(state: TrainState, batch: tuple[Inputs, Array]) -> tuple[TrainState, Array]:
+        inputs, labels = batch
+        count = labels.shape[0]
         dropout_key = jax.random.fold_in(jax.random.key(0), state.step)
-        mapped = mask_batch(images, labels, count, dropout_key)
+        mapped = mask_batch(inputs, labels, count, dropout_key)
         divisor = compute_divisor(config, labels, mapped.mask, count)
         gradients = compute_gradients(config, state, mapped, divisor, 1.0)
         return apply_update(config, state, gradients, count, 1.0, learning_rate), gradients.loss

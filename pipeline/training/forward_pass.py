@@ -16,7 +16,7 @@ from pipeline.training.losses import (
     make_label_mask,
     reduce_losses,
 )
-from pipeline.training.state import MappedBatch, TrainState, merge_params, split_params
+from pipeline.training.state import Inputs, MappedBatch, TrainState, merge_params, split_params
 
 if TYPE_CHECKING:
     from pipeline.training.step_config import StepConfig
@@ -48,7 +48,7 @@ class PassResults(NamedTuple):
 
 
 def apply_network(
-    config: StepConfig, variables: Mapping[str, Any], inputs: Array, dropout_key: Array
+    config: StepConfig, variables: Mapping[str, Any], inputs: Inputs, dropout_key: Array
 ) -> tuple[Array, Mapping[str, Any]]:
     """Return the logits of a batch in training mode, and the network's collections after it.
     `variables` are its parameters and its collections."""
@@ -96,27 +96,27 @@ class ForwardPass:
         return self._parts[0]
 
     def apply(
-        self, trained: Any, collections: Mapping[str, Any], images: Array
+        self, trained: Any, collections: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Array, Mapping[str, Any]]:
-        """Return the logits of images in training mode, and the network's collections after it."""
+        """Return the logits of inputs in training mode, and the network's collections after it."""
         params = merge_params(trained, self._parts[1])
         variables = {"params": params, **collections}
-        return apply_network(self.config, variables, images, self.batch.dropout_key)
+        return apply_network(self.config, variables, inputs, self.batch.dropout_key)
 
-    def predict(self, images: Array) -> Array:
-        """Return the logits of images as an evaluation computes them: without dropout, and with the
+    def predict(self, inputs: Inputs) -> Array:
+        """Return the logits of inputs as an evaluation computes them: without dropout, and with the
         running statistics of batch norm. So the logits of a sample don't depend on others."""
         variables = {"params": self.state.params, **self.collections}
 
-        def apply(images: Array) -> Array:
-            logits: Any = self.config.network.apply(variables, images, train=False)
+        def apply(inputs: Inputs) -> Array:
+            logits: Any = self.config.network.apply(variables, inputs, train=False)
             return logits
 
-        return self.config.apply_lowerings(apply)(images)
+        return self.config.apply_lowerings(apply)(inputs)
 
     def compute_outputs(self, trained: Any) -> Outputs:
         """Return the outputs of the batch, with the losses as the features change them."""
-        logits, collections = self.apply(trained, self.collections, self.batch.images)
+        logits, collections = self.apply(trained, self.collections, self.batch.inputs)
         losses = compute_losses(self.config, logits, self.batch.labels)
         outputs = Outputs(logits, losses, collections, {})
         for feature in self.config.features:

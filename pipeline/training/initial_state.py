@@ -15,16 +15,16 @@ from pipeline.models.layers.path_patterns import covers, require_covered
 from pipeline.training.state import TrainState, split_params
 
 if TYPE_CHECKING:
-    from pipeline.data.columns import ColumnSpec
+    from pipeline.data.inputs import NetworkInputs
     from pipeline.models.layers.model_spec import InitRule
     from pipeline.training.step_config import StepConfig
 
 
 def init_with_output(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
-    """Return the logits of one blank image, and the initial parameters and collections. Raises
+    """Return the logits of one sample of zeros, and the initial parameters and collections. Raises
     ValueError if layers don't fit together, or a rule for initialisation doesn't fit."""
-    image = jnp.zeros((1, *get_image_shape(config.image)), jnp.float32)
-    logits, variables = config.network.init_with_output(make_key(seed, 0), image, train=False)
+    inputs = config.inputs.pack(lambda array: jnp.zeros((1, *array.shape), array.dtype))
+    logits, variables = config.network.init_with_output(make_key(seed, 0), inputs, train=False)
     params = reinitialize(variables["params"], config.init_rules, make_key(seed, 2))
     return logits, {**variables, "params": params}
 
@@ -68,6 +68,6 @@ def reinitialize(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
     return unflatten_dict(flat)
 
 
-def get_image_shape(image: ColumnSpec) -> tuple[int, ...]:
-    """Return the height, width and channels of an image, in either layout of the map ops."""
-    return image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
+def shape_inputs(inputs: NetworkInputs, batch: int) -> Any:
+    """Return the shapes and dtypes of the network's inputs for a batch of this size."""
+    return inputs.pack(lambda array: jax.ShapeDtypeStruct((batch, *array.shape), array.dtype))

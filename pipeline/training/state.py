@@ -50,11 +50,15 @@ class TrainState:
         return {"params": self.params, **self.collections}
 
 
+Inputs = Array | dict[str, Array]
+"""What a network reads: an array (B, ...), or several by the network's names, after the map ops.
+Images are (B, H, W, C) float32, tokens (B, T) int32."""
+
+
 class MappedBatch(NamedTuple):
     """A batch, or a microbatch, after the map ops."""
 
-    images: Array
-    """(B, H, W, C) float32."""
+    inputs: Inputs
     labels: Array
     """(B, ...) int or (B, ..., C) float."""
     mask: Array

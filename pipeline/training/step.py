@@ -19,10 +19,10 @@ from jax import Array
 
 from pipeline.data.batch import Batch
 from pipeline.data.dataset_spec import Ops
-from pipeline.data.padding.buckets import SIZE
+from pipeline.data.padding.buckets import NO_PADDING, SIZE
 from pipeline.data.transform import apply_ops, count_choices, draw_choice, select_variants
 from pipeline.models.modules.name_stack import DATA, UPDATE
-from pipeline.training.bucketing import add_padding_mask, apply_in_bucket
+from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.forward_pass import ForwardPass
 from pipeline.training.initial_state import init_state, init_with_output, make_key
 from pipeline.training.losses import (
@@ -41,7 +41,7 @@ from pipeline.training.parallel.fixed_sum import (
     sum_shards,
 )
 from pipeline.training.parallel.shards import Shards
-from pipeline.training.state import COLUMNS, Gradients, MappedBatch, Record, TrainState
+from pipeline.training.state import COLUMNS, Gradients, Inputs, MappedBatch, Record, TrainState
 from pipeline.training.step_config import StepConfig
 from pipeline.training.step_feature import ComputeGradients
 from pipeline.training.telemetry import StepOutcome, count_updates
@@ -81,7 +81,7 @@ def make_train_step(config: StepConfig) -> TrainStep:
     def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
         def add(sums: EvalSums, batch: Batch) -> EvalSums:
             return apply_in_bucket(
-                config.padding.buckets,
+                config.padding,
                 batch,
                 lambda cropped: _evaluate(config, state, cropped, sums),
                 is_random=False,
@@ -108,9 +108,9 @@ def _step(
     before = replace(state, features=_leave_out(state.features, readers))
 
     def compute(step_config: StepConfig) -> tuple[TrainState, Record, Mapping[str, Any]]:
-        buckets = () if step_config.shards is not None else step_config.padding.buckets
+        padding = NO_PADDING if step_config.shards is not None else step_config.padding
         return apply_in_bucket(
-            buckets,
+            padding,
             batch,
             lambda cropped: _update_by_batch(step_config, before, cropped, learning_rates),
         )
@@ -310,7 +310,7 @@ def _sum_shard_gradients(
                 config, cropped, state.step, lambda ops: compute(cropped, ops, shard_number)
             )
 
-        return apply_in_bucket(config.padding.buckets, shard, compute_cropped)
+        return apply_in_bucket(config.padding, shard, compute_cropped)
 
     def count_labels(cropped: Batch, ops: Ops, shard_number: Array) -> Array:
         _, labels = map_batch(config, ops, cropped)
@@ -349,39 +349,31 @@ def _sum_shard_gradients(
 
 
 @jax.named_scope(DATA)
-def map_batch(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]:
-    """Return the images, NHWC float32, and the labels of a batch after the map ops."""
+def map_batch(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Inputs, Array]:
+    """Return the network's inputs and the labels of a batch after the map ops."""
     columns = apply_ops(jnp, ops, batch.columns, batch.seed, batch.epoch, batch.sample)
     sizes = batch.columns[SIZE] if config.padding.has_mask else None
-    return make_network_inputs(columns["image"], config.image.layout, sizes), columns["label"]
-
-
-def make_network_inputs(images: Array, layout: str, sizes: Array | None) -> Array:
-    """Convert images to a network's input, NHWC float32. `layout` is hwc or chw. `sizes` (B, 1 or
-    2) are the sizes of the images without padding. With sizes, the input has an additional channel,
-    1 on the image and 0 on padding."""
-    images = images.astype(jnp.float32)
-    if layout != "hwc":
-        images = images.transpose(0, 2, 3, 1)
-    return images if sizes is None else add_padding_mask(images, sizes)
+    return config.inputs.read(jnp, columns, sizes), columns["label"]
 
 
 def map_training_batch(
     config: StepConfig, ops: Ops, batch: Batch, dropout_key: Array
 ) -> MappedBatch:
     """Return a batch after the map ops, with the random numbers of its features."""
-    images, labels = map_batch(config, ops, batch)
-    mapped = mask_batch(images, labels, batch.count, dropout_key)
+    inputs, labels = map_batch(config, ops, batch)
+    mapped = mask_batch(inputs, labels, batch.count, dropout_key)
     drawing = config.list_acting("draw")
     return mapped._replace(
-        extras={feature.name: feature.draw(batch, images.shape) for feature in drawing}
+        extras={feature.name: feature.draw(batch, inputs) for feature in drawing}
     )
 
 
-def mask_batch(images: Array, labels: Array, count: Array | int, dropout_key: Array) -> MappedBatch:
-    """Return a mapped batch whose first `count` samples are valid. Takes images (B, H, W, C)
-    float32, labels (B, ...) int or (B, ..., C) float, and a dropout key."""
-    return MappedBatch(images, labels, jnp.arange(images.shape[0]) < count, dropout_key)
+def mask_batch(
+    inputs: Inputs, labels: Array, count: Array | int, dropout_key: Array
+) -> MappedBatch:
+    """Return a mapped batch whose first `count` samples are valid. Takes the network's inputs,
+    labels (B, ...) int or (B, ..., C) float, and a dropout key."""
+    return MappedBatch(inputs, labels, jnp.arange(labels.shape[0]) < count, dropout_key)
 
 
 def compute_norm(gradients: Any, unscale: Array | float) -> Array:
@@ -405,9 +397,9 @@ def get_evaluated_weights(config: StepConfig, state: TrainState) -> dict[str, An
 
 def predict(config: StepConfig, variables: Any, batch: Batch) -> tuple[Array, Array]:
     """Return the logits of a batch in evaluation mode, and its labels."""
-    images, labels = map_batch(config, config.eval_ops, batch)
+    inputs, labels = map_batch(config, config.eval_ops, batch)
     apply = config.apply_lowerings(partial(config.network.apply, train=False))
-    logits: Any = apply(variables, images)
+    logits: Any = apply(variables, inputs)
     return logits, labels
 
 

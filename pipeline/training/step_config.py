@@ -13,8 +13,8 @@ from pipeline.data.padding.buckets import NO_PADDING, Padding
 from pipeline.training.step_feature import StepFeature, has_moment
 
 if TYPE_CHECKING:
-    from pipeline.data.columns import ColumnSpec
     from pipeline.data.dataset_spec import Ops
+    from pipeline.data.inputs import NetworkInputs
     from pipeline.data.targets import Targets
     from pipeline.models.layers.model_spec import InitRule
     from pipeline.models.lowerings.problem.lowering import LoweringPolicy
@@ -37,10 +37,11 @@ GRADIENT_MOMENTS = (
 
 @dataclass(frozen=True)
 class StepConfig:
-    """Configuration of a step's functions; `image` describes one image after the map ops."""
+    """Configuration of a step's functions."""
 
     network: nn.Module
-    image: ColumnSpec
+    inputs: NetworkInputs
+    """What the network reads after the map ops."""
     targets: Targets
     """The meaning of the network's outputs."""
     train_ops: Ops
@@ -53,7 +54,7 @@ class StepConfig:
     features: tuple[StepFeature, ...] = ()
     """Privacy, averages and the like, in the order in which the step calls them."""
     padding: Padding = NO_PADDING
-    """Padding of images of several sizes."""
+    """Padding of samples of several sizes."""
     init_rules: tuple[InitRule, ...] = ()
     shards: Shards | None = None
     """Shards of a batch, also across devices; None if a batch isn't split."""

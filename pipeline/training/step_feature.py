@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pipeline.data.batch import Batch
     from pipeline.training.forward_pass import ForwardPass, Outputs, PassResults
-    from pipeline.training.state import Gradients, MappedBatch, TrainState
+    from pipeline.training.state import Gradients, Inputs, MappedBatch, TrainState
     from pipeline.training.step_config import StepConfig
     from pipeline.training.telemetry import StepOutcome, Telemetry
 
@@ -64,9 +64,9 @@ class StepFeature:
         before it."""
         return compute(config)
 
-    def draw(self, batch: Batch, shape: tuple[int, ...]) -> Any:
+    def draw(self, batch: Batch, inputs: Inputs) -> Any:
         """Return random numbers of the samples, (B, ...), for `MappedBatch.extras`. They are drawn
-        before the batch is split. `shape` is the shape of the images, (B, H, W, C)."""
+        before the batch is split. `inputs` are what the network reads of the batch."""
         return None
 
     def split_batch(self, compute: ComputeGradients) -> ComputeGradients:

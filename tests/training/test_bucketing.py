@@ -1,4 +1,4 @@
-"""A channel that marks padding, against a loop; tests/stages/test_image_sizes.py runs buckets."""
+"""A channel that marks padding, against a loop; tests/stages/test_sample_sizes.py runs buckets."""
 
 from __future__ import annotations
 

@@ -167,19 +167,19 @@ def make_loss(
 ) -> LossToPlan:
     """Return the loss of a step, from its configuration and the shapes of state and global batch.
 
-    `batch` has images NHWC float32 and labels, as the map ops return them. Frozen parameters are
+    `batch` has the network's inputs and labels, as the map ops return them. Frozen parameters are
     treated as trained, microbatches as one batch.
     """
 
     def loss(params: Any, batch: Any) -> jax.Array:
-        images, labels = batch
-        count = images.shape[0]
+        inputs, labels = batch
+        count = labels.shape[0]
         mask = jnp.ones(count, bool)
         collections = jax.tree.map(
             lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state.collections
         )
         variables = {"params": params, **collections}
-        logits, _ = apply_network(config, variables, images, jax.random.key(0))
+        logits, _ = apply_network(config, variables, inputs, jax.random.key(0))
         divisor = compute_divisor(config, labels, mask, count)
         return compute_loss(config, logits, labels, mask, divisor).minimised
 

@@ -7,6 +7,7 @@ Several runs, or a sweep, are an ensemble.
 from __future__ import annotations
 
 import json
+import operator
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,10 +30,12 @@ from pipeline.data.text.text_files import read_text_lines
 from pipeline.data.text.text_format import TextFormat
 from pipeline.stages.export.export import is_export, read_export
 from pipeline.stages.export.inference_files import (
+    Arrays,
+    count_samples,
     list_images,
     make_mask_path,
     make_prediction_row,
-    read_images,
+    read_samples,
     require_new_names,
     write_mask,
 )
@@ -59,7 +62,7 @@ MAX_BATCH = 64
 DEFAULT_TOKENS = 200
 """Number of tokens by which a prompt is continued."""
 
-ComputeLogits = Callable[[np.ndarray], np.ndarray]
+ComputeLogits = Callable[[Arrays], np.ndarray]
 """Function from samples (n, *shape) to logits float32 (n, classes), or (n, H, W, classes)."""
 PromptOptions = Mapping[str, int | float | None]
 """Options of a prompt: tokens, temperature, top_k and seed; None if not typed."""
@@ -114,16 +117,17 @@ def main(
     targets = samples.targets
     rows = []
     unusual: list[UnusualImage] = []
-    num_images = 0
-    for file, names, images in _read_inputs(arguments, samples):
-        num_images += len(images)
-        unusual += _list_unusual_images(names, images, samples)
-        all_logits = _compute_in_batches(compute_logits, images, targets.task)
+    num_samples = 0
+    for file, names, arrays in _read_inputs(arguments, samples):
+        count = count_samples(arrays)
+        num_samples += count
+        unusual += _list_unusual_images(names, arrays, samples)
+        all_logits = _compute_in_batches(compute_logits, arrays, targets.task)
         for index, (name, logits) in enumerate(zip(names, all_logits, strict=True)):
             if logits.ndim != 1:
                 if csv is not None:
                     raise UsageError([f"--csv {csv}"], "classes of pixels are written by --masks")
-                path = make_mask_path(masks, file, index, len(images)) if masks else None
+                path = make_mask_path(masks, file, index, count) if masks else None
                 mask = logits.argmax(axis=-1)
                 if path is not None:
                     write_mask(path, file, mask, len(targets))
@@ -136,16 +140,16 @@ def main(
         write_csv(csv, rows)
         print(printable(f"{csv}: {count_noun(len(rows), 'line')}"))
     if unusual and samples.brightness is not None:
-        text = explain_unusual_images(unusual, num_images, samples.brightness)
+        text = explain_unusual_images(unusual, num_samples, samples.brightness)
         print(f"{WARNING} {text}", file=sys.stderr)
     return 0
 
 
 def _list_unusual_images(
-    names: Sequence[str], images: np.ndarray, samples: Samples
+    names: Sequence[str], images: Arrays, samples: Samples
 ) -> list[UnusualImage]:
     """Return the images that look unlike those of the training; none if these weren't measured."""
-    if samples.brightness is None:
+    if samples.brightness is None or isinstance(images, dict):
         return []
     pairs = zip(names, images, strict=True)
     findings = [find_unusual_image(name, image, samples.brightness) for name, image in pairs]
@@ -179,8 +183,8 @@ def _require_options(
 
 def _read_inputs(
     arguments: InferArguments, samples: Samples
-) -> Iterator[tuple[Path, list[str], np.ndarray]]:
-    """Yield a file, and the names and the array of its samples.
+) -> Iterator[tuple[Path, list[str], Arrays]]:
+    """Yield a file, and the names and the arrays of its samples.
 
     With texts, the run or export is yielded as the file: only masks need a file.
     """
@@ -190,8 +194,8 @@ def _read_inputs(
         return
     for path in arguments.files:
         for file in list_images(path):
-            images = read_images(file, samples)
-            yield file, _name_samples(file, len(images)), images
+            arrays = read_samples(file, samples)
+            yield file, _name_samples(file, count_samples(arrays)), arrays
 
 
 def _name_samples(file: Path, count: int) -> list[str]:
@@ -205,13 +209,15 @@ def _read_texts(
     """Yield the names and samples of the command line's texts, then of each file's lines."""
     text = samples.text
     if text is None:
-        raise DataError(f"the network reads {samples.dtype} images; --text needs one of texts")
+        raise DataError(
+            f"the network reads {', '.join(samples.columns)}; --text needs one of texts"
+        )
     if text.predicts != "class":
         raise DataError("the network continues texts; name the text with --prompt TEXT")
 
     def encode(texts: Sequence[str]) -> np.ndarray:
         try:
-            return text.encode_all(texts, samples.shape[0])
+            return text.encode_all(texts, samples.single.shape[0])
         except ValueError as error:
             raise DataError(f"a text can't be read by the tokenizer: {error}") from error
 
@@ -228,11 +234,11 @@ def _load_network(sources: Sequence[Path]) -> tuple[ComputeLogits, Samples]:
         exported = read_export(sources[0])
         weights = jax.device_put(exported.arrays)
         call = jax.jit(exported.program.call)
-        return lambda images: np.asarray(call(weights, images)), exported.samples
+        return lambda arrays: np.asarray(call(weights, arrays)), exported.samples
     run = _read_runs(sources)
     weights = jax.device_put(dict(run.arrays))
     predict = compile_predict(run)
-    return lambda images: np.asarray(predict(weights, images)), run.samples
+    return lambda arrays: np.asarray(predict(weights, arrays)), run.samples
 
 
 def _read_runs(sources: Sequence[Path]) -> TrainedRun:
@@ -244,22 +250,23 @@ def _read_runs(sources: Sequence[Path]) -> TrainedRun:
 
 
 def _compute_in_batches(
-    compute_logits: ComputeLogits, images: np.ndarray, task: Task
+    compute_logits: ComputeLogits, samples: Arrays, task: Task
 ) -> Iterator[np.ndarray]:
-    """Yield the logits of each image, float64 (classes,), or (H, W, classes) of its pixels.
+    """Yield the logits of each sample, float64 (classes,), or (H, W, classes) of its pixels.
 
     Raises DataError for outputs of another rank, for NaN and infinity. Negative infinity, whose
     probability is 0, is permitted beside a finite logit.
     """
-    for start in range(0, len(images), MAX_BATCH):
-        batch = images[start : start + MAX_BATCH]
+    count = count_samples(samples)
+    for start in range(0, count, MAX_BATCH):
+        size = min(MAX_BATCH, count - start)
         # The last batch is padded, since another size would need another compilation.
-        missing = min(MAX_BATCH, len(images)) - len(batch)
-        padded = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
-        logits = compute_logits(padded)[: len(batch)].astype(np.float64)
+        rows = np.minimum(np.arange(start, start + min(MAX_BATCH, count)), count - 1)
+        padded = jax.tree.map(operator.itemgetter(rows), samples)
+        logits = compute_logits(padded)[:size].astype(np.float64)
         if logits.ndim not in (2, 4):
             raise DataError(
-                f"the network returns logits of shape {logits.shape[1:]} for an image; must be one "
+                f"the network returns logits of shape {logits.shape[1:]} for a sample; must be one "
                 "for each class: export it and call the program"
             )
         least = logits.min(axis=-1) if task == "regression" else logits.max(axis=-1)
@@ -374,11 +381,12 @@ def _load_decoder(sources: Sequence[Path]) -> tuple[Decoder, Weights, TextFormat
     exported = read_export(sources[0])
     samples = exported.samples
     text = _require_text(samples, sources[0])
-    context = samples.shape[0]
+    tokens = samples.single
+    context = tokens.shape[0]
     if exported.next_token is not None:
         decoder = make_exported_decoder(exported.next_token, context)
     else:
-        decoder = make_uncached_decoder(exported.program.call, context, samples.dtype)
+        decoder = make_uncached_decoder(exported.program.call, context, tokens.dtype)
     return decoder, exported.arrays, text
 
 

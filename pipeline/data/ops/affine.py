@@ -16,8 +16,7 @@ from pydantic import Field, NonNegativeFloat, Strict, model_validator
 
 from pipeline.core.registry import Expected, Seq, component
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import GeometricOp
-from pipeline.data.ops.image import Range, list_steps, read_points, require_image
+from pipeline.data.ops.image import GeometricOp, Range, list_steps, read_points, require_image
 from pipeline.data.order import draw_permutation
 from pipeline.data.random import scale_to_integers
 

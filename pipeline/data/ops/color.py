@@ -16,9 +16,9 @@ from pydantic import AfterValidator
 
 from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.image import (
     MAX_SUMMED_PIXELS,
+    ImageOp,
     Range,
     draw_rows,
     list_steps,
@@ -61,7 +61,7 @@ HueRange = Annotated[Range, AfterValidator(_make_range_check(-0.5, 0.5, "a shift
 
 
 @component("op")
-class RandomColorAdjust(Op):
+class RandomColorAdjust(ImageOp):
     """Change brightness, contrast, saturation and hue in an order drawn for each sample.
 
     The first three are factors; 1 changes nothing. `hue` is a shift in rotations of the colour

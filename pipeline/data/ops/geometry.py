@@ -10,8 +10,15 @@ from pydantic import PositiveInt
 
 from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import GeometricOp, Op
-from pipeline.data.ops.image import Padding, Probability, Size, read_crossings, require_image
+from pipeline.data.ops.image import (
+    GeometricOp,
+    ImageOp,
+    Padding,
+    Probability,
+    Size,
+    read_crossings,
+    require_image,
+)
 from pipeline.data.random import scale_to_integers
 
 
@@ -190,7 +197,7 @@ class RandomVerticalFlip(_Flip):
 
 
 @component("op")
-class Cutout(Op):
+class Cutout(ImageOp):
     """Fill square holes of `size` pixels a side with zeros.
 
     A hole may be partly outside the image. With convention `devries` (DeVries and Taylor, 2017) its

@@ -1,14 +1,15 @@
-"""Types and functions of image ops: sizes, ranges, shapes and reading of pixels."""
+"""Base classes, types and functions of image ops: sizes, ranges, shapes and reading of pixels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, Strict
 
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset_spec import Op
 from pipeline.data.random import scale_to_integers
 
 Size = Annotated[tuple[PositiveInt, PositiveInt], Strict(False)]
@@ -26,6 +27,29 @@ STEPS = 4096
 """Number of even steps of a range, one of which is drawn. The host computes functions such as sine
 for all steps, in float64, and the compiled step looks them up. XLA's functions differ from numpy's
 in the last digit, which after rounding could be a whole pixel."""
+
+
+class ImageOp(Op):
+    """Base of the map ops on images."""
+
+    column: str = "image"
+    """The name of the column."""
+
+
+class GeometricOp(ImageOp):
+    """Base of the ops on images that move pixels, and can move labels of pixels in the same way."""
+
+    moves_pixels: ClassVar[bool] = True
+
+    @property
+    def creates_border(self) -> bool:
+        """Whether the op adds pixels from outside the image, which have no label."""
+        return False
+
+    def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
+        """Move labels (batch, height, width, 1) like the pixels, without mixing labels. Pixels from
+        outside the image get the label `fill`. The default is for ops that only copy pixels."""
+        return self(xp, labels, uniforms)
 
 
 def require_image(value: ColumnSpec) -> tuple[int, int, int]:

@@ -11,14 +11,13 @@ import numpy as np
 from pipeline.core.files.npy import open_archive
 from pipeline.core.registry import FilePath, component
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import Op
-from pipeline.data.ops.image import require_image
+from pipeline.data.ops.image import ImageOp, require_image
 
 ARRAYS = ("mean", "matrix")
 
 
 @component("op")
-class LinearMap(Op):
+class LinearMap(ImageOp):
     """(image - mean) @ matrix of an image as one vector, in float32.
 
     The file is an .npz with mean (n,) and matrix (n, n), for images of n values: MindSpore's

@@ -32,6 +32,7 @@ class MixUp(BatchOp):
     """
 
     name: Literal["mix_up"] = "mix_up"
+    column: str = "image"
     alpha: PositiveFloat = 1.0
 
     draws: ClassVar[int] = 2
@@ -116,6 +117,7 @@ class CutMix(BatchOp):
     """
 
     name: Literal["cut_mix"] = "cut_mix"
+    column: str = "image"
     alpha: PositiveFloat = 1.0
     prob: Probability = 1.0
 

@@ -13,11 +13,10 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.affine import Fill, Interpolation, list_fill_levels
 from pipeline.data.ops.color import require_rgb_bytes, require_summable
 from pipeline.data.ops.color_changes import Change, Changes, apply_changes, tabulate
-from pipeline.data.ops.image import Size, repeat_op
+from pipeline.data.ops.image import ImageOp, Size, repeat_op
 from pipeline.data.random import scale_to_integers
 
 _SIGNED = frozenset(
@@ -42,7 +41,7 @@ other changes. paper: translations are multiplied by the side once; RandAugment 
 magnitudes and draws all changes equally often."""
 
 
-class Policy(Op):
+class Policy(ImageOp):
     """Base of the policies, for RGB bytes."""
 
     moves_pixels: ClassVar[bool] = True

@@ -12,10 +12,11 @@ from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
 from pipeline.core.registry import Expected, Seq, component
 from pipeline.data.columns import BOXES, ColumnSpec
-from pipeline.data.dataset_spec import GeometricOp, MapOp
+from pipeline.data.dataset_spec import MapOp
 from pipeline.data.ops.image import (
     MAX_SUMMED_PIXELS,
     Axis,
+    GeometricOp,
     Range,
     Size,
     draw_rows,

@@ -12,12 +12,12 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from pipeline.core.registry import Seq, component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import MapOp, Op
-from pipeline.data.ops.image import Probability, require_image
+from pipeline.data.ops.image import ImageOp, Probability, require_image
 from pipeline.data.targets import Targets
 
 
 @component("op")
-class Rescale(Op):
+class Rescale(ImageOp):
     """value * factor + shift, in float32."""
 
     name: Literal["rescale"] = "rescale"
@@ -32,7 +32,7 @@ class Rescale(Op):
 
 
 @component("op")
-class Normalize(Op):
+class Normalize(ImageOp):
     """(image - mean) / std in float32, with a mean and a std for each channel."""
 
     name: Literal["normalize"] = "normalize"
@@ -65,7 +65,7 @@ class Normalize(Op):
 
 
 @component("op")
-class Hwc2Chw(Op):
+class Hwc2Chw(ImageOp):
     """Move the channels of an image to the front, the layout of MindSpore's networks."""
 
     name: Literal["hwc2chw"] = "hwc2chw"
@@ -127,7 +127,7 @@ class OneHot(Op):
 
 
 @component("op")
-class Whiten(Op):
+class Whiten(ImageOp):
     """(image - m) / max(s, 1 / sqrt(n)), with the mean m and deviation s of the image's n values.
 
     The bound prevents a division by 0 for an image of one colour. TensorFlow called the op

@@ -14,18 +14,26 @@ from pipeline.data.columns import Column, name_sample, read_sample, resolve_indi
 Bucket = tuple[int, ...]
 """The leading dimensions that values are padded to: (tokens,) or (height, width)."""
 SIZE = "size"
-"""Name of the column of the sizes of images without padding, int32 (samples, dimensions)."""
+"""Name of the column of the sizes of samples without padding, int32 (samples, dimensions)."""
 
 
 @dataclass(frozen=True)
 class Padding:
-    """The sizes that images are padded to, the smallest first; none if all have one size.
+    """The sizes that samples are padded to, the smallest first; none if all have one size.
 
-    With `has_mask` images get one more channel, 1 inside of the image and 0 on padding.
+    With `has_mask` the network reads what is padding: images get one more channel, 1 inside of the
+    image and 0 on padding, and tokens a mask.
     """
 
     buckets: tuple[Bucket, ...] = ()
     has_mask: bool = False
+    column: str = "label"
+    """The column of samples that is padded, beside the labels of their positions."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that are padded."""
+        return tuple(dict.fromkeys((self.column, "label")))
 
 
 NO_PADDING = Padding()

@@ -71,7 +71,7 @@ class ExampleImages(LazyColumn):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(samples, height, width, channels)."""
+        """(samples, height, width, channels), or (samples, length)."""
         return (len(self.rows), *self.layout.shape)
 
     def sample(self, index: int) -> np.ndarray:
@@ -177,24 +177,32 @@ class ImageLayout:
     """The name of the feature with the image."""
     kind: Literal["file", "pixels", "array"]
     """file: a file such as PNG, read as RGB. pixels: plain bytes. array: numbers with a shape."""
-    shape: Shape
-    """(height, width, channels)."""
+    shape: tuple[int, ...]
+    """(height, width, channels); (length,) of tokens and of other rows of numbers."""
     is_resized: bool = False
     """Whether files may differ in size, and are resized to `shape`."""
     dtype: Literal["uint8", "int32", "float32"] = "uint8"
     channel_axis: int = -1
     """The axis of an array that has the channels."""
 
+    @property
+    def column(self) -> str:
+        """The name of the column: image, tokens for whole numbers in a row, else features."""
+        if len(self.shape) == 3:
+            return "image"
+        return "tokens" if self.dtype == "int32" else "features"
+
     def read_image(self, features: Mapping[str, Feature]) -> np.ndarray:
-        """Return the image of an example, (H, W, C). Raises an error of `UNREADABLE_IMAGE`."""
+        """Return the sample of an example, in `shape`. Raises an error of `UNREADABLE_IMAGE`."""
         if self.kind == "array":
             values = np.asarray(features[self.key]).astype(self.dtype)
-            return _as_image(values, self.channel_axis).reshape(self.shape)
+            return _as_sample(values, self.channel_axis).reshape(self.shape)
         content = _find_bytes(features, self.key)
         if self.kind == "pixels":
             return np.frombuffer(content, np.uint8).reshape(self.shape)
         with open_image(content, FORMATS) as image:
-            return read_pixels(image, *self.shape[:2])
+            height, width, _ = self.shape
+            return read_pixels(image, height, width)
 
     def require(self, features: Mapping[str, Feature]) -> None:
         """Raise an error of `UNREADABLE_IMAGE` if the image has another layout."""
@@ -300,16 +308,15 @@ def _find_array_layout(key: str, values: Feature | None, channel_axis: int) -> I
     # The absolute value of the least int64 is negative.
     if not ((values >= -limit) & (values <= limit)).all():
         raise ValueError(f"{show_name(key)} has values that {dtype} can't hold")
-    height, width, channels = _as_image(values, channel_axis).shape
-    shape = (height, width, channels)
+    shape = _as_sample(values, channel_axis).shape
     return ImageLayout(key, "array", shape, dtype=dtype, channel_axis=channel_axis)
 
 
-def _as_image(values: np.ndarray, channel_axis: int) -> np.ndarray:
-    """Return an array as (height, width, channels). Tokens (T,) become (T, 1, 1)."""
+def _as_sample(values: np.ndarray, channel_axis: int) -> np.ndarray:
+    """Return an image as (height, width, channels), and a row of numbers as it is."""
     if values.ndim == 3:
         return np.moveaxis(values, channel_axis, -1)
-    return values.reshape(*values.shape, *(1,) * (3 - values.ndim))
+    return values[..., np.newaxis] if values.ndim == 2 else values
 
 
 def _find_key(

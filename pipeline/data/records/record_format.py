@@ -117,6 +117,8 @@ class RecordsSpec(Spec):
     mean: Seq[float] = ()
     std: Seq[PositiveFloat] = ()
     """Mean and deviation of each number, in the units of the data; empty for other tasks."""
+    inputs: Seq[str] = ()
+    """Columns that a network reads unless it declares others; empty: the first."""
     train: RecordSplitSpec
     eval: RecordSplitSpec
 
@@ -143,9 +145,13 @@ class RecordsSpec(Spec):
         ]
         if kinds[0] != kinds[1]:
             raise ValueError(f"train has the columns {kinds[0]}, eval {kinds[1]}; must be the same")
-        missing = {"image", "label"} - set(kinds[0])
-        if missing:
-            raise ValueError(f"lacks the column {', '.join(sorted(missing))}")
+        if "label" not in kinds[0]:
+            raise ValueError("lacks the column label")
+        if len(kinds[0]) < 2:
+            raise ValueError("has only the column label; must have one for networks to read")
+        unknown = sorted(set(self.inputs) - set(kinds[0]))
+        if unknown:
+            raise ValueError(f"inputs: there is no column {', '.join(unknown)}")
         return self
 
 

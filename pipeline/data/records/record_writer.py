@@ -54,6 +54,7 @@ def write_records(
             task=data.targets.task,
             mean=data.targets.mean,
             std=data.targets.std,
+            inputs=data.inputs,
             train=_write_split(scratch, "train", data.train, notify),
             eval=_write_split(scratch, "eval", data.eval, notify),
         )

@@ -20,7 +20,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit
 from pipeline.core.files.ownership import make_private
 from pipeline.core.registry import component
-from pipeline.data.columns import Facts, RawData, Split, make_blank_data
+from pipeline.data.columns import RawData, Split
 from pipeline.data.copies.checksums import (
     SUMS,
     RemoteFile,
@@ -31,6 +31,7 @@ from pipeline.data.copies.checksums import (
 from pipeline.data.copies.download import fetch_all, lock_data_folder, require_published
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
+from pipeline.data.image_facts import ImageFacts, make_blank_data
 from pipeline.data.targets import Targets
 
 _SIDE = 32
@@ -93,8 +94,8 @@ class CifarDataset(DatasetSpec):
     archive: ClassVar[RemoteFile]
     class_names: ClassVar[tuple[str, ...]]
 
-    def facts(self) -> Facts:
-        return Facts(
+    def facts(self) -> ImageFacts:
+        return ImageFacts(
             image=(_SIDE, _SIDE, _CHANNELS),
             classes=self.release.classes,
             train_size=sum(self.release.train.values()),

@@ -9,8 +9,9 @@ import numpy as np
 from pydantic import field_validator
 
 from pipeline.core.registry import component
-from pipeline.data.columns import Facts, RawData, Split
+from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
+from pipeline.data.image_facts import ImageFacts
 from pipeline.data.targets import Targets
 
 _ARRAYS = Path(__file__).with_name("digits.npz")
@@ -33,8 +34,8 @@ class Digits(DatasetSpec):
             raise ValueError(f"{root}: must be null; the digits are shipped with this package")
         return root
 
-    def facts(self) -> Facts:
-        return Facts(image=(8, 8, 1), classes=10, train_size=1_438, eval_size=359)
+    def facts(self) -> ImageFacts:
+        return ImageFacts(image=(8, 8, 1), classes=10, train_size=1_438, eval_size=359)
 
     def read(self, cache: Path) -> RawData:
         """Return images, uint8 (n, 8, 8, 1), and labels, int32 (n,)."""

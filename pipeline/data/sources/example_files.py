@@ -115,12 +115,14 @@ class ExampleFilesSpec(LocalDatasetSpec):
         with name_file(self.root):
             labels, eval_labels, targets = self._make_targets(train, evaluated)
         boxes, eval_boxes = _make_box_columns(train, evaluated)
+        column = train.images.layout.column
         return RawData(
             train=Split(
-                {"image": train.images, "label": labels, **boxes}, train.images.count_by_file()
+                {column: train.images, "label": labels, **boxes}, train.images.count_by_file()
             ),
-            eval=Split({"image": evaluated.images, "label": eval_labels, **eval_boxes}),
+            eval=Split({column: evaluated.images, "label": eval_labels, **eval_boxes}),
             targets=targets,
+            inputs=(column,),
         )
 
     def _read_matching(self, pattern: str) -> Examples:

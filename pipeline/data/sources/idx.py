@@ -13,10 +13,11 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.registry import component
-from pipeline.data.columns import Facts, RawData, Split, make_blank_data
+from pipeline.data.columns import RawData, Split
 from pipeline.data.copies.checksums import RemoteFile
 from pipeline.data.copies.download import fetch_all, require_published
 from pipeline.data.dataset_spec import DatasetSpec
+from pipeline.data.image_facts import ImageFacts, make_blank_data
 from pipeline.data.targets import Targets
 
 _UINT8 = 0x08
@@ -31,8 +32,8 @@ class IdxDataset(DatasetSpec):
     files: ClassVar[tuple[RemoteFile, ...]]
     class_names: ClassVar[tuple[str, ...]]
 
-    def facts(self) -> Facts:
-        return Facts(image=(_SIDE, _SIDE, 1), classes=10, train_size=60_000, eval_size=10_000)
+    def facts(self) -> ImageFacts:
+        return ImageFacts(image=(_SIDE, _SIDE, 1), classes=10, train_size=60_000, eval_size=10_000)
 
     def declare(self, cache: Path) -> RawData | None:
         if self.root is not None or not self._list_missing(cache / self.name):

@@ -22,7 +22,7 @@ from pipeline.data.targets import Targets, Task, make_number_targets, require_tr
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")
 """Optional arrays: the sizes of images or labels that are stored one after the other."""
-RESERVED_NAMES = frozenset({"x", "y", "image", "label", SIZE})
+RESERVED_NAMES = frozenset({"x", "y", "image", "tokens", "features", "label", SIZE})
 """Names of other arrays and columns, which further columns can't have."""
 MAX_INFERRED_CLASSES = 10_000
 """The most classes that are inferred from labels. Larger labels may be numbers, such as prices."""
@@ -33,9 +33,11 @@ CHECKED_VALUES = 1 << 20
 
 @component("dataset")
 class NumpyArchive(LocalDatasetSpec):
-    """Arrays of images in x_train and x_test, and of their targets in y_train and y_test.
+    """Arrays of samples in x_train and x_test, and of their targets in y_train and y_test.
 
-    Images are uint8 or float32, (n, H, W) or (n, H, W, C). Numbers to predict are floats, (n,) or
+    Samples are uint8, int32 or float32. Images, (n, H, W) or (n, H, W, C), are the column `image`.
+    Rows of whole numbers, (n, length), are the column `tokens`, other rows are `features`. Numbers
+    to predict are floats, (n,) or
     (n, K). Classes are whole numbers: (n,) or (n, 1), or one for each position, (n, tokens) or
     (n, height, width).
 
@@ -56,7 +58,7 @@ class NumpyArchive(LocalDatasetSpec):
 
     columns: Seq[Annotated[str, Field(pattern=r"^\w+$")]] = ()
     """Names of further columns. A column `age` is read from the arrays age_train and age_test,
-    numbers of any shape (n, ...). The map op `join` adds columns to the network's input."""
+    numbers of any shape (n, ...). `model.inputs` names the columns that a network reads."""
 
     @model_validator(mode="after")
     def _require_plain_columns(self) -> Self:
@@ -142,12 +144,13 @@ def make_class_data(
     arrays: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None = None
 ) -> RawData:
     """Return both splits of a classification. Raises ValueError with the name of a wrong array."""
-    images = _read_images(arrays)
+    samples = _read_samples(arrays)
+    column = _name_samples(samples["x_train"])
     labels = {
         name: _as_labels(name, arrays[name], arrays.get(f"{name}_sizes"))
         for name in ("y_train", "y_test")
     }
-    _require_equal_lengths(images, labels)
+    _require_equal_lengths(samples, labels)
     shapes: dict[str, tuple[Any, ...]] = {}
     flat = {}
     for name, values in labels.items():
@@ -163,8 +166,8 @@ def make_class_data(
             f"y_train and y_test must have the same number of labels per sample, not {shapes}"
         )
     return RawData(
-        train=Split({"image": images["x_train"], "label": _as_int32(labels["y_train"])}),
-        eval=Split({"image": images["x_test"], "label": _as_int32(labels["y_test"])}),
+        train=Split({column: samples["x_train"], "label": _as_int32(labels["y_train"])}),
+        eval=Split({column: samples["x_test"], "label": _as_int32(labels["y_test"])}),
         targets=Targets(_name_classes(flat, classes, ignore_index)),
     )
 
@@ -172,7 +175,8 @@ def make_class_data(
 def make_number_data(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
     """Return both splits of a regression or of multi_label, with labels float32 (n, K). Numbers are
     standardised by the training split. Raises ValueError with the name of a wrong array."""
-    images = _read_images(arrays)
+    samples = _read_samples(arrays)
+    column = _name_samples(samples["x_train"])
     numbers = {}
     for name in ("y_train", "y_test"):
         values = arrays[name]
@@ -181,7 +185,7 @@ def make_number_data(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
         if values.ndim not in (1, 2) or 0 in values.shape:
             raise ValueError(f"{name} has shape {values.shape}; must be (n,) or (n, numbers)")
         numbers[name] = values.reshape(len(values), -1)
-    _require_equal_lengths(images, numbers)
+    _require_equal_lengths(samples, numbers)
     columns = {name: values.shape[1] for name, values in numbers.items()}
     if len(set(columns.values())) > 1:
         raise ValueError(f"y_train and y_test must have the same number of columns, not {columns}")
@@ -194,26 +198,28 @@ def make_number_data(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
         numbers["y_train"], numbers["y_test"], names, task
     )
     return RawData(
-        train=Split({"image": images["x_train"], "label": train}),
-        eval=Split({"image": images["x_test"], "label": evaluated}),
+        train=Split({column: samples["x_train"], "label": train}),
+        eval=Split({column: samples["x_test"], "label": evaluated}),
         targets=targets,
     )
 
 
-def _read_images(arrays: Mapping[str, np.ndarray]) -> dict[str, Column]:
-    """Return the images of both splits, by the names of their arrays. Raises ValueError if they
+def _read_samples(arrays: Mapping[str, np.ndarray]) -> dict[str, Column]:
+    """Return the samples of both splits, by the names of their arrays. Raises ValueError if they
     have several shapes or dtypes."""
     images = {}
     kinds = {}
     for name in ("x_train", "x_test"):
-        column = _as_images(name, arrays[name], arrays.get(f"{name}_sizes"))
+        column = _as_samples(name, arrays[name], arrays.get(f"{name}_sizes"))
         images[name] = column
         if isinstance(column, RaggedColumn):
             kinds[name] = f"{column.sizes.shape[1]} sizes, {column.trailing} {column.dtype}"
         else:
             kinds[name] = f"{column.shape[1:]} {column.dtype}"
     if len(set(kinds.values())) > 1:
-        raise ValueError(f"x_train and x_test must have images of one shape and dtype, not {kinds}")
+        raise ValueError(
+            f"x_train and x_test must have samples of one shape and dtype, not {kinds}"
+        )
     return images
 
 
@@ -224,7 +230,7 @@ def _require_equal_lengths(images: Mapping[str, Column], labels: Mapping[str, Co
         num_labels = labels[f"y_{split}"].shape[0]
         if num_images != num_labels:
             raise ValueError(
-                f"x_{split} has {num_images:,} images, y_{split} {num_labels:,} labels"
+                f"x_{split} has {num_images:,} samples, y_{split} {num_labels:,} labels"
             )
 
 
@@ -265,29 +271,39 @@ def _as_int32(labels: np.ndarray | RaggedArray) -> Column:
     return labels.astype(np.int32)
 
 
-def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Column:
-    """Return images, (n, H, W, C) or ragged. Raises ValueError, beginning with the array's name, if
-    the values or sizes can't be images."""
-    if values.dtype not in (np.uint8, np.float32):
-        raise ValueError(f"{name} is {values.dtype}; images must be uint8 or float32")
+def _as_samples(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Column:
+    """Return samples: images (n, H, W, C), rows (n, length), or ragged. Raises ValueError,
+    beginning with the array's name, if the values or sizes can't be samples."""
+    if values.dtype not in (np.uint8, np.int32, np.float32):
+        raise ValueError(f"{name} is {values.dtype}; must be uint8, int32 or float32")
     if sizes is None:
-        if values.ndim in (3, 4) and not len(values):
-            raise ValueError(f"{name} has no images; must have at least one")
-        if values.ndim not in (3, 4) or 0 in values.shape:
-            raise ValueError(f"{name} has shape {values.shape}; must be (n, H, W) or (n, H, W, C)")
+        if values.ndim in (2, 3, 4) and not len(values):
+            raise ValueError(f"{name} has no samples; must have at least one")
+        if values.ndim not in (2, 3, 4) or 0 in values.shape:
+            raise ValueError(
+                f"{name} has shape {values.shape}; must be (n, H, W), (n, H, W, C) or (n, length)"
+            )
     elif sizes.ndim != 2 or not 1 <= sizes.shape[1] <= 3:
         raise ValueError(f"{name}_sizes has shape {sizes.shape}; must be (n, 1), (n, 2) or (n, 3)")
     if not _has_finite_values(values):
         raise ValueError(f"{name} has values that are not finite")
     if sizes is None:
-        return values if values.ndim == 4 else values[..., np.newaxis]
-    trailing: tuple[int, ...] = (1, 1) if sizes.shape[1] == 1 else (1,)
+        return values[..., np.newaxis] if values.ndim == 3 else values
+    trailing: tuple[int, ...] = () if sizes.shape[1] == 1 else (1,)
     if sizes.shape[1] == 3:
         if len(set(sizes[:, 2].tolist())) > 1:
             raise ValueError(f"{name}_sizes has images of several numbers of channels")
         trailing = (int(sizes[0, 2]),)
         sizes = sizes[:, :2]
     return _make_ragged(name, values, sizes, trailing)
+
+
+def _name_samples(samples: Column) -> str:
+    """Return the name of a column of samples: image, tokens for rows of whole numbers, else
+    features."""
+    if len(samples.shape) > 2:
+        return "image"
+    return "features" if samples.dtype.kind == "f" else "tokens"
 
 
 def _has_finite_values(values: np.ndarray) -> bool:

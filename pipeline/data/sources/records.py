@@ -33,6 +33,7 @@ class Records(LocalDatasetSpec):
             train=open_split(self.root, spec.train, len(classes), self.ignore_index),
             eval=open_split(self.root, spec.eval, len(classes), self.ignore_index),
             targets=spec.targets,
+            inputs=tuple(spec.inputs),
         )
 
 

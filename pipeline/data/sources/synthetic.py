@@ -12,9 +12,10 @@ from pydantic import PositiveInt, field_validator
 
 from pipeline.core.host.memory import require_room
 from pipeline.core.registry import component, list_components
-from pipeline.data.columns import Facts, RawData, Split
+from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
+from pipeline.data.image_facts import ImageFacts
 from pipeline.data.targets import Targets
 
 _PATTERN_SEED = 0
@@ -46,7 +47,7 @@ class Synthetic(DatasetSpec):
         require_facts(like)
         return like
 
-    def facts(self) -> Facts:
+    def facts(self) -> ImageFacts:
         source = require_facts(self.like)
         return replace(
             source,
@@ -92,7 +93,7 @@ def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
     return Split({"image": images, "label": labels})
 
 
-def require_facts(source: str) -> Facts:
+def require_facts(source: str) -> ImageFacts:
     """Return the sizes of a source, by its name. Raises ValueError if they aren't known."""
     facts = _find_facts(source)
     if facts is None:
@@ -101,7 +102,7 @@ def require_facts(source: str) -> Facts:
     return facts
 
 
-def _find_facts(source: str) -> Facts | None:
+def _find_facts(source: str) -> ImageFacts | None:
     """Return the sizes of a source, by its name; None if they aren't known."""
     cls = list_components("dataset").get(source)
     if cls is None:

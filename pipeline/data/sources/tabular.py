@@ -178,11 +178,12 @@ class TableDataset(DatasetSpec):
                     train_labels, eval_labels, self.target, targets.task
                 )
         return RawData(
-            train=Split({"image": rows[train_rows], "label": train_labels}),
-            eval=Split({"image": eval_inputs, "label": eval_labels}),
+            train=Split({"features": rows[train_rows], "label": train_labels}),
+            eval=Split({"features": eval_inputs, "label": eval_labels}),
             targets=targets,
             table=table,
             unit=SampleUnit("rows", "rows", size=f"of {table.width} columns"),
+            inputs=("features",),
             notes=notes,
         )
 

@@ -66,7 +66,7 @@ class Text(DatasetSpec):
         return self
 
     def read(self, cache: Path) -> RawData:
-        """Return windows of tokens, (n, length, 1, 1), and labels, (n, length), uint8 or int32."""
+        """Return windows of tokens, and labels, both (n, length), uint8 or int32."""
         files = [SHIPPED] if self.root is None else list_text_files(self.root, self.pattern)
         contents = read_files(files)
         source = files[0] if len(files) == 1 else self.root
@@ -91,6 +91,7 @@ class Text(DatasetSpec):
             targets=Targets(tokenizer.names, "next_token"),
             unit=SampleUnit("windows", "tokens", self.length, f"of {self.length} tokens"),
             text=TextFormat(tokenizer, "next_token"),
+            inputs=("tokens",),
         )
 
     def _decode_files(self, files: list[Path], contents: list[bytes]) -> Iterator[str]:

@@ -61,7 +61,7 @@ class TextCsv(DatasetSpec):
         return max(bucket[0] for bucket in self.buckets or ())
 
     def read(self, cache: Path) -> RawData:
-        """Return a ragged column of texts, int32 (tokens, 1, 1) each, and classes, int32 (n,)."""
+        """Return a ragged column of texts, int32 (tokens,) each, and classes, int32 (n,)."""
         file = self.root or SHIPPED
         rows = read_two_columns(file, (self.text_column, self.class_column))
         texts = [text for text, _ in rows]
@@ -83,11 +83,11 @@ class TextCsv(DatasetSpec):
             with name_file(file):
                 encoded = [text.encode(texts[row], self.max_tokens) for row in split_rows]
                 sizes = np.array([[len(tokens)] for tokens in encoded], np.int32)
-                images = make_ragged_array(np.concatenate(encoded), sizes, (1, 1))
-            splits.append(Split({"image": images, "label": labels[split_rows]}))
+                tokens = make_ragged_array(np.concatenate(encoded), sizes, ())
+            splits.append(Split({"tokens": tokens, "label": labels[split_rows]}))
         train, evaluated = splits
         unit = SampleUnit("texts", "texts", size=f"of at most {self.max_tokens} tokens")
-        return RawData(train, evaluated, Targets(classes), unit=unit, text=text)
+        return RawData(train, evaluated, Targets(classes), unit=unit, text=text, inputs=("tokens",))
 
 
 def _name_classes(names: Sequence[str]) -> tuple[str, ...]:

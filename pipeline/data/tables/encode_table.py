@@ -1,4 +1,4 @@
-"""The op that converts encoded rows of a table to a network's input."""
+"""The op that converts encoded rows of a table to a network's inputs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ import numpy as np
 
 from pipeline.core.registry import Seq
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import MapOp, Op
+from pipeline.data.dataset_spec import MapOp
 from pipeline.data.table import FittedTable
 
 TableInput = Literal["features", "fields"]
+FIELD_COLUMNS = ("field_index", "field_value")
+"""Columns of `reads: fields`."""
 
 
-class EncodeTable(Op):
-    """Convert encoded rows of `FittedTable`, (batch, columns), to the input of a network, float32.
+class EncodeTable(MapOp):
+    """Convert encoded rows of `FittedTable`, (batch, columns), to the inputs of a network.
 
-    features: (batch, features), the numbers, then a one-hot vector for each column of categories.
-    fields, for wide_deep: (batch, columns, 1, 2), the index of a feature for each column, and the
-    feature's value, which is the number, or 1 for a category. A category of position 0, which the
-    training split lacks, is zeros in both.
+    features: the column `features`, float32 (batch, features), with the numbers, then a one-hot
+    vector for each column of categories.
+    fields, for wide_deep: for each column of the table the index of a feature, `field_index` int32
+    (batch, columns), and the feature's value, `field_value` float32 (batch, columns), which is the
+    number, or 1 for a category.
+    A category of position 0, which the training split lacks, is zeros in both.
     """
 
     name: Literal["encode_table"] = "encode_table"
@@ -38,27 +42,38 @@ class EncodeTable(Op):
         """The number of features. Each column of numbers is a feature, and each category."""
         return self.numbers + sum(self.categories)
 
-    def output(self, value: ColumnSpec) -> ColumnSpec:
-        columns = self.numbers + len(self.categories)
-        if value.shape != (columns,):
-            raise ValueError(f"needs rows of {columns} columns, not {value.shape}")
-        shape = (self.features,) if self.reads == "features" else (columns, 1, 2)
-        return replace(value, shape=shape, dtype="float32")
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("features",)
 
-    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+    @property
+    def written(self) -> tuple[str, ...]:
+        return FIELD_COLUMNS if self.reads == "fields" else ("features",)
+
+    def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
+        (row,) = values
+        columns = self.numbers + len(self.categories)
+        if row.shape != (columns,):
+            raise ValueError(f"needs rows of {columns} columns, not {row.shape}")
+        if self.reads == "features":
+            return (replace(row, shape=(self.features,), dtype="float32"),)
+        return ColumnSpec((columns,), "int32"), ColumnSpec((columns,), "float32")
+
+    def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
+        (rows,) = values
         if self.reads == "fields":
             sizes = np.array([1] * self.numbers + list(self.categories))
             first = (np.cumsum(sizes) - sizes).astype(np.float32)
             is_category = np.arange(len(sizes)) >= self.numbers
-            weights = xp.where(is_category, (values > 0).astype(np.float32), values)
-            indices = xp.where(is_category, xp.maximum(values - 1, 0), np.float32(0))
-            return xp.stack([first + indices, weights], axis=-1)[:, :, None, :].astype(np.float32)
+            weights = xp.where(is_category, (rows > 0).astype(np.float32), rows)
+            indices = xp.where(is_category, xp.maximum(rows - 1, 0), np.float32(0))
+            return (first + indices).astype(np.int32), weights.astype(np.float32)
         if not self.categories:
-            return values
+            return (rows,)
         column = np.repeat(np.arange(len(self.categories)), self.categories)
         position = np.concatenate([np.arange(1, size + 1) for size in self.categories])
-        one_hot = values[:, self.numbers :][:, column] == position.astype(np.float32)
-        return xp.concatenate([values[:, : self.numbers], one_hot.astype(np.float32)], axis=1)
+        one_hot = rows[:, self.numbers :][:, column] == position.astype(np.float32)
+        return (xp.concatenate([rows[:, : self.numbers], one_hot.astype(np.float32)], axis=1),)
 
 
 def make_encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTable, ...]:

@@ -66,12 +66,12 @@ class TextFormat:
         return np.concatenate([[START_TOKEN], numbers])[:max_tokens].astype(np.int32)
 
     def encode_all(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Return tokens of texts to classify, int32 (n, length, 1, 1), padded with `NO_TOKEN`."""
+        """Return tokens of texts to classify, int32 (n, length), padded with `NO_TOKEN`."""
         samples = np.full((len(texts), length), NO_TOKEN, np.int32)
         for row, text in zip(samples, texts, strict=True):
             tokens = self.encode(text, length)
             row[: len(tokens)] = tokens
-        return samples[..., np.newaxis, np.newaxis]
+        return samples
 
     def encode_prompt(self, prompt: str) -> np.ndarray:
         """Return the tokens of a prompt, int32 (n,). Raises DataError for an unknown token, and for

@@ -20,28 +20,25 @@ class TokenWindows:
     """Tokens between the starts of two windows."""
     first: int
     """0 for windows that a network reads, 1 for their labels, the next tokens."""
-    trailing: tuple[int, ...] = ()
-    """Dimensions of size 1 after the tokens: (1, 1) for a column of images."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(windows, tokens, *trailing)."""
-        return (self.count, self.length, *self.trailing)
+        """(windows, tokens)."""
+        return self.count, self.length
 
     @property
     def dtype(self) -> np.dtype[Any]:
         return self.tokens.dtype
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """Return the windows at n indices or at a slice, (n, length, *trailing)."""
+        """Return the windows at n indices or at a slice, (n, length)."""
         starts = self.first + np.arange(self.count)[indices] * self.stride
-        token_indices = starts[..., np.newaxis] + np.arange(self.length)
-        return self.tokens[token_indices].reshape(*starts.shape, self.length, *self.trailing)
+        return self.tokens[starts[..., np.newaxis] + np.arange(self.length)]
 
 
 def make_window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, TokenWindows]:
-    """Return columns `image`, (n, length, 1, 1), and `label`, the next tokens, (n, length). Raises
-    ValueError for a text that is shorter than a window and its next token."""
+    """Return columns `tokens` and `label`, the next tokens, both (n, length). Raises ValueError for
+    a text that is shorter than a window and its next token."""
     count = (len(tokens) - 1 - length) // stride + 1
     if len(tokens) <= length:
         raise ValueError(
@@ -49,7 +46,7 @@ def make_window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[st
             "after each"
         )
     labels = TokenWindows(tokens, count, length, stride, first=1)
-    return {"image": replace(labels, first=0, trailing=(1, 1)), "label": labels}
+    return {"tokens": replace(labels, first=0), "label": labels}
 
 
 def to_narrow_dtype(tokens: np.ndarray, vocabulary: int) -> np.ndarray:

@@ -274,7 +274,7 @@ def compute_outcome(step_config: StepConfig, state: TrainState, batch: Batch) ->
         result = compute_step_gradients(step_config, state, padded)
         return result.loss, result.values
 
-    loss, values = apply_in_bucket(step_config.padding.buckets, batch, compute)
+    loss, values = apply_in_bucket(step_config.padding, batch, compute)
     with jax.named_scope(GRADIENT_NORM):
         norm = compute_norm(values, 1 / get_loss_scale(step_config, state))
     return Outcome(loss, norm, values)

@@ -34,9 +34,11 @@ from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset_spec import MapOp
+from pipeline.data.inputs import NetworkInput, NetworkInputs
+from pipeline.data.ops.joint import make_joint_ops
 from pipeline.data.tables.encode_table import EncodeTable
 from pipeline.data.targets import Targets
-from pipeline.data.transform import compute_column_specs, make_joint_ops
+from pipeline.data.transform import compute_column_specs
 from pipeline.inspect.autopsy.examine import compute_outcome
 from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
@@ -98,7 +100,7 @@ def write_reproducer(
     write_weights(folder / ARRAYS, arrays)
     first_op = next(iter(step_config.train_ops), None)
     document = {
-        "image": asdict(step_config.image),
+        "inputs": asdict(step_config.inputs),
         "classes": len(step_config.targets),
         "frozen": list(step_config.frozen),
         "features": [feature.name for feature in step_config.features],
@@ -152,8 +154,7 @@ def read_reproducer(folder: Path) -> Reproducer:
 
 def _make_step_config(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepConfig:
     """Make the step's configuration from the recipe and `document`, the content of step.json."""
-    image = document["image"]
-    spec = ColumnSpec(tuple(map(int, image["shape"])), image["dtype"], image["layout"])
+    inputs = _read_inputs(document["inputs"])
     columns = Split({name: np.asarray(c) for name, c in batch.columns.items()}).specs()
     ops: tuple[MapOp, ...] = ()
     if document["table"] is not None:
@@ -162,10 +163,20 @@ def _make_step_config(recipe: Recipe, document: Mapping[str, Any], batch: Batch)
     ops += make_joint_ops(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
     counts = tuple(map(int, document["class_counts"]))
     targets = Targets(tuple(map(str, range(int(document["classes"])))), counts=counts)
-    step_config = make_step_config(recipe, targets, spec, ops, ())
+    step_config = make_step_config(recipe, targets, inputs, ops, ())
     frozen = tuple(map(str, document["frozen"]))
     others = [feature for feature in step_config.features if not isinstance(feature, Freezing)]
     return replace(step_config, features=(Freezing(frozen), *others))
+
+
+def _read_inputs(document: Mapping[str, Any]) -> NetworkInputs:
+    arrays = []
+    for array in document["arrays"]:
+        spec = array["spec"]
+        shape = tuple(map(int, spec["shape"]))
+        column = ColumnSpec(shape, str(spec["dtype"]), str(spec["layout"]))
+        arrays.append(NetworkInput(str(array["name"]), str(array["column"]), column))
+    return NetworkInputs(tuple(arrays), is_named=bool(document["is_named"]))
 
 
 def _arrange_state(step_config: StepConfig, path: Path, tree: Mapping[str, Any]) -> TrainState:

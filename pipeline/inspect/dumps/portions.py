@@ -19,7 +19,7 @@ from jax.tree_util import register_dataclass
 from pipeline.core.errors import RecipeError
 from pipeline.data.batch import Batch
 from pipeline.data.padding.buckets import SIZE
-from pipeline.data.padding.pad_images import crop_to
+from pipeline.data.padding.pad_samples import crop_to
 from pipeline.data.transform import count_choices, draw_choice, select_variants
 from pipeline.training.features.accumulation import count_microbatches
 from pipeline.training.losses import count_valid_labels, divides_by_labels
@@ -33,8 +33,8 @@ from pipeline.training.step_config import StepConfig
 class Portion:
     """The inputs of one pass through network and loss; `dropout` is a random key."""
 
-    images: Array
-    """(B, H, W, C) float32, after the map ops."""
+    inputs: Any
+    """What the network reads, after the map ops: an array (B, ...), or several by name."""
     labels: Array
     mask: Array
     """bool (B,): true for valid samples, false for padding."""
@@ -58,7 +58,7 @@ def split_batch(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
     """
     if config.list_acting("change_inputs"):
         raise RecipeError(
-            "train.adversarial: must be null for dumps and comparisons, which read images without "
+            "train.adversarial: must be null for dumps and comparisons, which read samples without "
             "attack"
         )
     key = make_dropout_key(batch, step)
@@ -69,26 +69,27 @@ def split_batch(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
     shards = []
     for number, dropout_key in enumerate(keys):
         part = _slice_batch(batch, number * size, size)
-        images, labels = _map_batch(config, part, step)
-        shards.append(mask_batch(images, labels, part.count, dropout_key))
+        inputs, labels = _map_batch(config, part, step)
+        shards.append(mask_batch(inputs, labels, part.count, dropout_key))
     divisor = jnp.float32(batch.count)
     if divides_by_labels(config):
         weights: list[Any] = [count_valid_labels(config, s.labels, s.mask) for s in shards]
         divisor = jnp.maximum(sum(weights), 1.0)
     return tuple(
         _split_microbatches(
-            config, Portion(shard.images, shard.labels, shard.mask, shard.dropout_key, divisor)
+            config, Portion(shard.inputs, shard.labels, shard.mask, shard.dropout_key, divisor)
         )
         for shard in shards
     )
 
 
-def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Array]:
-    """Crop a batch to its bucket, and return images and labels after the ops drawn for it."""
+def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Any, Array]:
+    """Crop a batch to its bucket, and return inputs and labels after the ops drawn for it."""
     if config.padding.buckets:
         largest = np.asarray(batch.columns[SIZE]).max(axis=0)
         fits = (largest <= np.array(config.padding.buckets)).all(axis=-1)
-        batch = crop_to(jnp, config.padding.buckets[int(np.argmax(fits))], batch, is_random=True)
+        bucket = config.padding.buckets[int(np.argmax(fits))]
+        batch = crop_to(jnp, bucket, batch, config.padding.columns, is_random=True)
     ops = config.train_ops
     choices = count_choices(ops)
     if choices > 1:
@@ -106,10 +107,16 @@ def _slice_batch(batch: Batch, first: int, size: int) -> Batch:
 
 
 def _split_microbatches(config: StepConfig, portion: Portion) -> tuple[Portion, ...]:
-    samples = portion.images, portion.labels, portion.mask
+    samples = portion.inputs, portion.labels, portion.mask
     num_microbatches = count_microbatches(config.features)
-    (images, labels, mask), keys = stack_microbatches(samples, portion.dropout, num_microbatches)
+    (inputs, labels, mask), keys = stack_microbatches(samples, portion.dropout, num_microbatches)
     return tuple(
-        Portion(images[number], labels[number], mask[number], keys[number], portion.divisor)
+        Portion(
+            jax.tree.map(lambda array: array[number], inputs),  # noqa: B023
+            labels[number],
+            mask[number],
+            keys[number],
+            portion.divisor,
+        )
         for number in range(num_microbatches)
     )

@@ -19,7 +19,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
-from pipeline.data.padding.buckets import SIZE, sort_buckets
+from pipeline.data.padding.buckets import SIZE, Padding
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.data.transform import apply_ops
@@ -28,7 +28,6 @@ from pipeline.stages.data import drop_folds, load_data
 from pipeline.stages.export.prediction import average_outputs
 from pipeline.stages.record.trained_run import TrainedRun
 from pipeline.training.bucketing import apply_in_bucket
-from pipeline.training.step import make_network_inputs
 
 MAX_MISTAKES = 36
 """A report shows at most this many samples with wrong predictions."""
@@ -247,32 +246,36 @@ def _compile_network(
     """Compile a function from weights and a batch to outputs (B, ..., K) and labels (B, ...)."""
     features = count_encoded_features(dataset.eval_ops)
     network = build_network(recipe, len(dataset.targets), features)
-    buckets = sort_buckets(recipe.dataset.buckets or ())
+    padding = dataset.padding
 
     def compute_outputs(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
         columns = apply_ops(
             jnp, dataset.eval_ops, batch.columns, batch.seed, batch.epoch, batch.sample
         )
-        sizes = batch.columns[SIZE] if recipe.dataset.padding_mask else None
-        inputs = make_network_inputs(columns["image"], dataset.image.layout, sizes)
+        sizes = batch.columns[SIZE] if padding.has_mask else None
+        inputs = dataset.inputs.read(jnp, columns, sizes)
         variables = unflatten_dict(dict(weights), sep="/")
         result: Any = network.apply(variables, inputs, train=False)
         return result, columns["label"]
 
     @partial(jax.jit, static_argnums=0)
-    def compute(sizes: Any, weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
+    def compute(
+        padding: Padding, weights: Mapping[str, Array], batch: Batch
+    ) -> tuple[Array, Array]:
         return apply_in_bucket(
-            sizes, batch, lambda cropped: compute_outputs(weights, cropped), is_random=False
+            padding, batch, lambda cropped: compute_outputs(weights, cropped), is_random=False
         )
 
-    if not buckets:
-        return partial(compute, ())
+    if not padding.buckets:
+        return partial(compute, padding)
 
     def compute_by_bucket(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
         # The host chooses the bucket, since labels of positions differ in shape between buckets.
         largest = np.asarray(batch.columns[SIZE]).max(axis=0)
+        buckets = padding.buckets
         fitting = (bucket for bucket in buckets if (largest <= np.array(bucket)).all())
-        return compute((next(fitting, buckets[-1]),), weights, batch)
+        one_bucket = replace(padding, buckets=(next(fitting, buckets[-1]),))
+        return compute(one_bucket, weights, batch)
 
     return compute_by_bucket
 

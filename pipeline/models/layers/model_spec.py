@@ -101,6 +101,14 @@ class InitSpec(InitRules):
     bias: Initializer
 
 
+InputColumns = (
+    Annotated[str, Field(pattern=r"^\w+$")]
+    | Seq[Annotated[str, Field(pattern=r"^\w+$")]]
+    | dict[str, str]
+    | None
+)
+
+
 class ModelSpec(Spec):
     """Base of every network: the component of kind "model" that a recipe names."""
 
@@ -111,6 +119,14 @@ class ModelSpec(Spec):
     """Whether two outputs are always the logits of two classes, never two numbers or labels."""
     name: str
     init: InitSpec
+    inputs: InputColumns = None
+    """The columns that the network reads: a name, a list of names, or a column for each name of the
+    network, such as {query: text_a, passage: text_b}. null: the columns that have the names of the
+    network's inputs, or the dataset's samples if it reads one array."""
+
+    def list_inputs(self) -> tuple[str, ...] | None:
+        """Return the network's names for several inputs; None if it reads one array of any name."""
+        return None
 
     def fit_to_table(self, features: int | None) -> ModelSpec:
         """Return the model for a table with this number of features; None for other data. Raises
@@ -119,8 +135,8 @@ class ModelSpec(Spec):
 
     @abstractmethod
     def build(self, classes: int, dtype: str) -> nn.Module:
-        """Return the flax module, `module(images NHWC, train=bool) -> logits (batch, classes)`.
-        `dtype` is the type of activations; parameters are float32."""
+        """Return the flax module, `module(inputs, train=bool) -> logits (batch, classes)`. Inputs
+        are one array, such as images NHWC, or several by the names of `list_inputs`. `dtype` is the type of activations; parameters are float32."""
 
 
 def count_layers(layers: Any, counted: int = 0) -> int:

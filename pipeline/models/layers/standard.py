@@ -328,23 +328,22 @@ class Residual(LayerSpec):
 class Branches(LayerSpec):
     """Concatenate the channels of several branches of x; an empty branch is the identity.
 
-    By default each branch reads all of x, with `split` an equal share of the channels. With
-    `shapes` it reads its own input: x has the values of several inputs, which the map op `join`
-    joined.
+    By default each branch reads all of x, with `split` an equal share of the channels. As the first
+    layer with `inputs` each branch reads the input of that name, such as an image and a row.
     """
 
     name: Literal["branches"] = "branches"
     branches: Annotated[Seq[Layers], Field(min_length=1)]
     split: bool = False
-    shapes: Seq[Seq[PositiveInt]] = ()
-    """Shape of the input of each branch, such as [28, 28, 1]."""
+    inputs: Seq[Annotated[str, Field(pattern=r"^\w+$")]] = ()
+    """The network's input that each branch reads, such as [image, features]."""
 
     @model_validator(mode="after")
-    def _check_shapes(self) -> Self:
-        if self.shapes and (self.split or len(self.shapes) != len(self.branches)):
+    def _check_inputs(self) -> Self:
+        if self.inputs and (self.split or len(self.inputs) != len(self.branches)):
             raise ValueError(
-                f"shapes has {len(self.shapes)} shapes for {len(self.branches)} branches; must "
-                "have one for each, and split must be false"
+                f"inputs has {len(self.inputs)} names for {len(self.branches)} branches; must have "
+                "one for each, and split must be false"
             )
         return self
 

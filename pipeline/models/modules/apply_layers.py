@@ -237,8 +237,9 @@ def _apply_by_rules(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
         return apply_layer(layer, x, context)
     rule = find_type_rule(context.rules, layer.name, context.path)
     dtype = context.dtype if rule is None else rule.dtype
-    # A lookup reads whole numbers, which don't fit into 16 bits.
-    inputs = x if isinstance(layer, Lookup) else x.astype(dtype)
+    # A lookup reads whole numbers, which don't fit into 16 bits; branches cast their own inputs.
+    keeps = isinstance(layer, Lookup) or isinstance(x, Mapping)
+    inputs = x if keeps else x.astype(dtype)
     result = apply_layer(layer, inputs, dataclasses.replace(context, dtype=dtype))
     return result.astype(context.dtype) if rule is not None and rule.casts_back else result
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-from math import prod
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -63,14 +62,14 @@ class _Branches(nn.Module):
     context: LayerContext
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Any) -> Array:
         branches = self.layer.branches
         parts = [x] * len(branches)
         if self.layer.split:
             require_groups(x, len(branches), self.context)
             parts = jnp.split(x, len(branches), -1)
-        if self.layer.shapes:
-            parts = self._split_inputs(x)
+        if self.layer.inputs:
+            parts = self._choose_inputs(x)
         results = [
             Scope(branch, self.context.inside(f"branch_{index}"), name=f"branch_{index}")(part)
             for index, (branch, part) in enumerate(zip(branches, parts, strict=True))
@@ -83,18 +82,21 @@ class _Branches(nn.Module):
             )
         return jnp.concatenate(results, axis=-1)
 
-    def _split_inputs(self, x: Array) -> list[Array]:
-        """Return the input of each branch, (batch, *shape), from the joined inputs."""
-        shapes = self.layer.shapes
-        ends = list(accumulate(prod(shape) for shape in shapes))
-        rows = x.reshape(x.shape[0], -1)
-        if rows.shape[1] != ends[-1]:
+    def _choose_inputs(self, x: Any) -> list[Array]:
+        """Return the input of each branch."""
+        names = self.layer.inputs
+        if not isinstance(x, Mapping) or not set(names) <= set(x):
+            reached = f"{', '.join(x)} reach" if isinstance(x, Mapping) else "one array reaches"
             raise ValueError(
-                f"{self.context}: {rows.shape[1]:,} values a sample reach the layer; shapes "
-                f"{[list(shape) for shape in shapes]} must have as many, not {ends[-1]:,}"
+                f"{self.context}: {reached} the layer, and its branches read {', '.join(names)}; "
+                "with inputs it must be the first layer, and model.inputs must name these"
             )
-        parts = jnp.split(rows, ends[:-1], 1)
-        return [part.reshape((-1, *shape)) for part, shape in zip(parts, shapes, strict=True)]
+        return [_cast_floats(x[name], self.context.dtype) for name in names]
+
+
+def _cast_floats(x: Array, dtype: str) -> Array:
+    """Return numbers in the type of activations. Whole numbers are tokens, which don't fit it."""
+    return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 @computes(standard.Gate)

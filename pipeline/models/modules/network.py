@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.precision import TypeRule
+from pipeline.models.layers.standard import Branches
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.lowerings.problem.image_layout import Layout, swap_layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
@@ -29,7 +31,7 @@ def is_imported(network: Any) -> bool:
 
 
 class Network(nn.Module):
-    """A list of layers, from images to logits.
+    """A list of layers, from samples to logits.
 
     Parameters and batch statistics are float32, in the collections `params` and `batch_stats`;
     dropout draws from the stream `dropout`. Fields without a description are settings of all
@@ -45,9 +47,6 @@ class Network(nn.Module):
     """Order of axes of images. It doesn't change parameters, and only the last digits of results.
     In CHWN `policy` doesn't choose convolutions, since there is only one formula."""
     rules: tuple[TypeRule, ...] = ()
-    padding_mask: bool = False
-    """Whether the last channel of the input of a network of tokens is a mask, 1 for a token and 0
-    for padding, which attention ignores."""
     batch_axis: str | None = None
     fixed_statistics: tuple[str, ...] = ()
     cached_tokens: int = 0
@@ -57,18 +56,24 @@ class Network(nn.Module):
         return find_layer_without_chwn(self.layers) is None
 
     def structure(self, image: tuple[int, ...]) -> str:
-        return repr((self.layers, self.rules, self.padding_mask))
+        return repr((self.layers, self.rules))
 
     @nn.compact
-    def __call__(self, images: Array, train: bool, position: Array | None = None) -> Array:
-        """Return logits (batch, classes), float32, of images (batch, height, width, channels).
+    def __call__(
+        self, inputs: Array | Mapping[str, Array], train: bool, position: Array | None = None
+    ) -> Array:
+        """Return logits (batch, classes), float32, of an array, such as images (batch, height,
+        width, channels) or tokens int32 (batch, tokens).
 
-        A network that classifies every token or every pixel returns (batch, tokens, classes) or
-        (batch, height, width, classes). With a `position`, int32 (), the input is the token at that
-        position, (batch, 1, 1, 1), and the collection `cache` has the keys and values of earlier
-        tokens. Raises ValueError, with the layer and the shape, if a layer doesn't fit the layer
-        before it, or the layout.
+        Several inputs by name are read by a first layer `branches` with these names. The input
+        `mask`, bool (batch, tokens), is false for padding, which attention ignores. A network that
+        classifies every token or every pixel returns (batch, tokens, classes) or (batch, height,
+        width, classes). With a `position`, int32 (), the input is the token at that position,
+        (batch, 1), and the collection `cache` has the keys and values of earlier tokens. Raises
+        ValueError, with the layer and the shape, if a layer doesn't fit the layer before it, the
+        inputs or the layout.
         """
+        x, mask = _read_inputs(self.layers, inputs)
         context = LayerContext(
             path=(),
             initializers=self.initializers,
@@ -82,14 +87,12 @@ class Network(nn.Module):
             position=position,
             cached_tokens=self.cached_tokens,
             recomputes=self.recomputes,
+            token_mask=mask,
         )
         reads_tokens = bool(self.layers) and isinstance(self.layers[0], Lookup)
-        if reads_tokens and self.padding_mask:
-            mask = images[..., -1].reshape(images.shape[0], -1) > 0
-            images = images[..., :-1]
-            context = dataclasses.replace(context, token_mask=mask)
         # Under rules every layer casts its input: the first may compute in float32.
-        x = images if reads_tokens or self.rules else images.astype(self.dtype)
+        if not (reads_tokens or self.rules or isinstance(x, Mapping)):
+            x = x.astype(self.dtype)
         if self.layout == "chwn":
             _require_batch_last(self.layers, x)
             x = swap_layout(x)
@@ -97,12 +100,34 @@ class Network(nn.Module):
         return logits.astype(jnp.float32)
 
 
-def _require_batch_last(stack: tuple[LayerSpec, ...], images: Array) -> None:
+def _read_inputs(
+    stack: tuple[LayerSpec, ...], inputs: Array | Mapping[str, Array]
+) -> tuple[Any, Array | None]:
+    """Return what the first layer reads, and the mask of padding. Raises ValueError for several
+    inputs that the first layer doesn't name."""
+    if not isinstance(inputs, Mapping):
+        return inputs, None
+    mask = inputs.get(MASK)
+    others = {name: array for name, array in inputs.items() if name != MASK}
+    if stack and isinstance(stack[0], Branches) and stack[0].inputs:
+        return others, mask
+    if len(others) > 1:
+        raise ValueError(
+            f"the network reads {', '.join(others)}; its first layer must be branches with inputs "
+            f"{list(others)}"
+        )
+    (array,) = others.values()
+    return array, mask
+
+
+def _require_batch_last(stack: tuple[LayerSpec, ...], images: Any) -> None:
     """Raise ValueError if the images or a layer can't be computed in CHWN."""
     layer = find_layer_without_chwn(stack)
     if layer is not None:
         raise ValueError(f"layer {layer.name} can't be computed in the layout chwn; must be nhwc")
-    if images.ndim != 4:
+    shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(images)]
+    if any(len(shape) != 4 for shape in shapes):
         raise ValueError(
-            f"the layout chwn is for images, and the input has shape {images.shape}; must be nhwc"
+            f"the layout chwn is for images, and the input has shape {', '.join(map(str, shapes))}; "
+            "must be nhwc"
         )

@@ -53,7 +53,7 @@ class ExportedNetwork:
     """An exported network that was read from its folder."""
 
     program: export.Exported
-    """(weights, images (batch, *shape)) -> logits float32 (batch, classes)."""
+    """(weights, samples before map ops) -> logits float32 (batch, classes)."""
     arrays: Arrays
     samples: Samples
     next_token: export.Exported | None = None
@@ -69,10 +69,12 @@ def export_run(run: TrainedRun, folder: Path, onnx_entries: Mapping[str, Any] | 
     can't be compiled for any batch size.
     """
     (batch,) = export.symbolic_shape("batch")
-    images = jax.ShapeDtypeStruct((batch, *run.samples.shape), np.dtype(run.samples.dtype))
+    samples = run.samples.pack(
+        lambda spec: jax.ShapeDtypeStruct((batch, *spec.shape), np.dtype(spec.dtype))
+    )
     predict = export.export(jax.jit(make_predict(run)), platforms=PLATFORMS)
     try:
-        program = predict(run.arrays, images)
+        program = predict(run.arrays, samples)
     except (TypeError, ValueError, NotImplementedError) as error:
         if is_value_read(error):
             raise RecipeError(explain_value_read(error)) from error
@@ -119,7 +121,7 @@ def read_export(folder: Path) -> ExportedNetwork:
         raise DataError(f"{folder / DESCRIPTION}: doesn't describe an export: {error}") from error
     arrays = read_weights(folder / WEIGHTS)
     program = _read_program(folder / PROGRAM)
-    (weights, _images), _keywords = jax.tree.unflatten(program.in_tree, program.in_avals)
+    (weights, _samples), _keywords = jax.tree.unflatten(program.in_tree, program.in_avals)
     shapes = {name: tuple(aval.shape) for name, aval in weights.items()}
     if shapes != {name: array.shape for name, array in arrays.items()}:
         raise DataError(f"{folder}: {WEIGHTS} doesn't fit {PROGRAM}; export the run again")
@@ -166,12 +168,15 @@ def _describe(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:
         "stablehlo": STABLEHLO,
         "weights": WEIGHTS,
         "platforms": list(PLATFORMS),
-        "image": {"shape": list(samples.shape), "dtype": samples.dtype, "layout": "hwc"},
+        "columns": samples.to_dict(),
         "inputs": [
             {"name": name, "shape": list(array.shape), "dtype": array.dtype.name}
             for name, array in sorted(run.arrays.items())
         ]
-        + [{"name": "images", "shape": ["batch", *samples.shape], "dtype": samples.dtype}],
+        + [
+            {"name": name, "shape": ["batch", *spec.shape], "dtype": spec.dtype}
+            for name, spec in samples.columns.items()
+        ],
         "outputs": [{"name": "logits", "shape": shape, "dtype": logits.dtype.name}],
         "classes": list(samples.classes),
         "targets": samples.targets.to_dict(),

@@ -45,14 +45,19 @@ def list_images(path: Path) -> list[Path]:
     return files
 
 
-def read_images(path: Path, samples: Samples) -> np.ndarray:
-    """Read the images of a file, (n, height, width, channels), in the format of the samples.
+Arrays = np.ndarray | dict[str, np.ndarray]
+"""Samples (n, *shape), or several arrays by column."""
+
+
+def read_samples(path: Path, samples: Samples) -> Arrays:
+    """Read the samples of a file, (n, *shape), in the format of the samples.
 
     For a table, reads the encoded rows (n, columns) of a CSV or Parquet file. An image file is
     turned upright, converted to grey or RGB, and resized bilinearly if its size differs. A .npy or
-    .npz file holds an array of one image or several. Raises DataError for any other file.
+    .npz file holds an array of one sample or several. If a network reads several columns, an .npz
+    file holds an array for each. Raises DataError for any other file.
     """
-    if samples.table is not None:
+    if samples.table is not None and len(samples.columns) == 1:
         rows, _ = read_encoded_rows(path, samples.table)
         return rows
     suffix = path.suffix.lower()
@@ -62,18 +67,53 @@ def read_images(path: Path, samples: Samples) -> np.ndarray:
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     try:
-        return _decode_image(path, samples) if suffix in SUFFIXES else _read_array(path, samples)
+        if suffix in SUFFIXES:
+            return _decode_image(path, samples)
+        if len(samples.columns) > 1:
+            return _read_columns(path, samples)
+        return _read_array(path, samples)
     except UNREADABLE_IMAGE as error:
-        raise DataError(f"{path}: can't be read as images: {get_system_reason(error)}") from error
+        raise DataError(f"{path}: can't be read as samples: {get_system_reason(error)}") from error
+
+
+def count_samples(arrays: Arrays) -> int:
+    """Return the number of samples."""
+    return len(next(iter(arrays.values())) if isinstance(arrays, dict) else arrays)
+
+
+def _read_columns(path: Path, samples: Samples) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file by column. Raises ValueError for a missing array, and for
+    arrays of other shapes or lengths."""
+    arrays = read_npz(path) if path.suffix.lower() == ".npz" else {}
+    missing = [name for name in samples.columns if name not in arrays]
+    if missing:
+        names = ", ".join(samples.columns)
+        raise ValueError(f"lacks {', '.join(missing)}; must be an .npz file with {names}")
+    columns = {}
+    for name, spec in samples.columns.items():
+        array = arrays[name]
+        if array.shape == spec.shape:
+            array = array[np.newaxis]
+        if array.shape[1:] != spec.shape or array.dtype != spec.dtype:
+            raise ValueError(
+                f"{name} is {array.dtype} of shape {array.shape}; must be {spec.dtype} of shape "
+                f"(n, {', '.join(map(str, spec.shape))})"
+            )
+        columns[name] = array
+    lengths = {name: len(array) for name, array in columns.items()}
+    if len(set(lengths.values())) > 1 or 0 in lengths.values():
+        raise ValueError(f"must have equally many samples, at least one, not {lengths}")
+    return columns
 
 
 def _decode_image(path: Path, samples: Samples) -> np.ndarray:
     """Decode a file to (1, height, width, channels). Raises ValueError if samples aren't images."""
-    height, width, channels = samples.shape
-    if samples.dtype != "uint8" or channels not in _MODES:
+    spec = samples.single
+    if samples.image is None or spec.dtype != "uint8" or spec.shape[-1] not in _MODES:
         raise ValueError(
-            f"the network was trained on {samples.dtype} of {channels} channels; give an array"
+            f"the network was trained on {spec.dtype} of shape {spec.shape}; give an array"
         )
+    height, width, channels = spec.shape
     with open_image(path, FORMATS) as image:
         pixels = read_pixels(image, height, width, _MODES[channels])
     return pixels.reshape(1, height, width, channels)
@@ -88,19 +128,19 @@ def _read_array(path: Path, samples: Samples) -> np.ndarray:
         if len(arrays) != 1:
             raise ValueError(f"it holds {len(arrays)} arrays, {', '.join(arrays)}; must be one")
         (array,) = arrays.values()
-    height, width, channels = samples.shape
-    if channels == 1 and array.shape[-2:] == (height, width):
+    spec = samples.single
+    shape = spec.shape
+    axes = len(shape)
+    if axes == 3 and shape[-1] == 1 and array.shape[-2:] == shape[:2]:
         array = array[..., np.newaxis]
-    if array.shape[-3:] != samples.shape or array.ndim not in (3, 4):
-        raise ValueError(
-            f"it has shape {array.shape}; must be ({height}, {width}, {channels}) or (n, {height}, "
-            f"{width}, {channels})"
-        )
+    if array.shape[-axes:] != shape or array.ndim not in (axes, axes + 1):
+        sizes = ", ".join(map(str, shape))
+        raise ValueError(f"it has shape {array.shape}; must be {shape} or (n, {sizes})")
     if not array.size:
-        raise ValueError("it holds no images")
-    if array.dtype != samples.dtype:
-        raise ValueError(f"it is {array.dtype}; must be {samples.dtype} as in training")
-    return array.reshape(-1, *samples.shape)
+        raise ValueError("it holds no samples")
+    if array.dtype != spec.dtype:
+        raise ValueError(f"it is {array.dtype}; must be {spec.dtype} as in training")
+    return array.reshape(-1, *shape)
 
 
 def make_prediction_row(

@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.core.host.tree_paths import flatten_by_path
-from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import MapOp
+from pipeline.data.inputs import NetworkInputs
 from pipeline.data.padding.buckets import sort_buckets
 from pipeline.data.tables.encode_table import count_encoded_features, make_encoding_ops
 from pipeline.data.targets import Targets
@@ -32,9 +31,10 @@ from pipeline.models.layers.standard import (
     name_scopes,
 )
 from pipeline.models.modules.network import Network
-from pipeline.stages.image_sizes import fit_specs_to_bucket, with_mask_channel
+from pipeline.stages.data import choose_inputs
 from pipeline.stages.key_errors import prefixing_problems
-from pipeline.training.initial_state import get_image_shape
+from pipeline.stages.sample_sizes import add_padding_mask, fit_specs_to_bucket
+from pipeline.training.initial_state import shape_inputs
 
 COLLECTIONS = ("params", "batch_stats")
 _NUMBERED_LAYER = re.compile(r"[a-z_]+_\d+/\w+")
@@ -76,27 +76,27 @@ class NetworkArrays:
         return not all(_NUMBERED_LAYER.fullmatch(name) for name in names)
 
 
-def trace_model_arrays(model: ModelSpec, classes: int, image: ColumnSpec) -> NetworkArrays:
-    """Return the arrays of a model; `image` describes images after the map ops.
+def trace_model_arrays(model: ModelSpec, classes: int, inputs: NetworkInputs) -> NetworkArrays:
+    """Return the arrays of a model that reads `inputs`.
 
-    Raises RecipeError if the model can't be built for such images.
+    Raises RecipeError if the model can't be built for such inputs.
     """
-    images = jax.ShapeDtypeStruct((1, *get_image_shape(image)), jnp.float32)
+    shapes_read = shape_inputs(inputs, 1)
     with prefixing_problems(f"model {model.name}: "):
         module: Any = model.build(classes, "float32")
         init = partial(module.init, train=False)
-        variables = jax.eval_shape(init, jax.random.key(0), images)
+        variables = jax.eval_shape(init, jax.random.key(0), shapes_read)
     collections = {name: variables[name] for name in COLLECTIONS if name in variables}
     shapes = {name: tuple(leaf.shape) for name, leaf in flatten_by_path(collections).items()}
     try:
-        return NetworkArrays(model.name, shapes, _find_flattened_channels(model, classes, images))
+        return NetworkArrays(
+            model.name, shapes, _find_flattened_channels(model, classes, shapes_read)
+        )
     except ValueError as error:
         return NetworkArrays(model.name, shapes, {}, str(error))
 
 
-def _find_flattened_channels(
-    model: ModelSpec, classes: int, images: jax.ShapeDtypeStruct
-) -> dict[str, int]:
+def _find_flattened_channels(model: ModelSpec, classes: int, inputs: Any) -> dict[str, int]:
     """Return the channels of flattened images by dense layer. Raises ValueError if unknown."""
     if not isinstance(model, LayeredModelSpec):
         return {}
@@ -104,7 +104,7 @@ def _find_flattened_channels(
     channels_by_layer = {}
     for position, layer in enumerate(layers):
         if isinstance(layer, Flatten):
-            channels, pixels = _measure_image(model, layers[:position], images)
+            channels, pixels = _measure_image(model, layers[:position], inputs)
             # With one channel or one pixel, all frameworks have the same order.
             if channels > 1 and pixels > 1:
                 channels_by_layer[_find_reader(layers, position)] = channels
@@ -116,15 +116,13 @@ def _find_flattened_channels(
     return channels_by_layer
 
 
-def _measure_image(
-    model: ModelSpec, layers: tuple[LayerSpec, ...], images: jax.ShapeDtypeStruct
-) -> tuple[int, int]:
+def _measure_image(model: ModelSpec, layers: tuple[LayerSpec, ...], inputs: Any) -> tuple[int, int]:
     """Return the numbers of channels and pixels in the output of layers; (1, 1) if no image."""
 
     def count_features(layer: LayerSpec) -> int:
         network: Any = Network((*layers, layer), initializers=model.init, dtype="float32")
         init = partial(network.init_with_output, train=False)
-        return jax.eval_shape(init, jax.random.key(0), images)[0].shape[-1]
+        return jax.eval_shape(init, jax.random.key(0), inputs)[0].shape[-1]
 
     try:
         channels = count_features(GlobalAvgPool())
@@ -162,24 +160,26 @@ def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
     model = recipe.model
     encode: tuple[MapOp, ...] = ()
     if facts is not None:
-        columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
+        columns = facts.specs()
+        default: tuple[str, ...] = ("image",)
         targets = Targets(tuple(map(str, range(facts.classes))))
     else:
         raw = dataset.load(cache_root(recipe.cache))
         targets = raw.targets
         encode = make_encoding_ops(raw.table, model.table_input)
         columns = raw.eval.specs()
+        default = raw.inputs
         model = model.fit_to_table(count_encoded_features(encode))
     buckets = sort_buckets(dataset.buckets or ())
     if buckets:
-        columns = fit_specs_to_bucket(buckets[-1], columns)
+        columns = fit_specs_to_bucket(buckets[-1], columns, default[0])
     columns = compute_column_specs(encode, columns)
     classes = len(replace_targets(dataset.eval.ops, targets))
     with prefixing_problems("dataset.eval."):
-        image = compute_column_specs(dataset.eval.ops, columns)["image"]
+        columns = compute_column_specs(dataset.eval.ops, columns)
     if dataset.padding_mask:
-        image = with_mask_channel(image, buckets[-1])
-    return trace_model_arrays(model, classes, image)
+        columns = add_padding_mask(columns, default[0], buckets[-1])
+    return trace_model_arrays(model, classes, choose_inputs(recipe, columns, default))
 
 
 def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np.ndarray:

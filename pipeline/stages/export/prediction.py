@@ -1,4 +1,4 @@
-"""The prediction of a trained run or an ensemble, from raw images to the logits of evaluation.
+"""The prediction of a trained run or an ensemble, from raw samples to the logits of evaluation.
 
 An ensemble averages the probabilities of its runs, or the numbers of a regression.
 """
@@ -20,21 +20,25 @@ from jax.scipy.special import logsumexp
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.host.array_values import allow_reads
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.inputs import PADDING_MASK
+from pipeline.data.padding.buckets import Bucket
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features, make_encoding_ops
 from pipeline.data.targets import Task
 from pipeline.data.text.text_format import NO_TOKEN
 from pipeline.data.transform import apply_ops, compute_column_specs
 from pipeline.stages.build import build_network
-from pipeline.stages.data import drop_folds
+from pipeline.stages.data import choose_inputs, drop_folds
 from pipeline.stages.key_errors import prefixing_problems
 from pipeline.stages.record.trained_run import Samples, TrainedRun, read_trained_run
-from pipeline.training.step import make_network_inputs
+from pipeline.stages.sample_sizes import add_padding_mask
+from pipeline.training.state import Inputs
 
 Weights = Mapping[str, Array | np.ndarray]
 """Arrays by full name, such as `params/conv_0/kernel`."""
-Predict = Callable[[Weights, Array], Array]
-"""(weights, raw images (batch, *shape)) -> logits float32 (batch, classes)."""
+Predict = Callable[[Weights, Inputs], Array]
+"""(weights, samples before map ops) -> logits float32 (batch, classes). Samples are an array (batch,
+*shape), or several by the names of their columns."""
 
 
 def compile_predict(run: TrainedRun) -> Predict:
@@ -62,10 +66,18 @@ def make_predict(run: TrainedRun) -> Predict:
     samples = run.samples
     encode = make_encoding_ops(samples.table, recipe.model.table_input)
     ops = (*encode, *recipe.dataset.eval.ops)
-    columns = {"image": ColumnSpec(samples.shape, samples.dtype), "label": ColumnSpec((), "int32")}
+    columns = {**samples.columns, "label": ColumnSpec((), "int32")}
     with prefixing_problems("dataset.eval."):
         columns = compute_column_specs(encode, columns)
-        layout = compute_column_specs(recipe.dataset.eval.ops, columns)["image"].layout
+        columns = compute_column_specs(recipe.dataset.eval.ops, columns, leave_out=True)
+    padded = next(iter(samples.columns))
+    size: Bucket = ()
+    if recipe.dataset.padding_mask:
+        mapped = columns[padded]
+        size = (mapped.shape if mapped.layout == "hwc" else mapped.shape[1:])[:2]
+        columns = add_padding_mask(columns, padded, size)
+    default = tuple(name for name in columns if name not in ("label", PADDING_MASK))
+    inputs = choose_inputs(recipe, columns, default)
     seed = seed_words(recipe.seed)
     network = build_network(recipe, len(samples.classes), count_encoded_features(ops))
     text = samples.text
@@ -73,24 +85,22 @@ def make_predict(run: TrainedRun) -> Predict:
     # 0 is padding with special tokens, and a token without them.
     padding = 0 if text is not None and text.adds_special else NO_TOKEN
 
-    def predict(weights: Weights, images: Array) -> Array:
+    def predict(weights: Weights, samples: Inputs) -> Array:
+        batch = dict(samples) if isinstance(samples, dict) else {padded: samples}
         sizes = None
         if classifies_texts:
             # The number of tokens of each text, int32 (B, 1).
-            tokens = images.reshape(images.shape[0], -1)
-            sizes = (tokens > padding).sum(axis=1, keepdims=True)
-            images = jnp.maximum(images, 0)
-        labels = jnp.zeros(images.shape[:1], jnp.int32)
-        rows = jnp.arange(images.shape[0])
-        batch = {"image": images, "label": labels}
-        mapped = apply_ops(jnp, ops, batch, seed, np.int32(0), rows)["image"]
+            sizes = (batch[padded] > padding).sum(axis=1, keepdims=True)
+            batch[padded] = jnp.maximum(batch[padded], 0)
+        rows = jnp.arange(batch[padded].shape[0])
+        batch["label"] = jnp.zeros(rows.shape, jnp.int32)
+        mapped = apply_ops(jnp, ops, batch, seed, np.int32(0), rows)
         if not recipe.dataset.padding_mask:
             sizes = None
         elif sizes is None:
-            height_width = mapped.shape[1:3] if layout == "hwc" else mapped.shape[2:4]
-            sizes = jnp.full((mapped.shape[0], 2), jnp.array(height_width), jnp.int32)
-        inputs = make_network_inputs(mapped, layout, sizes)
-        logits: Any = network.apply(unflatten_dict(dict(weights), sep="/"), inputs, train=False)
+            sizes = jnp.full((*rows.shape, 2), jnp.array(size), jnp.int32)
+        arrays = inputs.read(jnp, mapped, sizes)
+        logits: Any = network.apply(unflatten_dict(dict(weights), sep="/"), arrays, train=False)
         return logits
 
     return predict
@@ -100,9 +110,9 @@ def _make_average(run: TrainedRun) -> Predict:
     """Return the function that averages the outputs of an ensemble's members."""
     predicts = [make_predict(member) for member in run.members]
 
-    def predict(weights: Weights, images: Array) -> Array:
+    def predict(weights: Weights, samples: Inputs) -> Array:
         outputs = [
-            predict_alone(select_weights(weights, number), images)
+            predict_alone(select_weights(weights, number), samples)
             for number, predict_alone in enumerate(predicts)
         ]
         return average_outputs(outputs, run.samples.targets.task)

@@ -92,7 +92,7 @@ def make_cached_decoder(run: TrainedRun) -> Decoder | None:
     """Return the decoder that caches keys and values; None if a layer of the run has no cache."""
     if run.members:
         return None
-    context = run.samples.shape[0]
+    context = run.samples.single.shape[0]
     network = build_network(run.recipe, len(run.samples.classes))
     if not isinstance(network, Network) or not all(map(_is_cached, network.layers)):
         return None
@@ -102,7 +102,7 @@ def make_cached_decoder(run: TrainedRun) -> Decoder | None:
 
     def step(weights: Weights, cache: Cache, token: Array, position: Array) -> tuple[Array, Cache]:
         variables = {**unflatten_dict(dict(weights), sep="/"), "cache": cache}
-        sample = token.astype(jnp.float32).reshape(1, 1, 1, 1)
+        sample = token.reshape(1, 1)
         logits, updates = cached_network.apply(
             variables, sample, train=False, position=position, mutable=["cache"]
         )
@@ -128,7 +128,7 @@ def make_uncached_decoder(predict: Predict, context: int, dtype: str) -> Decoder
 
     def step(weights: Weights, cache: Cache, token: Array, position: Array) -> tuple[Array, Cache]:
         context_tokens = cache.at[position].set(token.astype(cache.dtype))
-        logits = predict(weights, context_tokens.reshape(1, -1, 1, 1))
+        logits = predict(weights, context_tokens[None])
         return logits[0, position], context_tokens
 
     return Decoder(step, jax.ShapeDtypeStruct((context,), np.dtype(dtype)), context)
@@ -136,9 +136,9 @@ def make_uncached_decoder(predict: Predict, context: int, dtype: str) -> Decoder
 
 def make_decoder(run: TrainedRun) -> Decoder:
     """Return the decoder of a run, with a cache if its layers allow one."""
-    samples = run.samples
+    tokens = run.samples.single
     return make_cached_decoder(run) or make_uncached_decoder(
-        make_predict(run), samples.shape[0], samples.dtype
+        make_predict(run), tokens.shape[0], tokens.dtype
     )
 
 

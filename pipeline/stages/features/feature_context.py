@@ -21,7 +21,7 @@ from pipeline.core.host.array_values import find_shapes
 from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.features.feature_spec import FeatureContext, TrainedNetwork
-from pipeline.training.initial_state import get_image_shape
+from pipeline.training.initial_state import shape_inputs
 from pipeline.training.state import COLUMNS
 from pipeline.training.step import make_train_step
 from pipeline.training.step_feature import StepFeature, has_moment
@@ -49,7 +49,7 @@ def make_feature_context(
         batch_size=recipe.train.batch_size,
         steps_per_epoch=planned.steps_per_epoch,
         total_steps=planned.total,
-        reads_tokens=dataset.text is not None,
+        reads_tokens=any(array.dtype == "int32" for array in step_config.inputs.arrays),
         params=variables["params"],
         count_flops=partial(_count_flops, step_config, variables, recipe.train.batch_size),
         load_network=partial(_load_network, build_network, step_config),
@@ -59,9 +59,9 @@ def make_feature_context(
 def _count_flops(step_config: StepConfig, variables: Mapping[str, Any], batch_size: int) -> float:
     """Return the operations of the forward pass on a batch, as XLA counts them before it optimizes
     the program."""
-    images = jax.ShapeDtypeStruct((batch_size, *get_image_shape(step_config.image)), jnp.float32)
+    inputs = shape_inputs(step_config.inputs, batch_size)
     forward = partial(step_config.network.apply, train=False)
-    cost: Any = jax.jit(forward).lower(variables, images).cost_analysis()
+    cost: Any = jax.jit(forward).lower(variables, inputs).cost_analysis()
     return float(cost["flops"])
 
 
@@ -82,12 +82,12 @@ def _load_network(
     weights = {path: jnp.asarray(array) for path, array in run.arrays.items()}
     variables = unflatten_dict(weights, sep="/")
 
-    def apply(variables: Mapping[str, Any], images: Array) -> Array:
-        logits: Any = network.apply(variables, images, train=False)
+    def apply(variables: Mapping[str, Any], inputs: Any) -> Array:
+        logits: Any = network.apply(variables, inputs, train=False)
         return logits
 
-    images = jax.ShapeDtypeStruct((1, *get_image_shape(step_config.image)), jnp.float32)
-    jax.eval_shape(apply, variables, images)  # Raises ValueError for images of another size.
+    inputs = shape_inputs(step_config.inputs, 1)
+    jax.eval_shape(apply, variables, inputs)  # Raises ValueError for inputs of another size.
     return TrainedNetwork(apply, variables)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from pipeline.checkpoint.restore import join_problems, read_saved
 from pipeline.config.compose import compose_and_check
@@ -13,6 +13,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.cuda import find_plugin
+from pipeline.data.columns import ColumnSpec
 from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
@@ -23,17 +24,18 @@ from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir, 
 from pipeline.stages.record.saved_recipe import list_changes
 from pipeline.training.parallel.devices import hide_gpus
 
+T = TypeVar("T")
 DTYPES = frozenset(("uint8", "int32", "float32"))
-"""Dtypes of images and of tokens."""
+"""Dtypes of columns."""
 
 
 @dataclass(frozen=True)
 class Samples:
     """The format of a network's samples before map ops, and its classes."""
 
-    shape: tuple[int, ...]
-    """(height, width, channels) of an image, or (columns,) of a table."""
-    dtype: str
+    columns: Mapping[str, ColumnSpec]
+    """Shape and dtype of each column on which the network's inputs depend, such as an image
+    (height, width, channels) or a row of a table (columns,)."""
     targets: Targets
     table: FittedTable | None = None
     """The columns of a table; None for other samples."""
@@ -41,6 +43,35 @@ class Samples:
     """The tokenizer of texts; None for other samples."""
     brightness: Brightness | None = None
     """That of the training images; None if it wasn't measured."""
+
+    @property
+    def single(self) -> ColumnSpec:
+        """The only column. Raises DataError if the network reads several."""
+        if len(self.columns) > 1:
+            raise DataError(
+                f"the network reads the columns {', '.join(self.columns)}; samples must have all of "
+                "them, as the arrays of an .npz file"
+            )
+        return next(iter(self.columns.values()))
+
+    def pack(self, make: Callable[[ColumnSpec], T]) -> T | dict[str, T]:
+        """Return what `make` returns for the only column, or for several by name."""
+        if len(self.columns) == 1:
+            return make(self.single)
+        return {name: make(spec) for name, spec in self.columns.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the columns as a tree for JSON."""
+        return {
+            name: {"shape": list(spec.shape), "dtype": spec.dtype}
+            for name, spec in self.columns.items()
+        }
+
+    @property
+    def image(self) -> ColumnSpec | None:
+        """The format of images; None if samples are something else."""
+        specs = list(self.columns.values())
+        return specs[0] if len(specs) == 1 and len(specs[0].shape) == 3 else None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -118,25 +149,30 @@ def parse_samples(data: Any, folder: Path) -> Samples:
     Raises ValueError for other JSON, DataError if the tokenizer is missing or damaged.
     """
     match data:
-        case {
-            "image": {"shape": [*shape], "dtype": str(dtype)},
-            "classes": [*classes],
-            **rest,
-        } if (
-            all(type(size) is int and size > 0 for size in shape)
-            and dtype in DTYPES
-            and all(isinstance(name, str) for name in classes)
+        case {"columns": dict(inputs), "classes": [*classes], **rest} if inputs and all(
+            isinstance(name, str) for name in classes
         ):
             entries = cast(Mapping[str, Any], rest)
+            columns = {str(name): _parse_column(spec) for name, spec in inputs.items()}
             targets = _parse_targets(tuple(classes), entries.get("targets"))
-            columns = entries.get("table")
-            table = None if columns is None else FittedTable.model_validate(columns)
+            encoding = entries.get("table")
+            table = None if encoding is None else FittedTable.model_validate(encoding)
             text = read_text_format(folder, entries)
-            is_valid = len(shape) == 3 if table is None else shape == [table.width]
-            if is_valid:
+            row = columns.get("features")
+            if table is None or (row is not None and row.shape == (table.width,)):
                 brightness = parse_brightness(entries.get("brightness"))
-                return Samples(tuple(shape), dtype, targets, table, text, brightness)
-    raise ValueError("image and classes are missing")
+                return Samples(columns, targets, table, text, brightness)
+    raise ValueError("columns and classes are missing")
+
+
+def _parse_column(document: Any) -> ColumnSpec:
+    """Return the spec of a column in a JSON object. Raises ValueError for other JSON."""
+    match document:
+        case {"shape": [*shape], "dtype": str(dtype)} if (
+            all(type(size) is int and size > 0 for size in shape) and dtype in DTYPES
+        ):
+            return ColumnSpec(tuple(shape), dtype)
+    raise ValueError("columns must have shapes and dtypes")
 
 
 def _parse_targets(names: tuple[str, ...], document: Any) -> Targets:
@@ -159,9 +195,9 @@ def _read_samples(summary: Path, recipe: Recipe) -> Samples:
         facts = recipe.dataset.facts()
         if facts is None:
             raise DataError(
-                f"{summary}: lacks the images and classes of the run; finish the run with "
+                f"{summary}: lacks the columns and classes of the run; finish the run with "
                 f"train.resume={summary.parent}"
             ) from error
         targets = Targets(tuple(map(str, range(facts.classes))))
         targets = replace_targets(recipe.dataset.eval.ops, targets)
-        return Samples(facts.image, "uint8", targets)
+        return Samples({"image": facts.specs()["image"]}, targets)

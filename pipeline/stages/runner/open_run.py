@@ -223,9 +223,13 @@ def record_data(
             context.folder.accepted.add(partial(write_tokenizer, context.run_dir, text))
         context = replace(context, process=process)
     trains = "train" in recipe.stages and context.ranks.is_first
-    brightness = measure_brightness(dataset.train.columns["image"]) if trains else None
+    samples = dataset.train.columns[next(iter(dataset.raw_inputs))]
+    brightness = measure_brightness(samples) if trains else None
     context.summary.data = {
-        "image": {"shape": list(dataset.raw_image.shape), "dtype": dataset.raw_image.dtype},
+        "columns": {
+            name: {"shape": list(spec.shape), "dtype": spec.dtype}
+            for name, spec in dataset.raw_inputs.items()
+        },
         "classes": list(dataset.classes),
         "samples": {"train": len(dataset.train), "eval": len(dataset.whole_eval)},
         "targets": dataset.targets.to_dict(),

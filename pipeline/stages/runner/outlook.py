@@ -28,7 +28,6 @@ from pipeline.engine.history import History
 from pipeline.engine.schedule import Event, is_due
 from pipeline.stages.record.kept_times import KeptTimes, keep_times, locate_times, read_times
 from pipeline.stages.runner.context import CompiledRun
-from pipeline.training.initial_state import get_image_shape
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
@@ -328,10 +327,10 @@ def _can_have_deadline(run: CompiledRun) -> bool:
 def _count_enlarged(run: CompiledRun) -> str | None:
     """Return a text about map ops that enlarge images; None without any."""
     raw_image = run.dataset.raw_image
-    if len(raw_image.shape) != 3 or len(run.dataset.image.shape) != 3:
+    if raw_image is None or run.dataset.inputs.image is None:
         return None
-    raw = get_image_shape(raw_image)[:2]
-    shape = get_image_shape(run.dataset.image)[:2]
+    raw = raw_image.shape[:2]
+    shape = run.dataset.inputs.shape[:2]
     ratio = prod(shape) / max(1, prod(raw))
     if ratio < 2:
         return None

@@ -32,7 +32,7 @@ class Accumulation(StepFeature):
             no_key: Any = None
             samples = batch._replace(dropout_key=no_key)
             stacked = stack_microbatches(samples, batch.dropout_key, self.count)
-            if not isinstance(batch.images, jax.core.Tracer):
+            if not isinstance(batch.labels, jax.core.Tracer):
                 return _add_in_python(compute, collections, stacked)
             return _add_in_loop(compute, collections, stacked)
 

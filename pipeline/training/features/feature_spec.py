@@ -13,6 +13,7 @@ from pipeline.core.registry import Spec
 if TYPE_CHECKING:
     import jax
 
+    from pipeline.training.state import Inputs
     from pipeline.training.step_feature import StepFeature
 
 
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 class TrainedNetwork:
     """The network of another run, with its weights."""
 
-    apply: Callable[[Mapping[str, Any], jax.Array], jax.Array]
-    """(variables, images (B, H, W, C) float32 after the map ops) -> logits, as an evaluation
-    computes them."""
+    apply: Callable[[Mapping[str, Any], Inputs], jax.Array]
+    """(variables, the network's inputs after the map ops) -> logits, as an evaluation computes
+    them."""
     variables: Mapping[str, Any]
 
 

@@ -42,20 +42,20 @@ class AdversarialRule(StepFeature):
         """The weight of the divergence in trades; None for other attacks."""
         return self.spec.beta if self.spec.attack == "trades" else None
 
-    def draw(self, batch: Batch, shape: tuple[int, ...]) -> Array:
-        """Return uniform numbers for images of `shape`, (B, H, W, C): float32 (B, H * W * C + 1).
+    def draw(self, batch: Batch, inputs: Array) -> Array:  # type: ignore[override]
+        """Return uniform numbers for images (B, H, W, C): float32 (B, H * W * C + 1).
 
         The first H * W * C are for the random start, and the last decides whether the image is
         attacked. They depend only on (seed, epoch, sample), not on sinks, shards and microbatches.
         """
-        count = prod(shape[1:]) + 1
+        count = prod(inputs.shape[1:]) + 1
         return draw_uniforms(batch.seed, batch.epoch, batch.sample, TRAINING_DRAW, count)
 
     def change_inputs(self, forward: ForwardPass) -> MappedBatch:
         batch = forward.batch
         attacked = self._attack_batch(forward)
         if self.beta is None:
-            return batch._replace(images=attacked)
+            return batch._replace(inputs=attacked)
         return batch._replace(extras={**batch.extras, ATTACKED: attacked})
 
     def change_outputs(self, forward: ForwardPass, trained: Any, outputs: Outputs) -> Outputs:
@@ -71,7 +71,9 @@ class AdversarialRule(StepFeature):
         """Return the attacked images of a microbatch. The attack applies the network as an
         evaluation does, so the attack on a sample doesn't depend on other samples."""
         batch = forward.batch
-        plain_logits = forward.predict(batch.images) if self.beta is not None else None
+        images = batch.inputs
+        assert not isinstance(images, dict), "attacks need images"
+        plain_logits = forward.predict(images) if self.beta is not None else None
 
         def compute_objective(images: Array) -> Array:
             logits = forward.predict(images)
@@ -80,7 +82,7 @@ class AdversarialRule(StepFeature):
             return compute_losses(forward.config, logits, batch.labels)
 
         draws = batch.extras.get(self.name)
-        return self.attack(compute_objective, batch.images, draws, forward.state.step)
+        return self.attack(compute_objective, images, draws, forward.state.step)
 
     def attack(
         self, objective: Objective, images: Array, draws: Array | None, step: Array

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import BatchOp, GeometricOp, MapOp, WrappedOp
+from pipeline.data.dataset_spec import BatchOp, MapOp, WrappedOp
 from pipeline.data.ops.color import RandomColorAdjust
 from pipeline.data.ops.geometry import Cutout
+from pipeline.data.ops.image import GeometricOp
 from pipeline.data.ops.policies import Policy
 from pipeline.data.ops.values import Hwc2Chw, Normalize, Rescale, TypeCast
 

@@ -19,7 +19,7 @@ from pipeline.data.padding.buckets import (
     require_used_buckets,
     sort_buckets,
 )
-from pipeline.data.padding.pad_images import pad_split
+from pipeline.data.padding.pad_samples import pad_split
 from tests.backends.loading.small_loader import LazyNumbers
 
 SIZES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)), min_size=1, max_size=12)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pipeline.data.columns import Column, Facts, Split, make_blank_data
+from pipeline.data.columns import Column, Split
+from pipeline.data.image_facts import ImageFacts, make_blank_data
 from pipeline.data.padding.buckets import make_ragged_array
-from pipeline.data.padding.pad_images import pad_split
+from pipeline.data.padding.pad_samples import pad_split
 from pipeline.stages.record.environment import MAX_HASHED_SAMPLES, Fingerprint, fingerprint_columns
 from tests.backends.loading.small_loader import CountedColumn, make_split
 
@@ -25,7 +26,7 @@ def test_column_in_memory_is_hashed_completely() -> None:
 
 def test_missing_samples_are_not_hashed() -> None:
     (image, label) = fingerprint_columns(
-        make_blank_data(Facts((8, 8, 1), 10, 60, 10), ()).train
+        make_blank_data(ImageFacts((8, 8, 1), 10, 60, 10), ()).train
     ).values()
     assert image == Fingerprint((60, 8, 8, 1), "uint8", sha256="", of="none")
     assert label == Fingerprint((60,), "int32", sha256="", of="none")

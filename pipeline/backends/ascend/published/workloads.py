@@ -38,6 +38,7 @@ from pipeline.core.files.error_text import describe_problems
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.registry import list_components
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.inputs import NetworkInput, NetworkInputs
 from pipeline.data.targets import Targets
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.training.component_specs import OptimizerSpec
@@ -173,9 +174,10 @@ def trace_module(
     optimizer: OptimizerSpec = MOMENTUM,
 ) -> TracedStep:
     """Return a step. `loss` returns a loss for each sample of a batch."""
+    image = NetworkInput("image", "image", ColumnSpec(shape[1:], "float32"))
     step_config = StepConfig(
         network=network,
-        image=ColumnSpec(shape[1:], "float32"),
+        inputs=NetworkInputs((image,)),
         targets=Targets(tuple(map(str, range(classes)))),
         train_ops=(),
         eval_ops=(),

@@ -98,9 +98,9 @@ class Distillation(StepFeature):
 
         part = forward.state.features[self.name]
         if self.network is not None:
-            return self.network.apply(part, forward.batch.images)
+            return self.network.apply(part, forward.batch.inputs)
         state = replace(forward.state, params=merge_params(forward.state.params, part))
-        return replace(forward, state=state).predict(forward.batch.images)
+        return replace(forward, state=state).predict(forward.batch.inputs)
 
     def make_columns(
         self, state: TrainState, gradients: Gradients, outcome: StepOutcome

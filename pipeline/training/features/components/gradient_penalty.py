@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jax import Array
 
     from pipeline.training.forward_pass import ForwardPass, Outputs
+    from pipeline.training.state import Inputs
 
 
 @component("feature")
@@ -48,11 +49,11 @@ class GradientPenalty(StepFeature):
 
         from pipeline.training.losses import compute_losses
 
-        def sum_losses(images: Array) -> Array:
-            logits, _ = forward.apply(trained, forward.collections, images)
+        def sum_losses(inputs: Inputs) -> Array:
+            logits, _ = forward.apply(trained, forward.collections, inputs)
             losses = compute_losses(forward.config, logits, forward.batch.labels)
             return jnp.where(forward.batch.mask, losses, 0).sum()
 
-        by_images = jax.grad(sum_losses)(forward.batch.images)
-        squares = jnp.square(by_images).sum(axis=tuple(range(1, by_images.ndim)))
+        by_inputs = jax.tree.leaves(jax.grad(sum_losses)(forward.batch.inputs))
+        squares = sum(jnp.square(leaf).sum(axis=tuple(range(1, leaf.ndim))) for leaf in by_inputs)
         return outputs._replace(losses=outputs.losses + self.weight / 2 * squares)

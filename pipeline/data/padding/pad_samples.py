@@ -1,4 +1,4 @@
-"""Padding of images, and of the labels of their positions, and crops of a batch to its bucket."""
+"""Padding of samples and of the labels of their positions, and crops of a batch to its bucket."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pipeline.data.padding.buckets import (
     SIZE,
     Bucket,
     PaddedColumn,
+    Padding,
     assign_buckets,
     compute_canvas,
     to_ragged,
@@ -28,16 +29,17 @@ CROP_OP = 1 << 30
 
 
 def pad_split(
-    split: Split, buckets: Sequence[Bucket], *, ignore_index: int | None = None, crop: bool = False
+    split: Split, padding: Padding, *, ignore_index: int | None = None, crop: bool = False
 ) -> Split:
-    """Return the split with images padded to a size that holds all buckets, and a column `SIZE`.
+    """Return the split with samples padded to a size that holds all buckets, and a column `SIZE`.
 
     Labels of positions are padded with `ignore_index`. With `crop`, samples may be larger than
     every bucket: the padded size then also holds the largest sample, and `SIZE` has the sizes after
     `crop_to`. Raises ValueError if buckets don't have the dimensions of the images, if no bucket
     covers an image and `crop` is false, and if labels can't be padded.
     """
-    images = to_ragged(split.columns["image"], len(buckets[0]))
+    buckets = padding.buckets
+    images = to_ragged(split.columns[padding.column], len(buckets[0]))
     full_sizes = images.sizes
     if full_sizes.shape[1] != len(buckets[0]):
         listed = [list(bucket) for bucket in buckets]
@@ -49,7 +51,7 @@ def pad_split(
     if not np.array_equal(sizes, full_sizes):
         columns[UNCROPPED_SIZE] = full_sizes
         canvas = compute_canvas([canvas, compute_canvas(full_sizes)])
-    columns["image"] = PaddedColumn(images, canvas)
+    columns[padding.column] = PaddedColumn(images, canvas)
     columns["label"] = _pad_labels(split.columns["label"], full_sizes, canvas, ignore_index)
     return replace(split, columns=columns)
 
@@ -83,9 +85,10 @@ def _pad_labels(
     return PaddedColumn(positions, canvas, ignore_index)
 
 
-def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, is_random: bool) -> Batch:
-    """Return a batch, padded by `pad_split`, with images and labels of positions cropped to one
-    bucket. Of a sample that is larger than the bucket, a part is drawn by (seed, epoch, sample), or
+def crop_to(
+    xp: Any, bucket: Bucket, batch: Batch, names: Sequence[str], *, is_random: bool
+) -> Batch:
+    """Return a batch, padded by `pad_split`, with its columns `names` cropped to one bucket. Of a sample that is larger than the bucket, a part is drawn by (seed, epoch, sample), or
     the middle is used if `is_random` is false. Results are the same if `xp` is numpy or jax.numpy.
     """
     columns = batch.columns
@@ -106,6 +109,7 @@ def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, is_random: bool) -> Batch:
             shape = [1] * len(bucket)
             shape[axis] = length
             index.append(indices.reshape([-1, *shape]))
-    names = [name for name in ("image", "label") if columns[name].ndim > len(bucket)]
-    cropped = {name: columns[name][tuple(index)] for name in names}
+    cropped = {
+        name: columns[name][tuple(index)] for name in names if columns[name].ndim > len(bucket)
+    }
     return replace(batch, columns={**columns, **cropped})

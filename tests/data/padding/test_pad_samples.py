@@ -13,7 +13,7 @@ import pytest
 from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
 from pipeline.data.padding.buckets import SIZE, assign_buckets, make_ragged_array, sort_buckets
-from pipeline.data.padding.pad_images import UNCROPPED_SIZE, crop_to, pad_split
+from pipeline.data.padding.pad_samples import UNCROPPED_SIZE, crop_to, pad_split
 from pipeline.data.random import seed_words
 
 SIZES = np.array([(6, 5), (9, 4), (3, 14), (11, 13), (8, 8), (6, 12)])

@@ -1,0 +1,161 @@
+"""The arrays that a network reads: their names, and the columns of a batch that they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pipeline.data.columns import ColumnSpec
+
+PADDING_MASK = "padding_mask"
+"""Name of the column that tells tokens from padding, bool (tokens,), if `dataset.padding_mask` is
+set. It is computed from the sizes of the samples."""
+MASK = "mask"
+"""Name by which networks of tokens read `PADDING_MASK`."""
+InputNames = str | tuple[str, ...] | Mapping[str, str] | None
+"""Value of `model.inputs`: a column, several, or columns by the network's names."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class NetworkInput:
+    """One array that a network reads."""
+
+    name: str
+    """The network's name for it."""
+    column: str
+    spec: ColumnSpec
+    """Spec of the column after the map ops."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a sample as the network reads it: channels of images are last."""
+        shape = self.spec.shape
+        return shape if self.spec.layout == "hwc" else (*shape[1:], shape[0])
+
+    @property
+    def dtype(self) -> str:
+        """int32 for tokens and other whole numbers along at most one axis, bool for masks, float32
+        for the rest."""
+        if self.spec.dtype == "bool":
+            return "bool"
+        is_integer = np.issubdtype(np.dtype(self.spec.dtype), np.integer)
+        return "int32" if is_integer and len(self.spec.shape) < 2 else "float32"
+
+    def convert(self, xp: Any, values: Any) -> Any:
+        """Return a column (batch, ...) as the network reads it."""
+        values = values.astype(self.dtype)
+        return values if self.spec.layout == "hwc" else xp.moveaxis(values, 1, -1)
+
+
+@dataclass(frozen=True)
+class NetworkInputs:
+    """The arrays that a network reads: one array, or a dictionary by the network's names."""
+
+    arrays: tuple[NetworkInput, ...]
+    is_named: bool = False
+    """Whether the network reads a dictionary."""
+
+    def pack(self, make: Callable[[NetworkInput], T]) -> T | dict[str, T]:
+        """Return what `make` returns for each array, in the form in which the network reads it."""
+        if not self.is_named:
+            return make(self.arrays[0])
+        return {array.name: make(array) for array in self.arrays}
+
+    def read(self, xp: Any, columns: Mapping[str, Any], sizes: Any = None) -> Any:
+        """Return the network's inputs from the columns of a mapped batch. `xp` is numpy or
+        jax.numpy. With `sizes`, int32 (batch, 1 or 2), of the samples without padding, images get a
+        channel that is 1 on the image and 0 on padding, and tokens a `PADDING_MASK`."""
+        if sizes is None:
+            return self.pack(lambda array: array.convert(xp, columns[array.column]))
+        first = self.arrays[0]
+        if any(array.column == PADDING_MASK for array in self.arrays):
+            inside = _mark_inside(xp, columns[first.column].shape[:2], sizes)
+            columns = {**columns, PADDING_MASK: inside}
+            return self.pack(lambda array: array.convert(xp, columns[array.column]))
+        images = first.convert(xp, columns[first.column])
+        inside = _mark_inside(xp, images.shape[:3], sizes)[..., None].astype(images.dtype)
+        return self.pack(
+            lambda array: (
+                xp.concatenate([images, inside], axis=-1)
+                if array is first
+                else array.convert(xp, columns[array.column])
+            )
+        )
+
+    @property
+    def image(self) -> ColumnSpec | None:
+        """The image (height, width, channels) that is the only input; None for other inputs."""
+        spec = self.arrays[0].spec
+        return spec if len(self.arrays) == 1 and len(spec.shape) == 3 else None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the only input; () for several inputs."""
+        return self.arrays[0].shape if len(self.arrays) == 1 else ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(array.column for array in self.arrays)
+
+    def with_specs(self, specs: Mapping[str, ColumnSpec]) -> NetworkInputs:
+        """Return the inputs with the specs of other columns, such as those of a larger bucket."""
+        arrays = (replace(array, spec=specs.get(array.column, array.spec)) for array in self.arrays)
+        return replace(self, arrays=tuple(arrays))
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{array.name} {'x'.join(map(str, array.shape)) or 'number'}" for array in self.arrays
+        )
+
+
+def _mark_inside(xp: Any, shape: tuple[int, ...], sizes: Any) -> Any:
+    """Return bool `shape` (batch, tokens) or (batch, height, width): true within the sizes, int32
+    (batch, 1 or 2). An axis without a size is inside."""
+    inside = xp.ones(shape, bool)
+    for axis in range(sizes.shape[1]):
+        length = [1] * len(shape)
+        length[1 + axis] = -1
+        positions = xp.arange(shape[1 + axis], dtype=np.int32).reshape(length)
+        inside &= positions < sizes[:, axis].reshape(-1, *(1,) * (len(shape) - 1))
+    return inside
+
+
+def resolve_inputs(
+    wanted: InputNames,
+    declared: Sequence[str] | None,
+    specs: Mapping[str, ColumnSpec],
+    default: Sequence[str],
+) -> NetworkInputs:
+    """Return the inputs of a network from the specs of mapped columns.
+
+    `wanted` is the recipe's `model.inputs`, `declared` the names that the network has for several
+    inputs. Without either, the network reads the columns `default`. Raises ValueError for a column
+    that isn't there or is named twice, and if `wanted` doesn't fit the declared names.
+    """
+    columns = (wanted,) if isinstance(wanted, str) else tuple(wanted or declared or default)
+    names: Mapping[str, str]
+    if isinstance(wanted, Mapping):
+        names = wanted
+    elif declared is not None and len(declared) == len(columns):
+        names = dict(zip(declared, columns, strict=True))
+    else:
+        names = {MASK if name == PADDING_MASK else name: name for name in columns}
+    if not names or len(set(names.values())) < len(columns):
+        raise ValueError(f"{list(columns)}: must be one column, or several that differ")
+    if declared is not None and set(names) != set(declared):
+        raise ValueError(
+            f"{list(names)}: the network reads {', '.join(declared)}; must name a column for each"
+        )
+    for name, column in names.items():
+        if column not in specs:
+            known = ", ".join(sorted(set(specs) - {"label"}))
+            reader = "" if name in (column, MASK) else f" for the network's input {name}"
+            raise ValueError(f"there is no column {column!r}{reader}; the columns are {known}")
+    arrays = tuple(NetworkInput(name, column, specs[column]) for name, column in names.items())
+    return NetworkInputs(arrays, is_named=len(arrays) > 1 or isinstance(wanted, Mapping))
