@@ -99,7 +99,7 @@ def format_buckets(split: Split, buckets: Sequence[Bucket], samples: str) -> str
 def fit_specs_to_bucket(
     bucket: Bucket, specs: Mapping[str, ColumnSpec], column: str
 ) -> dict[str, ColumnSpec]:
-    """Return the specs of samples that are padded to a bucket: `column`, and labels of positions."""
+    """Return the specs of samples padded to a bucket: `column`, and labels of positions."""
     sample = specs[column]
     label = specs["label"]
     sample = replace(sample, shape=(*bucket, *sample.shape[len(bucket) :]))

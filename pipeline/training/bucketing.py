@@ -23,7 +23,7 @@ def apply_in_bucket(
     *,
     is_random: bool = True,
 ) -> T:
-    """Apply `compute` to a batch whose samples are cropped to the first bucket that covers them all.
+    """Apply `compute` to a batch whose samples are cropped to the first bucket that covers all.
 
     A sample that is larger than every bucket is cropped at a random place, or in the middle if not
     `is_random`. Without buckets the batch isn't cropped. `compute` is traced once for each bucket:

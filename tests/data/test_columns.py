@@ -1,10 +1,13 @@
-"""Blank data: the shapes and types of data that is not there."""
+"""Blank columns, and the columns that a network reads by default."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from pipeline.data.columns import BlankColumn, ColumnSpec, Facts, make_blank_data
+from pipeline.data.columns import BlankColumn, RawData, Split
+from pipeline.data.targets import Targets
 
 
 def test_blank_column_has_shape_and_dtype_without_memory() -> None:
@@ -16,8 +19,8 @@ def test_blank_column_has_shape_and_dtype_without_memory() -> None:
     assert column[5:9].shape == (4, 32, 32, 3)
 
 
-def test_blank_data_has_the_sizes_and_names_of_a_source() -> None:
-    data = make_blank_data(Facts((28, 20, 1), 2, 60, 10), ("cat", "dog"))
-    assert (len(data.train), len(data.eval), data.classes) == (60, 10, ("cat", "dog"))
-    expected = {"image": ColumnSpec((28, 20, 1), "uint8"), "label": ColumnSpec((), "int32")}
-    assert data.train.specs() == data.eval.specs() == expected
+def test_first_column_is_read_by_default() -> None:
+    columns = {"label": np.zeros(3), "series": np.zeros((3, 8)), "age": np.zeros(3)}
+    data = RawData(Split(columns), Split(columns), Targets(("a",)))
+    assert data.inputs == ("series",)
+    assert replace(data, inputs=("age", "series")).inputs == ("age", "series")

@@ -62,7 +62,9 @@ def make_split() -> Split:
 
 
 def test_draws_are_a_function_of_seed_epoch_sample_and_op() -> None:
-    column = map_on_host(make_split(), [Shift(), Shift()], seed=3).columns["image"]
+    column = map_on_host(
+        make_split(), [Shift(column="image"), Shift(column="image")], seed=3
+    ).columns["image"]
     rows = np.array([4, 1])
     words = seed_words(3)
     for epoch in (0, 2):
@@ -82,7 +84,9 @@ def test_draws_are_a_function_of_seed_epoch_sample_and_op() -> None:
     ],
 )
 def test_failed_op_is_named_with_its_sample(kind: Any, message: str) -> None:
-    column = map_on_host(make_split(), [Strange(kind=kind)], seed=3).columns["image"]
+    column = map_on_host(make_split(), [Strange(column="image", kind=kind)], seed=3).columns[
+        "image"
+    ]
     with pytest.raises(DataError, match=message):
         column[np.array([0])]
 
@@ -98,7 +102,10 @@ def make_recipe(*overrides: str) -> Recipe:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("dataset.train.host_ops=[{name: test_strange, kind: refuses}]", "needs colours"),
+        (
+            "dataset.train.host_ops=[{name: test_strange, column: image, kind: refuses}]",
+            "needs colours",
+        ),
         ("dataset.train.host_ops=[{name: test_shift, column: mask}]", "there is no such column"),
         ("dataset.train.select=[{name: take, samples: 0}]", "select.0.samples = 0: must be"),
     ],
@@ -109,21 +116,23 @@ def test_invalid_recipes_are_refused(override: str, message: str) -> None:
 
 
 def test_resident_feed_is_refused_for_host_ops() -> None:
-    recipe = make_recipe("dataset.train.host_ops=[test_shift]", "train.feed=resident")
+    recipe = make_recipe(
+        "dataset.train.host_ops=[{name: test_shift, column: image}]", "train.feed=resident"
+    )
     with pytest.raises(RecipeError, match=r"train.feed = resident: must be auto or stream"):
         load_data(recipe, Reporter())
 
 
 def test_predictions_refuse_host_ops_of_evaluation() -> None:
-    recipe = make_recipe("dataset.eval.host_ops=[test_shift]")
-    samples = Samples((8, 8, 1), "float32", Targets(("a", "b")))
+    recipe = make_recipe("dataset.eval.host_ops=[{name: test_shift, column: image}]")
+    samples = Samples({"image": ColumnSpec((8, 8, 1), "float32")}, Targets(("a", "b")))
     with pytest.raises(RecipeError, match=r"dataset.eval.host_ops: must be \[\] for predictions"):
         make_predict(TrainedRun(recipe, {}, 1, samples))
 
 
 @pytest.mark.medium
 def test_python_batches_have_the_draws_of_their_epoch() -> None:
-    recipe = make_recipe("dataset.train.host_ops=[test_shift]")
+    recipe = make_recipe("dataset.train.host_ops=[{name: test_shift, column: image}]")
     dataset = load_data(recipe, Reporter())
     first, second = (next(Trainer(recipe).dicts("train", epoch)) for epoch in (0, 1))
     batches = dataset.train_order.batches(dataset.train_order.steps_per_epoch, 1)
@@ -136,7 +145,12 @@ def test_python_batches_have_the_draws_of_their_epoch() -> None:
 @pytest.mark.slow
 def test_training_is_equal_at_any_sink_and_resumed(cache: Path, tmp_path: Path) -> None:
     quiet = ["monitor.tensorboard=false", "monitor.sample_images=0", f"cache.root={cache}"]
-    ops = ["dataset.train.host_ops=[test_shift]", "model=mlp", "model.hidden=[16]", *quiet]
+    ops = [
+        "dataset.train.host_ops=[{name: test_shift, column: image}]",
+        "model=mlp",
+        "model.hidden=[16]",
+        *quiet,
+    ]
     run(make_recipe(*ops, "train.sink=false"), tmp_path / "off")
     for size in (1, 7, 36):
         run(make_recipe(*ops, f"train.sink_size={size}"), tmp_path / f"sink{size}")

@@ -279,7 +279,7 @@ def test_inference_of_a_text_uses_no_padding(gpt: Compose) -> None:
     step_config = build(recipe, dataset, QUIETLY).step_config
     tokens = np.arange(9, dtype=np.float32).reshape(1, 9, 1, 1)
     whole = np.concatenate([tokens, np.ones_like(tokens)], axis=-1)
-    samples = Samples((9, 1, 1), "float32", dataset.targets)
+    samples = Samples(dataset.raw_inputs, dataset.targets)
     predict = make_predict(TrainedRun(recipe, {}, 0, samples))
 
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

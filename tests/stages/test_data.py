@@ -112,7 +112,7 @@ def test_skipped_files_report_has_one_line(
 def test_dataset_has_its_image_spec_and_orders(tiny: Compose) -> None:
     dataset = load_data(tiny("seed=9"), quiet())
     assert (len(dataset.train), len(dataset.eval), len(dataset.classes)) == (96, 40, 10)
-    assert dataset.image == ColumnSpec((32, 32, 1), "float32")
+    assert dataset.inputs.image == ColumnSpec((32, 32, 1), "float32")
     assert (dataset.train_order.seed, dataset.train_order.steps_per_epoch) == (9, 6)
     assert dataset.train_order.shuffle
 
@@ -291,6 +291,44 @@ def test_published_dataset_is_priced_and_compiled_offline_without_files(
         again = run(known_set("mnist", empty, ONLY_COMPILED, "device=ascend910"), tmp_path / "two")
     assert again.modelled == priced.modelled
     compiled = run(known_set("mnist", empty, ONLY_COMPILED), tmp_path / "three")
-    assert (compiled.status, compiled.data["image"]["shape"]) == ("done", [28, 28, 1])
+    assert (compiled.status, compiled.data["columns"]["image"]["shape"]) == ("done", [28, 28, 1])
     (process,) = read_provenance(tmp_path / "three")
     assert {column["of"] for column in process["data"]["train"].values()} == {"none"}
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        (
+            "model.inputs=text",
+            "model.inputs: there is no column 'text'; the columns are age, features",
+        ),
+        (
+            "model.inputs={query: text, passage: age}",
+            "model.inputs: there is no column 'text' for the network's input query; the columns "
+            "are age, features",
+        ),
+        (
+            "dataset.train.ops=[random_horizontal_flip]",
+            "dataset.train.ops.0 (random_horizontal_flip): there is no column 'image'; the columns "
+            "are age, features, label",
+        ),
+        (
+            "dataset.train.ops=[{name: random_horizontal_flip, column: features}]",
+            "dataset.train.ops.0 (random_horizontal_flip): needs images of shape (height, width, "
+            "channels), not values of shape (4,)",
+        ),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(
+    override: str, problem: str, tiny: Compose, npz: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    settings = npz()
+    rows = np.zeros((6, 4), np.float32)
+    arrays = {"x_train": rows, "x_test": rows, "age_train": rows, "age_test": rows}
+    labels = np.arange(6) % 2
+    np.savez(tmp_path / "own.npz", y_train=labels, y_test=labels, **arrays)
+    ops = ["dataset.train.ops=[]", "dataset.eval.ops=[]", "dataset.columns=[age]"]
+    with pytest.raises(RecipeError) as caught:
+        load_data(tiny(*settings, *ops, override), quiet())
+    assert caught.value.problems == (problem,)

@@ -107,7 +107,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 
 def formulas(built: Built, step_config: StepConfig) -> Counter[tuple[str, ...]]:
     """The convolutions and products of the gradients, by the shapes of operands and results."""
-    images = jnp.zeros((BATCH, *step_config.image.shape))
+    images = jnp.zeros((BATCH, *step_config.inputs.shape))
 
     def gradients(state: Any) -> Any:
         labels, key = jnp.zeros(BATCH, jnp.int32), jax.random.key(0)

@@ -142,8 +142,8 @@ def test_attack_command_and_report(attacked_run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"text": "a tokenizer"}, "has tokens, which have no pixels to change"),
-        ({"raw_image": ColumnSpec((8, 1, 1), "int32")}, "has tokens"),
+        ({"raw_image": None, "inputs": "tokens 8"}, "has tokens 8, which have no pixels to change"),
+        ({"raw_image": ColumnSpec((8, 8, 1), "int32")}, "has image 8x8x1, which have no pixels"),
         ({"table": "columns"}, "has the columns of a table"),
         ({"targets": Targets(("a", "b"), "multi_label")}, "not one class for each image"),
         ({"label_positions": (8, 8)}, "not one class for each image"),
@@ -154,7 +154,7 @@ def test_unattackable_data_are_refused(
     changed: dict[str, Any], problem: str, tiny: Compose
 ) -> None:
     facts = {"text": None, "table": None, "targets": Targets(("a", "b")), "label_positions": ()}
-    facts |= {"raw_image": ColumnSpec((8, 8, 1), "uint8"), **changed}
+    facts |= {"raw_image": ColumnSpec((8, 8, 1), "uint8"), "inputs": "image 8x8x1", **changed}
     with pytest.raises(RecipeError, match=f"dataset = synthetic: .*{problem}"):
         require_attackable(tiny(), SimpleNamespace(**facts))  # type: ignore[arg-type]
 

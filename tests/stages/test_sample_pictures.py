@@ -133,7 +133,7 @@ def test_sample_images_are_nhwc_in_any_layout(tiny: Compose) -> None:
     recipe = tiny("monitor.sample_images=2", *transposed)
     dataset = load_data(recipe, quiet())
     first = dataset.train_order.batches(0, 1).indices[0, :2]
-    assert dataset.image == ColumnSpec((1, 8, 8), "uint8", "chw")
+    assert dataset.inputs.image == ColumnSpec((1, 8, 8), "uint8", "chw")
     images = sample_images(recipe, dataset)
     assert np.array_equal(images, dataset.train.columns["image"][first].astype(np.float32))
 

@@ -25,7 +25,6 @@ from pipeline.data.padding.buckets import SIZE
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
 from pipeline.stages.export.network import trace_network_arrays
-from pipeline.training.bucketing import add_padding_mask
 from pipeline.training.step import make_train_step
 from tests import outcome
 from tests.command_line import convert_records
@@ -89,7 +88,7 @@ def test_images_are_padded_and_their_sizes_stored(ragged: Compose) -> None:
     dataset = loaded(ragged())
     images = dataset.train.columns["image"]
     assert images.shape == (61, 8, 12, 1)
-    assert dataset.image.shape == (6, 12, 1)
+    assert dataset.inputs.shape == (6, 12, 1)
     with np.load(str(ragged().dataset.root)) as arrays:
         flat, sizes = arrays["x_train"], arrays["x_train_sizes"]
     assert np.array_equal(dataset.train.columns[SIZE][:], sizes)
@@ -211,7 +210,7 @@ def test_padding_mask_is_an_input_channel(ragged: Compose) -> None:
     assert masked.parameters == plain.parameters + 3 * 3 * 4
     dataset = loaded(ragged())
     batch = small_batch(dataset, [0, 1, 5])
-    seen = add_padding_mask(batch.columns["image"].astype(jnp.float32), batch.columns[SIZE])
+    seen = dataset.inputs.read(jnp, batch.columns, batch.columns[SIZE])
     assert seen.shape == (3, 8, 12, 2)
     for image, (height, width) in zip(np.asarray(seen), [(6, 5), (8, 8), (2, 2)], strict=True):
         assert image[:height, :width, 1].all()
@@ -266,7 +265,7 @@ def test_training_with_a_padding_mask_runs(ragged: Compose, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_single_bucket_is_a_fixed_size(ragged: Compose) -> None:
     dataset = loaded(ragged("dataset.buckets=[[8,12]]"))
-    assert dataset.image.shape == (8, 12, 1)
+    assert dataset.inputs.shape == (8, 12, 1)
     assert dataset.train_order.steps_per_epoch == 61 // 4
 
 
@@ -432,7 +431,7 @@ def test_samples_larger_than_every_bucket_are_cropped(
     dataset = loaded(ragged(*CROPPED))
     images = dataset.train.columns["image"]
     assert images.shape == (61, 8, 12, 1)
-    assert dataset.image.shape == (4, 8, 1)
+    assert dataset.inputs.shape == (4, 8, 1)
 
 
 def test_cropping_without_buckets_is_refused(ragged: Compose) -> None:

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.inputs import NetworkInput, NetworkInputs
 from pipeline.data.targets import Targets
 from pipeline.training.features.accumulation import Accumulation
 from pipeline.training.features.average import MovingAverage
@@ -35,6 +37,12 @@ FEATURES: dict[str, Callable[[Any], StepFeature]] = {
 """Features by short name, in the order in which a recipe's step calls them."""
 OBJECTIVE = ("loss", "reduction", "ignore_index")
 FREEZING = ("frozen", "phases", "fixes_statistics")
+
+
+def read_image(shape: tuple[int, ...], layout: Literal["hwc", "chw"] = "hwc") -> NetworkInputs:
+    """The inputs of a network that reads one column `image`, float32."""
+    spec = ColumnSpec(shape, "float32", layout=layout)
+    return NetworkInputs((NetworkInput("image", "image", spec),))
 
 
 def change_config(config: StepConfig, **changed: Any) -> StepConfig:

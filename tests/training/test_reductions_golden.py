@@ -14,7 +14,6 @@ import pytest
 from flax import linen as nn
 
 from pipeline.data.batch import Batch
-from pipeline.data.columns import ColumnSpec
 from tests.golden.make_reductions import (
     BIAS_RATES,
     CLASSES,
@@ -25,6 +24,7 @@ from tests.golden.make_reductions import (
     WEIGHT,
     batches,
 )
+from tests.training.step_configs import read_image
 from tests.training.test_step import make_batch, make_step, start
 
 EXPECTED = json.loads(FILE.read_text())
@@ -43,9 +43,9 @@ def as_batch(images: np.ndarray, labels: np.ndarray) -> Batch:
 
 def assert_equal_to(expected: Mapping[str, Any], rates: np.ndarray, **changed: Any) -> None:
     """Loss, weights and bias after each step are MindSpore's."""
-    shape = ColumnSpec((1, 1, FEATURES), "float32")
+    inputs = read_image((1, 1, FEATURES))
     step = make_step(
-        network=OneDense(), image=shape, classes=CLASSES, train_ops=(), eval_ops=(), **changed
+        network=OneDense(), inputs=inputs, classes=CLASSES, train_ops=(), eval_ops=(), **changed
     )
     state = start(step)
     params = {"dense": {"kernel": WEIGHT.T, "bias": np.zeros(CLASSES, np.float32)}}

@@ -12,7 +12,7 @@ import pytest
 from flax import linen as nn
 
 from pipeline.data.batch import Batch, read_chunks
-from pipeline.data.columns import ColumnSpec, Split
+from pipeline.data.columns import Split
 from pipeline.data.ops.values import Hwc2Chw, Rescale
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
@@ -31,7 +31,7 @@ from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep, make_train_step
 from pipeline.training.step_config import StepConfig
 from tests.step_rows import NAMES
-from tests.training.step_configs import change_config
+from tests.training.step_configs import change_config, read_image
 
 HIDDEN, CLASSES, BATCH = 5, 3, 4
 SHAPE = (2, 2, 1)
@@ -63,7 +63,7 @@ def make_config(**changed: Any) -> StepConfig:
     rescale = Rescale(factor=SCALE, shift=0.0)
     parts = StepConfig(
         network=TwoLayers(),
-        image=ColumnSpec(SHAPE, "float32"),
+        inputs=read_image(SHAPE),
         targets=Targets(tuple(map(str, range(CLASSES)))),
         train_ops=(rescale,),
         eval_ops=(rescale,),
@@ -345,9 +345,9 @@ def test_chw_images_reach_the_network_as_nhwc() -> None:
     shape = (4, 3, 2)
     image = np.random.default_rng(0).integers(0, 256, (BATCH, *shape), np.uint8)
     batch = make_batch(columns={**make_batch().columns, "image": image})
-    hwc = make_step(image=ColumnSpec(shape, "float32"))
+    hwc = make_step(inputs=read_image(shape))
     ops = (*make_config().train_ops, Hwc2Chw())
-    chw = make_step(image=ColumnSpec((2, 4, 3), "float32", layout="chw"), train_ops=ops)
+    chw = make_step(inputs=read_image((2, 4, 3), layout="chw"), train_ops=ops)
     outcomes = [step.step(start(step), batch, RATES) for step in (hwc, chw)]
     assert_same(*outcomes)
 

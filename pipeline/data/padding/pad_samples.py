@@ -88,8 +88,10 @@ def _pad_labels(
 def crop_to(
     xp: Any, bucket: Bucket, batch: Batch, names: Sequence[str], *, is_random: bool
 ) -> Batch:
-    """Return a batch, padded by `pad_split`, with its columns `names` cropped to one bucket. Of a sample that is larger than the bucket, a part is drawn by (seed, epoch, sample), or
-    the middle is used if `is_random` is false. Results are the same if `xp` is numpy or jax.numpy.
+    """Return a batch, padded by `pad_split`, with its columns `names` cropped to one bucket. Labels
+    of a whole sample stay. Of a sample that is larger than the bucket, a part is drawn by (seed,
+    epoch, sample), or the middle is used if `is_random` is false. Results are the same if `xp` is
+    numpy or jax.numpy.
     """
     columns = batch.columns
     index: list[Any]

@@ -174,7 +174,9 @@ class Same(HostOp):
 def test_advice_about_slow_samples_fits_them(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = np.arange(SAMPLES, dtype=np.int32)
     files = Split({"image": LazyNumbers(numbers)})
-    mapped = map_on_host(Split({"image": numbers.reshape(-1, 1, 1, 1)}), (Same(),), seed=0)
+    mapped = map_on_host(
+        Split({"image": numbers.reshape(-1, 1, 1, 1)}), (Same(column="image"),), seed=0
+    )
     assert make("stream", files)._stats._advice.startswith("train.feed=resident")
     monkeypatch.setattr(loader_module, "RESIDENT_LIMIT_BYTES", 1)
     assert make("stream", files)._stats._advice.endswith("convert records")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import linen as nn
 
 from pipeline import load_recipe
 from pipeline.backends.planner.traced_loss import LossToPlan, make_loss
-from pipeline.data.columns import ColumnSpec
 from pipeline.data.targets import Targets
 from pipeline.training.losses import TrainingObjective
 from pipeline.training.state import TrainState
 from pipeline.training.step_config import StepConfig
+from tests.training.step_configs import read_image
 
 Shape = tuple[int, ...]
 GPT2 = ("model=gpt2", "model.dropout=0")
@@ -37,7 +36,7 @@ def network_to_plan(
     params = variables["params"]
     config = StepConfig(
         network=network,
-        image=ColumnSpec(images[1:], np.dtype(np.float32)),
+        inputs=read_image(images[1:]),
         targets=Targets(tuple(map(str, range(classes)))),
         train_ops=(),
         eval_ops=(),

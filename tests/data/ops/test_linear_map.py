@@ -75,4 +75,4 @@ def test_zca_example_writes_a_file_that_a_recipe_reads(tmp_path: Path) -> None:
     recipe = load_recipe(
         "mlp_mnist", [*TWIN, f"dataset.train.ops={ops}", f"dataset.eval.ops={ops}"]
     )
-    assert load_data(recipe, Reporter()).image.shape == (28, 28, 1)
+    assert load_data(recipe, Reporter()).inputs.shape == (28, 28, 1)

@@ -13,6 +13,7 @@ from pipeline.data.columns import LazyColumn, Split
 from pipeline.data.padding.buckets import (
     SIZE,
     PaddedColumn,
+    Padding,
     RaggedColumn,
     assign_buckets,
     make_ragged_array,
@@ -103,7 +104,8 @@ def test_fixed_shape_columns_are_padded() -> None:
     """A fixed maximum for any source, lazily read ones included."""
     images = np.arange(1, 2 * 3 * 4 + 1, dtype=np.int32).reshape(2, 3, 4, 1)
     for column in (images, LazyNumbers(images)):
-        split = pad_split(Split({"image": column, "label": np.arange(2)}), [(3, 4), (5, 6)])
+        padding = Padding(((3, 4), (5, 6)), column="image")
+        split = pad_split(Split({"image": column, "label": np.arange(2)}), padding)
         padded = split.columns["image"]
         assert padded.shape == (2, 5, 6, 1)
         assert np.array_equal(padded[:][:, :3, :4], images)
@@ -115,7 +117,7 @@ def test_fixed_shape_columns_are_padded() -> None:
 def test_buckets_of_other_dimensions_are_refused() -> None:
     split = Split({"image": stored(values_of([(2, 5), (3, 1)])), "label": np.arange(2)})
     with pytest.raises(ValueError, match=r"\[\[8\]\]: must have 2 numbers each for these images"):
-        pad_split(split, [(8,)])
+        pad_split(split, Padding(((8,),), column="image"))
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,20 @@ import pytest
 
 from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
-from pipeline.data.padding.buckets import SIZE, assign_buckets, make_ragged_array, sort_buckets
+from pipeline.data.padding.buckets import (
+    SIZE,
+    Padding,
+    assign_buckets,
+    make_ragged_array,
+    sort_buckets,
+)
 from pipeline.data.padding.pad_samples import UNCROPPED_SIZE, crop_to, pad_split
 from pipeline.data.random import seed_words
 
 SIZES = np.array([(6, 5), (9, 4), (3, 14), (11, 13), (8, 8), (6, 12)])
 BUCKETS = sort_buckets([(8, 8), (6, 12)])
+PADDING = Padding(BUCKETS, column="image")
+NAMES = PADDING.columns
 SEED = seed_words(3)
 
 
@@ -36,7 +44,7 @@ def split() -> Split:
 
 
 def padded() -> dict[str, Any]:
-    columns = pad_split(split(), BUCKETS, ignore_index=-1, crop=True).columns
+    columns = pad_split(split(), PADDING, ignore_index=-1, crop=True).columns
     return {name: column[:] for name, column in columns.items()}
 
 
@@ -47,7 +55,7 @@ def batch_of(columns: dict[str, Any], rows: np.ndarray, epoch: Any) -> Batch:
 def test_padding_of_images_keeps_facts_of_the_split() -> None:
     """Without the rows of zeros after them, folds of several sizes can't share a program."""
     facts = {"files": (2, 4), "padding": 1, "original_rows": np.arange(6)[::-1]}
-    padded_split = pad_split(replace(split(), **facts), BUCKETS, ignore_index=-1, crop=True)
+    padded_split = pad_split(replace(split(), **facts), PADDING, ignore_index=-1, crop=True)
     assert {name: getattr(padded_split, name) for name in facts} == facts
 
 
@@ -79,7 +87,7 @@ def test_crop_is_a_contiguous_part_of_the_sample(drawn: bool) -> None:
         for number, bucket in enumerate(BUCKETS):
             rows = np.flatnonzero(numbers == number).astype(np.int32)
             batch = batch_of({name: column[rows] for name, column in columns.items()}, rows, epoch)
-            crop = crop_to(np, bucket, batch, is_random=drawn).columns
+            crop = crop_to(np, bucket, batch, NAMES, is_random=drawn).columns
             for position, row in enumerate(rows):
                 height, width = columns[SIZE][row]
                 image, label = crop["image"][position, ..., 0], crop["label"][position]
@@ -108,16 +116,16 @@ def test_crop_place_depends_only_on_seed_epoch_and_sample() -> None:
     columns = padded()
     rows = np.array([3, 2, 5, 3], np.int32)
     batch = batch_of({name: column[rows] for name, column in columns.items()}, rows, 7)
-    host = crop_to(np, (6, 12), batch, is_random=True).columns
-    compiled = jax.jit(lambda b: crop_to(jnp, (6, 12), b, is_random=True))(batch).columns
+    host = crop_to(np, (6, 12), batch, NAMES, is_random=True).columns
+    compiled = jax.jit(lambda b: crop_to(jnp, (6, 12), b, NAMES, is_random=True))(batch).columns
     for name in ("image", "label"):
         assert np.array_equal(host[name], compiled[name])
         assert np.array_equal(host[name][0], host[name][3])
     alone = batch_of({name: column[3:4] for name, column in columns.items()}, rows[:1], 7)
-    single = crop_to(np, (6, 12), alone, is_random=True).columns
+    single = crop_to(np, (6, 12), alone, NAMES, is_random=True).columns
     assert np.array_equal(single["image"][0], host["image"][0])
     batches = [replace(alone, seed=seed_words(seed)) for seed in range(9)]
-    crops = [crop_to(np, (6, 12), batch, is_random=True).columns for batch in batches]
+    crops = [crop_to(np, (6, 12), batch, NAMES, is_random=True).columns for batch in batches]
     assert len({float(crop["image"][0, 0, 0, 0]) for crop in crops}) > 3
 
 
@@ -125,7 +133,8 @@ def test_crop_places_are_uniform() -> None:
     """Pearson's test over the 6 x 2 corners of a sample of 11x13 in a bucket of 6x12."""
     rows = np.full(6000, 3, np.int32)
     columns = {name: np.repeat(column[3:4], 6000, axis=0) for name, column in padded().items()}
-    crop = crop_to(np, (6, 12), batch_of(columns, rows, np.arange(6000)), is_random=True)
+    batch = batch_of(columns, rows, np.arange(6000))
+    crop = crop_to(np, (6, 12), batch, NAMES, is_random=True)
     corners = np.asarray(crop.columns["image"])[:, 0, 0, 0]
     _, counts = np.unique(corners, return_counts=True)
     assert len(counts) == 12
@@ -137,11 +146,13 @@ def test_position_labels_are_padded_with_ignore_index() -> None:
     sizes = np.array([[3], [5]])
     ragged = Split(
         {
-            "image": make_ragged_array(tokens, sizes, (1, 1)),
+            "tokens": make_ragged_array(tokens, sizes),
             "label": make_ragged_array(tokens, sizes),
         }
     )
-    labels = pad_split(ragged, [(6,)], ignore_index=-100).columns["label"][:]
+    padded_split = pad_split(ragged, Padding(((6,),), column="tokens"), ignore_index=-100)
+    assert padded_split.columns["tokens"][:].tolist() == [[1, 2, 3, 0, 0, 0], [4, 5, 6, 7, 8, 0]]
+    labels = padded_split.columns["label"][:]
     assert labels.tolist() == [[1, 2, 3, -100, -100, -100], [4, 5, 6, 7, 8, -100]]
 
 
@@ -159,4 +170,4 @@ def test_unpaddable_labels_are_refused(
 ) -> None:
     images = Split({"image": np.zeros((2, 3, 4, 1)), "label": label})
     with pytest.raises(ValueError, match=message):
-        pad_split(images, [(4, 4)], ignore_index=ignore_index)
+        pad_split(images, Padding(((4, 4),), column="image"), ignore_index=ignore_index)

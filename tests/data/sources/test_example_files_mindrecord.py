@@ -51,8 +51,8 @@ def test_arrays_are_images_and_numbers_are_a_regression(folder: Path) -> None:
 
 def test_tokens_become_an_integer_input(folder: Path) -> None:
     raw = read(folder, train_files="tokens*", split=0.5, image_key="ids")
-    assert raw.train.specs()["image"].shape == (8, 1, 1)
-    assert raw.train.specs()["image"].dtype == "int32"
+    assert raw.train.specs()["tokens"].shape == (8,)
+    assert raw.train.specs()["tokens"].dtype == "int32"
 
 
 def test_missing_index_is_named_with_its_file(folder: Path) -> None:

@@ -56,6 +56,22 @@ def test_float_color_images_are_unchanged(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.train.columns["image"][:], images)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "column"), [(np.float32, "features"), (np.int32, "tokens"), (np.uint8, "tokens")]
+)
+def test_rows_are_unchanged(tmp_path: Path, dtype: Any, column: str) -> None:
+    """Rows have no axis of size 1; whole numbers are tokens."""
+    rows = np.arange(60).reshape(5, 12).astype(dtype)
+
+    data = read(tmp_path, x_train=rows, x_test=rows[:2])
+
+    assert data.inputs == (column,)
+    assert set(data.train.columns) == {column, "label"}
+    assert data.train.columns[column].dtype == dtype
+    np.testing.assert_array_equal(data.train.columns[column][:], rows)
+    np.testing.assert_array_equal(data.eval.columns[column][:], rows[:2])
+
+
 def test_labels_of_column_shape_are_accepted(tmp_path: Path) -> None:
     data = read(tmp_path, y_train=np.array([[0], [2], [1], [0], [2]], np.uint8))
 
@@ -108,9 +124,16 @@ def test_classes_may_exceed_the_labels(tmp_path: Path) -> None:
     [
         ({"y_test": None, "x_test": None}, "lacks x_test, y_test; it has x_train, y_train"),
         ({"x_test": np.array([{}, []], object)}, "x_test can't be read: x_test holds objects"),
-        ({"x_train": np.zeros((5, 4, 3))}, "x_train is float64; images must be uint8 or float32"),
-        ({"x_train": np.zeros((5, 12), np.uint8)}, r"x_train has shape \(5, 12\); must be \(n, H"),
-        ({"x_test": np.zeros((0, 4, 3), np.uint8)}, "x_test has no images; must have at least one"),
+        ({"x_train": np.zeros((5, 4, 3))}, "x_train is float64; must be uint8, int32 or float32"),
+        ({"x_train": np.zeros(5, np.uint8)}, r"x_train has shape \(5,\); must be \(n, H, W\)"),
+        (
+            {"x_train": np.zeros((5, 12), np.uint8)},
+            r"one shape and dtype, .*\(12,\) uint8.*4, 3, 1",
+        ),
+        (
+            {"x_test": np.zeros((0, 4, 3), np.uint8)},
+            "x_test has no samples; must have at least one",
+        ),
         (
             {"x_train": np.full((5, 4, 3), np.nan, np.float32)},
             "x_train has values that are not finite",
@@ -120,8 +143,8 @@ def test_classes_may_exceed_the_labels(tmp_path: Path) -> None:
             r"one shape and dtype, .*\(4, 3, 1\) uint8.*\(3, 4, 1\) uint8",
         ),
         ({"x_test": np.zeros((2, 4, 3), np.float32)}, "one shape and dtype, .*float32"),
-        ({"y_train": np.zeros(4, int)}, "x_train has 5 images, y_train 4 labels"),
-        ({"y_test": np.zeros(3, int)}, "x_test has 2 images, y_test 3 labels"),
+        ({"y_train": np.zeros(4, int)}, "x_train has 5 samples, y_train 4 labels"),
+        ({"y_test": np.zeros(3, int)}, "x_test has 2 samples, y_test 3 labels"),
         ({"y_train": np.zeros(5)}, "y is the same in all training samples"),
         ({"y_test": np.array([0.5, np.nan])}, "y has values in the evaluation split that are not"),
         (
@@ -271,7 +294,7 @@ def test_wrong_column_is_named(tmp_path: Path, changes: dict[str, Any], problem:
         NumpyArchive(**section(root=path, classes=None), columns=("age",)).read(tmp_path)
 
 
-@pytest.mark.parametrize("columns", [("label",), ("x",), ("a", "a")])
+@pytest.mark.parametrize("columns", [("label",), ("x",), ("tokens",), ("a", "a")])
 def test_names_of_columns_are_checked(tmp_path: Path, columns: tuple[str, ...]) -> None:
     with pytest.raises(ValidationError, match="columns"):
         NumpyArchive(**section(root=tmp_path, classes=None), columns=columns)

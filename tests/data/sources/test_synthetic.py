@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipeline.data.columns import Facts, RawData
+from pipeline.data.columns import RawData
+from pipeline.data.image_facts import ImageFacts
 from pipeline.data.sources.synthetic import Synthetic
 from tests.data.section import section
 
 TWINS = {
-    "cifar10": Facts((32, 32, 3), 10, 50_000, 10_000),
-    "cifar100": Facts((32, 32, 3), 100, 50_000, 10_000),
-    "digits": Facts((8, 8, 1), 10, 1_438, 359),
-    "fashion_mnist": Facts((28, 28, 1), 10, 60_000, 10_000),
-    "mnist": Facts((28, 28, 1), 10, 60_000, 10_000),
+    "cifar10": ImageFacts((32, 32, 3), 10, 50_000, 10_000),
+    "cifar100": ImageFacts((32, 32, 3), 100, 50_000, 10_000),
+    "digits": ImageFacts((8, 8, 1), 10, 1_438, 359),
+    "fashion_mnist": ImageFacts((28, 28, 1), 10, 60_000, 10_000),
+    "mnist": ImageFacts((28, 28, 1), 10, 60_000, 10_000),
 }
 
 
@@ -25,7 +26,7 @@ def small(like: str, tmp_path: Path, train: int = 300, evaluation: int = 100) ->
 
 
 @pytest.mark.parametrize(("like", "facts"), TWINS.items())
-def test_synthetic_twin_has_the_sizes_of_its_source(like: str, facts: Facts) -> None:
+def test_synthetic_twin_has_the_sizes_of_its_source(like: str, facts: ImageFacts) -> None:
     assert Synthetic(**section(like=like)).facts() == facts
 
 

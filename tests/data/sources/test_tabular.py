@@ -39,7 +39,7 @@ def test_numeric_target_is_standardised(tmp_path: Path) -> None:
     assert train.std() == pytest.approx(1, abs=1e-6)
     assert data.table is not None
     assert [column.name for column in data.table.columns] == ["size", "rooms", "kind"]
-    assert data.train.columns["image"].shape == (15, 3)
+    assert data.train.columns["features"].shape == (15, 3)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_eval_path_is_the_evaluation_split(tmp_path: Path) -> None:
     assert (len(data.train), len(data.eval)) == (20, 2)
     evaluated = np.asarray(data.eval.columns["label"])
     np.testing.assert_allclose(data.targets.to_data_units(evaluated)[:, 0], [3, 100], rtol=1e-6)
-    assert np.asarray(data.eval.columns["image"])[:, 2].tolist() == [0, 1]
+    assert np.asarray(data.eval.columns["features"])[:, 2].tolist() == [0, 1]
     (tmp_path / "eval.csv").write_text("kind,size,rooms,price\nc,0,1,3\n")
     with pytest.raises(DataError, match=r"eval.csv: line 2: kind = 'c': no row of the training"):
         read(tmp_path, eval_path=tmp_path / "eval.csv", target="kind")
@@ -98,7 +98,7 @@ def test_date_features_capture_trend_and_season(tmp_path: Path, write: str) -> N
 
     assert str(data.table) == "date date (days, sin_year, cos_year, sin_week, cos_week)"
     train, evaluated = (
-        np.column_stack([split.columns["image"][:], np.ones(len(split))])
+        np.column_stack([split.columns["features"][:], np.ones(len(split))])
         for split in (data.train, data.eval)
     )
     fit, *_ = np.linalg.lstsq(train, data.train.columns["label"][:], rcond=None)
@@ -213,7 +213,7 @@ def test_shipped_tables_are_read(
 ) -> None:
     data = CsvTable(**section(shipped=name, target=target)).read(tmp_path)
     assert len(data.train) + len(data.eval) == rows
-    assert data.train.columns["image"].shape[1] == columns
+    assert data.train.columns["features"].shape[1] == columns
 
 
 @pytest.mark.medium
@@ -238,7 +238,7 @@ def test_parquet_and_csv_tables_are_equal(tmp_path: Path) -> None:
         spec = ParquetTable(**section(root=tmp_path / f"{name}.parquet", **fields))
         found = spec.read(tmp_path)
         for split in ("train", "eval"):
-            for column in ("image", "label"):
+            for column in ("features", "label"):
                 np.testing.assert_array_equal(
                     np.asarray(getattr(found, split).columns[column]),
                     np.asarray(getattr(wanted, split).columns[column]),

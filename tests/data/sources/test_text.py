@@ -36,7 +36,7 @@ def read(root: Path | None, **fields: Any) -> RawData:
 def text_of(raw: RawData) -> str:
     """The training text, put together from windows of stride 1 and the last label."""
     assert raw.text is not None
-    read_, label = raw.train.columns["image"][:], raw.train.columns["label"][:]
+    read_, label = raw.train.columns["tokens"][:], raw.train.columns["label"][:]
     return raw.text.tokenizer.decode([*read_[:, 0].ravel().tolist(), *label[-1].tolist()])
 
 
@@ -54,9 +54,9 @@ def test_evaluation_windows_at_the_end_do_not_overlap(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(bytes(range(100)))
     raw = read(tmp_path / "a.txt", stride=1)
     assert (len(raw.train), len(raw.eval)) == (71, 6)
-    assert raw.eval.columns["image"][:].ravel().tolist() == list(range(75, 99))
+    assert raw.eval.columns["tokens"][:].ravel().tolist() == list(range(75, 99))
     assert raw.train.columns["label"][-1:].tolist() == [[71, 72, 73, 74]]
-    assert raw.train.columns["image"].dtype == np.uint8
+    assert raw.train.columns["tokens"].dtype == np.uint8
 
 
 def test_description_names_the_kind(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_tokenizer_file_of_the_library_is_used(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the cat sat . " * 20)
     (tmp_path / "tokenizer.json").write_bytes(tokenizer_json())
     raw = read(tmp_path, tokenizer=str(tmp_path / "tokenizer.json"))
-    assert raw.train.columns["image"][0:1].ravel().tolist() == [4, 5, 6, 9]
+    assert raw.train.columns["tokens"][0:1].ravel().tolist() == [4, 5, 6, 9]
     assert len(raw.targets) == 10
 
 

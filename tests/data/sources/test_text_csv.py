@@ -39,7 +39,7 @@ def read(file: Path, content: str | bytes = ROWS, **fields: Any) -> RawData:
 
 
 def tokens(raw: RawData, row: int) -> list[int]:
-    column = raw.train.columns["image"]
+    column = raw.train.columns["tokens"]
     assert isinstance(column, RaggedArray)
     return column.value(row).ravel().tolist()
 

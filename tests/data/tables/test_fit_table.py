@@ -50,13 +50,20 @@ def fitted(
         raise DataError(str(error)) from error
 
 
-def as_input(table: FittedTable, rows: np.ndarray, reads: Any = "features") -> np.ndarray:
+def encode(table: FittedTable, rows: np.ndarray, reads: Any) -> dict[str, np.ndarray]:
+    """The columns that the op writes: the same on the host and the device, as it says."""
     (op,) = make_encoding_ops(table, reads)
-    on_host, on_device = op(np, rows, None), np.asarray(op(jnp, jnp.asarray(rows), None))
-    np.testing.assert_array_equal(on_host, on_device)
-    assert on_host.dtype == on_device.dtype == np.float32
-    assert op.output(ColumnSpec(rows.shape[1:], "float32")).shape == on_host.shape[1:]
-    return on_host
+    on_host, on_device = op.map(np, (rows,), None), op.map(jnp, (jnp.asarray(rows),), None)
+    specs = op.outputs((ColumnSpec(rows.shape[1:], "float32"),))
+    for host, device, spec in zip(on_host, on_device, specs, strict=True):
+        np.testing.assert_array_equal(host, device)
+        assert host.dtype == device.dtype == spec.dtype
+        assert host.shape[1:] == spec.shape
+    return dict(zip(op.written, on_host, strict=True))
+
+
+def as_input(table: FittedTable, rows: np.ndarray) -> np.ndarray:
+    return encode(table, rows, "features")["features"]
 
 
 @pytest.mark.medium
@@ -82,9 +89,11 @@ def test_missing_value_is_a_category_and_unknown_value_is_zeros(
     assert rows[:, 1].tolist() == [3, 1, 2, 0, 1]
     one_hot = as_input(table, rows)[:, 1:]
     assert one_hot.tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 0], [1, 0, 0]]
-    fields = as_input(table, rows, "fields")
-    assert fields[:, 1, 0].tolist() == [[3, 1], [1, 1], [2, 1], [1, 0], [1, 1]]
-    assert fields[:, 0, 0, 0].tolist() == [0] * 5
+    fields = encode(table, rows, "fields")
+    assert fields["field_index"].tolist() == [[0, 3], [0, 1], [0, 2], [0, 1], [0, 1]]
+    assert fields["field_index"].dtype == np.int32
+    assert fields["field_value"][:, 1].tolist() == [1, 1, 1, 0, 1]
+    np.testing.assert_array_equal(fields["field_value"][:, 0], rows[:, 0])
     assert count_encoded_features(make_encoding_ops(table, "fields")) == 4
     assert count_encoded_features(()) is None
 
@@ -206,7 +215,7 @@ def test_number_too_far_from_the_mean_is_named(tmp_path: Path) -> None:
 def test_rows_of_wrong_width_are_refused() -> None:
     op = EncodeTable(numbers=2, categories=(3,), reads="features")
     with pytest.raises(ValueError, match=r"needs rows of 3 columns, not \(4,\)"):
-        op.output(ColumnSpec((4,), "float32"))
+        op.outputs((ColumnSpec((4,), "float32"),))
 
 
 def test_column_without_any_value_is_no_column_of_numbers() -> None:

@@ -17,9 +17,8 @@ def test_labels_are_the_next_tokens(length: int, stride: int, data: st.DataObjec
     tokens = np.random.default_rng(size).integers(0, 256, size)
     columns = make_window_columns(tokens, length, stride)
     starts = range(0, size - length, stride)
-    read, after = columns["image"][:], columns["label"][:]
-    assert read.shape == (len(starts), length, 1, 1)
-    assert after.shape == columns["label"].shape == (len(starts), length)
+    read, after = columns["tokens"][:], columns["label"][:]
+    assert read.shape == after.shape == columns["label"].shape == (len(starts), length)
     for window, start in enumerate(starts):
         assert read[window].ravel().tolist() == tokens[start : start + length].tolist()
         assert after[window].tolist() == tokens[start + 1 : start + length + 1].tolist()
@@ -29,11 +28,11 @@ def test_windows_are_read_at_any_indices() -> None:
     columns = make_window_columns(np.arange(20, dtype=np.int32), 4, 2)
     picked = columns["label"][np.array([3, 0, 3])]
     assert picked.tolist() == [[7, 8, 9, 10], [1, 2, 3, 4], [7, 8, 9, 10]]
-    assert columns["image"][1:3].shape == (2, 4, 1, 1)
+    assert columns["tokens"][1:3].shape == (2, 4)
 
 
 def test_text_shorter_than_a_window_is_refused() -> None:
-    assert make_window_columns(np.zeros(5, np.int32), 4, 4)["image"].count == 1
+    assert make_window_columns(np.zeros(5, np.int32), 4, 4)["tokens"].count == 1
     with pytest.raises(ValueError, match="4 tokens; a window needs 5"):
         make_window_columns(np.zeros(4, np.int32), 4, 4)
 

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.data.batch import Batch
-from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.models.layers import standard
 from pipeline.models.layers.path_patterns import is_frozen
@@ -26,6 +25,7 @@ from pipeline.training.state import TrainState, split_params
 from pipeline.training.step import TrainStep
 from tests.conftest import ROOT
 from tests.models.build import network
+from tests.training.step_configs import read_image
 from tests.training.test_step import assert_same, make_batch, make_config, make_step, start
 
 GOLDEN = ROOT / "tests" / "golden" / "fine_tuning.npz"
@@ -62,7 +62,7 @@ def tuning(optimizer: str) -> TrainStep:
     """The step of the golden values."""
     return make_step(
         network=network(*LAYERS).clone(fixed_statistics=FROZEN),
-        image=ColumnSpec((5, 5, 2), "float32"),
+        inputs=read_image((5, 5, 2)),
         train_ops=(),
         optimizer=optimize_by_phase(
             CLIPS_NOT, [(each, OPTIMIZERS[optimizer]) for each in (FROZEN, THAWED)]

@@ -17,7 +17,6 @@ from flax import linen as nn
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from pipeline.data.batch import Batch
-from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
 from pipeline.models.modules.layer_capture import LayerCapture
@@ -30,7 +29,7 @@ from pipeline.training.optimizers.thor.thor_transform import clip_each_by_norm, 
 from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep, make_train_step
 from pipeline.training.step_config import StepConfig
-from tests.training.step_configs import change_config
+from tests.training.step_configs import change_config, read_image
 
 HIDDEN, CLASSES, BATCH, STEPS = 5, 3, 6, 5
 SHAPE = (2, 2, 1)
@@ -73,7 +72,7 @@ def make_config(spec: Thor = SPEC, **changed: Any) -> StepConfig:
     loss = CrossEntropy(reduction="mean", smoothing=0.0, smoothing_convention="mindspore")
     parts = StepConfig(
         network=TwoLayers(),
-        image=ColumnSpec(SHAPE, "float32"),
+        inputs=read_image(SHAPE),
         targets=Targets(tuple(map(str, range(CLASSES)))),
         train_ops=(),
         eval_ops=(),
