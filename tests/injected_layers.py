@@ -342,7 +342,7 @@ def _draw_lowerings(clean: ReferenceStep, network: Any, draw: int) -> Lowerings:
     variables = {"params": weights.params, **weights.collections}
     rngs = {"dropout": first_pass.portion.dropout}
     apply = partial(config.network.apply, train=True, mutable=["batch_stats"], rngs=rngs)
-    jax.eval_shape(apply, variables, first_pass.portion.images)  # records the problems
+    jax.eval_shape(apply, variables, first_pass.portion.inputs)  # records the problems
     chosen = []
     for problem in recording.problems:
         if problem.kind != "conv2d":

@@ -22,6 +22,7 @@ from pipeline.inspect.fuzz.fuzz_search import (
     FuzzResult,
     FuzzSearch,
     Predict,
+    find_image_column,
     make_predict,
     require_fuzzable,
 )
@@ -95,7 +96,9 @@ def main(
         if faults:
             files[FAULTS] = format_csv(map(asdict, faults))
         if result.fooling:
-            files[SHEET] = _draw_sheet(result, dataset.eval.columns["image"], classes)
+            files[SHEET] = _draw_sheet(
+                result, dataset.eval.columns[find_image_column(dataset)], classes
+            )
         replace_files(folder, FILES, files)
         reporter.print_stage("done", f"{folder}: {', '.join(files)}")
     return CommandResult({**facts, "folder": str(folder)})
@@ -106,7 +109,7 @@ def _measure_faults(
 ) -> list[FaultRow]:
     """Return and print the accuracy on the samples `rows` under each fault of the weights."""
     columns = fuzz.dataset.eval.columns
-    images = np.asarray(columns["image"][rows])
+    images = np.asarray(columns[find_image_column(fuzz.dataset)][rows])
     labels = np.asarray(columns["label"][rows])
 
     def compute_accuracy(params: Any) -> float:

@@ -174,7 +174,9 @@ def _read_inputs(document: Mapping[str, Any]) -> NetworkInputs:
     for array in document["arrays"]:
         spec = array["spec"]
         shape = tuple(map(int, spec["shape"]))
-        column = ColumnSpec(shape, str(spec["dtype"]), str(spec["layout"]))
+        if spec["layout"] not in ("hwc", "chw"):
+            raise ValueError(f"layout = {spec['layout']!r:.80}: must be hwc or chw")
+        column = ColumnSpec(shape, str(spec["dtype"]), spec["layout"])
         arrays.append(NetworkInput(str(array["name"]), str(array["column"]), column))
     return NetworkInputs(tuple(arrays), is_named=bool(document["is_named"]))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -143,12 +143,8 @@ def compare_step(
     rows = [] if left_step is None else _compare_tensors(left_step, reference.step, request)
     if left.run_dir is not None and not left.changed:
         notes.append(_describe_weight_distance(left, left.run_dir, step, weights))
-    if left_step is not None and not np.array_equal(left_step.images, reference.step.images):
-        distance = compare_arrays(left_step.images, reference.step.images).relative_euclidean
-        notes.append(
-            f"the data differ before the network: {DATA} has a relative Euclidean distance of "
-            f"{distance:.3g}"
-        )
+    if left_step is not None:
+        notes += _describe_unequal_inputs(left_step.inputs, reference.step.inputs)
     forced = reference.compare(left_programs, left_weights)
     errors = [error for error in forced.errors if is_selected(error.name, request.layers, "all")]
     run_loss = None if right.run_dir is None else logged_loss(right.run_dir, step)
@@ -169,7 +165,7 @@ def capture_tensors(side: Side, step: int | None, reporter: Reporter) -> TensorS
     weights = Weights.of(state)
     captured = capture_step(side.opened.programs(step), weights, side.opened.batch(step), step)
     tensors = captured.merge_passes()
-    arrays = dict(named_tensors(tensors, captured.images))
+    arrays = dict(named_tensors(tensors, captured.inputs))
     about = f"step {step} on {side.opened.device_name}, loss {tensors.loss:.8g}"
     return TensorSide(side.name, about, layer_kinds(side.opened.built), list(arrays), arrays.get)
 
@@ -236,13 +232,30 @@ def _choose_left_weights(left: Side, right: Side, weights: Weights) -> Weights:
     return replace(weights, loss_scale=np.float32(left_scale.initial))
 
 
+def _describe_unequal_inputs(
+    left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]
+) -> Iterator[str]:
+    """Yield a note for each array that the networks read and that isn't equal."""
+    for name, array in right.items():
+        other = left.get(name)
+        if other is None:
+            yield f"the left network doesn't read {name}"
+        elif not np.array_equal(other, array):
+            column = f" {name}" if len(right) > 1 else ""
+            distance = compare_arrays(other, array).relative_euclidean
+            yield (
+                f"the data differ before the network: {DATA}{column} has a relative Euclidean "
+                f"distance of {distance:.3g}"
+            )
+
+
 def _compare_tensors(
     left_step: CapturedStep, reference: CapturedStep, request: CompareRequest
 ) -> list[TensorRow]:
     left, right = (
         {
             name: array
-            for name, array in named_tensors(step.merge_passes(), step.images)
+            for name, array in named_tensors(step.merge_passes(), step.inputs)
             if is_selected(name, request.layers, request.what)
         }
         for step in (left_step, reference)

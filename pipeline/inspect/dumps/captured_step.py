@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from pipeline.data.batch import Batch
@@ -34,9 +35,14 @@ class CapturedStep:
         return tuple(step_pass for microbatches in self.shards for step_pass in microbatches)
 
     @property
-    def images(self) -> np.ndarray:
-        """The images of the batch after the map ops, (B, H, W, C) float32."""
-        return np.concatenate([np.asarray(step_pass.portion.images) for step_pass in self.passes])
+    def inputs(self) -> NumpyArrays:
+        """What the network reads of the batch after the map ops, (B, ...) by name; the only array
+        of a network that reads one is "0"."""
+        parts: list[NumpyArrays] = [
+            jax.tree.map(np.asarray, inputs if isinstance(inputs, dict) else {"0": inputs})
+            for inputs in (step_pass.portion.inputs for step_pass in self.passes)
+        ]
+        return _merge_arrays(np.concatenate, parts)
 
     def merge_passes(self) -> LayerTensors:
         """Join portions, add gradients and losses, and average the shards' statistics."""

@@ -78,7 +78,7 @@ def dump_step(
     )
     selected = (
         (name, array)
-        for name, array in named_tensors(tensors, captured.images)
+        for name, array in named_tensors(tensors, captured.inputs)
         if is_selected(name, spec.layers, spec.what)
     )
     root = spec.path or request.run_dir / DUMP

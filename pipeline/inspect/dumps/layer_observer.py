@@ -51,6 +51,8 @@ class LayerObserver:
     inputs: dict[str, Array] = field(default_factory=dict)
     """Inputs by path. All arrays here but the forced ones have the layer's order of axes."""
     outputs: dict[str, Array] = field(default_factory=dict)
+    paths: list[str] = field(default_factory=list)
+    """Paths of the layers in the order in which they begin."""
     forms: dict[str, LayerForm] = field(default_factory=dict)
 
     def __call__(
@@ -59,8 +61,11 @@ class LayerObserver:
         path = "/".join(context.path)
         # From the second application of a layer on, the path has a number.
         names = chain([path], (f"{path}#{number}" for number in count(2)))
-        path = next(name for name in names if name not in self.inputs)
-        self.inputs[path] = x
+        path = next(name for name in names if name not in self.paths)
+        self.paths.append(path)
+        # The first layer may read several inputs, which are those of the layers inside it.
+        if not isinstance(x, dict):
+            self.inputs[path] = x
         if path in self.input_slots:
             if path in self.forced_gradients:
                 form = LayerForm(layer.name, "", context.layout)

@@ -148,7 +148,7 @@ class LayerPrograms:
         forced: LayerTensors | None = None,
     ) -> _Program:
         """Return the program `name` of `function` for a portion's shapes, compiled once."""
-        key = name, portion.images.shape, portion.labels.shape
+        key = name, str(jax.tree.map(jnp.shape, portion.inputs)), portion.labels.shape
         if key not in self._programs:
             shapes = _trace_shapes(self.config, weights, portion, forced)
             compute = partial(function, self.config, shapes)
@@ -188,7 +188,7 @@ def _apply_network(
 ) -> tuple[Array, Any]:
     with intercept_layers(observer):
         return apply_network(
-            config, {"params": params, **collections}, portion.images, portion.dropout
+            config, {"params": params, **collections}, portion.inputs, portion.dropout
         )
 
 
@@ -211,7 +211,7 @@ def _trace_shapes(
     params = weights.params
     inputs, outputs, logits = jax.eval_shape(forward, params, weights.collections, portion)
     # jax sorts the keys of dicts; this restores the order in which layers begin.
-    forms = {path: observer.forms[path] for path in observer.inputs}
+    forms = {path: observer.forms[path] for path in observer.paths}
     return _Shapes(inputs, outputs, logits, forms)
 
 

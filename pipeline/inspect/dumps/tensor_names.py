@@ -63,10 +63,11 @@ def parse_name(text: str) -> TensorName:
 
 
 def named_tensors(
-    tensors: LayerTensors, images: np.ndarray
+    tensors: LayerTensors, inputs: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[TensorName, np.ndarray]]:
-    """Yield tensors by name, in forward order; `images` is the batch after the map ops."""
-    yield TensorName(DATA, "output"), images
+    """Yield tensors by name, in forward order; `inputs` is what the network reads."""
+    for name, array in inputs.items():
+        yield TensorName(DATA, "output", name), array
     parameters: Mapping[Role, Mapping[str, Mapping[str, np.ndarray]]] = {
         "gradient": _group_by_layer(tensors.parameters, tensors.forms),
         "statistics": _group_by_layer(tensors.statistics, tensors.forms),

@@ -24,7 +24,7 @@ SAME_VALUES = ("flatten", "dropout")
 """Layers whose outputs are the values of their inputs."""
 
 
-def apply_with_neurons(config: StepConfig, variables: Any, images: Array) -> tuple[Array, Array]:
+def apply_with_neurons(config: StepConfig, variables: Any, images: Any) -> tuple[Array, Array]:
     """Return the logits of a network that lists layers, and its neurons, float32 (B, neurons)."""
     observer = LayerObserver()
     with intercept_layers(observer):

@@ -82,13 +82,14 @@ def make_predict(opened: OpenedRecipe, step: int) -> Predict:
     """
     config = opened.programs(step).config
     seed = jnp.asarray(seed_words(opened.recipe.seed))
+    name = find_image_column(opened.dataset)
     label = opened.dataset.eval.columns["label"]
     labels = np.zeros((ROUND_SAMPLES, *label.shape[1:]), label.dtype)
 
     @jax.jit
     def compute(variables: Any, images: Any) -> Any:
         places = jnp.arange(ROUND_SAMPLES)
-        columns = {"image": images, "label": labels}
+        columns = {name: images, "label": labels}
         batch = Batch(columns, seed, jnp.int32(0), places, jnp.int32(ROUND_SAMPLES))
         return apply_with_neurons(config, variables, map_batch(config, config.eval_ops, batch)[0])
 
@@ -121,17 +122,18 @@ class FuzzSearch:
 
         Raises RecipeError if no prediction is right.
         """
+        name = find_image_column(self.dataset)
         images, labels = (
-            np.asarray(self.dataset.eval.columns[name][rows]) for name in ("image", "label")
+            np.asarray(self.dataset.eval.columns[column][rows]) for column in (name, "label")
         )
         train = self.dataset.train
         count = min(RANGE_SAMPLES, len(train))
         range_rows = np.arange(count) * len(train) // count
-        coverage = NeuronCoverage(self.predict(np.asarray(train.columns["image"][range_rows]))[1])
+        coverage = NeuronCoverage(self.predict(np.asarray(train.columns[name][range_rows]))[1])
         logits, neurons = self.predict(images)
         pool = [
-            Candidate(int(row), int(label), image, image)
-            for row, label, image, outputs in zip(rows, labels, images, logits, strict=True)
+            Candidate(int(row), int(label), pixels, pixels)
+            for row, label, pixels, outputs in zip(rows, labels, images, logits, strict=True)
             if outputs.argmax() == label
         ]
         right = len(pool)
@@ -187,15 +189,20 @@ def _describe(candidate: Candidate, logits: np.ndarray, white: int) -> FoolingMu
     )
 
 
+def find_image_column(dataset: Dataset) -> str:
+    """Return the name of the column with the images that a network reads alone."""
+    return next(iter(dataset.raw_inputs))
+
+
 def require_fuzzable(dataset: Dataset, name: str) -> None:
     """Raise RecipeError unless samples are images of bytes with one class each."""
     image = dataset.raw_image
     problem = None
     if dataset.text is not None:
         problem = "has tokens, whose changes would be other texts"
-    elif dataset.unit != IMAGES or dataset.table is not None:
+    elif dataset.unit != IMAGES or dataset.table is not None or image is None:
         problem = "doesn't have images"
-    elif image.dtype != "uint8" or len(image.shape) != 3 or image.shape[-1] not in (1, 3):
+    elif image.dtype != "uint8" or image.shape[-1] not in (1, 3):
         problem = f"has {image.dtype} of shape {image.shape}, not bytes of 1 or 3 channels"
     elif dataset.targets.task != "classification" or dataset.label_positions:
         problem = "doesn't have one class for each image"

@@ -205,13 +205,13 @@ def _list_duplicates(dataset: Dataset) -> Iterator[dict[str, Any]]:
     """Yield a row for each copy of an earlier training sample, evaluation samples first."""
     first_rows: dict[bytes, int] = {}
     repeated = []
-    for row, digest in enumerate(_hash_split(dataset.train)):
+    for row, digest in enumerate(_hash_split(dataset, dataset.train)):
         first_row = first_rows.setdefault(digest, row)
         if first_row != row:
             repeated.append((first_row, "train", row))
     shared = [
         (first_rows[digest], "eval", row)
-        for row, digest in enumerate(_hash_split(dataset.whole_eval))
+        for row, digest in enumerate(_hash_split(dataset, dataset.whole_eval))
         if digest in first_rows
     ]
     splits = {"train": dataset.train, "eval": dataset.whole_eval}
@@ -227,19 +227,24 @@ def _list_duplicates(dataset: Dataset) -> Iterator[dict[str, Any]]:
         }
 
 
-def _hash_split(split: Split) -> Iterator[bytes]:
-    column: Any = split.columns["image"]
-    return hash_samples(column.values if isinstance(column, PaddedColumn) else column)
+def _hash_split(dataset: Dataset, split: Split) -> Iterator[bytes]:
+    """Yield a hash of what the network reads of each sample."""
+    columns: list[Any] = [split.columns[name] for name in dataset.raw_inputs]
+    hashes = [
+        hash_samples(column.values if isinstance(column, PaddedColumn) else column)
+        for column in columns
+    ]
+    return map(b"".join, zip(*hashes, strict=True))
 
 
 def _show_samples(rows: Sequence[Mapping[str, Any]], dataset: Dataset) -> Block:
     """Return the samples of rows as pictures, or as rows if they aren't images."""
     number_rows = {number: row for row, number in enumerate(dataset.train.list_rows().tolist())}
     split = dataset.train
-    column = split.columns["image"]
     samples = np.array([number_rows[row["index"]] for row in rows])
-    values = np.asarray(column[samples])
-    if dataset.text is None and can_picture(column.shape[1:]):
+    columns = {name: np.asarray(split.columns[name][samples]) for name in dataset.raw_inputs}
+    values = next(iter(columns.values()))
+    if dataset.raw_image is not None and can_picture(values.shape[1:]):
         return SampleGrid(
             [
                 Sample(

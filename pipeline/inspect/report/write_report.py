@@ -329,9 +329,9 @@ def _picture_samples(
 ) -> list[tuple[WorstSample, Any]]:
     """Return the samples with their pictures, beside their masks if pixels have classes; empty if
     samples aren't images."""
-    column = dataset.eval.columns["image"]
-    if not worst or not can_picture(column.shape[1:]):
+    if not worst or dataset.raw_image is None or not can_picture(dataset.raw_image.shape):
         return []
+    column = dataset.eval.columns[next(iter(dataset.raw_inputs))]
     rows = np.array([sample.index for sample in worst])
     images = np.asarray(column[rows])
     if not (isinstance(predictions, PositionPredictions) and predictions.worst_masks):
@@ -340,7 +340,8 @@ def _picture_samples(
         # The map ops may have moved the pixels of images and masks.
         columns = {name: np.asarray(values[rows]) for name, values in dataset.eval.columns.items()}
         mapped = apply_ops(np, dataset.eval_ops, columns, seed_words(seed), np.int32(0), rows)
-        images = np.asarray(mapped["image"]) if can_picture(mapped["image"].shape[1:]) else images
+        pixels = np.asarray(mapped[dataset.inputs.arrays[0].column])
+        images = pixels if can_picture(pixels.shape[1:]) else images
     size = images.shape[1:3]
     return [
         (

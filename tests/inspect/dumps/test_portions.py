@@ -69,7 +69,7 @@ def test_tensors_equal_separately_computed_layers(tiny: Callable[..., Recipe]) -
         "flatten_0",
         "dense_0",
     ]
-    np.testing.assert_array_equal(found.inputs["conv_0"], step.images)
+    np.testing.assert_array_equal(found.inputs["conv_0"], step.inputs["0"])
     np.testing.assert_array_equal(found.inputs["relu_0"], found.outputs["batch_norm_0"])
     np.testing.assert_array_equal(np.maximum(found.inputs["relu_0"], 0), found.outputs["relu_0"])
     passed = found.output_gradients["relu_0"] * (found.inputs["relu_0"] > 0)

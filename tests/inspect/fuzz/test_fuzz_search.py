@@ -113,11 +113,12 @@ def test_refusals(trained_run: Path, tmp_path: Path) -> None:
     [
         ({"text": "a tokenizer"}, "has tokens, whose changes would be other texts"),
         ({"table": "columns"}, "doesn't have images"),
+        ({"raw_image": None}, "doesn't have images"),
         ({"raw_image": ColumnSpec((8, 8, 1), "float32")}, "has float32 of shape"),
         ({"raw_image": ColumnSpec((8, 8, 2), "uint8")}, "not bytes of 1 or 3 channels"),
         ({"targets": Targets(("a", "b"), "multi_label")}, "doesn't have one class"),
     ],
-    ids=["text", "table", "float", "channels", "labels"],
+    ids=["text", "table", "series", "float", "channels", "labels"],
 )
 def test_inputs_without_pixels_are_refused(changed: dict[str, Any], problem: str) -> None:
     facts: dict[str, Any] = {"text": None, "table": None, "unit": IMAGES, "label_positions": ()}
