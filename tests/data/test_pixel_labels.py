@@ -115,7 +115,8 @@ def test_labels_are_resized_to_the_nearest_pixel(name: str) -> None:
     assert np.array_equal(result["label"], mapped(np, nearest, given)["label"])
 
 
-def test_token_labels_move_with_their_tokens() -> None:
+def test_row_labels_move_with_their_rows() -> None:
+    """Images of width 1 have a label for each row."""
     specs = {"image": ColumnSpec((10, 1, 1), "float32"), "label": ColumnSpec((10,), "int32")}
     ops = make_joint_ops((RandomCrop(size=(4, 1)),), specs, None)
     tokens = np.arange(BATCH * 10).reshape(BATCH, 10)
@@ -140,6 +141,16 @@ def test_labels_without_position_are_unchanged(label: ColumnSpec) -> None:
     """One a sample, one-hot, or several of them, as many as the image is high."""
     ops = (RandomHorizontalFlip(), RandAugment(), Rescale(factor=1.0, shift=0.0))
     assert make_joint_ops(ops, {**SPECS, "label": label}, None) == ops
+
+
+def test_op_on_a_missing_column_is_named() -> None:
+    ops = (RandomHorizontalFlip(),)
+    specs = {"tokens": ColumnSpec((10,), "int32"), "label": ColumnSpec((10,), "int32")}
+    expected = (
+        r"^ops\.0 \(random_horizontal_flip\): there is no column 'image'; the columns are lab"
+    )
+    with pytest.raises(ValueError, match=expected):
+        compute_column_specs(make_joint_ops(ops, specs, None), specs)
 
 
 def test_ops_without_shifts_leave_labels_unchanged() -> None:
@@ -193,7 +204,7 @@ def test_every_op_that_moves_pixels_is_marked() -> None:
     }
     still = {
         *("cut_mix", "mix_up", "cutout", "hwc2chw", "linear_map", "normalize", "one_hot"),
-        *("constant_labels", "random_color_adjust", "rescale", "type_cast", "whiten"),
+        *("constant_labels", "join", "random_color_adjust", "rescale", "type_cast", "whiten"),
     }
     assert moving == {op.name for op in EXACT} | {
         "auto_augment",

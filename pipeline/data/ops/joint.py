@@ -25,6 +25,10 @@ class JointGeometricOp(WrappedOp):
     def columns(self) -> tuple[str, ...]:
         return self.op.column, "label"
 
+    @property
+    def written(self) -> tuple[str, ...]:
+        return self.columns
+
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
         image, labels = values
         mapped = self.op.output(image)
@@ -61,7 +65,9 @@ def make_joint_ops(
 def _join_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int | None) -> MapOp:
     """Return an op, or the op that replaces it in `make_joint_ops`. Raises ValueError if it can't
     move the labels of the pixels that it moves."""
-    if not op.moves_pixels or not _have_pixel_labels(specs["label"], specs[op.columns[0]]):
+    image = specs.get(op.columns[0])
+    # `compute_column_specs` names a column that isn't there.
+    if not op.moves_pixels or image is None or not _have_pixel_labels(specs["label"], image):
         return op
     if not isinstance(op, GeometricOp):
         raise ValueError("moves pixels in a way that labels of pixels can't follow; leave it out")
