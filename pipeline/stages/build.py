@@ -315,8 +315,6 @@ def build_network(recipe: Recipe, classes: int, features: int | None = None) -> 
     with blaming_key(f"model {recipe.model.name}"):
         model = recipe.model.fit_to_table(features)
         network = model.build(classes, precision.dtype)
-    if recipe.dataset.padding_mask and isinstance(network, Network):
-        network = network.clone(padding_mask=True)
     if is_imported(network):
         network = network.clone(seed=recipe.seed)
     if isinstance(network, Network) and recipe.train.freeze_statistics != "none":

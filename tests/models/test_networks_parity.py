@@ -13,6 +13,7 @@ from flax.traverse_util import unflatten_dict
 
 from pipeline.config.renames import RenameSpec
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.inputs import NetworkInput, NetworkInputs
 from pipeline.stages.export.matching import match_weights
 from pipeline.stages.export.network import trace_model_arrays
 from tests.golden.network_cases import CASES, EVEN, Case, draw_arrays, samples
@@ -28,9 +29,9 @@ def kept(case: Case) -> dict[str, Any]:
 
 def filled(case: Case, golden: Mapping[str, Any]) -> Variables:
     """The weights that the other definition was given, as they come out of a file of them."""
-    image = ColumnSpec(case.image, "float32")
+    image = NetworkInput("image", "image", ColumnSpec(case.image, "float32"))
     model = conf_model(case.model, **case.changes, init=ZEROS)
-    network = trace_model_arrays(model, case.classes, image)
+    network = trace_model_arrays(model, case.classes, NetworkInputs((image,)))
     renames = [RenameSpec.model_validate({"match": a, "to": b}) for a, b in case.renames]
     matching = match_weights(case.file, draw_arrays(case, golden["arrays"]), network, renames)
     matching.require(partial=False)

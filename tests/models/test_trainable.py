@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +19,6 @@ from tests.models.build import (
     draw_variables,
     parameters,
     random,
-    shapes,
     without_draws,
 )
 
@@ -32,14 +32,14 @@ ENCODER = {"features": 8, "hidden": 12, "heads": 2, "blocks": 1}
 WIDE_RESNET = {**RESNET, "stem_width": 2, "dropout": 0.3}
 WIDE_DEEP = {"vocabulary": 20, "embedding": 3, "hidden": [8, 4]}
 
-SMALL: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
+SMALL: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "alexnet": ({"hidden": 8}, (63, 63, 3)),
-    "bert_base": ({**ENCODER, "vocabulary": 20}, (6, 1, 1)),
+    "bert_base": ({**ENCODER, "vocabulary": 20}, (6,)),
     "densenet121": ({"growth": 4, "blocks": [1, 2]}, (32, 32, 3)),
     "dpn92": (DPN, (32, 32, 3)),
     "efficientnet_b0": ({"width": 0.1, "depth": 0.1}, (64, 64, 3)),
     "googlenet": ({"width": 0.06}, (64, 64, 3)),
-    "gpt2": (ENCODER, (6, 1, 1)),
+    "gpt2": (ENCODER, (6,)),
     "inception_v3": ({"width": 0.06}, (75, 75, 3)),
     "mobilenet_v1": ({"width": 0.1}, (48, 48, 3)),
     "mobilenet_v2": ({"width": 0.1}, (48, 48, 3)),
@@ -56,7 +56,7 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
     "vgg16": (VGG, (16, 16, 3)),
     "vgg16_bn": (VGG, (16, 16, 3)),
     "vit_tiny": ({**ENCODER, "patch": 4}, (8, 8, 3)),
-    "wide_deep": (WIDE_DEEP, (5, 1, 2)),
+    "wide_deep": (WIDE_DEEP, (5, 2)),
     "wide_resnet40_10": (WIDE_RESNET, (8, 8, 3)),
     "xception": ({"width": 0.01, "middle": 1}, (71, 71, 3)),
 }
@@ -88,14 +88,17 @@ def test_model_components_are_all_tested() -> None:
     assert names == set(list_components("model")) - OTHERS - IMPORTED
 
 
-def small(name: str, dtype: str = "float32") -> tuple[nn.Module, np.ndarray, np.ndarray]:
+def small(name: str, dtype: str = "float32") -> tuple[nn.Module, Any, np.ndarray]:
     """The network, four samples for it and their labels."""
     changes, image = SMALL[name]
     spec, labels = conf_model(name, **changes), np.array([1, 0, 0, 1])
     vocabulary = {"bert_base": 20, "gpt2": 2, "wide_deep": 20}.get(name)
     if vocabulary:
         numbers = np.random.default_rng(0).integers(0, vocabulary, (4, *image)).astype(np.float32)
-        return spec.build(2, dtype), numbers, labels
+        if name == "wide_deep":
+            pair = {"field_index": numbers[..., 0].astype(np.int32), "field_value": numbers[..., 1]}
+            return spec.build(2, dtype), pair, labels
+        return spec.build(2, dtype), numbers.astype(np.int32), labels
     images = random(4, *image)
     if name not in (*KEPT, "mobilenet_v1"):
         return spec.build(2, dtype), images, labels
@@ -111,7 +114,8 @@ def small(name: str, dtype: str = "float32") -> tuple[nn.Module, np.ndarray, np.
 @pytest.mark.parametrize("name", SMALL)
 def test_gradient_step_lowers_the_loss(name: str) -> None:
     module, samples, labels = small(name)
-    variables = draw_variables(shapes(module, samples.shape[1:]))
+    init = partial(without_draws(module).init, train=False)
+    variables = draw_variables(jax.eval_shape(init, jax.random.key(0), samples))
 
     def loss(params: object) -> jax.Array:
         logits, _ = module.apply(

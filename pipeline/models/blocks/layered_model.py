@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 from pipeline.models.blocks.common_blocks import Stack, map_layers
 from pipeline.models.layers.model_spec import LayerSpec, ModelSpec, count_layers
-from pipeline.models.layers.standard import Conv, Pool
+from pipeline.models.layers.standard import Branches, Conv, Pool
 
 if TYPE_CHECKING:
     from flax import linen as nn
@@ -35,6 +35,12 @@ class LayeredModelSpec(ModelSpec):
     @abstractmethod
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         """Return the network's layers, which end in `classes` logits."""
+
+    def list_inputs(self) -> tuple[str, ...] | None:
+        """Return the inputs of the first layer if it is `branches` with inputs."""
+        # The layers of other numbers of classes have the same first layer.
+        first = next(iter(self.layers_for(2)), None)
+        return first.inputs or None if isinstance(first, Branches) else None
 
     def build(self, classes: int, dtype: str) -> nn.Module:
         """Return a `Network` of the layers. Raises ValueError for too many layers."""

@@ -70,39 +70,89 @@ def _inspect_signature(target: Callable[..., Any]) -> inspect.Signature:
 
 
 def call_with(
-    function: Callable[..., Any], values: Sequence[Any], *, train: bool, key: Array | None = None
+    function: Callable[..., Any],
+    values: Sequence[Any],
+    *,
+    inputs: Any = None,
+    train: bool,
+    key: Array | None = None,
 ) -> Any:
-    """Call a function with positional values, and the flag and key if it has parameters for them.
+    """Call a function with positional values, then the network's inputs, and the flag and key if it
+    has parameters for them.
 
-    Raises TypeError if the function accepts fewer values, or requires more.
+    Several inputs, a dictionary, are passed by name if the function has a parameter for each; as
+    one dictionary if it has a single parameter for all; else by position. Raises TypeError if the
+    function accepts fewer values, or requires more.
     """
-    positional, keywords = _match_parameters(function, values, train, key)
+    positional, keywords = _match_parameters(function, values, inputs, train, key)
     return function(*positional, **keywords)
 
 
 def require_callable_with(
-    reference: str, function: Callable[..., Any], values: Sequence[str], *, has_key: bool = False
+    reference: str,
+    function: Callable[..., Any],
+    values: Sequence[str],
+    *,
+    inputs: Sequence[str] = (),
+    has_key: bool = False,
 ) -> None:
-    """Raise ValueError unless `call_with` can call a function with values of these names."""
+    """Raise ValueError unless `call_with` can call a function with values and inputs of these
+    names."""
     key: Any = object() if has_key else None
+    named = {name: name for name in inputs}
+    passed: Any = named if len(inputs) > 1 else next(iter(inputs), None)
+    values, inputs = list(values), list(inputs)
     try:
-        positional, keywords = _match_parameters(function, values, True, key)
+        positional, keywords = _match_parameters(function, values, passed, True, key)
         inspect.signature(function).bind(*positional, **keywords)
     except TypeError as error:
-        named = ", ".join((*TRAINS, "deterministic", *(KEYS if has_key else ())))
+        flags = ", ".join((*TRAINS, "deterministic", *(KEYS if has_key else ())))
         raise ValueError(
-            f"{reference}: must accept {' and '.join(values)}, and may accept {named}: {error}"
+            f"{reference}: must accept {' and '.join([*values, *inputs])}, and may accept {flags}: "
+            f"{error}"
         ) from error
 
 
+def list_inputs(function: Callable[..., Any], values: int = 0) -> list[str]:
+    """List the parameters without a default that are inputs of a network: those after `values`
+    others, without flags and keys."""
+    others = (*TRAINS, "deterministic", *KEYS)
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in kinds
+        and parameter.default is parameter.empty
+        and parameter.name not in others
+    ]
+    return names[values:]
+
+
 def _match_parameters(
-    function: Callable[..., Any], values: Sequence[Any], train: bool, key: Array | None
+    function: Callable[..., Any],
+    values: Sequence[Any],
+    inputs: Any,
+    train: bool,
+    key: Array | None,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the positional and the keyword arguments of `call_with`'s call."""
     named: dict[str, Any] = {**dict.fromkeys(TRAINS, train), "deterministic": not train}
     if key is not None:
         named |= dict.fromkeys(KEYS, key)
     remaining = list(values)
+    if isinstance(inputs, Mapping):
+        if set(inputs) <= set(list_parameters(function)):
+            named |= inputs
+        elif len(list_inputs(function, len(values))) == 1:
+            remaining.append(inputs)
+        else:
+            remaining += inputs.values()
+    elif inputs is not None:
+        remaining.append(inputs)
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():

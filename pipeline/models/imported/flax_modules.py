@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from jax import Array
 
 from pipeline.models.imported.calls import (
     call_with,
+    list_inputs,
     list_parameters,
     make_with,
     require_callable_with,
@@ -30,16 +31,21 @@ from pipeline.models.imported.imported_network import (
 
 
 def adapt_module(
-    reference: str, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
+    reference: str,
+    target: Any,
+    arguments: Mapping[str, Any],
+    classes: int,
+    dtype: str,
+    inputs: Sequence[str],
 ) -> PureNetwork:
     """Return the pure network of a module: `target` itself, or the result of calling `target`.
 
-    Raises ValueError if the module is missing, or can't be called with images.
+    Raises ValueError if the module is missing, or can't be called with inputs of these names.
     """
     if isinstance(target, nn.Module):
         if arguments:
             raise ValueError(f"{reference}: is a module; arguments must be {{}}")
-        return _adapt_linen(reference, target, has_dtype=False)
+        return _adapt_linen(reference, target, inputs, has_dtype=False)
     if isinstance(target, nnx.Module):
         raise ValueError(f"{reference}: is an nnx module; must be a class or a function")
     if not callable(target):
@@ -50,25 +56,38 @@ def adapt_module(
         return make_with(reference, target, arguments, classes, dtype, **optional)
 
     if "rngs" in list_parameters(target):
-        return _adapt_nnx(reference, make, has_dtype)
+        return _adapt_nnx(reference, make, inputs, has_dtype)
     module = make()
     if isinstance(module, nnx.Module):
         raise ValueError(f"{reference}: makes an nnx module; must have a parameter rngs")
     if not isinstance(module, nn.Module):
         raise ValueError(f"{reference}: makes a {type(module).__name__}; must make a flax module")
-    return _adapt_linen(reference, module, has_dtype)
+    return _adapt_linen(reference, module, inputs, has_dtype)
 
 
-def _adapt_linen(reference: str, module: nn.Module, has_dtype: bool) -> PureNetwork:
-    require_callable_with(reference, module.__call__, ("images",))
+def find_inputs(target: Any) -> Sequence[str]:
+    """Return the names of the inputs in the signature of a module or its class; () for another
+    object."""
+    if isinstance(target, nn.Module):
+        return list_inputs(target.__call__)
+    is_class = isinstance(target, type) and issubclass(target, nn.Module | nnx.Module)
+    return list_inputs(target.__call__, 1) if is_class else ()
+
+
+def _adapt_linen(
+    reference: str, module: nn.Module, inputs: Sequence[str], has_dtype: bool
+) -> PureNetwork:
+    require_callable_with(reference, module.__call__, (), inputs=inputs)
     return LinenNetwork(module, has_dtype, type(module).__name__)
 
 
-def _adapt_nnx(reference: str, make: Callable[..., Any], has_dtype: bool) -> PureNetwork:
+def _adapt_nnx(
+    reference: str, make: Callable[..., Any], inputs: Sequence[str], has_dtype: bool
+) -> PureNetwork:
     abstract = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
     if not isinstance(abstract, nnx.Module):
         raise ValueError(f"{reference}: makes a {type(abstract).__name__}; must make an nnx module")
-    require_callable_with(reference, abstract.__call__, ("images",))
+    require_callable_with(reference, abstract.__call__, (), inputs=inputs)
     graph, *_, unsupported = _split_module(abstract)
     if unsupported:
         path, variable = nnx.to_flat_state(unsupported)[0]
@@ -88,13 +107,13 @@ class LinenNetwork:
     root: str
     """Scope of the whole module, which flax names after the class."""
 
-    def init(self, key: Array, images: Array, seed: int) -> Variables:
+    def init(self, key: Array, inputs: Any, seed: int) -> Variables:
         """Initialise the variables. Raises ValueError unless all are parameters or statistics."""
 
-        def call(module: Any, images: Array) -> Any:
-            return call_with(module, (images,), train=False)
+        def call(module: Any, inputs: Any) -> Any:
+            return call_with(module, (), inputs=inputs, train=False)
 
-        variables = meta.unbox(nn.init(call, self.module)(key, images))
+        variables = meta.unbox(nn.init(call, self.module)(key, inputs))
         unsupported = sorted(set(variables) - {PARAMS, STATISTICS})
         if unsupported:
             raise ValueError(
@@ -104,15 +123,15 @@ class LinenNetwork:
         return variables
 
     def apply(
-        self, variables: Variables, images: Array, key: Array | None, *, train: bool
+        self, variables: Variables, inputs: Any, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
-        def call(module: Any, images: Array) -> Any:
-            return call_with(module, (images,), train=train)
+        def call(module: Any, inputs: Any) -> Any:
+            return call_with(module, (), inputs=inputs, train=train)
 
         # Other streams, such as stochastic depth's, draw from the key of params.
         keys = {} if key is None else {"dropout": key, PARAMS: jax.random.fold_in(key, 1)}
         mutable = [STATISTICS] if train else []
-        logits, changed = nn.apply(call, self.module, mutable=mutable)(variables, images, rngs=keys)
+        logits, changed = nn.apply(call, self.module, mutable=mutable)(variables, inputs, rngs=keys)
         return logits, changed.get(STATISTICS, variables[STATISTICS])
 
 
@@ -126,12 +145,12 @@ class NnxNetwork:
     has_dtype: bool
     root: str = ""
 
-    def init(self, key: Array, images: Array, seed: int) -> Variables:
+    def init(self, key: Array, inputs: Any, seed: int) -> Variables:
         _, params, statistics, _, _ = _split_module(self.make(rngs=nnx.Rngs(key)))
         return {PARAMS: _to_nested_dicts(params), STATISTICS: _to_nested_dicts(statistics)}
 
     def apply(
-        self, variables: Variables, images: Array, key: Array | None, *, train: bool
+        self, variables: Variables, inputs: Any, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
         shapes = nnx.eval_shape(lambda: self.make(rngs=nnx.Rngs(0)))
         _, params, statistics, draws, _ = _split_module(shapes)
@@ -144,7 +163,7 @@ class NnxNetwork:
         )
         # Some layers read the mode of the module instead of an argument.
         module.train() if train else module.eval()
-        logits = call_with(module.__call__, (images,), train=train)
+        logits = call_with(module.__call__, (), inputs=inputs, train=train)
         return logits, _to_nested_dicts(nnx.state(module, nnx.BatchStat))
 
 

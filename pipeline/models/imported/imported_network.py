@@ -34,23 +34,23 @@ class PureNetwork(Protocol):
     def has_dtype(self) -> bool:
         """Whether the network was made for the recipe's dtype of activations."""
 
-    def init(self, key: Array, images: Array, seed: int) -> Variables:
-        """Initialise parameters and statistics for images (1, H, W, C) float32.
+    def init(self, key: Array, inputs: Any, seed: int) -> Variables:
+        """Initialise parameters and statistics for one sample: an array, or several by name.
 
         `seed` is for initialisers that can't draw from a key while they are traced.
         """
 
     def apply(
-        self, variables: Variables, images: Array, key: Array | None, *, train: bool
+        self, variables: Variables, inputs: Any, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
         """Return the logits and the statistics after the call. The key isn't None in training."""
 
 
 class ImportedNetwork(nn.Module):
-    """A custom network, from images to logits.
+    """A custom network, from samples to logits.
 
     Parameters, which are float32, and batch statistics have the custom code's names. If the network
-    can't be made for a dtype of activations, images and parameters are cast to that dtype.
+    can't be made for a dtype of activations, float inputs and parameters are cast to that dtype.
     """
 
     is_imported: ClassVar[bool] = True
@@ -63,19 +63,20 @@ class ImportedNetwork(nn.Module):
     """The recipe's seed, for initialisers that can't draw from a key."""
 
     @nn.compact
-    def __call__(self, images: Array, train: bool) -> Array:
-        """Return logits (batch, ..., classes), float32, of images (batch, height, width, channels).
+    def __call__(self, inputs: Any, train: bool) -> Array:
+        """Return logits (batch, ..., classes), float32, of an array, such as images (batch, height,
+        width, channels), or of several by name.
 
         Raises ValueError for an error in the custom code, with its line, for a parameter that isn't
         float32, and for a result that isn't a single array.
         """
         if self.is_initializing():
-            self._put_variables(self._initialise(images))
+            self._put_variables(self._initialise(inputs))
         variables = {
             name: unfreeze(dict(self.variables.get(name, {}))) for name in (PARAMS, STATISTICS)
         }
         key = self.make_rng("dropout") if train and self.has_rng("dropout") else None
-        logits, statistics = self._compute_logits(variables, images, key, train)
+        logits, statistics = self._compute_logits(variables, inputs, key, train)
         if train and self.is_mutable_collection(STATISTICS):
             self._put_variables({STATISTICS: statistics})
         return logits
@@ -92,9 +93,9 @@ class ImportedNetwork(nn.Module):
                 self.put_variable(collection, name, value)
 
     @nn.nowrap
-    def _initialise(self, images: Array) -> Variables:
+    def _initialise(self, inputs: Any) -> Variables:
         with blame(self.reference):
-            variables = self.network.init(self.make_rng(PARAMS), images, self.seed)
+            variables = self.network.init(self.make_rng(PARAMS), inputs, self.seed)
         parameters = flatten_dict(dict(variables.get(PARAMS, {})), sep="/")
         if not parameters:
             raise ValueError(f"{self.reference}: has no parameters to train")
@@ -108,19 +109,17 @@ class ImportedNetwork(nn.Module):
 
     @nn.nowrap
     def _compute_logits(
-        self, variables: Variables, images: Array, key: Array | None, train: bool
+        self, variables: Variables, inputs: Any, key: Array | None, train: bool
     ) -> tuple[Array, Variables]:
         """Return the logits, float32, and the statistics after the call."""
-        inputs = dict(variables)
+        state = dict(variables)
         if not self.network.has_dtype:
-            images, inputs[PARAMS] = jax.tree.map(
-                lambda leaf: leaf.astype(self.dtype), (images, inputs[PARAMS])
-            )
+            inputs, state[PARAMS] = jax.tree.map(self._cast, (inputs, state[PARAMS]))
         apply: Callable[..., Any] = partial(self.network.apply, train=train)
         if is_observing():
             apply = partial(apply_observed, apply)
         with blame(self.reference):
-            logits, statistics = apply(inputs, images, key)
+            logits, statistics = apply(state, inputs, key)
         is_array = isinstance(logits, jax.Array)
         if not is_array or logits.ndim < 2:
             actual = f"shape {logits.shape}" if is_array else type(logits).__name__
@@ -129,9 +128,14 @@ class ImportedNetwork(nn.Module):
             )
         # A loop carries the statistics, so their dtypes must not change.
         statistics = jax.tree.map(
-            lambda new, old: new.astype(old.dtype), statistics, inputs[STATISTICS]
+            lambda new, old: new.astype(old.dtype), statistics, state[STATISTICS]
         )
         return logits.astype(jnp.float32), statistics
+
+    @nn.nowrap
+    def _cast(self, leaf: Array) -> Array:
+        """Return floats in the dtype of activations."""
+        return leaf.astype(self.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
 def to_nested_dicts(tree: Any) -> dict[str, Any]:

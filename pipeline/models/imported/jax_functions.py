@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from jax import Array
 from pipeline.models.imported.calls import (
     KEYS,
     call_with,
+    list_inputs,
     list_parameters,
     make_with,
     require_callable_with,
@@ -30,7 +31,12 @@ from pipeline.models.imported.imported_network import (
 
 
 def adapt_functions(
-    reference: str, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
+    reference: str,
+    target: Any,
+    arguments: Mapping[str, Any],
+    classes: int,
+    dtype: str,
+    inputs: Sequence[str],
 ) -> PureNetwork:
     """Return the pure network of a pair (init, apply), or of an object with both.
 
@@ -57,12 +63,23 @@ def adapt_functions(
             "returns parameters, apply(params, images) returns logits"
         )
     initialise, compute = pair
-    values = ("images",) if _has_key(initialise) else ("key", "images")
-    require_callable_with(f"{reference}: init", initialise, values, has_key=True)
+    values: tuple[str, ...] = () if _has_key(initialise) else ("key",)
+    init_name = f"{reference}: init"
+    require_callable_with(init_name, initialise, values, inputs=inputs, has_key=True)
     has_state = "state" in list_parameters(compute)
-    inputs = ("params", "state", "images") if has_state else ("params", "images")
-    require_callable_with(f"{reference}: apply", compute, inputs, has_key=True)
+    values = ("params", "state") if has_state else ("params",)
+    apply_name = f"{reference}: apply"
+    require_callable_with(apply_name, compute, values, inputs=inputs, has_key=True)
     return FunctionNetwork(initialise, compute, has_dtype, has_state)
+
+
+def find_inputs(target: Any) -> Sequence[str]:
+    """Return the names of the inputs in the signature of `apply`; () for another object."""
+    pair = _as_pair(target)
+    if pair is None:
+        return ()
+    has_state = "state" in list_parameters(pair[1])
+    return list_inputs(pair[1], 2 if has_state else 1)
 
 
 def _as_pair(value: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
@@ -92,27 +109,35 @@ class FunctionNetwork:
     has_state: bool = False
     root: str = ""
 
-    def init(self, key: Array, images: Array, seed: int) -> Variables:
+    def init(self, key: Array, inputs: Any, seed: int) -> Variables:
         """Initialise the parameters, in nested dicts by their paths in the pytree."""
-        parameters, state = self._initialise_variables(key, images)
+        parameters, state = self._initialise_variables(key, inputs)
         return {PARAMS: to_nested_dicts(parameters), STATISTICS: to_nested_dicts(state)}
 
     def apply(
-        self, variables: Variables, images: Array, key: Array | None, *, train: bool
+        self, variables: Variables, inputs: Any, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
         """Return the logits, and the state after the call, {} without a state."""
         key = jax.random.key(0) if key is None else key
-        image_shape = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
-        shapes, state_shapes = jax.eval_shape(self._initialise_variables, key, image_shape)
+        one = jax.tree.map(_shape_one, inputs)
+        shapes, state_shapes = jax.eval_shape(self._initialise_variables, key, one)
         parameters = from_nested_dicts(variables[PARAMS], shapes)
         if not self.has_state:
-            return call_with(self.compute, (parameters, images), train=train, key=key), {}
+            logits = call_with(self.compute, (parameters,), inputs=inputs, train=train, key=key)
+            return logits, {}
         state = from_nested_dicts(variables[STATISTICS], state_shapes)
-        logits, state = call_with(self.compute, (parameters, state, images), train=train, key=key)
+        values = (parameters, state)
+        logits, state = call_with(self.compute, values, inputs=inputs, train=train, key=key)
         return logits, to_nested_dicts(state)
 
-    def _initialise_variables(self, key: Array, images: Array) -> Any:
+    def _initialise_variables(self, key: Array, inputs: Any) -> Any:
         """Return the parameters, and the state, which is {} without a state."""
-        values = (images,) if _has_key(self.initialise) else (key, images)
-        initial = call_with(self.initialise, values, train=False, key=key)
+        values = () if _has_key(self.initialise) else (key,)
+        initial = call_with(self.initialise, values, inputs=inputs, train=False, key=key)
         return initial if self.has_state else (initial, {})
+
+
+def _shape_one(array: Array) -> jax.ShapeDtypeStruct:
+    """Return the shape of one sample of a batch, as `init` reads it: floats are float32."""
+    is_float = jnp.issubdtype(array.dtype, jnp.floating)
+    return jax.ShapeDtypeStruct((1, *array.shape[1:]), jnp.float32 if is_float else array.dtype)

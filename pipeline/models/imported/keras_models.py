@@ -15,8 +15,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from pipeline.core.plugins.loading import KERAS_BACKEND
-from pipeline.models.imported.calls import list_parameters, make_with
-from pipeline.models.imported.imported_network import PARAMS, STATISTICS, PureNetwork, Variables
+from pipeline.models.imported.calls import list_inputs, list_parameters, make_with
+from pipeline.models.imported.imported_network import PARAMS, STATISTICS, Variables
 
 POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 """Keras's dtype policy for each dtype of activations. All have weights in float32."""
@@ -38,7 +38,7 @@ SEED_STATE = "seed_generator_state"
 
 def adapt_model(
     reference: str, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
-) -> PureNetwork:
+) -> KerasNetwork:
     """Return the pure network of a model: `target` itself, or the result of calling `target`.
 
     Raises ValueError if Keras isn't installed or computes with another backend, and if `target`
@@ -68,6 +68,15 @@ def adapt_model(
     if not callable(target):
         raise ValueError(f"{reference}: is {target!r}; must be a function, class or model of Keras")
     return KerasNetwork(reference, make)
+
+
+def find_inputs(target: Any) -> Sequence[str]:
+    """Return the names of the inputs of a functional model, or in the signature of a class's
+    `call`; () for another object."""
+    if isinstance(target, type):
+        call = getattr(target, "call", None)
+        return list_inputs(call, 1) if callable(call) else ()
+    return getattr(target, "input_names", None) or ()
 
 
 def _import_keras(reference: str) -> Any:
@@ -118,13 +127,13 @@ class KerasNetwork:
     _models: dict[int, Any] = field(default_factory=dict)
     """Models by seed. They are stored since it is slow to draw the weights of a model."""
 
-    def init(self, key: Array, images: Array, seed: int) -> Variables:
+    def init(self, key: Array, inputs: Any, seed: int) -> Variables:
         """Return the weights that Keras draws from the seed, by their paths.
 
         The program has them as constants. Raises ValueError for a model that ends in softmax, and
         for one with rules of training that a recipe doesn't follow.
         """
-        model = self._find_model(seed, images.shape[1:])
+        model = self._find_model(seed, inputs)
         _refuse_softmax(model)
         _refuse_training_rules(model)
         with jax.ensure_compile_time_eval():
@@ -137,14 +146,14 @@ class KerasNetwork:
             return {PARAMS: params, STATISTICS: _read_values(model, statistics)}
 
     def apply(
-        self, variables: Variables, images: Array, key: Array | None, *, train: bool
+        self, variables: Variables, inputs: Any, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
         """Return the logits, and the statistics after the call.
 
         Random generators start from the key. Raises ValueError for a model that adds losses.
         """
         # Any model will do: models of different seeds differ only in initial weights.
-        model = self._find_model(next(iter(self._models), 0), images.shape[1:])
+        model = self._find_model(next(iter(self._models), 0), inputs)
         params = flatten_dict(dict(variables[PARAMS]))
         statistics = flatten_dict(dict(variables[STATISTICS]))
         trained = [params[_read_path(model, variable)] for variable in model.trainable_variables]
@@ -158,7 +167,7 @@ class KerasNetwork:
         # Keras's step calls a model without this parameter without it too.
         flag = {"training": train} if "training" in list_parameters(model.call) else {}
         logits, changed, losses = model.stateless_call(
-            trained, untrained, images, **flag, return_losses=True
+            trained, untrained, *_arrange(model, inputs), **flag, return_losses=True
         )
         if losses:
             raise ValueError(
@@ -169,16 +178,36 @@ class KerasNetwork:
         after = {_read_path(model, v): value for v, value in pairs if not _is_seed_state(v)}
         return logits, unflatten_dict(after) if train else variables[STATISTICS]
 
-    def _find_model(self, seed: int, image: tuple[int, ...]) -> Any:
+    def _find_model(self, seed: int, inputs: Any) -> Any:
         """Return the model of a seed. The first call for the seed makes and builds it."""
         if seed not in self._models:
             # Weights must be concrete arrays, although JAX may be tracing a program.
             with jax.ensure_compile_time_eval():
                 model = self.make(seed)
                 if not model.built:
-                    model(np.zeros((1, *image), np.float32))
+                    zeros = jax.tree.map(lambda a: np.zeros((1, *a.shape[1:]), a.dtype), inputs)
+                    model(*_arrange(model, zeros))
             self._models[seed] = model
         return self._models[seed]
+
+
+def _arrange(model: Any, inputs: Any) -> tuple[Any, ...]:
+    """Return the arguments of a model's call: one array, or several in the form in which it takes
+    them: by the names of its inputs, in their order, or as separate parameters."""
+    if not isinstance(inputs, Mapping):
+        return (inputs,)
+    structure = getattr(model, "_inputs_struct", None)
+    if isinstance(structure, Mapping):
+        return (dict(inputs),)
+    names = getattr(model, "input_names", None) or []
+    arrays = [inputs[name] for name in names] if set(names) == set(inputs) else [*inputs.values()]
+    if structure is not None:
+        return (arrays,)
+    parameters = list_inputs(model.call)
+    if len(parameters) < 2:
+        return (dict(inputs),)
+    by_name = set(parameters) <= set(inputs)
+    return tuple(inputs[name] for name in parameters) if by_name else tuple(inputs.values())
 
 
 def _read_values(model: Any, variables: Sequence[Any]) -> Any:

@@ -6,7 +6,7 @@ The command line names the code with `--plugin`. A recipe alone never runs code.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.core.plugins.loading import find_object
@@ -64,6 +64,23 @@ class ImportedModelSpec(ModelSpec):
         network = self.adapt(self.find(), arguments, classes, dtype)
         return ImportedNetwork(network, self.reference, dtype)
 
+    def list_inputs(self) -> tuple[str, ...] | None:
+        """Return the names of several inputs in the signature of the code. None for one input, and
+        if only the built network has the signature."""
+        names = self.find_inputs(self.find())
+        return tuple(names) if len(names) > 1 else None
+
+    def find_inputs(self, target: Any) -> Sequence[str]:
+        """Return the names of the inputs in a signature of `target`; () if it has none."""
+        return ()
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs, by the recipe or the code; one name without either."""
+        if isinstance(self.inputs, str):
+            return (self.inputs,)
+        return tuple(self.inputs or self.list_inputs() or ("inputs",))
+
     @abstractmethod
     def adapt(
         self, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
@@ -84,12 +101,17 @@ class FlaxModule(ImportedModelSpec):
 
     name: Literal["flax"] = "flax"
 
+    def find_inputs(self, target: Any) -> Sequence[str]:
+        from pipeline.models.imported.flax_modules import find_inputs
+
+        return find_inputs(target)
+
     def adapt(
         self, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
     ) -> PureNetwork:
         from pipeline.models.imported.flax_modules import adapt_module
 
-        return adapt_module(self.reference, target, arguments, classes, dtype)
+        return adapt_module(self.reference, target, arguments, classes, dtype, self.input_names)
 
 
 @component("model")
@@ -108,12 +130,17 @@ class JaxFunction(ImportedModelSpec):
 
     name: Literal["function"] = "function"
 
+    def find_inputs(self, target: Any) -> Sequence[str]:
+        from pipeline.models.imported.jax_functions import find_inputs
+
+        return find_inputs(target)
+
     def adapt(
         self, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
     ) -> PureNetwork:
         from pipeline.models.imported.jax_functions import adapt_functions
 
-        return adapt_functions(self.reference, target, arguments, classes, dtype)
+        return adapt_functions(self.reference, target, arguments, classes, dtype, self.input_names)
 
 
 @component("model")
@@ -127,6 +154,11 @@ class KerasModel(ImportedModelSpec):
     """
 
     name: Literal["keras"] = "keras"
+
+    def find_inputs(self, target: Any) -> Sequence[str]:
+        from pipeline.models.imported.keras_models import find_inputs
+
+        return find_inputs(target)
 
     def adapt(
         self, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str

@@ -52,30 +52,30 @@ class _Value:
 
 
 def apply_observed(
-    apply: Callable[..., Any], variables: Mapping[str, Any], images: Array, key: Array | None
+    apply: Callable[..., Any], variables: Mapping[str, Any], inputs: Any, key: Array | None
 ) -> Any:
     """Apply the network and observe its layers. Raises ValueError if a kernel is used twice."""
 
-    def trace(variables: Any, images: Array, key: Array | None) -> Any:
+    def trace(variables: Any, inputs: Any, key: Array | None) -> Any:
         # Without an observer: flax's modules would pass the same layers to it.
         with with_observer(None):
-            return apply(variables, images, key)
+            return apply(variables, inputs, key)
 
-    arguments = (variables, images, key)
+    arguments = (variables, inputs, key)
     paths, _ = jax.tree.flatten_with_path(arguments)
     kernels = [_find_kernel(path, leaf) for path, leaf in paths]
 
     def run(closed: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         pairs = zip(operands, kernels, strict=True)
         values = [_Value(operand, kernel) for operand, kernel in pairs]
-        results = _Evaluation(images.shape[0]).run(closed, values)
+        results = _Evaluation(jax.tree.leaves(inputs)[0].shape[0]).run(closed, values)
         return [result.array for result in results]
 
     return run_traced(trace, arguments, run)
 
 
 def _find_kernel(path: Any, leaf: Any) -> _Kernel | None:
-    """Return the kernel for a leaf of (variables, images, key), or None if it isn't a kernel."""
+    """Return the kernel for a leaf of (variables, inputs, key), or None if it isn't a kernel."""
     names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
     if names[:2] != ["0", "params"] or names[-1] != "kernel" or leaf.ndim not in (2, 4):
         return None

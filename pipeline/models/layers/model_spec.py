@@ -136,7 +136,8 @@ class ModelSpec(Spec):
     @abstractmethod
     def build(self, classes: int, dtype: str) -> nn.Module:
         """Return the flax module, `module(inputs, train=bool) -> logits (batch, classes)`. Inputs
-        are one array, such as images NHWC, or several by the names of `list_inputs`. `dtype` is the type of activations; parameters are float32."""
+        are one array, such as images NHWC, or several by the names of `list_inputs`. `dtype` is the
+        type of activations; parameters are float32."""
 
 
 def count_layers(layers: Any, counted: int = 0) -> int:

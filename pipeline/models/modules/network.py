@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
+from pipeline.data.inputs import MASK
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.layers.standard import Branches
@@ -128,6 +129,6 @@ def _require_batch_last(stack: tuple[LayerSpec, ...], images: Any) -> None:
     shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(images)]
     if any(len(shape) != 4 for shape in shapes):
         raise ValueError(
-            f"the layout chwn is for images, and the input has shape {', '.join(map(str, shapes))}; "
-            "must be nhwc"
+            f"the layout chwn is for images, and the input has shape "
+            f"{', '.join(map(str, shapes))}; must be nhwc"
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
+from pipeline.data.tables.encode_table import FIELD_COLUMNS
 from pipeline.models.layers.model_spec import Initializer, InitSpec, LayerSpec
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.layers.standard import Dense, Relu
@@ -30,25 +32,25 @@ class WideDeepNetwork(nn.Module):
     """Rules for layers that compute in another type."""
 
     @nn.compact
-    def __call__(self, samples: Array, train: bool) -> Array:
+    def __call__(self, inputs: Mapping[str, Array], train: bool) -> Array:
         """Return logits (batch, 2), float32, or (batch, 1) for a prediction of a number or label.
 
-        Samples are (batch, fields, 1, 2): for each field the index of its feature, and a value. The
-        first of two logits is 0, so softmax is the logistic function of the second. Indices outside
-        of the vocabulary lead to NaN. Raises ValueError for samples of another shape, and for more
-        than two classes.
+        Inputs are, for each field, the index of its feature, `field_index` int32 (batch, fields),
+        and the feature's value, `field_value` (batch, fields). The first of two logits is 0, so
+        softmax is the logistic function of the second. Indices outside of the vocabulary lead to
+        NaN. Raises ValueError for inputs of other shapes, and for more than two classes.
         """
         if self.classes > 2:
             raise ValueError(
                 f"separates 2 classes, and the dataset has {self.classes}; labels must be 0 and 1"
             )
-        if samples.ndim != 4 or samples.shape[2:] != (1, 2):
+        feature_numbers, values = (inputs[name] for name in FIELD_COLUMNS)
+        if feature_numbers.ndim != 2 or feature_numbers.shape != values.shape:
             raise ValueError(
-                f"shape {samples.shape} reaches the network; must be (batch, fields, 1, 2), the "
-                "number and the value of each field"
+                f"{' and '.join(FIELD_COLUMNS)} have the shapes {feature_numbers.shape} and "
+                f"{values.shape}; both must be (batch, fields)"
             )
-        feature_numbers = samples[:, :, 0, 0].astype(jnp.int32)
-        values = samples[:, :, 0, 1]
+        feature_numbers = feature_numbers.astype(jnp.int32)
         logit = self._wide(feature_numbers, values) + self._deep(feature_numbers, values, train)
         if self.classes == 1:
             return logit

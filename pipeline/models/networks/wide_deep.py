@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import PositiveInt
 
 from pipeline.core.registry import Seq, component
+from pipeline.data.tables.encode_table import FIELD_COLUMNS
 from pipeline.models.layers.model_spec import Initializer, ModelSpec
 
 if TYPE_CHECKING:
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 class WideDeep(ModelSpec):
     """A linear model of sparse features beside dense layers on their embeddings, for two classes.
 
-    A sample is an image of shape (fields, 1, 2): for each field the index and value of its feature.
-    The embeddings of Criteo's 39 fields, their vocabulary and the layers are the zoo's.
+    It reads two columns: for each field the index of its feature, `field_index` int32 (fields,),
+    and the feature's value, `field_value` float32 (fields,). The embeddings of Criteo's 39 fields,
+    their vocabulary and the layers are the zoo's.
     """
 
     table_input: ClassVar[Literal["features", "fields"]] = "fields"
@@ -33,6 +35,9 @@ class WideDeep(ModelSpec):
     """Features of the dense layers, except the last layer, which has one feature."""
     table_init: Initializer
     """Initialiser of the weights and the vectors of the features."""
+
+    def list_inputs(self) -> tuple[str, ...]:
+        return FIELD_COLUMNS
 
     def fit_to_table(self, features: int | None) -> WideDeep:
         if features is None:

@@ -157,7 +157,6 @@ def test_nnx_weights_depend_on_the_seed(imported: Build) -> None:
         ("Caching", {}, "has variables in the collection cache; must have only params and"),
         ("Summing", {}, "imported_networks:Summing: returns tuple; must return only logits"),
         ("Faulty", {}, "imported_networks.py, line .*: AttributeError: .*flat_images"),
-        ("Masked", {}, "missing a required argument: 'mask'"),
         ("Halved", {}, "parameter Dense_0/bias is bfloat16; must be float32"),
         ("perceptron", {}, "makes a tuple; must make a flax module"),
         ("number", {}, "makes a int; must make a flax module"),
@@ -168,3 +167,20 @@ def test_untrainable_modules_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         shapes(imported("flax", name, **arguments), (8, 8, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [("x", "mask"), ("mask", "x"), ("first", "second")])
+def test_several_inputs_are_passed_by_name_or_by_position(
+    names: tuple[str, str], imported: Build
+) -> None:
+    """Names of the signature, in any order; other names by position."""
+    module = imported("flax", "Masked")
+    values = {"x": np.ones((2, 3), np.float32), "mask": np.array([[1, 0, 1]] * 2, np.float32)}
+    inputs = dict(zip(names, values.values(), strict=True))
+    if "mask" in names:
+        inputs = {name: values[name] for name in names}
+    variables = module.init(jax.random.key(0), inputs, train=False)
+    logits = module.apply(variables, inputs, train=False)
+    kernel = variables["params"]["Dense_0"]["kernel"]
+    np.testing.assert_allclose(logits, (values["x"] * values["mask"]) @ kernel, rtol=1e-6)

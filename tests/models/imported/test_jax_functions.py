@@ -75,7 +75,7 @@ def test_haiku_state_is_carried_as_statistics(imported: Build) -> None:
         ("ConvNet", {}, "is a flax module; must be used by model=flax"),
         ("number", {}, r"must return \(init, apply\) or an object with these"),
         ("transformed", {"width": 3}, "has init and apply; arguments must be {}"),
-        ("keyless", {}, "apply: must accept params and images, .* no parameter for images"),
+        ("keyless", {}, "apply: must accept params and inputs, .* no parameter for inputs"),
     ],
 )
 def test_invalid_function_pairs_are_refused(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -154,13 +156,40 @@ def test_branches_need_at_least_one_branch() -> None:
 
 
 @pytest.mark.medium
-def test_branches_read_joined_inputs() -> None:
-    layer = Branches(branches=((Flatten(), Tanh()), (Relu(),)), shapes=((2, 2, 1), (1,)))
-    y, _ = out(layer, ROWS.reshape(-1)[:20].reshape(4, 5, 1, 1))
-    rows = ROWS.reshape(-1)[:20].reshape(4, 5)
-    expected = np.concatenate([np.tanh(rows[:, :4]), np.maximum(rows[:, 4:], 0)], 1)
-    np.testing.assert_allclose(y, expected, rtol=1e-5)
-    with pytest.raises(ValueError, match=r"branches_0: 4 values a sample reach .* not 5"):
-        out(layer, ROWS)
-    with pytest.raises(ValidationError, match="shapes has 1 shapes for 2 branches"):
-        Branches(branches=((), ()), shapes=((2,),))
+def test_branches_read_their_inputs() -> None:
+    branches = ((Flatten(), Tanh()), (Relu(),))
+    module = network(Branches(branches=branches, inputs=("image", "row")), Flatten())
+    inputs = {"row": ROWS[: len(IMAGES)], "image": IMAGES}
+    variables = initialise(module, inputs)
+    y = module.apply(variables, inputs, train=False)
+    expected = [np.tanh(inputs["image"].reshape(len(IMAGES), -1)), np.maximum(inputs["row"], 0)]
+    np.testing.assert_allclose(y, np.concatenate(expected, 1), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layers", "inputs", "message"),
+    [
+        ((Flatten(),), {"a": ROWS, "b": ROWS}, r"reads a, b; its first layer must be branches"),
+        (
+            (Branches(branches=((),), inputs=("a",)),),
+            {"b": ROWS},
+            "branches_0: b reach the layer, and its branches read a",
+        ),
+        ((Branches(branches=((),), inputs=("a",)),), ROWS, "one array reaches the layer"),
+        (
+            (Relu(), Branches(branches=((),), inputs=("a",))),
+            {"a": ROWS},
+            "one array reaches the layer",
+        ),
+    ],
+)
+def test_inputs_that_no_branch_reads_are_refused(
+    layers: tuple[LayerSpec, ...], inputs: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        initialise(network(*layers), inputs)
+
+
+def test_each_branch_has_one_input() -> None:
+    with pytest.raises(ValidationError, match="inputs has 1 names for 2 branches"):
+        Branches(branches=((), ()), inputs=("a",))

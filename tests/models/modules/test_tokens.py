@@ -107,7 +107,7 @@ def test_attention_dropout_applies_only_in_training() -> None:
     np.testing.assert_array_equal(outputs[2], outputs[3])
 
 
-NUMBERS = np.array([[1, 999], [998, 0]], np.float32).reshape(2, 2, 1, 1)
+NUMBERS = np.array([[1, 999], [998, 0]], np.int32)
 
 
 @pytest.mark.slow
@@ -197,10 +197,10 @@ def test_classes_placeholder_must_be_replaced_in_python() -> None:
         shapes(network(Embedding(vocabulary="$classes", features=3)), (2, 2, 1))
 
 
-def masked(numbers: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
-    """Tokens (batch, tokens, 1, 1) with the channel that tells those behind a length."""
-    counted = np.arange(numbers.shape[1]) < np.array(lengths)[:, None]
-    return np.concatenate([numbers, counted[..., None, None].astype(np.float32)], axis=-1)
+def masked(numbers: np.ndarray, lengths: Sequence[int]) -> dict[str, np.ndarray]:
+    """Tokens (batch, tokens) with the mask that tells those behind a length."""
+    mask = np.arange(numbers.shape[1]) < np.array(lengths)[:, None]
+    return {"tokens": numbers.reshape(mask.shape).astype(np.int32), "mask": mask}
 
 
 @pytest.mark.slow
@@ -209,7 +209,6 @@ def test_masked_padding_has_parity_with_transformers(case: Case) -> None:
     """BERT's logits of a text, GPT-2's of every token that is none of padding."""
     expected = np.array(json.loads((GOLDEN / "attention_masks.json").read_text())[case.model])
     module = conf_model(case.model, **case.changes).build(case.classes, "float32")
-    module = module.clone(padding_mask=True)
     variables = filled(case, kept(case))
     compute = jax.jit(lambda x: module.apply(variables, x, train=False), compiler_options=QUICK)
     logits = np.asarray(compute(masked(samples(case), LENGTHS)))
@@ -228,8 +227,8 @@ SMALL = {"features": 8, "hidden": 12, "heads": 2, "blocks": 1}
 )
 def test_padded_text_has_the_results_of_the_unpadded_text(model: str, more: dict[str, Any]) -> None:
     """Whatever padding holds, and though there are fewer tokens than places; gradients too."""
-    module = conf_model(model, **SMALL, **more).build(30, "float32").clone(padding_mask=True)
-    tokens = np.random.default_rng(0).integers(0, 30, (3, 7, 1, 1)).astype(np.float32)
+    module = conf_model(model, **SMALL, **more).build(30, "float32")
+    tokens = np.random.default_rng(0).integers(0, 30, (3, 7), np.int32)
     variables = initialise(module, masked(tokens, [7, 7, 7]))
 
     @partial(jax.jit, compiler_options=QUICK)
@@ -254,8 +253,7 @@ def test_padded_text_has_the_results_of_the_unpadded_text(model: str, more: dict
 def test_blank_sample_has_finite_results() -> None:
     """It is what a network is initialised with."""
     module = conf_model("bert_base", **SMALL, vocabulary=30).build(3, "float32")
-    blank = np.zeros((2, 5, 1, 2), np.float32)
-    module = module.clone(padding_mask=True)
+    blank = masked(np.zeros((2, 5), np.int32), [0, 0])
     variables = initialise(module, blank)
     value, gradient = jax.jit(
         jax.value_and_grad(lambda v: module.apply(v, blank, train=False).sum()),
@@ -266,12 +264,12 @@ def test_blank_sample_has_finite_results() -> None:
 
 def test_mask_with_a_different_number_of_tokens_is_refused() -> None:
     layers = (Embedding(vocabulary=9, features=4), ClassToken(), SelfAttention(heads=2), Flatten())
-    module = network(*layers).clone(padding_mask=True)
+    module = network(*layers)
     expected = (
         r"self_attention_0: the mask of padding has shape \(1, 5\), and the tokens are \(1, 6\)"
     )
     with pytest.raises(ValueError, match=expected):
-        shapes(module, (5, 1, 2))
+        initialise(module, masked(np.zeros((1, 5), np.int32), [5]))
 
 
 @pytest.mark.medium

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.models.build import conf_model, initialise, parameters, shapes
+from tests.models.build import conf_model, initialise, parameters
 
 SMALL = {
     "vocabulary": 300,
@@ -15,9 +15,9 @@ SMALL = {
     "hidden": [4],
     "table_init": {"name": "normal", "sigma": 1.0},
 }
-NUMBERS = np.array([[299, 0, 1], [257, 258, 0]])
+NUMBERS = np.array([[299, 0, 1], [257, 258, 0]], np.int32)
 VALUES = np.array([[1, 0.5, 0], [2, 1, -1]], np.float32)
-SAMPLES = np.stack([NUMBERS.astype(np.float32), VALUES], -1)[:, :, None]
+SAMPLES = {"field_index": NUMBERS, "field_value": VALUES}
 
 
 @pytest.mark.slow
@@ -55,9 +55,12 @@ def test_number_outside_the_vocabulary_is_nan() -> None:
 
 def test_unsupported_classes_and_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="separates 2 classes, and the dataset has 10"):
-        shapes(conf_model("wide_deep").build(10, "float32"), (39, 1, 2))
-    with pytest.raises(ValueError, match=r"shape \(1, 39, 2, 1\) reaches the network"):
-        shapes(conf_model("wide_deep").build(2, "float32"), (39, 2, 1))
+        initialise(conf_model("wide_deep").build(10, "float32"), SAMPLES)
+    with pytest.raises(ValueError, match=r"have the shapes \(2, 3\) and \(2, 2\); both must be"):
+        initialise(
+            conf_model("wide_deep").build(2, "float32"),
+            {**SAMPLES, "field_value": VALUES[:, :2]},
+        )
 
 
 FRESH = """
@@ -66,7 +69,8 @@ from pipeline.models.networks.wide_deep import WideDeep
 normal = {"name": "normal"}
 init = {"conv": normal, "dense": normal, "bias": normal}
 spec = WideDeep(vocabulary=9, embedding=2, hidden=(3,), table_init=normal, init=init)
-module, samples = spec.build(2, "float32"), jnp.zeros((4, 5, 1, 2))
+module = spec.build(2, "float32")
+samples = {"field_index": jnp.zeros((4, 5), jnp.int32), "field_value": jnp.zeros((4, 5))}
 trace = jax.eval_shape(
     lambda key: module.init_with_output(key, samples, train=False), jax.random.key(0)
 )
