@@ -1,41 +1,66 @@
-"""`python -m pipeline columns FILE`: the columns of a table as `dataset=csv` reads them."""
+"""`python -m pipeline columns`: the columns of a file, as `dataset=csv` reads them, or those of a
+recipe's dataset, and what the network reads of them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
 from pipeline.cli.commands.command import CommandResult
+from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.error_text import describe_problems, show_name
+from pipeline.core.files.value_text import align_columns
+from pipeline.core.reporter import Reporter, make_console
+from pipeline.data.columns import ColumnSpec, SplitKey
+from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import NetworkInput
+from pipeline.data.padding.buckets import compute_canvas
 from pipeline.data.sources.tabular import CsvTable
 from pipeline.data.table import TableFormat
 from pipeline.data.tables.dates import find_date_formats, parse_days
 from pipeline.data.tables.fit_table import read_table
 from pipeline.data.tables.raw_table import RawTable
 from pipeline.data.tables.table_targets import find_text_among_numbers
+from pipeline.data.transform import compute_column_specs
+from pipeline.stages.data import SPLITS, load_data
+from pipeline.stages.sample_sizes import fit_specs_to_bucket
 
 MAX_VALUES = 4
 """Number of a category's most frequent values that are printed."""
 
 
 def main(
-    file: Path,
+    words: Sequence[str],
     *,
     no_header: bool = False,
     delimiter: str | None = None,
     decimal: str | None = None,
     encoding: str | None = None,
 ) -> CommandResult:
-    """Print a line for each column of a table. None stands for the default of dataset=csv.
+    """Print a line for each column of the file that `words` names, or else of the dataset of the
+    recipe and keys in `words`. None stands for the default of dataset=csv.
 
-    Raises UsageError for a value that dataset=csv doesn't accept, and DataError if the file can't
-    be read or has no rows.
+    Raises UsageError for words of neither kind, options of files with a recipe, and a value that
+    dataset=csv doesn't accept; DataError if data can't be read or a file has no rows; RecipeError
+    for an invalid recipe.
     """
     options = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding}
+    if _is_override(words[0]):
+        if wrong := [word for word in words if not _is_override(word)]:
+            raise UsageError(wrong, "must be KEY=VALUE after a recipe or a key")
+        used = [f"--{name}" for name, value in options.items() if value is not None]
+        if used := [*used, *(["--no-header"] if no_header else [])]:
+            raise UsageError(used, "is for files; a recipe has keys of the dataset instead")
+        return _list_dataset_columns(words)
+    if len(words) > 1:
+        raise UsageError(words[1:], "must not follow a file; name one file, or a recipe and keys")
+    file = Path(words[0])
     settings = {
         "missing_values": CsvTable.model_fields["missing_values"].default,
         "header": not no_header,
@@ -61,6 +86,84 @@ def main(
     for name, text in columns.items():
         print(f"  {show_name(name):<{width}}  {text}")
     return CommandResult({"file": str(file), "rows": table.rows, "columns": columns})
+
+
+def _is_override(word: str) -> bool:
+    return word[:1] in ("+", "~") or ("=" in word and not Path(word).exists())
+
+
+def _list_dataset_columns(overrides: Sequence[str]) -> CommandResult:
+    """Print the columns of a recipe's dataset before and after the map ops, and what its network
+    reads of them."""
+    recipe = compose_and_check(overrides)
+    # Progress of reading the dataset goes to stderr.
+    with Reporter(console=make_console(stderr=True)) as reporter:
+        dataset = load_data(recipe, reporter)
+    specs = {
+        key: {"raw": raw, "mapped": mapped}
+        for key in SPLITS
+        for raw, mapped in [_find_specs(dataset, key)]
+    }
+    parts = [part for by_part in specs.values() for part in by_part.values()]
+    names = dict.fromkeys(name for part in parts for name in part)
+    rows = [["column", "train", "mapped", "eval", "mapped"]]
+    for name in names:
+        cells = [_format_spec(part[name]) if name in part else "" for part in parts]
+        rows.append([show_name(name), *cells])
+    inputs = [["input", "column", "read as"]]
+    inputs += [
+        [show_name(array.name), show_name(array.column), _format_spec(array)]
+        for array in dataset.inputs.arrays
+    ]
+    for line in (*align_columns(rows), "", *align_columns(inputs)):
+        print(line)
+    return CommandResult(
+        {
+            "dataset": recipe.dataset.name,
+            "rows": {"train": len(dataset.train), "eval": len(dataset.whole_eval)},
+            "columns": {
+                name: {
+                    key: {
+                        step: _spec_to_dict(part[name])
+                        for step, part in by_part.items()
+                        if name in part
+                    }
+                    for key, by_part in specs.items()
+                }
+                for name in names
+            },
+            "inputs": {
+                array.name: {"column": array.column, **_spec_to_dict(array)}
+                for array in dataset.inputs.arrays
+            },
+        }
+    )
+
+
+def _find_specs(
+    dataset: Dataset, key: SplitKey
+) -> tuple[Mapping[str, ColumnSpec], Mapping[str, ColumnSpec]]:
+    """Return the specs of a split's columns before and after its map ops, with buckets those of a
+    size that holds all."""
+    split, ops = (
+        (dataset.train, dataset.train_ops)
+        if key == "train"
+        else (dataset.whole_eval, dataset.eval_ops)
+    )
+    specs = split.specs()
+    padding = dataset.padding
+    if padding.buckets:
+        specs = fit_specs_to_bucket(compute_canvas(padding.buckets), specs, padding.column)
+    return specs, compute_column_specs(ops, specs)
+
+
+def _format_spec(spec: ColumnSpec | NetworkInput) -> str:
+    """Return dtype and shape, such as uint8 28x28x1."""
+    return f"{spec.dtype} {'x'.join(map(str, spec.shape)) or 'number'}"
+
+
+def _spec_to_dict(spec: ColumnSpec | NetworkInput) -> dict[str, Any]:
+    return {"shape": list(spec.shape), "dtype": spec.dtype}
 
 
 def _describe_column(table: RawTable, name: str) -> str:

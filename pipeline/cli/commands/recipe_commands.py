@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.cli.commands.command import Argument, ComparingCommand, LazyCommand, Option, flag
 from pipeline.cli.commands.parameters import (
     OneOf,
+    Override,
     count_option,
     metric_option,
     out_option,
@@ -192,10 +193,19 @@ RECIPE_COMMANDS = (
     ),
     LazyCommand(
         "columns",
-        "the columns of a CSV file, and their types",
-        "Print the columns of a CSV or Parquet file, their types and missing values.",
+        "the columns of a file or a dataset, and their types",
+        """Print the columns of a CSV or Parquet file, their types and missing values; or those of a
+        recipe's dataset, their shapes and types before and after the map ops, and what the network
+        reads of them.""",
         [
-            path_argument("file", "A CSV file, or one that ends in .parquet."),
+            Argument(
+                "words",
+                nargs=-1,
+                required=True,
+                type=Override(may_be_run=True),
+                metavar="FILE | +recipe=NAME [KEY=VALUE ...]",
+                text="A CSV file, one that ends in .parquet, or a recipe and keys.",
+            ),
             Option("--delimiter", help="Character between values (default: detected)."),
             Option("--decimal", help="Decimal separator."),
             Option("--encoding", help="Encoding of the text."),
