@@ -37,8 +37,8 @@ from pipeline.training.state import Inputs
 Weights = Mapping[str, Array | np.ndarray]
 """Arrays by full name, such as `params/conv_0/kernel`."""
 Predict = Callable[[Weights, Inputs], Array]
-"""(weights, samples before map ops) -> logits float32 (batch, classes). Samples are an array (batch,
-*shape), or several by the names of their columns."""
+"""(weights, samples before map ops) -> logits float32 (batch, classes). Samples are an array
+(batch, *shape), or several by the names of their columns."""
 
 
 def compile_predict(run: TrainedRun) -> Predict:

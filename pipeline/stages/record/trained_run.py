@@ -49,8 +49,8 @@ class Samples:
         """The only column. Raises DataError if the network reads several."""
         if len(self.columns) > 1:
             raise DataError(
-                f"the network reads the columns {', '.join(self.columns)}; samples must have all of "
-                "them, as the arrays of an .npz file"
+                f"the network reads the columns {', '.join(self.columns)}; samples must have all "
+                "of them, as the arrays of an .npz file"
             )
         return next(iter(self.columns.values()))
 
@@ -148,7 +148,7 @@ def parse_samples(data: Any, folder: Path) -> Samples:
 
     Raises ValueError for other JSON, DataError if the tokenizer is missing or damaged.
     """
-    match data:
+    match _name_columns(data):
         case {"columns": dict(inputs), "classes": [*classes], **rest} if inputs and all(
             isinstance(name, str) for name in classes
         ):
@@ -163,6 +163,21 @@ def parse_samples(data: Any, folder: Path) -> Samples:
                 brightness = parse_brightness(entries.get("brightness"))
                 return Samples(columns, targets, table, text, brightness)
     raise ValueError("columns and classes are missing")
+
+
+def _name_columns(data: Any) -> Any:
+    """Return the JSON object with `columns`. Older runs have `image` instead. Raises DataError if
+    theirs are texts or a table, which a network now reads by other names and shapes."""
+    match data:
+        case {"image": dict(image), **rest} if "columns" not in rest:
+            unnamed = [key for key in ("text", "table") if rest.get(key) is not None]
+            if unnamed:
+                raise DataError(
+                    f"the run has samples without columns beside its {unnamed[0]}: it is of an "
+                    "older version; train it again"
+                )
+            return {**rest, "columns": {"image": image}}
+    return data
 
 
 def _parse_column(document: Any) -> ColumnSpec:

@@ -141,7 +141,7 @@ def test_run_and_export_agree(
 @pytest.mark.medium
 def test_export_describes_itself(exported: Path) -> None:
     about = json.loads((exported / "model.json").read_text())
-    assert about["inputs"][-1] == {"name": "images", "shape": ["batch", 8, 8, 1], "dtype": "uint8"}
+    assert about["inputs"][-1] == {"name": "image", "shape": ["batch", 8, 8, 1], "dtype": "uint8"}
     assert about["outputs"] == [{"name": "logits", "shape": ["batch", 10], "dtype": "float32"}]
     assert (about["model"], about["step"], len(about["classes"])) == ("lenet5", 60, 10)
     assert [entry["name"] for entry in about["inputs"][:-1]] == sorted(

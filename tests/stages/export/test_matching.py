@@ -11,6 +11,7 @@ import pytest
 from pipeline.config.renames import RenameSpec
 from pipeline.core.errors import DataError
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.inputs import NetworkInput, NetworkInputs
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
 from pipeline.stages.export.matching import Matching, format_table, match_weights
@@ -21,7 +22,11 @@ RNG = np.random.default_rng(3)
 
 
 def needs(name: str, image: Sequence[int] = (32, 32, 3), **changes: Any) -> NetworkArrays:
-    return trace_model_arrays(conf_model(name, **changes), 10, ColumnSpec(tuple(image), "float32"))
+    return trace_model_arrays(conf_model(name, **changes), 10, one_input("image", image))
+
+
+def one_input(name: str, shape: Sequence[int], dtype: str = "float32") -> NetworkInputs:
+    return NetworkInputs((NetworkInput(name, name, ColumnSpec(tuple(shape), dtype)),))
 
 
 def rand(*shape: int) -> np.ndarray:
@@ -513,7 +518,9 @@ TEXT = {"features": 6, "hidden": 8, "heads": 2, "blocks": 1}
 @pytest.mark.medium
 def test_segment_vectors_are_added_to_position_vectors() -> None:
     theirs = text_names(bert=True)
-    network = needs("bert_base", (4, 1, 1), vocabulary=9, **TEXT)
+    network = trace_model_arrays(
+        conf_model("bert_base", vocabulary=9, **TEXT), 10, one_input("tokens", (4,), "int32")
+    )
     matching = match_weights("f", theirs, network)
     assert statuses(matching)["added"] == ["bert.embeddings.token_type_embeddings.weight"]
     words, places, segments = theirs.values()
@@ -524,8 +531,8 @@ def test_segment_vectors_are_added_to_position_vectors() -> None:
 
 def test_decoder_weights_can_be_tied_and_transposed() -> None:
     theirs = text_names(bert=False)
-    classes = ColumnSpec((4, 1, 1), "float32")
-    network = trace_model_arrays(conf_model("gpt2", **TEXT), 9, classes)
+    tokens = one_input("tokens", (4,), "int32")
+    network = trace_model_arrays(conf_model("gpt2", **TEXT), 9, tokens)
     matching = match_weights("f", theirs, network)
     assert statuses(matching)["tied"] == ["lm_head.weight"]
     kernel = matching.arrays["params/tokens/block0/residual_1/dense_0/kernel"]

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.config.renames import RenameSpec
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.inputs import NetworkInput, NetworkInputs
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights
@@ -56,8 +57,9 @@ def match(
     images: np.ndarray,
     renames: Sequence[RenameSpec] = (),
 ) -> Matching:
-    spec = ColumnSpec(images.shape[1:], "float32")
-    matching = match_weights(file, state, trace_model_arrays(model, 10, spec), renames)
+    image = NetworkInput("image", "image", ColumnSpec(images.shape[1:], "float32"))
+    network = trace_model_arrays(model, 10, NetworkInputs((image,)))
+    matching = match_weights(file, state, network, renames)
     matching.require(partial=False)
     return matching
 

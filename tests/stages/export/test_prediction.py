@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError
+from pipeline.data.columns import ColumnSpec
 from pipeline.data.targets import Targets
 from pipeline.stages.export.prediction import (
     average_outputs,
@@ -92,8 +93,17 @@ def test_ensemble_predicts_the_mean_of_its_members(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"dtype": "float32"}, "b: its samples differ from those of a in dtype; must be equal"),
-        ({"targets": Targets(("no", "yes")), "shape": (9, 9, 1)}, "b: .* in shape, targets; must"),
+        (
+            {"columns": {"image": ColumnSpec((8, 8, 1), "float32")}},
+            "b: its samples differ from those of a in columns; must be equal",
+        ),
+        (
+            {
+                "targets": Targets(("no", "yes")),
+                "columns": {"image": ColumnSpec((9, 9, 1), "uint8")},
+            },
+            "b: .* in columns, targets; must",
+        ),
     ],
 )
 def test_members_with_other_samples_are_refused(

@@ -73,8 +73,8 @@ def by_full_passes(
         if len(known) - start > LENGTH:
             start = len(known) - 1 - LENGTH // 2
         context = known[start:]
-        window = np.zeros((1, LENGTH, 1, 1), np.uint8)
-        window[0, : len(context), 0, 0] = context
+        window = np.zeros((1, LENGTH), np.int32)
+        window[0, : len(context)] = context
         logits = np.asarray(predict(run_.arrays, window))
         known.append(int(logits[0, len(context) - 1].argmax()))
     return known[prompt_length:]
@@ -101,7 +101,7 @@ def test_cached_logits_equal_uncached_logits(
     trained: TrainedRun, predict: Callable[..., jax.Array], cached: Decoder
 ) -> None:
     tokens = np.arange(LENGTH, dtype=np.uint8) % 7
-    expected = np.asarray(predict(trained.arrays, tokens.reshape(1, -1, 1, 1)))[0]
+    expected = np.asarray(predict(trained.arrays, tokens.reshape(1, -1)))[0]
     cache = jax.tree.map(lambda kept: jnp.full(kept.shape, 9e9, kept.dtype), cached.shapes)
     step = jax.jit(cached.step)
     for position, token in enumerate(tokens):

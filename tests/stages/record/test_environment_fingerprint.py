@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.data.columns import Column, Split
 from pipeline.data.image_facts import ImageFacts, make_blank_data
-from pipeline.data.padding.buckets import make_ragged_array
+from pipeline.data.padding.buckets import Padding, make_ragged_array
 from pipeline.data.padding.pad_samples import pad_split
 from pipeline.stages.record.environment import MAX_HASHED_SAMPLES, Fingerprint, fingerprint_columns
 from tests.backends.loading.small_loader import CountedColumn, make_split
@@ -76,7 +76,9 @@ def _fingerprint_of(column: Column) -> Fingerprint:
 
 def _padded(images: Column) -> Column:
     labels = np.zeros(images.shape[0], np.int32)
-    return pad_split(Split({"image": images, "label": labels}), [(8, 8)]).columns["image"]
+    return pad_split(
+        Split({"image": images, "label": labels}), Padding(((8, 8),), column="image")
+    ).columns["image"]
 
 
 def _ragged(changed: int | None = None, *, reordered: bool = False) -> Column:

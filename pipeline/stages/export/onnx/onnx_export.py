@@ -1,6 +1,7 @@
 """Export of a trained network of layers to ONNX, whose logits are compared with the run's.
 
-model.onnx        raw images (batch, height, width, channels) -> logits float32
+model.onnx        samples before map ops, such as images (batch, height, width, channels) -> logits
+                  float32
 model_int8.onnx   the same with convolutions and dense layers in int8, for --int8
 predict.py        a script that runs either file with onnxruntime, numpy and pillow alone
 """
@@ -21,7 +22,7 @@ import numpy as np
 from pipeline.config.precision import resolve_level
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
-from pipeline.data.columns import Split
+from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.targets import Task
 from pipeline.models.blocks.layered_model import LayeredModelSpec
@@ -36,12 +37,11 @@ from pipeline.stages.export.onnx.graph_builder import (
     NodeOutput,
 )
 from pipeline.stages.export.onnx.layer_nodes import add_layers
-from pipeline.stages.export.onnx.op_nodes import Images, add_ops
+from pipeline.stages.export.onnx.op_nodes import Values, add_ops
 from pipeline.stages.export.prediction import make_predict, require_equal_shapes
 from pipeline.stages.record.trained_run import TrainedRun
 
 MODEL, INT8, SCRIPT = ONNX_FILES
-INPUT = "images"
 OUTPUT = "logits"
 NUM_COMPARED = 64
 """Samples whose logits are compared."""
@@ -59,6 +59,8 @@ MAX_BYTES = 2**31 - 1
 class OnnxExport:
     """An export to ONNX, and its difference from the run."""
 
+    input: str
+    """Name of the graph's input: that of the samples' column."""
     difference: float
     """Largest difference of a logit from the run's, over `NUM_COMPARED` evaluation samples."""
     accuracy: float | None
@@ -69,7 +71,12 @@ class OnnxExport:
 
     def describe(self) -> Mapping[str, Any]:
         """Return the entries of model.json."""
-        files = {"program": MODEL, "script": SCRIPT, "input": INPUT, "output": OUTPUT}
+        files = {
+            "program": MODEL,
+            "script": SCRIPT,
+            "input": self.input,
+            "output": _name_output(self.input),
+        }
         int8_file = {"int8": INT8} if self.calibration_samples else {}
         return {**files, "opset": OPSET, **int8_file}
 
@@ -92,12 +99,13 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int) -> On
     """
     require_onnx()
     model = make_onnx_model(run)
+    column = model.graph.input[0].name
     content = model.SerializeToString()
     session = _open_session(content)
     dataset = load_data(run.recipe)
-    difference = _measure_difference(run, session, dataset)
+    difference = _measure_difference(run, session, dataset, column)
     ignored = run.recipe.dataset.ignore_index
-    accuracy = _measure_accuracy(session, dataset, ignored)
+    accuracy = _measure_accuracy(session, dataset, column, ignored)
     script = Path(__file__).with_name("predict_script.py").read_text(encoding="utf-8")
     with convert_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,41 +115,44 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int) -> On
         write_whole(folder / MODEL, content)
         write_whole(folder / SCRIPT, script)
         if not calibration_samples:
-            return OnnxExport(difference, accuracy)
-        images = _sample_images(dataset.train, calibration_samples)
-        int8_content = _quantize(content, images)
+            return OnnxExport(column, difference, accuracy)
+        samples = _read_samples(dataset.train, column, calibration_samples)
+        int8_content = _quantize(content, column, samples)
         write_whole(folder / INT8, int8_content)
-    int8_accuracy = _measure_accuracy(_open_session(int8_content), dataset, ignored)
-    return OnnxExport(difference, accuracy, int8_accuracy, len(images))
+    int8_accuracy = _measure_accuracy(_open_session(int8_content), dataset, column, ignored)
+    return OnnxExport(column, difference, accuracy, int8_accuracy, len(samples))
 
 
 def make_onnx_model(run: TrainedRun) -> Any:
     """Return a run's evaluation ops and network as an `onnx.ModelProto` for any batch size.
 
-    Raises RecipeError without a list of layers, and for a layer or op without a translation;
-    RunError for weights of more than `MAX_BYTES`.
+    The input has the name of the samples' column. Raises RecipeError for several columns, without
+    a list of layers, and for a layer or op without a translation; RunError for weights of more than
+    `MAX_BYTES`.
     """
     from onnx import TensorProto, checker, helper, numpy_helper
 
     samples = run.samples
+    column, spec = _require_one_column(run)
     graph = GraphBuilder(run.arrays)
     if run.members:
         results = [_add_network(member, graph) for member in run.members]
         result = _add_average(results, samples.targets.task, graph)
     else:
         result = _add_network(run, graph)
-    graph.nodes.append(helper.make_node("Identity", [result.name], [OUTPUT]))
+    output = _name_output(column)
+    graph.nodes.append(helper.make_node("Identity", [result.name], [output]))
     if sum(array.nbytes for array in graph.constants.values()) > MAX_BYTES:
         raise RunError(
             f"{run.recipe.name}: has more than {MAX_BYTES:,} bytes, the most of model.onnx"
         )
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(samples.dtype))
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
     model = helper.make_model(
         helper.make_graph(
             graph.nodes,
             run.recipe.model.name,
-            [helper.make_tensor_value_info(INPUT, kind, [BATCH, *samples.shape])],
-            [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, [BATCH, *result.shape])],
+            [helper.make_tensor_value_info(column, kind, [BATCH, *spec.shape])],
+            [helper.make_tensor_value_info(output, TensorProto.FLOAT, [BATCH, *result.shape])],
             [numpy_helper.from_array(array, name) for name, array in graph.constants.items()],
         ),
         opset_imports=[helper.make_opsetid("", OPSET)],
@@ -149,6 +160,23 @@ def make_onnx_model(run: TrainedRun) -> Any:
     )
     checker.check_model(model)
     return model
+
+
+def _name_output(column: str) -> str:
+    """Return the name of the graph's output, which differs from that of its input."""
+    return OUTPUT if column != OUTPUT else f"predicted_{OUTPUT}"
+
+
+def _require_one_column(run: TrainedRun) -> tuple[str, ColumnSpec]:
+    """Return the name and the spec of the only column. Raises RecipeError for several."""
+    columns = list(run.samples.columns.items())
+    if len(columns) > 1:
+        names = ", ".join(run.samples.columns)
+        raise RecipeError(
+            f"model.inputs: the network reads {names}; --to onnx needs a single column; export "
+            "without it, as StableHLO"
+        )
+    return columns[0]
 
 
 def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
@@ -169,8 +197,9 @@ def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
         raise RecipeError("dataset.padding_mask = true: has no translation to ONNX; must be false")
     # The copy has the weights of this run, and adds to the same lists of nodes and constants.
     graph = replace(graph, weights=run.arrays)
-    images = Images(NodeOutput(INPUT, samples.shape), samples.dtype)
-    value = add_ops(recipe.dataset.eval.ops, images, graph)
+    column, spec = _require_one_column(run)
+    values = Values(NodeOutput(column, spec.shape), spec.dtype)
+    value = add_ops(recipe.dataset.eval.ops, column, values, graph)
     layers = recipe.model.layers_for(len(samples.classes))
     return graph.to_order(add_layers(layers, value, graph), "nhwc")
 
@@ -222,11 +251,11 @@ def _open_session(content: bytes) -> Any:
         raise RunError(f"ONNX Runtime refuses the model: {first_line(error)}") from error
 
 
-def _measure_difference(run: TrainedRun, session: Any, dataset: Dataset) -> float:
+def _measure_difference(run: TrainedRun, session: Any, dataset: Dataset, column: str) -> float:
     """Return the largest difference of a logit. Raises RunError above `TOLERANCE` at level O0."""
-    images = _sample_images(dataset.eval, NUM_COMPARED)
-    expected = np.asarray(jax.jit(make_predict(run))(run.arrays, images), np.float64)
-    logits = session.run([OUTPUT], {INPUT: images})[0]
+    samples = _read_samples(dataset.eval, column, NUM_COMPARED)
+    expected = np.asarray(jax.jit(make_predict(run))(run.arrays, samples), np.float64)
+    logits = session.run([_name_output(column)], {column: samples})[0]
     if logits.shape != expected.shape:
         raise RunError(f"ONNX Runtime returns shape {logits.shape}, the run {expected.shape}")
     difference = float(np.abs(logits - expected).max())
@@ -240,7 +269,9 @@ def _measure_difference(run: TrainedRun, session: Any, dataset: Dataset) -> floa
     return difference
 
 
-def _measure_accuracy(session: Any, dataset: Dataset, ignore_index: int | None) -> float | None:
+def _measure_accuracy(
+    session: Any, dataset: Dataset, column: str, ignore_index: int | None
+) -> float | None:
     """Return the share of evaluation samples with the right class; None without classes."""
     labels = dataset.eval.columns["label"]
     if dataset.targets.task != "classification" or len(labels.shape) != 1:
@@ -249,23 +280,23 @@ def _measure_accuracy(session: Any, dataset: Dataset, ignore_index: int | None) 
     num_counted = 0
     for start in range(0, len(dataset.eval), EVALUATED_BATCH):
         rows = np.arange(start, min(start + EVALUATED_BATCH, len(dataset.eval)))
-        images = np.asarray(dataset.eval.columns["image"][rows])
+        samples = np.asarray(dataset.eval.columns[column][rows])
         truth = np.asarray(labels[rows])
         valid = np.ones(len(truth), bool) if ignore_index is None else truth != ignore_index
-        predicted = session.run([OUTPUT], {INPUT: images})[0].argmax(axis=-1)
+        predicted = session.run([_name_output(column)], {column: samples})[0].argmax(axis=-1)
         num_right += int(((predicted == truth) & valid).sum())
         num_counted += int(valid.sum())
     return num_right / num_counted if num_counted else None
 
 
-def _sample_images(split: Split, count: int) -> np.ndarray:
-    """Return the images of at most `count` samples, spread evenly over a split."""
+def _read_samples(split: Split, column: str, count: int) -> np.ndarray:
+    """Return the column of at most `count` samples, spread evenly over a split."""
     rows = np.linspace(0, len(split) - 1, min(count, len(split))).astype(np.int64)
-    return np.asarray(split.columns["image"][rows])
+    return np.asarray(split.columns[column][rows])
 
 
-def _quantize(content: bytes, images: np.ndarray) -> bytes:
-    """Return the model with int8 products, calibrated on `images` (n, H, W, C).
+def _quantize(content: bytes, column: str, samples: np.ndarray) -> bytes:
+    """Return the model with int8 products, calibrated on `samples` (n, ...) of its input `column`.
 
     Batch norm is folded into convolutions first. The format is QDQ. Weights are symmetric, with a
     scale for each channel. Activations have a scale for each tensor, by its minimum and maximum.
@@ -274,8 +305,8 @@ def _quantize(content: bytes, images: np.ndarray) -> bytes:
     from onnxruntime import quantization
 
     batches = (
-        {INPUT: images[start : start + EVALUATED_BATCH]}
-        for start in range(0, len(images), EVALUATED_BATCH)
+        {column: samples[start : start + EVALUATED_BATCH]}
+        for start in range(0, len(samples), EVALUATED_BATCH)
     )
 
     class _Reader(quantization.CalibrationDataReader):  # type: ignore[misc]

@@ -1,7 +1,7 @@
-"""Classify images with an exported network: python predict.py [--int8] [--top=N] FILE|FOLDER ...
+"""Predict samples with an exported network: python predict.py [--int8] [--top=N] FILE|FOLDER ...
 
 Needs onnxruntime, numpy and pillow, and the files model.onnx and model.json in the same folder.
-Prints a line for each image.
+Reads images and .npy files of samples, and prints a line for each sample.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MODES = {1: "L", 3: "RGB"}
 class OnnxNetwork:
     """The network of a folder, run by onnxruntime on the CPU.
 
-    Images have the shape `shape` (height, width, channels), and the dataset's type and values.
+    Samples have the shape `shape`, such as (height, width, channels) of images, and the dataset's
+    type and values.
     """
 
     def __init__(self, folder: Path, int8: bool = False) -> None:
@@ -33,25 +34,29 @@ class OnnxNetwork:
         self.session = onnxruntime.InferenceSession(
             str(program), providers=["CPUExecutionProvider"]
         )
-        self.shape = tuple(self.description["image"]["shape"])
-        self.dtype = np.dtype(self.description["image"]["dtype"])
+        column = self.description["columns"][files["input"]]
+        self.shape = tuple(column["shape"])
+        self.dtype = np.dtype(column["dtype"])
 
-    def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return logits float32 (n, ...) of images (n, height, width, channels)."""
+    def predict(self, samples: np.ndarray) -> np.ndarray:
+        """Return logits float32 (n, ...) of samples (n, *shape)."""
         files = self.description["onnx"]
-        return self.session.run([files["output"]], {files["input"]: images})[0]
+        return self.session.run([files["output"]], {files["input"]: samples})[0]
 
     def read(self, file: Path) -> np.ndarray:
-        """Return the images of a file, (n, height, width, channels).
+        """Return the samples of a file, (n, *shape).
 
         An image file is turned upright by its EXIF tag and resized. A .npy file may have several.
         """
-        height, width, channels = self.shape
         if file.suffix.lower() == ".npy":
             array = np.load(file, allow_pickle=False)
             return array.reshape(-1, *self.shape).astype(self.dtype)
-        if self.dtype != np.uint8 or channels not in MODES:
-            raise SystemExit(f"{file}: the network reads {self.dtype} arrays: give a .npy file")
+        is_image = self.dtype == np.uint8 and len(self.shape) == 3 and self.shape[2] in MODES
+        if not is_image:
+            raise SystemExit(
+                f"{file}: the network reads {self.dtype} of shape {self.shape}: give a .npy file"
+            )
+        height, width, channels = self.shape
         with Image.open(file) as image:
             pixels = ImageOps.exif_transpose(image).convert(MODES[channels])
         if pixels.size != (width, height):
@@ -59,7 +64,7 @@ class OnnxNetwork:
         return np.asarray(pixels).reshape(1, height, width, channels)
 
     def format_line(self, logits: np.ndarray, top: int) -> str:
-        """Return the outputs of one image as a line: numbers, or labels with probabilities."""
+        """Return the outputs of one sample as a line: numbers, or labels with probabilities."""
         names = self.description["classes"]
         targets = self.description["targets"]
         if targets["task"] == "regression":
@@ -79,7 +84,7 @@ class OnnxNetwork:
 
 
 def main(arguments: list[str]) -> int:
-    """Print a line for each image of the files and folders; return the exit status."""
+    """Print a line for each sample of the files and folders; return the exit status."""
     flags = [argument for argument in arguments if argument.startswith("--")]
     paths = [Path(argument) for argument in arguments if argument not in flags]
     top_flags = [flag for flag in flags if flag.startswith("--top=")]
@@ -91,9 +96,9 @@ def main(arguments: list[str]) -> int:
     for path in paths:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in [file for file in files if file.suffix.lower() in SUFFIXES]:
-            images = network.read(file)
-            for index, logits in enumerate(network.predict(images)):
-                name = str(file) if len(images) == 1 else f"{file}[{index}]"
+            samples = network.read(file)
+            for index, logits in enumerate(network.predict(samples)):
+                name = str(file) if len(samples) == 1 else f"{file}[{index}]"
                 line = f"{name}: {network.format_line(logits, top)}"
                 # Names of files and classes may hold control characters.
                 print(line if line.isprintable() else repr(line)[1:-1])

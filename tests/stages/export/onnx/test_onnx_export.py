@@ -19,13 +19,13 @@ from flax.traverse_util import flatten_dict
 from pipeline import load_recipe
 from pipeline.core.errors import RecipeError, UsageError
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.inputs import NetworkInput
 from pipeline.data.table import FittedTable, TableFormat
 from pipeline.data.targets import Targets, Task
 from pipeline.data.transform import compute_column_specs
 from pipeline.stages.build import build_network
 from pipeline.stages.export.prediction import make_ensemble, make_predict
 from pipeline.stages.record.trained_run import Samples, TrainedRun
-from pipeline.training.initial_state import get_image_shape
 from tests.command_line import export, infer
 from tests.conftest import compose_tiny
 from tests.models.build import draw_variables, shapes
@@ -67,10 +67,9 @@ def fresh(
     data += [f"dataset.{split}.ops=[{ops}]" for split in ("train", "eval")]
     recipe = load_recipe("lenet5_digits", [*data, *overrides])
     network = build_network(recipe, 10)
-    mapped = compute_column_specs(recipe.dataset.eval.ops, {"image": ColumnSpec(shape, dtype)})[
-        "image"
-    ]
-    variables = draw_variables(shapes(network, get_image_shape(mapped)))
+    columns = {"image": ColumnSpec(shape, dtype)}
+    mapped = compute_column_specs(recipe.dataset.eval.ops, columns)["image"]
+    variables = draw_variables(shapes(network, NetworkInput("image", "image", mapped).shape))
     random = np.random.default_rng(0)
     arrays = {}
     for path, array in flatten_dict(variables, sep="/").items():
@@ -80,7 +79,7 @@ def fresh(
         elif path.endswith(("/mean", "/bias")):
             value = random.normal(0, 0.2, value.shape).astype(np.float32)
         arrays[path] = value
-    return TrainedRun(recipe, arrays, 0, Samples(shape, dtype, Targets(tuple("0123456789"))))
+    return TrainedRun(recipe, arrays, 0, Samples(columns, Targets(tuple("0123456789"))))
 
 
 def difference(trained: TrainedRun, images: np.ndarray) -> float:
@@ -88,7 +87,7 @@ def difference(trained: TrainedRun, images: np.ndarray) -> float:
     from pipeline.stages.export.onnx.onnx_export import make_onnx_model
 
     session = ort.InferenceSession(make_onnx_model(trained).SerializeToString())
-    found = session.run(None, {"images": images})[0]
+    found = session.run(None, {"image": images})[0]
     expected = np.asarray(jax.jit(make_predict(trained))(trained.arrays, images))
     assert found.shape == expected.shape
     assert found.dtype == np.float32
@@ -237,6 +236,33 @@ def test_map_ops_match_onnx(kind: str) -> None:
     assert difference(run, images) < 1e-5
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("column", "dtype"), [("features", "float32"), ("tokens", "int32"), ("logits", "float32")]
+)
+def test_input_has_the_name_and_dtype_of_the_column(column: str, dtype: str) -> None:
+    """Rows and tokens have one axis; the output's name may also be that of the column."""
+    from pipeline.stages.export.onnx.onnx_export import make_onnx_model
+
+    layers = "model.layers=[{name: dense, features: 4}, relu, {name: dense, features: $classes}]"
+    recipe = load_recipe(
+        "lenet5_digits",
+        ["dataset=numpy", "dataset.root=none.npz", "model=layers", "model.blocks={}", layers]
+        + [f"dataset.{split}.ops=[]" for split in ("train", "eval")],
+    )
+    variables = draw_variables(shapes(build_network(recipe, 10), (6,)))
+    arrays = {name: np.asarray(value) for name, value in flatten_dict(variables, sep="/").items()}
+    formatted = Samples({column: ColumnSpec((6,), dtype)}, Targets(tuple("0123456789")))
+    run = TrainedRun(recipe, arrays, 0, formatted)
+    samples = np.random.default_rng(1).integers(0, 9, (3, 6)).astype(dtype)
+    model = make_onnx_model(run)
+    assert [entry.name for entry in model.graph.input] == [column]
+    session = ort.InferenceSession(model.SerializeToString())
+    (found,) = session.run(None, {column: samples})
+    expected = np.asarray(jax.jit(make_predict(run))(run.arrays, samples))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_untranslatable_networks_are_refused_by_name() -> None:
     from pipeline.stages.export.onnx.onnx_export import make_onnx_model
@@ -253,6 +279,10 @@ def test_untranslatable_networks_are_refused_by_name() -> None:
     of_a_table = replace(rows, samples=replace(rows.samples, table=table))
     with pytest.raises(RecipeError, match="the encoding of a table has no translation"):
         make_onnx_model(of_a_table)
+    columns = {**rows.samples.columns, "features": ColumnSpec((3,), "float32")}
+    of_two_columns = replace(rows, samples=replace(rows.samples, columns=columns))
+    with pytest.raises(RecipeError, match=r"reads image, features; .*, as StableHLO"):
+        make_onnx_model(of_two_columns)
 
 
 @pytest.fixture(scope="module")
