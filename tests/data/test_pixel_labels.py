@@ -146,7 +146,7 @@ def test_labels_without_position_are_unchanged(label: ColumnSpec) -> None:
 def test_op_on_a_missing_column_is_named() -> None:
     ops = (RandomHorizontalFlip(),)
     specs = {"tokens": ColumnSpec((10,), "int32"), "label": ColumnSpec((10,), "int32")}
-    expected = r"^ops\.0 \(random_horizontal_flip\): there is no column .image.; the columns"
+    expected = r"^ops\.0 \(random_horizontal_flip\): there is no column 'image'; the columns"
     with pytest.raises(ValueError, match=expected):
         compute_column_specs(make_joint_ops(ops, specs, None), specs)
 

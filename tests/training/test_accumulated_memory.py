@@ -9,11 +9,11 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.data.batch import Batch
-from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
 from pipeline.stages.build import make_step_config
 from pipeline.training.step import make_train_step
+from tests.training.step_configs import read_image
 
 MICROBATCH, FEATURES, HIDDEN = 128, 64, 512
 FIXED = ["model=mlp", f"model.hidden=[{HIDDEN}]", "dataset.train.ops=[]", "dataset.eval.ops=[]"]
@@ -24,7 +24,7 @@ def temporaries(microbatches: int) -> tuple[int, int]:
     batch = MICROBATCH * microbatches
     length = [f"train.batch_size={batch}", f"train.accumulate_steps={microbatches}"]
     recipe = load_recipe("lenet5_digits", [*FIXED, *length])
-    image = ColumnSpec((8, 8, 1), "float32")
+    image = read_image((8, 8, 1))
     step = make_train_step(make_step_config(recipe, Targets(tuple("0123456789")), image, (), ()))
     given = Batch(
         columns={

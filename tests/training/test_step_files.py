@@ -15,11 +15,11 @@ import pytest
 import pipeline.training
 from pipeline import load_recipe
 from pipeline.data.batch import Batch
-from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
 from pipeline.stages.build import make_step_config
 from pipeline.training.step import make_train_step
+from tests.training.step_configs import read_image
 
 BATCH = 4
 FOLDER = Path(pipeline.training.__file__).parent
@@ -28,9 +28,7 @@ FOLDER = Path(pipeline.training.__file__).parent
 @pytest.mark.slow
 def test_plain_step_uses_few_files() -> None:
     recipe = load_recipe("lenet5_mnist", ["optimizer=sgd"])
-    config = make_step_config(
-        recipe, Targets(tuple("0123456789")), ColumnSpec((32, 32, 1), "float32"), (), ()
-    )
+    config = make_step_config(recipe, Targets(tuple("0123456789")), read_image((32, 32, 1)), (), ())
     step = make_train_step(config)
     batch = Batch(
         columns={
