@@ -58,7 +58,7 @@ def predict(trained: TrainedRun) -> Callable[..., jax.Array]:
 
 @pytest.fixture(scope="module")
 def uncached(trained: TrainedRun) -> Decoder:
-    return make_uncached_decoder(make_predict(trained), LENGTH, trained.samples.dtype)
+    return make_uncached_decoder(make_predict(trained), LENGTH, trained.samples.single.dtype)
 
 
 def by_full_passes(
