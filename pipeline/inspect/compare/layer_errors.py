@@ -115,7 +115,7 @@ def measure_layer_errors(
     examined_arrays, wide_arrays, *expected_arrays = (
         {
             name: array
-            for name, array in named_tensors(tensors, np.zeros(0))
+            for name, array in named_tensors(tensors, {})
             if name.role in OUTPUT_ROLES and array.size
         }
         for tensors in (examined, wide, *expected)
