@@ -187,7 +187,7 @@ def test_predictions_of_new_rows_are_in_data_units(
     assert table is not None
     assert [column.indicator for column in table.numeric] == [True]
     trainer = Trainer.load(tmp_path / "run")
-    logits = trainer.predict(np.asarray(raw.eval.columns["image"]))
+    logits = trainer.predict(np.asarray(raw.eval.columns["features"]))
     assert logits.shape == (len(rows), 2)
     # New rows: other columns, another order, a district that nobody has seen, a size unknown.
     (tmp_path / "new.csv").write_text("district,note,size\nnew,x,100\nharbour,y,100\nold,z,\n")
