@@ -25,7 +25,7 @@ from pipeline.checkpoint.restore import read_saved
 from pipeline.config.compose import load_recipe
 from pipeline.core.errors import DataError
 from pipeline.core.files.knowledge_bank import read_bank
-from pipeline.data.columns import Column, RawData, Split
+from pipeline.data.columns import Column, ColumnSpec, RawData, Split
 from pipeline.data.records.record_writer import write_records
 from pipeline.data.sources.cifar import Release, read_split, unpack
 from pipeline.data.sources.idx import read_split as read_idx_split
@@ -37,7 +37,7 @@ from pipeline.data.targets import Targets
 from pipeline.models.lowerings.tune.tuner import BUILT_IN
 from pipeline.models.lowerings.tune.tuner import check_lowering_entry as checked_lowering
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
-from pipeline.stages.export.inference_files import read_images
+from pipeline.stages.export.inference_files import read_samples
 from pipeline.stages.record.trained_run import Samples
 from tests.conftest import ROOT, TINY
 from tests.data.section import section
@@ -287,7 +287,8 @@ def infer_image(rng: Random, folder: Path) -> None:
         suffix, content = rng.choice((("npy", buffer.getvalue()), ("npz", _npz({"x": _digits(3)}))))
         content = _changed_zip(rng, content) if suffix == "npz" else mutate_bytes(rng, content)
     (folder / f"asked.{suffix}").write_bytes(content)
-    read_images(folder / f"asked.{suffix}", Samples((8, 8, 1), "uint8", Targets(("a", "b"))))
+    samples = Samples({"image": ColumnSpec((8, 8, 1), "uint8")}, Targets(("a", "b")))
+    read_samples(folder / f"asked.{suffix}", samples)
 
 
 @cache

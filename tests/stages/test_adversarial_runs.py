@@ -102,7 +102,7 @@ def test_gan_with_class_labels_is_refused(cache: Path, tmp_path: Path) -> None:
 
 
 INPUTS = (
-    "model.layers=[{name: branches, shapes: [[4, 4, 1], [2]], branches: ["
+    "model.layers=[{name: branches, inputs: [image, place], branches: ["
     "[{name: conv, features: 3, kernel: 3}, relu, flatten], [{name: dense, features: 4}, tanh]]},"
     "{name: dense, features: $classes}]"
 )
@@ -124,7 +124,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compose_inputs(cache: Path, archive: Path, *overrides: str) -> Recipe:
-    ops = "[{name: rescale, factor: 0.004, shift: 0.0}, {name: join, inputs: [image, place]}]"
+    ops = "[{name: rescale, factor: 0.004, shift: 0.0}]"
     settings = [
         "dataset=numpy",
         f"dataset.root={archive}",
@@ -157,5 +157,6 @@ def test_network_learns_from_two_columns(cache: Path, archive: Path, tmp_path: P
 @pytest.mark.medium
 def test_missing_column_is_named(cache: Path, archive: Path, tmp_path: Path) -> None:
     recipe = compose_inputs(cache, archive, "dataset.columns=[]", "stages=[data,build]")
-    with pytest.raises(RecipeError, match=r"\(join\): there is no column 'place'; the columns are"):
+    expected = r"model\.inputs: there is no column 'place'; the columns are image"
+    with pytest.raises(RecipeError, match=expected):
         run(recipe, tmp_path)

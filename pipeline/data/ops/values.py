@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -11,7 +10,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from pipeline.core.registry import Seq, component
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import MapOp, Op
+from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.image import ImageOp, Probability, require_image
 from pipeline.data.targets import Targets
 
@@ -147,35 +146,6 @@ class Whiten(ImageOp):
         centred = values - values.mean(axis=(1, 2, 3), keepdims=True)
         variance = (centred * centred).mean(axis=(1, 2, 3), keepdims=True)
         return centred / xp.maximum(xp.sqrt(variance), np.float32(count**-0.5))
-
-
-@component("op")
-class Join(MapOp):
-    """Join columns, the inputs of a network, into the column "image", float32 (values, 1, 1).
-
-    The layer `branches` with `shapes` separates them again. Whole numbers above 2^24 are rounded.
-    """
-
-    name: Literal["join"] = "join"
-    inputs: Annotated[Seq[str], Field(min_length=2)]
-    """Columns in the order of their values, such as [image, age]."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(("image", *self.inputs)))
-
-    def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
-        specs = dict(zip(self.columns, values, strict=True))
-        if any(specs[name].layout != "hwc" for name in self.inputs):
-            raise ValueError("needs channels last; leave out hwc2chw before it")
-        count = sum(math.prod(specs[name].shape) for name in self.inputs)
-        return ColumnSpec((count, 1, 1), "float32"), *values[1:]
-
-    def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
-        columns = dict(zip(self.columns, values, strict=True))
-        rows = [columns[name].astype(np.float32) for name in self.inputs]
-        joined = xp.concatenate([row.reshape(row.shape[0], -1) for row in rows], axis=1)
-        return joined[:, :, None, None], *values[1:]
 
 
 @component("op")

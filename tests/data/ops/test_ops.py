@@ -131,7 +131,6 @@ def test_every_op_is_registered():
         "cut_mix",
         "cutout",
         "hwc2chw",
-        "join",
         "linear_map",
         "mix_up",
         "normalize",

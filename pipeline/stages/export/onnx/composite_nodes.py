@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
-from math import prod
 
 import numpy as np
 
@@ -31,21 +29,11 @@ def _add_residual(layer: standard.Residual, x: NodeOutput, graph: GraphBuilder) 
 def _add_branches(layer: standard.Branches, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     """Add branches, and concatenate their outputs.
 
-    All branches read the input, or each reads one of its parts: by `shapes` of the flattened input,
-    by `split` of its channels.
+    All branches read the input, or with `split` each reads a part of its channels. Networks with
+    several inputs are refused before.
     """
-    if layer.shapes:
-        x = graph.to_order(x, "nhwc")
-        rows = graph.reshape(x, [-1, prod(x.shape)], (prod(x.shape),))
-        ends = [0, *accumulate(prod(shape) for shape in layer.shapes)]
-        parts = [_slice_channels(rows, start, stop, graph) for start, stop in pairwise(ends)]
-        inputs = [
-            graph.reshape(part, [-1, *shape], tuple(shape))
-            for part, shape in zip(parts, layer.shapes, strict=True)
-        ]
-    else:
-        x = graph.to_order(x, "nchw")
-        inputs = [x] * len(layer.branches)
+    x = graph.to_order(x, "nchw")
+    inputs = [x] * len(layer.branches)
     if layer.split:
         width = x.shape[-1] // len(layer.branches)
         inputs = [
