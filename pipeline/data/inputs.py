@@ -156,6 +156,9 @@ def resolve_inputs(
         if column not in specs:
             known = ", ".join(sorted(set(specs) - {"label"}))
             reader = "" if name in (column, MASK) else f" for the network's input {name}"
-            raise ValueError(f"there is no column {column!r}{reader}; the columns are {known}")
+            reads = f"the network reads {', '.join(declared)}: " if declared and not wanted else ""
+            raise ValueError(
+                f"{reads}there is no column {column!r}{reader}; the columns are {known}"
+            )
     arrays = tuple(NetworkInput(name, column, specs[column]) for name, column in names.items())
     return NetworkInputs(arrays, is_named=len(arrays) > 1 or isinstance(wanted, Mapping))

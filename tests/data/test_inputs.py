@@ -71,7 +71,11 @@ def test_inputs_are_chosen_by_recipe_then_network_then_data(
             None,
             r"^there is no column 'text_a' for the network's input query; the columns are feat",
         ),
-        (None, ("query", "image"), r"^there is no column 'query'; the columns are"),
+        (
+            None,
+            ("query", "image"),
+            r"^the network reads query, image: there is no column 'query'; ",
+        ),
         (
             ("tokens", "tokens"),
             None,

@@ -294,7 +294,7 @@ def test_recipes_unfit_for_the_table_are_refused(houses: Path, cache: Path, tmp_
     expected = "vocabulary = 2: must be null, or at least the 6 features of the table"
     assert expected in refused_model(cache, tmp_path, few)
     images = ["dataset=digits", *wide[:3]]
-    expected = "vocabulary = null: must be a number, since the data are not a table"
+    expected = "the network reads field_index, field_value: there is no column 'field_index'"
     assert expected in refused_model(cache, tmp_path, images)
 
 
