@@ -37,11 +37,10 @@ class NumpyArchive(LocalDatasetSpec):
 
     Samples are uint8, int32 or float32. Images, (n, H, W) or (n, H, W, C), are the column `image`.
     Rows of whole numbers, (n, length), are the column `tokens`, other rows are `features`. Numbers
-    to predict are floats, (n,) or
-    (n, K). Classes are whole numbers: (n,) or (n, 1), or one for each position, (n, tokens) or
-    (n, height, width).
+    to predict are floats, (n,) or (n, K). Classes are whole numbers: (n,) or (n, 1), or one for
+    each position, (n, tokens) or (n, height, width).
 
-    Images of several sizes are stored one after the other in x_train, (numbers,). x_train_sizes,
+    Samples of several sizes are stored one after the other in x_train, (numbers,). x_train_sizes,
     (n, 1 to 3), has their sizes: (tokens,), (H, W) or (H, W, C). In the same way labels of their
     positions are stored in y_train, with y_train_sizes, (n, 1 or 2).
     """

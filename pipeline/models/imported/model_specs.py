@@ -92,9 +92,11 @@ class ImportedModelSpec(ModelSpec):
 class FlaxModule(ImportedModelSpec):
     """A module of flax: a class of `flax.linen` or `flax.nnx`, or a function that returns one.
 
-    It is called with images (batch, height, width, channels) float32, and with `train`,
-    `training`, `is_training` and `deterministic` if its `__call__` has these parameters. An nnx
-    module is also switched by `train()` and `eval()`. It returns logits (batch, classes).
+    It is called with its inputs, such as images (batch, height, width, channels) float32 or tokens
+    int32 (batch, tokens): by name if `__call__` has parameters of these names, else by position.
+    `train`, `training`, `is_training` and `deterministic` are passed too if it has these
+    parameters. An nnx module is also switched by `train()` and `eval()`. It returns logits (batch,
+    classes).
     Parameters are float32. Batch statistics are carried, and dropout draws from the recipe's seed.
     `init.rules` replaces the module's initialisers.
     """
@@ -147,10 +149,11 @@ class JaxFunction(ImportedModelSpec):
 class KerasModel(ImportedModelSpec):
     """A model of Keras 3 on its JAX backend: a model, its class, or a function that returns it.
 
-    It reads images (batch, height, width, channels) float32 and returns logits (batch, classes).
-    Its weights are named by their paths. Weights that Keras updates without gradients, such as the
-    statistics of batch norm, are carried as batch statistics. Dropout draws from the recipe's seed,
-    which is also Keras's seed while the model is built.
+    It reads its inputs, such as images (batch, height, width, channels) float32; several by the
+    names of a functional model's inputs or of `call`'s parameters. It returns logits (batch,
+    classes). Its weights are named by their paths. Weights that Keras updates without gradients,
+    such as the statistics of batch norm, are carried as batch statistics. Dropout draws from the
+    recipe's seed, which is also Keras's seed while the model is built.
     """
 
     name: Literal["keras"] = "keras"
