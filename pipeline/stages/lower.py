@@ -130,12 +130,18 @@ def _needs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter
     return is_slow and recipe.train.mechanism != "loop"
 
 
+def _can_be_chwn(step_config: StepConfig, network: LaidOutNetwork) -> bool:
+    """Return whether the network reads one image, and can be computed in CHWN."""
+    inputs = step_config.inputs
+    return inputs.image is not None and network.can_be_batch_last(inputs.shape)
+
+
 def _require_layout(step_config: StepConfig, layout: Layout, file: Path | None) -> None:
     """Raise RunError if the network can't be computed in the layout of an earlier choice."""
     network = step_config.network
     if layout == "nhwc" or not isinstance(network, LaidOutNetwork):
         return
-    if not network.can_be_batch_last(step_config.inputs.shape):
+    if not _can_be_chwn(step_config, network):
         raise RunError(
             f"{file}: layout {layout}: a layer of this network can't be computed in it; must be "
             "nhwc; delete the file to choose the lowerings again"
@@ -217,8 +223,7 @@ def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
     if request.tuning.mode == "off" or not isinstance(network, LaidOutNetwork):
         return request.choose_in("nhwc")
     problems = request.list_problems("nhwc")
-    can_be_chwn = network.can_be_batch_last(step_config.inputs.shape)
-    if not (can_be_chwn and has_choice(problems, device.platform)):
+    if not (_can_be_chwn(step_config, network) and has_choice(problems, device.platform)):
         return request.choose_in("nhwc")
     key = make_layout_key(network, step_config, request.microbatch_size, device)
     tuned = find_layout(key, request.tuning.mode, request.tuning.folder, request.time_us)

@@ -136,7 +136,7 @@ class TorchGraph:
     values: Mapping[str, np.ndarray] = field(repr=False)
     """Initial values of all arrays by name, in the order of their specs."""
 
-    def graph_for(self, image_shape: tuple[int, ...]) -> TorchGraph:
+    def graph_for(self, shape: tuple[int, ...], dtype: str = "float32") -> TorchGraph:
         """Return the graph itself, as `GraphSource` requires."""
         return self
 

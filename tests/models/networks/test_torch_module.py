@@ -55,7 +55,7 @@ def test_network_source_is_the_import_arguments_and_seed() -> None:
     model = conf_model("torch", **{"import": "my_nets:MyNet", "seed": 3, "arguments": {"n": 1}})
     network = model.build(10, "bfloat16")
     assert isinstance(network, TorchNetwork)
-    assert network.source == ImportedModule("my_nets:MyNet", '{"n": 1}', 3, None, "float32", None)
+    assert network.source == ImportedModule("my_nets:MyNet", '{"n": 1}', 3, None, None, None)
     assert network.dtype == "bfloat16"
 
 

@@ -78,18 +78,21 @@ def apply_form(
     return output.plain(), run.changed
 
 
-def make_input(spec: TensorSpec, images: Array, layout: Layout) -> TorchTensor:
-    """Return images (batch, height, width, channels) as a graph's input.
+def make_input(spec: TensorSpec, samples: Array, layout: Layout) -> TorchTensor:
+    """Return samples, such as images (batch, height, width, channels), as a graph's input.
 
-    An input of four axes has the order of the layout; for any other `spec` the images are reshaped.
-    Raises ValueError if the images don't fit `spec`.
+    Images have the order of the layout; for an input of other axes the samples are reshaped. Raises
+    ValueError if the samples don't fit `spec`.
     """
-    batch, *sizes = images.shape
-    dtype = images.dtype if spec.dtype.startswith("float") else jnp.dtype("int32")
+    batch, *sizes = samples.shape
+    is_float = jnp.issubdtype(samples.dtype, jnp.floating)
+    dtype: Any = jnp.dtype("int32")
+    if spec.dtype.startswith("float"):
+        dtype = samples.dtype if is_float else jnp.dtype("float32")
     fixed_batch = spec.shape[0]
     if fixed_batch is not None and fixed_batch != batch:
         raise ValueError(f"a batch has {batch} samples; must have {fixed_batch} for this network")
-    if len(spec.shape) == 4:
+    if len(spec.shape) == 4 and len(sizes) == 3:
         height, width, channels = sizes
         if (channels, height, width) != spec.shape[1:]:
             expected = "x".join(map(str, (*spec.shape[2:], spec.shape[1])))
@@ -99,13 +102,13 @@ def make_input(spec: TensorSpec, images: Array, layout: Layout) -> TorchTensor:
                 "export the network for them"
             )
         order = IMAGE_ORDERS[layout]
-        nhwc = TorchTensor(images.astype(dtype), NHWC)
+        nhwc = TorchTensor(samples.astype(dtype), NHWC)
         return TorchTensor(nhwc.transpose(order), order)
     # Only the batch may be None. For any other None, the 0 raises the error below.
     shape = tuple(size or 0 for size in spec.shape[1:])
     if math.prod(sizes) != math.prod(shape):
         raise ValueError(f"samples have shape {tuple(sizes)}; must have {shape}")
-    return to_tensor(images.reshape((batch, *shape)).astype(dtype))
+    return to_tensor(samples.reshape((batch, *shape)).astype(dtype))
 
 
 def _make_tensors(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, TorchTensor]:

@@ -17,30 +17,30 @@ class GraphFile:
 
     path: Path
 
-    def graph_for(self, image_shape: tuple[int, ...]) -> TorchGraph:
-        """Read the file, whatever the shape of images. Raises ValueError if it isn't valid."""
+    def graph_for(self, shape: tuple[int, ...], dtype: str = "float32") -> TorchGraph:
+        """Read the file, whatever the shape of samples. Raises ValueError if it isn't valid."""
         return _read(self.path, _file_version(self.path))
 
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """The network of an ONNX file, which is imported when the size of images is known."""
+    """The network of an ONNX file, which is imported when the shape of samples is known."""
 
     path: Path
     output: str | None
     """Name of the tensor of logits, or None for the file's output."""
 
-    def graph_for(self, image_shape: tuple[int, ...]) -> TorchGraph:
-        """Import the file for images (height, width, channels).
+    def graph_for(self, shape: tuple[int, ...], dtype: str = "float32") -> TorchGraph:
+        """Import the file for samples of a shape, of images (height, width, channels).
 
         Raises ValueError if it can't be read or translated.
         """
-        return _import(self, image_shape, _file_version(self.path))
+        return _import(self, shape, _file_version(self.path))
 
 
 @dataclass(frozen=True)
 class ImportedModule:
-    """A module of PyTorch that is made and exported when the size of images is known."""
+    """A module of PyTorch that is made and exported when the shape of samples is known."""
 
     reference: str
     """Reference of the module, such as `my_nets:MyNet`."""
@@ -50,22 +50,27 @@ class ImportedModule:
     """Seed of the initial weights."""
     shape: tuple[int, ...] | None
     """Shape of an input sample, or None for (channels, height, width) of the images."""
-    input_dtype: str
+    input_dtype: str | None
+    """Type of an input sample, or None for int64 of whole numbers, else float32."""
     batch: int | None
     """The only batch size that the module accepts, or None for any."""
 
-    def graph_for(self, image_shape: tuple[int, ...]) -> TorchGraph:
-        """Make the module, and export it for images (height, width, channels).
+    def graph_for(self, shape: tuple[int, ...], dtype: str = "float32") -> TorchGraph:
+        """Make the module, and export it for samples of a shape, of images (height, width,
+        channels).
 
         Raises ValueError if `--plugin` or torch is missing, or if the module can't be exported.
         """
-        height, width, channels = image_shape
-        return _export(self, self.shape or (channels, height, width))
+        is_whole = dtype.startswith("int")
+        own_dtype = self.input_dtype or ("int64" if is_whole else "float32")
+        # PyTorch's images have channels first.
+        first = (shape[-1], *shape[:-1]) if len(shape) == 3 else shape
+        return _export(self, self.shape or first, own_dtype)
 
 
 GraphSource = TorchGraph | GraphFile | OnnxFile | ImportedModule
-"""The source of a network's graph. `graph_for` returns the graph for images (height, width,
-channels), or raises ValueError."""
+"""The source of a network's graph. `graph_for` returns the graph for samples of a shape and dtype,
+of images (height, width, channels), or raises ValueError."""
 
 
 def _file_version(path: Path) -> tuple[int, int] | None:
@@ -84,19 +89,17 @@ def _read(path: Path, version: tuple[int, int] | None) -> TorchGraph:
 
 @lru_cache(maxsize=2)
 def _import(
-    source: OnnxFile, image: tuple[int, ...], version: tuple[int, int] | None
+    source: OnnxFile, shape: tuple[int, ...], version: tuple[int, int] | None
 ) -> TorchGraph:
     from pipeline.models.torch_graph.onnx.import_onnx import import_onnx
 
-    return import_onnx(source.path, image, source.output)
+    return import_onnx(source.path, shape, source.output)
 
 
 @lru_cache(maxsize=2)
-def _export(source: ImportedModule, shape: tuple[int, ...]) -> TorchGraph:
+def _export(source: ImportedModule, shape: tuple[int, ...], dtype: str) -> TorchGraph:
     from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
 
     maker = find_object(source.reference)
     module = make_module(source.reference, maker, json.loads(source.arguments), source.seed)
-    return export_module(
-        module, shape, origin=source.reference, dtype=source.input_dtype, batch=source.batch
-    )
+    return export_module(module, shape, origin=source.reference, dtype=dtype, batch=source.batch)

@@ -46,7 +46,7 @@ BATCH_LAST = frozenset((
 
 
 class TorchNetwork(nn.Module):
-    """A network of PyTorch, from images to logits.
+    """A network of PyTorch, from samples to logits.
 
     Parameters and buffers are float32, in the collections `params` and `batch_stats`, under the
     paths of the PyTorch modules: `layer1/0/conv1/kernel`. Their initial values are the module's.
@@ -66,12 +66,15 @@ class TorchNetwork(nn.Module):
     """Rules for nodes with another dtype, by kind of layer and path of the module."""
 
     @nn.compact
-    def __call__(self, images: Array, train: bool) -> Array:
-        """Return logits, float32, of images (batch, height, width, channels).
+    def __call__(self, inputs: Any, train: bool) -> Array:
+        """Return logits, float32, of one array, such as images (batch, height, width, channels) or
+        tokens int32 (batch, tokens).
 
         Raises ValueError with module and line if the network can't be exported or computed.
         """
-        graph = self.source.graph_for(images.shape[1:])
+        if isinstance(inputs, Mapping):
+            raise ValueError(f"reads one array, and {', '.join(inputs)} came; name one column")
+        graph = self.source.graph_for(inputs.shape[1:], inputs.dtype.name)
         weights = self._read_weights(graph, "parameter") | self._read_weights(graph, "buffer")
 
         @cache
@@ -79,12 +82,13 @@ class TorchNetwork(nn.Module):
             return self.make_rng("dropout")
 
         # With rules every node casts its inputs, and the first node may compute in float32.
-        x = images if self.rules else images.astype(self.dtype)
+        is_whole = jnp.issubdtype(inputs.dtype, jnp.integer)
+        x = inputs if self.rules or is_whole else inputs.astype(self.dtype)
         key = make_key if train else None
         context = OperatorContext(self.dtype, self.policy, self.layout, key, self.rules)
-        inputs = make_input(graph.input, x, self.layout)
+        sample = make_input(graph.input, x, self.layout)
         form = graph.training if train else graph.evaluation
-        logits, changed = apply_form(graph, form, inputs, weights, context)
+        logits, changed = apply_form(graph, form, sample, weights, context)
         if train and not self.is_initializing() and self.is_mutable_collection("batch_stats"):
             self._write_buffers(graph, changed)
         return logits.astype(jnp.float32)

@@ -41,8 +41,8 @@ BATCHES = (2, 3)
 """Batch sizes at which shapes are computed."""
 
 
-def import_onnx(path: Path, image: tuple[int, ...], output: str | None = None) -> TorchGraph:
-    """Import a file as a graph for images (height, width, channels).
+def import_onnx(path: Path, sample: tuple[int, ...], output: str | None = None) -> TorchGraph:
+    """Import a file as a graph for samples of a shape, of images (height, width, channels).
 
     `output` is the name of the tensor of logits, or None for the file's first output without its
     softmax, and with logits in place of the probabilities of two classes. The graph accepts any
@@ -50,7 +50,7 @@ def import_onnx(path: Path, image: tuple[int, ...], output: str | None = None) -
     with file and node, if the file can't be imported.
     """
     model = _drop_copies(read_onnx(path))
-    network = _Network(model if output else replace_class_pair(model), image, output)
+    network = _Network(model if output else replace_class_pair(model), sample, output)
     batch = network.input.shape[0]
     try:
         graph = network.build(BATCHES)
@@ -82,11 +82,11 @@ def find_sample_shape(model: OnnxModel) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Network:
-    """The network of a file, for images of a shape. Its properties raise ValueError."""
+    """The network of a file, for samples of a shape. Its properties raise ValueError."""
 
     model: OnnxModel
-    image: tuple[int, ...] = ()
-    """Height, width and channels."""
+    sample: tuple[int, ...] = ()
+    """Shape of a sample, of images height, width and channels."""
     output_name: str | None = None
 
     @cached_property
@@ -160,27 +160,29 @@ class _Network:
     @cached_property
     def is_channels_last(self) -> bool:
         """Whether the input is images (batch, height, width, channels), as TensorFlow's are."""
-        height, width, channels = self.image
+        if len(self.sample) != 3:
+            return False
+        height, width, channels = self.sample
         sizes = self.input.shape[1:]
         is_first = fits_sizes((channels, height, width), sizes)
-        return not is_first and fits_sizes(self.image, sizes)
+        return not is_first and fits_sizes(self.sample, sizes)
 
     def spec(self, batch: int | None) -> TensorSpec:
         """Return the input as the graph reads it: images are (batch, channels, height, width).
 
         Raises ValueError if it doesn't fit the samples.
         """
-        height, width, channels = self.image
         sizes = self.input.shape[1:]
         dtype = "float32" if self.input.dtype.startswith(("float", "bfloat")) else "int64"
-        if len(sizes) == 3:
+        if len(sizes) == len(self.sample) == 3:
+            height, width, channels = self.sample
             if not self.is_channels_last and not fits_sizes((channels, height, width), sizes):
                 raise ValueError(
                     f"{self.model.file}: reads samples of shape {_format_sizes(sizes)}, and images "
                     f"{height}x{width}x{channels} (height, width, channels) came; resize them"
                 )
             return TensorSpec((batch, channels, height, width), dtype)
-        total = height * width * channels
+        total = math.prod(self.sample)
         if sizes.count(None) == 1:
             product = math.prod(size for size in sizes if size)
             sizes = tuple(total // product if size is None else size for size in sizes)
