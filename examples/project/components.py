@@ -13,10 +13,10 @@ from pipeline.api import (
     CallbackSpec,
     DatasetSpec,
     DecaySpan,
-    Facts,
     FeatureContext,
     FeatureSpec,
     GradientSpec,
+    ImageFacts,
     LabelLoss,
     LayeredModelSpec,
     LayerSpec,
@@ -42,9 +42,9 @@ class Waves(DatasetSpec):
     name: Literal["waves"] = "waves"
     noise: float = 1.0
 
-    def facts(self) -> Facts:
+    def facts(self) -> ImageFacts:
         """Sizes that are known without reading anything."""
-        return Facts((16, 16, 1), classes=4, train_size=2048, eval_size=512)
+        return ImageFacts((16, 16, 1), classes=4, train_size=2048, eval_size=512)
 
     def read(self, cache: Path) -> RawData:
         """Images uint8 (n, 16, 16, 1) and labels int32 (n,)."""

@@ -98,8 +98,8 @@ def test_text_classifier_does_not_depend_on_sinks_and_kills(cache: Path, tmp_pat
     trained = read_trained_run(whole)
     assert trained.samples.text is not None
     split = trained.recipe.dataset.read(Path()).eval
-    column, labels = split.columns["image"], np.asarray(split.columns["label"][:])
-    padded = np.full((len(split), 24, 1, 1), -1, np.int32)
+    column, labels = split.columns["tokens"], np.asarray(split.columns["label"][:])
+    padded = np.full((len(split), 24), -1, np.int32)
     for row, sample in enumerate(padded):
         value = column.value(row)  # type: ignore[attr-defined]
         sample[: len(value)] = value
