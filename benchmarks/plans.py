@@ -86,7 +86,7 @@ class Network:
     """A recipe's network, and strategies; the first plans that differ are measured."""
 
     overrides: tuple[str, ...]
-    image: tuple[int, ...]
+    sample: tuple[int, ...]
     label: tuple[int, ...]
     classes: int
     strategies: tuple[Strategy, ...]
@@ -109,12 +109,15 @@ class Network:
     def write(self, path: Path) -> None:
         """Write samples to train on."""
         rng = np.random.default_rng(0)
-        shape = (SAMPLES, *self.image)
-        # Numbers of tokens if each has a label, else pixels.
-        x = rng.integers(0, self.classes, shape) if self.label else rng.standard_normal(shape)
-        images = x.astype(np.float32)
+        shape = (SAMPLES, *self.sample)
+        # Tokens if each has a label, else pixels.
+        samples = (
+            rng.integers(0, self.classes, shape, np.int32)
+            if self.label
+            else rng.standard_normal(shape, np.float32)
+        )
         labels = rng.integers(0, self.classes, (SAMPLES, *self.label), np.int32)
-        np.savez(path, x_train=images, y_train=labels, x_test=images[:256], y_test=labels[:256])
+        np.savez(path, x_train=samples, y_train=labels, x_test=samples[:256], y_test=labels[:256])
 
 
 def repeat(name: str, roles: Mapping[str, Role | None], *along_model: int) -> Iterator[Strategy]:
@@ -138,7 +141,7 @@ HEADER = ("mesh, strategy", "plan", "predicted, ms", "clock, ms: median", "range
 NETWORKS = {
     "mlp": Network(
         overrides=("model=mlp", "model.hidden=[1024,1024]", "train.batch_size=128"),
-        image=(32, 32),
+        sample=(32, 32),
         label=(),
         classes=8192,
         strategies=(
@@ -157,7 +160,7 @@ NETWORKS = {
             *("model=gpt2", "model.blocks=2", "model.features=512", "model.hidden=2048"),
             *("model.heads=8", "model.dropout=0", "train.batch_size=8"),
         ),
-        image=(32, 1, 1),
+        sample=(32,),
         label=(32,),
         classes=8192,
         strategies=(
