@@ -1,4 +1,4 @@
-"""Runs with two optimizers in a step, and with several inputs: any sink, resumed, evaluated."""
+"""Runs with two optimizers in a step: any sink, resumed, evaluated."""
 
 from __future__ import annotations
 
@@ -99,64 +99,3 @@ def test_gan_with_class_labels_is_refused(cache: Path, tmp_path: Path) -> None:
     overrides = [f"dataset.train.ops={plain}", f"dataset.eval.ops={plain}"]
     with pytest.raises(RecipeError, match="has 3 scores, and the dataset 10 labels"):
         run(compose(cache, *overrides, "stages=[data,build]"), tmp_path)
-
-
-INPUTS = (
-    "model.layers=[{name: branches, inputs: [image, place], branches: ["
-    "[{name: conv, features: 3, kernel: 3}, relu, flatten], [{name: dense, features: 4}, tanh]]},"
-    "{name: dense, features: $classes}]"
-)
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of noise, and two numbers of which the class is the sign of the first."""
-    draw = np.random.default_rng(0)
-    arrays = {}
-    for split, count in (("train", 64), ("test", 24)):
-        numbers = draw.normal(size=(count, 2))
-        arrays[f"x_{split}"] = draw.integers(0, 256, (count, 4, 4, 1), np.uint8)
-        arrays[f"place_{split}"] = numbers
-        arrays[f"y_{split}"] = (numbers[:, 0] > 0).astype(np.int64)
-    path = tmp_path_factory.mktemp("inputs") / "data.npz"
-    np.savez(path, **arrays)
-    return path
-
-
-def compose_inputs(cache: Path, archive: Path, *overrides: str) -> Recipe:
-    ops = "[{name: rescale, factor: 0.004, shift: 0.0}]"
-    settings = [
-        "dataset=numpy",
-        f"dataset.root={archive}",
-        "dataset.columns=[place]",
-        f"dataset.train.ops={ops}",
-        f"dataset.eval.ops={ops}",
-        "model=layers",
-        INPUTS,
-        "optimizer=adam",
-        "schedule=constant",
-        "train.optimizer.lr=0.02",
-        "train.batch_size=16",
-        "train.steps=60",
-        "monitor.tensorboard=false",
-    ]
-    return load_recipe("lenet5_digits", [*settings, f"cache.root={cache}", *overrides])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("optimized_programs")
-def test_network_learns_from_two_columns(cache: Path, archive: Path, tmp_path: Path) -> None:
-    """The images are noise, so that only the other column can be learnt from."""
-    for sink in (7, 60):
-        recipe = compose_inputs(cache, archive, f"train.sink_size={sink}")
-        summary = run(recipe, tmp_path / str(sink))
-        assert summary.metrics["accuracy"] > 0.85
-    assert outcome.metrics(tmp_path / "7") == outcome.metrics(tmp_path / "60")
-
-
-@pytest.mark.medium
-def test_missing_column_is_named(cache: Path, archive: Path, tmp_path: Path) -> None:
-    recipe = compose_inputs(cache, archive, "dataset.columns=[]", "stages=[data,build]")
-    expected = r"model\.inputs: there is no column 'place'; the columns are image"
-    with pytest.raises(RecipeError, match=expected):
-        run(recipe, tmp_path)

@@ -1,0 +1,137 @@
+"""Runs of a network that reads an image and numbers beside it, from training to its exports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline import load_recipe
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError, RecipeError
+from pipeline.stages.export.prediction import make_predict
+from pipeline.stages.record.trained_run import read_trained_run
+from tests import outcome
+from tests.command_line import export, infer
+from tests.whole_run import run
+
+INPUTS = (
+    "model.layers=[{name: branches, inputs: [image, place], branches: ["
+    "[{name: conv, features: 3, kernel: 3}, relu, flatten], [{name: dense, features: 4}, tanh]]},"
+    "{name: dense, features: $classes}]"
+)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of noise, and two numbers of which the class is the sign of the first."""
+    draw = np.random.default_rng(0)
+    arrays = {}
+    for split, count in (("train", 64), ("test", 24)):
+        numbers = draw.normal(size=(count, 2))
+        arrays[f"x_{split}"] = draw.integers(0, 256, (count, 4, 4, 1), np.uint8)
+        arrays[f"place_{split}"] = numbers
+        arrays[f"y_{split}"] = (numbers[:, 0] > 0).astype(np.int64)
+    path = tmp_path_factory.mktemp("inputs") / "data.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def compose_inputs(cache: Path, archive: Path, *overrides: str) -> Recipe:
+    ops = "[{name: rescale, factor: 0.004, shift: 0.0}]"
+    settings = [
+        "dataset=numpy",
+        f"dataset.root={archive}",
+        "dataset.columns=[place]",
+        f"dataset.train.ops={ops}",
+        f"dataset.eval.ops={ops}",
+        "model=layers",
+        INPUTS,
+        "optimizer=adam",
+        "schedule=constant",
+        "train.optimizer.lr=0.02",
+        "train.batch_size=16",
+        "train.steps=60",
+        "monitor.tensorboard=false",
+    ]
+    return load_recipe("lenet5_digits", [*settings, f"cache.root={cache}", *overrides])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_programs")
+def test_network_learns_from_two_columns(cache: Path, archive: Path, tmp_path: Path) -> None:
+    """The images are noise, so that only the other column can be learnt from."""
+    for sink in (7, 60):
+        recipe = compose_inputs(cache, archive, f"train.sink_size={sink}")
+        summary = run(recipe, tmp_path / str(sink))
+        assert summary.metrics["accuracy"] > 0.85
+    assert outcome.metrics(tmp_path / "7") == outcome.metrics(tmp_path / "60")
+
+
+@pytest.mark.medium
+def test_missing_column_is_named(cache: Path, archive: Path, tmp_path: Path) -> None:
+    recipe = compose_inputs(cache, archive, "dataset.columns=[]", "stages=[data,build]")
+    expected = r"the network reads image, place: there is no column 'place'; the columns are"
+    with pytest.raises(RecipeError, match=expected):
+        run(recipe, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(cache: Path, archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    run(compose_inputs(cache, archive), run_dir)
+    return run_dir
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_exported", [False, True])
+def test_both_columns_are_read_from_a_file(
+    is_exported: bool, trained: Path, archive: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """Of a run and of its export, the predictions of the network."""
+    data = np.load(archive)
+    columns = {"image": data["x_test"], "place": data["place_test"].astype(np.float32)}
+    np.savez(tmp_path / "new.npz", **columns)
+    source = trained
+    if is_exported:
+        source = tmp_path / "exported"
+        assert export([str(trained), str(source)]) == 0
+        described = json.loads((source / "model.json").read_text())["columns"]
+        assert described["place"] == {"shape": [2], "dtype": "float32"}
+    capsys.readouterr()
+    assert infer([str(source), str(tmp_path / "new.npz"), "--json"]) == 0
+    predicted = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
+    own = read_trained_run(trained)
+    logits = np.asarray(make_predict(own)(own.arrays, columns))
+    assert predicted == logits.argmax(-1).tolist()
+    assert len(set(predicted)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"place": None}, r"lacks place; must be an .npz file with image, place"),
+        ({"place": np.zeros((23, 2), np.float32)}, "equally many samples, at least one, not"),
+        ({"place": np.zeros((24, 3), np.float32)}, r"place is float32 of shape \(24, 3\); must be"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(
+    changes: dict[str, Any], message: str, trained: Path, archive: Path, tmp_path: Path
+) -> None:
+    data = np.load(archive)
+    columns = {"image": data["x_test"], "place": data["place_test"].astype(np.float32)} | changes
+    columns = {name: array for name, array in columns.items() if array is not None}
+    np.savez(tmp_path / "new.npz", **columns)
+    with pytest.raises(DataError, match=message):
+        infer([str(trained), str(tmp_path / "new.npz")])
+
+
+@pytest.mark.slow
+def test_a_single_array_is_not_enough(trained: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "one.npy", np.zeros((4, 4, 1), np.uint8))
+    with pytest.raises(DataError, match=r"lacks image, place; must be an .npz file"):
+        infer([str(trained), str(tmp_path / "one.npy")])
