@@ -239,7 +239,7 @@ def test_non_image_files_are_refused(trained: Path, tmp_path: Path) -> None:
     assert "a.heic: must end in one of .png" in refused(trained, tmp_path / "a.heic")
     assert "there is no such file" in refused(trained, tmp_path / "a.png")
     (tmp_path / "a.png").write_bytes(b"no image")
-    assert "can't be read as images: cannot identify image file" in refused(
+    assert "can't be read as samples: cannot identify image file" in refused(
         trained, tmp_path / "a.png"
     )
     for array, message in (
@@ -278,7 +278,7 @@ def test_network_with_logits_per_row_is_refused(
     rows = (lambda images: np.zeros((len(images), 8, 3), np.float32), samples)
     monkeypatch.setattr("pipeline.cli.runs.infer._load_network", lambda source: rows)
     np.save(tmp_path / "a.npy", np.zeros((8, 8, 1), np.uint8))
-    assert "returns logits of shape (8, 3) for an image" in refused(trained, tmp_path / "a.npy")
+    assert "returns logits of shape (8, 3) for a sample" in refused(trained, tmp_path / "a.npy")
 
 
 @pytest.mark.slow

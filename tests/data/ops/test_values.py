@@ -11,7 +11,6 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.ops.values import (
     ConstantLabels,
     Hwc2Chw,
-    Join,
     Normalize,
     OneHot,
     Rescale,
@@ -108,27 +107,6 @@ def test_one_hot_refuses_non_integer_labels(dtype):
 def test_one_hot_smoothing_is_spread_over_all_classes():
     result = on_host(OneHot(classes=4, smoothing=0.2), np.array([1, 7]))
     np.testing.assert_allclose(result, [[0.05, 0.85, 0.05, 0.05], [0, 0, 0, 0]], rtol=1e-6)
-
-
-@pytest.mark.medium
-def test_join_concatenates_columns() -> None:
-    op = Join(inputs=("age", "image"))
-    specs = (ColumnSpec((2, 2, 1), "uint8"), ColumnSpec((), "float32"))
-    joined, age = op.outputs(tuple(specs[("image", "age").index(name)] for name in op.columns))
-    assert op.columns == ("image", "age")
-    assert (joined.shape, joined.dtype, age) == ((5, 1, 1), "float32", specs[1])
-    images = np.arange(12, dtype=np.uint8).reshape(3, 2, 2, 1)
-    for xp in (np, jnp):
-        rows, ages = op.map(xp, (xp.asarray(images), xp.asarray([7.5, 8, 9])), NONE)
-        expected = np.concatenate([np.array([[7.5], [8], [9]]), images.reshape(3, 4)], 1)
-        np.testing.assert_array_equal(rows[:, :, 0, 0], expected)
-        assert ages.shape == (3,)
-
-
-def test_join_refuses_channels_first() -> None:
-    chw = ColumnSpec((1, 2, 2), "uint8", "chw")
-    with pytest.raises(ValueError, match="leave out hwc2chw"):
-        Join(inputs=("image", "age")).outputs((chw, ColumnSpec((), "float32")))
 
 
 def test_constant_labels_replace_the_classes() -> None:

@@ -156,9 +156,6 @@ LAYERS: dict[str, list[str]] = {
         "{name: conv, features: 6, kernel: 1}",
         "{name: conv_transpose, features: 4, kernel: 3, stride: 2, groups: 2, bias: true}",
     ],
-    "joined inputs": [
-        "{name: branches, shapes: [[9, 12, 2], [108]], branches: [[flatten], [tanh]]}",
-    ],
     "adaptive pools": [
         "{name: adaptive_avg_pool, size: [5, 12]}",
         "{name: adaptive_max_pool, size: [3, 5]}",
