@@ -315,9 +315,9 @@ def test_images_of_another_shape_or_range_are_refused(trainer: Trainer) -> None:
     for shape in ((8, 8, 1), (1, 8, 8), (1, 32, 32, 1), (1, 8, 8, 3)):
         with pytest.raises(DataError, match=r"must be \('n', 8, 8, 1\)"):
             trainer.predict(np.zeros(shape))
-    with pytest.raises(DataError, match=r"images have the value 0.5: must be uint8"):
+    with pytest.raises(DataError, match=r"image has the value 0.5: must be uint8"):
         trainer.predict(np.full((1, 8, 8, 1), 0.5))
-    with pytest.raises(DataError, match=r"images have the value 256: must be uint8"):
+    with pytest.raises(DataError, match=r"image has the value 256: must be uint8"):
         trainer.predict(np.full((1, 8, 8, 1), 256))
     whole = np.full((1, 8, 8, 1), 7)
     np.testing.assert_array_equal(trainer(whole.astype(np.float64)), trainer(whole))
