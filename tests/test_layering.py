@@ -92,6 +92,7 @@ LAZY_MODULES = {
     "pipeline.stages.compile",
     "pipeline.stages.data",
     "pipeline.stages.sample_sizes",
+    "pipeline.training.bucketing",
     "pipeline.stages.features.feature_context",
     "pipeline.stages.features.step_features",
     "pipeline.stages.launch.join",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from pipeline.config import device_checks
 from pipeline.config.adapter_words import find_loop_problems
@@ -16,7 +17,6 @@ from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import Spec
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.image_facts import ImageFacts
 from pipeline.data.order import Batching, count_shard_samples
 from pipeline.data.transform import compute_column_specs, describe_unequal_shapes, fit_to_classes
 from pipeline.models.imported.model_specs import ImportedModelSpec
@@ -24,6 +24,9 @@ from pipeline.training import target_metrics
 from pipeline.training.metric_names import METRICS
 from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.parallel.parallel_spec import MAX_DEVICES
+
+if TYPE_CHECKING:
+    from pipeline.data.image_facts import ImageFacts
 
 NON_METRICS = ("count", "step")
 """Keys of evals.jsonl that aren't metrics."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     Field,
@@ -20,9 +20,11 @@ from pipeline.core.registry import ComponentOf, FilePath, Location, Seq, Spec
 from pipeline.data.columns import ColumnSpec, RawData
 from pipeline.data.folds import FoldsSpec
 from pipeline.data.host_ops import HostOp
-from pipeline.data.image_facts import ImageFacts
 from pipeline.data.selections import Selection
 from pipeline.data.targets import Targets
+
+if TYPE_CHECKING:
+    from pipeline.data.image_facts import ImageFacts
 
 
 class MapOp(Spec):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from pipeline.core.errors import RunError
 from pipeline.data.order import Batches, SampleOrder, draw_words
 
+OVERFLOW_SHARE = 1e-12
+"""Largest probability, as a share of delta, that a step draws more samples than fit a batch."""
 _CANARY_STREAM = 1 << 62
 """Number in the key that draws which canaries are trained on, larger than any step."""
 
@@ -67,6 +71,22 @@ class PoissonOrder(SampleOrder):
         if self.key is None:
             raise RunError("privacy: only a run with its secret can draw samples")
         return draw_words(self.key[0] | self.key[1] << 32, number, count)
+
+
+def make_poisson_order(
+    settings: Mapping[str, Any], delta: float, expected_batch_size: int | None
+) -> PoissonOrder:
+    """Return the order with the settings of a `SampleOrder`; None expects as many samples a step as
+    fit. Raises ValueError, beginning with `batch_size`, if a step may draw too many samples."""
+    size = settings["batch_size"]
+    fitting = find_expected_batch_size(settings["samples"], size, OVERFLOW_SHARE * delta)
+    expected = expected_batch_size or fitting
+    if expected > fitting:
+        raise ValueError(
+            f"batch_size = {size}: must be larger for privacy.expected_batch_size = {expected},"
+            f" or steps would leave out samples; {size} is enough for {fitting}"
+        )
+    return PoissonOrder(**settings, expected_batch_size=expected)
 
 
 def find_expected_batch_size(samples: int, batch_size: int, overflow: float) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -30,7 +30,6 @@ from pipeline.data.dataset_spec import MapOp
 from pipeline.data.folds import take_fold
 from pipeline.data.host_ops import map_on_host, read_epoch_values
 from pipeline.data.inputs import PADDING_MASK, NetworkInputs, resolve_inputs
-from pipeline.data.ops.joint import make_joint_ops
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.data.padding.buckets import Bucket, Padding, compute_canvas, sort_buckets
 from pipeline.data.random import seed_words
@@ -60,12 +59,7 @@ from pipeline.stages.sample_sizes import (
     refuse_moved_padding,
 )
 
-if TYPE_CHECKING:
-    from pipeline.data.poisson_order import PoissonOrder
-
 SPLITS: tuple[SplitKey, ...] = ("train", "eval")
-OVERFLOW_SHARE = 1e-12
-"""Largest probability, as a share of delta, that a step draws more samples than fit a batch."""
 LEFT_OUT_SHARE = 0.1
 """Smallest share of the training samples whose loss in each epoch is printed."""
 COUNTED_SAMPLES = 1024
@@ -290,7 +284,10 @@ def _make_map_ops(
     if raw.targets.task == "classification":
         ops = fit_to_classes(ops, len(raw.targets))
     with prefixing_problems(f"dataset.{key}."):
-        ops = make_joint_ops(ops, specs, recipe.dataset.ignore_index)
+        if any(op.moves_pixels for op in ops):
+            from pipeline.data.ops.joint import make_joint_ops
+
+            ops = make_joint_ops(ops, specs, recipe.dataset.ignore_index)
         return (*encode, *ops), compute_column_specs(ops, specs)
 
 
@@ -310,7 +307,11 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         "shard_id": spec.shard_id or 0,
     }
     if recipe.privacy is not None and recipe.privacy.sampling == "poisson":
-        return _make_poisson_order(recipe, settings)
+        from pipeline.data.poisson_order import make_poisson_order
+
+        with prefixing_problems("train."):
+            privacy = recipe.privacy
+            return make_poisson_order(settings, privacy.delta, privacy.expected_batch_size)
     if spec.interleave is not None and not files:
         raise RecipeError(
             f"dataset.train.interleave = {spec.interleave}: must be null, since "
@@ -359,25 +360,6 @@ def _make_eval_order(recipe: Recipe, split: Split) -> SampleOrder:
         drop_remainder=False,
         repeat=1,
     )
-
-
-def _make_poisson_order(recipe: Recipe, settings: Mapping[str, Any]) -> PoissonOrder:
-    """Return the order of a private run. Raises RecipeError if a step may draw too many samples."""
-    from pipeline.data.poisson_order import PoissonOrder, find_expected_batch_size
-
-    privacy = recipe.privacy
-    assert privacy is not None, "the run is private"
-    samples = settings["samples"]
-    size = recipe.train.batch_size
-    with prefixing_problems("train."):
-        fitting = find_expected_batch_size(samples, size, OVERFLOW_SHARE * privacy.delta)
-        expected = privacy.expected_batch_size or fitting
-        if expected > fitting:
-            raise ValueError(
-                f"batch_size = {size}: must be larger for privacy.expected_batch_size = {expected},"
-                f" or steps would leave out samples; {size} is enough for {fitting}"
-            )
-        return PoissonOrder(**settings, expected_batch_size=expected)
 
 
 def _count_classes(raw: RawData, ignore_index: int | None) -> Targets:

@@ -21,7 +21,6 @@ from pipeline.data.padding.buckets import (
     assign_buckets,
     require_used_buckets,
 )
-from pipeline.data.padding.pad_samples import pad_split
 from pipeline.data.transform import compute_column_specs, count_choices, select_variants
 from pipeline.stages.key_errors import prefixing_problems
 
@@ -35,6 +34,9 @@ def pad_samples(raw: RawData, padding: Padding, dataset: DatasetSpec, batch_size
     if not padding.buckets:
         _refuse_several_sizes(raw)
         return raw
+    # Imported here, since few datasets have buckets.
+    from pipeline.data.padding.pad_samples import pad_split
+
     ignore_index = dataset.ignore_index
     crop = dataset.oversized == "crop"
     splits: tuple[tuple[SplitKey, str], ...] = (("train", "training"), ("eval", "evaluation"))
@@ -75,7 +77,6 @@ def order_in_buckets(
     """
     if not buckets:
         return order
-    # Imported here, since few datasets have buckets.
     from pipeline.data.group_orders import BucketedOrder
 
     numbers = assign_buckets(split.columns[SIZE][:], buckets)

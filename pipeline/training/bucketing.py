@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from pipeline.data.batch import Batch
 from pipeline.data.padding.buckets import SIZE, Bucket, Padding
-from pipeline.data.padding.pad_samples import crop_to
 
 T = TypeVar("T")
 
@@ -33,6 +32,8 @@ def apply_in_bucket(
     buckets = padding.buckets
     if not buckets:
         return compute(batch)
+    # Imported here, since few datasets have buckets.
+    from pipeline.data.padding.pad_samples import crop_to
 
     def compute_cropped(bucket: Bucket, batch: Batch) -> T:
         return compute(crop_to(jnp, bucket, batch, padding.columns, is_random=is_random))
