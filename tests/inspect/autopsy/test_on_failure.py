@@ -129,11 +129,12 @@ DAMAGE = {
     "no arrays": lambda folder: (folder / "arrays.npz").unlink(),
     "truncated arrays": lambda folder: (folder / "arrays.npz").write_bytes(b"PK"),
     "no JSON": lambda folder: (folder / "step.json").write_text("{"),
-    "another JSON": lambda folder: (folder / "step.json").write_text('{"image": 3}'),
+    "another JSON": lambda folder: (folder / "step.json").write_text('{"inputs": 3}'),
     "a class too many": lambda folder: _rewrite(folder, classes=11),
-    "an image of another shape": lambda folder: _rewrite(folder, image=_IMAGE),
+    "an image of another shape": lambda folder: _rewrite(folder, inputs=_INPUTS),
 }
 _IMAGE = {"shape": ["x"], "dtype": "float32", "layout": "hwc"}
+_INPUTS = {"arrays": [{"name": "image", "column": "image", "spec": _IMAGE}], "is_named": False}
 
 
 def _rewrite(folder: Path, **changed: Any) -> None:
