@@ -205,28 +205,32 @@ def _make_data_keys(spec: TaskSpec, images: Path) -> tuple[str, ...]:
 def _write_images(recipe: Recipe, samples: int, path: Path) -> None:
     """Write the first training samples, resized as by the recipe, and a few for evaluation."""
     raw = recipe.dataset.read(cache_root(recipe.cache))
-    train = _resize_samples(recipe, raw.train, samples)
-    test = _resize_samples(recipe, raw.eval, EVALUATED)
+    (column,) = raw.inputs
+    train = _resize_samples(recipe, raw.train, column, samples)
+    test = _resize_samples(recipe, raw.eval, column, EVALUATED)
     np.savez(
         path,
-        x_train=train["image"],
-        y_train=train["label"],
-        x_test=test["image"],
-        y_test=test["label"],
+        x_train=train[0],
+        y_train=train[1],
+        x_test=test[0],
+        y_test=test[1],
     )
 
 
-def _resize_samples(recipe: Recipe, split: Split, samples: int) -> dict[str, np.ndarray]:
-    """Return the first samples after the recipe's resize, if it has one; uint8 stays uint8."""
+def _resize_samples(
+    recipe: Recipe, split: Split, column: str, samples: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first samples and their labels after the recipe's resize, if it has one; uint8
+    stays uint8."""
     ops = tuple(op for op in recipe.dataset.train.ops if op.name == "resize")
     images = []
     for first in range(0, min(samples, len(split)), RESIZED_AT_ONCE):
         rows = np.arange(first, min(first + RESIZED_AT_ONCE, samples, len(split)))
-        columns = {"image": split.columns["image"][rows]}
+        columns = {column: split.columns[column][rows]}
         mapped = apply_ops(np, ops, columns, seed_words(recipe.seed), np.int32(0), rows)
-        images.append(mapped["image"])
-    image = np.concatenate(images)
-    return {"image": image, "label": np.asarray(split.columns["label"][: len(image)], np.int32)}
+        images.append(mapped[column])
+    array = np.concatenate(images)
+    return array, np.asarray(split.columns["label"][: len(array)], np.int32)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ CASES: dict[str, tuple[tuple[Any, ...], LinkRates]] = {
         LinkRates(50.0, 3_000.0),
     ),
     "gpt": (
-        (SMALL_GPT, 2048, (8, 64, 1, 1), (8, 64)),
+        (SMALL_GPT, 2048, (8, 64), (8, 64)),
         LinkRates(1.0, 30_000.0),
     ),
     "resnet": (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -9,34 +11,51 @@ from flax import linen as nn
 
 from pipeline import load_recipe
 from pipeline.backends.planner.traced_loss import LossToPlan, make_loss
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.inputs import resolve_inputs
 from pipeline.data.targets import Targets
+from pipeline.training.initial_state import shape_inputs
 from pipeline.training.losses import TrainingObjective
 from pipeline.training.state import TrainState
 from pipeline.training.step_config import StepConfig
-from tests.training.step_configs import read_image
 
 Shape = tuple[int, ...]
 GPT2 = ("model=gpt2", "model.dropout=0")
+_COLUMNS = {2: "tokens", 4: "image"}
+"""Columns by the number of axes of a batch."""
+_INTEGERS = ("tokens", "field_index")
 
 
 def network_to_plan(
     overrides: tuple[str, ...],
     classes: int,
-    images: Shape,
+    samples: Shape | Mapping[str, Shape],
     labels: Shape | None = None,
     *,
     sync_batch_norm: bool = False,
 ) -> tuple[LossToPlan, nn.Module]:
-    """The loss of a network of the package, with momentum, on a global batch; and the network."""
+    """The loss of a network of the package, with momentum, on a global batch; and the network.
+
+    `samples` is the shape of a batch of images (4 axes) or tokens (2 axes), or shapes by column.
+    """
+    shapes = samples if isinstance(samples, Mapping) else {_COLUMNS[len(samples)]: samples}
+    specs = {
+        name: ColumnSpec(shape[1:], "int32" if name in _INTEGERS else "float32")
+        for name, shape in shapes.items()
+    }
+    inputs = resolve_inputs(None, tuple(shapes) if len(shapes) > 1 else None, specs, tuple(shapes))
+    batch_size = next(iter(shapes.values()))[0]
     recipe = load_recipe("lenet5_digits", [*overrides])
     network = recipe.model.build(classes, "float32")
     variables = jax.eval_shape(
-        lambda key: network.init(key, jnp.zeros((1, *images[1:])), train=False), jax.random.key(0)
+        lambda key, one: network.init(key, one, train=False),
+        jax.random.key(0),
+        shape_inputs(inputs, 1),
     )
     params = variables["params"]
     config = StepConfig(
         network=network,
-        inputs=read_image(images[1:]),
+        inputs=inputs,
         targets=Targets(tuple(map(str, range(classes)))),
         train_ops=(),
         eval_ops=(),
@@ -51,8 +70,8 @@ def network_to_plan(
         features={},
     )
     batch = (
-        jax.ShapeDtypeStruct(images, jnp.float32),
-        jax.ShapeDtypeStruct(labels or images[:1], jnp.int32),
+        shape_inputs(inputs, batch_size),
+        jax.ShapeDtypeStruct(labels or (batch_size,), jnp.int32),
     )
     step = make_loss(overrides[0], config, state, batch, sync_batch_norm=sync_batch_norm)
     return step, network

@@ -175,12 +175,15 @@ def test_attention_on_a_mesh_of_2_x_8_is_sharded_by_samples_and_heads() -> None:
     assert specs(plan)["block*/out/kernel"] == ["model", ""]
 
 
+FIELDS = {"field_index": (128_000, 39), "field_value": (128_000, 39)}
+
+
 @pytest.mark.slow
 def test_wide_and_deep_is_data_parallel_unless_its_table_is_too_big() -> None:
-    step, _ = network_to_plan(("model=wide_deep",), 2, (128_000, 39, 1, 2))
+    step, _ = network_to_plan(("model=wide_deep",), 2, FIELDS)
     assert search(step, 8, ASCEND, 26 * GIB).best.is_data_parallel
     huge = ("model=wide_deep", "model.vocabulary=20000000")
-    step, _ = network_to_plan(huge, 2, (128_000, 39, 1, 2))
+    step, _ = network_to_plan(huge, 2, FIELDS)
     found = search(step, 8, ASCEND, 10 * GIB)
     assert found.data_parallel is not None
     assert found.data_parallel.memory_bytes > 10 * GIB
