@@ -249,7 +249,7 @@ def test_non_image_files_are_refused(trained: Path, tmp_path: Path) -> None:
         ),
         (np.zeros((1, 2, 8, 8, 1), np.uint8), "it has shape (1, 2, 8, 8, 1); must be"),
         (np.zeros((8, 8, 1), np.float32), "it is float32; must be uint8 as in training"),
-        (np.zeros((0, 8, 8, 1), np.uint8), "it holds no images"),
+        (np.zeros((0, 8, 8, 1), np.uint8), "it holds no samples"),
         (np.zeros((8, 8, 1), object), "holds objects; must be plain numbers"),
     ):
         np.save(tmp_path / "a.npy", array)
