@@ -28,7 +28,7 @@ _STARTED_AT = time.perf_counter()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name, and return the exit status.
 
-    With None, the arguments are those of the process, and the process must end after the command.
+    With None, these are the arguments of the process, and the process must end after the command.
     """
     open_closed_streams()
     owns_process = arguments is None

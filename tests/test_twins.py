@@ -265,10 +265,6 @@ COVERED = {
         "models/networks/test_wide_deep.py",
         "the network with its description",
     ),
-    "pipeline.models.torch_graph.computation.sources": (
-        "models/networks/test_torch_module.py",
-        "networks of modules and files",
-    ),
     "pipeline.models.torch_graph.conversion.*": (
         "models/torch_graph/conversion/test_export_module.py",
         "modules of PyTorch",
@@ -283,7 +279,6 @@ COVERED = {
     ),
     # Stages of a run.
     "pipeline.stages.export.export": ("cli/runs/test_infer.py", "exports, there and back"),
-    "pipeline.stages.record.trained_run": ("cli/runs/test_infer.py", "runs that `infer` reads"),
     "pipeline.stages.layer_table": ("cli/test_summary.py", "the table that `summary` prints"),
     "pipeline.stages.network_graph": (
         "stages/test_collect.py",
@@ -370,6 +365,7 @@ CROSS_CUTTING = frozenset(
         "stages/test_learning_rates.py",
         "stages/test_parameters.py",
         "stages/test_recomputation.py",
+        "stages/test_several_inputs.py",
         "stages/test_text_runs.py",
         "training/optimizers/thor/test_runs.py",
         "training/parallel/test_layouts.py",

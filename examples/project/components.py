@@ -17,11 +17,11 @@ from pipeline.api import (
     FeatureSpec,
     GradientSpec,
     ImageFacts,
+    ImageOp,
     LabelLoss,
     LayeredModelSpec,
     LayerSpec,
     MetricSpec,
-    Op,
     OptimizerSpec,
     RawData,
     RunFeature,
@@ -63,7 +63,7 @@ class Waves(DatasetSpec):
 
 
 @component("op")
-class Darken(Op):
+class Darken(ImageOp):
     """Take away up to `most` of the brightness, drawn for each image."""
 
     name: Literal["darken"] = "darken"

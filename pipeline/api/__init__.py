@@ -18,6 +18,7 @@ from pipeline.data.columns import ColumnSpec, RawData, Split
 from pipeline.data.dataset_spec import BatchOp, DatasetSpec, MapOp, Op
 from pipeline.data.host_ops import HostOp
 from pipeline.data.image_facts import ImageFacts
+from pipeline.data.ops.image import ImageOp
 from pipeline.data.selections import Selection
 from pipeline.data.targets import Targets
 from pipeline.engine.callbacks.callback import Callback, RunControl
@@ -54,6 +55,7 @@ __all__ = [
     "GradientSpec",
     "HostOp",
     "ImageFacts",
+    "ImageOp",
     "Initializer",
     "InitializerSpec",
     "LabelLoss",

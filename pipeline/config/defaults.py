@@ -178,7 +178,7 @@ def _find_default(tree: Tree, path: TreePath) -> Any:
 
 
 def read_config_defaults() -> Tree:
-    """Read the defaults of the keys of every recipe, without those of components."""
+    """Read the defaults of the keys of every recipe, without the defaults of components."""
     return {**_read_config_file("config"), "train": _read_config_file("train/default")}
 
 

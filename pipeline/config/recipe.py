@@ -395,7 +395,7 @@ class Recipe(Spec):
     privacy: PrivacySpec | None = None
     """Differential privacy of the training samples; null: none."""
     run_features: Seq[Annotated[RunFeatureSpec, ComponentOf("run_feature")]] = ()
-    """Features of plug-ins, which act at moments of the run after those of this package."""
+    """Features of plug-ins, which act after the features of this package."""
 
     @model_serializer(mode="wrap")
     def _hide_secrets(

@@ -28,7 +28,7 @@ class Dataset:
     eval: Split
     targets: Targets
     inputs: NetworkInputs
-    """What the network reads after the map ops; the labels' specs are those after them too."""
+    """Inputs of the network after the map ops. The specs of labels are after the map ops, too."""
     train_label: ColumnSpec
     eval_label: ColumnSpec
     train_order: SampleOrder
@@ -40,7 +40,7 @@ class Dataset:
     """Specs of the columns before the map ops on which the network's inputs depend, padded to a
     size that holds all buckets."""
     train_inputs: tuple[NetworkInputs, ...]
-    """What the network reads in training, for each size that an op draws; empty: `inputs`."""
+    """Inputs of the network in training, for each size that an op draws; empty: `inputs`."""
     padding: Padding
     whole_eval: Split
     """The whole evaluation split; `eval` may be a part of it."""

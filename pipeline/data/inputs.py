@@ -104,7 +104,7 @@ class NetworkInputs:
         return tuple(array.column for array in self.arrays)
 
     def with_specs(self, specs: Mapping[str, ColumnSpec]) -> NetworkInputs:
-        """Return the inputs with the specs of other columns, such as those of a larger bucket."""
+        """Return the inputs with the specs of other columns, such as a larger bucket."""
         arrays = (replace(array, spec=specs.get(array.column, array.spec)) for array in self.arrays)
         return replace(self, arrays=tuple(arrays))
 

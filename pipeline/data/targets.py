@@ -64,8 +64,8 @@ class Targets:
 
 
 def require_trained_range(train: np.ndarray, evaluated: np.ndarray) -> None:
-    """Raise ValueError if labels of the evaluation split are above those of the training split,
-    which define the classes. Both are int (n,), not empty."""
+    """Raise ValueError if a label of the evaluation split is above all of the training split, which
+    define the classes. Both are int (n,), not empty."""
     last = int(train.max())
     highest = int(evaluated.max())
     if highest > last:

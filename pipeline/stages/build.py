@@ -78,7 +78,7 @@ class Built:
     privacy: Budget | None = None
     """None if the run isn't private."""
     train_inputs: tuple[NetworkInputs, ...] = ()
-    """What the network reads in training, for each size that an op draws; empty if all samples have
+    """Inputs of the network in training, for each size that an op draws; empty if all samples have
     the same size."""
     single_steps: bool = False
     """Whether programs have no loop over steps, since it would slow them down."""

@@ -51,7 +51,7 @@ class TrainState:
 
 
 Inputs = Array | dict[str, Array]
-"""What a network reads: an array (B, ...), or several by the network's names, after the map ops.
+"""Inputs of a network: an array (B, ...), or several by the network's names, after the map ops.
 Images are (B, H, W, C) float32, tokens (B, T) int32."""
 
 

@@ -41,7 +41,7 @@ class StepConfig:
 
     network: nn.Module
     inputs: NetworkInputs
-    """What the network reads after the map ops."""
+    """The arrays that the network reads after the map ops."""
     targets: Targets
     """The meaning of the network's outputs."""
     train_ops: Ops

@@ -101,7 +101,7 @@ def test_run_summary_equals_summary_of_its_recipe(
     assert document["trained"][0] == {"from_step": 1, "parameters": 850}
     assert main(["summary", str(tmp_path), "train.freeze=[]", "train.unfreeze=[]"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("lenet5, images 32x32x1\n\nlayer")
+    assert out.startswith("lenet5, image 32x32x1\n\nlayer")
     assert "0 frozen" in out
 
 

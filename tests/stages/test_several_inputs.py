@@ -131,7 +131,7 @@ def test_columns_that_do_not_fit_are_named(
 
 
 @pytest.mark.slow
-def test_a_single_array_is_not_enough(trained: Path, tmp_path: Path) -> None:
+def test_single_array_is_not_enough(trained: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", np.zeros((4, 4, 1), np.uint8))
     with pytest.raises(DataError, match=r"lacks image, place; must be an .npz file"):
         infer([str(trained), str(tmp_path / "one.npy")])

@@ -177,7 +177,7 @@ def _inherit_scopes(
 
 def _count_moved_bytes(opcodes: frozenset[str], read_bytes: list[int], result_bytes: int) -> int:
     """Return the bytes that an instruction reads and writes: of an array that it slices or updates,
-    only those of the slice."""
+    only the slice."""
     if opcodes & {"dynamic-slice", "gather"}:
         return 2 * result_bytes
     if "dynamic-update-slice" in opcodes:

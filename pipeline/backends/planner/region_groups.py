@@ -151,7 +151,7 @@ def _list_dot_dims(node: Node, graph: Graph, *, weight_first: bool) -> list[Oper
     """Return the dimensions of a matrix product.
 
     Its result has the batch dimensions (role "both"), then the free dimensions of the left operand,
-    then those of the right operand.
+    then of the right operand.
     """
     sums, batches = node.params["dimension_numbers"]
     operand, weight = (1, 0) if weight_first else (0, 1)

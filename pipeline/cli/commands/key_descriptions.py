@@ -203,7 +203,7 @@ def _describe(
 
 
 def _find_shown_default(node: Mapping[str, Any], path: Sequence[str], component: str | None) -> Any:
-    """Return a key's default; that of a component is its option's."""
+    """Return a key's default; a component has its option's."""
     for group, section in SECTIONS.items():
         if tuple(path[: len(section)]) == section and component is not None:
             options = find_options(group, component)

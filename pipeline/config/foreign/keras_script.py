@@ -77,7 +77,7 @@ class KerasScript:
                 self.settings[name] = parts[-2]
 
     def _add_value(self, name: str, node: ast.expr) -> Any:
-        """Add the setting of a value, and those of classes in it; return a constant or None.
+        """Add the setting of a value, and the settings of classes in it; return a constant or None.
 
         Raises ValueError beyond `MAX_SETTINGS`: classes may have one another as arguments.
         """
@@ -110,7 +110,7 @@ class KerasScript:
         return value
 
     def _add_class(self, name: str, call: Any) -> None:
-        """Add the setting of a class, and those of its arguments."""
+        """Add the setting of a class, and the settings of its arguments."""
         class_name = _name_class(call)
         self.settings[name] = class_name
         self.read.append(call)

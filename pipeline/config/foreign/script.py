@@ -214,7 +214,7 @@ class Expression:
 
 
 def _list_blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Yield the blocks of a compound statement, those of its cases and handlers too."""
+    """Yield the blocks of a compound statement, also of its cases and handlers."""
     for _, value in ast.iter_fields(node):
         if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
             yield value

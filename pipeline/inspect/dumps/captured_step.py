@@ -36,8 +36,7 @@ class CapturedStep:
 
     @property
     def inputs(self) -> NumpyArrays:
-        """What the network reads of the batch after the map ops, (B, ...) by name; the only array
-        of a network that reads one is "0"."""
+        """The network's inputs after the map ops, (B, ...) by name; a single one is "0"."""
         parts: list[NumpyArrays] = [
             jax.tree.map(np.asarray, inputs if isinstance(inputs, dict) else {"0": inputs})
             for inputs in (step_pass.portion.inputs for step_pass in self.passes)

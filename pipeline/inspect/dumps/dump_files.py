@@ -150,7 +150,7 @@ def add_run_loss(folder: Path, loss: float) -> None:
 
 
 def _compute_statistics(array: np.ndarray) -> dict[str, float | int]:
-    """Return the `STATISTICS`, computed in float64; NaN for those of no finite element."""
+    """Return the `STATISTICS`, computed in float64; NaN without a finite element."""
     values = np.asarray(array, np.float64).ravel()
     finite = values[np.isfinite(values)]
     figures = [float("nan")] * 5

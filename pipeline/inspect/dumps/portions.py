@@ -34,7 +34,7 @@ class Portion:
     """The inputs of one pass through network and loss; `dropout` is a random key."""
 
     inputs: Any
-    """What the network reads, after the map ops: an array (B, ...), or several by name."""
+    """Inputs of the network after the map ops: an array (B, ...), or several by name."""
     labels: Array
     mask: Array
     """bool (B,): true for valid samples, false for padding."""

@@ -141,5 +141,5 @@ def values_of(*atoms: Atom) -> int:
 
 
 def bytes_of(*atoms: Atom) -> int:
-    """Return the bytes of arrays; those of a random key are the bytes of its words."""
+    """Return the bytes of arrays; a random key has the bytes of its words."""
     return sum(math.prod(atom.aval.shape) * atom.aval.dtype.itemsize for atom in atoms)

@@ -44,7 +44,7 @@ class TorchModule(ModelSpec):
     seed: Annotated[NonNegativeInt, Field(json_schema_extra=_allow_seed_reference)] = 0
     """Seed for initial weights, which torch draws in the constructor."""
     input_shape: Seq[PositiveInt] | None = None
-    """Shape of a sample for the module; null: that of the column, of images (channels, height,
+    """Shape of a sample for the module; null: the shape of the column, of images (channels, height,
     width)."""
     input_dtype: Literal["float32", "int64"] | None = None
     """Type of the samples for the module; null: int64 for tokens and other whole numbers, else

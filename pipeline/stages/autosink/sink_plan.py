@@ -1,4 +1,4 @@
-"""Sinks of a run: those of its recipe, and whether they are to be chosen."""
+"""Sinks of a run as in its recipe, and whether they are to be chosen."""
 
 from __future__ import annotations
 

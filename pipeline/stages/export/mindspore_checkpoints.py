@@ -55,7 +55,7 @@ def _compile_file_pattern(prefix: str) -> re.Pattern[str]:
 
 
 def iterate_free_prefixes(folder: Path, prefix: str) -> Iterator[str]:
-    """Yield those of the prefix, `{prefix}_1`, `{prefix}_2` and so on that have no files."""
+    """Yield the prefix, `{prefix}_1`, `{prefix}_2` and so on that have no files."""
     names = [file.name for file in folder.iterdir()]
     for number in count():
         candidate = f"{prefix}_{number}" if number else prefix

@@ -42,7 +42,7 @@ class Samples:
     text: TextFormat | None = None
     """The tokenizer of texts; None for other samples."""
     brightness: Brightness | None = None
-    """That of the training images; None if it wasn't measured."""
+    """Brightness of the training images; None if it wasn't measured."""
 
     @property
     def single(self) -> ColumnSpec:

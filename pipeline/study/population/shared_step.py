@@ -29,7 +29,7 @@ MakeStep = Callable[[Recipe], TrainStep]
 Arguments = tuple[np.ndarray, ...]
 """Scalars, or arrays, in the types of the constants that they replace."""
 StepShapes = tuple[tuple[Any, ...], tuple[Any, ...]]
-"""Shapes of the arguments of a step, and of those of its evaluation."""
+"""Shapes of the arguments of a step, and of its evaluation."""
 
 
 class CompiledInError(ValueError):

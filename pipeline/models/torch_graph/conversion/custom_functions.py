@@ -162,7 +162,7 @@ def _define_operators(torch: Any) -> Any:
 def _make_recorder(torch: Any) -> Any:
     """Return the function of torch that calls any function, and records its backward pass.
 
-    Torch computes its forward pass as that of the recorded function, without gradients.
+    Torch computes its forward pass as the recorded function does, without gradients.
     """
 
     class Context(torch.autograd.function.FunctionCtx):  # type: ignore[misc]

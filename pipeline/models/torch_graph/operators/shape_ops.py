@@ -89,7 +89,7 @@ def unsqueeze(x: TorchTensor, dim: int) -> TorchTensor:
 
 @aten("squeeze.dim", "squeeze.dims", "squeeze.default")
 def squeeze(x: TorchTensor, dim: int | Sizes | None = None) -> TorchTensor:
-    """Remove the axes of size 1, or those of them that `dim` lists."""
+    """Remove the axes of size 1, or only the axes in `dim`."""
     dims = (dim,) if isinstance(dim, int) else dim
     numbers = range(x.ndim) if dims is None else dims
     removed = [number % x.ndim for number in numbers if x.shape[number] == 1]

@@ -37,7 +37,7 @@ from pipeline.stages.export.onnx.graph_builder import (
     NodeOutput,
 )
 from pipeline.stages.export.onnx.layer_nodes import add_layers
-from pipeline.stages.export.onnx.op_nodes import Values, add_ops
+from pipeline.stages.export.onnx.op_nodes import MappedValues, add_ops
 from pipeline.stages.export.prediction import make_predict, require_equal_shapes
 from pipeline.stages.record.trained_run import TrainedRun
 
@@ -60,7 +60,7 @@ class OnnxExport:
     """An export to ONNX, and its difference from the run."""
 
     input: str
-    """Name of the graph's input: that of the samples' column."""
+    """Name of the graph's input, the samples' column."""
     difference: float
     """Largest difference of a logit from the run's, over `NUM_COMPARED` evaluation samples."""
     accuracy: float | None
@@ -163,7 +163,7 @@ def make_onnx_model(run: TrainedRun) -> Any:
 
 
 def _name_output(column: str) -> str:
-    """Return the name of the graph's output, which differs from that of its input."""
+    """Return the name of the graph's output, which differs from its input's name."""
     return OUTPUT if column != OUTPUT else f"predicted_{OUTPUT}"
 
 
@@ -198,7 +198,7 @@ def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
     # The copy has the weights of this run, and adds to the same lists of nodes and constants.
     graph = replace(graph, weights=run.arrays)
     column, spec = _require_one_column(run)
-    values = Values(NodeOutput(column, spec.shape), spec.dtype)
+    values = MappedValues(NodeOutput(column, spec.shape), spec.dtype)
     value = add_ops(recipe.dataset.eval.ops, column, values, graph)
     layers = recipe.model.layers_for(len(samples.classes))
     return graph.to_order(add_layers(layers, value, graph), "nhwc")

@@ -21,7 +21,7 @@ TRANSLATED = "rescale, normalize, hwc2chw, type_cast, center_crop, and resize by
 
 
 @dataclass(frozen=True)
-class Values:
+class MappedValues:
     """Samples between two ops. Images are NHWC up to an op `hwc2chw`, which follows resizes; then
     NCHW."""
 
@@ -29,7 +29,9 @@ class Values:
     dtype: str
 
 
-def add_ops(ops: Sequence[MapOp], column: str, values: Values, graph: GraphBuilder) -> NodeOutput:
+def add_ops(
+    ops: Sequence[MapOp], column: str, values: MappedValues, graph: GraphBuilder
+) -> NodeOutput:
     """Add the nodes of those ops that change a column, and a cast to float32: no layer with a
     translation looks whole numbers up.
 
@@ -48,7 +50,7 @@ def add_ops(ops: Sequence[MapOp], column: str, values: Values, graph: GraphBuild
     return _add_cast(values, "float32", graph).value
 
 
-def _add_op(op: MapOp, images: Values, graph: GraphBuilder) -> Values | None:
+def _add_op(op: MapOp, images: MappedValues, graph: GraphBuilder) -> MappedValues | None:
     """Add the nodes of an op; return its result, None if it has no translation."""
     match op:
         case Rescale():
@@ -58,7 +60,7 @@ def _add_op(op: MapOp, images: Values, graph: GraphBuilder) -> Values | None:
             std = np.array(op.std, np.float32)
             return _add_arithmetic(images, [("Sub", mean), ("Mul", 1 / std)], graph)
         case Hwc2Chw():
-            return Values(graph.to_order(images.value, "nchw"), images.dtype)
+            return MappedValues(graph.to_order(images.value, "nchw"), images.dtype)
         case TypeCast():
             return _add_cast(images, op.dtype, graph)
         case CenterCrop():
@@ -67,15 +69,15 @@ def _add_op(op: MapOp, images: Values, graph: GraphBuilder) -> Values | None:
             left = (width - op.size[1]) // 2
             ends = (top + op.size[0], left + op.size[1])
             name = graph.add_slice(images.value.name, ((top, left), ends, (1, 2)))
-            return Values(NodeOutput(name, (*op.size, channels)), images.dtype)
+            return MappedValues(NodeOutput(name, (*op.size, channels)), images.dtype)
         case Resize(interpolation="linear" | "nearest"):
             return _add_resize(op, images, graph)
     return None
 
 
 def _add_arithmetic(
-    images: Values, terms: Sequence[tuple[str, Any]], graph: GraphBuilder
-) -> Values:
+    images: MappedValues, terms: Sequence[tuple[str, Any]], graph: GraphBuilder
+) -> MappedValues:
     """Add float32 operations (kind, operand); an operand is a number or an array (channels,)."""
     images = _add_cast(images, "float32", graph)
     value = images.value
@@ -85,20 +87,20 @@ def _add_arithmetic(
         if array.ndim and value.order == "nchw":
             array = array[:, None, None]
         name = graph.add_node(kind, [name, graph.add_constant("operand", array)])
-    return Values(NodeOutput(name, value.shape, value.order), "float32")
+    return MappedValues(NodeOutput(name, value.shape, value.order), "float32")
 
 
-def _add_cast(images: Values, dtype: str, graph: GraphBuilder) -> Values:
+def _add_cast(images: MappedValues, dtype: str, graph: GraphBuilder) -> MappedValues:
     from onnx import helper
 
     if images.dtype == dtype:
         return images
     value = images.value
     name = graph.add_node("Cast", [value.name], to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
-    return Values(NodeOutput(name, value.shape, value.order), dtype)
+    return MappedValues(NodeOutput(name, value.shape, value.order), dtype)
 
 
-def _add_resize(op: Resize, images: Values, graph: GraphBuilder) -> Values:
+def _add_resize(op: Resize, images: MappedValues, graph: GraphBuilder) -> MappedValues:
     """Add a resize with the pixels and weights of the map op, in fixed point for uint8 images."""
     height, width, channels = images.value.shape
     rows, columns = compute_target_size(op.size, height, width)
@@ -106,7 +108,7 @@ def _add_resize(op: Resize, images: Values, graph: GraphBuilder) -> Values:
     if op.interpolation == "nearest":
         name = _add_gather(images.value.name, find_nearest_pixels(height, rows), 1, graph)
         name = _add_gather(name, find_nearest_pixels(width, columns), 2, graph)
-        return Values(NodeOutput(name, shape), images.dtype)
+        return MappedValues(NodeOutput(name, shape), images.dtype)
     is_fixed_point = images.dtype == "uint8"
     horizontal = make_opencv_taps("linear", width, columns, 2, fixed=is_fixed_point)
     vertical = make_opencv_taps("linear", height, rows, 1, fixed=is_fixed_point)
@@ -114,7 +116,7 @@ def _add_resize(op: Resize, images: Values, graph: GraphBuilder) -> Values:
     mixed = graph.add_node("Add", _weigh_taps(cast.value.name, horizontal, 2, graph))
     if not is_fixed_point:
         result = graph.add_node("Add", _weigh_taps(mixed, vertical, 1, graph))
-        return _add_cast(Values(NodeOutput(result, shape), "float32"), images.dtype, graph)
+        return _add_cast(MappedValues(NodeOutput(result, shape), "float32"), images.dtype, graph)
 
     def divide(name: str, number: int) -> str:
         return graph.add_node(
@@ -127,7 +129,7 @@ def _add_resize(op: Resize, images: Values, graph: GraphBuilder) -> Values:
     total = graph.add_node("Add", quarters)
     two = graph.add_constant("whole", np.array(2, np.int32))
     result = divide(graph.add_node("Add", [total, two]), 4)
-    return _add_cast(Values(NodeOutput(result, shape), "int32"), "uint8", graph)
+    return _add_cast(MappedValues(NodeOutput(result, shape), "int32"), "uint8", graph)
 
 
 def _weigh_taps(name: str, taps: Taps, axis: Axis, graph: GraphBuilder) -> list[str]:
