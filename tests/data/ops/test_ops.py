@@ -132,6 +132,7 @@ def test_every_op_is_registered():
         "cutout",
         "hwc2chw",
         "linear_map",
+        "log_mel",
         "mix_up",
         "normalize",
         "one_hot",
