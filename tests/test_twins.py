@@ -215,6 +215,10 @@ COVERED = {
         "data/sources/test_example_files.py",
         "images of examples",
     ),
+    "pipeline.data.sources.class_folders": (
+        "data/sources/test_image_folder.py",
+        "folders of images",
+    ),
     "pipeline.data.sources.image_columns": (
         "data/sources/test_image_folder.py",
         "columns of folders",

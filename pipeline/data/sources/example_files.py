@@ -30,7 +30,8 @@ from pipeline.data.records.example_images import (
 from pipeline.data.records.mindrecord_file import index_mindrecord
 from pipeline.data.records.tar_shard import index_tar
 from pipeline.data.records.tfrecord_file import index_tfrecord
-from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize, require_within
+from pipeline.data.sources.class_folders import EVAL_FOLDERS, require_within
+from pipeline.data.sources.image_folder import ImageSize
 from pipeline.data.targets import Targets, make_number_targets, require_trained_range
 
 MAX_CLASSES = 1 << 20

@@ -17,6 +17,7 @@ from pipeline.data.columns import DECODING_THREADS, Column, RawData, Split
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
+from pipeline.data.sources.class_folders import describe_left_out, find_splits, list_images
 from pipeline.data.sources.image_columns import (
     ImageFiles,
     MaskValues,
@@ -26,12 +27,7 @@ from pipeline.data.sources.image_columns import (
     read_sizes,
     require_readable,
 )
-from pipeline.data.sources.image_folder import (
-    ImageSize,
-    describe_left_out,
-    find_splits,
-    list_images,
-)
+from pipeline.data.sources.image_folder import ImageSize
 from pipeline.data.targets import Targets, require_trained_range
 
 MASK_SUFFIXES = (".png", ".bmp")

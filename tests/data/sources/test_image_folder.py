@@ -15,8 +15,9 @@ from pydantic import ValidationError
 
 from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
+from pipeline.data.sources.class_folders import list_images
 from pipeline.data.sources.image_columns import decode, find_common_size
-from pipeline.data.sources.image_folder import ImageFolder, list_images
+from pipeline.data.sources.image_folder import ImageFolder
 from tests.data.section import section
 
 
