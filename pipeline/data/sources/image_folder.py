@@ -17,13 +17,7 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.image_table import parse_labels, read_image_table
 from pipeline.data.selections import Readable
-from pipeline.data.sources.class_folders import (
-    EVAL_FOLDERS,
-    describe_left_out,
-    find_splits,
-    list_class_folders,
-    list_classes,
-)
+from pipeline.data.sources.class_folders import IMAGES, list_class_splits
 from pipeline.data.sources.image_columns import make_image_columns
 from pipeline.data.targets import Targets, Task
 
@@ -86,43 +80,13 @@ class ImageFolder(LocalDatasetSpec):
         for classes, float32 (n, K) for numbers or labels of a table."""
         if self.labels_csv is not None:
             return self._read_tables(self.labels_csv)
-        if self.split is not None:
-            return self._read_one_folder(self.split)
-        train_folder, eval_folder = find_splits(self.root)
-        classes = list_class_folders(train_folder)
-        if list_class_folders(eval_folder) != classes:
-            different = sorted(set(classes) ^ set(list_class_folders(eval_folder)))
-            raise DataError(
-                f"{train_folder} and {eval_folder} must have the same class folders; "
-                f"only one of them has {', '.join(different)}"
-            )
-        train = list_classes(train_folder, classes, self._within)
-        evaluated = list_classes(eval_folder, classes, self._within)
-        paths = [train.paths, evaluated.paths]
-        labels = [train.labels, evaluated.labels]
-        left_out = [*train.left_out, *evaluated.left_out]
-        return self._make_data(paths, labels, Targets(classes), left_out)
+        files = list_class_splits(self.root, IMAGES, self._within, self.split, self.split_seed)
+        return self._make_data(files.paths, files.labels, Targets(files.classes), files.notes)
 
     @property
     def _within(self) -> Path | None:
         """The folder that links must not lead out of; None: all links are followed."""
         return None if self.follow_links else self.root.resolve()
-
-    def _read_one_folder(self, share: float) -> RawData:
-        """Read the classes in `root`, and evaluate a share of the images of each."""
-        eval_folders = [name for name in EVAL_FOLDERS if (self.root / name).is_dir()]
-        if eval_folders and (self.root / "train").is_dir():
-            raise DataError(
-                f"{self.root}: has the folders train and {eval_folders[0]}, so that dataset.split "
-                f"= {share} has nothing to split; leave it out, or name the folder of the classes"
-            )
-        classes = list_class_folders(self.root)
-        images = list_classes(self.root, classes, self._within)
-        with name_file(self.root):
-            split_rows = hold_out(images.labels, classes, share, self.split_seed)
-        paths = [[images.paths[row] for row in rows] for rows in split_rows]
-        labels = [images.labels[rows] for rows in split_rows]
-        return self._make_data(paths, labels, Targets(classes), images.left_out)
 
     def _read_tables(self, labels_csv: Path) -> RawData:
         """Read the images and labels of one table, whose rows are split, or of two tables."""
@@ -171,7 +135,7 @@ class ImageFolder(LocalDatasetSpec):
         paths: Sequence[Sequence[str]],
         labels: Sequence[np.ndarray],
         targets: Targets,
-        left_out: Sequence[str] = (),
+        notes: tuple[str, ...] = (),
     ) -> RawData:
         """Return the data from the paths and labels of both splits."""
         may_be_damaged = [
@@ -188,5 +152,5 @@ class ImageFolder(LocalDatasetSpec):
             train=Split({"image": columns[0], "label": labels[0]}),
             eval=Split({"image": columns[1], "label": labels[1]}),
             targets=targets,
-            notes=describe_left_out(left_out, "folders of classes"),
+            notes=notes,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +18,12 @@ from pipeline.data.columns import DECODING_THREADS, Column, RawData, Split
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
-from pipeline.data.sources.class_folders import describe_left_out, find_splits, list_images
+from pipeline.data.sources.class_folders import (
+    IMAGES,
+    describe_left_out,
+    find_splits,
+    list_files,
+)
 from pipeline.data.sources.image_columns import (
     ImageFiles,
     MaskValues,
@@ -30,8 +36,8 @@ from pipeline.data.sources.image_columns import (
 from pipeline.data.sources.image_folder import ImageSize
 from pipeline.data.targets import Targets, require_trained_range
 
-MASK_SUFFIXES = (".png", ".bmp")
-"""Suffixes of lossless formats, which keep the classes."""
+MASKS = replace(IMAGES, suffixes=(".png", ".bmp"))
+"""Files in lossless formats, which keep the classes."""
 MAX_MASK_CLASSES = 256
 """The most classes that 8 bits per pixel can hold."""
 FolderName = Annotated[str, Field(pattern=r"^\w[\w .+-]*$", max_length=255)]
@@ -141,8 +147,8 @@ class ImageMasks(LocalDatasetSpec):
         for name in (self.images, self.masks):
             if not (folder / name).is_dir():
                 raise DataError(f"{folder}: has no folder {name}; must hold images and their masks")
-        image_paths, left_out = list_images(folder / self.images, root)
-        mask_paths, others = list_images(folder / self.masks, root, MASK_SUFFIXES)
+        image_paths, left_out = list_files(folder / self.images, root)
+        mask_paths, others = list_files(folder / self.masks, root, MASKS)
         images = _map_stems(image_paths, folder / self.images)
         masks = _map_stems(mask_paths, folder / self.masks)
         for unpaired, partner, partners in (

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
-from pipeline.data.sources.class_folders import list_images
+from pipeline.data.sources.class_folders import list_files
 from pipeline.data.sources.image_columns import decode, find_common_size
 from pipeline.data.sources.image_folder import ImageFolder
 from tests.data.section import section
@@ -310,7 +310,7 @@ def test_listing_reads_no_status_of_images(tmp_path: Path, monkeypatch: pytest.M
         return read_status(path, *args, **options)
 
     monkeypatch.setattr(os, "stat", note)
-    images, _ = list_images(tmp_path / "train")
+    images, _ = list_files(tmp_path / "train")
     assert len(images) == 3
     assert not set(images) & set(asked)
 
