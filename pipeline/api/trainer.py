@@ -335,7 +335,13 @@ class Trainer:
                 raise RunError(_NO_PARAMETERS)
             return self._trained
         dataset = self.dataset
-        samples = Samples(dataset.raw_inputs, dataset.targets, dataset.table, dataset.text)
+        samples = Samples(
+            dataset.raw_inputs,
+            dataset.targets,
+            dataset.table,
+            dataset.text,
+            audio=dataset.audio,
+        )
         state = view.state
         params = merge_params(state.params, state.features.get(AVERAGE))
         tree = {**state.variables, "params": params}

@@ -15,6 +15,7 @@ from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets
 
 if TYPE_CHECKING:
+    from pipeline.data.audio.audio_format import AudioFormat
     from pipeline.data.text.text_format import TextFormat
 
 BOXES = "boxes"
@@ -177,6 +178,8 @@ class RawData:
     unit: SampleUnit = IMAGES
     text: TextFormat | None = None
     """The tokenizer of texts and the kind of prediction from them; None for other samples."""
+    audio: AudioFormat | None = None
+    """Rate and length of sound; None for other samples."""
     inputs: tuple[str, ...] = ()
     """Columns that a network reads unless it declares others, the padded one first. By default the
     first column."""

@@ -17,6 +17,7 @@ from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets
 
 if TYPE_CHECKING:
+    from pipeline.data.audio.audio_format import AudioFormat
     from pipeline.data.text.text_format import TextFormat
 
 
@@ -48,6 +49,7 @@ class Dataset:
     """As in `RawData`, like the fields below."""
     unit: SampleUnit = IMAGES
     text: TextFormat | None = None
+    audio: AudioFormat | None = None
 
     @property
     def raw_image(self) -> ColumnSpec | None:

@@ -192,6 +192,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
         table=raw.table,
         unit=raw.unit,
         text=raw.text,
+        audio=raw.audio,
     )
     lines = [f"{spec.name}: {_format_summary(raw, dataset)}"]
     lines += [f"columns: {raw.table}"] if raw.table is not None else []

@@ -29,8 +29,13 @@ def main(out: Path, overrides: Sequence[str], *, overwrite: bool = False) -> Com
     dataset = recipe.dataset
     with reporter.clock(f"reading {dataset.name}"):
         data = read_selected(recipe)
-    if data.table is not None or data.text is not None:
-        content = "the columns of a table" if data.text is None else "a tokenizer"
+    lost = {
+        "the columns of a table": data.table,
+        "a tokenizer": data.text,
+        "the sample rate of sound": data.audio,
+    }
+    content = next((name for name, part in lost.items() if part is not None), None)
+    if content is not None:
         problem = f"records can't hold {content}; must be a dataset of images or arrays"
         raise RecipeError([f"dataset = {dataset.name}: {problem}"])
 

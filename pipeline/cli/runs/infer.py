@@ -1,7 +1,7 @@
 """`python -m pipeline infer RUN_DIR|EXPORT_DIR FILE...`: predictions of a trained network.
 
-The inputs are images, rows of a table or texts. With `--prompt`, a text is continued instead.
-Several runs, or a sweep, are an ensemble.
+The inputs are images, sound, rows of a table or texts. With `--prompt`, a text is continued
+instead. Several runs, or a sweep, are an ensemble.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from pipeline.stages.export.export import is_export, read_export
 from pipeline.stages.export.inference_files import (
     Arrays,
     count_samples,
-    list_images,
+    list_inputs,
+    list_suffixes,
     make_mask_path,
     make_prediction_row,
     read_samples,
@@ -110,7 +111,7 @@ def main(
         _print_continuation(sources, prompt, prompt_options, as_json=as_json)
         return 0
     if masks is not None:
-        require_new_names(masks, [file for path in inputs for file in list_images(path)])
+        require_new_names(masks, [file for path in inputs for file in list_inputs(path)])
     if csv is not None and csv.resolve() in {file.resolve() for file in inputs}:
         raise DataError(f"{csv}: is also an input; name another file")
     compute_logits, samples = _load_network(sources)
@@ -193,7 +194,7 @@ def _read_inputs(
             yield arguments.sources[0], names, texts
         return
     for path in arguments.files:
-        for file in list_images(path):
+        for file in list_inputs(path, list_suffixes(samples)):
             arrays = read_samples(file, samples)
             yield file, _name_samples(file, count_samples(arrays)), arrays
 

@@ -60,7 +60,12 @@ class Concat(CombinedSpec):
         parts = [source.load(cache) for source in self.sources]
         first = parts[0]
         for number, part in enumerate(parts):
-            if part.targets != first.targets or part.text != first.text or part.table is not None:
+            if (
+                part.targets != first.targets
+                or part.text != first.text
+                or part.audio != first.audio
+                or part.table is not None
+            ):
                 raise DataError(
                     f"dataset.sources.{number}: predicts {part.targets}, and dataset.sources.0 "
                     f"{first.targets}; must be the same classes, without a table"

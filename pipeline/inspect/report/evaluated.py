@@ -163,10 +163,11 @@ def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
             f"the data has {targets}; must have {run.samples.targets}, on which the run was trained"
         )
     fits = run.samples.table, run.samples.text, run.samples.targets.mean, run.samples.targets.std
-    if fits != (dataset.table, dataset.text, targets.mean, targets.std):
+    rates_hz = [data.audio and data.audio.rate_hz for data in (run.samples, dataset)]
+    if fits != (dataset.table, dataset.text, targets.mean, targets.std) or len(set(rates_hz)) > 1:
         raise DataError(
-            "the data has other columns, tokens or units; must have those on which the run was "
-            "trained"
+            "the data has other columns, tokens, units or sample rates; must have those on which "
+            "the run was trained"
         )
     batches = _average_members(run, dataset) if run.members else _evaluate_batches(run, dataset)
     if targets.task == "regression":

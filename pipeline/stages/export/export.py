@@ -182,5 +182,6 @@ def _describe(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:
         "targets": samples.targets.to_dict(),
         **({} if samples.table is None else {"table": samples.table.to_dict()}),
         **({} if samples.text is None else {"text": samples.text.to_dict()}),
+        **({} if samples.audio is None else {"audio": samples.audio.to_dict()}),
         **({} if samples.brightness is None else {"brightness": samples.brightness.to_dict()}),
     }

@@ -1,4 +1,4 @@
-"""Files of the command `infer`: images and arrays to read, rows and masks to write."""
+"""Files of the command `infer`: images, sound and arrays to read, rows and masks to write."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from pipeline.core.errors import DataError, first_line, get_system_reason
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.npy import read_npy
+from pipeline.data.audio.sound_file import SUFFIXES as SOUND_SUFFIXES
 from pipeline.data.image_file import (
     FORMATS,
     SUFFIXES,
@@ -31,18 +32,25 @@ _MODES = {1: "L", 3: "RGB"}
 _ARRAY_SUFFIXES = (".npy", ".npz")
 
 
-def list_images(path: Path) -> list[Path]:
-    """List the images below a folder, sorted by path; for a file, return the file.
+def list_inputs(path: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
+    """List the files below a folder with one of the suffixes, by default those of images, sorted by
+    path; for a file, return the file.
 
-    Links to folders aren't followed. Raises DataError for a folder without images.
+    Links to folders aren't followed. Raises DataError for a folder without such files.
     """
     if not path.is_dir():
         return [path]
     entries = sorted(path.rglob("*"))
-    files = [file for file in entries if file.suffix.lower() in SUFFIXES and file.is_file()]
+    files = [file for file in entries if file.suffix.lower() in suffixes and file.is_file()]
     if not files:
-        raise DataError(f"{path}: holds no images; names must end in one of {', '.join(SUFFIXES)}")
+        noun = "images" if suffixes == SUFFIXES else "sounds"
+        raise DataError(f"{path}: holds no {noun}; names must end in one of {', '.join(suffixes)}")
     return files
+
+
+def list_suffixes(samples: Samples) -> tuple[str, ...]:
+    """Return the suffixes of the files in a folder that are read as samples."""
+    return SUFFIXES if samples.audio is None else SOUND_SUFFIXES
 
 
 Arrays = np.ndarray | dict[str, np.ndarray]
@@ -53,19 +61,22 @@ def read_samples(path: Path, samples: Samples) -> Arrays:
     """Read the samples of a file, (n, *shape), in the format of the samples.
 
     For a table, reads the encoded rows (n, columns) of a CSV or Parquet file. An image file is
-    turned upright, converted to grey or RGB, and resized bilinearly if its size differs. A .npy or
-    .npz file holds an array of one sample or several. If a network reads several columns, an .npz
-    file holds an array for each. Raises DataError for any other file.
+    turned upright, converted to grey or RGB, and resized bilinearly if its size differs. A sound
+    file is cut or padded as in training. A .npy or .npz file holds an array of one sample or
+    several. If a network reads several columns, an .npz file holds an array for each. Raises
+    DataError for any other file.
     """
     if samples.table is not None and len(samples.columns) == 1:
         rows, _ = read_encoded_rows(path, samples.table)
         return rows
     suffix = path.suffix.lower()
-    if suffix not in (*SUFFIXES, *_ARRAY_SUFFIXES):
-        kinds = ", ".join((*SUFFIXES, *_ARRAY_SUFFIXES))
-        raise DataError(f"{path}: must end in one of {kinds}")
+    suffixes = (*list_suffixes(samples), *_ARRAY_SUFFIXES)
+    if suffix not in suffixes:
+        raise DataError(f"{path}: must end in one of {', '.join(suffixes)}")
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
+    if samples.audio is not None and suffix in SOUND_SUFFIXES:
+        return samples.audio.read_windows(path)
     try:
         if suffix in SUFFIXES:
             return _decode_image(path, samples)

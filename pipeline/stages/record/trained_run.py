@@ -13,6 +13,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.cuda import find_plugin
+from pipeline.data.audio.audio_format import AudioFormat, parse_audio_format
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets, Task
@@ -43,6 +44,8 @@ class Samples:
     """The tokenizer of texts; None for other samples."""
     brightness: Brightness | None = None
     """Brightness of the training images; None if it wasn't measured."""
+    audio: AudioFormat | None = None
+    """Rate and length of sound; None for other samples."""
 
     @property
     def single(self) -> ColumnSpec:
@@ -161,7 +164,8 @@ def parse_samples(data: Any, folder: Path) -> Samples:
             row = columns.get("features")
             if table is None or (row is not None and row.shape == (table.width,)):
                 brightness = parse_brightness(entries.get("brightness"))
-                return Samples(columns, targets, table, text, brightness)
+                audio = parse_audio_format(entries)
+                return Samples(columns, targets, table, text, brightness, audio)
     raise ValueError("columns and classes are missing")
 
 

@@ -235,6 +235,7 @@ def record_data(
         "targets": dataset.targets.to_dict(),
         **({} if dataset.table is None else {"table": dataset.table.to_dict()}),
         **({} if text is None else {"text": text.to_dict()}),
+        **({} if dataset.audio is None else {"audio": dataset.audio.to_dict()}),
         **({} if brightness is None else {"brightness": brightness.to_dict()}),
     }
     return context

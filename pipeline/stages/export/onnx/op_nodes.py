@@ -13,11 +13,14 @@ from pipeline.data.dataset_spec import MapOp
 from pipeline.data.ops.geometry import CenterCrop
 from pipeline.data.ops.image import Axis
 from pipeline.data.ops.interpolation import Taps, find_nearest_pixels, make_opencv_taps
+from pipeline.data.ops.log_mel import LogMel
 from pipeline.data.ops.resize import Resize, compute_target_size
 from pipeline.data.ops.values import Hwc2Chw, Normalize, Rescale, TypeCast
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
 
-TRANSLATED = "rescale, normalize, hwc2chw, type_cast, center_crop, and resize by linear or nearest"
+TRANSLATED = (
+    "rescale, normalize, hwc2chw, type_cast, center_crop, log_mel, and resize by linear or nearest"
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ def _add_op(op: MapOp, images: MappedValues, graph: GraphBuilder) -> MappedValue
             return MappedValues(NodeOutput(name, (*op.size, channels)), images.dtype)
         case Resize(interpolation="linear" | "nearest"):
             return _add_resize(op, images, graph)
+        case LogMel():
+            return _add_log_mel(op, images, graph)
     return None
 
 
@@ -146,3 +151,31 @@ def _weigh_taps(name: str, taps: Taps, axis: Axis, graph: GraphBuilder) -> list[
 def _add_gather(name: str, pixels: np.ndarray, axis: Axis, graph: GraphBuilder) -> str:
     indices = graph.add_constant("pixels", np.asarray(pixels, np.int64))
     return graph.add_node("Gather", [name, indices], axis=axis)
+
+
+def _add_log_mel(op: LogMel, sound: Values, graph: GraphBuilder) -> Values:
+    """Add the log-mel spectrogram of sound, (samples,) to (frames, mels, 1)."""
+    (samples,) = sound.value.shape
+    frames = op.count_frames(samples)
+    name = _add_cast(sound, "float32", graph).value.name
+    if op.padding:
+        pads = graph.add_constant("pads", np.array([0, op.padding, 0, op.padding], np.int64))
+        name = graph.add_node("Pad", [name, pads])
+    starts = np.arange(frames)[:, None] * op.hop
+    name = _add_gather(name, starts + np.arange(op.fft_size), 1, graph)
+    name = graph.add_node("Mul", [name, graph.add_constant("window", op.make_window())])
+    last = graph.add_constant("axes", np.array([3], np.int64))
+    name = graph.add_node("Unsqueeze", [name, last])
+    # Real and imaginary parts are the last axis.
+    name = graph.add_node("DFT", [name], axis=2, onesided=1)
+    name = graph.add_node("Mul", [name, name])
+    name = graph.add_node("ReduceSum", [name, last], keepdims=0)
+    if op.power == 1:
+        name = graph.add_node("Sqrt", [name])
+    # int8 would lose quiet frequencies; a product by Einsum stays float32.
+    filters = graph.add_constant("filters", op.make_filters())
+    name = graph.add_node("Einsum", [name, filters], equation="bfn,nm->bfm")
+    name = graph.add_node("Max", [name, graph.add_scalar(op.floor)])
+    name = graph.add_node("Mul", [graph.add_node("Log", [name]), graph.add_scalar(op.log_factor)])
+    name = graph.add_node("Unsqueeze", [name, last])
+    return Values(NodeOutput(name, (frames, op.mels, 1)), "float32")

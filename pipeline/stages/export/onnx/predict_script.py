@@ -1,20 +1,21 @@
 """Predict samples with an exported network: python predict.py [--int8] [--top=N] FILE|FOLDER ...
 
 Needs onnxruntime, numpy and pillow, and the files model.onnx and model.json in the same folder.
-Reads images and .npy files of samples, and prints a line for each sample.
+Reads images, WAV files and .npy files of samples, and prints a line for each sample.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import wave
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".npy")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".wav", ".npy")
 MODES = {1: "L", 3: "RGB"}
 
 
@@ -48,6 +49,8 @@ class OnnxNetwork:
 
         An image file is turned upright by its EXIF tag and resized. A .npy file may have several.
         """
+        if file.suffix.lower() == ".wav":
+            return self.read_sound(file)
         if file.suffix.lower() == ".npy":
             array = np.load(file, allow_pickle=False)
             return array.reshape(-1, *self.shape).astype(self.dtype)
@@ -62,6 +65,35 @@ class OnnxNetwork:
         if pixels.size != (width, height):
             pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
         return np.asarray(pixels).reshape(1, height, width, channels)
+
+    def read_sound(self, file: Path) -> np.ndarray:
+        """Return the sound of a WAV file of whole numbers, cut or padded to (n, samples)."""
+        audio = self.description.get("audio")
+        if audio is None:
+            raise SystemExit(f"{file}: the network reads {self.dtype} of shape {self.shape}")
+        try:
+            with wave.open(str(file), "rb") as sound:
+                channels, width, rate, frames = sound.getparams()[:4]
+                content = sound.readframes(frames)
+        except (wave.Error, EOFError) as error:
+            raise SystemExit(f"{file}: can't be read as sound: {error}") from error
+        if not content or len(content) != frames * channels * width:
+            raise SystemExit(f"{file}: is empty or truncated")
+        if rate != audio["rate_hz"] or (channels > 1 and audio["channels"] != "mono"):
+            raise SystemExit(
+                f"{file}: has {rate} Hz and {channels} channels; the network reads "
+                f"{audio['rate_hz']} Hz, {audio['channels']}"
+            )
+        numbers = np.zeros((len(content) // width, 4), np.uint8)
+        numbers[:, 4 - width :] = np.frombuffer(content, np.uint8).reshape(-1, width)
+        if width == 1:
+            numbers[:, 3] ^= 0x80  # only 8 bits are unsigned
+        values = (numbers.view("<i4") / 2.0**31).reshape(-1, channels).mean(axis=1)
+        length = audio["length"]
+        count = max(1, len(values) // length) if audio["longer"] == "windows" else 1
+        samples = np.zeros(count * length, np.float32)
+        samples[: len(values)] = values[: len(samples)]
+        return samples.reshape(count, length)
 
     def format_line(self, logits: np.ndarray, top: int) -> str:
         """Return the outputs of one sample as a line: numbers, or labels with probabilities."""

@@ -1,0 +1,1 @@
+"""Sound: files, their format, and vowels made by a formula."""

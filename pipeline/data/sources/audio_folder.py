@@ -1,0 +1,218 @@
+"""The user's sound files, in a folder for each class."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from pipeline.core.errors import DataError
+from pipeline.core.files.address import Address
+from pipeline.core.files.value_text import count_noun
+from pipeline.core.registry import Location, component
+from pipeline.data.audio.audio_format import AudioFormat, Channels, Longer, Shorter
+from pipeline.data.audio.sound_file import KINDS, SUFFIXES, SoundHeader, read_header
+from pipeline.data.audio.vowels import write_vowels
+from pipeline.data.columns import DECODING_THREADS, LazyColumn, RawData, SampleUnit, Split
+from pipeline.data.copies.download import lock_data_folder
+from pipeline.data.dataset_spec import DatasetSpec
+from pipeline.data.file_errors import name_file
+from pipeline.data.held_out import Share
+from pipeline.data.ops.log_mel import LogMel
+from pipeline.data.selections import Readable
+from pipeline.data.sources.class_folders import FileKind, list_class_splits
+from pipeline.data.targets import Targets
+
+SOUNDS = FileKind("sound", SUFFIXES, KINDS)
+VOWELS = "vowels-1"
+"""Folder of the vowels in the cache, with the number of their formula."""
+MAX_SAMPLES = 2**28
+"""The most values of a sample."""
+
+
+@dataclass(frozen=True)
+class AudioFiles(LazyColumn):
+    """A column of sound, float32 (windows, length), read on demand."""
+
+    paths: Sequence[str]
+    """The file of each sample."""
+    windows: np.ndarray
+    """Number of the window in its file, int64 (n,)."""
+    audio: AudioFormat
+
+    dtype = np.dtype(np.float32)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.paths), self.audio.length
+
+    def sample(self, index: int) -> np.ndarray:
+        return self.audio.read_window(Path(self.paths[index]), int(self.windows[index]))
+
+    def sample_name(self, index: int) -> str:
+        return self.paths[index]
+
+
+@component("dataset")
+class AudioFolder(DatasetSpec):
+    """`train/<class>/*.wav` and `eval/<class>/*.wav`; eval may be called val or test.
+
+    With `split`, there is only `<class>/*.wav`, and a share of the files is evaluated. Formats are
+    WAV with whole numbers of 8 to 32 bits, and with the package soundfile other WAV files, FLAC and
+    OGG. All files have the same sample rate. The names of the folders, sorted, are the classes.
+    """
+
+    name: Literal["audio_folder"] = "audio_folder"
+    root: Location | None
+    """The folder with train and eval, or with the classes; null: the vowels of ten words in 1,100
+    files, which a formula makes in the cache."""
+    split: Share | None = None
+    """The share of each class that is evaluated; null: all files of eval are."""
+    split_seed: NonNegativeInt = 0
+    """Seed of the split. It isn't `seed`, so runs with different seeds have the same split."""
+    seconds: Annotated[float, Field(gt=0)] | None = None
+    samples: PositiveInt | None = None
+    """The length of what the network reads, in seconds or in samples; one of both is required."""
+    longer: Longer = "cut"
+    """Handling of files that are longer. cut: their start is read. windows: they are read as
+    windows one after the other. refuse: an error."""
+    shorter: Shorter = "pad"
+    """Handling of files that are shorter. pad: zeros follow. refuse: an error."""
+    channels: Channels = "single"
+    """single: files with several channels are refused; mono: the mean of the channels is read."""
+    follow_links: bool = False
+    """Whether links to files and folders outside `root` are read."""
+
+    @model_validator(mode="after")
+    def _require_one_length(self) -> Self:
+        if (self.seconds is None) == (self.samples is None):
+            raise ValueError(
+                f"seconds = {self.seconds}, samples = {self.samples}: must set one of both, the "
+                "length to which files are cut or padded"
+            )
+        if self.buckets is not None:
+            raise ValueError("buckets: must be null; seconds or samples is the length of all sound")
+        return self
+
+    def read(self, cache: Path) -> RawData:
+        """Return sound, float32 (n, T), decoded on demand, and classes, int32 (n,)."""
+        root = self.root
+        assert not isinstance(root, Address), "load copies addresses"
+        if root is None:
+            root = make_vowels_once(cache)
+        within = None if self.follow_links else root.resolve()
+        files = list_class_splits(root, SOUNDS, within, self.split, self.split_seed)
+        headers = [
+            read_headers(paths, may_be_damaged=any(isinstance(rule, Readable) for rule in select))
+            for paths, select in zip(
+                files.paths, (self.train.select, self.eval.select), strict=True
+            )
+        ]
+        audio = self._choose_format(files.paths, headers)
+        splits = []
+        for paths, labels, split_headers in zip(files.paths, files.labels, headers, strict=True):
+            counts = np.array(
+                [
+                    1 if header is None else audio.count_windows(header.frames)
+                    for header in split_headers
+                ]
+            )
+            rows = np.repeat(np.arange(len(paths)), counts)
+            windows = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+            column = AudioFiles([paths[row] for row in rows], windows, audio)
+            splits.append(Split({"audio": column, "label": labels[rows]}))
+        train, evaluated = splits
+        seconds = audio.length / audio.rate_hz
+        unit = SampleUnit("sounds", "sounds", size=f"of {seconds:g} s at {audio.rate_hz:,} Hz")
+        notes = (*files.notes, *_describe_lengths(headers, audio))
+        targets = Targets(files.classes)
+        return RawData(train, evaluated, targets, unit=unit, audio=audio, notes=notes)
+
+    def _choose_format(
+        self, paths: Sequence[Sequence[str]], headers: Sequence[Sequence[SoundHeader | None]]
+    ) -> AudioFormat:
+        """Return the format of the files. Raises DataError with a file of another rate or length,
+        with several channels, or of another rate than that of a map op."""
+        read = [
+            (Path(path), header)
+            for split in zip(paths, headers, strict=True)
+            for path, header in zip(*split, strict=True)
+            if header is not None
+        ]
+        if not read:
+            raise DataError(f"{self.root}: none of its files can be read as sound")
+        first, header = read[0]
+        length = self.samples or round((self.seconds or 0) * header.rate_hz)
+        if not 1 <= length <= MAX_SAMPLES:
+            raise DataError(
+                f"dataset.seconds = {self.seconds}: {length:,} samples at {header.rate_hz:,} Hz; "
+                f"must be 1 to {MAX_SAMPLES:,}"
+            )
+        audio = AudioFormat(header.rate_hz, length, self.channels, self.longer, self.shorter)
+        for path, other in read:
+            audio.require_fit(path, other, first)
+        for key, ops in (("train", self.train.ops), ("eval", self.eval.ops)):
+            for position, op in enumerate(ops):
+                if isinstance(op, LogMel) and op.rate_hz != audio.rate_hz:
+                    raise DataError(
+                        f"{first}: has {audio.rate_hz:,} Hz, but dataset.{key}.ops.{position} "
+                        f"(log_mel) rate_hz = {op.rate_hz}; must be equal"
+                    )
+        return audio
+
+
+def make_vowels_once(cache: Path) -> Path:
+    """Return the folder of the vowels in the cache, and make its files if they aren't there. One of
+    several processes makes them. Raises DataError if they can't be written."""
+    folder = cache / "audio" / VOWELS
+    with lock_data_folder(folder.parent):
+        if not folder.is_dir():
+            with name_file(folder), tempfile.TemporaryDirectory(dir=folder.parent) as draft:
+                write_vowels(Path(draft, VOWELS))
+                os.replace(Path(draft, VOWELS), folder)
+    return folder
+
+
+def read_headers(paths: Sequence[str], *, may_be_damaged: bool) -> list[SoundHeader | None]:
+    """Return the header of each file, read by several threads; None for one that can't be read.
+    Unless files `may_be_damaged`, raises DataError with the first such file, and the number of
+    other ones."""
+
+    def read(path: str) -> SoundHeader | DataError:
+        try:
+            return read_header(Path(path))
+        except DataError as error:
+            return error
+
+    with ThreadPoolExecutor(DECODING_THREADS) as pool:
+        results = list(pool.map(read, paths))
+    errors = [result for result in results if isinstance(result, DataError)]
+    if errors and not may_be_damaged:
+        others = f"; nor can {len(errors) - 1:,} of the others" if len(errors) > 1 else ""
+        raise DataError(f"{errors[0]}{others}") from errors[0]
+    return [None if isinstance(result, DataError) else result for result in results]
+
+
+def _describe_lengths(
+    headers: Sequence[Sequence[SoundHeader | None]], audio: AudioFormat
+) -> tuple[str, ...]:
+    """Return a line about the files that are cut or padded; () if there are none."""
+    frames = np.array([header.frames for split in headers for header in split if header])
+    num_longer = int((frames > audio.length).sum())
+    num_shorter = int((frames < audio.length).sum())
+    ways = {"cut": "cut to it", "windows": "read as windows"}
+    parts = []
+    if num_longer:
+        parts.append(f"{num_longer:,} longer, {ways[audio.longer]}")
+    if num_shorter:
+        parts.append(f"{num_shorter:,} shorter, padded with zeros")
+    if not parts:
+        return ()
+    return (f"of {count_noun(len(frames), 'file')}, by length: {'; '.join(parts)}",)
