@@ -14,6 +14,7 @@ from pipeline import load_recipe
 from pipeline.config.files import read_description
 from pipeline.config.hydra_options import DEFAULT_RECIPE
 from pipeline.core.files.package_paths import RECIPES
+from pipeline.data.audio import vowels
 from tests import outcome
 from tests.conftest import ROOT
 from tests.image_folders import save_images, save_masks
@@ -66,6 +67,9 @@ ADVERSARIAL = ("gan_mnist",)
 PRIVATE = ("lenet5_mnist_private",)
 """Recipes whose batches don't fit few samples: `stages/test_private_run.py` trains such runs."""
 
+SOUNDS = ("audio_vowels",)
+"""Recipes of sound that a formula makes."""
+
 TABLES = ("breast_cancer_mlp", "diabetes_mlp")
 """Recipes that train on a table of the package, in a second or two."""
 
@@ -103,13 +107,22 @@ def header_of(name: str) -> list[str]:
 
 def test_recipes_are_all_tested() -> None:
     shipped = {file.stem for file in RECIPES.glob("*.yaml")}
-    assert shipped == {*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL, *PRIVATE}
-    assert len(shipped) == 21
+    assert shipped == {
+        *TRAINED,
+        *BUILT,
+        *TABLES,
+        *TEXTS,
+        *SOUNDS,
+        *OF_FILES,
+        *ADVERSARIAL,
+        *PRIVATE,
+    }
+    assert len(shipped) == 22
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL, *PRIVATE]
+    "name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *SOUNDS, *OF_FILES, *ADVERSARIAL, *PRIVATE]
 )
 def test_recipe_matches_its_golden_resolution(
     name: str, golden: Callable[[Path, str], str]
@@ -121,7 +134,7 @@ def test_recipe_matches_its_golden_resolution(
 
 
 @pytest.mark.parametrize(
-    "name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL, *PRIVATE]
+    "name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *SOUNDS, *OF_FILES, *ADVERSARIAL, *PRIVATE]
 )
 def test_header_has_the_command_and_a_description(name: str) -> None:
     header = header_of(name)
@@ -140,6 +153,7 @@ def test_recipe_document_matches_recipe_headers() -> None:
         *BUILT,
         *TABLES,
         *TEXTS,
+        *SOUNDS,
         *OF_FILES,
         *ADVERSARIAL,
         *PRIVATE,
@@ -180,6 +194,19 @@ def test_text_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -
     assert (summary.status, summary.steps, summary.sinks) == ("done", 4, 2)
     assert summary.metrics["count"] == (12 * 16 if name == "gpt_text" else 12)
     assert (tmp_path / "tokenizer.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOUNDS)
+def test_sound_recipe_trains_end_to_end(
+    name: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vowels, "COUNTS", {"train": 4, "eval": 2})
+    keys = ["train.batch_size=8", "++train.epochs=null", "train.steps=4", "train.sink_size=2"]
+    recipe = load_recipe(name, [*keys, "++eval.every_epochs=null", f"cache.root={tmp_path}"])
+    summary = run(recipe, tmp_path / "run")
+    assert (summary.status, summary.steps, summary.sinks) == ("done", 4, 2)
+    assert summary.metrics["count"] == 20
 
 
 @pytest.mark.slow

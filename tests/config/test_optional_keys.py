@@ -57,6 +57,8 @@ def test_every_optional_key_that_conf_lacks_can_be_set(group: str, option: str) 
     keys = [f"{key}={json.dumps(default)}" for key, default in defaults.items()]
     if option in ("image_folder", "image_masks", "numpy", "records"):
         keys.append("dataset.root=x")
+    if option == "audio_folder":
+        keys.append("dataset.seconds=1")
     recipe = composed(f"{group}={option}", *keys)
     for key, default in defaults.items():
         value: object = recipe
