@@ -27,6 +27,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.knowledge_bank import read_bank
 from pipeline.data.columns import Column, ColumnSpec, RawData, Split
 from pipeline.data.records.record_writer import write_records
+from pipeline.data.sources.audio_folder import AudioFolder
 from pipeline.data.sources.cifar import Release, read_split, unpack
 from pipeline.data.sources.idx import read_split as read_idx_split
 from pipeline.data.sources.image_folder import ImageFolder
@@ -42,6 +43,7 @@ from pipeline.stages.record.trained_run import Samples
 from tests.conftest import ROOT, TINY
 from tests.data.section import section
 from tests.fuzz.mutate import mutate_bytes, mutate_tree
+from tests.sound_files import save_wav
 from tests.whole_run import run
 
 GOLDEN = ROOT / "tests" / "golden" / "weights"
@@ -237,6 +239,31 @@ def read_image_folder(rng: Random, folder: Path) -> None:
     spec = ImageFolder(**section(root=folder / "data", image_size=size, follow_links=False))
     data = spec.read(folder / "cache")
     data.train.columns["image"][:]
+
+
+def read_audio_folder(rng: Random, folder: Path) -> None:
+    """A folder of sound, one file of which is something else."""
+    root = folder / "data"
+    for split in ("train", "eval"):
+        for name in ("ant", "bee"):
+            save_wav(root / split / name / "0.wav", np.arange(40))
+    channels = rng.choice((1, 2))
+    numbers = np.arange(40 * channels).reshape(40, channels)
+    changed = save_wav(root / "train/ant/9.wav", numbers, sample_bytes=rng.choice((1, 2, 3, 4)))
+    content = changed.read_bytes()
+    # Most changes are in the header.
+    head = mutate_bytes(rng, content[:44]) + content[44:]
+    changed.write_bytes(head if rng.random() < 0.7 else mutate_bytes(rng, content))
+    settings = {
+        "longer": rng.choice(("cut", "windows", "refuse")),
+        "shorter": rng.choice(("pad", "refuse")),
+        "channels": rng.choice(("single", "mono")),
+    }
+    spec = AudioFolder(**section(root=root, samples=rng.choice((1, 16, 40, 99)), **settings))
+    data = spec.read(folder / "cache")
+    sound = data.train.columns["audio"][:]
+    assert np.isfinite(sound).all()
+    assert np.abs(sound).max() <= 1
 
 
 def read_image_table(rng: Random, folder: Path) -> None:

@@ -37,6 +37,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "cifar archive": Kind(files.unpack_cifar, 900),
         "npz dataset": Kind(files.read_npz_dataset, 1500),
         "image folder": Kind(files.read_image_folder, 1200),
+        "audio folder": Kind(files.read_audio_folder, 600),
         "image table": Kind(files.read_image_table, 600),
         "image masks": Kind(files.read_image_masks, 600),
         "image to infer": Kind(files.infer_image, 900),

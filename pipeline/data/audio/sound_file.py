@@ -67,10 +67,13 @@ def _name_sound_file(path: Path) -> Iterator[None]:
     try:
         yield
     except _UNREADABLE as error:
-        reason = "it is empty or cut off" if isinstance(error, EOFError) else None
-        raise DataError(
-            f"{path}: can't be read as sound: {reason or get_system_reason(error)}"
-        ) from error
+        # soundfile's message would name the path again, and errors of chunks have no message.
+        reason = getattr(error, "error_string", None) or get_system_reason(error)
+        if isinstance(error, EOFError):
+            reason = "it is empty or cut off"
+        elif reason == "RuntimeError":
+            reason = "its parts don't fit its size; it is damaged"
+        raise DataError(f"{path}: can't be read as sound: {reason}") from error
 
 
 def _is_pcm_wav(path: Path) -> bool:

@@ -126,7 +126,7 @@ class AudioFolder(DatasetSpec):
             )
             rows = np.repeat(np.arange(len(paths)), counts)
             windows = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-            column = AudioFiles([paths[row] for row in rows], windows, audio)
+            column = AudioFiles([paths[row] for row in rows.tolist()], windows, audio)
             splits.append(Split({"audio": column, "label": labels[rows]}))
         train, evaluated = splits
         seconds = audio.length / audio.rate_hz

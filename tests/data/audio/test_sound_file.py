@@ -33,7 +33,7 @@ def test_whole_numbers_of_every_width_are_read(
     assert sound.tolist() == [[value] for value in np.float32(expected).tolist()]
 
 
-def test_a_part_of_several_channels_is_read(tmp_path: Path) -> None:
+def test_part_of_several_channels_is_read(tmp_path: Path) -> None:
     numbers = np.arange(12).reshape(6, 2) * 2**10
     path = save_wav(tmp_path / "a.WAV", numbers, rate_hz=44100)
     assert read_header(path) == SoundHeader(44100, 2, 6)
@@ -48,6 +48,7 @@ def test_a_part_of_several_channels_is_read(tmp_path: Path) -> None:
         (lambda content: b"", "it is empty or cut off"),
         (lambda content: content[:20], "it is empty or cut off"),
         (lambda content: content[:-3], "it is truncated: its header says 5 samples"),
+        (lambda content: content[:16] + b"\xff" * 4 + content[20:], "its parts don't fit its size"),
         (lambda content: b"\0" * 60, "file does not start with RIFF id"),
         (lambda content: content[:44].replace(b"\x0a\0\0\0", b"\0\0\0\0"), "it has no samples"),
         (lambda content: content[:24] + b"\0\0\0\0" + content[28:], "it has 0 samples a second"),
@@ -103,7 +104,7 @@ def test_other_formats_are_read_by_soundfile(name: str, subtype: str, tmp_path: 
     tolerance = {"VORBIS": 0.05, "PCM_16": 2**-15}.get(subtype, 2**-23)
     np.testing.assert_allclose(sound[:, 0], values[100:1100], atol=tolerance)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:30])
-    with pytest.raises(DataError, match=r"can't be read as sound: "):
+    with pytest.raises(DataError, match=r"can't be read as sound: \w[^/]*$"):
         read_header(tmp_path / name)
 
 
