@@ -114,6 +114,11 @@ class LogMel(Op):
         """Return the number of frames of sound of so many samples."""
         return 1 + (samples + 2 * self.padding - self.fft_size) // self.hop
 
+    def list_indices(self, samples: int) -> np.ndarray:
+        """Return the samples of each frame in padded sound, int32 (frames, fft_size)."""
+        starts = np.arange(self.count_frames(samples), dtype=np.int32) * self.hop
+        return starts[:, None] + np.arange(self.fft_size, dtype=np.int32)
+
     def make_filters(self) -> np.ndarray:
         """Return the weights of frequencies in mels, float32 (fft_size // 2 + 1, mels)."""
         bounds_hz = (self.low_hz, self.top_hz)
@@ -131,7 +136,8 @@ class LogMel(Op):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         sound = xp.pad(values.astype(np.float32), ((0, 0), (self.padding, self.padding)))
-        frames = _cut_frames(xp, sound, self.fft_size, self.hop)
+        # All indices are in range; "clip" avoids numpy's check.
+        frames = xp.take(sound, self.list_indices(values.shape[1]), axis=1, mode="clip")
         spectrum = xp.fft.rfft(frames * self.make_window(), axis=-1)
         strength = spectrum.real * spectrum.real + spectrum.imag * spectrum.imag
         if self.power == 1:
@@ -140,18 +146,6 @@ class LogMel(Op):
         mels = xp.matmul(strength, self.make_filters(), **precision)
         logs = xp.log(xp.maximum(mels, np.float32(self.floor))) * np.float32(self.log_factor)
         return logs.astype(np.float32)[..., None]
-
-
-def _cut_frames(xp: Any, sound: Any, size: int, hop: int) -> Any:
-    """Return the frames (batch, frames, size) of sound (batch, samples), `hop` samples apart."""
-    count = 1 + (sound.shape[1] - size) // hop
-    # Slices of blocks of `hop` samples are cheaper than a gather of each sample.
-    num_blocks = -(-size // hop)
-    needed = (count + num_blocks - 1) * hop
-    sound = xp.pad(sound[:, :needed], ((0, 0), (0, max(0, needed - sound.shape[1]))))
-    blocks = sound.reshape(sound.shape[0], -1, hop)
-    parts = [blocks[:, first : first + count] for first in range(num_blocks)]
-    return xp.concatenate(parts, axis=-1)[..., :size]
 
 
 @lru_cache(maxsize=8)

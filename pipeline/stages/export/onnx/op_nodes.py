@@ -156,13 +156,11 @@ def _add_gather(name: str, pixels: np.ndarray, axis: Axis, graph: GraphBuilder) 
 def _add_log_mel(op: LogMel, sound: Values, graph: GraphBuilder) -> Values:
     """Add the log-mel spectrogram of sound, (samples,) to (frames, mels, 1)."""
     (samples,) = sound.value.shape
-    frames = op.count_frames(samples)
     name = _add_cast(sound, "float32", graph).value.name
     if op.padding:
         pads = graph.add_constant("pads", np.array([0, op.padding, 0, op.padding], np.int64))
         name = graph.add_node("Pad", [name, pads])
-    starts = np.arange(frames)[:, None] * op.hop
-    name = _add_gather(name, starts + np.arange(op.fft_size), 1, graph)
+    name = _add_gather(name, op.list_indices(samples), 1, graph)
     name = graph.add_node("Mul", [name, graph.add_constant("window", op.make_window())])
     last = graph.add_constant("axes", np.array([3], np.int64))
     name = graph.add_node("Unsqueeze", [name, last])
@@ -178,4 +176,4 @@ def _add_log_mel(op: LogMel, sound: Values, graph: GraphBuilder) -> Values:
     name = graph.add_node("Max", [name, graph.add_scalar(op.floor)])
     name = graph.add_node("Mul", [graph.add_node("Log", [name]), graph.add_scalar(op.log_factor)])
     name = graph.add_node("Unsqueeze", [name, last])
-    return Values(NodeOutput(name, (frames, op.mels, 1)), "float32")
+    return Values(NodeOutput(name, (op.count_frames(samples), op.mels, 1)), "float32")
