@@ -99,6 +99,11 @@ class AudioFolder(DatasetSpec):
             )
         if self.buckets is not None:
             raise ValueError("buckets: must be null; seconds or samples is the length of all sound")
+        if self.longer == "windows" and self.folds is not None:
+            raise ValueError(
+                "folds: can't be combined with longer = windows, since windows of a file would be "
+                "in several folds"
+            )
         return self
 
     def read(self, cache: Path) -> RawData:

@@ -169,6 +169,10 @@ def test_unreadable_files_are_left_out_by_a_rule(tmp_path: Path) -> None:
         ({"seconds": 1.0}, "seconds = 1.0, samples = 4: must set one of both"),
         ({"samples": None, "seconds": 0.0}, "greater than 0"),
         ({"longer": "stretch"}, "Input should be 'refuse', 'cut' or 'windows'"),
+        (
+            {"longer": "windows", "folds": {"count": 2, "index": 0}},
+            "folds: can't be combined with longer = windows, since windows of a file would be in",
+        ),
         ({"buckets": ((4,),)}, "buckets: must be null; seconds or samples is the length"),
     ],
 )
