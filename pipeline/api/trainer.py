@@ -340,6 +340,7 @@ class Trainer:
             dataset.targets,
             dataset.table,
             dataset.text,
+            dataset.scale,
             audio=dataset.audio,
         )
         state = view.state

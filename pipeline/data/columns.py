@@ -16,6 +16,7 @@ from pipeline.data.targets import Targets
 
 if TYPE_CHECKING:
     from pipeline.data.audio.audio_format import AudioFormat
+    from pipeline.data.series.scale_series import ScaleSeries
     from pipeline.data.text.text_format import TextFormat
 
 BOXES = "boxes"
@@ -183,6 +184,8 @@ class RawData:
     inputs: tuple[str, ...] = ()
     """Columns that a network reads unless it declares others, the padded one first. By default the
     first column."""
+    scale: ScaleSeries | None = None
+    """How series are standardised; None: they aren't, or there are none."""
     notes: tuple[str, ...] = ()
     """Lines for the log about the data, such as files that were left out."""
 

@@ -18,6 +18,7 @@ from pipeline.data.targets import Targets
 
 if TYPE_CHECKING:
     from pipeline.data.audio.audio_format import AudioFormat
+    from pipeline.data.series.scale_series import ScaleSeries
     from pipeline.data.text.text_format import TextFormat
 
 
@@ -50,6 +51,7 @@ class Dataset:
     unit: SampleUnit = IMAGES
     text: TextFormat | None = None
     audio: AudioFormat | None = None
+    scale: ScaleSeries | None = None
 
     @property
     def raw_image(self) -> ColumnSpec | None:

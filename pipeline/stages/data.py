@@ -193,6 +193,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
         unit=raw.unit,
         text=raw.text,
         audio=raw.audio,
+        scale=raw.scale,
     )
     lines = [f"{spec.name}: {_format_summary(raw, dataset)}"]
     lines += [f"columns: {raw.table}"] if raw.table is not None else []
@@ -277,7 +278,7 @@ def _make_map_ops(
     """Return the map ops of a split, after those that encode a table, and the mapped specs."""
     split = raw.train if key == "train" else raw.eval
     ops = recipe.dataset.train.ops if key == "train" else recipe.dataset.eval.ops
-    encode = make_encoding_ops(raw.table, recipe.model.table_input)
+    encode = make_encoding_ops(raw.table, recipe.model.table_input, raw.scale)
     specs = split.specs()
     if bucket is not None:
         specs = fit_specs_to_bucket(bucket, specs, raw.inputs[0])

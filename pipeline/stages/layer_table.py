@@ -151,7 +151,7 @@ def _make_config(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
     facts = find_known_facts(recipe)
     if facts is None:
         dataset = load_data(recipe, reporter)
-        encoding = make_encoding_ops(dataset.table, recipe.model.table_input)
+        encoding = make_encoding_ops(dataset.table, recipe.model.table_input, dataset.scale)
         step_config = make_step_config(recipe, dataset.targets, dataset.inputs, encoding, ())
         return step_config, dataset.train_order.steps_per_epoch
     specs = compute_column_specs(recipe.dataset.eval.ops, facts.specs())

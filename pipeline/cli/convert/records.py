@@ -33,6 +33,7 @@ def main(out: Path, overrides: Sequence[str], *, overwrite: bool = False) -> Com
         "the columns of a table": data.table,
         "a tokenizer": data.text,
         "the sample rate of sound": data.audio,
+        "means and deviations of series": data.scale,
     }
     content = next((name for name, part in lost.items() if part is not None), None)
     if content is not None:

@@ -70,6 +70,11 @@ class Concat(CombinedSpec):
                     f"dataset.sources.{number}: predicts {part.targets}, and dataset.sources.0 "
                     f"{first.targets}; must be the same classes, without a table"
                 )
+            if part.scale != first.scale:
+                raise DataError(
+                    f"dataset.sources.{number}: its series have other means or deviations than "
+                    "those of dataset.sources.0; must have dataset.standardise = false in both"
+                )
         with name_file("dataset.sources"):
             train = join_splits([part.train for part in parts])
             evaluated = join_splits([part.eval for part in parts])

@@ -76,12 +76,17 @@ class EncodeTable(MapOp):
         return (xp.concatenate([rows[:, : self.numbers], one_hot.astype(np.float32)], axis=1),)
 
 
-def make_encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTable, ...]:
-    """Return a tuple of the op that encodes a table for a network; () without a table."""
+def make_encoding_ops(
+    table: FittedTable | None, reads: TableInput, scale: MapOp | None = None
+) -> tuple[MapOp, ...]:
+    """Return the ops that were fitted on the training split, which precede those of the recipe: the
+    op that encodes a table for a network, and the one that standardises series."""
+    scaling = () if scale is None else (scale,)
     if table is None:
-        return ()
+        return scaling
     sizes = tuple(len(column.categories) for column in table.categories)
-    return (EncodeTable(numbers=table.num_numbers, categories=sizes, reads=reads),)
+    encoding = EncodeTable(numbers=table.num_numbers, categories=sizes, reads=reads)
+    return (encoding, *scaling)
 
 
 def count_encoded_features(ops: Sequence[MapOp]) -> int | None:

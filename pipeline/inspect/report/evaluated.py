@@ -162,9 +162,11 @@ def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
         raise DataError(
             f"the data has {targets}; must have {run.samples.targets}, on which the run was trained"
         )
-    fits = run.samples.table, run.samples.text, run.samples.targets.mean, run.samples.targets.std
-    rates_hz = [data.audio and data.audio.rate_hz for data in (run.samples, dataset)]
-    if fits != (dataset.table, dataset.text, targets.mean, targets.std) or len(set(rates_hz)) > 1:
+    samples = run.samples
+    fits = samples.table, samples.text, samples.scale, samples.targets.mean, samples.targets.std
+    rates_hz = [data.audio and data.audio.rate_hz for data in (samples, dataset)]
+    others = dataset.table, dataset.text, dataset.scale, targets.mean, targets.std
+    if fits != others or len(set(rates_hz)) > 1:
         raise DataError(
             "the data has other columns, tokens, units or sample rates; must have those on which "
             "the run was trained"

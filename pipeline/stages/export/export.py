@@ -183,5 +183,6 @@ def _describe(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:
         **({} if samples.table is None else {"table": samples.table.to_dict()}),
         **({} if samples.text is None else {"text": samples.text.to_dict()}),
         **({} if samples.audio is None else {"audio": samples.audio.to_dict()}),
+        **({} if samples.scale is None else {"scale": samples.scale.model_dump(mode="json")}),
         **({} if samples.brightness is None else {"brightness": samples.brightness.to_dict()}),
     }

@@ -166,7 +166,7 @@ def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
     else:
         raw = dataset.load(cache_root(recipe.cache))
         targets = raw.targets
-        encode = make_encoding_ops(raw.table, model.table_input)
+        encode = make_encoding_ops(raw.table, model.table_input, raw.scale)
         columns = raw.eval.specs()
         default = raw.inputs
         model = model.fit_to_table(count_encoded_features(encode))

@@ -64,7 +64,7 @@ def make_predict(run: TrainedRun) -> Predict:
             "dataset's"
         )
     samples = run.samples
-    encode = make_encoding_ops(samples.table, recipe.model.table_input)
+    encode = make_encoding_ops(samples.table, recipe.model.table_input, samples.scale)
     ops = (*encode, *recipe.dataset.eval.ops)
     columns = {**samples.columns, "label": ColumnSpec((), "int32")}
     with prefixing_problems("dataset.eval."):

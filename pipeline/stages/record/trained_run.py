@@ -15,6 +15,7 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.cuda import find_plugin
 from pipeline.data.audio.audio_format import AudioFormat, parse_audio_format
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.series.scale_series import ScaleSeries
 from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
@@ -42,6 +43,8 @@ class Samples:
     """The columns of a table; None for other samples."""
     text: TextFormat | None = None
     """The tokenizer of texts; None for other samples."""
+    scale: ScaleSeries | None = None
+    """How series are standardised; None for other samples."""
     brightness: Brightness | None = None
     """Brightness of the training images; None if it wasn't measured."""
     audio: AudioFormat | None = None
@@ -161,11 +164,13 @@ def parse_samples(data: Any, folder: Path) -> Samples:
             encoding = entries.get("table")
             table = None if encoding is None else FittedTable.model_validate(encoding)
             text = read_text_format(folder, entries)
+            document = entries.get("scale")
+            scale = None if document is None else ScaleSeries.model_validate(document)
             row = columns.get("features")
             if table is None or (row is not None and row.shape == (table.width,)):
                 brightness = parse_brightness(entries.get("brightness"))
                 audio = parse_audio_format(entries)
-                return Samples(columns, targets, table, text, brightness, audio)
+                return Samples(columns, targets, table, text, scale, brightness, audio)
     raise ValueError("columns and classes are missing")
 
 

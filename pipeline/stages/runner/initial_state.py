@@ -67,6 +67,11 @@ def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], 
             f"checkpoint.restore: {run_dir} was trained on columns with other means, deviations or "
             "categories, so its weights read these numbers as different ones"
         )
+    if samples.scale is not None and dataset.scale not in (None, samples.scale):
+        warn(
+            f"checkpoint.restore: {run_dir} was trained on series with other means or deviations, "
+            "so its weights read these series as different ones"
+        )
 
 
 def make_initial_state(run: CompiledRun, restored: Restored | None) -> tuple[TrainState, HostState]:

@@ -236,6 +236,7 @@ def record_data(
         **({} if dataset.table is None else {"table": dataset.table.to_dict()}),
         **({} if text is None else {"text": text.to_dict()}),
         **({} if dataset.audio is None else {"audio": dataset.audio.to_dict()}),
+        **({} if dataset.scale is None else {"scale": dataset.scale.model_dump(mode="json")}),
         **({} if brightness is None else {"brightness": brightness.to_dict()}),
     }
     return context

@@ -37,7 +37,7 @@ from pipeline.stages.export.onnx.graph_builder import (
     NodeOutput,
 )
 from pipeline.stages.export.onnx.layer_nodes import add_layers
-from pipeline.stages.export.onnx.op_nodes import MappedValues, add_ops
+from pipeline.stages.export.onnx.op_nodes import MappedValues, add_ops, add_scale
 from pipeline.stages.export.prediction import make_predict, require_equal_shapes
 from pipeline.stages.record.trained_run import TrainedRun
 
@@ -199,6 +199,8 @@ def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
     graph = replace(graph, weights=run.arrays)
     column, spec = _require_one_column(run)
     values = MappedValues(NodeOutput(column, spec.shape), spec.dtype)
+    if samples.scale is not None:
+        values = add_scale(samples.scale, values, graph)
     value = add_ops(recipe.dataset.eval.ops, column, values, graph)
     layers = recipe.model.layers_for(len(samples.classes))
     return graph.to_order(add_layers(layers, value, graph), "nhwc")

@@ -16,6 +16,7 @@ from pipeline.data.ops.interpolation import Taps, find_nearest_pixels, make_open
 from pipeline.data.ops.log_mel import LogMel
 from pipeline.data.ops.resize import Resize, compute_target_size
 from pipeline.data.ops.values import Hwc2Chw, Normalize, Rescale, TypeCast
+from pipeline.data.series.scale_series import ScaleSeries
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
 
 TRANSLATED = (
@@ -59,9 +60,7 @@ def _add_op(op: MapOp, images: MappedValues, graph: GraphBuilder) -> MappedValue
         case Rescale():
             return _add_arithmetic(images, [("Mul", op.factor), ("Add", op.shift)], graph)
         case Normalize():
-            mean = np.array(op.mean, np.float32)
-            std = np.array(op.std, np.float32)
-            return _add_arithmetic(images, [("Sub", mean), ("Mul", 1 / std)], graph)
+            return add_scale(op, images, graph)
         case Hwc2Chw():
             return MappedValues(graph.to_order(images.value, "nchw"), images.dtype)
         case TypeCast():
@@ -78,6 +77,13 @@ def _add_op(op: MapOp, images: MappedValues, graph: GraphBuilder) -> MappedValue
         case LogMel():
             return _add_log_mel(op, images, graph)
     return None
+
+
+def add_scale(op: Normalize | ScaleSeries, values: Values, graph: GraphBuilder) -> Values:
+    """Add (value - mean) / std of each channel, in float32."""
+    mean = np.array(op.mean, np.float32)
+    std = np.array(op.std, np.float32)
+    return _add_arithmetic(values, [("Sub", mean), ("Mul", 1 / std)], graph)
 
 
 def _add_arithmetic(

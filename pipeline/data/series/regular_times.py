@@ -1,0 +1,110 @@
+"""Columns of times, whose rows must be in order, without gaps and repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.core.files.error_text import show_name
+from pipeline.data.tables.dates import find_date_formats, parse_days
+from pipeline.data.tables.raw_table import RawTable, Texts, is_number
+
+TOLERANCE = 1e-6
+"""Largest difference of two steps of time, as a share, that count as equal."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """A column of times."""
+
+    name: str
+    positions: np.ndarray
+    """Times on an even axis, float64 (rows,): numbers, days since 1970 or months since 1970."""
+    unit: str
+    """" days", " months" or ""."""
+    show: Callable[[int], str]
+    """Function that returns the text of a row."""
+    locate: Callable[[int], str]
+    """Function that returns the place of a row in the file, such as "line 2"."""
+
+    def require_even_steps(self, rows: np.ndarray) -> None:
+        """Raise ValueError with the first row, of `rows` in their order, that is earlier than the
+        row before it, a repeat of it, or further from it than others."""
+        steps = np.diff(self.positions[rows])
+        if not steps.size:
+            return
+        usual = float(np.sort(steps)[len(steps) // 2])
+        is_wrong = (steps <= 0) | (np.abs(steps - usual) > TOLERANCE * abs(usual))
+        if not is_wrong.any():
+            return
+        first = int(np.flatnonzero(is_wrong)[0])
+        before, row = rows[first : first + 2].tolist()
+        step = steps[first]
+        text = f"{self.locate(row)}: {show_name(self.name)} = {self.show(row)}"
+        if step == 0:
+            raise ValueError(f"{text} is a repeat of the row before it; must be there once")
+        if step < 0:
+            raise ValueError(
+                f"{text} is earlier than {self.show(before)} in the row before it; rows must be in "
+                "the order of time"
+            )
+        raise ValueError(
+            f"{text} comes {step:g}{self.unit} after {self.show(before)}, and most rows "
+            f"{usual:g}{self.unit} after the one before; must have no gaps, so fill in the rows"
+        )
+
+
+def read_times(table: RawTable, name: str, date_format: str | None) -> Times:
+    """Return the times of a column of texts, which are numbers or dates. Raises ValueError with the
+    row of a missing time, and for texts that are neither."""
+    column = table.get_column(name)
+    assert isinstance(column, Texts), "the column is read as texts"
+
+    def show(row: int) -> str:
+        return show_name(column.texts[column.codes[row]])
+
+    if (column.codes < 0).any():
+        row = int(np.flatnonzero(column.codes < 0)[0])
+        raise ValueError(f"{table.locate(row)}: {show_name(name)} is missing; must be a time")
+    unit = ""
+    if date_format is None and all(map(is_number, column.texts)):
+        values = np.array(column.texts, np.str_).astype(np.float64)
+    else:
+        days = parse_days(column.texts, date_format or _infer_format(name, column.texts))
+        if np.isnan(days).any():
+            code = int(np.flatnonzero(np.isnan(days))[0])
+            row = int(np.flatnonzero(column.codes == code)[0])
+            raise ValueError(
+                f"{table.locate(row)}: {show_name(name)} = {show(row)}: must be a date of the "
+                f"format {date_format}"
+            )
+        months = _count_months(days)
+        values, unit = (days, " days") if months is None else (months, " months")
+    return Times(name, values[column.codes], unit, show, table.locate)
+
+
+def _infer_format(name: str, texts: tuple[str, ...]) -> str:
+    formats = find_date_formats(texts)
+    if len(formats) != 1:
+        problem = "fit several formats of dates" if formats else "aren't all numbers or dates"
+        raise ValueError(
+            f"{show_name(name)}: its values, such as {show_name(texts[0])}, {problem}; set "
+            "dataset.date_format, such as %Y-%m-%d"
+        )
+    return formats[0]
+
+
+def _count_months(days: np.ndarray) -> np.ndarray | None:
+    """Return the months since 1970, float64, of dates that are all on the same day of a month, or
+    on its last day, and a month or more apart; None for other dates."""
+    if len(days) < 2 or (days % 1 != 0).any() or np.median(np.diff(np.sort(days))) < 28:
+        return None
+    dates = days.astype(np.int64).astype("datetime64[D]")
+    months = dates.astype("datetime64[M]")
+    is_last = (dates + 1).astype("datetime64[M]") != months
+    numbers = dates - months.astype("datetime64[D]")
+    if not is_last.all() and len(np.unique(numbers)) > 1:
+        return None
+    return months.astype(np.int64).astype(np.float64)
