@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from pipeline.core.registry import Seq, component
 from pipeline.data.targets import Targets
@@ -16,7 +16,7 @@ from pipeline.training.component_specs import Direction, MetricSpec
 if TYPE_CHECKING:
     import jax
 
-NUMBER_METRICS = ("mae", "rmse", "r2")
+NUMBER_METRICS = ("mae", "relative_mae", "rmse", "r2")
 LABEL_METRICS = ("exact_match", "micro_f1", "macro_f1")
 TOKEN_METRICS = ("token_accuracy", "perplexity")
 """The metrics in `list_metrics` for numbers, for several labels per sample, and for tokens."""
@@ -70,6 +70,19 @@ class MeanAbsoluteError(NumberMetric):
     def value(self, sums: Any) -> float:
         errors = np.asarray(sums["errors"], np.float64) / float(sums["samples"])
         return self._average_in_data_units(errors)
+
+
+@component("metric")
+class RelativeError(MeanAbsoluteError):
+    """Mean absolute error as a share of that of a naive forecast of the same samples. Below 1 the
+    network is better."""
+
+    name: Literal["relative_mae"] = "relative_mae"
+    naive_mae: PositiveFloat
+    """Mean absolute error of the naive forecast, in the units of the data."""
+
+    def value(self, sums: Any) -> float:
+        return super().value(sums) / self.naive_mae
 
 
 @component("metric")
@@ -246,7 +259,14 @@ def list_metrics(targets: Targets, ignore_index: int | None = None) -> Sequence[
     match targets.task:
         case "regression":
             std = targets.std
-            return MeanAbsoluteError(std=std), RootMeanSquareError(std=std), ExplainedShare(std=std)
+            naive_mae = targets.naive_mae
+            relative = () if naive_mae is None else (RelativeError(std=std, naive_mae=naive_mae),)
+            return (
+                MeanAbsoluteError(std=std),
+                *relative,
+                RootMeanSquareError(std=std),
+                ExplainedShare(std=std),
+            )
         case "multi_label":
             return ExactMatch(), MicroF1(), MacroF1()
         case "next_token":

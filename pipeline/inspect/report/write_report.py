@@ -253,7 +253,10 @@ def _format_figures(predictions: Predictions, dataset: Dataset) -> dict[str, str
             }
         case NumberPredictions():
             values = dict(zip(("MAE", "RMSE", "R²"), predictions.figures(), strict=True))
-            return {**{key: f"{value.mean():.5g}" for key, value in values.items()}, **samples}
+            naive_mae = dataset.targets.naive_mae
+            naive = {} if naive_mae is None else {"seasonal naive MAE": f"{naive_mae:.5g}"}
+            figures = {key: f"{value.mean():.5g}" for key, value in values.items()}
+            return {**figures, **naive, **samples}
         case LabelPredictions():
             exact = (predictions.true == predictions.predicted).all(axis=1).mean()
             counts = predictions.counts
