@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -100,6 +100,38 @@ class Conv1d(LayerSpec):
     _check_groups = model_validator(mode="after")(require_even_groups)
 
 
+class Pool1d(LayerSpec):
+    """Base of layers that reduce a sliding window of tokens (batch, tokens, features)."""
+
+    kernel: PositiveInt
+    stride: PositiveInt | None = None
+    """Step of the window; null: the size of the window."""
+    padding: Literal["same", "valid", "symmetric"] | NonNegativeInt = "valid"
+
+    @model_validator(mode="after")
+    def _check_padding(self) -> Self:
+        if isinstance(self.padding, int) and self.padding >= self.kernel:
+            raise ValueError(
+                f"padding {self.padding} must be less than kernel {self.kernel}, or a window would "
+                "have no token"
+            )
+        return self
+
+
+@component("layer")
+class MaxPool1d(Pool1d):
+    """Largest value of every window of tokens. Padding is left out."""
+
+    name: Literal["max_pool1d"] = "max_pool1d"
+
+
+@component("layer")
+class AvgPool1d(Pool1d):
+    """Mean of every window of tokens. Padding is left out."""
+
+    name: Literal["avg_pool1d"] = "avg_pool1d"
+
+
 class Recurrent(LayerSpec):
     """Base of layers that read tokens one after the other and keep a state of `features` values.
 
@@ -130,6 +162,14 @@ class Gru(Recurrent):
     """Gated recurrent unit (Cho et al. 2014). The reset gate multiplies state @ weights + bias."""
 
     name: Literal["gru"] = "gru"
+
+
+@component("layer")
+class MeanToken(LayerSpec):
+    """The mean of all tokens that aren't padding: (batch, tokens, features) -> (batch,
+    features)."""
+
+    name: Literal["mean_token"] = "mean_token"
 
 
 @component("layer")

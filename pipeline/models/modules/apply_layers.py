@@ -148,6 +148,8 @@ COMPUTATIONS: Mapping[str, Sequence[type[LayerSpec]]] = {
         tokens.Tokens,
         tokens.ClassToken,
         tokens.PositionEmbedding,
+        tokens.MeanToken,
+        tokens.Pool1d,
         tokens.SelfAttention,
         tokens.FirstToken,
     ),

@@ -9,6 +9,7 @@ from jax import Array
 
 from pipeline.models.layers import tokens
 from pipeline.models.layers.standard import Dense
+from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.modules.apply_layers import (
     LayerContext,
     apply_layer,
@@ -19,6 +20,7 @@ from pipeline.models.modules.apply_layers import (
     require_number,
     require_tokens,
 )
+from pipeline.models.modules.convolution import find_pads
 
 _TABLE_INIT = nn.initializers.truncated_normal(0.02)
 """Initializer of learned tables and tokens (Devlin et al. 2019, reference code)."""
@@ -157,6 +159,35 @@ class _SelfAttention(nn.Module):
             cached.value, x, self.context.position, axis=1
         )
         return cached.value
+
+
+@computes(tokens.Pool1d)
+def _compute_pool1d(layer: tokens.Pool1d, x: Array, context: LayerContext) -> Array:
+    require_tokens(x, context)
+    if context.token_mask is not None:
+        raise ValueError(f"{context}: can't pool padded tokens; must be without padding_mask")
+    window = (layer.kernel,)
+    strides = window if layer.stride is None else (layer.stride,)
+    pads = find_pads(x, window, strides, layer.padding, context)
+    with jax.named_scope(context.name):
+        if isinstance(layer, tokens.MaxPool1d):
+            # The tokens are images of height 1.
+            shape = (1, *window), (1, *strides), ((0, 0), *pads)
+            return pool_max(x[:, None], *shape, context.policy)[:, 0]
+        mean = nn.avg_pool(x, window, strides, pads, count_include_pad=False)
+        return mean.astype(x.dtype)
+
+
+@computes(tokens.MeanToken)
+def _compute_mean_token(layer: tokens.MeanToken, x: Array, context: LayerContext) -> Array:
+    require_tokens(x, context)
+    mask = require_mask(x.shape[:2], context)
+    values = x.astype(jnp.float32)
+    if mask is None:
+        return values.mean(axis=1).astype(x.dtype)
+    total = jnp.where(mask[..., None], values, 0).sum(axis=1)
+    count = jnp.maximum(mask.sum(axis=1, dtype=jnp.float32), 1)  # 0 of a text without tokens
+    return (total / count[:, None]).astype(x.dtype)
 
 
 @computes(tokens.FirstToken)

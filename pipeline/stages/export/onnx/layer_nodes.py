@@ -211,11 +211,17 @@ def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuild
 
 
 @register_translation(standard.MaxPool, standard.AvgPool, order="nchw")
-def _add_pool(layer: standard.Pool, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    window = pair(layer.kernel)
-    strides = window if layer.stride is None else pair(layer.stride)
+@register_translation(tokens.MaxPool1d, tokens.AvgPool1d, order="nchw")
+def _add_pool(
+    layer: standard.Pool | tokens.Pool1d, x: NodeOutput, graph: GraphBuilder
+) -> NodeOutput:
+    is_1d = isinstance(layer, tokens.Pool1d)
+    window, strides = (
+        (size,) if is_1d else pair(size) for size in (layer.kernel, layer.stride or layer.kernel)
+    )
     pads, sizes = _compute_windows(x, window, strides, layer.padding)
-    kind = "MaxPool" if isinstance(layer, standard.MaxPool) else "AveragePool"
+    is_max = isinstance(layer, standard.MaxPool | tokens.MaxPool1d)
+    kind = "MaxPool" if is_max else "AveragePool"
     name = graph.add_node(kind, [x.name], kernel_shape=window, strides=strides, pads=pads)
     return NodeOutput(name, (*sizes, x.shape[-1]), "nchw")
 
@@ -225,6 +231,12 @@ def _add_global_avg_pool(
     layer: standard.GlobalAvgPool, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
     mean = graph.add_node("ReduceMean", [x.name], axes=[2, 3], keepdims=0)
+    return NodeOutput(mean, x.shape[-1:])
+
+
+@register_translation(tokens.MeanToken, order="nhwc")
+def _add_mean_token(layer: tokens.MeanToken, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+    mean = graph.add_node("ReduceMean", [x.name], axes=[1], keepdims=0)
     return NodeOutput(mean, x.shape[-1:])
 
 
