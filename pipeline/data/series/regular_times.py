@@ -35,7 +35,7 @@ class Times:
         steps = np.diff(self.positions[rows])
         if not steps.size:
             return
-        usual = float(np.sort(steps)[len(steps) // 2])
+        usual = float(np.sort(steps)[(len(steps) - 1) // 2])
         is_wrong = (steps <= 0) | (np.abs(steps - usual) > TOLERANCE * abs(usual))
         if not is_wrong.any():
             return

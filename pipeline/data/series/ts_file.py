@@ -14,6 +14,7 @@ from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.error_text import show_name
 from pipeline.core.host.memory import require_room
 from pipeline.data.series.raw_series import RawSeries, require_series
+from pipeline.data.tables.raw_table import is_number
 
 MAX_FILE_BYTES = 4 * 2**30
 ROOM_PER_BYTE = 4
@@ -86,6 +87,9 @@ def _parse_channels(channels: list[str]) -> np.ndarray:
         texts = [text.strip() for text in channel.split(",")]
         if missing := [step for step, text in enumerate(texts) if text.lower() in _MISSING]:
             raise ValueError(f"step {missing[0]} has no value; fill it before")
+        if wrong := [step for step, text in enumerate(texts) if not is_number(text)]:
+            text = show_name(texts[wrong[0]])
+            raise ValueError(f"step {wrong[0]} is {text!r:.60}; must be a number")
         columns.append(np.array(texts, np.str_).astype(np.float64))
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:

@@ -82,15 +82,12 @@ class LabelledSeries(LocalDatasetSpec):
         )
         files = {file: read_series(file, form) for file in (train_file, eval_file) if file}
         train_raw = files[train_file]
-        arrays = stack_series(files, self.length)
-        if eval_file is None:
-            train_rows, eval_rows = self._choose_rows(train_file, train_raw)
-            series = [arrays[0][train_rows], arrays[0][eval_rows]]
-        else:
-            series = arrays
         labels, targets = self._make_labels(files)
+        series = stack_series(files, self.length)
         if eval_file is None:
-            labels = [labels[0][train_rows], labels[0][eval_rows]]
+            rows = self._choose_rows(train_file, train_raw)
+            series = [series[0][part] for part in rows]
+            labels = [labels[0][part] for part in rows]
         if self.task == "regression":
             with name_file(train_file):
                 train, evaluated, targets = make_number_targets(
