@@ -73,6 +73,9 @@ SOUNDS = ("audio_vowels",)
 TABLES = ("breast_cancer_mlp", "diabetes_mlp")
 """Recipes that train on a table of the package, in a second or two."""
 
+SERIES = ("fcn_series", "forecast_linear", "mnist1d_cnn")
+"""Recipes of series: `stages/test_series_runs.py` trains them."""
+
 
 def twin(source: str) -> list[str]:
     """Made-up images of a source's sizes, 4 steps of 8 in sinks of 2."""
@@ -116,13 +119,15 @@ def test_recipes_are_all_tested() -> None:
         *OF_FILES,
         *ADVERSARIAL,
         *PRIVATE,
+        *SERIES,
     }
-    assert len(shipped) == 22
+    assert len(shipped) == 25
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *SOUNDS, *OF_FILES, *ADVERSARIAL, *PRIVATE]
+    "name",
+    [*TRAINED, *BUILT, *TABLES, *TEXTS, *SOUNDS, *OF_FILES, *ADVERSARIAL, *PRIVATE, *SERIES],
 )
 def test_recipe_matches_its_golden_resolution(
     name: str, golden: Callable[[Path, str], str]
@@ -134,7 +139,7 @@ def test_recipe_matches_its_golden_resolution(
 
 
 @pytest.mark.parametrize(
-    "name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *SOUNDS, *OF_FILES, *ADVERSARIAL, *PRIVATE]
+    "name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *SOUNDS, *OF_FILES, *ADVERSARIAL, *PRIVATE, *SERIES]
 )
 def test_header_has_the_command_and_a_description(name: str) -> None:
     header = header_of(name)
@@ -157,6 +162,7 @@ def test_recipe_document_matches_recipe_headers() -> None:
         *OF_FILES,
         *ADVERSARIAL,
         *PRIVATE,
+        *SERIES,
     }
     for name, what, measured in rows:
         header = header_of(name)

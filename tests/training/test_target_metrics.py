@@ -55,6 +55,15 @@ def test_errors_are_in_the_units_of_the_data(seed: int, batch: int) -> None:
 
 
 @pytest.mark.medium
+def test_error_of_a_forecast_is_also_a_share_of_the_naive_one() -> None:
+    ones = np.ones((4, 2), np.float32)
+    targets = Targets(("a", "b"), "regression", (0.0, 5.0), (1.0, 3.0), naive_mae=8.0)
+    found = summary(ones + 2, ones, targets, 4)
+    assert found["mae"] == pytest.approx((2 * 1 + 2 * 3) / 2)
+    assert found["relative_mae"] == pytest.approx(0.5)
+
+
+@pytest.mark.medium
 def test_r2_of_a_constant_target_is_zero() -> None:
     ones = np.ones((4, 1), np.float32)
     targets = Targets(("y",), "regression", (0.0,), (1.0,))

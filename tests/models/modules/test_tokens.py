@@ -9,12 +9,16 @@ import jax
 import numpy as np
 import pytest
 from flax.errors import ScopeParamShapeError
+from pydantic import ValidationError
 
 from pipeline.models.layers.standard import Dense, Flatten, LayerSpec
 from pipeline.models.layers.tokens import (
+    AvgPool1d,
     ClassToken,
     Embedding,
     FirstToken,
+    MaxPool1d,
+    MeanToken,
     PositionEmbedding,
     SelfAttention,
     TiedEmbedding,
@@ -49,6 +53,35 @@ def out(*layers: LayerSpec, x: np.ndarray = IMAGES) -> tuple[np.ndarray, Variabl
 def test_tokens_are_positions_row_by_row() -> None:
     np.testing.assert_array_equal(out(Tokens(), FirstToken())[0], IMAGES[:, 0, 0])
     np.testing.assert_array_equal(out(Tokens())[0], IMAGES.reshape(2, -1))
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "windows"),
+    [
+        (2, None, "valid", [(0, 2), (2, 4), (4, 6)]),
+        (3, 2, 1, [(0, 2), (1, 4), (3, 6)]),
+        (4, 3, "same", [(0, 4), (3, 6)]),
+    ],
+)
+def test_pools_reduce_windows_of_tokens(
+    kernel: int, stride: int | None, padding: Any, windows: list[tuple[int, int]]
+) -> None:
+    for layer, reduce in ((MaxPool1d, np.max), (AvgPool1d, np.mean)):
+        pool = layer(kernel=kernel, stride=stride, padding=padding)
+        expected = [reduce(TOKENS[:, first:end], axis=1) for first, end in windows]
+        found = out(pool, x=TOKENS)[0].reshape(2, -1, 4)
+        np.testing.assert_allclose(found, np.stack(expected, axis=1), rtol=1e-6)
+
+
+def test_pool_padding_leaves_a_token_in_each_window() -> None:
+    with pytest.raises(ValidationError, match="padding 2 must be less than kernel 2, or a window"):
+        MaxPool1d(kernel=2, padding=2)
+
+
+@pytest.mark.medium
+def test_mean_token_is_the_mean_of_all_tokens() -> None:
+    np.testing.assert_allclose(out(MeanToken(), x=TOKENS)[0], TOKENS.mean(axis=1), rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -179,6 +179,12 @@ LAYERS: dict[str, list[str]] = {
         "{name: gru, features: 3, bidirectional: true}",
         "{name: lstm, features: 4, bidirectional: true, output: last, bias: false}",
     ],
+    "pooled tokens": [
+        "tokens",
+        "{name: max_pool1d, kernel: 3, stride: 2, padding: 1}",
+        "{name: avg_pool1d, kernel: 4, padding: same}",
+        "mean_token",
+    ],
     "last state": ["{name: reshape, shape: [12, 27]}", "{name: gru, features: 5, output: last}"],
     "upsample": ["{name: upsample, factor: 2}"],
     "shuffle": ["{name: conv, features: 6, kernel: 1}", "{name: channel_shuffle, groups: 3}"],
