@@ -14,7 +14,7 @@ from pipeline.data.dataset_spec import DatasetSpec
 FILES = sorted((CONF / "dataset").glob("*.yaml"))
 NEEDS_ROOT = {
     *("tfrecord", "mindrecord", "numpy", "image_folder", "image_masks", "records", "csv"),
-    *("parquet", "webdataset"),
+    *("parquet", "webdataset", "series", "forecast"),
 }
 NEEDS_TARGET = {"csv", "parquet"}
 NEEDS_SOURCES = {"concat": {"sources": ["digits"]}, "zip": {"images": "digits", "labels": "digits"}}
@@ -39,7 +39,7 @@ def source(name: str) -> DatasetSpec:
 
 def test_every_dataset_has_a_config_file() -> None:
     assert {file.stem for file in FILES} == set(list_components("dataset"))
-    assert len(FILES) == 19
+    assert len(FILES) == 22
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

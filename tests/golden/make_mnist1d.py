@@ -1,4 +1,4 @@
-"""Series of the package mnist1d.
+"""Series of the package mnist1d 0.0.2.post1.
 
     pip install mnist1d==0.0.2.post1 && python -m tests.golden.make_mnist1d
 
