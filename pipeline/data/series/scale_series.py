@@ -45,5 +45,6 @@ def fit_scale(values: np.ndarray) -> ScaleSeries:
     std = np.nanstd(flat, axis=0)
     # The computed deviation of equal numbers such as 0.1 isn't always 0.
     is_constant = np.nanmax(flat, axis=0) == np.nanmin(flat, axis=0)
-    std[is_constant] = 1.0
+    # A float32 has no inverse of a smaller deviation.
+    std[is_constant | (std < np.finfo(np.float32).tiny)] = 1.0
     return ScaleSeries(mean=tuple(mean.tolist()), std=tuple(std.tolist()))

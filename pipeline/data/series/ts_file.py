@@ -19,6 +19,7 @@ from pipeline.data.tables.raw_table import is_number
 MAX_FILE_BYTES = 4 * 2**30
 ROOM_PER_BYTE = 4
 """Bytes of memory for each byte of a file: its text, its lines and the numbers."""
+COMMENTS = ("#", "%")
 _MISSING = ("?", "nan", "")
 
 
@@ -30,7 +31,7 @@ def read_ts(path: Path) -> RawSeries:
     classes = _find_classes(header)
     values, labels, places = [], [], []
     for number, line in enumerate(lines[first:], start=first + 1):
-        if not line.strip() or line.startswith("#"):
+        if not line.strip() or line.startswith(COMMENTS):
             continue
         *channels, label = line.strip().split(":")
         label = label.strip()
@@ -54,7 +55,7 @@ def _read_header(lines: list[str]) -> tuple[dict[str, list[str]], int]:
     header: dict[str, list[str]] = {}
     for number, line in enumerate(lines):
         text = line.strip()
-        if not text or text.startswith("#"):
+        if not text or text.startswith(COMMENTS):
             continue
         if not text.startswith("@"):
             break
@@ -68,7 +69,7 @@ def _read_header(lines: list[str]) -> tuple[dict[str, list[str]], int]:
 def _find_classes(header: dict[str, list[str]]) -> list[str]:
     """Return the classes that a header lists; [] for numbers. Raises ValueError for series without
     labels, or with times."""
-    if header.get("timestamps", ["false"])[:1] == ["true"]:
+    if "true" in map(str.lower, header.get("timestamps", [])):
         raise ValueError("has @timeStamps true: values with times can't be read; must be false")
     for key in ("classlabel", "targetlabel"):
         flag, *classes = header.get(key) or ["false"]

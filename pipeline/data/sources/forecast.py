@@ -82,6 +82,11 @@ class Forecast(LocalDatasetSpec):
                 raise ValueError(f"{key}: must be null; windows have one size")
         if self.folds is not None:
             raise ValueError("folds: must be null; windows of one fold overlap those of another")
+        if self.time_column in (*(self.value_columns or ()), *(self.target or ())):
+            raise ValueError(
+                f"time_column = {self.time_column}: must not be in value_columns or target; a copy "
+                "of it can be"
+            )
         if self.period > self.input_length:
             raise ValueError(
                 f"period = {self.period}: must be at most input_length = {self.input_length}, so "

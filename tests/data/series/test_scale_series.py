@@ -26,6 +26,11 @@ def test_constant_channel_is_only_centred() -> None:
     assert scale(np, np.float32([[[0.6]]]), None)[0, 0, 0] == pytest.approx(0.5)
 
 
+def test_tiny_deviation_does_not_overflow() -> None:
+    scale = fit_scale(np.array([[1e-40], [3e-40]]))
+    assert np.isfinite(scale(np, np.float32([[[1.0]]]), None)).all()
+
+
 def test_other_number_of_channels_is_refused() -> None:
     scale = fit_scale(np.ones((2, 3, 1)))
     with pytest.raises(ValueError, match=r"needs series of 1 channels, not \(3, 2\)"):

@@ -11,7 +11,7 @@ from pipeline.data.series.raw_series import RawSeries
 from pipeline.data.series.series_files import LongForm, read_series
 
 FORM = LongForm("series", "time", "label", None, None)
-HEADER = "#about\n@problemName a\n@timeStamps false\n@classLabel true x y\n@data\n"
+HEADER = "#about\n% more\n@problemName a\n@timeStamps false\n@classLabel true x y\n@data\n"
 
 
 def read(file: Path, text: str) -> RawSeries:
@@ -25,7 +25,7 @@ def test_channels_are_separated_by_colons(tmp_path: Path) -> None:
         [[1, 4], [2, 5], [3, 6]],
         [[7, 1], [8, 1], [9, 1]],
     ]
-    assert (raw.labels, raw.places) == (("x", "y"), ("line 6", "line 8"))
+    assert (raw.labels, raw.places) == (("x", "y"), ("line 7", "line 9"))
 
 
 def test_target_labels_are_numbers(tmp_path: Path) -> None:
@@ -36,19 +36,19 @@ def test_target_labels_are_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (HEADER + "1,?,3:x\n", "line 6: step 1 has no value; fill it before"),
-        (HEADER + "1,2,:x\n", "line 6: step 2 has no value"),
-        (HEADER + "1,b:x\n", "line 6: step 1 is 'b'; must be a number"),
-        (HEADER + "1,2:3:x\n", "line 6: has channels of 1 to 2 steps; must be equal"),
-        (HEADER + "1,2:z\n", "line 6: ends with 'z'; must be a label, one of x, y"),
-        (HEADER + "1,2\n", "line 6: must have values and a label, separated by a colon"),
-        (HEADER + "1,2:x\n3,4:5,6:y\n", "line 7: has 2 channels, and line 6 has 1"),
-        (HEADER + "1,inf:x\n", "line 6: step 1 has a missing value, or one that is not finite"),
+        (HEADER + "1,?,3:x\n", "line 7: step 1 has no value; fill it before"),
+        (HEADER + "1,2,:x\n", "line 7: step 2 has no value"),
+        (HEADER + "1,b:x\n", "line 7: step 1 is 'b'; must be a number"),
+        (HEADER + "1,2:3:x\n", "line 7: has channels of 1 to 2 steps; must be equal"),
+        (HEADER + "1,2:z\n", "line 7: ends with 'z'; must be a label, one of x, y"),
+        (HEADER + "1,2\n", "line 7: must have values and a label, separated by a colon"),
+        (HEADER + "1,2:x\n3,4:5,6:y\n", "line 8: has 2 channels, and line 7 has 1"),
+        (HEADER + "1,inf:x\n", "line 7: step 1 has a missing value, or one that is not finite"),
         (HEADER, "has no series; must have at least one"),
         ("1,2:x\n", "isn't a .ts file: it must have a header, which ends with a line @data"),
         ("@classLabel false\n@data\n1,2\n", "has series without labels: @classLabel"),
         (
-            "@timeStamps true\n@classLabel true x\n@data\n",
+            "@timeStamps True\n@classLabel true x\n@data\n",
             "has @timeStamps true: values with times can't be read",
         ),
     ],

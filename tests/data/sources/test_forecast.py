@@ -108,6 +108,7 @@ def test_short_series_is_refused(tmp_path: Path) -> None:
     [
         ({"period": 6}, "period = 6: must be at most input_length = 5"),
         ({"folds": {"count": 5, "index": 0}}, "folds: must be null; windows of one fold overlap"),
+        ({"target": "time"}, "time_column = time: must not be in value_columns or target"),
         ({"buckets": ((5,),)}, "buckets: must be null; windows have one size"),
     ],
 )
