@@ -13,11 +13,11 @@ import pytest
 from pipeline import load_recipe
 from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, RecipeError
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.record.trained_run import read_trained_run
 from tests import outcome
-from tests.command_line import export, infer, report
+from tests.command_line import convert_records, export, infer, report
 from tests.whole_run import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized_programs_of_module")]
@@ -176,3 +176,23 @@ def test_missing_package_is_one_message(cache: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match=r"isn't installed; .* pip install absent_package"):
         run(recipe, tmp_path)
+
+
+def test_records_of_series_are_refused(files: dict[str, Path], tmp_path: Path) -> None:
+    keys = ["dataset=series", f"dataset.root={files['fcn_series']}"]
+    with pytest.raises(RecipeError, match="records can't hold means and deviations of series"):
+        convert_records([str(tmp_path / "out"), *keys])
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_of_series_with_other_means_are_warned_of(
+    files: dict[str, Path], cache: Path, tmp_path: Path
+) -> None:
+    run(compose("fcn_series", files, cache, "train.sink_size=-1"), tmp_path / "first")
+    restore = f"checkpoint.restore={tmp_path / 'first'}"
+    said = "was trained on series with other means or deviations"
+    for split_seed, warned in ((0, False), (1, True)):
+        keys = ["train.sink_size=-1", restore, f"dataset.split_seed={split_seed}"]
+        run_dir = tmp_path / f"second{split_seed}"
+        run(compose("fcn_series", files, cache, *keys), run_dir)
+        assert (said in (run_dir / "run.log").read_text().replace("\n", " ")) == warned

@@ -168,13 +168,13 @@ def _compute_pool1d(layer: tokens.Pool1d, x: Array, context: LayerContext) -> Ar
         raise ValueError(f"{context}: can't pool padded tokens; must be without padding_mask")
     window = (layer.kernel,)
     strides = window if layer.stride is None else (layer.stride,)
-    pads = find_pads(x, window, strides, layer.padding, context)
+    (pads,) = find_pads(x, window, strides, layer.padding, context)
     with jax.named_scope(context.name):
         if isinstance(layer, tokens.MaxPool1d):
             # The tokens are images of height 1.
-            shape = (1, *window), (1, *strides), ((0, 0), *pads)
-            return pool_max(x[:, None], *shape, context.policy)[:, 0]
-        mean = nn.avg_pool(x, window, strides, pads, count_include_pad=False)
+            rows = x[:, None]
+            return pool_max(rows, (1, *window), (1, *strides), ((0, 0), pads), context.policy)[:, 0]
+        mean = nn.avg_pool(x, window, strides, [pads], count_include_pad=False)
         return mean.astype(x.dtype)
 
 

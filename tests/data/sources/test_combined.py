@@ -92,3 +92,17 @@ def test_sources_with_other_classes_or_shapes_are_refused(folder: Path) -> None:
     third = source(folder, "b").replace("classes: 2", "classes: 3")
     with pytest.raises(DataError, match=r"sources.1: predicts 3 classes, and dataset.sources.0 2"):
         read("dataset=concat", f"dataset.sources=[{first},{third}]")
+
+
+@pytest.mark.medium
+def test_concat_of_series_with_other_means_is_refused(tmp_path: Path) -> None:
+    sources = []
+    for number in range(2):
+        file = tmp_path / f"{number}.npz"
+        np.savez(file, series=number + np.arange(40.0).reshape(10, 4), label=np.arange(10) % 2)
+        sources.append(f"{{name: series, root: {file}}}")
+    joined = f"dataset.sources=[{','.join(sources)}]"
+    with pytest.raises(DataError, match=r"sources.1: its series have other means or deviations"):
+        read("dataset=concat", joined)
+    raw = read("dataset=concat", joined.replace(".npz}", ".npz, standardise: false}"))
+    assert (len(raw.train), len(raw.eval)) == (16, 4)

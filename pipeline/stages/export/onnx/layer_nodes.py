@@ -215,10 +215,12 @@ def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuild
 def _add_pool(
     layer: standard.Pool | tokens.Pool1d, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
-    is_1d = isinstance(layer, tokens.Pool1d)
-    window, strides = (
-        (size,) if is_1d else pair(size) for size in (layer.kernel, layer.stride or layer.kernel)
-    )
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    if isinstance(layer, tokens.Pool1d):
+        window, strides = (layer.kernel,), (layer.stride or layer.kernel,)
+    else:
+        window, strides = pair(layer.kernel), pair(layer.stride or layer.kernel)
     pads, sizes = _compute_windows(x, window, strides, layer.padding)
     is_max = isinstance(layer, standard.MaxPool | tokens.MaxPool1d)
     kind = "MaxPool" if is_max else "AveragePool"
