@@ -143,6 +143,7 @@ def test_every_op_is_registered():
         "random_crop",
         "random_horizontal_flip",
         "random_resized_crop",
+        "random_roll",
         "random_rotation",
         "random_size",
         "random_vertical_flip",
