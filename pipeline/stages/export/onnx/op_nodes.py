@@ -79,7 +79,9 @@ def _add_op(op: MapOp, images: MappedValues, graph: GraphBuilder) -> MappedValue
     return None
 
 
-def add_scale(op: Normalize | ScaleSeries, values: Values, graph: GraphBuilder) -> Values:
+def add_scale(
+    op: Normalize | ScaleSeries, values: MappedValues, graph: GraphBuilder
+) -> MappedValues:
     """Add (value - mean) / std of each channel, in float32."""
     mean = np.array(op.mean, np.float32)
     std = np.array(op.std, np.float32)
@@ -159,7 +161,7 @@ def _add_gather(name: str, pixels: np.ndarray, axis: Axis, graph: GraphBuilder) 
     return graph.add_node("Gather", [name, indices], axis=axis)
 
 
-def _add_log_mel(op: LogMel, sound: Values, graph: GraphBuilder) -> Values:
+def _add_log_mel(op: LogMel, sound: MappedValues, graph: GraphBuilder) -> MappedValues:
     """Add the log-mel spectrogram of sound, (samples,) to (frames, mels, 1)."""
     (samples,) = sound.value.shape
     name = _add_cast(sound, "float32", graph).value.name
@@ -182,4 +184,4 @@ def _add_log_mel(op: LogMel, sound: Values, graph: GraphBuilder) -> Values:
     name = graph.add_node("Max", [name, graph.add_scalar(op.floor)])
     name = graph.add_node("Mul", [graph.add_node("Log", [name]), graph.add_scalar(op.log_factor)])
     name = graph.add_node("Unsqueeze", [name, last])
-    return Values(NodeOutput(name, (op.count_frames(samples), op.mels, 1)), "float32")
+    return MappedValues(NodeOutput(name, (op.count_frames(samples), op.mels, 1)), "float32")
