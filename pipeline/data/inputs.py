@@ -15,6 +15,13 @@ PADDING_MASK = "padding_mask"
 set. It is computed from the sizes of the samples."""
 MASK = "mask"
 """Name by which networks of tokens read `PADDING_MASK`."""
+
+
+def name_mask(name: str) -> str:
+    """Return the name of the mask of tokens, bool (tokens,): a column, or a network's input."""
+    return f"{name}_mask"
+
+
 InputNames = str | tuple[str, ...] | Mapping[str, str] | None
 """Value of `model.inputs`: a column, several, or columns by the network's names."""
 
@@ -102,6 +109,20 @@ class NetworkInputs:
     def columns(self) -> tuple[str, ...]:
         """Names of the columns."""
         return tuple(array.column for array in self.arrays)
+
+    def with_masks(self, specs: Mapping[str, ColumnSpec]) -> NetworkInputs:
+        """Return several inputs with the masks of their tokens that are columns too, bool
+        (tokens,)."""
+        if not self.is_named:
+            return self
+        masks = []
+        for array in self.arrays:
+            column = name_mask(array.column)
+            if specs.get(column) == ColumnSpec(array.spec.shape[:1], "bool"):
+                masks.append(NetworkInput(name_mask(array.name), column, specs[column]))
+        names = {array.name for array in self.arrays}
+        added = (mask for mask in masks if mask.name not in names)
+        return replace(self, arrays=(*self.arrays, *added))
 
     def with_specs(self, specs: Mapping[str, ColumnSpec]) -> NetworkInputs:
         """Return the inputs with the specs of other columns, such as a larger bucket."""

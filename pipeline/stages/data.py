@@ -269,7 +269,8 @@ def choose_inputs(
         default = (*default, PADDING_MASK)
     model = recipe.model
     with prefixing_problems("model.inputs: "):
-        return resolve_inputs(model.inputs, model.list_inputs(), specs, default)
+        inputs = resolve_inputs(model.inputs, model.list_inputs(), specs, default)
+    return inputs.with_masks(specs) if model.reads_masks else inputs
 
 
 def _make_map_ops(

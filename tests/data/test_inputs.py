@@ -172,3 +172,20 @@ def test_specs_of_a_larger_bucket_replace_those_of_its_column() -> None:
     assert [array.shape for array in larger.arrays] == [(8, 9, 2), (6,)]
     assert isinstance(larger, NetworkInputs)
     assert larger.is_named
+
+
+def test_masks_of_tokens_are_read_beside_them() -> None:
+    """By the network's names; other columns that are named like a mask are not read."""
+    specs = {
+        "text_a": ColumnSpec((6,), "int32"),
+        "text_a_mask": ColumnSpec((6,), "bool"),
+        "image": ColumnSpec((4, 5, 2), "uint8"),
+        "image_mask": ColumnSpec((4, 5), "uint8"),
+    }
+    inputs = resolve_inputs({"query": "text_a", "photo": "image"}, None, specs, ("text_a",))
+    read = {array.name: array.column for array in inputs.with_masks(specs).arrays}
+    assert read == {"query": "text_a", "photo": "image", "query_mask": "text_a_mask"}
+    named = resolve_inputs(("text_a", "text_a_mask"), None, specs, ("text_a",))
+    assert named.with_masks(specs) == named
+    alone = resolve_inputs("text_a", None, specs, ("text_a",))
+    assert alone.with_masks(specs) == alone

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class LayeredModelSpec(ModelSpec):
     """Base of the networks that are a list of layers, which backends other than XLA read."""
 
+    reads_masks: ClassVar[bool] = True
     stage_fields: ClassVar[tuple[str, ...]] = ()
     """Names of fields that are lists with one entry per stage."""
 

@@ -115,6 +115,9 @@ class ModelSpec(Spec):
     table_input: ClassVar[Literal["features", "fields"]] = "features"
     """Input of the network for a table. features: numbers and one-hot categories; fields: for each
     column, the index of its feature and the feature's value."""
+    reads_masks: ClassVar[bool] = False
+    """Whether the network reads the masks of several inputs of tokens, such as `query_mask`,
+    without naming them."""
     two_outputs_are_classes: ClassVar[bool] = False
     """Whether two outputs are always the logits of two classes, never two numbers or labels."""
     name: str

@@ -329,7 +329,8 @@ class Branches(LayerSpec):
     """Concatenate the channels of several branches of x; an empty branch is the identity.
 
     By default each branch reads all of x, with `split` an equal share of the channels. As the first
-    layer with `inputs` each branch reads the input of that name, such as an image and a row.
+    layer with `inputs` each branch reads the input of that name, such as an image and a row; one
+    branch reads all of them, with the same weights.
     """
 
     name: Literal["branches"] = "branches"
@@ -340,10 +341,11 @@ class Branches(LayerSpec):
 
     @model_validator(mode="after")
     def _check_inputs(self) -> Self:
-        if self.inputs and (self.split or len(self.inputs) != len(self.branches)):
+        fits = len(self.branches) in (1, len(self.inputs)) and not self.split
+        if self.inputs and not fits:
             raise ValueError(
                 f"inputs has {len(self.inputs)} names for {len(self.branches)} branches; must have "
-                "one for each, and split must be false"
+                "one for each, or one branch for all, and split must be false"
             )
         return self
 

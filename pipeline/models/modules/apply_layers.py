@@ -46,6 +46,8 @@ class LayerContext:
     """Rules for layers that compute in another type than `dtype`."""
     token_mask: Array | None = None
     """Bool (batch, tokens): True for a token, False for padding. None: nothing is padded."""
+    input_masks: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    """The same for each of several inputs, by the name of the input that the first layer reads."""
     batch_axis: str | None = None
     """Axis of a mesh whose devices share the batch that batch norm normalises over."""
     position: Array | None = None
@@ -151,6 +153,7 @@ COMPUTATIONS: Mapping[str, Sequence[type[LayerSpec]]] = {
         tokens.MeanToken,
         tokens.Pool1d,
         tokens.SelfAttention,
+        tokens.MeanToken,
         tokens.FirstToken,
     ),
 }

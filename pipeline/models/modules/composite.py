@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -27,8 +28,10 @@ class Scope(nn.Module):
     context: LayerContext
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
-        return apply_layers(self.layers, x, self.context)
+    def __call__(self, x: Array, mask: Array | None = None) -> Array:
+        """Apply the layers, to tokens with a mask of padding if there is one."""
+        context = self.context if mask is None else replace(self.context, token_mask=mask)
+        return apply_layers(self.layers, x, context)
 
 
 @computes(standard.Sequence)
@@ -69,11 +72,15 @@ class _Branches(nn.Module):
             require_groups(x, len(branches), self.context)
             parts = jnp.split(x, len(branches), -1)
         if self.layer.inputs:
-            parts = self._choose_inputs(x)
+            return self._join(self._read_inputs(x))
         results = [
             Scope(branch, self.context.inside(f"branch_{index}"), name=f"branch_{index}")(part)
             for index, (branch, part) in enumerate(zip(branches, parts, strict=True))
         ]
+        return self._join(results)
+
+    def _join(self, results: Sequence[Array]) -> Array:
+        """Return the channels of all results. Raises ValueError if another size differs."""
         shapes = [result.shape for result in results]
         if len({shape[:-1] for shape in shapes}) > 1:
             raise ValueError(
@@ -82,8 +89,8 @@ class _Branches(nn.Module):
             )
         return jnp.concatenate(results, axis=-1)
 
-    def _choose_inputs(self, x: Any) -> list[Array]:
-        """Return the input of each branch."""
+    def _read_inputs(self, x: Any) -> list[Array]:
+        """Return the result for each input, by its branch or by the only branch."""
         names = self.layer.inputs
         if not isinstance(x, Mapping) or not set(names) <= set(x):
             reached = f"{', '.join(x)} reach" if isinstance(x, Mapping) else "one array reaches"
@@ -91,7 +98,15 @@ class _Branches(nn.Module):
                 f"{self.context}: {reached} the layer, and its branches read {', '.join(names)}; "
                 "with inputs it must be the first layer, and model.inputs must name these"
             )
-        return [_cast_floats(x[name], self.context.dtype) for name in names]
+        scopes = [
+            Scope(branch, self.context.inside(f"branch_{index}"), name=f"branch_{index}")
+            for index, branch in enumerate(self.layer.branches)
+        ]
+        masks = self.context.input_masks
+        return [
+            scope(_cast_floats(x[name], self.context.dtype), masks.get(name))
+            for name, scope in zip(names, scopes * (len(names) // len(scopes)), strict=True)
+        ]
 
 
 def _cast_floats(x: Array, dtype: str) -> Array:

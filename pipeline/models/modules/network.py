@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from pipeline.data.inputs import MASK
+from pipeline.data.inputs import MASK, name_mask
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.layers.standard import Branches
@@ -67,14 +67,15 @@ class Network(nn.Module):
         width, channels) or tokens int32 (batch, tokens).
 
         Several inputs by name are read by a first layer `branches` with these names. The input
-        `mask`, bool (batch, tokens), is false for padding, which attention ignores. A network that
+        `mask`, bool (batch, tokens), is false for padding, which attention ignores; of several
+        inputs, each may have a mask, such as `query_mask`. A network that
         classifies every token or every pixel returns (batch, tokens, classes) or (batch, height,
         width, classes). With a `position`, int32 (), the input is the token at that position,
         (batch, 1), and the collection `cache` has the keys and values of earlier tokens. Raises
         ValueError, with the layer and the shape, if a layer doesn't fit the layer before it, the
         inputs or the layout.
         """
-        x, mask = _read_inputs(self.layers, inputs)
+        x, mask, masks = _read_inputs(self.layers, inputs)
         context = LayerContext(
             path=(),
             initializers=self.initializers,
@@ -89,6 +90,7 @@ class Network(nn.Module):
             cached_tokens=self.cached_tokens,
             recomputes=self.recomputes,
             token_mask=mask,
+            input_masks=masks,
         )
         reads_tokens = bool(self.layers) and isinstance(self.layers[0], Lookup)
         # Under rules every layer casts its input: the first may compute in float32.
@@ -103,22 +105,27 @@ class Network(nn.Module):
 
 def _read_inputs(
     stack: tuple[LayerSpec, ...], inputs: Array | Mapping[str, Array]
-) -> tuple[Any, Array | None]:
-    """Return what the first layer reads, and the mask of padding. Raises ValueError for several
-    inputs that the first layer doesn't name."""
+) -> tuple[Any, Array | None, Mapping[str, Array]]:
+    """Return what the first layer reads, the mask of padding, and the masks of several inputs by
+    the names of these. Raises ValueError for several inputs that the first layer doesn't name."""
     if not isinstance(inputs, Mapping):
-        return inputs, None
-    mask = inputs.get(MASK)
-    others = {name: array for name, array in inputs.items() if name != MASK}
-    if stack and isinstance(stack[0], Branches) and stack[0].inputs:
-        return others, mask
+        return inputs, None, {}
+    first = stack[0] if stack else None
+    read = first.inputs if isinstance(first, Branches) else ()
+    # A branch may read a column that is named like a mask.
+    names = {name: name_mask(name) for name in inputs if name_mask(name) not in read}
+    masks = {name: inputs[mask] for name, mask in names.items() if mask in inputs}
+    mask_names = {MASK, *map(name_mask, masks)}
+    others = {name: array for name, array in inputs.items() if name not in mask_names}
+    if read:
+        return others, inputs.get(MASK), masks
     if len(others) > 1:
         raise ValueError(
             f"the network reads {', '.join(others)}; its first layer must be branches with inputs "
             f"{list(others)}"
         )
-    (array,) = others.values()
-    return array, mask
+    ((name, array),) = others.items()
+    return array, inputs.get(MASK, masks.get(name)), {}
 
 
 def _require_batch_last(stack: tuple[LayerSpec, ...], images: Any) -> None:

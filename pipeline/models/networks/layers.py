@@ -12,6 +12,7 @@ from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.blocks.recipe_blocks import expand_uses
 from pipeline.models.layers.fields import CLASSES
 from pipeline.models.layers.model_spec import Layers, LayerSpec
+from pipeline.models.layers.standard import Branches
 
 
 @component("model")
@@ -36,10 +37,13 @@ class LayerList(LayeredModelSpec):
 
     @model_validator(mode="after")
     def _check_classes(self) -> Self:
-        if self.layers_for(1) == self.layers:
+        # Towers return embeddings, whatever the classes.
+        last = self.layers[-1] if self.layers else None
+        are_towers = isinstance(last, Branches) and bool(last.inputs)
+        if not are_towers and self.layers_for(1) == self.layers:
             raise ValueError(
                 f"no layer has {CLASSES}; must end in a layer such as "
-                f"{{name: dense, features: {CLASSES}}}"
+                f"{{name: dense, features: {CLASSES}}}, or to match pairs in branches with inputs"
             )
         return self
 

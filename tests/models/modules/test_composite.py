@@ -21,6 +21,7 @@ from pipeline.models.layers.standard import (
     Tanh,
     Views,
 )
+from pipeline.models.layers.tokens import MeanToken
 from tests.models.build import initialise, network, parameters, random, shapes
 
 IMAGES = random(3, 6, 5, 4)
@@ -166,6 +167,45 @@ def test_branches_read_their_inputs() -> None:
     np.testing.assert_allclose(y, np.concatenate(expected, 1), rtol=1e-5)
 
 
+@pytest.mark.medium
+def test_one_branch_reads_all_inputs_with_the_same_weights() -> None:
+    module = network(Branches(branches=((Dense(features=2),),), inputs=("a", "b")))
+    inputs = {"a": ROWS, "b": random(6, 4) + 1}
+    variables = initialise(module, inputs)
+    p = parameters(variables)
+    assert list(p) == ["branches_0/branch_0/dense_0/bias", "branches_0/branch_0/dense_0/kernel"]
+    y = module.apply(variables, inputs, train=False)
+    kernel, bias = p["branches_0/branch_0/dense_0/kernel"], p["branches_0/branch_0/dense_0/bias"]
+    expected = np.concatenate([inputs[name] @ kernel + bias for name in ("a", "b")], 1)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("has_mask", [True, False])
+def test_each_branch_has_the_mask_of_its_input(has_mask: bool) -> None:
+    branches = ((MeanToken(),), (MeanToken(),))
+    module = network(Branches(branches=branches, inputs=("a", "b")))
+    inputs = {"a": random(2, 3, 4), "b": random(2, 5, 4)}
+    masks = {
+        "a_mask": np.array([[1, 1, 0], [1, 1, 1]], bool),
+        "b_mask": np.array([[1, 0, 0, 0, 0], [0, 0, 0, 0, 0]], bool),
+    }
+    variables = initialise(module, {**inputs, **masks} if has_mask else inputs)
+    y = module.apply(variables, {**inputs, **masks} if has_mask else inputs, train=False)
+    a, b = inputs["a"], inputs["b"]
+    expected = [np.stack([a[0, :2].mean(0), a[1].mean(0)]), np.stack([b[0, 0], np.zeros(4)])]
+    if not has_mask:
+        expected = [a.mean(1), b.mean(1)]
+    np.testing.assert_allclose(y, np.concatenate(expected, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_branch_may_read_an_input_that_is_named_like_a_mask() -> None:
+    module = network(Branches(branches=((), ()), inputs=("a", "a_mask")))
+    inputs = {"a": ROWS, "a_mask": random(6, 2)}
+    y = module.apply(initialise(module, inputs), inputs, train=False)
+    np.testing.assert_array_equal(y, np.concatenate([ROWS, inputs["a_mask"]], 1))
+
+
 @pytest.mark.parametrize(
     ("layers", "inputs", "message"),
     [
@@ -193,3 +233,5 @@ def test_inputs_that_no_branch_reads_are_refused(
 def test_each_branch_has_one_input() -> None:
     with pytest.raises(ValidationError, match="inputs has 1 names for 2 branches"):
         Branches(branches=((), ()), inputs=("a",))
+    with pytest.raises(ValidationError, match="inputs has 3 names for 2 branches"):
+        Branches(branches=((), ()), inputs=("a", "b", "c"))

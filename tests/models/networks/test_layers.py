@@ -61,8 +61,15 @@ def test_layers_without_classes_are_refused() -> None:
     said = problems(layers=["flatten", {"name": "dense", "features": 10}])
     assert said == {
         "": "Value error, no layer has $classes; must end in a layer such as "
-        "{name: dense, features: $classes}"
+        "{name: dense, features: $classes}, or to match pairs in branches with inputs"
     }
+
+
+def test_towers_need_no_classes() -> None:
+    """The embeddings of branches with inputs are compared with each other."""
+    towers = {"name": "branches", "inputs": ["a", "b"], "branches": [["relu"]]}
+    assert conf_model("layers", blocks={}, layers=[towers]).list_inputs() == ("a", "b")
+    assert "" in problems(layers=[{**towers, "inputs": []}])
 
 
 def test_layer_problems_are_located_in_the_list() -> None:
