@@ -70,11 +70,27 @@ PRIVATE = ("lenet5_mnist_private",)
 SOUNDS = ("audio_vowels",)
 """Recipes of sound that a formula makes."""
 
+PAIRS = ("pair_docstrings", "two_towers_docstrings")
+"""Recipes of pairs of texts that ship."""
+
 TABLES = ("breast_cancer_mlp", "diabetes_mlp")
 """Recipes that train on a table of the package, in a second or two."""
 
 SERIES = ("fcn_series", "forecast_linear", "mnist1d_cnn")
 """Recipes of series: `stages/test_series_runs.py` trains them."""
+
+SHIPPED = (
+    *TRAINED,
+    *BUILT,
+    *TABLES,
+    *TEXTS,
+    *PAIRS,
+    *SOUNDS,
+    *OF_FILES,
+    *ADVERSARIAL,
+    *PRIVATE,
+    *SERIES,
+)
 
 
 def twin(source: str) -> list[str]:
@@ -110,25 +126,12 @@ def header_of(name: str) -> list[str]:
 
 def test_recipes_are_all_tested() -> None:
     shipped = {file.stem for file in RECIPES.glob("*.yaml")}
-    assert shipped == {
-        *TRAINED,
-        *BUILT,
-        *TABLES,
-        *TEXTS,
-        *SOUNDS,
-        *OF_FILES,
-        *ADVERSARIAL,
-        *PRIVATE,
-        *SERIES,
-    }
-    assert len(shipped) == 25
+    assert shipped == set(SHIPPED)
+    assert len(shipped) == 27
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [*TRAINED, *BUILT, *TABLES, *TEXTS, *SOUNDS, *OF_FILES, *ADVERSARIAL, *PRIVATE, *SERIES],
-)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_recipe_matches_its_golden_resolution(
     name: str, golden: Callable[[Path, str], str]
 ) -> None:
@@ -138,9 +141,7 @@ def test_recipe_matches_its_golden_resolution(
     assert text == golden(GOLDEN / f"recipe_{name}.yaml", text)
 
 
-@pytest.mark.parametrize(
-    "name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *SOUNDS, *OF_FILES, *ADVERSARIAL, *PRIVATE, *SERIES]
-)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_header_has_the_command_and_a_description(name: str) -> None:
     header = header_of(name)
     recipe = "" if name == DEFAULT_RECIPE else f" +recipe={name}"
@@ -153,17 +154,7 @@ def test_recipe_document_matches_recipe_headers() -> None:
     document = (ROOT / "docs" / "recipes.md").read_text()
     shipped = document.partition("## Shipped recipes")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", shipped, re.MULTILINE)
-    assert {name for name, *_ in rows} == {
-        *TRAINED,
-        *BUILT,
-        *TABLES,
-        *TEXTS,
-        *SOUNDS,
-        *OF_FILES,
-        *ADVERSARIAL,
-        *PRIVATE,
-        *SERIES,
-    }
+    assert {name for name, *_ in rows} == set(SHIPPED)
     for name, what, measured in rows:
         header = header_of(name)
         command = next(index for index, line in enumerate(header) if "python -m pipeline" in line)
@@ -213,6 +204,17 @@ def test_sound_recipe_trains_end_to_end(
     summary = run(recipe, tmp_path / "run")
     assert (summary.status, summary.steps, summary.sinks) == ("done", 4, 2)
     assert summary.metrics["count"] == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAIRS)
+def test_recipe_of_pairs_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
+    short = ["train.batch_size=8", "train.epochs=null", "train.steps=4", "train.sink_size=2"]
+    keys = [*short, "eval.samples=12", "eval.every_epochs=null", f"cache.root={cache}"]
+    summary = run(load_recipe(name, [*keys, "train.schedule.warmup_epochs=0.0"]), tmp_path)
+    assert (summary.status, summary.steps, summary.sinks) == ("done", 4, 2)
+    assert summary.metrics["count"] == 12
+    assert (tmp_path / "tokenizer.json").is_file()
 
 
 @pytest.mark.slow

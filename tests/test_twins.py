@@ -370,6 +370,7 @@ CROSS_CUTTING = frozenset(
         "stages/test_parameters.py",
         "stages/test_recomputation.py",
         "stages/test_several_inputs.py",
+        "stages/test_text_pair_runs.py",
         "stages/test_text_runs.py",
         "training/optimizers/thor/test_runs.py",
         "training/parallel/test_layouts.py",

@@ -231,6 +231,11 @@ def check_skipped_samples(recipe: Recipe) -> Iterator[str]:
             f"train.loss.hardest_share = {share}: must be 1.0 with train.accumulate_steps = "
             f"{train.accumulate_steps}; the hardest samples are chosen from the whole batch"
         )
+    if train.loss.compares_samples and train.accumulate_steps > 1:
+        yield (
+            f"train.accumulate_steps = {train.accumulate_steps}: must be 1 with train.loss = "
+            f"{train.loss.name}, which compares each sample with the others of the whole batch"
+        )
     if train.optimizer.observes_layers:
         reason = f"with {train.optimizer.name}, which uses every sample"
         if share < 1:
@@ -354,6 +359,7 @@ def check_metric_names(recipe: Recipe) -> Iterator[str]:
     names += target_metrics.NUMBER_METRICS
     names += target_metrics.LABEL_METRICS
     names += target_metrics.TOKEN_METRICS
+    names += target_metrics.MATCH_METRICS
     for key, metric in list_deciding_metrics(recipe).items():
         if metric is not None and metric not in names:
             problem = explain_unknown_name("metric", metric, names)

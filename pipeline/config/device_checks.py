@@ -118,6 +118,12 @@ def check_features(recipe: Recipe) -> Iterator[str]:
             f"train.loss.hardest_share = {train.loss.hardest_share}: must be 1.0 with {mode}; the "
             "hardest samples are chosen from the whole batch"
         )
+    if train.loss.compares_samples and parallel.is_data_parallel:
+        yield (
+            f"train.loss = {train.loss.name}: must be another loss with {mode}: a device sees "
+            "a part of the batch, and this one compares each pair with all others; "
+            "parallel.mode=semi_auto compares them across devices"
+        )
     if not parallel.mirror_mean and train.loss.reduction != "mean":
         yield (
             "parallel.mirror_mean = false: needs train.loss.reduction=mean; a sum has no mean of "

@@ -37,6 +37,8 @@ def _check_step(recipe: Recipe) -> Iterator[Refusal]:
     if loss.hardest_share < 1:
         rule = "compares the losses of samples; must be 1.0"
         yield "train.loss.hardest_share", loss.hardest_share, rule
+    if loss.compares_samples:
+        yield "train.loss", loss.name, "compares samples with each other; must be another loss"
     if scale.initial != 1 or scale.skips_overflow:
         yield "train.loss_scale", scale.name, "gradients are clipped in float32; must be 1"
     if train.on_nan.name != "stop":

@@ -8,6 +8,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.sources.tabular import TableDataset
 from pipeline.data.sources.text import Text
 from pipeline.data.sources.text_csv import TextCsv
+from pipeline.data.sources.text_pairs import TextPairs
 from pipeline.training.robustness.attack_specs import (
     AdversarialSpec,
     complete_attacks,
@@ -39,7 +40,7 @@ def _check_images(recipe: Recipe, key: str, split: str, default: str) -> Iterato
     `key` sets the attacks; with its `default` there are none.
     """
     dataset = recipe.dataset
-    if isinstance(dataset, Text | TextCsv | TableDataset):
+    if isinstance(dataset, Text | TextCsv | TextPairs | TableDataset):
         content = "columns" if isinstance(dataset, TableDataset) else "tokens"
         reason = f"attacks change pixels, and dataset = {dataset.name} has {content}"
         yield f"{key}: {reason}; must be {default}"

@@ -48,6 +48,7 @@ COMPONENT_MODULES = (
     "pipeline.models.networks",
     "pipeline.models.layers.tokens",
     "pipeline.training.adversarial",
+    "pipeline.training.contrastive",
     "pipeline.training.features.components",
     "pipeline.training.features.non_finite_steps",
     "pipeline.training.features.gradient_rules",

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.core.registry import MAX_FLOAT
 
-Task = Literal["classification", "regression", "multi_label", "next_token"]
+Task = Literal["classification", "regression", "multi_label", "next_token", "matching"]
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,10 @@ class Targets:
     """The meaning of a network's outputs.
 
     classification: classes; regression: numbers; multi_label: labels, of which a sample may have
-    several or none; next_token: the tokens of a vocabulary. A network is trained on numbers that
-    are standardised by the training split, `(number - mean) / std`. Metrics and predictions are in
-    the units of the data.
+    several or none; next_token: the tokens of a vocabulary; matching: both embeddings of a pair,
+    whose label is its number in the split, without names. A network is trained on numbers that are
+    standardised by the training split, `(number - mean) / std`. Metrics and predictions are in the
+    units of the data.
     """
 
     names: tuple[str, ...]
@@ -55,6 +56,8 @@ class Targets:
                 return f"{count} classes"
             case "multi_label":
                 return f"{count} labels"
+            case "matching":
+                return "pairs to match"
             case "next_token":
                 return f"{count:,} different tokens"
         first_numbers = ", ".join(

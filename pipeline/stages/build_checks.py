@@ -26,6 +26,7 @@ from pipeline.data.targets import Task
 from pipeline.data.transform import count_choices, select_variants
 from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
+from pipeline.models.layers.standard import Branches
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import record_module_paths
 from pipeline.models.modules.network import Network
@@ -52,6 +53,7 @@ USUAL_LOSSES: Mapping[Task, str] = {
     "regression": "mse",
     "multi_label": "binary_cross_entropy",
     "next_token": "cross_entropy",
+    "matching": "contrastive",
 }
 
 
@@ -112,7 +114,13 @@ def check_outputs(draft: StepDraft) -> None:
     num_targets = len(dataset.targets)
     num_labels = len(dataset.eval) * math.prod(outputs[:-1])
     problem = None
-    if outputs[-1] != num_targets:
+    if dataset.targets.task == "matching":
+        if len(outputs) > 1 or outputs[-1] % 2:
+            problem = (
+                f"the network ends in shape {('batch', *outputs)}; to match pairs it must end in "
+                "(batch, 2 * features), an embedding of each text, as branches with inputs return"
+            )
+    elif outputs[-1] != num_targets:
         is_classification = dataset.targets.task == "classification"
         targets = f"{num_targets} classes" if is_classification else str(dataset.targets)
         problem = f"the network ends in {outputs[-1]} outputs, and the dataset has {targets}"
@@ -162,13 +170,16 @@ def check_vocabulary(draft: StepDraft) -> None:
     """Require an embedding row for each token of the texts: a token without one becomes NaN."""
     text = draft.dataset.text
     network = draft.step_config.network
-    first = network.layers[0] if isinstance(network, Network) and network.layers else None
-    if text is None or not isinstance(first, Lookup):
+    if text is None or not isinstance(network, Network):
         return
-    num_rows = first.vocabulary
-    if isinstance(num_rows, int) and num_rows < text.vocabulary:
-        problem = f"must be at least {text.vocabulary}, the number of tokens of the texts"
-        raise RecipeError(f"model.vocabulary = {num_rows}: {problem}")
+    first_layers = list(network.layers[:1])
+    if isinstance(first_layer := next(iter(first_layers), None), Branches) and first_layer.inputs:
+        first_layers = [branch[0] for branch in first_layer.branches if branch]
+    for layer in first_layers:
+        num_rows = layer.vocabulary if isinstance(layer, Lookup) else text.vocabulary
+        if isinstance(num_rows, int) and num_rows < text.vocabulary:
+            problem = f"must be at least {text.vocabulary}, the number of tokens of the texts"
+            raise RecipeError(f"model.vocabulary = {num_rows}: {problem}")
 
 
 def check_to_float(draft: StepDraft) -> None:
@@ -243,7 +254,7 @@ def check_task(draft: StepDraft) -> None:
             f"loss={USUAL_LOSSES[task]}"
         )
     class_metrics = [metric.name for metric in metrics if isinstance(metric, ClassCountMetric)]
-    if class_metrics and task in ("regression", "multi_label"):
+    if class_metrics and task in ("regression", "multi_label", "matching"):
         problem = f"{', '.join(class_metrics)} needs classes, and {task} has none; leave it out"
         raise RecipeError(f"eval.metrics: {problem}")
     standard = [*METRICS] if is_classification else ["loss"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, get_args
 
 import numpy as np
@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from pipeline.core.registry import ComponentOf, Seq, Spec, list_components
+from pipeline.data.columns import Column
 from pipeline.data.targets import Targets, Task
 from pipeline.training.metric_names import METRICS, Direction
 
@@ -41,6 +42,11 @@ class MetricSpec(Spec):
     def ignore_label(self, label: int | None) -> Self:
         """Return the metric that leaves out labels equal to `label`, if it isn't None. This base
         class returns the metric unchanged."""
+        return self
+
+    def fit_to_samples(self, labels: Sequence[Column], outputs: tuple[int, ...]) -> Self:
+        """Return the metric for the labels of each split that is evaluated, (n, ...), and for the
+        shape of a sample's outputs. This base class returns the metric unchanged."""
         return self
 
     @abstractmethod
@@ -102,6 +108,9 @@ class LossSpec(Spec):
 
     tasks: ClassVar[tuple[Task, ...]] = get_args(Task)
     """Tasks that the loss supports."""
+    compares_samples: ClassVar[bool] = False
+    """Whether the loss of a sample depends on the others of its batch, so that no step may compute
+    the batch in parts."""
     masks_labels: ClassVar[bool] = False
     """Whether the function also takes `where`, bool (B, ...), the mask of the valid labels."""
     name: str

@@ -44,6 +44,12 @@ class TrainingObjective:
 class LabelLoss(LossSpec):
     """Base of the losses that are a mean over the labels of a sample."""
 
+    tasks: ClassVar[tuple[Task, ...]] = (
+        "classification",
+        "regression",
+        "multi_label",
+        "next_token",
+    )
     masks_labels: ClassVar[bool] = True
 
     @abstractmethod
@@ -304,7 +310,7 @@ def count_batch_labels(
 
     if config.objective.ignore_index is not None:
         return count_valid_labels(config, labels, mask)
-    is_by_sample = config.targets.task in ("regression", "multi_label")
+    is_by_sample = config.targets.task in ("regression", "multi_label", "matching")
     positions = 1 if is_by_sample else math.prod(logits.shape[1:-1])
     return positions * jnp.sum(mask, dtype=jnp.float32)
 

@@ -12,6 +12,7 @@ from pydantic import PositiveFloat, PositiveInt
 from pipeline.core.registry import Seq, component
 from pipeline.data.targets import Targets
 from pipeline.training.component_specs import Direction, MetricSpec
+from pipeline.training.contrastive import RecallAt1, RecallAt5, RecallAt10
 
 if TYPE_CHECKING:
     import jax
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 NUMBER_METRICS = ("mae", "relative_mae", "rmse", "r2")
 LABEL_METRICS = ("exact_match", "micro_f1", "macro_f1")
 TOKEN_METRICS = ("token_accuracy", "perplexity")
-"""The metrics in `list_metrics` for numbers, for several labels per sample, and for tokens."""
+MATCH_METRICS = ("recall_at_1", "recall_at_5", "recall_at_10")
+"""The metrics in `list_metrics` for numbers, several labels per sample, tokens and pairs."""
 
 
 class NumberMetric(MetricSpec):
@@ -257,6 +259,8 @@ def list_metrics(targets: Targets, ignore_index: int | None = None) -> Sequence[
     """Return the metrics of every evaluation with these targets, except the metrics of classes.
     They leave out labels equal to `ignore_index`."""
     match targets.task:
+        case "matching":
+            return RecallAt1(), RecallAt5(), RecallAt10()
         case "regression":
             std = targets.std
             naive_mae = targets.naive_mae

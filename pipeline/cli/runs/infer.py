@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -26,8 +26,8 @@ from pipeline.core.files.error_text import show_name
 from pipeline.core.files.value_text import count_noun
 from pipeline.core.reporter import WARNING
 from pipeline.data.targets import Targets, Task
-from pipeline.data.text.text_files import read_text_lines
-from pipeline.data.text.text_format import TextFormat
+from pipeline.data.text.text_files import read_text_columns, read_text_lines
+from pipeline.data.text.text_format import PAIR, TextFormat
 from pipeline.stages.export.export import is_export, read_export
 from pipeline.stages.export.inference_files import (
     Arrays,
@@ -56,6 +56,7 @@ from pipeline.stages.record.brightness import (
 )
 from pipeline.stages.record.trained_run import Samples, TrainedRun, spare_gpus
 from pipeline.study.sweep.directory import is_run_or_sweep, list_members
+from pipeline.training.contrastive import compute_cosines
 
 USAGE = "infer takes RUN_DIR or FOLDER, and FILE ..., --text or --prompt"
 MAX_BATCH = 64
@@ -204,15 +205,16 @@ def _name_samples(file: Path, count: int) -> list[str]:
     return [f"{file}[{index}]" for index in range(count)] if count > 1 else [str(file)]
 
 
-def _read_texts(
-    arguments: InferArguments, samples: Samples
-) -> Iterator[tuple[list[str], np.ndarray]]:
+def _read_texts(arguments: InferArguments, samples: Samples) -> Iterator[tuple[list[str], Arrays]]:
     """Yield the names and samples of the command line's texts, then of each file's lines."""
     text = samples.text
     if text is None:
         raise DataError(
             f"the network reads {', '.join(samples.columns)}; --text needs one of texts"
         )
+    if text.predicts == "pair":
+        yield from _read_pairs(arguments, samples, text)
+        return
     if text.predicts != "class":
         raise DataError("the network continues texts; name the text with --prompt TEXT")
 
@@ -227,6 +229,33 @@ def _read_texts(
     for file in arguments.files:
         lines = read_text_lines(file)
         yield _name_samples(file, len(lines)), encode(lines)
+
+
+def _read_pairs(
+    arguments: InferArguments, samples: Samples, text: TextFormat
+) -> Iterator[tuple[list[str], dict[str, np.ndarray]]]:
+    """Yield the names and samples of the command line's pairs of texts, then of each file's rows.
+
+    Columns that the network doesn't read are left out.
+    """
+    lengths = [samples.columns[name].shape[0] if name in samples.columns else 1 for name in PAIR]
+
+    def encode(pairs: Sequence[Sequence[str]]) -> dict[str, np.ndarray]:
+        try:
+            columns = text.encode_pairs(pairs, lengths)
+        except ValueError as error:
+            raise DataError(f"a text can't be read by the tokenizer: {error}") from error
+        return {name: columns[name] for name in samples.columns}
+
+    if len(arguments.texts) % 2:
+        options = [f"--text {show_name(arguments.texts[-1])}"]
+        raise UsageError(options, "the network reads pairs; must be two --text for each")
+    if arguments.texts:
+        pairs = list(zip(arguments.texts[::2], arguments.texts[1::2], strict=True))
+        yield [", ".join(map(show_name, pair)) for pair in pairs], encode(pairs)
+    for file in arguments.files:
+        rows = read_text_columns(file, text.columns)
+        yield _name_samples(file, len(rows)), encode(rows)
 
 
 def _load_network(sources: Sequence[Path]) -> tuple[ComputeLogits, Samples]:
@@ -282,6 +311,11 @@ def _format_prediction(
     """Return the line of a sample, whose logits are (classes,): classes, labels or numbers."""
     if arguments.masks is not None:
         raise UsageError([f"--masks {arguments.masks}"], "the network has one class for an image")
+    if targets.task == "matching":
+        cosine = float(compute_cosines(logits[np.newaxis])[0])
+        if arguments.as_json:
+            return json.dumps({_name_source(arguments, name): name, "cosine": round(cosine, 6)})
+        return f"{printable(name)}: cosine {cosine:.4f}"
     if targets.task == "regression":
         values = dict(zip(targets.names, map(float, targets.to_data_units(logits)), strict=True))
         if arguments.as_json:
@@ -307,10 +341,16 @@ def _format_prediction(
     ]
     if arguments.as_json:
         best = predictions[0] if key == "top" else {}
-        source = "text" if name in map(show_name, arguments.texts) else "file"
-        return json.dumps({source: name, **best, key: predictions})
+        return json.dumps({_name_source(arguments, name): name, **best, key: predictions})
     text = ", ".join(f"{show_name(row['class'])} {row['probability']:.4f}" for row in predictions)
     return f"{printable(name)}: {text or 'no label'}"
+
+
+def _name_source(arguments: InferArguments, name: str) -> Literal["text", "file"]:
+    """Return whether a sample is a text, or a pair of texts, of the command line or of a file."""
+    texts = list(map(show_name, arguments.texts))
+    pairs = map(", ".join, zip(texts[::2], texts[1::2], strict=False))
+    return "text" if name in (*texts, *pairs) else "file"
 
 
 def _format_mask(

@@ -19,7 +19,7 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
 from pipeline.data.padding.buckets import make_ragged_array
 from pipeline.data.targets import Targets
-from pipeline.data.text.text_files import read_two_columns
+from pipeline.data.text.text_files import read_text_columns
 from pipeline.data.text.text_format import TextFormat, make_tokenizer
 
 SHIPPED = Path(__file__).with_name("python_docstrings.csv")
@@ -63,13 +63,13 @@ class TextCsv(DatasetSpec):
     def read(self, cache: Path) -> RawData:
         """Return a ragged column of texts, int32 (tokens,) each, and classes, int32 (n,)."""
         file = self.root or SHIPPED
-        rows = read_two_columns(file, (self.text_column, self.class_column))
+        rows = read_text_columns(file, (self.text_column, self.class_column))
         texts = [text for text, _ in rows]
         names = [name.strip() for _, name in rows]
         with name_file(file):
             require_room(8 * len(rows) * self.max_tokens, f"{len(rows):,} texts")
-            classes = _name_classes(names)
-            is_eval = _mark_eval_rows(names, self.eval_fraction)
+            classes = name_classes(names)
+            is_eval = mark_eval_rows(names, self.eval_fraction)
         numbers = {name: number for number, name in enumerate(classes)}
         labels = np.array([numbers[name] for name in names], np.int32)
         train_rows = np.flatnonzero(~is_eval)
@@ -90,7 +90,7 @@ class TextCsv(DatasetSpec):
         return RawData(train, evaluated, Targets(classes), unit=unit, text=text, inputs=("tokens",))
 
 
-def _name_classes(names: Sequence[str]) -> tuple[str, ...]:
+def name_classes(names: Sequence[str]) -> tuple[str, ...]:
     """Return the sorted names of the classes. Raises ValueError for a row without a class, and
     for a single class or too many."""
     if "" in names:
@@ -108,7 +108,7 @@ def _name_classes(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(counts))
 
 
-def _mark_eval_rows(names: Sequence[str], share: float) -> np.ndarray:
+def mark_eval_rows(names: Sequence[str], share: float) -> np.ndarray:
     """Return whether each row is evaluated, bool (rows,). `names` are their classes. Of
     each class, evenly spread, `share` is evaluated. Raises ValueError for an empty split."""
     counts: Counter[str] = Counter()

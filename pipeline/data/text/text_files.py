@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.core.errors import DataError
@@ -64,8 +65,8 @@ def read_text_lines(file: Path) -> list[str]:
     return texts
 
 
-def read_two_columns(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
-    """Return the values of two columns for each row of a CSV file, whose first line has the names
+def read_text_columns(file: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the values of columns for each row of a CSV file, whose first line has the names
     of the columns. Raises DataError for a missing column or field, and without rows."""
     with name_file(file):
         # Excel writes a byte order mark.
@@ -81,8 +82,8 @@ def read_two_columns(file: Path, columns: tuple[str, str]) -> list[tuple[str, st
             csv.field_size_limit(limit)
 
 
-def _parse_rows(text: str, columns: tuple[str, str]) -> list[tuple[str, str]]:
-    """Return the rows of `read_two_columns`. Raises ValueError, and csv.Error for wrong quotes."""
+def _parse_rows(text: str, columns: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the rows of `read_text_columns`. Raises ValueError, and csv.Error for wrong quotes."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     names = reader.fieldnames or []
     missing = [column for column in columns if column not in names]
@@ -99,7 +100,7 @@ def _parse_rows(text: str, columns: tuple[str, str]) -> list[tuple[str, str]]:
                 f"line {reader.line_num} doesn't have {len(names)} fields; a field with a "
                 "comma must be quoted"
             )
-        rows.append((row[columns[0]], row[columns[1]]))
+        rows.append(tuple(row[column] for column in columns))
     if not rows:
         raise ValueError("has no rows")
     return rows

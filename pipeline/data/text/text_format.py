@@ -1,4 +1,4 @@
-"""The format of a network's texts: the tokenizer, and whether a token or a class is predicted."""
+"""The format of a network's texts: the tokenizer, and what is predicted from it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.error_text import show_name
+from pipeline.data.inputs import name_mask
 from pipeline.data.text.file_names import TOKENIZER
 from pipeline.data.text.tokenizer import (
     UNKNOWN,
@@ -31,23 +32,29 @@ UNKNOWN_TOKEN = 1
 START_TOKEN = 2
 NO_TOKEN = -1
 """Padding of short texts in requests for predictions, which have no sizes."""
-Predicts = Literal["next_token", "class"]
+Predicts = Literal["next_token", "class", "pair"]
+PAIR = ("text_a", "text_b")
+"""Columns of a pair of texts, int32 (tokens,). The mask of each, bool (tokens,), is false for
+padding."""
 
 
 @dataclass(frozen=True)
 class TextFormat:
-    """The tokenizer of texts, and whether a network continues or classifies them.
+    """The tokenizer of texts, and whether a network continues them, classifies them or reads pairs.
 
-    As in BERT, texts to classify begin with special tokens: <start>, or a tokenizer.json's.
+    As in BERT, texts that aren't continued begin with special tokens: <start>, or a
+    tokenizer.json's.
     """
 
     tokenizer: Tokenizer
     predicts: Predicts
+    columns: tuple[str, ...] = ()
+    """Names of the columns of a CSV that have the texts of a pair; empty for other texts."""
 
     @property
     def adds_special(self) -> bool:
         """Whether the numbers 0 to 2 are `SPECIAL_TOKENS`, and the tokenizer's tokens follow."""
-        return self.predicts == "class" and not isinstance(self.tokenizer, LibraryTokenizer)
+        return self.predicts != "next_token" and not isinstance(self.tokenizer, LibraryTokenizer)
 
     @property
     def vocabulary(self) -> int:
@@ -73,6 +80,18 @@ class TextFormat:
             row[: len(tokens)] = tokens
         return samples
 
+    def encode_pairs(
+        self, pairs: Sequence[Sequence[str]], lengths: Sequence[int]
+    ) -> dict[str, np.ndarray]:
+        """Return the columns of `PAIR` for pairs of texts, int32 (n, length), padded with zeros,
+        and the mask of each, bool (n, length)."""
+        columns = {}
+        for place, (name, length) in enumerate(zip(PAIR, lengths, strict=True)):
+            tokens = self.encode_all([pair[place] for pair in pairs], length)
+            columns[name] = np.maximum(tokens, 0)
+            columns[name_mask(name)] = tokens != NO_TOKEN
+        return columns
+
     def encode_prompt(self, prompt: str) -> np.ndarray:
         """Return the tokens of a prompt, int32 (n,). Raises DataError for an unknown token, and for
         a prompt without tokens."""
@@ -97,8 +116,9 @@ class TextFormat:
         return tokens
 
     def to_dict(self) -> dict[str, Any]:
-        """Return `predicts` as JSON. The tokenizer has a separate file."""
-        return {"predicts": self.predicts}
+        """Return what is predicted as JSON. The tokenizer has a separate file."""
+        columns = {"columns": list(self.columns)} if self.columns else {}
+        return {"predicts": self.predicts, **columns}
 
 
 def write_tokenizer(folder: Path, text: TextFormat) -> None:
@@ -141,4 +161,7 @@ def read_text_format(folder: Path, record: Mapping[str, Any]) -> TextFormat | No
         case {"predicts": ("next_token" | "class") as predicts}:
             tokenizer = read_tokenizer(folder / TOKENIZER, special_tokens=predicts == "class")
             return TextFormat(tokenizer, cast(Predicts, predicts))
+        case {"predicts": "pair", "columns": [str(first), str(second)]}:
+            tokenizer = read_tokenizer(folder / TOKENIZER, special_tokens=True)
+            return TextFormat(tokenizer, "pair", (first, second))
     raise ValueError("text is not described as a run describes it")

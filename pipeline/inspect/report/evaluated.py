@@ -25,9 +25,10 @@ from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.data.transform import apply_ops
 from pipeline.stages.build import build_network
 from pipeline.stages.data import drop_folds, load_data
-from pipeline.stages.export.prediction import average_outputs
+from pipeline.stages.export.prediction import average_outputs, require_average
 from pipeline.stages.record.trained_run import TrainedRun
 from pipeline.training.bucketing import apply_in_bucket
+from pipeline.training.contrastive import rank_partners
 
 MAX_MISTAKES = 36
 """A report shows at most this many samples with wrong predictions."""
@@ -148,7 +149,19 @@ class LabelPredictions:
         return ClassCounts(hits, actual, predicted, None)
 
 
-Predictions = ClassPredictions | PositionPredictions | NumberPredictions | LabelPredictions
+@dataclass(frozen=True)
+class MatchPredictions:
+    """Ranks of the partners of pairs in the whole split; arrays are int64 (n,)."""
+
+    ranks: np.ndarray
+    """Rank of each pair's partner, from 1."""
+    nearest: np.ndarray
+    """The pair whose second text is nearest to the first text of each pair."""
+
+
+Predictions = (
+    MatchPredictions | ClassPredictions | PositionPredictions | NumberPredictions | LabelPredictions
+)
 
 
 def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
@@ -171,7 +184,12 @@ def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
             "the data has other columns, tokens, units or sample rates; must have those on which "
             "the run was trained"
         )
+    if run.members:
+        require_average(targets.task)
     batches = _average_members(run, dataset) if run.members else _evaluate_batches(run, dataset)
+    if targets.task == "matching":
+        outputs, _ = _concatenate_batches(batches)
+        return MatchPredictions(*rank_partners(outputs))
     if targets.task == "regression":
         outputs, labels = _concatenate_batches(batches)
         true = targets.to_data_units(labels.reshape(len(labels), -1).astype(np.float64))

@@ -16,6 +16,7 @@ from pipeline.inspect.report.evaluated import (
     ClassCounts,
     ClassPredictions,
     LabelPredictions,
+    MatchPredictions,
     NumberPredictions,
     PositionPredictions,
     Predictions,
@@ -46,6 +47,8 @@ def csv_files(predictions: Predictions, targets: Targets) -> Mapping[str, str]:
     """Return the texts of an evaluation's CSV files by file name."""
     names = targets.names
     files = {PREDICTIONS: format_csv(list_predictions(predictions, names))}
+    if isinstance(predictions, MatchPredictions):
+        return files
     if isinstance(predictions, NumberPredictions):
         return {**files, NUMBERS: format_csv(number_rows(predictions, names))}
     if isinstance(predictions, LabelPredictions):
@@ -115,6 +118,10 @@ def list_predictions(predictions: Predictions, names: Sequence[str]) -> Iterable
             for index, label, predicted, share in rows:
                 class_names = {"label": names[label], "prediction": names[predicted]}
                 yield {"index": index, **class_names, "probability": f"{share:.6f}"}
+        case MatchPredictions():
+            pairs = zip(predictions.ranks.tolist(), predictions.nearest.tolist(), strict=True)
+            for index, (rank, nearest) in enumerate(pairs):
+                yield {"index": index, "rank": rank, "nearest": nearest}
         case PositionPredictions():
             for index, share in enumerate(predictions.right.tolist()):
                 # The share is NaN if all labels of a sample are ignored.

@@ -39,6 +39,7 @@ from pipeline.inspect.report.evaluated import (
     ClassCounts,
     ClassPredictions,
     LabelPredictions,
+    MatchPredictions,
     NumberPredictions,
     PositionPredictions,
     Predictions,
@@ -91,6 +92,8 @@ KIND = "report"
 """Kind of the page, which marks it as a report."""
 MAX_MATRIX_CLASSES = 30
 """The page has confusion matrices of at most this many classes."""
+RECALLS = (1, 5, 10, 50)
+"""Numbers of nearest samples that may have the partner."""
 MAX_SCATTER_CHARTS = 4
 """At most this many numbers have a chart."""
 ORDERS: Mapping[type, str] = {
@@ -98,6 +101,7 @@ ORDERS: Mapping[type, str] = {
     PositionPredictions: "the largest wrong share",
     NumberPredictions: "the largest error, as a share of the number's standard deviation,",
     LabelPredictions: "the most wrong labels",
+    MatchPredictions: "the largest rank of the partner",
 }
 """Description of the predictions that are worst and come first, by the kind of predictions."""
 
@@ -257,6 +261,9 @@ def _format_figures(predictions: Predictions, dataset: Dataset) -> dict[str, str
             naive = {} if naive_mae is None else {"seasonal naive MAE": f"{naive_mae:.5g}"}
             figures = {key: f"{value.mean():.5g}" for key, value in values.items()}
             return {**figures, **naive, **samples}
+        case MatchPredictions():
+            recalls = {f"recall at {k}": f"{(predictions.ranks <= k).mean():.4f}" for k in RECALLS}
+            return {**recalls, "median rank": f"{np.median(predictions.ranks):g}", **samples}
         case LabelPredictions():
             exact = (predictions.true == predictions.predicted).all(axis=1).mean()
             counts = predictions.counts
@@ -312,6 +319,11 @@ def _list_worst_samples(predictions: Predictions, names: Sequence[str]) -> Itera
                 true = predictions.true[index, column]
                 text = f"{names[column]} {predicted:.4g}" if len(names) > 1 else f"{predicted:.4g}"
                 yield WorstSample(index, text, f"is {true:.4g}")
+        case MatchPredictions():
+            for index in np.argsort(-predictions.ranks, kind="stable")[:MAX_MISTAKES].tolist():
+                if predictions.ranks[index] > 1:
+                    nearest = f"sample {predictions.nearest[index]} is nearest"
+                    yield WorstSample(index, nearest, f"rank {predictions.ranks[index]:,}")
         case LabelPredictions():
             wrong = predictions.true != predictions.predicted
             distance = np.abs(predictions.true - predictions.probabilities)
@@ -403,6 +415,10 @@ def _make_task_sections(predictions: Predictions, names: Sequence[str]) -> list[
     match predictions:
         case ClassPredictions() | PositionPredictions():
             return _make_class_sections(predictions.counts, names)
+        case MatchPredictions():
+            rows = [{"k": k, "recall": float((predictions.ranks <= k).mean())} for k in RECALLS]
+            caption = "The share of pairs whose partner is among the k nearest of all samples."
+            return [Section("Recall", caption, [RowTable(rows)])]
         case LabelPredictions():
             caption = "Predicted where the probability is above 0.5."
             return [Section("Labels", caption, [RowTable(count_rows(predictions.counts, names))])]

@@ -56,6 +56,7 @@ def make_predict(run: TrainedRun) -> Predict:
     Raises RecipeError if the ops don't accept the run's images, and for host ops.
     """
     if run.members:
+        require_average(run.samples.targets.task)
         return _make_average(run)
     recipe = run.recipe
     if recipe.dataset.eval.host_ops:
@@ -185,6 +186,12 @@ def average_outputs(outputs: Sequence[Array | np.ndarray], task: Task) -> Array:
         positive = logsumexp(nn.log_sigmoid(values), axis=0)
         return positive - logsumexp(nn.log_sigmoid(-values), axis=0)
     return logsumexp(nn.log_softmax(values), axis=0) - np.float32(np.log(len(outputs)))
+
+
+def require_average(task: Task) -> None:
+    """Raise DataError for embeddings, whose axes have another meaning in each network."""
+    if task == "matching":
+        raise DataError("embeddings of several networks have no average; must be one run")
 
 
 def require_equal_shapes(shapes: Sequence[tuple[int, ...]]) -> None:

@@ -90,7 +90,7 @@ class _LoopState(NamedTuple):
 
 def make_cached_decoder(run: TrainedRun) -> Decoder | None:
     """Return the decoder that caches keys and values; None if a layer of the run has no cache."""
-    if run.members:
+    if run.members or len(run.samples.columns) > 1:
         return None
     context = run.samples.single.shape[0]
     network = build_network(run.recipe, len(run.samples.classes))

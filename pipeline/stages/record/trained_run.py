@@ -27,7 +27,7 @@ from pipeline.stages.record.saved_recipe import list_changes
 from pipeline.training.parallel.devices import hide_gpus
 
 T = TypeVar("T")
-DTYPES = frozenset(("uint8", "int32", "float32"))
+DTYPES = frozenset(("bool", "uint8", "int32", "float32"))
 """Dtypes of columns."""
 
 

@@ -45,7 +45,7 @@ from pipeline.study.sweep.directory import (
 )
 from pipeline.study.sweep.verdict import SWEEPER as PAIRS
 from pipeline.study.sweep.verdict import PairedVerdict, read_verdict
-from pipeline.training.target_metrics import LABEL_METRICS, NUMBER_METRICS
+from pipeline.training.target_metrics import LABEL_METRICS, MATCH_METRICS, NUMBER_METRICS
 
 TABLE = "sweep.csv"
 SINK_SIZE = "train.sink_size"
@@ -77,10 +77,10 @@ class JobRow:
             "status": summary.status,
             "metrics.accuracy": summary.metric("accuracy"),
             "metrics.loss": summary.metric("loss"),
-            # The metrics of numbers and labels, if the job has any.
+            # The metrics of numbers, labels and pairs, if the job has any.
             **{
                 f"metrics.{name}": value
-                for name in (*NUMBER_METRICS, *LABEL_METRICS)
+                for name in (*NUMBER_METRICS, *LABEL_METRICS, *MATCH_METRICS)
                 if (value := summary.metric(name)) is not None
             },
             "steps": summary.steps,

@@ -10,8 +10,8 @@ from pipeline.core.errors import DataError
 from pipeline.data.text.text_files import (
     list_text_files,
     read_files,
+    read_text_columns,
     read_text_lines,
-    read_two_columns,
 )
 
 
@@ -57,7 +57,7 @@ def test_empty_lines_are_left_out(tmp_path: Path) -> None:
 
 def test_rows_have_both_columns(tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", '\ufefflabel,id,text\nyes,1,"a, b"\nno,2,"c\nd"\n')
-    assert read_two_columns(file, ("text", "label")) == [("a, b", "yes"), ("c\nd", "no")]
+    assert read_text_columns(file, ("text", "label")) == [("a, b", "yes"), ("c\nd", "no")]
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_rows_have_both_columns(tmp_path: Path) -> None:
 )
 def test_file_without_the_rows_is_refused(tmp_path: Path, text: str | bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        read_two_columns(write(tmp_path / "a.csv", text), ("text", "label"))
+        read_text_columns(write(tmp_path / "a.csv", text), ("text", "label"))

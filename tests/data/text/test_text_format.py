@@ -71,3 +71,23 @@ def test_invalid_or_huge_tokenizer_is_refused(tmp_path: Path) -> None:
     file.write_text("{}")
     with pytest.raises(DataError, match=r"isn't a tokenizer\.json: it has no model"):
         read_tokenizer(file)
+
+
+def test_format_of_pairs_has_the_columns_of_the_csv(tmp_path: Path) -> None:
+    text = TextFormat(LETTERS, "pair", ("ask", "answer"))
+    write_tokenizer(tmp_path, text)
+    assert read_text_format(tmp_path, {"text": text.to_dict()}) == text
+    assert text.vocabulary == 6
+    columns = text.encode_pairs([("ab", "c"), ("", "abcab")], (3, 4))
+    assert {name: array.tolist() for name, array in columns.items()} == {
+        "text_a": [[2, 3, 4], [2, 0, 0]],
+        "text_a_mask": [[True] * 3, [True, False, False]],
+        "text_b": [[2, 5, 0, 0], [2, 3, 4, 5]],
+        "text_b_mask": [[True, True, False, False], [True] * 4],
+    }
+
+
+@pytest.mark.parametrize("columns", [["ask"], ["ask", 1], None])
+def test_format_of_pairs_without_two_columns_is_refused(tmp_path: Path, columns: object) -> None:
+    with pytest.raises(ValueError, match="text is not described as a run describes it"):
+        read_text_format(tmp_path, {"text": {"predicts": "pair", "columns": columns}})
