@@ -40,6 +40,7 @@ from pipeline.stages.build_checks import (
     check_outputs,
     require_all,
     require_attackable,
+    require_pair_inputs,
 )
 from pipeline.stages.features.feature_context import make_feature_context, require_distinct
 from pipeline.stages.features.step_features import NO_INPUTS, FeatureInputs, make_step_features
@@ -121,6 +122,7 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     schedule = schedule_run(recipe.train, dataset.train_order.steps_per_epoch)
     # Learning rates and noise depend on the planned length, also if the run ends early.
     planned = replace(schedule, total=count_total_steps(recipe.train, schedule.steps_per_epoch))
+    require_pair_inputs(recipe, dataset)
     step_config = make_step_config(
         recipe,
         dataset.targets,

@@ -107,6 +107,15 @@ def require_attackable(recipe: Recipe, dataset: Dataset) -> None:
         )
 
 
+def require_pair_inputs(recipe: Recipe, dataset: Dataset) -> None:
+    """Raise RecipeError for pairs to match and a network that reads one array."""
+    if dataset.targets.task == "matching" and not recipe.model.list_inputs():
+        raise RecipeError(
+            f"model = {recipe.model.name}: reads one input; to match pairs a network must name two "
+            "inputs, as branches with inputs do, and end in an embedding of each"
+        )
+
+
 def check_outputs(draft: StepDraft) -> None:
     """Require the shape (classes,) of a sample's logits, or (..., classes) for several labels."""
     outputs = draft.outputs

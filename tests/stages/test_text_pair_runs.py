@@ -214,6 +214,10 @@ def test_unusable_requests_are_refused(runs: dict[str, Path], tmp_path: Path) ->
             ["model.layers.0.inputs=[query]", "model.inputs=null"],
             "query: there is no column 'query",
         ),
+        (
+            ["model=bert_base", "~model.layers", "model.inputs=null"],
+            "bert: reads one input; to match",
+        ),
         (["parallel.mode=data"], "parallel.mode=semi_auto compares them across devices"),
         (["train.memory=4GB"], "with train.memory = 4GB: a device sees a part of the batch"),
         (["train.accumulate_steps=2"], "must be 1 with train.loss = contrastive, which compares"),
