@@ -20,6 +20,7 @@ from pipeline.config.checks import find_conflicts
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
+from pipeline.data.columns import ColumnSpec
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import make_predict
@@ -70,7 +71,7 @@ def save_texts(file: Path) -> int:
         lengths = rng.integers(1, 10, count)
         first = rng.integers(0, 11, count)
         texts = [(a + 2 * np.arange(n + 1)) % 11 for a, n in zip(first, lengths, strict=True)]
-        inputs = [text[:-1].astype(np.float32) for text in texts]
+        inputs = [text[:-1].astype(np.int32) for text in texts]
         labels = [np.where(np.arange(len(t) - 1) == 0, -100, t[1:]) for t in texts]
         arrays |= {f"x_{split}": np.concatenate(inputs), f"y_{split}": np.concatenate(labels)}
         arrays |= {f"{axis}_{split}_sizes": lengths[:, None] for axis in "xy"}
@@ -118,9 +119,9 @@ def test_texts_are_unchanged_by_records(
     out, data = tmp_path / "records", [f"dataset.root={texts[0]}", f"cache.root={cache}"]
     convert_records([str(out), "dataset=numpy", "dataset.ignore_index=-100", *data])
     records = ["dataset=records", f"dataset.root={out}"]
-    found, source = (load_data(gpt(*raw_image), QUIETLY) for raw_image in (records, []))
+    found, source = (load_data(gpt(*keys), QUIETLY) for keys in (records, []))
     for one, other in ((found.train, source.train), (found.eval, source.eval)):
-        assert one.columns.keys() == other.columns.keys() == {"image", "label", "size"}
+        assert one.columns.keys() == other.columns.keys() == {"tokens", "label", "size"}
         for name, column in one.columns.items():
             assert np.array_equal(column[:], other.columns[name][:])
 
@@ -277,8 +278,8 @@ def test_inference_of_a_text_uses_no_padding(gpt: Compose) -> None:
     recipe = gpt()
     dataset = load_data(recipe, QUIETLY)
     step_config = build(recipe, dataset, QUIETLY).step_config
-    tokens = np.arange(9, dtype=np.float32).reshape(1, 9, 1, 1)
-    whole = np.concatenate([tokens, np.ones_like(tokens)], axis=-1)
+    tokens = np.arange(9, dtype=np.int32).reshape(1, 9)
+    whole = {"tokens": tokens, "mask": np.ones_like(tokens, bool)}
     samples = Samples(dataset.raw_inputs, dataset.targets)
     predict = make_predict(TrainedRun(recipe, {}, 0, samples))
 
@@ -290,7 +291,7 @@ def test_inference_of_a_text_uses_no_padding(gpt: Compose) -> None:
         return predict(flatten_dict(variables, sep="/"), jnp.asarray(tokens)), expected
 
     np.testing.assert_allclose(*both(), rtol=1e-5, atol=1e-6)
-    assert (dataset.raw_image.shape, dataset.raw_image.dtype) == ((9, 1, 1), "float32")
+    assert dataset.raw_inputs == {"tokens": ColumnSpec((9,), "int32")}
 
 
 @pytest.mark.slow

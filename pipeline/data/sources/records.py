@@ -12,7 +12,12 @@ from pipeline.core.registry import component
 from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.records.record_column import open_column
-from pipeline.data.records.record_format import DESCRIPTION, RecordSplitSpec, read_description
+from pipeline.data.records.record_format import (
+    DESCRIPTION,
+    RecordSplitSpec,
+    RecordsSpec,
+    read_description,
+)
 
 
 @component("dataset")
@@ -28,29 +33,28 @@ class Records(LocalDatasetSpec):
     def read(self, cache: Path) -> RawData:
         """Return columns with the shapes and dtypes of the source that was converted."""
         spec = read_description(self.root)
-        classes = tuple(spec.classes)
         return RawData(
-            train=open_split(self.root, spec.train, len(classes), self.ignore_index),
-            eval=open_split(self.root, spec.eval, len(classes), self.ignore_index),
+            train=self._open_split(spec, spec.train),
+            eval=self._open_split(spec, spec.eval),
             targets=spec.targets,
-            inputs=tuple(spec.inputs),
+            inputs=spec.inputs,
         )
 
-
-def open_split(
-    folder: Path, spec: RecordSplitSpec, classes: int, ignore_index: int | None
-) -> Split:
-    """Return a split. `classes` is the number of classes. Raises DataError for a damaged file, and
-    for labels in memory that aren't classes or `ignore_index`."""
-    columns = {name: open_column(folder, column) for name, column in spec.columns.items()}
-    label = columns["label"]
-    if isinstance(label, np.ndarray) and label.dtype.kind in "iu":
-        valid = label[label != ignore_index]
-        lowest = int(valid.min(initial=0))
-        highest = int(valid.max(initial=0))
-        if lowest < 0 or highest >= classes:
-            raise DataError(
-                f"{folder}: has labels from {lowest} to {highest}; they must be 0 to "
-                f"{classes - 1}, or dataset.ignore_index"
-            )
-    return Split(columns, tuple(file.samples for file in spec.columns["image"].files))
+    def _open_split(self, spec: RecordsSpec, split: RecordSplitSpec) -> Split:
+        """Return a split. Raises DataError for a damaged file, and for labels in memory that
+        aren't classes or `ignore_index`."""
+        columns = {name: open_column(self.root, column) for name, column in split.columns.items()}
+        label = columns["label"]
+        if isinstance(label, np.ndarray) and label.dtype.kind in "iu":
+            valid = label[label != self.ignore_index]
+            lowest = int(valid.min(initial=0))
+            highest = int(valid.max(initial=0))
+            if lowest < 0 or highest >= len(spec.classes):
+                raise DataError(
+                    f"{self.root}: has labels from {lowest} to {highest}; they must be 0 to "
+                    f"{len(spec.classes) - 1}, or dataset.ignore_index"
+                )
+        # The parts of a split that an order may interleave.
+        first = next(name for name in (*spec.inputs, *columns) if name != "label")
+        files = split.columns[first].files
+        return Split(columns, tuple(file.samples for file in files))

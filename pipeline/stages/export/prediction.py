@@ -99,7 +99,7 @@ def make_predict(run: TrainedRun) -> Predict:
         if not recipe.dataset.padding_mask:
             sizes = None
         elif sizes is None:
-            sizes = jnp.full((*rows.shape, 2), jnp.array(size), jnp.int32)
+            sizes = jnp.full((*rows.shape, len(size)), jnp.array(size), jnp.int32)
         arrays = inputs.read(jnp, mapped, sizes)
         logits: Any = network.apply(unflatten_dict(dict(weights), sep="/"), arrays, train=False)
         return logits
