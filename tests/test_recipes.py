@@ -73,8 +73,8 @@ SOUNDS = ("audio_vowels",)
 PAIRS = ("pair_docstrings", "two_towers_docstrings")
 """Recipes of pairs of texts that ship."""
 
-TABLES = ("breast_cancer_mlp", "diabetes_mlp")
-"""Recipes that train on a table of the package, in a second or two."""
+TABLES = ("breast_cancer_mlp", "diabetes_mlp", "digit_halves")
+"""Recipes that train on a table of the package, or images with numbers, in a second or two."""
 
 SERIES = ("fcn_series", "forecast_linear", "mnist1d_cnn")
 """Recipes of series: `stages/test_series_runs.py` trains them."""
@@ -127,7 +127,7 @@ def header_of(name: str) -> list[str]:
 def test_recipes_are_all_tested() -> None:
     shipped = {file.stem for file in RECIPES.glob("*.yaml")}
     assert shipped == set(SHIPPED)
-    assert len(shipped) == 27
+    assert len(shipped) == 28
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def source(name: str) -> DatasetSpec:
 
 def test_every_dataset_has_a_config_file() -> None:
     assert {file.stem for file in FILES} == set(list_components("dataset"))
-    assert len(FILES) == 22
+    assert len(FILES) == 25
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

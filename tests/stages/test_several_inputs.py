@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,16 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.record.trained_run import read_trained_run
 from tests import outcome
-from tests.command_line import export, infer
+from tests.command_line import export, infer, report
 from tests.whole_run import run
+
+pytestmark = pytest.mark.usefixtures("optimized_programs_of_module")
 
 INPUTS = (
     "model.layers=[{name: branches, inputs: [image, place], branches: ["
@@ -61,7 +66,6 @@ def compose_inputs(cache: Path, archive: Path, *overrides: str) -> Recipe:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("optimized_programs")
 def test_network_learns_from_two_columns(cache: Path, archive: Path, tmp_path: Path) -> None:
     """The images are noise, so that only the other column can be learnt from."""
     for sink in (7, 60):
@@ -135,3 +139,51 @@ def test_single_array_is_not_enough(trained: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", np.zeros((4, 4, 1), np.uint8))
     with pytest.raises(DataError, match=r"lacks image, place; must be an .npz file"):
         infer([str(trained), str(tmp_path / "one.npy")])
+
+
+HALVES = ["train.epochs=null", "train.steps=20", "eval.every_epochs=null", "eval.every_steps=10"]
+HALVES += ["checkpoint.every_steps=10", "monitor.tensorboard=false"]
+
+
+def compose_halves(cache: Path, *overrides: str) -> Recipe:
+    return load_recipe("digit_halves", [*HALVES, f"cache.root={cache}", *overrides])
+
+
+@pytest.fixture(scope="module")
+def halves(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the shipped recipe in one sink."""
+    run_dir = tmp_path_factory.mktemp("halves") / "run"
+    assert run(compose_halves(cache, "train.sink_size=-1"), run_dir).status == "done"
+    return run_dir
+
+
+@pytest.mark.slow
+def test_digit_halves_do_not_depend_on_sinks_and_resume(
+    halves: Path, cache: Path, tmp_path: Path
+) -> None:
+    for size in (1, 7):
+        run(compose_halves(cache, f"train.sink_size={size}"), tmp_path / str(size))
+        outcome.assert_same_run(tmp_path / str(size), halves)
+    resumed = tmp_path / "resumed"
+    shutil.copytree(halves, resumed)
+    shutil.rmtree(make_checkpoint_path(resumed / "checkpoints", 20))
+    run(compose_halves(cache, f"train.resume={resumed}"))
+    outcome.assert_same_run(resumed, halves)
+
+
+@pytest.mark.slow
+def test_digit_halves_have_the_same_bits_on_two_devices(cache: Path, tmp_path: Path) -> None:
+    for devices in (1, 2):
+        keys = ["parallel.mode=data", f"parallel.devices={devices}"]
+        run(compose_halves(cache, *keys), tmp_path / str(devices))
+    outcome.assert_same_run(tmp_path / "2", tmp_path / "1")
+
+
+@pytest.mark.slow
+def test_report_of_two_columns_has_the_accuracy_of_the_run(halves: Path, tmp_path: Path) -> None:
+    assert report([str(halves), "--out", str(tmp_path)]) == 0
+    with (tmp_path / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    right = sum(row["label"] == row["prediction"] for row in rows)
+    assert len(rows) == 359
+    assert right / 359 == outcome.read_summary(halves)["metrics"]["accuracy"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -9,7 +11,7 @@ import numpy as np
 from pydantic import field_validator
 
 from pipeline.core.registry import component
-from pipeline.data.columns import RawData, Split
+from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.image_facts import ImageFacts
 from pipeline.data.targets import Targets
@@ -17,15 +19,10 @@ from pipeline.data.targets import Targets
 _ARRAYS = Path(__file__).with_name("digits.npz")
 
 
-@component("dataset")
-class Digits(DatasetSpec):
-    """1,797 handwritten digits, 8x8 pixels from 0 to 16. Every fifth digit is for evaluation.
-
-    Source and licence are in `digits.txt` beside the data.
-    """
+class _ShippedDigits(DatasetSpec):
+    """Base of the datasets of the digits that ship."""
 
     brightest: ClassVar[int] = 16
-    name: Literal["digits"] = "digits"
 
     @field_validator("root")
     @classmethod
@@ -33,9 +30,6 @@ class Digits(DatasetSpec):
         if root is not None:
             raise ValueError(f"{root}: must be null; the digits are shipped with this package")
         return root
-
-    def facts(self) -> ImageFacts:
-        return ImageFacts(image=(8, 8, 1), classes=10, train_size=1_438, eval_size=359)
 
     def read(self, cache: Path) -> RawData:
         """Return images, uint8 (n, 8, 8, 1), and labels, int32 (n,)."""
@@ -48,3 +42,39 @@ class Digits(DatasetSpec):
             eval=Split({"image": images[is_eval], "label": labels[is_eval]}),
             targets=Targets(tuple("0123456789")),
         )
+
+
+@component("dataset")
+class Digits(_ShippedDigits):
+    """1,797 handwritten digits, 8x8 pixels from 0 to 16. Every fifth digit is for evaluation.
+
+    Source and licence are in `digits.txt` beside the data.
+    """
+
+    name: Literal["digits"] = "digits"
+
+    def facts(self) -> ImageFacts:
+        return ImageFacts(image=(8, 8, 1), classes=10, train_size=1_438, eval_size=359)
+
+
+@component("dataset")
+class DigitHalves(_ShippedDigits):
+    """The digits of `dataset=digits` as an image with a row of numbers: for networks of two inputs.
+
+    `image` is the upper half of a digit, uint8 (4, 8, 1). `features`, float32 (4,), are the sums of
+    the pixels in each row of its lower half, from 0 to 128.
+    """
+
+    name: Literal["digit_halves"] = "digit_halves"
+
+    def read(self, cache: Path) -> RawData:
+        """Return images, uint8 (n, 4, 8, 1), features, float32 (n, 4), and labels, int32 (n,)."""
+        raw = super().read(cache)
+        return replace(raw, train=_halve(raw.train.columns), eval=_halve(raw.eval.columns))
+
+
+def _halve(columns: Mapping[str, Column]) -> Split:
+    """Return digits with the upper half as the image, and sums of the lower half's rows beside."""
+    images = np.asarray(columns["image"][:])
+    sums = images[:, 4:].sum(axis=(2, 3)).astype(np.float32)
+    return Split({"image": images[:, :4], "features": sums, "label": columns["label"]})

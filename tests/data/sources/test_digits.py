@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.data.sources import digits
-from pipeline.data.sources.digits import Digits
+from pipeline.data.sources.digits import DigitHalves, Digits
 from tests.data.section import section
 
 # The first sample of the UCI test file, a zero, as its documentation prints it.
@@ -66,3 +66,20 @@ def test_attribution_is_beside_the_data() -> None:
 
     for part in ("E. Alpaydin, C. Kaynak", "10.24432/C50P49", "CC BY 4.0"):
         assert part in text
+
+
+def test_digit_halves_are_the_upper_image_and_sums_of_lower_rows(tmp_path: Path) -> None:
+    data = DigitHalves(**section()).read(tmp_path)
+    whole = Digits(**section()).read(tmp_path)
+    first = np.array(FIRST_DIGIT.split(), int).reshape(8, 8)
+
+    columns = data.train.columns
+    assert list(columns) == ["image", "features", "label"]
+    assert data.inputs == ("image",)
+    np.testing.assert_array_equal(columns["image"][:1][0, :, :, 0], first[:4])
+    assert columns["features"][:1].tolist() == [[30, 35, 43, 29]]
+    assert (columns["image"].dtype, columns["features"].dtype) == (np.uint8, np.float32)
+    for split in ("train", "eval"):
+        halves, digits_of_split = getattr(data, split), getattr(whole, split)
+        assert len(halves) == len(digits_of_split)
+        np.testing.assert_array_equal(halves.columns["label"], digits_of_split.columns["label"])
