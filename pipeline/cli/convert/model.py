@@ -34,7 +34,7 @@ from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, 
 from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
 from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerError
 from pipeline.models.torch_graph.conversion.layer_list import list_layers, set_class_features
-from pipeline.models.torch_graph.graph import TorchGraph
+from pipeline.models.torch_graph.graph import SampleSpec, TorchGraph
 from pipeline.models.torch_graph.onnx.import_onnx import find_sample_shape, import_onnx
 from pipeline.models.torch_graph.onnx.onnx_file import SUFFIX as ONNX
 from pipeline.models.torch_graph.onnx.onnx_file import read_onnx
@@ -108,7 +108,7 @@ def _convert_onnx(
     shape = shape or find_sample_shape(read_onnx(file))
     # Height and width are 1 if they are left out.
     channels, height, width = (*shape, 1, 1)[:3]
-    graph = import_onnx(file, (height, width, channels), options.get("output"))
+    graph = import_onnx(file, [SampleSpec((height, width, channels))], options.get("output"))
     inputs = np.random.default_rng(0).normal(size=(2, channels, height, width)).astype(np.float32)
     variables = initial_variables_of(graph)
     images = inputs.transpose(0, 2, 3, 1)

@@ -18,7 +18,8 @@ class OnnxNetwork(ModelSpec):
     """The network of an ONNX file, which JAX computes and trains.
 
     The file is data and needs neither onnx nor `--plugin`. Training starts from its weights; of
-    `init` only `rules` are used. Batch norm and dropout train.
+    `init` only `rules` are used. Batch norm and dropout train. A file with several inputs reads the
+    columns of their names, or those of `model.inputs`.
     """
 
     name: Literal["onnx"] = "onnx"
@@ -26,6 +27,15 @@ class OnnxNetwork(ModelSpec):
     """The file, `net.onnx`; external data lies in its folder."""
     output: Annotated[str, Field(max_length=500)] | None = None
     """Name of the tensor of logits; null: the file's output, or what its last softmax reads."""
+
+    def list_inputs(self) -> tuple[str, ...] | None:
+        """Return the names of several inputs of the file; None for one, and without a file."""
+        from pipeline.models.torch_graph.onnx.import_onnx import list_onnx_inputs
+
+        if self.file is None:
+            return None
+        names = list_onnx_inputs(self.file, self.output)
+        return names if len(names) > 1 else None
 
     def build(self, classes: int, dtype: str) -> nn.Module:
         """Return the network, which reads the file for its first images.

@@ -31,7 +31,8 @@ class TorchModule(ModelSpec):
     `import` names a class, a function that makes a module, or a module itself, such as
     `torchvision.models:resnet18`. The command line must name its file or package with `--plugin`.
     `graph` names a file instead, which is data and needs no `--plugin`. Training starts from the
-    module's weights; of `init` only `rules` are used.
+    module's weights; of `init` only `rules` are used. If `forward` has several parameters without a
+    default, they are inputs, from the columns of their names or those of `model.inputs`.
     """
 
     # A field named by a keyword of Python can't be declared in another way.
@@ -58,6 +59,23 @@ class TorchModule(ModelSpec):
         if imported is not None and self.graph is not None:
             raise ValueError("has both import and graph; one must be null")
         return self
+
+    def list_inputs(self) -> tuple[str, ...] | None:
+        """Return the names of several inputs in the signature of the module's `forward`. None for
+        one, for a graph, and if only the module that a function makes has the signature."""
+        from pipeline.core.plugins.loading import find_object
+        from pipeline.models.imported.calls import list_inputs
+
+        imported = getattr(self, "import")
+        try:
+            target = None if imported is None else find_object(imported)
+        except ValueError:  # which `build` raises
+            return None
+        forward = getattr(target, "forward", None)
+        if not callable(forward):
+            return None
+        names = list_inputs(forward, 1 if isinstance(target, type) else 0)
+        return tuple(names) if len(names) > 1 else None
 
     def build(self, classes: int, dtype: str) -> nn.Module:
         """Return the network, which makes and exports a module for its first images.

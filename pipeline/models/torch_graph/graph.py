@@ -34,7 +34,8 @@ KERNEL_AXES: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
 class ValueOf:
     """Reference to the result of a node, or to the network's input if `node` is `INPUT`.
 
-    `item` is the result's index if the node has several results, else None.
+    `item` is the result's index if the node has several results, or the input's index if the
+    network has several inputs, else None.
     """
 
     node: str
@@ -56,7 +57,7 @@ class TypeOf:
 
 
 INPUT = "input"
-"""Name of the network's input in references."""
+"""Name of the network's inputs in references, and of an only input."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,17 @@ class TensorSpec:
 
     shape: tuple[int | None, ...]
     dtype: str
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """A sample of one input, as the pipeline has it."""
+
+    shape: tuple[int, ...]
+    """Of images (height, width, channels)."""
+    dtype: str = "float32"
+    name: str = INPUT
+    """The network's name for the input; `INPUT` for an only input."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,7 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class TorchGraph:
-    """A network: its input, arrays and two forms.
+    """A network: its inputs, arrays and two forms.
 
     Graphs are compared by identity: flax compares the fields of modules, which must be fast.
     """
@@ -129,16 +141,22 @@ class TorchGraph:
     """Reference of the module, such as `torchvision.models:resnet18`."""
     torch_version: str
     """Version of torch that exported the module; empty for a network of an ONNX file."""
-    input: TensorSpec
+    inputs: Mapping[str, TensorSpec]
+    """The inputs by name, in the order of their indices in references."""
     arrays: tuple[ArraySpec, ...]
     training: Form
     evaluation: Form
     values: Mapping[str, np.ndarray] = field(repr=False)
     """Initial values of all arrays by name, in the order of their specs."""
 
-    def graph_for(self, shape: tuple[int, ...], dtype: str = "float32") -> TorchGraph:
+    def graph_for(self, *samples: SampleSpec) -> TorchGraph:
         """Return the graph itself, as `GraphSource` requires."""
         return self
+
+    @property
+    def input(self) -> TensorSpec:
+        """The first input, for networks that have one."""
+        return next(iter(self.inputs.values()))
 
     def spec(self, name: str) -> ArraySpec:
         """Return the spec of an array. Raises KeyError."""
@@ -153,6 +171,13 @@ def describe_place(module: str, line: str) -> str:
     """Return a place in the user's network as text for messages."""
     place = f"module {module}" if module else "the network"
     return f"{place} ({line})" if line else place
+
+
+def refer_to_inputs(count: int) -> tuple[ValueOf, ...]:
+    """Return the references to a network's inputs."""
+    if count == 1:
+        return (ValueOf(INPUT),)
+    return tuple(ValueOf(INPUT, index) for index in range(count))
 
 
 def fits_sizes(shape: Sequence[Any], sizes: Sequence[int | None]) -> bool:

@@ -33,6 +33,7 @@ from pipeline.models.torch_graph.graph import (
     TorchGraph,
     ValueOf,
     fits_sizes,
+    refer_to_inputs,
 )
 from pipeline.models.torch_graph.operator_table import (
     ARGUMENT_ERRORS,
@@ -53,19 +54,20 @@ OBSERVED = frozenset((DENSE, "aten.conv2d.default", "aten.conv2d.padding"))
 def apply_form(
     graph: TorchGraph,
     form: Form,
-    x: TorchTensor,
+    inputs: Sequence[TorchTensor],
     weights: Mapping[str, Array],
     context: OperatorContext,
 ) -> tuple[Array, dict[str, Array]]:
     """Compute a form of the graph; return its output and the new values of buffers by name.
 
-    The output has PyTorch's order of axes. `weights` are parameters and buffers by PyTorch's names,
-    in the order of axes of their specs. Raises ValueError with module and line for a node that
-    can't be computed.
+    `inputs` are in the order of the graph's. The output has PyTorch's order of axes. `weights` are
+    parameters and buffers by PyTorch's names, in the order of axes of their specs. Raises
+    ValueError with module and line for a node that can't be computed.
     """
     arrays = _make_tensors(graph, weights)
     passes = find_backward_passes(form)
-    run = _Run(graph, form, passes, context, values={INPUT: x}, arrays=arrays, changed={})
+    values = {INPUT: inputs[0] if len(inputs) == 1 else tuple(inputs)}
+    run = _Run(graph, form, passes, context, values, arrays=arrays, changed={})
     deferred = {number for backward in passes.values() for number in backward.numbers}
     for number, node in enumerate(form.nodes):
         if number not in deferred:
@@ -132,7 +134,7 @@ class _Run:
     """Custom backward passes of the form, by their node."""
     context: OperatorContext
     values: dict[str, Any]
-    """The input and the results of nodes, by name; several by index for a node with several."""
+    """The inputs and the results of nodes, by name; several by index for a node with several."""
     arrays: dict[str, TorchTensor]
     """Weights and constants by name; batch norms replace their running statistics."""
     changed: dict[str, Array]
@@ -255,7 +257,8 @@ class _Run:
         if not self.is_backward and is_observing() and node.op in OBSERVED:
             x = args[0]
             # A layer is observed only if its first axis (in PyTorch's order) is the batch.
-            if x.ndim > 1 and x.shape[0] == self.values[INPUT].shape[0]:
+            first = self.find_value(refer_to_inputs(len(self.graph.inputs))[0])
+            if x.ndim > 1 and x.shape[0] == first.shape[0]:
                 result = _observe_node(self.graph, node, x, result, context.layout)
         if isinstance(result, NormResult):
             # Arguments 3 and 4 of a batch norm are the running mean and variance.

@@ -4,7 +4,8 @@
 
     format     "torch graph", version 1
     origin     text, torch: version of torch
-    input      [shape, dtype]; a size that depends on the batch is null
+    input      [shape, dtype]; a size that depends on the batch is null. Of a network with several
+               inputs, name -> [shape, dtype]
     arrays     name -> [path, role, order, shape, dtype], the fields of `ArraySpec`
     train, evaluate
       nodes    a list of [name, operator, arguments, keyword arguments, results, module, class of
@@ -57,6 +58,7 @@ FORMAT = "torch graph"
 VERSION = 1
 SUFFIX = ".torch.json"
 MAX_NODES = 100_000
+MAX_INPUTS = 1_000
 MAX_ELEMENTS = 2**31
 """Largest size of an axis, and of a tensor that is computed for one sample."""
 _NAME = re.compile(r"[\w.@-]{1,500}")
@@ -95,7 +97,7 @@ def graph_to_text(graph: TorchGraph) -> str:
         "version": VERSION,
         "origin": graph.origin,
         "torch": str(graph.torch_version),
-        "input": astuple(graph.input),
+        "input": _inputs_to_json(graph.inputs),
     }
     parts = [f'"{key}": {json.dumps(value)}' for key, value in head.items()]
     rows = [f"{json.dumps(spec.name)}: {json.dumps(astuple(spec)[1:])}" for spec in graph.arrays]
@@ -103,6 +105,11 @@ def graph_to_text(graph: TorchGraph) -> str:
     parts.append(f'"train": {_form_to_text(graph.training)}')
     parts.append(f'"evaluate": {_form_to_text(graph.evaluation)}')
     return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _inputs_to_json(inputs: Mapping[str, TensorSpec]) -> Any:
+    rows = {name: astuple(spec) for name, spec in inputs.items()}
+    return rows if len(rows) > 1 else next(iter(rows.values()))
 
 
 def _form_to_text(form: Form) -> str:
@@ -160,16 +167,17 @@ def graph_of_document(document: Any, values: Arrays) -> TorchGraph:
     _require_paths(arrays)
     _require_values(arrays, values)
     names = frozenset(spec.name for spec in arrays)
+    inputs = _read_inputs(fields["input"])
     graph = TorchGraph(
         _read_text(fields["origin"]),
         _read_text(fields["torch"]),
-        _read_tensor(fields["input"]),
+        inputs,
         arrays,
-        _read_form(fields["train"], names, "train"),
-        _read_form(fields["evaluate"], names, "evaluate"),
+        _read_form(fields["train"], names, len(inputs), "train"),
+        _read_form(fields["evaluate"], names, len(inputs), "evaluate"),
         values,
     )
-    if len(graph.input.shape) < 2:
+    if any(len(spec.shape) < 2 for spec in inputs.values()):
         raise ValueError("the input must have a batch and more axes")
     buffers = {spec.name for spec in arrays if spec.role == "buffer"}
     for name, _ in (*graph.training.updates, *graph.evaluation.updates):
@@ -177,6 +185,15 @@ def graph_of_document(document: Any, values: Arrays) -> TorchGraph:
             raise ValueError(f"{show_name(name)} is updated; must be a buffer")
     require_computable(graph)
     return graph
+
+
+def _read_inputs(value: Any) -> dict[str, TensorSpec]:
+    """Return the inputs by name."""
+    if not isinstance(value, dict):
+        return {INPUT: _read_tensor(value)}
+    if not 2 <= len(value) <= MAX_INPUTS:
+        raise ValueError(f"input names {len(value)} inputs; must be a row, or 2 to {MAX_INPUTS}")
+    return {_read_text(name): _read_tensor(row) for name, row in value.items()}
 
 
 def _read_array(name: str, row: Any) -> ArraySpec:
@@ -221,13 +238,13 @@ def _require_values(arrays: tuple[ArraySpec, ...], values: Arrays) -> None:
             )
 
 
-def _read_form(document: Any, array_names: frozenset[str], key: str) -> Form:
+def _read_form(document: Any, array_names: frozenset[str], num_inputs: int, key: str) -> Form:
     fields = _read_object(document, key, ("nodes", "output", "updates"))
     rows = fields["nodes"]
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_NODES:
         raise ValueError(f"{key}: nodes must be a list of 1 to {MAX_NODES:,}")
     nodes: list[GraphNode] = []
-    num_results: dict[str, int] = {INPUT: 1}
+    num_results: dict[str, int] = {INPUT: num_inputs}
     for row in rows:
         node = _read_node(row)
         if node.name in num_results:
@@ -261,6 +278,8 @@ def _require_defined(
         raise ValueError(f"{user} reads {show_name(reference.node)}, which is not before it")
     elif reference.item is not None and reference.item >= num_results[reference.node]:
         raise ValueError(f"{user} reads result {reference.item} of {show_name(reference.node)}")
+    elif reference.node == INPUT and (reference.item is None) != (num_results[INPUT] == 1):
+        raise ValueError(f"{user} reads input {reference.item} of {num_results[INPUT]}")
 
 
 def _read_node(row: Any) -> GraphNode:

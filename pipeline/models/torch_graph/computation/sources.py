@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pipeline.core.plugins.loading import find_object
-from pipeline.models.torch_graph.graph import TorchGraph
+from pipeline.models.torch_graph.graph import SampleSpec, TensorSpec, TorchGraph
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class GraphFile:
 
     path: Path
 
-    def graph_for(self, shape: tuple[int, ...], dtype: str = "float32") -> TorchGraph:
-        """Read the file, whatever the shape of samples. Raises ValueError if it isn't valid."""
+    def graph_for(self, *samples: SampleSpec) -> TorchGraph:
+        """Read the file, whatever the samples. Raises ValueError if it isn't valid."""
         return _read(self.path, _file_version(self.path))
 
 
@@ -30,12 +30,9 @@ class OnnxFile:
     output: str | None
     """Name of the tensor of logits, or None for the file's output."""
 
-    def graph_for(self, shape: tuple[int, ...], dtype: str = "float32") -> TorchGraph:
-        """Import the file for samples of a shape, of images (height, width, channels).
-
-        Raises ValueError if it can't be read or translated.
-        """
-        return _import(self, shape, _file_version(self.path))
+    def graph_for(self, *samples: SampleSpec) -> TorchGraph:
+        """Import the file for samples. Raises ValueError if it can't be read or translated."""
+        return _import(self, samples, _file_version(self.path))
 
 
 @dataclass(frozen=True)
@@ -55,22 +52,32 @@ class ImportedModule:
     batch: int | None
     """The only batch size that the module accepts, or None for any."""
 
-    def graph_for(self, shape: tuple[int, ...], dtype: str = "float32") -> TorchGraph:
-        """Make the module, and export it for samples of a shape, of images (height, width,
-        channels).
+    def graph_for(self, *samples: SampleSpec) -> TorchGraph:
+        """Make the module, and export it for samples.
 
         Raises ValueError if `--plugin` or torch is missing, or if the module can't be exported.
         """
-        is_whole = dtype.startswith("int")
-        own_dtype = self.input_dtype or ("int64" if is_whole else "float32")
+        if len(samples) > 1 and (self.shape or self.input_dtype):
+            names = ", ".join(sample.name for sample in samples)
+            raise ValueError(
+                f"input_shape and input_dtype are of an only input, and the network reads {names}; "
+                "must be null"
+            )
+        return _export(self, tuple(map(self._describe_tensor, samples)))
+
+    def _describe_tensor(self, sample: SampleSpec) -> tuple[str, TensorSpec]:
+        """Return an input's name, and its sample as the module reads it."""
+        shape = sample.shape
+        is_whole = sample.dtype.startswith("int")
         # PyTorch's images have channels first.
         first = (shape[-1], *shape[:-1]) if len(shape) == 3 else shape
-        return _export(self, self.shape or first, own_dtype)
+        dtype = self.input_dtype or ("int64" if is_whole else "float32")
+        return sample.name, TensorSpec(self.shape or first, dtype)
 
 
 GraphSource = TorchGraph | GraphFile | OnnxFile | ImportedModule
-"""The source of a network's graph. `graph_for` returns the graph for samples of a shape and dtype,
-of images (height, width, channels), or raises ValueError."""
+"""The source of a network's graph. `graph_for` returns the graph for samples of its inputs, or
+raises ValueError."""
 
 
 def _file_version(path: Path) -> tuple[int, int] | None:
@@ -89,17 +96,17 @@ def _read(path: Path, version: tuple[int, int] | None) -> TorchGraph:
 
 @lru_cache(maxsize=2)
 def _import(
-    source: OnnxFile, shape: tuple[int, ...], version: tuple[int, int] | None
+    source: OnnxFile, samples: tuple[SampleSpec, ...], version: tuple[int, int] | None
 ) -> TorchGraph:
     from pipeline.models.torch_graph.onnx.import_onnx import import_onnx
 
-    return import_onnx(source.path, shape, source.output)
+    return import_onnx(source.path, samples, source.output)
 
 
 @lru_cache(maxsize=2)
-def _export(source: ImportedModule, shape: tuple[int, ...], dtype: str) -> TorchGraph:
+def _export(source: ImportedModule, samples: tuple[tuple[str, TensorSpec], ...]) -> TorchGraph:
     from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
 
     maker = find_object(source.reference)
     module = make_module(source.reference, maker, json.loads(source.arguments), source.seed)
-    return export_module(module, shape, origin=source.reference, dtype=dtype, batch=source.batch)
+    return export_module(module, dict(samples), origin=source.reference, batch=source.batch)

@@ -18,9 +18,17 @@ from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.torch_graph.computation.apply_graph import apply_form, make_input
 from pipeline.models.torch_graph.computation.sources import GraphSource
-from pipeline.models.torch_graph.graph import GraphNode, Role, TorchGraph
+from pipeline.models.torch_graph.graph import (
+    INPUT,
+    GraphNode,
+    Role,
+    SampleSpec,
+    TensorSpec,
+    TorchGraph,
+)
 from pipeline.models.torch_graph.operator_table import OperatorContext
 from pipeline.models.torch_graph.operators.convolution_ops import Convolution
+from pipeline.models.torch_graph.tensor import TorchTensor
 
 COLLECTIONS: Mapping[Role, str] = {"parameter": "params", "buffer": "batch_stats"}
 CONVOLUTIONS = frozenset(("aten.conv2d.default", "aten.conv2d.padding"))
@@ -68,27 +76,39 @@ class TorchNetwork(nn.Module):
     @nn.compact
     def __call__(self, inputs: Any, train: bool) -> Array:
         """Return logits, float32, of one array, such as images (batch, height, width, channels) or
-        tokens int32 (batch, tokens).
+        tokens int32 (batch, tokens), or of several by name.
 
         Raises ValueError with module and line if the network can't be exported or computed.
         """
-        if isinstance(inputs, Mapping):
-            raise ValueError(f"reads one array, and {', '.join(inputs)} came; name one column")
-        graph = self.source.graph_for(inputs.shape[1:], inputs.dtype.name)
+        arrays = dict(inputs) if isinstance(inputs, Mapping) else {INPUT: inputs}
+        graph = self.source.graph_for(
+            *(SampleSpec(x.shape[1:], x.dtype.name, name) for name, x in arrays.items())
+        )
+        if len(graph.inputs) == len(arrays) == 1:
+            arrays = dict(zip(graph.inputs, arrays.values(), strict=True))
+        if set(graph.inputs) != set(arrays):
+            raise ValueError(
+                f"reads {', '.join(graph.inputs)}, and {', '.join(arrays)} came; model.inputs must "
+                "name a column for each input"
+            )
         weights = self._read_weights(graph, "parameter") | self._read_weights(graph, "buffer")
 
         @cache
         def make_key() -> Array:
             return self.make_rng("dropout")
 
-        # With rules every node casts its inputs, and the first node may compute in float32.
-        is_whole = jnp.issubdtype(inputs.dtype, jnp.integer)
-        x = inputs if self.rules or is_whole else inputs.astype(self.dtype)
+        def make_sample(name: str, spec: TensorSpec) -> TorchTensor:
+            x = arrays[name]
+            # With rules every node casts its inputs, and the first node may compute in float32.
+            is_whole = jnp.issubdtype(x.dtype, jnp.integer)
+            x = x if self.rules or is_whole else x.astype(self.dtype)
+            return make_input(spec, x, self.layout)
+
+        samples = [make_sample(name, spec) for name, spec in graph.inputs.items()]
         key = make_key if train else None
         context = OperatorContext(self.dtype, self.policy, self.layout, key, self.rules)
-        sample = make_input(graph.input, x, self.layout)
         form = graph.training if train else graph.evaluation
-        logits, changed = apply_form(graph, form, sample, weights, context)
+        logits, changed = apply_form(graph, form, samples, weights, context)
         if train and not self.is_initializing() and self.is_mutable_collection("batch_stats"):
             self._write_buffers(graph, changed)
         return logits.astype(jnp.float32)
@@ -99,7 +119,7 @@ class TorchNetwork(nn.Module):
         Dropout draws in the same order in both layouts for tensors of two axes, and for images
         unless a node reshapes to images, whose axes may then have another order in NHWC.
         """
-        graph = self.source.graph_for(image)
+        graph = self.source.graph_for(SampleSpec(image))
         all_nodes = (*graph.training.nodes, *graph.evaluation.nodes)
         nodes = [node for node in all_nodes if node.op.startswith("aten.")]
         if len(graph.input.shape) != 4 or not all(map(_computes_batch_last, nodes)):
@@ -110,7 +130,7 @@ class TorchNetwork(nn.Module):
 
     def structure(self, image: tuple[int, ...]) -> str:
         """Return a text that is equal for equal networks, whatever the values of their arrays."""
-        graph = self.source.graph_for(image)
+        graph = self.source.graph_for(SampleSpec(image))
         nodes = [(node.op, node.args, node.kwargs) for node in graph.training.nodes]
         return repr((nodes, [(spec.name, spec.shape) for spec in graph.arrays], self.rules))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 import traceback
@@ -13,10 +14,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from pipeline.core.errors import first_line
 from pipeline.core.plugins.loading import INSTALL
+from pipeline.models.imported.calls import list_inputs, list_parameters
 from pipeline.models.torch_graph.conversion.core_programs import read_program
 from pipeline.models.torch_graph.conversion.custom_functions import (
     record_backward_passes,
@@ -25,6 +28,7 @@ from pipeline.models.torch_graph.conversion.custom_functions import (
 from pipeline.models.torch_graph.conversion.functional_form import Draft, find_array_uses
 from pipeline.models.torch_graph.conversion.mode_regions import inline_regions
 from pipeline.models.torch_graph.graph import (
+    INPUT,
     KERNEL_AXES,
     ArraySpec,
     Order,
@@ -88,13 +92,17 @@ def make_module(origin: str, maker: Any, arguments: Mapping[str, Any], seed: int
 
 def export_module(
     module: Any,
-    shape: Sequence[int],
+    samples: Sequence[int] | Mapping[str, TensorSpec],
     *,
     origin: str = "",
     dtype: str = "float32",
     batch: int | None = None,
 ) -> TorchGraph:
-    """Export a torch module for samples of a shape, in training and in evaluation.
+    """Export a torch module for samples, in training and in evaluation.
+
+    `samples` is the shape of the samples of an only input, whose type is `dtype`, or the samples of
+    several inputs by name. `forward` gets several by name if it has parameters of these names, as a
+    dictionary if it has one parameter, else by position.
 
     The graph accepts any batch size, or only `batch` if that isn't None. The module's mode isn't
     changed. Raises ValueError of one line for an unknown operator, and if torch.export fails, for
@@ -104,12 +112,23 @@ def export_module(
     origin = origin or type(module).__name__
     refuse_gradient_hooks(torch, module)
     was_training = module.training
-    example = torch.zeros((batch or 2, *shape), dtype=getattr(torch, dtype))
+    if not isinstance(samples, Mapping):
+        samples = {INPUT: TensorSpec(tuple(samples), dtype)}
+    examples = {
+        name: torch.zeros((batch or 2, *sample.shape), dtype=getattr(torch, sample.dtype))
+        for name, sample in samples.items()
+    }
+    call = _bind_inputs(origin, module, examples)
+    by_id = {id(example): name for name, example in examples.items()}
+    # The inputs of a program are the tensors of the call in their order.
+    ordered = [
+        by_id[id(leaf)] for leaf in torch.utils._pytree.tree_leaves((call.args, call.kwargs))
+    ]
     try:
         module.train()
-        train = _export_draft(torch, origin, module, example, batch)
+        train = _export_draft(torch, origin, module, call, batch)
         module.eval()
-        evaluate = _export_draft(torch, origin, module, example, batch)
+        evaluate = _export_draft(torch, origin, module, call, batch)
     finally:
         module.train(was_training)
     names = _choose_names(module)
@@ -119,7 +138,9 @@ def export_module(
     graph = TorchGraph(
         origin=origin,
         torch_version=torch.__version__,
-        input=TensorSpec((batch, *shape), dtype),
+        inputs={
+            name: TensorSpec((batch, *samples[name].shape), samples[name].dtype) for name in ordered
+        },
         arrays=tuple(arrays),
         training=train.form,
         evaluation=evaluate.form,
@@ -129,14 +150,42 @@ def export_module(
     return graph
 
 
-def _export_draft(torch: Any, origin: str, module: Any, example: Any, batch: int | None) -> Draft:
+def _bind_inputs(origin: str, module: Any, examples: Mapping[str, Any]) -> inspect.BoundArguments:
+    """Return the arguments of the module's `forward` for its inputs by name. Raises ValueError if
+    it has other parameters."""
+    forward = module.forward
+    names = list(examples)
+    args: tuple[Any, ...] = tuple(examples.values())
+    kwargs: Mapping[str, Any] = {}
+    if len(examples) > 1:
+        if set(examples) <= set(list_parameters(forward)):
+            args, kwargs = (), examples
+        elif len(list_inputs(forward)) == 1:
+            args = (dict(examples),)
+    try:
+        return inspect.signature(forward).bind(*args, **kwargs)
+    except TypeError as error:
+        inputs = "one array" if names == [INPUT] else ", ".join(names)
+        raise ValueError(
+            f"{origin}: its forward can't be called with {inputs}: {error}; model.inputs must name "
+            "a column for each of its inputs"
+        ) from error
+
+
+def _export_draft(
+    torch: Any, origin: str, module: Any, call: inspect.BoundArguments, batch: int | None
+) -> Draft:
     """Export the module in its current mode, to a form with torch's names of arrays."""
     dims = None
     if batch is None:
-        dims = ({0: torch.export.Dim("batch", min=1, max=MAX_BATCH)},)
-    with _report_error(origin, module.training, tuple(example.shape[1:])):
+        axes = {0: torch.export.Dim("batch", min=1, max=MAX_BATCH)}
+        dims = jax.tree.map(lambda _: axes, dict(call.arguments))
+    shapes = [tuple(leaf.shape[1:]) for leaf in jax.tree.leaves((call.args, call.kwargs))]
+    with _report_error(origin, module.training, " and ".join(map(str, shapes))):
         with _refuse_new_tensors(torch, module), record_backward_passes(torch):
-            program = torch.export.export(module, (example,), dynamic_shapes=dims, strict=False)
+            program = torch.export.export(
+                module, call.args, call.kwargs, dynamic_shapes=dims, strict=False
+            )
         inline_regions(torch, program.graph_module)
         return read_program(torch, program)
 
@@ -167,7 +216,7 @@ def _refuse_new_tensors(torch: Any, module: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _report_error(origin: str, train: bool, shape: tuple[int, ...]) -> Iterator[None]:
+def _report_error(origin: str, train: bool, shapes: str) -> Iterator[None]:
     """Raise errors of torch.export as a ValueError of one line, and suppress its other output."""
     mode = "training" if train else "evaluation"
     disabled = logging.root.manager.disable
@@ -183,12 +232,12 @@ def _report_error(origin: str, train: bool, shape: tuple[int, ...]) -> Iterator[
         is_raised_in_torch = bool(frames) and "/torch/" in frames[-1].filename
         if type(error) is ValueError and not is_raised_in_torch:
             raise
-        raise ValueError(_describe_failure(origin, mode, shape, error)) from error
+        raise ValueError(_describe_failure(origin, mode, shapes, error)) from error
     finally:
         logging.disable(disabled)
 
 
-def _describe_failure(origin: str, mode: str, shape: tuple[int, ...], error: BaseException) -> str:
+def _describe_failure(origin: str, mode: str, shapes: str, error: BaseException) -> str:
     message = str(error)
     name = type(error).__name__
     if "Constraint" in name or "Constraints violated" in message:
@@ -199,7 +248,7 @@ def _describe_failure(origin: str, mode: str, shape: tuple[int, ...], error: Bas
     depends_on_data = "data-dependent" in message or name.startswith("GuardOnDataDependent")
     hint = "; its control flow must not depend on values of tensors" if depends_on_data else ""
     text = f"{_describe_error(error)}{hint}"
-    return f"{origin}: torch.export for samples of shape {shape} fails in {mode}: {text}"
+    return f"{origin}: torch.export for samples of shape {shapes} fails in {mode}: {text}"
 
 
 def _describe_error(error: BaseException) -> str:

@@ -34,6 +34,7 @@ from pipeline.models.torch_graph.graph import (
     TypeOf,
     ValueOf,
     find_references,
+    refer_to_inputs,
 )
 from pipeline.models.torch_graph.operators.known_operators import OPERATORS
 
@@ -148,8 +149,11 @@ class ProgramReader:
         array = signature.inputs_to_parameters.get(node.name) or self._buffers.get(node.name)
         if constant is not None:
             self.tensors[node.name] = self.program.constants[constant].clone()
+        elif array is not None:
+            self.current[node.name] = ArrayOf(array)
         else:
-            self.current[node.name] = ValueOf(INPUT) if array is None else ArrayOf(array)
+            inputs = list(signature.user_inputs)
+            self.current[node.name] = refer_to_inputs(len(inputs))[inputs.index(node.name)]
 
     def _read_output(self, node: Any) -> ValueOf:
         signature = self.program.graph_signature

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
-from pipeline.models.torch_graph.graph import INPUT, ArrayOf, GraphNode, TensorSpec, ValueOf
+from pipeline.models.torch_graph.graph import ArrayOf, GraphNode, TensorSpec, ValueOf
 from pipeline.models.torch_graph.operator_table import OperatorContext
 from pipeline.models.torch_graph.operators.known_operators import find_operator
 from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
@@ -95,6 +95,8 @@ class TorchGraphBuilder:
     """The batch sizes at which shapes are computed; equal if the network has only one."""
     weights: dict[str, np.ndarray]
     """Parameters and statistics by their names in the graph, in PyTorch's order of axes."""
+    first_input: ValueOf
+    """Reference to the first input, whose batch size that of the others equals."""
     declared_batch: int | None
     """The batch size of the file's input; None if it is open."""
     nodes: list[GraphNode] = field(default_factory=list)
@@ -110,13 +112,11 @@ class TorchGraphBuilder:
     _num_folded_values: int = 0
     """Number of values of all computed constants."""
 
-    def input(self, spec: TensorSpec) -> OnnxValue:
-        """Return the network's input."""
+    def input(self, spec: TensorSpec, reference: ValueOf) -> OnnxValue:
+        """Return an input of the network."""
         shapes = [(batch, *(size or 0 for size in spec.shape[1:])) for batch in self.batches]
         dtype = "float32" if spec.dtype.startswith("float") else "int32"
-        return OnnxValue(
-            ValueOf(INPUT), tuple(to_tensor(jnp.zeros(shape, dtype)) for shape in shapes)
-        )
+        return OnnxValue(reference, tuple(to_tensor(jnp.zeros(shape, dtype)) for shape in shapes))
 
     def weight(self, name: str) -> OnnxValue:
         """Return a parameter or a statistic."""
@@ -288,7 +288,7 @@ class TorchGraphBuilder:
         """Return a reference to the node that computes a size, which is added if it is missing."""
         if size not in self._sizes:
             if size == BATCH:
-                node = self._append_size("aten.sym_size.int", ValueOf(INPUT), 0)
+                node = self._append_size("aten.sym_size.int", self.first_input, 0)
             elif size.constant:
                 scaled = self._size_node(BatchSize(size.per_sample, 0))
                 node = self._append_size("sym.add", scaled, size.constant)

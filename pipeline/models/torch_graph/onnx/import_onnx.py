@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +20,12 @@ from pipeline.models.torch_graph.graph import (
     Form,
     GraphNode,
     Role,
+    SampleSpec,
     TensorSpec,
     TorchGraph,
     ValueOf,
     fits_sizes,
+    refer_to_inputs,
 )
 from pipeline.models.torch_graph.onnx import layer_nodes as layer_nodes
 from pipeline.models.torch_graph.onnx import recurrent_nodes as recurrent_nodes
@@ -41,8 +43,8 @@ BATCHES = (2, 3)
 """Batch sizes at which shapes are computed."""
 
 
-def import_onnx(path: Path, sample: tuple[int, ...], output: str | None = None) -> TorchGraph:
-    """Import a file as a graph for samples of a shape, of images (height, width, channels).
+def import_onnx(path: Path, samples: Sequence[SampleSpec], output: str | None = None) -> TorchGraph:
+    """Import a file as a graph for samples: of an only input, or of each input by its name.
 
     `output` is the name of the tensor of logits, or None for the file's first output without its
     softmax, and with logits in place of the probabilities of two classes. The graph accepts any
@@ -50,8 +52,8 @@ def import_onnx(path: Path, sample: tuple[int, ...], output: str | None = None) 
     with file and node, if the file can't be imported.
     """
     model = _drop_copies(read_onnx(path))
-    network = _Network(model if output else replace_class_pair(model), sample, output)
-    batch = network.input.shape[0]
+    network = _Network(model if output else replace_class_pair(model), tuple(samples), output)
+    batch = network.inputs[0].shape[0]
     try:
         graph = network.build(BATCHES)
     except ValueError:
@@ -67,7 +69,13 @@ def find_sample_shape(model: OnnxModel) -> tuple[int, ...]:
 
     A row of features is one pixel. Raises ValueError if a size is open, or for other shapes.
     """
-    sizes = _Network(model).input.shape[1:]
+    inputs = _Network(model).inputs
+    if len(inputs) > 1:
+        names = ", ".join(show_name(value.name) for value in inputs)
+        raise ValueError(
+            f"{model.file}: has inputs {names}; must have one: model=onnx trains others"
+        )
+    sizes = inputs[0].shape[1:]
     if not all(sizes) or len(sizes) not in (1, 3):
         raise ValueError(
             f"{model.file}: reads samples of shape {_format_sizes(sizes)}; channels, height and "
@@ -80,13 +88,18 @@ def find_sample_shape(model: OnnxModel) -> tuple[int, ...]:
     return shape if len(shape) == 3 else (shape[0], 1, 1)
 
 
+def list_onnx_inputs(path: Path, output: str | None = None) -> tuple[str, ...]:
+    """Return the names of the inputs that the output of `import_onnx` depends on. Raises ValueError
+    if the file can't be read."""
+    return tuple(value.name for value in _Network(read_onnx(path), (), output).inputs)
+
+
 @dataclass(frozen=True)
 class _Network:
     """The network of a file, for samples of a shape. Its properties raise ValueError."""
 
     model: OnnxModel
-    sample: tuple[int, ...] = ()
-    """Shape of a sample, of images height, width and channels."""
+    samples: tuple[SampleSpec, ...] = ()
     output_name: str | None = None
 
     @cached_property
@@ -146,67 +159,78 @@ class _Network:
         return nodes
 
     @cached_property
-    def input(self) -> OnnxTensor:
-        """The only input that the output depends on."""
+    def inputs(self) -> tuple[OnnxTensor, ...]:
+        """The inputs that the output depends on."""
         names_read = {name for node in self.nodes for name in node.inputs}
-        inputs = [value for value in self.model.inputs if value.name in names_read]
-        if len(inputs) != 1:
-            names = ", ".join(show_name(value.name) for value in inputs) or "none"
-            raise ValueError(f"{self.model.file}: has inputs {names}; must have one, the samples")
-        if len(inputs[0].shape) < 2:
-            raise ValueError(f"{self.model.file}: its input {inputs[0].shape} has no batch")
-        return inputs[0]
+        inputs = tuple(value for value in self.model.inputs if value.name in names_read)
+        if not inputs:
+            raise ValueError(f"{self.model.file}: has no input that its output depends on")
+        for value in inputs:
+            if len(value.shape) < 2:
+                raise ValueError(f"{self.model.file}: its input {value.shape} has no batch")
+        return inputs
 
-    @cached_property
-    def is_channels_last(self) -> bool:
-        """Whether the input is images (batch, height, width, channels), as TensorFlow's are."""
-        if len(self.sample) != 3:
-            return False
-        height, width, channels = self.sample
-        sizes = self.input.shape[1:]
-        is_first = fits_sizes((channels, height, width), sizes)
-        return not is_first and fits_sizes(self.sample, sizes)
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the inputs in the file."""
+        return frozenset(value.name for value in self.inputs)
 
-    def spec(self, batch: int | None) -> TensorSpec:
-        """Return the input as the graph reads it: images are (batch, channels, height, width).
+    def find_sample(self, tensor: OnnxTensor) -> SampleSpec:
+        """Return the samples of an input. Raises ValueError if none have its name."""
+        if len(self.samples) == len(self.inputs) == 1:
+            return self.samples[0]
+        by_name = {sample.name: sample for sample in self.samples}
+        if by_name.keys() != self.names:
+            names = ", ".join(show_name(value.name) for value in self.inputs)
+            raise ValueError(
+                f"{self.model.file}: has inputs {names}; model.inputs must name a column for each"
+            )
+        return by_name[tensor.name]
+
+    def spec(self, tensor: OnnxTensor, batch: int | None) -> TensorSpec:
+        """Return an input as the graph reads it: images are (batch, channels, height, width).
 
         Raises ValueError if it doesn't fit the samples.
         """
-        sizes = self.input.shape[1:]
-        dtype = "float32" if self.input.dtype.startswith(("float", "bfloat")) else "int64"
-        if len(sizes) == len(self.sample) == 3:
-            height, width, channels = self.sample
-            if not self.is_channels_last and not fits_sizes((channels, height, width), sizes):
+        sizes = tensor.shape[1:]
+        sample = self.find_sample(tensor).shape
+        dtype = "float32" if tensor.dtype.startswith(("float", "bfloat")) else "int64"
+        if len(sizes) == len(sample) == 3:
+            height, width, channels = sample
+            if not _is_channels_last(sizes, sample) and not fits_sizes(
+                (channels, height, width), sizes
+            ):
                 raise ValueError(
                     f"{self.model.file}: reads samples of shape {_format_sizes(sizes)}, and images "
                     f"{height}x{width}x{channels} (height, width, channels) came; resize them"
                 )
             return TensorSpec((batch, channels, height, width), dtype)
-        total = math.prod(self.sample)
+        total = math.prod(sample)
         if sizes.count(None) == 1:
             product = math.prod(size for size in sizes if size)
             sizes = tuple(total // product if size is None else size for size in sizes)
         if not all(sizes) or math.prod(size or 0 for size in sizes) != total:
             raise ValueError(
-                f"{self.model.file}: reads samples of shape {_format_sizes(self.input.shape[1:])}, "
+                f"{self.model.file}: reads samples of shape {_format_sizes(tensor.shape[1:])}, "
                 f"and {total:,} values came"
             )
         return TensorSpec((batch, *sizes), dtype)
 
     def build(self, batches: tuple[int, int]) -> TorchGraph:
         """Build the graph with shapes at two batch sizes; if they are equal, for that size only."""
-        spec = self.spec(batches[0] if batches[0] == batches[1] else None)
-        weights = NetworkWeights(self.nodes, self.model.initializers, self.input.name)
-        names = weights.names
+        batch = batches[0] if batches[0] == batches[1] else None
+        inputs = {self.find_sample(tensor).name: self.spec(tensor, batch) for tensor in self.inputs}
+        references = refer_to_inputs(len(inputs))
+        weights = NetworkWeights(self.nodes, self.model.initializers, self.names)
         arrays = {
-            names[tensor]: np.asarray(self.model.initializers[tensor.name], np.float32)
+            weights.names[tensor]: np.asarray(self.model.initializers[tensor.name], np.float32)
             for tensor in weights.tensors
         }
-        builder = TorchGraphBuilder(batches, arrays, self.input.shape[0])
+        builder = TorchGraphBuilder(batches, arrays, references[0], self.inputs[0].shape[0])
         results: list[OnnxValue] = []
 
         def trace() -> None:
-            results.append(self._read_nodes(builder, spec, weights))
+            results.append(self._read_nodes(builder, inputs, weights))
 
         # JAX computes the shapes of all values, but no values.
         jax.eval_shape(trace)
@@ -218,7 +242,7 @@ class _Network:
         return TorchGraph(
             f"{self.model.file} ({self.model.producer}, opset {self.model.opset})",
             "",
-            spec,
+            inputs,
             tuple(specs),
             _with_training(form, True),
             _with_training(form, False),
@@ -226,12 +250,18 @@ class _Network:
         )
 
     def _read_nodes(
-        self, builder: TorchGraphBuilder, spec: TensorSpec, weights: NetworkWeights
+        self,
+        builder: TorchGraphBuilder,
+        inputs: Mapping[str, TensorSpec],
+        weights: NetworkWeights,
     ) -> OnnxValue:
-        x = builder.input(spec)
-        if self.is_channels_last:
-            x = builder.call("permute.default", x, (0, 2, 3, 1))
-        values: dict[str, OnnxValue] = {self.input.name: x}
+        values: dict[str, OnnxValue] = {}
+        references = refer_to_inputs(len(inputs))
+        for tensor, spec, reference in zip(self.inputs, inputs.values(), references, strict=True):
+            x = builder.input(spec, reference)
+            if _is_channels_last(tensor.shape[1:], self.find_sample(tensor).shape):
+                x = builder.call("permute.default", x, (0, 2, 3, 1))
+            values[tensor.name] = x
 
         def find_value(name: str) -> OnnxValue:
             if name not in values:
@@ -239,19 +269,19 @@ class _Network:
             return values[name]
 
         for number, node in enumerate(self.nodes):
-            inputs: list[OnnxValue | None] = []
+            operands: list[OnnxValue | None] = []
             for index, name in enumerate(node.inputs):
-                tensor = weights.by_input.get((number, index))
-                if tensor is not None:
-                    inputs.append(builder.weight(weights.names[tensor]))
+                weight = weights.by_input.get((number, index))
+                if weight is not None:
+                    operands.append(builder.weight(weights.names[weight]))
                     continue
                 if name in self.model.initializers and name not in values:
                     values[name] = builder.constant(self.model.initializers[name])
-                inputs.append(find_value(name) if name else None)
+                operands.append(find_value(name) if name else None)
             builder.module = weights.module(number)
             builder.kind = node.op
             builder.line = self.model.describe(node)
-            reader = OnnxNodeReader(node, inputs, builder, self.model.opset, weights.transposable)
+            reader = OnnxNodeReader(node, operands, builder, self.model.opset, weights.transposable)
             try:
                 result = ONNX_OPERATORS[node.op](reader)
             except ARGUMENT_ERRORS as error:
@@ -259,6 +289,16 @@ class _Network:
             outputs = result if isinstance(result, tuple) else (result,)
             values.update(zip(node.outputs, outputs, strict=False))
         return find_value(self.output)
+
+
+def _is_channels_last(sizes: tuple[int | None, ...], sample: tuple[int, ...]) -> bool:
+    """Return whether an input of these sizes is images (batch, height, width, channels), as
+    TensorFlow's are."""
+    if len(sample) != 3:
+        return False
+    height, width, channels = sample
+    is_first = fits_sizes((channels, height, width), sizes)
+    return not is_first and fits_sizes(sample, sizes)
 
 
 def _drop_copies(model: OnnxModel) -> OnnxModel:

@@ -64,7 +64,8 @@ class NetworkWeights:
 
     nodes: Sequence[OnnxNode]
     initializers: Mapping[str, np.ndarray]
-    input: str
+    inputs: Set[str]
+    """Names of the network's inputs."""
 
     @cached_property
     def tensors(self) -> tuple[WeightTensor, ...]:
@@ -88,8 +89,8 @@ class NetworkWeights:
 
     @cached_property
     def _dependent(self) -> Set[str]:
-        """Names of tensors that depend on the values of the network's input, not just its shape."""
-        dependent = {self.input}
+        """Names of tensors that depend on the values of the network's inputs, not just shapes."""
+        dependent = set(self.inputs)
         for node in self.nodes:
             if node.op not in ("Shape", "Size") and not dependent.isdisjoint(node.inputs):
                 dependent.update(node.outputs)

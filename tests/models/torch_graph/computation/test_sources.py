@@ -64,10 +64,3 @@ def test_rows_and_tokens_reach_a_module_without_more_axes(
     given = torch.from_numpy(samples)
     expected = own.eval()(given.long() if samples.dtype == np.int32 else given)
     np.testing.assert_allclose(logits, expected.detach().numpy(), rtol=1e-5)
-
-
-def test_several_columns_are_refused() -> None:
-    network = TorchNetwork(ImportedModule("nets:Rows", "{}", 1, None, None, None), "float32")
-    columns = {"image": np.zeros((1, 4, 4, 1)), "age": np.zeros((1, 1))}
-    with pytest.raises(ValueError, match="reads one array, and image, age came; name one column"):
-        network.init(jax.random.key(0), columns, train=False)

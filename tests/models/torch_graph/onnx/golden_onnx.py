@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.models.torch_graph.graph import TorchGraph
+from pipeline.models.torch_graph.graph import SampleSpec, TorchGraph
 from pipeline.models.torch_graph.onnx.import_onnx import import_onnx
 
 FOLDER = Path(__file__).parents[3] / "golden" / "onnx"
@@ -29,7 +29,7 @@ class OperatorCase(NamedTuple):
 def golden_network(name: str) -> TorchGraph:
     """A network of tests/golden/onnx."""
     image = golden_arrays(name)["images"].shape[1:]
-    return import_onnx(FOLDER / f"{name}.onnx", image)
+    return import_onnx(FOLDER / f"{name}.onnx", [SampleSpec(image)])
 
 
 @cache

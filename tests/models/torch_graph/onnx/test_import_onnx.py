@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.models.torch_graph.computation.graph_file import graph_of_document, graph_to_text
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
-from pipeline.models.torch_graph.graph import TorchGraph
+from pipeline.models.torch_graph.graph import SampleSpec, TorchGraph
 from pipeline.models.torch_graph.onnx.import_onnx import import_onnx
 from pipeline.models.torch_graph.onnx.node_reader import ONNX_OPERATORS
 from tests.models.build import QUICK
@@ -159,7 +159,7 @@ def test_operator_matches_onnx_runtime(name: str, tmp_path: Path) -> None:
     case = operator_cases()[name]
     file = tmp_path / "one.onnx"
     file.write_bytes(case.content)
-    graph = import_onnx(file, case.images.shape[1:], "y")
+    graph = import_onnx(file, [SampleSpec(case.images.shape[1:])], "y")
     y = evaluate(graph, case.images)
     assert y.shape == case.y.shape
     np.testing.assert_allclose(y, case.y, rtol=1e-5, atol=1e-5)
@@ -178,7 +178,7 @@ def import_bytes(
     """Import the content of a file."""
     file = folder / "net.onnx"
     file.write_bytes(content)
-    return import_onnx(file, image, output)
+    return import_onnx(file, [SampleSpec(image)], output)
 
 
 WEIGHT = np.ones((6, 6), np.float32)
