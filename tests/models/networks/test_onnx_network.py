@@ -8,12 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.models.torch_graph.computation.sources import OnnxFile
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork
+from tests import outcome
 from tests.models.build import conf_model
-from tests.models.torch_graph.onnx.golden_onnx import encode, model, node, signature, tensor
+from tests.models.torch_graph.onnx.golden_onnx import (
+    encode,
+    model,
+    node,
+    signature,
+    tensor,
+    two_inputs,
+)
 from tests.training.optimizers.thor.same_bits import require_same_bits
 from tests.whole_run import run
 
@@ -107,3 +116,47 @@ def test_invalid_file_is_refused(
     with pytest.raises(RecipeError, match=problem) as error:
         run(tiny("model=onnx", f"model.file={file}"))
     assert error.value.exit_status == 2
+
+
+@pytest.fixture
+def two_input_file(tmp_path: Path) -> Path:
+    """A network that reads `picture` and `row`."""
+    path = tmp_path / "two.onnx"
+    path.write_bytes(two_inputs("picture", "row")[0])
+    return path
+
+
+def test_inputs_are_those_of_the_file(two_input_file: Path, file: Path) -> None:
+    assert conf_model("onnx", file=str(two_input_file)).list_inputs() == ("picture", "row")
+    assert conf_model("onnx", file=str(file)).list_inputs() is None
+    assert conf_model("onnx").list_inputs() is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_programs")
+def test_two_columns_are_read_by_name_and_by_position(
+    two_input_file: Path, cache: Path, tmp_path: Path
+) -> None:
+    """With any sink, and on two devices."""
+    keys = ["model=onnx", f"model.file={two_input_file}", "train.epochs=null", "train.steps=20"]
+    keys += ["monitor.tensorboard=false", "eval.every_epochs=null", f"cache.root={cache}"]
+    keys += ["parallel.mode=data", "train.optimizer.lr=0.03"]
+    named, listed = "{row: features, picture: image}", "[image,features]"
+    runs = {
+        "named": [f"model.inputs={named}", "train.sink_size=1"],
+        "listed": [f"model.inputs={listed}", "train.sink_size=7"],
+        "devices": [f"model.inputs={listed}", "parallel.devices=2"],
+    }
+    for name, more in runs.items():
+        summary = run(load_recipe("digit_halves", [*keys, *more]), run_dir=tmp_path / name)
+        assert summary.metrics["accuracy"] > 0.3
+    for name in ("listed", "devices"):
+        assert outcome.metrics(tmp_path / name) == outcome.metrics(tmp_path / "named")
+
+
+@pytest.mark.medium
+def test_columns_of_other_names_are_refused(two_input_file: Path, cache: Path) -> None:
+    keys = ["model=onnx", f"model.file={two_input_file}", f"cache.root={cache}"]
+    expected = "the network reads picture, row: there is no column 'picture'; the columns are"
+    with pytest.raises(RecipeError, match=expected):
+        run(load_recipe("digit_halves", keys))

@@ -16,6 +16,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.models.layers.fields import replace_classes
 from pipeline.models.torch_graph.computation.sources import ImportedModule
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
+from pipeline.models.torch_graph.graph import SampleSpec
 from tests.models.build import conf_model
 from tests.models.torch_graph.golden_graphs import FOLDER, golden_graph
 from tests.training.optimizers.thor.same_bits import require_same_bits
@@ -158,3 +159,36 @@ def ten_classes(folder: Path) -> Path:
     assert initial_variables_of(wide)["params"]["fc"]["kernel"].shape == (8, 10)
     write_graph(folder / "ten.torch.json", wide)
     return folder / "ten.torch.json"
+
+
+class TwoInputs:
+    """The signature of a module."""
+
+    def forward(self, image: Any, features: Any, *, mask: Any = None) -> Any: ...
+
+
+class OneInput:
+    def forward(self, image: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "inputs"),
+    [
+        (TwoInputs, ("image", "features")),
+        (TwoInputs(), ("image", "features")),
+        (OneInput, None),
+        (lambda: TwoInputs(), None),
+    ],
+)
+def test_inputs_are_in_the_signature_of_forward(
+    target: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.core.plugins.loading.find_object", lambda _: target)
+    assert conf_model("torch", **{"import": "my_nets:MyNet", "seed": 0}).list_inputs() == inputs
+
+
+def test_settings_of_one_input_are_refused_for_several() -> None:
+    module = ImportedModule("my_nets:MyNet", "{}", 0, (3, 4), None, None)
+    samples = [SampleSpec((4, 8, 1), name="image"), SampleSpec((4,), name="features")]
+    with pytest.raises(ValueError, match="of an only input, and the network reads image, features"):
+        module.graph_for(*samples)

@@ -12,7 +12,7 @@ from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.torch_graph.computation.graph_file import graph_to_text
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
-from pipeline.models.torch_graph.graph import TorchGraph, TypeOf
+from pipeline.models.torch_graph.graph import TensorSpec, TorchGraph, TypeOf
 from pipeline.models.torch_graph.operator_table import OPERATORS as FUNCTIONS
 from pipeline.models.torch_graph.operator_table import OperatorContext
 from pipeline.models.torch_graph.tensor import to_tensor
@@ -448,3 +448,61 @@ def test_invalid_module_is_refused() -> None:
         make_module("my_nets:net", Net(), {"width": 2}, 0)
     with pytest.raises(ValueError, match=r"must be a torch\.nn\.Module class"):
         make_module("my_nets:x", 3, {}, 0)
+
+
+class Both(nn.Module):  # type: ignore[misc]
+    """A dense layer of an image and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(36, 3)
+
+    def add(self, image: Any, row: Any) -> Any:
+        return self.fc(torch.cat([image.flatten(1), 2 * row], 1))
+
+
+class ByName(Both):
+    def forward(self, row: Any, image: Any) -> Any:
+        return self.add(image, row)
+
+
+class ByKeyword(Both):
+    def forward(self, image: Any, scale: float = 1.0, *, row: Any) -> Any:
+        return self.add(image * scale, row)
+
+
+class ByPosition(Both):
+    def forward(self, first: Any, second: Any) -> Any:
+        return self.add(first, second)
+
+
+class Variadic(Both):
+    def forward(self, *arrays: Any) -> Any:
+        return self.add(*arrays)
+
+
+class OfDictionary(Both):
+    def forward(self, arrays: Any) -> Any:
+        return self.add(arrays["image"], arrays["row"])
+
+
+@pytest.mark.parametrize("kind", [ByName, ByKeyword, ByPosition, Variadic, OfDictionary])
+def test_several_inputs_reach_forward(kind: Any) -> None:
+    module = kind()
+    samples = {"image": TensorSpec((1, 4, 8), "float32"), "row": TensorSpec((4,), "float32")}
+    graph = export_module(module, samples)
+    assert set(graph.inputs) == set(samples)
+    draw = np.random.default_rng(0)
+    image = draw.normal(size=(3, 1, 4, 8)).astype(np.float32)
+    row = draw.normal(size=(3, 4)).astype(np.float32)
+    with torch.no_grad():
+        theirs = module.add(torch.from_numpy(image), torch.from_numpy(row)).numpy()
+    inputs = {"row": jnp.asarray(row), "image": jnp.asarray(image.transpose(0, 2, 3, 1))}
+    ours = network_of(graph).apply(initial_variables_of(graph), inputs, train=False)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_missing_input_is_refused() -> None:
+    expected = r"can't be called with one array: missing .*'image'; model.inputs must name a column"
+    with pytest.raises(ValueError, match=expected):
+        export_module(ByName(), (1, 4, 8))

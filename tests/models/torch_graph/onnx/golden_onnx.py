@@ -113,3 +113,16 @@ def model(nodes: list[bytes], initializers: list[bytes] = [], **changes: Any) ->
     graph = {1: nodes, 5: initializers, 11: signature("x", "batch", 6), 12: signature("y")}
     graph |= {GRAPH[name]: value for name, value in changes.items()}
     return encode({7: encode(graph), 8: encode({2: 17})})
+
+
+def two_inputs(first: str = "image", second: str = "features") -> tuple[bytes, np.ndarray]:
+    """A ModelProto of an image (1, 4, 8) and numbers (4,), and its kernel (36, 10): the product of
+    both, one after the other."""
+    kernel = np.random.default_rng(0).normal(0, 0.1, size=(36, 10)).astype(np.float32)
+    nodes = [
+        node("Flatten", [first], "flat"),
+        node("Concat", ["flat", second], "all", attribute=[encode({1: "axis", 3: 1, 20: 2})]),
+        node("MatMul", ["all", "kernel"], "y"),
+    ]
+    inputs = [signature(first, "n", 1, 4, 8), signature(second, "n", 4)]
+    return model(nodes, [tensor("kernel", kernel)], input=inputs), kernel

@@ -30,6 +30,7 @@ from tests.models.torch_graph.onnx.golden_onnx import (
     operator_cases,
     signature,
     tensor,
+    two_inputs,
 )
 from tests.slow_cases import mark_slow_except
 
@@ -362,3 +363,43 @@ def test_channels_last_images_are_supported(tmp_path: Path) -> None:
 def test_unsupported_network_is_refused(content: bytes, problem: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=problem):
         import_bytes(tmp_path, content)
+
+
+TWO = [SampleSpec((4, 8, 1), name="image"), SampleSpec((4,), name="features")]
+
+
+def test_inputs_are_read_by_name(tmp_path: Path) -> None:
+    content, kernel = two_inputs()
+    (tmp_path / "net.onnx").write_bytes(content)
+    # The order of the samples isn't that of the file.
+    graph = import_onnx(tmp_path / "net.onnx", TWO[::-1])
+    assert list(graph.inputs) == ["image", "features"]
+    draw = np.random.default_rng(1)
+    image = draw.normal(size=(3, 4, 8, 1)).astype(np.float32)
+    features = draw.normal(size=(3, 4)).astype(np.float32)
+    expected = np.concatenate([image.reshape(3, 32), features], 1) @ kernel
+    document = json.loads(graph_to_text(graph))
+    assert document["input"]["features"] == [[None, 4], "float32"]
+    for network in (graph, graph_of_document(document, graph.values)):
+        found = network_of(network).apply(
+            initial_variables_of(graph), {"features": features, "image": image}, train=False
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_of_other_names_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(two_inputs()[0])
+    expected = "has inputs image, features; model.inputs must name a column for each"
+    for samples in (TWO[:1], [TWO[0], SampleSpec((4,), name="numbers")]):
+        with pytest.raises(ValueError, match=expected):
+            import_onnx(tmp_path / "net.onnx", samples)
+
+
+@pytest.mark.parametrize("reference", [{"value": "input"}, {"value": "input", "item": 2}])
+def test_graph_file_refers_to_one_of_its_inputs(reference: Any, tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(two_inputs()[0])
+    graph = import_onnx(tmp_path / "net.onnx", TWO)
+    document = json.loads(graph_to_text(graph))
+    document["train"]["nodes"][0][2][0] = reference
+    with pytest.raises(ValueError, match=r"reads (input None of 2|result 2 of input)"):
+        graph_of_document(document, graph.values)
