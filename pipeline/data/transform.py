@@ -31,6 +31,9 @@ def compute_column_specs(
                 if name not in result:
                     columns = ", ".join(sorted(result))
                     raise ValueError(f"there is no column {name!r}; the columns are {columns}")
+            for name in set(op.written).difference(op.columns):
+                if name in result:
+                    raise ValueError(f"makes a column {name!r}, which exists; must have a new name")
             values = tuple(result[name] for name in op.columns)
             result.update(zip(op.written, op.outputs(values), strict=True))
         except ValueError as error:

@@ -203,11 +203,12 @@ def test_every_op_that_moves_pixels_is_marked() -> None:
     still = {
         *("cut_mix", "mix_up", "cutout", "hwc2chw", "linear_map", "normalize", "one_hot"),
         *("constant_labels", "random_color_adjust", "rescale", "type_cast", "whiten"),
-        "random_roll",
+        *("copy", "random_roll"),
     }
     assert moving == {op.name for op in EXACT} | {
         "auto_augment",
         "bounding_box_crop",
+        "move_together",
         "rand_augment",
     }
     assert moving | still == set(list_components("op"))

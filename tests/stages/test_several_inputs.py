@@ -187,3 +187,23 @@ def test_report_of_two_columns_has_the_accuracy_of_the_run(halves: Path, tmp_pat
     right = sum(row["label"] == row["prediction"] for row in rows)
     assert len(rows) == 359
     assert right / 359 == outcome.read_summary(halves)["metrics"]["accuracy"]
+
+
+@pytest.mark.slow
+def test_two_views_of_an_image_do_not_depend_on_sinks(cache: Path, tmp_path: Path) -> None:
+    """Both are changed by draws of the same epoch and sample, and infer needs one image."""
+    crops = ["{name: random_crop, size: [4, 8], padding: [0, 0, 2, 2]}"]
+    crops += ["{name: random_crop, column: view, size: [4, 8], padding: [0, 0, 2, 2]}"]
+    scales = ["{name: type_cast, column: image, dtype: float32}"]
+    scales += ["{name: type_cast, column: view, dtype: float32}"]
+    copy = "{name: copy, to: view}"
+    keys = [f"dataset.train.ops=[{','.join([copy, *crops, *scales])}]"]
+    keys += [f"dataset.eval.ops=[{','.join([copy, *scales])}]"]
+    keys += [
+        "model.layers=[{name: branches, inputs: [image, view], branches: [[flatten], [flatten]]},"
+        "{name: dense, features: $classes}]"
+    ]
+    for size in (1, 20):
+        run(compose_halves(cache, *keys, f"train.sink_size={size}"), tmp_path / str(size))
+    outcome.assert_same_run(tmp_path / "1", tmp_path / "20")
+    assert list(read_trained_run(tmp_path / "1").samples.columns) == ["image"]

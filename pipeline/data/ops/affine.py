@@ -16,7 +16,14 @@ from pydantic import Field, NonNegativeFloat, Strict, model_validator
 
 from pipeline.core.registry import Expected, Seq, component
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.image import GeometricOp, Range, list_steps, read_points, require_image
+from pipeline.data.ops.image import (
+    GeometricOp,
+    Range,
+    list_steps,
+    make_boxes,
+    read_points,
+    require_image,
+)
 from pipeline.data.order import draw_permutation
 from pipeline.data.random import scale_to_integers
 
@@ -209,6 +216,27 @@ class _AffineOp(GeometricOp):
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
         level = np.array([fill], labels.dtype)
         return warp(xp, labels, self._draw_maps(xp, labels, uniforms), "nearest", level)
+
+    def move_boxes(self, xp: Any, boxes: Any, uniforms: Any, height: int, width: int) -> Any:
+        """Move boxes: each becomes the upright box around its corners."""
+        matrices = self.make_matrices(height, width)
+        linear = np.linalg.inv(matrices[..., :2])
+        shift = -np.einsum("nij,nj->ni", linear, matrices[..., 2])
+        table = np.concatenate([linear, shift[..., None]], axis=-1).astype(np.float32)
+        numbers = scale_to_integers(xp, uniforms[:, 0], len(table))
+        maps = xp.asarray(table)[numbers][:, :, :, None, None]
+        # Pixel i is from i - 0.5 to i + 0.5 in the coordinates of a map.
+        y = boxes[..., [0, 0, 2, 2]] * np.float32(height) - np.float32(0.5)
+        x = boxes[..., [1, 3, 1, 3]] * np.float32(width) - np.float32(0.5)
+        moved_x, moved_y = (
+            maps[:, axis, 0] * x + maps[:, axis, 1] * y + maps[:, axis, 2] for axis in range(2)
+        )
+        half = np.float32(0.5)
+        has_area = (boxes[..., 2] > boxes[..., 0]) & (boxes[..., 3] > boxes[..., 1])
+        moved = make_boxes(
+            xp, (moved_y + half) / np.float32(height), (moved_x + half) / np.float32(width)
+        )
+        return xp.where(has_area[..., None], moved, 0)
 
     def _draw_maps(self, xp: Any, values: Any, uniforms: Any) -> Maps:
         height, width = values.shape[1:3]

@@ -16,6 +16,7 @@ from pipeline.data.ops.image import (
     Padding,
     Probability,
     Size,
+    Window,
     read_crossings,
     require_image,
 )
@@ -58,6 +59,10 @@ class Pad(GeometricOp):
         if self.mode != "constant":
             return xp.pad(values, widths, mode=self.mode)
         return xp.pad(values, widths, constant_values=self.fill)
+
+    def find_window(self, xp: Any, uniforms: Any, height: int, width: int) -> Window:
+        top, _, left, _ = self.padding
+        return -top, -left, *_compute_padded_size(height, width, self.padding)
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
         return self.model_copy(update={"fill": fill})(xp, labels, uniforms)
@@ -113,8 +118,20 @@ class RandomCrop(GeometricOp):
         is_inside = in_rows[:, :, None] & in_columns[:, None, :]
         return xp.where(is_inside[..., None], pixels, np.asarray(self.fill, pixels.dtype))
 
+    def find_window(self, xp: Any, uniforms: Any, height: int, width: int) -> Window:
+        top, bottom, left, right = self.padding
+        first_row = _draw_first(xp, uniforms[:, 0], self.size[0], height, (top, bottom))
+        first_column = _draw_first(xp, uniforms[:, 1], self.size[1], width, (left, right))
+        return first_row, first_column, *self.size
+
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
         return self.model_copy(update={"fill": fill})(xp, labels, uniforms)
+
+
+def _draw_first(xp: Any, uniforms: Any, size: int, length: int, padding: tuple[int, int]) -> Any:
+    """Draw the first pixel of crops as `_crop_axis` does, int32 of the shape of `uniforms`."""
+    num_places = sum(padding) + length - size + 1
+    return scale_to_integers(xp, uniforms, num_places) - padding[0]
 
 
 def _crop_axis(
@@ -123,8 +140,7 @@ def _crop_axis(
     """Draw the pixels of crops along an axis of `length` pixels, with `padding` (before, after), by
     `uniforms`, (batch, 1). Returns the pixels, int32 (batch, size), clamped to the image, and a
     mask of those that are inside it."""
-    num_places = sum(padding) + length - size + 1
-    first = scale_to_integers(xp, uniforms, num_places) - padding[0]
+    first = _draw_first(xp, uniforms, size, length, padding)
     pixel = first + np.arange(size, dtype=np.int32)
     return pixel.clip(0, length - 1), (pixel >= 0) & (pixel < length)
 
@@ -143,10 +159,12 @@ class CenterCrop(GeometricOp):
         return replace(value, shape=(*self.size, channels))
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        height, width = self.size
-        top = (values.shape[1] - height) // 2
-        left = (values.shape[2] - width) // 2
+        top, left, height, width = self.find_window(xp, uniforms, *values.shape[1:3])
         return values[:, top : top + height, left : left + width]
+
+    def find_window(self, xp: Any, uniforms: Any, height: int, width: int) -> Window:
+        rows, columns = self.size
+        return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 
 def _require_crop(size: Size, padded_size: tuple[int, int]) -> None:
@@ -178,6 +196,14 @@ class _Flip(GeometricOp):
         along = pixels[self.axis]
         pixels[self.axis] = xp.where(uniforms[:, :1] < self.prob, along[:, ::-1], along)
         return read_crossings(xp, values, rows=pixels[0], columns=pixels[1])
+
+    def find_window(self, xp: Any, uniforms: Any, height: int, width: int) -> Window:
+        edges: list[Any] = [0, 0, height, width]
+        length = edges[2 + self.axis]
+        is_flipped = uniforms[:, 0] < self.prob
+        edges[self.axis] = xp.where(is_flipped, length, 0)
+        edges[2 + self.axis] = xp.where(is_flipped, -length, length)
+        return edges[0], edges[1], edges[2], edges[3]
 
 
 @component("op")

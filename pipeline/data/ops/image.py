@@ -51,6 +51,45 @@ class GeometricOp(ImageOp):
         outside the image get the label `fill`. The default is for ops that only copy pixels."""
         return self(xp, labels, uniforms)
 
+    def find_window(self, xp: Any, uniforms: Any, height: int, width: int) -> Window:
+        """Return the part of each image of height x width that becomes the whole image. Raises
+        ValueError if the op has none, so that boxes can't follow it."""
+        raise ValueError("moves pixels in a way that boxes can't follow; leave them out")
+
+    def move_boxes(self, xp: Any, boxes: Any, uniforms: Any, height: int, width: int) -> Any:
+        """Move boxes, float32 (batch, boxes, 4), of images of height x width like the pixels.
+
+        They are shares of height and width (top, left, bottom, right), and are clipped at the edges
+        of the result. A box without an area becomes zeros. Raises ValueError if boxes can't follow.
+        """
+        return crop_boxes(xp, boxes, self.find_window(xp, uniforms, height, width), height, width)
+
+
+Window = tuple[Any, Any, Any, Any]
+"""Top, left, height and width in pixels, each a number or (batch,). A height or width below 0 is of
+a mirrored part, whose top or left is the edge that comes first in the result."""
+
+
+def crop_boxes(xp: Any, boxes: Any, window: Window, height: int, width: int) -> Any:
+    """Return boxes of images of height x width as boxes of a part of them, as `move_boxes` does."""
+    top, left, rows, columns = (
+        xp.asarray(edge, dtype=np.float32).reshape(-1, 1, 1) for edge in window
+    )
+    y = (boxes[..., 0::2] * np.float32(height) - top) / rows
+    x = (boxes[..., 1::2] * np.float32(width) - left) / columns
+    return make_boxes(xp, y, x)
+
+
+def make_boxes(xp: Any, y: Any, x: Any) -> Any:
+    """Return the upright boxes around points, float32 (batch, boxes, 4): y and x are the points'
+    shares of height and width, (batch, boxes, points), clipped at 0 and 1. Boxes without an area
+    are zeros."""
+    y = y.clip(0, 1)
+    x = x.clip(0, 1)
+    edges = [y.min(axis=-1), x.min(axis=-1), y.max(axis=-1), x.max(axis=-1)]
+    has_area = (edges[2] > edges[0]) & (edges[3] > edges[1])
+    return xp.where(has_area[..., None], xp.stack(edges, axis=-1), 0).astype(np.float32)
+
 
 def require_image(value: ColumnSpec) -> tuple[int, int, int]:
     """Return (height, width, channels) of an image. Raises ValueError for other values."""

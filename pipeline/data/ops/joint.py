@@ -11,6 +11,7 @@ import numpy as np
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import MapOp, WrappedOp
 from pipeline.data.ops.image import GeometricOp
+from pipeline.data.ops.together import MoveTogether
 from pipeline.data.transform import compute_column_specs
 
 
@@ -68,6 +69,15 @@ def _join_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int |
     image = specs.get(op.columns[0])
     # `compute_column_specs` names a column that isn't there.
     if not op.moves_pixels or image is None or not _have_pixel_labels(specs["label"], image):
+        return op
+    if isinstance(op, MoveTogether) and "label" not in op.also:
+        if op.fill is not None and op.fill != ignore_index:
+            raise ValueError(
+                f"fill = {op.fill}: moves labels of pixels too; must be dataset.ignore_index = "
+                f"{'null' if ignore_index is None else ignore_index}"
+            )
+        return op.model_copy(update={"also": (*op.also, "label"), "fill": ignore_index})
+    if isinstance(op, MoveTogether):
         return op
     if not isinstance(op, GeometricOp):
         raise ValueError("moves pixels in a way that labels of pixels can't follow; leave it out")

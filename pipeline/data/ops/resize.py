@@ -19,6 +19,8 @@ from pipeline.data.ops.image import (
     GeometricOp,
     Range,
     Size,
+    Window,
+    crop_boxes,
     draw_rows,
     list_steps,
     read_along,
@@ -80,6 +82,9 @@ class Resize(GeometricOp):
         return resize_images(
             xp, labels, compute_target_size(self.size, *labels.shape[1:3]), "nearest"
         )
+
+    def find_window(self, xp: Any, uniforms: Any, height: int, width: int) -> Window:
+        return 0, 0, height, width
 
 
 def compute_target_size(size: Size | int, height: int, width: int) -> Size:
@@ -150,6 +155,9 @@ class RandomSize(GeometricOp):
         """Return images of the first size. Training applies `select_variant`."""
         return self.select_variant(0)(xp, values, uniforms)
 
+    def find_window(self, xp: Any, uniforms: Any, height: int, width: int) -> Window:
+        return 0, 0, height, width
+
 
 CropInterpolation = Literal["linear", "nearest", "cubic"]
 _LONGEST_SIDE = 2**30
@@ -207,6 +215,10 @@ class RandomResizedCrop(GeometricOp):
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
         box = self.draw_box(xp, uniforms, *labels.shape[1:3])
         return crop_and_resize(xp, labels, box, self.size, "nearest")
+
+    def find_window(self, xp: Any, uniforms: Any, height: int, width: int) -> Window:
+        box = self.draw_box(xp, uniforms, height, width)
+        return box.top, box.left, box.height, box.width
 
     def draw_box(self, xp: Any, uniforms: Any, height: int, width: int) -> Box:
         """Draw the box of each sample, within images of height x width."""
@@ -307,7 +319,7 @@ class BoundingBoxCrop(MapOp):
     Boxes are drawn as by `random_resized_crop`, each with a place of its own. The first that fits,
     and covers at least `min_covered` of the area of one of the sample's bounding boxes, is taken. A
     sample without boxes has the whole image as its box. If no draw is taken, nothing is cropped, as
-    by TensorFlow's `sample_distorted_bounding_box`. Boxes stay those of the image before the crop.
+    by TensorFlow's `sample_distorted_bounding_box`. Boxes are moved with the image.
     """
 
     moves_pixels: ClassVar[bool] = True
@@ -339,8 +351,11 @@ class BoundingBoxCrop(MapOp):
 
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
         images, boxes = values
-        box = self.draw_box(xp, boxes, uniforms, *images.shape[1:3])
-        return crop_and_resize(xp, images, box, self.size, self.interpolation), boxes
+        height, width = images.shape[1:3]
+        box = self.draw_box(xp, boxes, uniforms, height, width)
+        window = (box.top, box.left, box.height, box.width)
+        cropped = crop_and_resize(xp, images, box, self.size, self.interpolation)
+        return cropped, crop_boxes(xp, boxes, window, height, width)
 
     def draw_box(self, xp: Any, boxes: Any, uniforms: Any, height: int, width: int) -> Box:
         """Draw the box of each sample, from bounding boxes (batch, boxes, 4) float32, the shares
