@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -68,6 +69,11 @@ class MapOp(Spec):
     @abstractmethod
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
         """Return the specs of the written columns. Raises ValueError if the op can't be applied."""
+
+    def narrow(self, columns: Set[str]) -> MapOp:
+        """Return the op without the columns that are missing here and that its others don't need.
+        By default it needs all."""
+        return self
 
     def replace_targets(self, targets: Targets) -> Targets:
         """Return the targets of the mapped labels. By default they stay the same."""

@@ -24,8 +24,10 @@ def compute_column_specs(
     beginning with its position and name: `ops.2 (normalize): `."""
     result = dict(specs)
     for position, op in enumerate(ops):
-        if leave_out and not result.keys() >= set(op.columns):
-            continue
+        if leave_out:
+            op = op.narrow(result.keys())
+            if not result.keys() >= set(op.columns):
+                continue
         try:
             for name in op.columns:
                 if name not in result:
@@ -83,6 +85,7 @@ def apply_ops(
     """
     result = dict(columns)
     for position, op in enumerate(ops):
+        op = op.narrow(result.keys())
         if not result.keys() >= set(op.columns):
             continue
         draws = uniforms(xp, seed, epoch, sample, position, op.draws)
@@ -96,6 +99,7 @@ def list_read_columns(ops: Sequence[MapOp], names: Iterable[str]) -> tuple[str, 
     needed = set(names)
     for op in reversed(ops):
         if needed.intersection(op.written):
+            op = op.narrow(needed)
             needed -= set(op.written)
             needed |= set(op.columns)
     return tuple(sorted(needed))

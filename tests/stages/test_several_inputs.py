@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +209,24 @@ def test_two_views_of_an_image_do_not_depend_on_sinks(cache: Path, tmp_path: Pat
         run(compose_halves(cache, *keys, f"train.sink_size={size}"), tmp_path / str(size))
     outcome.assert_same_run(tmp_path / "1", tmp_path / "20")
     assert list(read_trained_run(tmp_path / "1").samples.columns) == ["image"]
+
+
+@pytest.mark.slow
+def test_export_to_onnx_reads_both_columns(halves: Path, tmp_path: Path, capsys: Any) -> None:
+    """ONNX Runtime's logits are those of the run, also in int8 and by the script."""
+    pytest.importorskip("onnxruntime")
+    assert export([str(halves), str(tmp_path / "net"), "--to", "onnx", "--int8"]) == 0
+    described = json.loads((tmp_path / "net" / "model.json").read_text())["onnx"]
+    assert described["inputs"] == ["features", "image"]
+    trained = read_trained_run(halves)
+    split = trained.recipe.dataset.read(Path()).eval
+    columns = {name: np.asarray(split.columns[name][:9]) for name in described["inputs"]}
+    np.savez(tmp_path / "new.npz", **columns)
+    expected = np.asarray(make_predict(trained)(trained.arrays, columns)).argmax(-1)
+    script = [sys.executable, str(tmp_path / "net" / "predict.py"), str(tmp_path / "new.npz")]
+    printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    found = [line.split(": ")[1].split()[0] for line in printed.splitlines()]
+    assert found == [str(label) for label in expected]
+    np.save(tmp_path / "one.npy", columns["image"])
+    ended = subprocess.run([*script[:2], str(tmp_path / "one.npy")], capture_output=True, text=True)
+    assert "the network reads features, image: give an .npz file with them" in ended.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -54,6 +55,10 @@ class MoveTogether(WrappedOp):
     @property
     def written(self) -> tuple[str, ...]:
         return self.columns
+
+    def narrow(self, columns: Set[str]) -> MapOp:
+        also = tuple(name for name in self.also if name in columns)
+        return self.model_copy(update={"also": also}) if also else self.op
 
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
         image, *others = values

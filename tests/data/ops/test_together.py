@@ -212,3 +212,15 @@ def test_copy_to_an_existing_column_is_refused() -> None:
 def test_image_op_on_another_column_is_refused(op: MapOp, column: str) -> None:
     with pytest.raises(ValueError, match=rf"ops\.0 \({op.name}\): .*needs images"):
         compute_column_specs((op.model_copy(update={"column": column}),), SPECS)
+
+
+def test_missing_columns_are_left_out_of_a_prediction() -> None:
+    """A prediction has an image without a mask, and is given the same image."""
+    ops = (MoveTogether(op=OPS[3], also=("mask",)),)
+    columns = make_columns()
+    assert list_read_columns(ops, ("image",)) == ("image",)
+    assert list_read_columns(ops, ("mask",)) == ("image", "mask")
+    alone = move(np, ops, {"image": columns["image"]})
+    np.testing.assert_array_equal(alone["image"], move(np, ops, columns)["image"])
+    specs = compute_column_specs(ops, {"image": SPECS["image"]}, leave_out=True)
+    assert specs["image"].shape == (40, 50, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,15 +26,20 @@ def _add_residual(layer: standard.Residual, x: NodeOutput, graph: GraphBuilder) 
 
 
 @register_translation(standard.Branches)
-def _add_branches(layer: standard.Branches, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+def _add_branches(
+    layer: standard.Branches, x: NodeOutput | Mapping[str, NodeOutput], graph: GraphBuilder
+) -> NodeOutput:
     """Add branches, and concatenate their outputs.
 
-    All branches read the input, or with `split` each reads a part of its channels. Networks with
-    several inputs are refused before.
+    All branches read the input, with `split` each a part of its channels, or each the one of
+    several inputs that it names.
     """
-    x = graph.to_order(x, "nchw")
-    inputs = [x] * len(layer.branches)
-    if layer.split:
+    if isinstance(x, Mapping):
+        inputs = [graph.to_order(x[name], "nchw") for name in layer.inputs]
+    else:
+        x = graph.to_order(x, "nchw")
+        inputs = [x] * len(layer.branches)
+    if layer.split and not isinstance(x, Mapping):
         width = x.shape[-1] // len(layer.branches)
         inputs = [
             _slice_channels(x, start, start + width, graph)

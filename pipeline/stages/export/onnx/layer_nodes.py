@@ -27,10 +27,11 @@ GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
 forget and cell for an LSTM, and update, reset and new for a GRU."""
 
 
-def add_layers(layers: Sequence[LayerSpec], x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+def add_layers(layers: Sequence[LayerSpec], x: Any, graph: GraphBuilder) -> NodeOutput:
     """Add the nodes of a list of layers, whose parameters are below `graph.path`.
 
-    Returns the output of the last layer. Raises RecipeError for a layer without a translation.
+    `x` is a tensor, or for a first layer with several inputs their tensors by name. Returns the
+    output of the last layer. Raises RecipeError for a layer without a translation.
     """
     for name, layer in zip(name_scopes(layers), layers, strict=True):
         layer_graph = graph.enter(name)
@@ -44,7 +45,8 @@ def add_layers(layers: Sequence[LayerSpec], x: NodeOutput, graph: GraphBuilder) 
         if order is not None:
             x = graph.to_order(x, order)
         x = translation(layer, x, layer_graph)
-    return x
+    result: NodeOutput = x
+    return result
 
 
 def register_translation(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.targets import Task
 from pipeline.models.blocks.layered_model import LayeredModelSpec
-from pipeline.stages.data import load_data
+from pipeline.stages.data import choose_inputs, load_data
 from pipeline.stages.export.export import DESCRIPTION, ONNX_FILES
 from pipeline.stages.export.onnx import composite_nodes as composite_nodes
 from pipeline.stages.export.onnx.graph_builder import (
@@ -59,8 +59,8 @@ MAX_BYTES = 2**31 - 1
 class OnnxExport:
     """An export to ONNX, and its difference from the run."""
 
-    input: str
-    """Name of the graph's input, the samples' column."""
+    inputs: tuple[str, ...]
+    """Names of the graph's inputs, the samples' columns."""
     difference: float
     """Largest difference of a logit from the run's, over `NUM_COMPARED` evaluation samples."""
     accuracy: float | None
@@ -74,8 +74,8 @@ class OnnxExport:
         files = {
             "program": MODEL,
             "script": SCRIPT,
-            "input": self.input,
-            "output": _name_output(self.input),
+            **({"inputs": self.inputs} if len(self.inputs) > 1 else {"input": self.inputs[0]}),
+            "output": _name_output(self.inputs),
         }
         int8_file = {"int8": INT8} if self.calibration_samples else {}
         return {**files, "opset": OPSET, **int8_file}
@@ -99,13 +99,13 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int) -> On
     """
     require_onnx()
     model = make_onnx_model(run)
-    column = model.graph.input[0].name
+    columns = tuple(value.name for value in model.graph.input)
     content = model.SerializeToString()
     session = _open_session(content)
     dataset = load_data(run.recipe)
-    difference = _measure_difference(run, session, dataset, column)
+    difference = _measure_difference(run, session, dataset, columns)
     ignored = run.recipe.dataset.ignore_index
-    accuracy = _measure_accuracy(session, dataset, column, ignored)
+    accuracy = _measure_accuracy(session, dataset, columns, ignored)
     script = Path(__file__).with_name("predict_script.py").read_text(encoding="utf-8")
     with convert_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -115,43 +115,47 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int) -> On
         write_whole(folder / MODEL, content)
         write_whole(folder / SCRIPT, script)
         if not calibration_samples:
-            return OnnxExport(column, difference, accuracy)
-        samples = _read_samples(dataset.train, column, calibration_samples)
-        int8_content = _quantize(content, column, samples)
+            return OnnxExport(columns, difference, accuracy)
+        samples = _read_samples(dataset.train, columns, calibration_samples)
+        int8_content = _quantize(content, samples)
         write_whole(folder / INT8, int8_content)
-    int8_accuracy = _measure_accuracy(_open_session(int8_content), dataset, column, ignored)
-    return OnnxExport(column, difference, accuracy, int8_accuracy, len(samples))
+    int8_accuracy = _measure_accuracy(_open_session(int8_content), dataset, columns, ignored)
+    calibrated = len(samples[columns[0]])
+    return OnnxExport(columns, difference, accuracy, int8_accuracy, calibrated)
 
 
 def make_onnx_model(run: TrainedRun) -> Any:
     """Return a run's evaluation ops and network as an `onnx.ModelProto` for any batch size.
 
-    The input has the name of the samples' column. Raises RecipeError for several columns, without
-    a list of layers, and for a layer or op without a translation; RunError for weights of more than
-    `MAX_BYTES`.
+    The inputs have the names of the samples' columns. Raises RecipeError without a list of layers,
+    and for a layer or op without a translation; RunError for weights of more than `MAX_BYTES`.
     """
     from onnx import TensorProto, checker, helper, numpy_helper
 
     samples = run.samples
-    column, spec = _require_one_column(run)
     graph = GraphBuilder(run.arrays)
     if run.members:
         results = [_add_network(member, graph) for member in run.members]
         result = _add_average(results, samples.targets.task, graph)
     else:
         result = _add_network(run, graph)
-    output = _name_output(column)
+    output = _name_output(samples.columns)
     graph.nodes.append(helper.make_node("Identity", [result.name], [output]))
     if sum(array.nbytes for array in graph.constants.values()) > MAX_BYTES:
         raise RunError(
             f"{run.recipe.name}: has more than {MAX_BYTES:,} bytes, the most of model.onnx"
         )
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
+    inputs = [
+        helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype)), [BATCH, *spec.shape]
+        )
+        for name, spec in samples.columns.items()
+    ]
     model = helper.make_model(
         helper.make_graph(
             graph.nodes,
             run.recipe.model.name,
-            [helper.make_tensor_value_info(column, kind, [BATCH, *spec.shape])],
+            inputs,
             [helper.make_tensor_value_info(output, TensorProto.FLOAT, [BATCH, *result.shape])],
             [numpy_helper.from_array(array, name) for name, array in graph.constants.items()],
         ),
@@ -162,21 +166,9 @@ def make_onnx_model(run: TrainedRun) -> Any:
     return model
 
 
-def _name_output(column: str) -> str:
-    """Return the name of the graph's output, which differs from its input's name."""
-    return OUTPUT if column != OUTPUT else f"predicted_{OUTPUT}"
-
-
-def _require_one_column(run: TrainedRun) -> tuple[str, ColumnSpec]:
-    """Return the name and the spec of the only column. Raises RecipeError for several."""
-    columns = list(run.samples.columns.items())
-    if len(columns) > 1:
-        names = ", ".join(run.samples.columns)
-        raise RecipeError(
-            f"model.inputs: the network reads {names}; --to onnx needs a single column; export "
-            "without it, as StableHLO"
-        )
-    return columns[0]
+def _name_output(columns: Collection[str]) -> str:
+    """Return the name of the graph's output, which differs from its inputs' names."""
+    return OUTPUT if OUTPUT not in columns else f"predicted_{OUTPUT}"
 
 
 def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
@@ -197,11 +189,17 @@ def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
         raise RecipeError("dataset.padding_mask = true: has no translation to ONNX; must be false")
     # The copy has the weights of this run, and adds to the same lists of nodes and constants.
     graph = replace(graph, weights=run.arrays)
-    column, spec = _require_one_column(run)
-    values = MappedValues(NodeOutput(column, spec.shape), spec.dtype)
-    if samples.scale is not None:
-        values = add_scale(samples.scale, values, graph)
-    value = add_ops(recipe.dataset.eval.ops, column, values, graph)
+    columns = {
+        name: MappedValues(NodeOutput(name, spec.shape), spec.dtype)
+        for name, spec in samples.columns.items()
+    }
+    scale = samples.scale
+    if scale is not None:
+        columns[scale.column] = add_scale(scale, columns[scale.column], graph)
+    mapped = add_ops(recipe.dataset.eval.ops, columns, graph)
+    specs = {name: ColumnSpec(value.shape, "float32") for name, value in mapped.items()}
+    inputs = choose_inputs(recipe, specs, tuple(specs))
+    value = inputs.pack(lambda array: mapped[array.column])
     layers = recipe.model.layers_for(len(samples.classes))
     return graph.to_order(add_layers(layers, value, graph), "nhwc")
 
@@ -253,11 +251,13 @@ def _open_session(content: bytes) -> Any:
         raise RunError(f"ONNX Runtime refuses the model: {first_line(error)}") from error
 
 
-def _measure_difference(run: TrainedRun, session: Any, dataset: Dataset, column: str) -> float:
+def _measure_difference(
+    run: TrainedRun, session: Any, dataset: Dataset, columns: Sequence[str]
+) -> float:
     """Return the largest difference of a logit. Raises RunError above `TOLERANCE` at level O0."""
-    samples = _read_samples(dataset.eval, column, NUM_COMPARED)
+    samples = _read_samples(dataset.eval, columns, NUM_COMPARED)
     expected = np.asarray(jax.jit(make_predict(run))(run.arrays, samples), np.float64)
-    logits = session.run([_name_output(column)], {column: samples})[0]
+    logits = session.run([_name_output(columns)], samples)[0]
     if logits.shape != expected.shape:
         raise RunError(f"ONNX Runtime returns shape {logits.shape}, the run {expected.shape}")
     difference = float(np.abs(logits - expected).max())
@@ -272,7 +272,7 @@ def _measure_difference(run: TrainedRun, session: Any, dataset: Dataset, column:
 
 
 def _measure_accuracy(
-    session: Any, dataset: Dataset, column: str, ignore_index: int | None
+    session: Any, dataset: Dataset, columns: Sequence[str], ignore_index: int | None
 ) -> float | None:
     """Return the share of evaluation samples with the right class; None without classes."""
     labels = dataset.eval.columns["label"]
@@ -282,23 +282,23 @@ def _measure_accuracy(
     num_counted = 0
     for start in range(0, len(dataset.eval), EVALUATED_BATCH):
         rows = np.arange(start, min(start + EVALUATED_BATCH, len(dataset.eval)))
-        samples = np.asarray(dataset.eval.columns[column][rows])
+        samples = {name: np.asarray(dataset.eval.columns[name][rows]) for name in columns}
         truth = np.asarray(labels[rows])
         valid = np.ones(len(truth), bool) if ignore_index is None else truth != ignore_index
-        predicted = session.run([_name_output(column)], {column: samples})[0].argmax(axis=-1)
+        predicted = session.run([_name_output(columns)], samples)[0].argmax(axis=-1)
         num_right += int(((predicted == truth) & valid).sum())
         num_counted += int(valid.sum())
     return num_right / num_counted if num_counted else None
 
 
-def _read_samples(split: Split, column: str, count: int) -> np.ndarray:
-    """Return the column of at most `count` samples, spread evenly over a split."""
+def _read_samples(split: Split, columns: Sequence[str], count: int) -> dict[str, np.ndarray]:
+    """Return columns of at most `count` samples, spread evenly over a split."""
     rows = np.linspace(0, len(split) - 1, min(count, len(split))).astype(np.int64)
-    return np.asarray(split.columns[column][rows])
+    return {name: np.asarray(split.columns[name][rows]) for name in columns}
 
 
-def _quantize(content: bytes, column: str, samples: np.ndarray) -> bytes:
-    """Return the model with int8 products, calibrated on `samples` (n, ...) of its input `column`.
+def _quantize(content: bytes, samples: Mapping[str, np.ndarray]) -> bytes:
+    """Return the model with int8 products, calibrated on samples (n, ...) by its inputs.
 
     Batch norm is folded into convolutions first. The format is QDQ. Weights are symmetric, with a
     scale for each channel. Activations have a scale for each tensor, by its minimum and maximum.
@@ -306,9 +306,10 @@ def _quantize(content: bytes, column: str, samples: np.ndarray) -> bytes:
     import onnxruntime
     from onnxruntime import quantization
 
+    count = len(next(iter(samples.values())))
     batches = (
-        {column: samples[start : start + EVALUATED_BATCH]}
-        for start in range(0, len(samples), EVALUATED_BATCH)
+        {name: array[start : start + EVALUATED_BATCH] for name, array in samples.items()}
+        for start in range(0, count, EVALUATED_BATCH)
     )
 
     class _Reader(quantization.CalibrationDataReader):  # type: ignore[misc]

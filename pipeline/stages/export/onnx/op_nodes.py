@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from pipeline.data.ops.image import Axis
 from pipeline.data.ops.interpolation import Taps, find_nearest_pixels, make_opencv_taps
 from pipeline.data.ops.log_mel import LogMel
 from pipeline.data.ops.resize import Resize, compute_target_size
+from pipeline.data.ops.together import Copy
 from pipeline.data.ops.values import Hwc2Chw, Normalize, Rescale, TypeCast
 from pipeline.data.series.scale_series import ScaleSeries
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
@@ -34,24 +35,30 @@ class MappedValues:
 
 
 def add_ops(
-    ops: Sequence[MapOp], column: str, values: MappedValues, graph: GraphBuilder
-) -> NodeOutput:
-    """Add the nodes of those ops that change a column, and a cast to float32: no layer with a
-    translation looks whole numbers up.
+    ops: Sequence[MapOp], columns: Mapping[str, MappedValues], graph: GraphBuilder
+) -> dict[str, NodeOutput]:
+    """Add the nodes of those ops that change columns, and casts to float32: no layer with a
+    translation looks whole numbers up. Return the columns after the ops.
 
     Raises RecipeError for an op without a translation.
     """
+    mapped = dict(columns)
     for position, op in enumerate(ops):
-        if column not in op.columns:
+        op = op.narrow(mapped.keys())
+        if mapped.keys().isdisjoint(op.columns):
             continue
-        result = _add_op(op, values, graph)
+        if isinstance(op, Copy):
+            mapped[op.to] = mapped[op.column]
+            continue
+        column = op.columns[0]
+        result = _add_op(op, mapped[column], graph) if column in mapped else None
         if result is None:
             raise RecipeError(
                 f"dataset.eval.ops.{position} ({op.name}): has no translation to ONNX; must be one "
                 f"of {TRANSLATED}. Or export without --to onnx: StableHLO has all"
             )
-        values = result
-    return _add_cast(values, "float32", graph).value
+        mapped[column] = result
+    return {name: _add_cast(values, "float32", graph).value for name, values in mapped.items()}
 
 
 def _add_op(op: MapOp, images: MappedValues, graph: GraphBuilder) -> MappedValues | None:

@@ -1,7 +1,8 @@
 """Predict samples with an exported network: python predict.py [--int8] [--top=N] FILE|FOLDER ...
 
 Needs onnxruntime, numpy and pillow, and the files model.onnx and model.json in the same folder.
-Reads images, WAV files and .npy files of samples, and prints a line for each sample.
+Reads images, WAV files and .npy files of samples, and prints a line for each sample. For a network
+with several inputs, reads .npz files with an array for each.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".wav", ".npy")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".wav", ".npy", ".npz")
 MODES = {1: "L", 3: "RGB"}
 
 
@@ -23,7 +24,7 @@ class OnnxNetwork:
     """The network of a folder, run by onnxruntime on the CPU.
 
     Samples have the shape `shape`, such as (height, width, channels) of images, and the dataset's
-    type and values.
+    type and values. Those of several inputs are a dictionary by name.
     """
 
     def __init__(self, folder: Path, int8: bool = False) -> None:
@@ -35,22 +36,25 @@ class OnnxNetwork:
         self.session = onnxruntime.InferenceSession(
             str(program), providers=["CPUExecutionProvider"]
         )
-        column = self.description["columns"][files["input"]]
+        self.inputs = files.get("inputs") or [files["input"]]
+        column = self.description["columns"][self.inputs[0]]
         self.shape = tuple(column["shape"])
         self.dtype = np.dtype(column["dtype"])
 
-    def predict(self, samples: np.ndarray) -> np.ndarray:
-        """Return logits float32 (n, ...) of samples (n, *shape)."""
-        files = self.description["onnx"]
-        return self.session.run([files["output"]], {files["input"]: samples})[0]
+    def predict(self, samples: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
+        """Return logits float32 (n, ...) of samples (n, *shape), or of several inputs by name."""
+        named = samples if isinstance(samples, dict) else {self.inputs[0]: samples}
+        return self.session.run([self.description["onnx"]["output"]], named)[0]
 
-    def read(self, file: Path) -> np.ndarray:
-        """Return the samples of a file, (n, *shape).
+    def read(self, file: Path) -> np.ndarray | dict[str, np.ndarray]:
+        """Return the samples of a file, (n, *shape), or of several inputs by name.
 
         An image file is turned upright by its EXIF tag and resized. A .npy file may have several.
         """
         if file.suffix.lower() == ".wav":
             return self.read_sound(file)
+        if len(self.inputs) > 1 or file.suffix.lower() == ".npz":
+            return self.read_columns(file)
         if file.suffix.lower() == ".npy":
             array = np.load(file, allow_pickle=False)
             return array.reshape(-1, *self.shape).astype(self.dtype)
@@ -95,6 +99,17 @@ class OnnxNetwork:
         samples[: len(values)] = values[: len(samples)]
         return samples.reshape(count, length)
 
+    def read_columns(self, file: Path) -> dict[str, np.ndarray]:
+        """Return the arrays of an .npz file that the network reads, by name."""
+        names = ", ".join(self.inputs)
+        if file.suffix.lower() != ".npz":
+            raise SystemExit(f"{file}: the network reads {names}: give an .npz file with them")
+        with np.load(file, allow_pickle=False) as arrays:
+            if missing := [name for name in self.inputs if name not in arrays.files]:
+                raise SystemExit(f"{file}: lacks {', '.join(missing)}; must have {names}")
+            columns = self.description["columns"]
+            return {name: arrays[name].astype(columns[name]["dtype"]) for name in self.inputs}
+
     def format_line(self, logits: np.ndarray, top: int) -> str:
         """Return the outputs of one sample as a line: numbers, or labels with probabilities."""
         names = self.description["classes"]
@@ -129,8 +144,9 @@ def main(arguments: list[str]) -> int:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in [file for file in files if file.suffix.lower() in SUFFIXES]:
             samples = network.read(file)
-            for index, logits in enumerate(network.predict(samples)):
-                name = str(file) if len(samples) == 1 else f"{file}[{index}]"
+            predicted = network.predict(samples)
+            for index, logits in enumerate(predicted):
+                name = str(file) if len(predicted) == 1 else f"{file}[{index}]"
                 line = f"{name}: {network.format_line(logits, top)}"
                 # Names of files and classes may hold control characters.
                 print(line if line.isprintable() else repr(line)[1:-1])

@@ -282,10 +282,6 @@ def test_untranslatable_networks_are_refused_by_name() -> None:
     of_a_table = replace(rows, samples=replace(rows.samples, table=table))
     with pytest.raises(RecipeError, match="the encoding of a table has no translation"):
         make_onnx_model(of_a_table)
-    columns = {**rows.samples.columns, "features": ColumnSpec((3,), "float32")}
-    of_two_columns = replace(rows, samples=replace(rows.samples, columns=columns))
-    with pytest.raises(RecipeError, match=r"reads image, features; .*, as StableHLO"):
-        make_onnx_model(of_two_columns)
 
 
 @pytest.fixture(scope="module")
