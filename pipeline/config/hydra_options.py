@@ -40,6 +40,10 @@ DEFAULT_COMPONENTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}
 LENGTHS = tuple(f"train.{unit}" for unit in LENGTH_UNITS)
 """Keys that set the length of a run."""
 
+WHOLE_KEYS = ("model.inputs",)
+"""Keys whose value may be a section or a list, and replaces that of the recipe. Hydra would merge
+two sections, and refuse a list in place of a section."""
+
 _OPTION = re.compile(r"\w[\w.+-]*")
 """Name of one option of a group."""
 
@@ -61,7 +65,8 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
     if problems:
         raise RecipeError(problems)
     _register_custom_components()
-    overrides = [_register_component_files(override) for override in mark_optional_keys(overrides)]
+    overrides = _replace_whole(mark_optional_keys(overrides))
+    overrides = [_register_component_files(override) for override in overrides]
     keys = set(map(get_key, overrides))
     recipe = value_of(overrides, "recipe")
     if recipe is None and keys & set(DEFAULT_COMPONENTS):
@@ -83,6 +88,19 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
     # A complete recipe has all components, so the defaults of conf/config.yaml are deleted.
     deletions = [f"~{group}" for group in {*SECTIONS, "train"} - groups]
     return [*deletions, *overrides]
+
+
+def _replace_whole(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides, with null set before each section or list of `WHOLE_KEYS`."""
+    replaced: list[str] = []
+    for override in overrides:
+        key = get_key(override)
+        null = f"++{key}=null"
+        is_structured = override.partition("=")[2].startswith(("{", "["))
+        if key in WHOLE_KEYS and is_structured and replaced[-1:] != [null]:
+            replaced.append(null)
+        replaced.append(override)
+    return replaced
 
 
 def add_train_length(overrides: Sequence[str]) -> list[str]:

@@ -100,3 +100,28 @@ def test_recipes_of_two_folders_may_share_file_names(tmp_path: Path) -> None:
     for name, lr in rates.items():
         recipe = load_recipe(str(tmp_path / name / f"{name}.yaml"))
         assert recipe.train.optimizer.lr == lr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("written", "typed", "expected"),
+    [
+        ("{a: image, b: features}", "[image,features]", ("image", "features")),
+        ("{a: image, b: features}", "{c: image}", {"c": "image"}),
+        ("[image, features]", "{c: image}", {"c": "image"}),
+        ("{a: image, b: features}", "image", "image"),
+        ("{a: image, b: features}", "null", None),
+    ],
+)
+def test_inputs_replace_those_of_the_recipe(
+    written: str, typed: str, expected: object, tmp_path: Path
+) -> None:
+    """A section isn't merged with the recipe's, and a list may take its place."""
+    lines = ["# @package _global_", "defaults: [override /model: mlp]", "train: {steps: 1}"]
+    file = write(tmp_path, "mine.yaml", "\n".join([*lines, f"model: {{inputs: {written}}}"]))
+    assert compose_and_check([f"+recipe={file}", f"model.inputs={typed}"]).model.inputs == expected
+
+
+def test_replaced_overrides_are_resolved_once() -> None:
+    once = resolve_recipe(["model.inputs=[image]"])
+    assert resolve_recipe(once) == once
