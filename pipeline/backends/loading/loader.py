@@ -10,6 +10,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 
 from pipeline.backends.loading.loader_stats import (
@@ -20,10 +21,12 @@ from pipeline.backends.loading.loader_stats import (
     WindowHandoff,
 )
 from pipeline.backends.loading.stream import StreamedWindows
-from pipeline.backends.loading.window import Window, put_inputs
+from pipeline.backends.loading.window import Window, put_inputs, read_batch
 from pipeline.backends.loading.window_buffer import LoaderSource
+from pipeline.data.batch import Batch
 from pipeline.data.columns import BatchedColumn, LazyColumn, Split, count_split_bytes
 from pipeline.data.host_ops import HostMappedColumn
+from pipeline.training.parallel.placement import gather_arrays
 
 RESIDENT_LIMIT_BYTES = 2 << 30
 """Largest split on the device, as in MindSpore; a GPU may have room for more."""
@@ -136,6 +139,12 @@ class Loader:
         self._handed_over_at = requested_at + wait_s
         self._window = window
         return window
+
+    def read_batch(self, step: int) -> Batch:
+        """Return the batch of a step, counted from 1, before the map ops. All processes of a run
+        must call it."""
+        window = self.get_window(step - 1)
+        return read_batch(gather_arrays(window.inputs), jnp.int32(step - 1 - window.start))
 
     def close(self) -> None:
         """Stop preparing ahead until the next request, and drop the window in use."""

@@ -6,19 +6,15 @@ import shlex
 from dataclasses import asdict
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipeline.backends.base import Executable
 from pipeline.backends.graph.replay.ranges import find_largest_magnitude
-from pipeline.backends.loading.loader import Loader
-from pipeline.backends.loading.window import read_batch
 from pipeline.checkpoint.autopsy_archive import AUTOPSY
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.signals import Interrupted
 from pipeline.core.plugins.loading import list_loaded_plugins, to_flags
-from pipeline.data.batch import Batch
 from pipeline.engine.non_finite_step import Examination
 from pipeline.inspect.autopsy.examine import examine
 from pipeline.inspect.autopsy.finding import Autopsy
@@ -73,7 +69,7 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
 
 def _repeat_or_examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy | None:
     """Repeat a step in all processes; return the autopsy of the first one, None in the others."""
-    batch = jax.tree.map(np.array, batch_of(run.executable.loader, step))
+    batch = jax.tree.map(np.array, run.executable.loader.read_batch(step))
     state_before = jax.tree.map(np.array, state)
     step_config = select_phase(run.built.step_config, step - 1)
     autopsy = repeat_step(run.executable, state_before, step)
@@ -98,12 +94,3 @@ def repeat_step(executable: Executable, state: TrainState, step: int) -> Autopsy
     loss = float(outcome.loss[-1])
     grad_norm = float(outcome.grad_norm[-1])
     return Autopsy(step, loss, grad_norm, None, reason, is_fault_of_machine=True)
-
-
-def batch_of(loader: Loader, step: int) -> Batch:
-    """Return the batch of a step, counted from 1, before the map ops.
-
-    All processes of a run must call it.
-    """
-    window = loader.get_window(step - 1)
-    return read_batch(gather_arrays(window.inputs), jnp.int32(step - 1 - window.start))

@@ -17,7 +17,6 @@ from pipeline.core.errors import PipelineError, RecipeError
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.data.batch import Batch
 from pipeline.engine.callbacks.events import Monitor
-from pipeline.inspect.autopsy.on_failure import batch_of
 from pipeline.inspect.dumps.captured_step import capture_step
 from pipeline.inspect.dumps.dump_files import (
     DumpHeader,
@@ -176,7 +175,7 @@ class RunDumps(Monitor):
             require_real_trees(self.run.context.run_dir, (DUMP,))
         elif path.exists() and not path.is_dir():
             raise NotADirectoryError(f"dump.path = {path}: must be a folder")
-        batch = jax.tree.map(np.array, batch_of(self.run.executable.loader, step + 1))
+        batch = jax.tree.map(np.array, self.run.executable.loader.read_batch(step + 1))
         step_config = self.run.built.step_config
         device = self.run.backend.device
         starts = [phase.start for phase in get_freezing(step_config).phases if phase.start <= step]

@@ -26,7 +26,6 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
 from pipeline.engine.monitors.log_lines import METRICS, read_lines
-from pipeline.inspect.autopsy.on_failure import batch_of
 from pipeline.inspect.dumps.layer_programs import LayerPrograms
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
@@ -78,7 +77,7 @@ class OpenedRecipe:
         order = self.dataset.train_order
         source = LoaderSource(self.dataset.train, order, self.backend.placement, step + 1)
         with closing(make_loader(source, self.recipe.train.feed)) as loader:
-            batch: Batch = jax.tree.map(np.array, batch_of(loader, step + 1))
+            batch: Batch = jax.tree.map(np.array, loader.read_batch(step + 1))
         return batch
 
     def fresh_state(self) -> TrainState:
