@@ -91,6 +91,7 @@ LAZY_MODULES = {
     "pipeline.stages.build_checks",
     "pipeline.stages.compile",
     "pipeline.stages.data",
+    "pipeline.stages.estimate",
     "pipeline.stages.sample_sizes",
     "pipeline.training.bucketing",
     "pipeline.stages.features.feature_context",

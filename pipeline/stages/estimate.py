@@ -17,16 +17,12 @@ from pipeline.data.dataset import Dataset
 from pipeline.stages.autosink.choose_sink import make_bounds, make_modelled_costs
 from pipeline.stages.autosink.sink_plan import chooses_sink
 from pipeline.stages.build import Built
-from pipeline.stages.plan_devices import (
-    describe_gathering,
-    describe_shardings,
-    make_batch_shapes,
-)
 from pipeline.stages.record.run_directory import RunFolder
 from pipeline.stages.runner.context import BuiltRun
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.estimated_step import make_estimated_step
 from pipeline.training.features.curvature import LayerCurvature, group_layers
+from pipeline.training.initial_state import shape_batch
 from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.step import compute_gradients, mask_batch
@@ -63,9 +59,14 @@ def estimate_cost(
 def report_shardings(recipe: Recipe, dataset: Dataset, built: Built, reporter: Reporter) -> None:
     """Report what the estimate leaves out of parallel modes other than data parallelism."""
     mode = recipe.parallel.mode
+    if mode in ("none", "data"):
+        return
+    # Imported here, since few recipes shard parameters.
+    from pipeline.stages.plan_devices import describe_gathering, describe_shardings
+
     if mode == "fsdp":
         reporter.print_stage("modelled", describe_gathering(recipe, built))
-    elif mode not in ("none", "data"):
+    else:
         reporter.print_stage(
             "modelled", f"parallel.mode = {mode}: the estimate is that of mode data"
         )
@@ -76,7 +77,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
     """Return the description of a run by which a device prices it, with shapes for arrays."""
     train = recipe.train
     run_schedule = built.run_schedule
-    make_batch = partial(make_batch_shapes, dataset)
+    make_batch = partial(shape_batch, dataset.inputs, dataset.train_label)
     size = train.sink_size
     sink_steps = size if isinstance(size, int) and size > 0 else run_schedule.steps_per_epoch
 

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 from flax.traverse_util import flatten_dict
 from pydantic import TypeAdapter
 
@@ -31,7 +30,7 @@ from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import PLAN, RunFolder
 from pipeline.stages.runner.context import BuiltRun
 from pipeline.stages.runner.run_feature import RunFeature
-from pipeline.training.initial_state import shape_inputs
+from pipeline.training.initial_state import shape_batch
 from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.parallel_spec import MeshSpec, ShardingSpec
 
@@ -106,15 +105,8 @@ def _read_mesh_size(file: Path) -> int | None:
 
 def trace_step(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
     """Trace the loss of a recipe's step on its global batch."""
-    batch = make_batch_shapes(dataset, recipe.train.batch_size)
+    batch = shape_batch(dataset.inputs, dataset.train_label, recipe.train.batch_size)
     return make_loss(recipe.name, built.step_config, built.state, batch, sync_batch_norm=True)
-
-
-def make_batch_shapes(dataset: Dataset, size: int) -> tuple[Any, Any]:
-    """Return the shapes of the inputs and labels of `size` training samples after the map ops."""
-    label = dataset.train_label
-    inputs = shape_inputs(dataset.inputs, size)
-    return inputs, jax.ShapeDtypeStruct((size, *label.shape), label.dtype)
 
 
 def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:

@@ -15,6 +15,7 @@ from pipeline.models.layers.path_patterns import covers, require_covered
 from pipeline.training.state import TrainState, split_params
 
 if TYPE_CHECKING:
+    from pipeline.data.columns import ColumnSpec
     from pipeline.data.inputs import NetworkInputs
     from pipeline.models.layers.model_spec import InitRule
     from pipeline.training.step_config import StepConfig
@@ -71,3 +72,8 @@ def reinitialize(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
 def shape_inputs(inputs: NetworkInputs, batch: int) -> Any:
     """Return the shapes and dtypes of the network's inputs for a batch of this size."""
     return inputs.pack(lambda array: jax.ShapeDtypeStruct((batch, *array.shape), array.dtype))
+
+
+def shape_batch(inputs: NetworkInputs, label: ColumnSpec, size: int) -> tuple[Any, Any]:
+    """Return the shapes and dtypes of the inputs and labels of `size` samples after map ops."""
+    return shape_inputs(inputs, size), jax.ShapeDtypeStruct((size, *label.shape), label.dtype)

@@ -31,7 +31,6 @@ from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
-from pipeline.stages.plan_devices import find_plan, with_plan
 from pipeline.stages.record.compare_steps import find_discrepancy
 from pipeline.stages.record.run_directory import (
     LOWERINGS,
@@ -99,6 +98,9 @@ def build_recipe(recipe: Recipe, reporter: Reporter) -> OpenedRecipe:
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
     if recipe.parallel.mode == "auto":
+        # Imported here, since few recipes plan their devices.
+        from pipeline.stages.plan_devices import find_plan, with_plan
+
         plan = find_plan(recipe, dataset, built, recipe.parallel.plan, reporter)
         recipe = with_plan(recipe, plan)
         backend = recipe.device.open(recipe.parallel)
