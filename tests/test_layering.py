@@ -66,6 +66,7 @@ LAZY_MODULES = {
     "pipeline.training.features.components.lookahead",
     "pipeline.training.features.components.throughput",
     "pipeline.training.losses",
+    "pipeline.training.target_metrics",
     "pipeline.training.optimizers.thor.thor_spec",
     # The start of a command, and what few runs need.
     "pipeline.__main__",

@@ -28,7 +28,6 @@ from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.standard import Branches
 from pipeline.models.layers.tokens import Lookup
-from pipeline.models.modules.jit_layers import record_module_paths
 from pipeline.models.modules.network import Network
 from pipeline.stages.features.feature_context import require_same_form
 from pipeline.stages.key_errors import blaming_key
@@ -208,6 +207,9 @@ def check_jit_layers(draft: StepDraft) -> None:
     patterns = draft.recipe.train.jit_layers
     if not patterns:
         return
+    # Imported here, since few recipes compile layers one by one.
+    from pipeline.models.modules.jit_layers import record_module_paths
+
     paths: dict[LayerPath, None] = {}
     with blaming_key("train.jit_layers"):
         with record_module_paths(paths):

@@ -12,7 +12,6 @@ from pydantic import PositiveFloat, PositiveInt
 from pipeline.core.registry import Seq, component
 from pipeline.data.targets import Targets
 from pipeline.training.component_specs import Direction, MetricSpec
-from pipeline.training.contrastive import RecallAt1, RecallAt5, RecallAt10
 
 if TYPE_CHECKING:
     import jax
@@ -260,6 +259,9 @@ def list_metrics(targets: Targets, ignore_index: int | None = None) -> Sequence[
     They leave out labels equal to `ignore_index`."""
     match targets.task:
         case "matching":
+            # Imported here, since few networks match pairs.
+            from pipeline.training.contrastive import RecallAt1, RecallAt5, RecallAt10
+
             return RecallAt1(), RecallAt5(), RecallAt10()
         case "regression":
             std = targets.std

@@ -22,7 +22,6 @@ from pipeline.data.dataset import Dataset
 from pipeline.engine.monitors.log_levels import log_by_level
 from pipeline.engine.non_finite_step import NonFiniteStepError
 from pipeline.stages.record import recorded_recipe, run_directory
-from pipeline.stages.record.brightness import measure_brightness
 from pipeline.stages.record.environment import describe_process
 from pipeline.stages.record.guards import convert_os_errors, convert_out_of_memory, write_summary
 from pipeline.stages.record.provenance import add_provenance
@@ -224,7 +223,11 @@ def record_data(
         context = replace(context, process=process)
     trains = "train" in recipe.stages and context.ranks.is_first
     samples = dataset.train.columns[next(iter(dataset.raw_inputs))]
-    brightness = measure_brightness(samples) if trains else None
+    brightness = None
+    if trains and dataset.raw_image is not None:
+        from pipeline.stages.record.brightness import measure_brightness
+
+        brightness = measure_brightness(samples)
     context.summary.data = {
         "columns": {
             name: {"shape": list(spec.shape), "dtype": spec.dtype}
