@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from pipeline.backends.devices.xla import Gpu
-from pipeline.backends.gpu.chip_target import read_target
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.value_text import show
 from pipeline.training.parallel.microbatches import compute_batch_multiple
@@ -241,10 +240,9 @@ def check_target(recipe: Recipe) -> Iterator[str]:
     if not isinstance(device, Gpu) or device.target is None:
         return
     target = f"device.target = {show(device.target)}"
-    try:
-        read_target(device.target)
-    except ValueError as error:
-        yield f"{target}: {error}"
+    problem = device.find_target_problem()
+    if problem is not None:
+        yield f"{target}: {problem}"
     other_stages = [stage for stage in recipe.stages if stage not in COMPILE_STAGES]
     if other_stages:
         yield (

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO, Any, Literal
 
+from pipeline.core.absent_parts import find_absent_part
+
 MAX_PROBLEMS = 50
 """Most problems in a message. More problems usually have one cause."""
 MAX_PROBLEM_LENGTH = 2_000
@@ -200,6 +202,8 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
+        if (part := find_absent_part(error)) is not None:
+            error = UsageError([part], "isn't installed, and this command or recipe needs it")
         message = str(error)
         if not isinstance(error, PipelineError):
             text = printable_lines(f"{type(error).__name__}: {error}")

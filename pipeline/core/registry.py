@@ -12,8 +12,8 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache, partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Annotated, Any, TypeVar, cast
@@ -31,8 +31,10 @@ from pydantic._internal._mock_val_ser import set_model_mocks
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from pipeline.core.errors import RecipeError
+from pipeline.core.absent_parts import import_unless_absent, note_broken_part
+from pipeline.core.errors import RecipeError, first_line, printable
 from pipeline.core.files.address import parse_location
+from pipeline.core.plugins.entries import COMPONENTS, get_distribution, list_entries
 from pipeline.core.plugins.loading import FLAG, load_named
 
 COMPONENT_MODULES = (
@@ -63,7 +65,6 @@ COMPONENT_MODULES = (
     "pipeline.training.optimizers.thor.thor_spec",
 )
 """Modules of components. A package stands for all its modules."""
-ENTRY_POINT_GROUP = "pipeline.components"
 
 T = TypeVar("T")
 Seq = Annotated[tuple[T, ...], Strict(False)]
@@ -174,12 +175,9 @@ def load_all() -> None:
     """Load the components of the package, of other distributions and of plug-ins. Raises
     RecipeError for a plug-in that can't be loaded, or that adds nothing."""
     for name in COMPONENT_MODULES:
-        module = importlib.import_module(name)
-        for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
-            importlib.import_module(info.name)
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        if _is_installed(entry):
-            entry.load()
+        import_unless_absent(name, partial(_import_with_modules, name))
+    for entry in list_entries(COMPONENTS):
+        _load_entry(entry)
     num_components = _count_components()
     # `load_named` imports a plug-in, yields it, and only then imports the next plug-in.
     for plugin in load_named():
@@ -188,6 +186,25 @@ def load_all() -> None:
                 [f"{FLAG} {plugin.source}: registers no component and exports nothing"]
             )
         num_components = _count_components()
+
+
+def _import_with_modules(name: str) -> None:
+    """Import a module, and of a package each module but those that need absent parts."""
+    module = importlib.import_module(name)
+    for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
+        import_unless_absent(info.name, partial(importlib.import_module, info.name))
+
+
+def _load_entry(entry: EntryPoint) -> None:
+    """Import the components of another distribution. One that can't be imported is named on stderr,
+    and a recipe that names its components is refused."""
+    try:
+        entry.load()
+    except (Exception, SystemExit) as error:
+        package = get_distribution(entry)
+        reason = printable(f"{type(error).__name__}: {first_line(error)}")
+        note_broken_part(package, f"can't be imported: {reason}")
+        print(f"warning: {package}, without which this goes on: {reason}", file=sys.stderr)
 
 
 def _count_components() -> int:
@@ -227,14 +244,6 @@ def _reset_schemas() -> None:
             # pydantic builds the schema when the class is next used. `model_rebuild(force=True)`
             # would build all schemas now.
             set_model_mocks(cls)
-
-
-def _is_installed(entry: EntryPoint) -> bool:
-    """Return False for the entry point of a distribution in the working folder.
-
-    Python lists it too, but that folder may hold a stranger's data.
-    """
-    return entry.dist is not None and Path(str(entry.dist.locate_file(""))).resolve() != Path.cwd()
 
 
 def list_components(kind: str) -> Mapping[str, type[Spec]]:

@@ -52,6 +52,17 @@ class Gpu(DeviceSpec):
     deterministic: bool
     """Whether to use only algorithms whose results repeat bit for bit; some are slower."""
 
+    def find_target_problem(self) -> str | None:
+        """Return what is wrong with `target`; None if nothing is."""
+        from pipeline.backends.gpu.chip_target import read_target
+
+        try:
+            if self.target is not None:
+                read_target(self.target)
+        except ValueError as error:
+            return str(error)
+        return None
+
     def open(self, parallel: ParallelSpec) -> Backend:
         """Open GPUs, or a compiler for the absent `target`. Raises RunError if GPUs are missing."""
         from pipeline.backends.gpu.chip_target import read_target

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pipeline.core.absent_parts import list_absent_parts
 from pipeline.core.errors import RecipeError, first_line
 
 FLAG = "--plugin"
@@ -152,7 +153,8 @@ def find_object(reference: str) -> Any:
 def suggest_missing_flag() -> str:
     """Return the advice for an unknown component."""
     named = ", ".join(plugin.source for plugin in list_loaded_plugins())
-    return f"a custom component needs {FLAG} FILE" + (f" (named: {named})" if named else "")
+    absent = "".join(f"; {name}: {reason}" for name, reason in list_absent_parts().items())
+    return f"a custom component needs {FLAG} FILE{f' (named: {named})' if named else ''}{absent}"
 
 
 def _read_environment() -> list[str]:

@@ -38,6 +38,8 @@ class Listed(NamedTuple):
     is_used: Callable[[Recipe], bool]
     place: str
     """`module:class`, a RunFeature, which is imported if a recipe uses it."""
+    is_optional: bool = False
+    """Whether a run goes on without it if its module isn't installed."""
 
 
 RUN_FEATURES = (
@@ -110,6 +112,7 @@ RUN_FEATURES = (
         "stages",
         lambda recipe: "train" in recipe.stages,
         "pipeline.inspect.autopsy.run_autopsy:RunAutopsy",
+        is_optional=True,
     ),
     Listed(
         "privacy.audit",
@@ -131,7 +134,8 @@ def open_features(recipe: Recipe) -> RunFeatures:
     Those of plug-ins are last. Raises RecipeError if one isn't installed or can't be made.
     """
     used = [listed for listed in RUN_FEATURES if listed.is_used(recipe)]
-    features = [_load(listed)(recipe) for listed in used]
+    loaded = [_load(listed) for listed in used]
+    features = [cls(recipe) for cls in loaded if cls is not None]
     for position, spec in enumerate(recipe.run_features):
         try:
             features.append(_require_feature(spec.open(recipe)))
@@ -148,14 +152,16 @@ def _require_feature(feature: object) -> RunFeature:
     return feature
 
 
-def _load(listed: Listed) -> type[RunFeature]:
-    """Import a feature. Raises RecipeError if its module isn't installed."""
+def _load(listed: Listed) -> type[RunFeature] | None:
+    """Import a feature; None if an optional one isn't installed. Raises RecipeError for others."""
     module, _, name = listed.place.partition(":")
     try:
         feature: type[RunFeature] = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
+        if listed.is_optional:
+            return None
         raise RecipeError(
             f"{listed.key}: needs {module}, and this installation has no {error.name}"
         ) from error
