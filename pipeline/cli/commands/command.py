@@ -269,8 +269,8 @@ class CommandGroup(click.Group):
         """
         try:
             with self.make_context(PROGRAM, list(args)) as context:
-                status: int = self.invoke(context)
-                return status
+                # A command of another distribution may return nothing.
+                return int(self.invoke(context) or 0)
         except click.exceptions.Exit as end:
             return end.exit_code
         except click.UsageError as error:
@@ -309,7 +309,8 @@ class CommandGroup(click.Group):
 
 def _explain_error(error: click.UsageError, args: Sequence[str]) -> tuple[Sequence[str], str]:
     """Return the wrong arguments, and the rule that they break."""
-    sentence = error.message[:1].lower() + error.message[1:].rstrip(".")
+    message = error.format_message()
+    sentence = message[:1].lower() + message[1:].rstrip(".")
     context = error.ctx
     if context is None:
         return args, sentence

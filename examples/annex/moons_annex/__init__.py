@@ -1,0 +1,1 @@
+"""A dataset, a feature of the step and a command for the pipeline."""
