@@ -42,7 +42,7 @@ LAZY_PACKAGES = {
     "wandb",
     # Formats of data that few runs read.
     "array_record", "google", "google_crc32c", "grain", "msgpack", "pyarrow", "scipy",
-    "tokenizers",
+    "soundfile", "tokenizers",
     # The time until the first step.
     "PIL", "jinja2", "numpy", "orbax", "re2", "rich", "tensorboardX",
     # A module of one version alone.

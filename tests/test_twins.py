@@ -369,6 +369,8 @@ CROSS_CUTTING = frozenset(
         "stages/test_learning_rates.py",
         "stages/test_parameters.py",
         "stages/test_recomputation.py",
+        "stages/test_audio_runs.py",
+        "stages/test_series_runs.py",
         "stages/test_several_inputs.py",
         "stages/test_text_pair_runs.py",
         "stages/test_text_runs.py",

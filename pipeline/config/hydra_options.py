@@ -41,7 +41,7 @@ LENGTHS = tuple(f"train.{unit}" for unit in LENGTH_UNITS)
 """Keys that set the length of a run."""
 
 WHOLE_KEYS = ("model.inputs",)
-"""Keys whose value may be a section or a list, and replaces that of the recipe. Hydra would merge
+"""Keys whose value may be a section or a list, and replaces the recipe's. Hydra would merge
 two sections, and refuse a list in place of a section."""
 
 _OPTION = re.compile(r"\w[\w.+-]*")

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.config.recipe import Recipe
-from pipeline.data.sources.tabular import TableDataset
-from pipeline.data.sources.text import Text
-from pipeline.data.sources.text_csv import TextCsv
-from pipeline.data.sources.text_pairs import TextPairs
 from pipeline.training.robustness.attack_specs import (
     AdversarialSpec,
     complete_attacks,
@@ -40,9 +36,8 @@ def _check_images(recipe: Recipe, key: str, split: str, default: str) -> Iterato
     `key` sets the attacks; with its `default` there are none.
     """
     dataset = recipe.dataset
-    if isinstance(dataset, Text | TextCsv | TextPairs | TableDataset):
-        content = "columns" if isinstance(dataset, TableDataset) else "tokens"
-        reason = f"attacks change pixels, and dataset = {dataset.name} has {content}"
+    if dataset.content != "images":
+        reason = f"attacks change pixels, and dataset = {dataset.name} has {dataset.content}"
         yield f"{key}: {reason}; must be {default}"
         return
     if dataset.buckets:

@@ -1,8 +1,4 @@
-"""Parts of the package and of others that can't be imported, and whose absence is no error.
-
-A part, such as `pipeline.backends.ascend`, may be left out of an installation. What names it then
-fails with one message.
-"""
+"""Parts of the package and of other packages that an installation lacks."""
 
 from __future__ import annotations
 

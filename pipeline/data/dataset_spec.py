@@ -275,6 +275,8 @@ class DatasetSpec(Spec):
 
     brightest: ClassVar[int] = 255
     """The value of a white pixel, if pixels are integers."""
+    content: ClassVar[str] = "images"
+    """Noun for the content of samples, in messages."""
     name: str
     root: Location | None
     """A local folder or archive, or an address, whose files are copied into the cache. null: the

@@ -75,7 +75,7 @@ class MeanAbsoluteError(NumberMetric):
 
 @component("metric")
 class RelativeError(MeanAbsoluteError):
-    """Mean absolute error as a share of that of a naive forecast of the same samples. Below 1 the
+    """Mean absolute error as a share of a naive forecast's on the same samples. Below 1 the
     network is better."""
 
     name: Literal["relative_mae"] = "relative_mae"

@@ -13,7 +13,7 @@ COMMANDS = "pipeline.commands"
 
 
 def list_entries(group: str) -> Iterator[EntryPoint]:
-    """Yield the entry points of a group, but those of a distribution in the working folder: Python
+    """Yield the entry points of a group, but not of a distribution in the working folder: Python
     lists them too, but that folder may hold a stranger's data."""
     for entry in entry_points(group=group):
         if entry.dist is not None and Path(str(entry.dist.locate_file(""))).resolve() != Path.cwd():

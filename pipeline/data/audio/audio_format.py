@@ -58,7 +58,7 @@ class AudioFormat:
 
     def require_fit(self, path: Path, header: SoundHeader, other: Path | None = None) -> None:
         """Raise DataError for a file that isn't read in this format; `other` is the file that has
-        the rate, None for that of the training."""
+        the rate, None for the training's."""
         if header.rate_hz != self.rate_hz:
             source = "the network was trained on" if other is None else f"{other} has"
             raise DataError(
@@ -82,7 +82,7 @@ class AudioFormat:
             )
 
     def count_windows(self, frames: int) -> int:
-        """Return the number of samples for a network that a file of so many frames has."""
+        """Return the number of samples for a network that a file of this many frames has."""
         return max(1, frames // self.length) if self.longer == "windows" else 1
 
     def read_window(self, path: Path, window: int = 0) -> np.ndarray:

@@ -19,12 +19,12 @@ KINDS = "WAV, FLAC and OGG"
 """The formats in messages."""
 INSTALL = "needs soundfile: pip install 'recipe-pipeline[audio]'"
 _UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, wave.Error, struct.error, MemoryError)
-"""Errors of reading a damaged file. Those of soundfile are RuntimeErrors."""
+"""Errors of reading a damaged file. soundfile raises RuntimeErrors."""
 
 
 @dataclass(frozen=True)
 class SoundHeader:
-    """What a file says of its sound."""
+    """Rate, channels and length of a file's sound."""
 
     rate_hz: int
     channels: int

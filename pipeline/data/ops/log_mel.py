@@ -95,7 +95,7 @@ class LogMel(Op):
 
     @property
     def log_factor(self) -> float:
-        """What natural logarithms are multiplied by."""
+        """Factor on natural logarithms."""
         return 1.0 if self.log == "natural" else 20 / self.power / float(np.log(10))
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
@@ -111,7 +111,7 @@ class LogMel(Op):
         return replace(value, shape=(frames, self.mels, 1), dtype="float32")
 
     def count_frames(self, samples: int) -> int:
-        """Return the number of frames of sound of so many samples."""
+        """Return the number of frames of sound of this length."""
         return 1 + (samples + 2 * self.padding - self.fft_size) // self.hop
 
     def list_indices(self, samples: int) -> np.ndarray:

@@ -123,7 +123,7 @@ def _is_mask(spec: ColumnSpec) -> bool:
 
 
 @component("op")
-class Copy(MapOp):
+class CopyColumn(MapOp):
     """Make a column `to` of the values of another, such as a second view of an image.
 
     Later ops name either column, and each op draws separately.

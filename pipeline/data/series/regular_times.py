@@ -16,7 +16,7 @@ TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
-class Times:
+class RegularTimes:
     """A column of times."""
 
     name: str
@@ -56,7 +56,7 @@ class Times:
         )
 
 
-def read_times(table: RawTable, name: str, date_format: str | None) -> Times:
+def read_times(table: RawTable, name: str, date_format: str | None) -> RegularTimes:
     """Return the times of a column of texts, which are numbers or dates. Raises ValueError with the
     row of a missing time, and for texts that are neither."""
     column = table.get_column(name)
@@ -82,7 +82,7 @@ def read_times(table: RawTable, name: str, date_format: str | None) -> Times:
             )
         months = _count_months(days)
         values, unit = (days, " days") if months is None else (months, " months")
-    return Times(name, values[column.codes], unit, show, table.locate)
+    return RegularTimes(name, values[column.codes], unit, show, table.locate)
 
 
 def _infer_format(name: str, texts: tuple[str, ...]) -> str:

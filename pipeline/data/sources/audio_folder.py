@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
@@ -69,6 +69,7 @@ class AudioFolder(DatasetSpec):
     OGG. All files have the same sample rate. The names of the folders, sorted, are the classes.
     """
 
+    content: ClassVar[str] = "sound"
     name: Literal["audio_folder"] = "audio_folder"
     root: Location | None
     """The folder with train and eval, or with the classes; null: the vowels of ten words in 1,100
@@ -144,7 +145,7 @@ class AudioFolder(DatasetSpec):
         self, paths: Sequence[Sequence[str]], headers: Sequence[Sequence[SoundHeader | None]]
     ) -> AudioFormat:
         """Return the format of the files. Raises DataError with a file of another rate or length,
-        with several channels, or of another rate than that of a map op."""
+        with several channels, or of another rate than a map op's."""
         read = [
             (Path(path), header)
             for split in zip(paths, headers, strict=True)

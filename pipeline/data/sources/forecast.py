@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
@@ -43,9 +43,10 @@ class Forecast(LocalDatasetSpec):
     first steps, and as labels the numbers of its last `horizon` steps.
 
     The file has a row for each step, in the order of time. Its last rows are evaluated. No window
-    has rows of both splits, and means and deviations are those of the training rows.
+    has rows of both splits, and means and deviations are of the training rows.
     """
 
+    content: ClassVar[str] = "series"
     root_must_be = "a CSV or Parquet file with a column of times"
     name: Literal["forecast"] = "forecast"
     root: RequiredRoot
@@ -148,7 +149,7 @@ class Forecast(LocalDatasetSpec):
 
 def _compare_with_naive(targets: Targets, errors: np.ndarray, period: int) -> tuple[Targets, str]:
     """Return the targets with the mean of absolute errors of the seasonal naive forecast, and a
-    line about them. `errors` are those of the evaluation windows, float64 (n, K)."""
+    line about them. `errors` are of the evaluation windows, float64 (n, K)."""
     naive_mae = float(errors.mean())
     name = "the last value" if period == 1 else f"the value of {period:,} steps before"
     note = f"seasonal naive, {name}: mean absolute error {naive_mae:.5g} in the evaluation windows"

@@ -8,7 +8,7 @@ and it is tilted and sampled at 40 points.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import field_validator
@@ -47,10 +47,11 @@ TINY = 1e-8
 class Mnist1d(DatasetSpec):
     """4,000 training and 1,000 evaluation series of 40 steps in ten classes, made by a formula.
 
-    They are those of the package mnist1d with its defaults, up to the rounding of float32: the
+    They equal those of the package mnist1d with its defaults, up to the rounding of float32: the
     column `series`, float32 (40, 1).
     """
 
+    content: ClassVar[str] = "series"
     name: Literal["mnist1d"] = "mnist1d"
 
     @field_validator("root")
@@ -80,7 +81,7 @@ class Mnist1d(DatasetSpec):
 def make_series() -> tuple[np.ndarray, np.ndarray]:
     """Return all series, float64 (5000, 40), standardised as one, and their digits, int32 (5000,).
 
-    Draws are those of numpy's legacy generator, in the order of the package mnist1d.
+    Numpy's legacy generator draws them, in the order of the package mnist1d.
     """
     # Imported here, since it takes a while.
     from scipy.ndimage import gaussian_filter1d

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
@@ -34,6 +34,7 @@ class LabelledSeries(LocalDatasetSpec):
     channel.
     """
 
+    content: ClassVar[str] = "series"
     root_must_be = "a .ts, .npz, .csv or .parquet file of series"
     name: Literal["series"] = "series"
     root: RequiredRoot
@@ -113,7 +114,7 @@ class LabelledSeries(LocalDatasetSpec):
         )
 
     def _find_files(self) -> tuple[Path, Path | None]:
-        """Return the file of the training split, and that of the evaluation split if there is one.
+        """Return the file of the training split, and of the evaluation split if there is one.
         Raises DataError if a file _TRAIN.ts has no _TEST.ts beside it."""
         assert isinstance(self.root, Path), "an address is replaced by its copy"
         file = resolve_root(self.root, self.package)

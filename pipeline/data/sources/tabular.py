@@ -69,6 +69,7 @@ class TableDataset(DatasetSpec):
     """Base of the sources of tables. A sample is an encoded row, float32 (columns,). The encoding
     is fitted on the training split, and saved with the run."""
 
+    content: ClassVar[str] = "columns"
     root_must_be: ClassVar[str]
     root: Location | None
     """The file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import PositiveInt, field_validator, model_validator
@@ -33,6 +33,7 @@ class Text(DatasetSpec):
     split, with windows that don't overlap. A last window that isn't full is left out.
     """
 
+    content: ClassVar[str] = "tokens"
     name: Literal["text"] = "text"
     root: Location | None
     """A file or a folder; null: 128 KiB of the Python reference, shipped with this package."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import PositiveInt, model_validator
@@ -34,6 +34,7 @@ class TextCsv(DatasetSpec):
     it. Of each class the same share is evaluated, evenly spread over the file.
     """
 
+    content: ClassVar[str] = "tokens"
     name: Literal["text_csv"] = "text_csv"
     root: Location | None
     """A CSV file in UTF-8, with names of columns in the first line; null: 2,400 first lines of

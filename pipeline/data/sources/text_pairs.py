@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
@@ -34,6 +34,7 @@ class TextPairs(DatasetSpec):
     class, or of all pairs, the same share is evaluated, evenly spread over the file.
     """
 
+    content: ClassVar[str] = "tokens"
     name: Literal["text_pairs"] = "text_pairs"
     root: Location | None
     """A CSV file in UTF-8, with names of columns in the first line; null: functions of Python's

@@ -79,7 +79,7 @@ class EncodeTable(MapOp):
 def make_encoding_ops(
     table: FittedTable | None, reads: TableInput, scale: MapOp | None = None
 ) -> tuple[MapOp, ...]:
-    """Return the ops that were fitted on the training split, which precede those of the recipe: the
+    """Return the ops that were fitted on the training split, which precede the recipe's: the
     op that encodes a table for a network, and the one that standardises series."""
     scaling = () if scale is None else (scale,)
     if table is None:

@@ -45,7 +45,7 @@ class ObserverSettings:
     trains: bool
     """Whether the run trains, so that a terminal shows a progress bar."""
     lines: Lines
-    """Style of the lines: this package's, or those of MindSpore's callbacks or functional loop."""
+    """Style of the lines: this package's, or of MindSpore's callbacks or functional loop."""
     loss_every: int
     """Least number of steps between two lines with a loss; 0: no such lines."""
     skips_overflow: bool

@@ -32,7 +32,7 @@ class TorchModule(ModelSpec):
     `torchvision.models:resnet18`. The command line must name its file or package with `--plugin`.
     `graph` names a file instead, which is data and needs no `--plugin`. Training starts from the
     module's weights; of `init` only `rules` are used. If `forward` has several parameters without a
-    default, they are inputs, from the columns of their names or those of `model.inputs`.
+    default, they are inputs, from the columns of their names or `model.inputs`.
     """
 
     # A field named by a keyword of Python can't be declared in another way.

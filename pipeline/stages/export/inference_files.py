@@ -34,7 +34,7 @@ _ARRAY_SUFFIXES = (".npy", ".npz")
 
 
 def list_inputs(path: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
-    """List the files below a folder with one of the suffixes, by default those of images, sorted by
+    """List the files below a folder with one of the suffixes, by default of images, sorted by
     path; for a file, return the file.
 
     Links to folders aren't followed. Raises DataError for a folder without such files.

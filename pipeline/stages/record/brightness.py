@@ -69,7 +69,7 @@ def parse_brightness(tree: Any) -> Brightness | None:
 
 @dataclass(frozen=True)
 class UnusualImage:
-    """An image whose brightness is unlike that of the training images."""
+    """An image of another brightness than the training images."""
 
     name: str
     mean: float

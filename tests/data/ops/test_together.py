@@ -22,7 +22,7 @@ from pipeline.data.ops.geometry import (
 )
 from pipeline.data.ops.joint import make_joint_ops
 from pipeline.data.ops.resize import RandomResizedCrop, RandomSize, Resize
-from pipeline.data.ops.together import Copy, MoveTogether
+from pipeline.data.ops.together import CopyColumn, MoveTogether
 from pipeline.data.ops.values import Rescale
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops, compute_column_specs, list_read_columns
@@ -185,7 +185,7 @@ def test_op_that_does_not_move_pixels_is_refused() -> None:
 def test_views_of_an_image_are_drawn_separately() -> None:
     """Each draw depends on (seed, epoch, sample, position of the op) alone."""
     flip = RandomCrop(size=(50, 70))
-    ops = (Copy(to="view"), flip, RandomCrop(size=(50, 70), column="view"))
+    ops = (CopyColumn(to="view"), flip, RandomCrop(size=(50, 70), column="view"))
     columns = {name: make_columns()[name] for name in ("image", "label")}
     first, again = (move(np, ops, columns, epoch=1) for _ in range(2))
     later = move(np, ops, columns, epoch=2)
@@ -204,7 +204,7 @@ def test_views_of_an_image_are_drawn_separately() -> None:
 
 def test_copy_to_an_existing_column_is_refused() -> None:
     with pytest.raises(ValueError, match=r"ops\.0 \(copy\): makes a column 'mask', which exists"):
-        compute_column_specs((Copy(to="mask"),), SPECS)
+        compute_column_specs((CopyColumn(to="mask"),), SPECS)
 
 
 @pytest.mark.parametrize("column", ["boxes", "label"])

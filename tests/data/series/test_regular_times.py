@@ -10,12 +10,12 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.file_errors import name_file
-from pipeline.data.series.regular_times import Times, read_times
+from pipeline.data.series.regular_times import RegularTimes, read_times
 from pipeline.data.table import TableFormat
 from pipeline.data.tables.fit_table import read_table
 
 
-def read(folder: Path, texts: Sequence[str], date_format: str | None = None) -> Times:
+def read(folder: Path, texts: Sequence[str], date_format: str | None = None) -> RegularTimes:
     file = folder / "a.csv"
     file.write_text("time,v\n" + "".join(f'"{text}",1\n' for text in texts))
     table = read_table(file, TableFormat(), lambda name: "category")

@@ -15,7 +15,7 @@ from pipeline.data.ops.image import Axis
 from pipeline.data.ops.interpolation import Taps, find_nearest_pixels, make_opencv_taps
 from pipeline.data.ops.log_mel import LogMel
 from pipeline.data.ops.resize import Resize, compute_target_size
-from pipeline.data.ops.together import Copy
+from pipeline.data.ops.together import CopyColumn
 from pipeline.data.ops.values import Hwc2Chw, Normalize, Rescale, TypeCast
 from pipeline.data.series.scale_series import ScaleSeries
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
@@ -47,7 +47,7 @@ def add_ops(
         op = op.narrow(mapped.keys())
         if mapped.keys().isdisjoint(op.columns):
             continue
-        if isinstance(op, Copy):
+        if isinstance(op, CopyColumn):
             mapped[op.to] = mapped[op.column]
             continue
         column = op.columns[0]

@@ -24,7 +24,7 @@ class OnnxNetwork:
     """The network of a folder, run by onnxruntime on the CPU.
 
     Samples have the shape `shape`, such as (height, width, channels) of images, and the dataset's
-    type and values. Those of several inputs are a dictionary by name.
+    type and values. Several inputs are a dictionary by name.
     """
 
     def __init__(self, folder: Path, int8: bool = False) -> None:
