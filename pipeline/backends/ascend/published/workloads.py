@@ -6,7 +6,7 @@ import csv
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -31,6 +31,8 @@ from pipeline.backends.ascend.pricing.traced_step import (
 )
 from pipeline.backends.ascend.published.convnext import ConvNeXt
 from pipeline.backends.ascend.published.dbnet import dbnet
+from pipeline.backends.ascend.published.networks.parts import Net
+from pipeline.backends.ascend.published.networks.table import WORKLOADS
 from pipeline.backends.ascend.published.swin import Swin
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.core.errors import RunError
@@ -126,7 +128,15 @@ ADAM = Adam(lr=1e-4, weight_decay=0.0, decay_rules=(), b1=0.9, b2=0.999, eps=1e-
 ADAMW = AdamW(lr=1e-3, weight_decay=0.05, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "vit_s_16": ("vit_b_16", {"features": 384, "hidden": 1536, "heads": 6})
+    "vit_s_16": ("vit_b_16", {"features": 384, "hidden": 1536, "heads": 6}),
+    "efficientnet_b2": ("efficientnet_b0", {"width": 1.1, "depth": 1.2}),
+    "efficientnet_b3": ("efficientnet_b0", {"width": 1.2, "depth": 1.4}),
+    "efficientnet_b4": ("efficientnet_b0", {"width": 1.4, "depth": 1.8}),
+    "efficientnet_b5": ("efficientnet_b0", {"width": 1.6, "depth": 2.2}),
+    "regnet_x_1600mf": (
+        "regnet_x_800mf",
+        {"blocks": [2, 4, 10, 2], "widths": [72, 168, 408, 912], "group_width": 24},
+    ),
 }
 """Published networks without a file in conf/model: another network's file, and changed settings."""
 
@@ -216,11 +226,38 @@ def _trace_swin_or_convnext(row: Published) -> TracedStep:
     return trace_module(network, loss, shape, labels, row.classes, ADAMW)
 
 
+def _trace_workload(row: Published) -> TracedStep:
+    """Return a step of a network of `WORKLOADS`."""
+    workload = WORKLOADS[row.model]
+    shape = (row.batch, *(workload.sample or (row.pixels, row.pixels, 3)))
+    network = Net(partial(workload.body, classes=row.classes))
+    integers = workload.labels is not None
+    label_shape = workload.labels
+    if label_shape is None:
+        keys = {name: jax.random.key(0) for name in ("params", "dropout")}
+        images = jax.ShapeDtypeStruct(shape, jnp.float32)
+        outputs, _ = jax.eval_shape(lambda x: network.init_with_output(keys, x, True), images)
+        label_shape = outputs.shape[1:]
+    labels = jax.ShapeDtypeStruct((row.batch, *label_shape), jnp.int32 if integers else jnp.float32)
+    optimizer = {"momentum": MOMENTUM, "adam": ADAM, "adamw": ADAMW}[workload.optimizer]
+    return trace_module(network, workload.loss, shape, labels, row.classes, optimizer)
+
+
+def _trace_ernie(row: Published) -> TracedStep:
+    """Return a step of BERT base with ERNIE's 18,000 tokens; `pixels` is the number of tokens."""
+    spec = load_model_spec("bert_base").model_copy(update={"vocabulary": 18_000})
+    return trace_network(spec, row.batch, (row.pixels, 1, 1), row.classes, ADAMW)
+
+
 TEXT_DETECTORS = ("dbnet_resnet18", "dbnet_resnet50", "dbnet_mobilenet_v3_large")
 
 
 def trace_row(row: Published) -> TracedStep:
     """Return the step of a published row. Raises RunError for an unknown network."""
+    if row.model in WORKLOADS:
+        return _trace_workload(row)
+    if row.model == "ernie_base":
+        return _trace_ernie(row)
     if row.model in TEXT_DETECTORS:
         return _trace_text_detector(row)
     if row.model in ("swin_t", "convnext_tiny"):

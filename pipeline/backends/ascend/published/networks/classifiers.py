@@ -1,0 +1,712 @@
+"""Classifiers of images whose steps were published: bodies, images -> logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+
+from pipeline.backends.ascend.published.networks.backbones import (
+    bottleneck,
+    hrnet,
+    resnet,
+)
+from pipeline.backends.ascend.published.networks.parts import (
+    attend,
+    avg_pool,
+    conv,
+    conv_norm,
+    dense,
+    depthwise,
+    dropout,
+    feed_forward,
+    gelu,
+    keep,
+    layer_norm,
+    max_pool,
+    norm,
+    prelu,
+    resize,
+    self_attention,
+    squeeze,
+    transformer_block,
+    upsample,
+)
+
+
+def head(x: Array, classes: int) -> Array:
+    """Return logits of maps: means of the channels and a product."""
+    return dense(x.mean((1, 2)), classes)
+
+
+def resnet50(x: Array, classes: int, *, stem: str = "c", pools: bool = False) -> Array:
+    """ResNet-50 v1c, whose stem has three convolutions; `pools`: v1d, whose shortcuts pool."""
+    x = conv_norm(conv_norm(conv_norm(x, 32, 3, 2), 32), 64)
+    x = max_pool(x, 3, 2)
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        for block in range(blocks):
+            stride = 2 if stage and not block else 1
+            width = 64 * 2**stage
+            y = conv_norm(conv_norm(x, width, 1), width, 3, stride)
+            y = norm(conv(y, 4 * width, 1))
+            if not block:
+                short = avg_pool(x) if pools and stride == 2 else x
+                x = norm(conv(short, 4 * width, 1, 1 if pools else stride))
+            x = nn.relu(x + y)
+    return head(x, classes)
+
+
+def mish(x: Array) -> Array:
+    """x tanh(softplus(x)) (Misra 2019)."""
+    return x * jnp.tanh(nn.softplus(x))
+
+
+def cspdarknet53(x: Array, classes: int) -> Array:
+    """CSPDarknet-53 (Wang et al. 2020)."""
+    return head(cspdarknet_stages(x)[-1], classes)
+
+
+def cspdarknet_stages(x: Array) -> list[Array]:
+    """Return the maps of CSPDarknet-53's stages."""
+    x = conv_norm(x, 32, act=mish)
+    levels = []
+    for stage, blocks in enumerate((1, 2, 8, 8, 4)):
+        features = 64 * 2**stage
+        x = conv_norm(x, features, 3, 2, mish)
+        half = features if not stage else features // 2
+        y = conv_norm(x, half, 1, act=mish)
+        for _ in range(blocks):
+            z = conv_norm(y, half // 2 if not stage else half, 1, act=mish)
+            y = y + conv_norm(z, half, act=mish)
+        y = conv_norm(y, half, 1, act=mish)
+        y = jnp.concatenate([y, conv_norm(x, half, 1, act=mish)], -1)
+        x = conv_norm(y, features, 1, act=mish)
+        levels.append(x)
+    return levels
+
+
+def bam(x: Array) -> Array:
+    """Return x gated by its channels' means and by dilated convolutions (Park et al. 2018)."""
+    hidden = x.shape[-1] // 16
+    means = nn.relu(norm(dense(x.mean((1, 2)), hidden)))
+    channel = norm(dense(means, x.shape[-1]))[:, None, None]
+    y = conv_norm(x, hidden, 1, use_bias=True)
+    for _ in range(2):
+        y = conv_norm(y, hidden, 3, kernel_dilation=4, use_bias=True)
+    return x * (1 + nn.sigmoid(channel + norm(conv(y, 1, 1, use_bias=True))))
+
+
+def resnet50_bam(x: Array, classes: int) -> Array:
+    """ResNet-50 with BAM after three stages."""
+    x = max_pool(conv_norm(x, 64, 7, 2), 3, 2)
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        x = bottlenecks(x, 64 * 2**stage, blocks, 2 if stage else 1)
+        x = bam(x) if stage < 3 else x
+    return head(x, classes)
+
+
+def bottlenecks(x: Array, width: int, blocks: int, stride: int) -> Array:
+    """Return a stage of a ResNet of 50 layers or more."""
+    for block in range(blocks):
+        y = conv_norm(conv_norm(x, width, 1), width, 3, 1 if block else stride)
+        y = norm(conv(y, 4 * width, 1))
+        short = x if block else norm(conv(x, 4 * width, 1, stride))
+        x = nn.relu(short + y)
+    return x
+
+
+def reason_globally(x: Array, nodes: int = 256) -> Array:
+    """Return x plus products over a graph of nodes onto which x is projected (Chen et al. 2019)."""
+    batch, height, width, features = x.shape
+    states = conv(x, 2 * nodes, 1, use_bias=True).reshape(batch, -1, 2 * nodes)
+    places = conv(x, nodes, 1, use_bias=True).reshape(batch, -1, nodes)
+    graph = places.swapaxes(1, 2) @ states / (height * width)
+    graph = graph + dense(graph.swapaxes(1, 2), nodes).swapaxes(1, 2)
+    graph = dense(nn.relu(graph), 2 * nodes, bias=False)
+    spread = (places @ graph).reshape(batch, height, width, 2 * nodes)
+    return x + norm(conv(spread, features, 1))
+
+
+def glore_resnet50(x: Array, classes: int) -> Array:
+    """ResNet-50 with three units of global reasoning behind the third stage."""
+    x = max_pool(conv_norm(x, 64, 7, 2), 3, 2)
+    x = bottlenecks(bottlenecks(x, 64, 3, 1), 128, 4, 2)
+    x = bottlenecks(x, 256, 6, 2)
+    for _ in range(3):
+        x = reason_globally(x)
+    return head(bottlenecks(x, 512, 3, 2), classes)
+
+
+def _pre_bottleneck(x: Array, features: int, stride: int = 1) -> Array:
+    """Return a residual block whose norms come first."""
+    y = nn.relu(norm(x))
+    short = conv(y, features, 1, stride) if x.shape[-1] != features or stride > 1 else x
+    y = conv(y, features // 4, 1)
+    y = conv(nn.relu(norm(y)), features // 4, 3, stride)
+    return short + conv(nn.relu(norm(y)), features, 1)
+
+
+def _attention_module(x: Array, features: int, depth: int) -> Array:
+    """Return the trunk times one plus a mask from an hourglass of `depth` poolings."""
+    x = _pre_bottleneck(x, features)
+    trunk = _pre_bottleneck(_pre_bottleneck(x, features), features)
+    sizes, skips, mask = [], [], x
+    for level in range(depth):
+        sizes.append(mask.shape[1:3])
+        mask = _pre_bottleneck(max_pool(mask, 3, 2), features)
+        if level < depth - 1:
+            skips.append(_pre_bottleneck(mask, features))
+    for level in reversed(range(depth)):
+        mask = _pre_bottleneck(mask, features)
+        mask = resize(mask, *sizes[level])
+        mask = mask + (skips[level - 1] if level else trunk)
+    mask = conv(nn.relu(norm(mask)), features, 1)
+    mask = nn.sigmoid(conv(nn.relu(norm(mask)), features, 1))
+    return _pre_bottleneck((1 + mask) * trunk, features)
+
+
+def residual_attention_net(x: Array, classes: int) -> Array:
+    """Residual Attention Network-92 (Wang et al. 2017)."""
+    small = x.shape[1] < 64
+    x = conv_norm(x, 32 if small else 64, 3 if small else 7, 1 if small else 2)
+    x = x if small else max_pool(x, 3, 2)
+    depths = (2, 1, 0) if small else (3, 2, 1)
+    for stage, (modules, depth) in enumerate(zip((1, 2, 3), depths, strict=True)):
+        features = (128 if small else 256) * 2**stage
+        x = _pre_bottleneck(x, features, 2 if stage else 1)
+        for _ in range(modules):
+            x = _attention_module(x, features, depth)
+    last = 1024 if small else 2048
+    for block in range(3):
+        x = _pre_bottleneck(x, last, 2 if not block and not small else 1)
+    return head(nn.relu(norm(x)), classes)
+
+
+def convmixer(x: Array, classes: int) -> Array:
+    """ConvMixer-1536/20 with kernels of 9 and patches of 7 (Trockman and Kolter 2022)."""
+    x = norm(gelu(conv(x, 1536, 7, 7, use_bias=True)))
+    for _ in range(20):
+        x = x + norm(gelu(depthwise(x, 9, use_bias=True)))
+        x = norm(gelu(conv(x, 1536, 1, use_bias=True)))
+    return head(x, classes)
+
+
+def beit(x: Array, classes: int) -> Array:
+    """BEiT-B/16: ViT with biases by distance and scaled branches (Bao et al. 2021)."""
+    tokens = patches(x, 16, 768)
+    places = tokens.shape[1]
+    for _ in range(12):
+        table = _make_parameter(732, 12)
+        bias = table[jnp.zeros((places * places,), jnp.int32) + jnp.arange(places**2) % 732]
+        bias = bias.reshape(places, places, 12).transpose(2, 0, 1)
+        scales = [_make_parameter(768) for _ in range(2)]
+        tokens = tokens + scales[0] * self_attention(layer_norm(tokens), 12, bias)
+        tokens = tokens + scales[1] * feed_forward(layer_norm(tokens), 3072)
+    return dense(layer_norm(tokens[:, 1:].mean(1)), classes)
+
+
+class _Parameter(nn.Module):
+    shape: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self) -> Array:
+        value: Array = self.param("value", nn.initializers.normal(0.02), self.shape)
+        return value
+
+
+def _make_parameter(*shape: int) -> Array:
+    return _Parameter(shape)()
+
+
+def patches(x: Array, size: int, features: int, *, class_token: bool = True) -> Array:
+    """Return tokens of patches, behind a learned token."""
+    x = conv(x, features, size, size, use_bias=True)
+    tokens = x.reshape(x.shape[0], -1, features)
+    if class_token:
+        first = jnp.broadcast_to(_make_parameter(1, 1, features), (x.shape[0], 1, features))
+        tokens = jnp.concatenate([first, tokens], 1)
+    return tokens
+
+
+def vit(x: Array, classes: int, features: int, heads: int, size: int = 16) -> Array:
+    """ViT (Dosovitskiy et al. 2021)."""
+    tokens = patches(x, size, features)
+    tokens = tokens + _make_parameter(1, *tokens.shape[1:])
+    for _ in range(12):
+        tokens = transformer_block(tokens, heads)
+    return dense(layer_norm(tokens)[:, 0], classes)
+
+
+def dino(x: Array, classes: int) -> Array:
+    """Pretraining of ViT-S/16 by DINO (Caron et al. 2021): a loss for each image.
+
+    The student sees two crops of 224 and eight of 96 pixels, the teacher the large ones. Their
+    heads have 65,536 outputs, which the loss compares for each pair of crops.
+    """
+    student, teacher = _DinoNetwork(), _DinoNetwork()
+    small = jnp.tile(x[:, :96, :96], (8, 1, 1, 1))
+    large = jnp.concatenate([x, x], 0)
+    guesses = student(large).reshape(2, x.shape[0], -1), student(small).reshape(8, x.shape[0], -1)
+    logs = jax.nn.log_softmax(jnp.concatenate(guesses) / 0.1)
+    truth = jax.lax.stop_gradient(jax.nn.softmax(teacher(large) / 0.04)).reshape(2, x.shape[0], -1)
+    losses = [-(truth[i] * logs[j]).sum(-1) for i in range(2) for j in range(10) if i != j]
+    return jnp.stack(losses).mean(0)[:, None]
+
+
+class _DinoNetwork(nn.Module):
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        tokens = nn.Conv(384, (16, 16), (16, 16))(x).reshape(x.shape[0], -1, 384)
+        first = self.param("first", nn.initializers.normal(0.02), (1, 1, 384))
+        places = self.param("places", nn.initializers.normal(0.02), (1, 197, 384))
+        tokens = jnp.concatenate([jnp.broadcast_to(first, (x.shape[0], 1, 384)), tokens], 1)
+        if tokens.shape[1] < 197:
+            grid = resize(places[:, 1:].reshape(1, 14, 14, 384), 6, 6, "bicubic")
+            places = jnp.concatenate([places[:, :1], grid.reshape(1, 36, 384)], 1)
+        tokens = tokens + places
+        for _ in range(12):
+            tokens = transformer_block(tokens, 6)
+        y = layer_norm(tokens)[:, 0]
+        y = dense(gelu(dense(gelu(dense(y, 2048)), 2048)), 256)
+        y = y / jnp.sqrt((y**2).sum(-1, keepdims=True) + 1e-6)
+        return dense(y, 65_536, bias=False)
+
+
+def ghostnet(x: Array, classes: int) -> Array:
+    """GhostNet 1.0 (Han et al. 2020)."""
+
+    def ghost(x: Array, features: int, act: Any) -> Array:
+        half = features // 2
+        primary = conv_norm(x, half, 1, act=act)
+        return jnp.concatenate([primary, act(norm(depthwise(primary)))], -1)
+
+    x = conv_norm(x, 16, 3, 2)
+    rows = "3,16,16,0,1 3,48,24,0,2 3,72,24,0,1 5,72,40,1,2 5,120,40,1,1 3,240,80,0,2 3,200,80,0,1"
+    rows += " 3,184,80,0,1 3,184,80,0,1 3,480,112,1,1 3,672,112,1,1 5,672,160,1,2 5,960,160,0,1"
+    rows += " 5,960,160,1,1 5,960,160,0,1 5,960,160,1,1"
+    for row in rows.split():
+        kernel, hidden, features, squeezes, stride = map(int, row.split(","))
+        y = ghost(x, hidden, nn.relu)
+        y = norm(depthwise(y, kernel, 2)) if stride == 2 else y
+        if squeezes:
+            y = squeeze(y, -(-hidden // 4 // 4) * 4, gate=nn.hard_sigmoid)
+        y = ghost(y, features, keep)
+        if x.shape != y.shape:
+            x = norm(conv(norm(depthwise(x, kernel, stride)), features, 1))
+        x = x + y
+    x = conv_norm(x, 960, 1)
+    hidden = nn.relu(conv(x.mean((1, 2), keepdims=True), 1280, 1, use_bias=True))
+    return dense(dropout(hidden[:, 0, 0], 0.2), classes)
+
+
+def hrnet_w18(x: Array, classes: int) -> Array:
+    """HRNet-W18 with the classifier's head (Wang et al. 2020)."""
+
+    def fuse(x: Array, height: int, width: int) -> Array:
+        return upsample(x, height // x.shape[1])
+
+    levels = hrnet(x, 18, fuse)
+    y = None
+    for level, width in zip(levels, (32, 64, 128, 256), strict=True):
+        level = bottlenecks(level, width, 1, 1)
+        y = level if y is None else level + conv_norm(y, 4 * width, 3, 2, use_bias=True)
+    return head(conv_norm(y, 2048, 1, use_bias=True), classes)
+
+
+def inception_resnet_v2(x: Array, classes: int) -> Array:
+    """Inception-ResNet v2 (Szegedy et al. 2017)."""
+    valid: Any = {"padding": "VALID"}
+    x = conv_norm(conv_norm(conv_norm(x, 32, 3, 2, **valid), 32, **valid), 64)
+    x = max_pool(x, 3, 2, "VALID")
+    x = max_pool(conv_norm(conv_norm(x, 80, 1), 192, **valid), 3, 2, "VALID")
+    parts = [conv_norm(x, 96, 1), conv_norm(conv_norm(x, 48, 1), 64, 5)]
+    parts.append(conv_norm(conv_norm(conv_norm(x, 64, 1), 96), 96))
+    x = jnp.concatenate([*parts, conv_norm(nn.avg_pool(x, (3, 3), padding="SAME"), 64, 1)], -1)
+    for _ in range(10):
+        branches = ((32, 1),), ((32, 1), (32, 3)), ((32, 1), (48, 3), (64, 3))
+        x = _inception_residual(x, branches)
+    x = _reduce_maps(x, ((384, 3),), ((256, 1), (256, 3), (384, 3)))
+    for _ in range(20):
+        x = _inception_residual(x, (((192, 1),), ((128, 1), (160, (1, 7)), (192, (7, 1)))))
+    x = _reduce_maps(x, ((256, 1), (384, 3)), ((256, 1), (288, 3)), ((256, 1), (288, 3), (320, 3)))
+    for _ in range(10):
+        x = _inception_residual(x, (((192, 1),), ((192, 1), (224, (1, 3)), (256, (3, 1)))))
+    return head(conv_norm(x, 1536, 1), classes)
+
+
+def facenet(x: Array, classes: int) -> Array:
+    """Inception-ResNet v1 of FaceNet's PyTorch package, with an embedding of 512."""
+    valid: Any = {"padding": "VALID"}
+    x = conv_norm(conv_norm(conv_norm(x, 32, 3, 2, **valid), 32, **valid), 64)
+    x = conv_norm(conv_norm(max_pool(x, 3, 2, "VALID"), 80, 1), 192, **valid)
+    x = conv_norm(x, 256, 3, 2, **valid)
+    for _ in range(5):
+        x = _inception_residual(x, (((32, 1),), ((32, 1), (32, 3)), ((32, 1), (32, 3), (32, 3))))
+    x = _reduce_maps(x, ((384, 3),), ((192, 1), (192, 3), (256, 3)))
+    for _ in range(10):
+        x = _inception_residual(x, (((128, 1),), ((128, 1), (128, (1, 7)), (128, (7, 1)))))
+    x = _reduce_maps(x, ((256, 1), (384, 3)), ((256, 1), (256, 3)), ((256, 1), (256, 3), (256, 3)))
+    for _ in range(6):
+        x = _inception_residual(x, (((192, 1),), ((192, 1), (192, (1, 3)), (192, (3, 1)))))
+    return dense(norm(dense(x.mean((1, 2)), 512, bias=False)), classes)
+
+
+Branch = Sequence[tuple[int, Any]]
+
+
+def _branch(x: Array, layers: Branch) -> Array:
+    for features, kernel in layers:
+        x = conv_norm(x, features, kernel)
+    return x
+
+
+def _inception_residual(x: Array, branches: Sequence[Branch]) -> Array:
+    y = jnp.concatenate([_branch(x, layers) for layers in branches], -1)
+    return nn.relu(x + 0.2 * conv(y, x.shape[-1], 1, use_bias=True))
+
+
+def _reduce_maps(x: Array, *branches: Branch) -> Array:
+    """Return branches whose last convolutions shrink the maps, beside their maxima."""
+    parts = [
+        conv_norm(_branch(x, layers[:-1]), layers[-1][0], layers[-1][1], 2, padding="VALID")
+        for layers in branches
+    ]
+    return jnp.concatenate([*parts, max_pool(x, 3, 2, "VALID")], -1)
+
+
+def arc_resnet100(x: Array, classes: int) -> Array:
+    """LResNet100E-IR, the ResNet of ArcFace for faces of 112 pixels (Deng et al. 2019)."""
+    x = prelu(norm(conv(x, 64)))
+    for features, blocks in ((64, 3), (128, 13), (256, 30), (512, 3)):
+        for block in range(blocks):
+            stride = 1 if block else 2
+            y = prelu(conv(norm(x), features))
+            y = norm(conv(y, features, 3, stride))
+            short = x if block else norm(conv(x, features, 1, stride))
+            x = short + y
+    x = dropout(norm(x), 0.4).reshape(x.shape[0], -1)
+    x = norm(dense(x, 512))
+    x = x / jnp.sqrt((x**2).sum(-1, keepdims=True))
+    return 64 * dense(x, classes, bias=False)
+
+
+def tresnet_m(x: Array, classes: int) -> Array:
+    """TResNet-M (Ridnik et al. 2021): basic blocks, then bottlenecks, blurred before striding."""
+
+    def leaky(x: Array) -> Array:
+        return nn.leaky_relu(x, 1e-3)
+
+    def blur(x: Array) -> Array:
+        return depthwise(x, 3, 2)
+
+    batch, height, width, _ = x.shape
+    x = x.reshape(batch, height // 4, 4, width // 4, 4, 3).transpose(0, 1, 3, 2, 4, 5)
+    x = conv_norm(x.reshape(batch, height // 4, width // 4, 48), 64, 3, act=leaky)
+    for stage, (blocks, width) in enumerate(zip((3, 4, 11, 3), (64, 128, 256, 512), strict=True)):
+        for block in range(blocks):
+            shrinks = bool(stage) and not block
+            if stage < 2:
+                y = conv_norm(x, width, act=leaky)
+                y = blur(y) if shrinks else y
+                y, out = norm(conv(y, width)), width
+                y = squeeze(y, max(64, width // 4))
+            else:
+                y = conv_norm(conv_norm(x, width, 1, act=leaky), width, act=leaky)
+                y = blur(y) if shrinks else y
+                y = squeeze(y, max(64, width * 4 // 8)) if stage == 2 else y
+                y, out = norm(conv(y, 4 * width, 1)), 4 * width
+            if x.shape != y.shape:
+                x = norm(conv(avg_pool(x) if shrinks else x, out, 1))
+            x = nn.relu(x + y)
+    return head(x, classes)
+
+
+def bit_resnet50(x: Array, classes: int) -> Array:
+    """BiT's ResNet-50 v2: group norm and standardised weights (Kolesnikov et al. 2020)."""
+
+    def group_norm(x: Array) -> Array:
+        return nn.relu(nn.GroupNorm(32)(x))
+
+    def standard(x: Array, features: int, kernel: int, stride: int = 1) -> Array:
+        result: Array = nn.WeightNorm(
+            nn.Conv(features, (kernel,) * 2, (stride,) * 2, use_bias=False)
+        )(x)
+        return result
+
+    x = max_pool(standard(x, 64, 7, 2), 3, 2)
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        for block in range(blocks):
+            width = 64 * 2**stage
+            stride = 2 if stage and not block else 1
+            y = group_norm(x)
+            short = x if block else standard(y, 4 * width, 1, stride)
+            y = group_norm(standard(y, width, 1))
+            y = group_norm(standard(y, width, 3, stride))
+            x = short + standard(y, 4 * width, 1)
+    return head(group_norm(x), classes)
+
+
+def ibn_resnet50(x: Array, classes: int) -> Array:
+    """IBN-Net-a: the first norms of three stages are half instance norm (Pan et al. 2018)."""
+
+    def mixed(x: Array) -> Array:
+        half = x.shape[-1] // 2
+        by_instance = nn.GroupNorm(None, group_size=1)(x[..., :half])
+        return jnp.concatenate([by_instance, norm(x[..., half:])], -1)
+
+    levels = resnet(x, 50, first_norm=lambda stage: mixed if stage < 3 else norm)
+    return head(levels[-1], classes)
+
+
+def osnet(x: Array, classes: int) -> Array:
+    """OSNet x1.0 (Zhou et al. 2019): four streams of light convolutions, gated together."""
+
+    def light(x: Array, features: int) -> Array:
+        return nn.relu(norm(depthwise(conv(x, features, 1))))
+
+    def block(x: Array, features: int) -> Array:
+        middle = features // 4
+        y = conv_norm(x, middle, 1)
+        streams = []
+        for depth in range(1, 5):
+            z = y
+            for _ in range(depth):
+                z = light(z, middle)
+            streams.append(z)
+        hidden, gate = nn.Conv(middle // 16, (1, 1)), nn.Conv(middle, (1, 1))
+        total = sum(
+            z * nn.sigmoid(gate(nn.relu(hidden(z.mean((1, 2), keepdims=True))))) for z in streams
+        )
+        y = norm(conv(total, features, 1))
+        short = x if x.shape[-1] == features else norm(conv(x, features, 1))
+        return nn.relu(short + y)
+
+    x = max_pool(conv_norm(x, 64, 7, 2), 3, 2)
+    for stage, features in enumerate((256, 384, 512)):
+        x = block(block(x, features), features)
+        x = avg_pool(conv_norm(x, features, 1)) if stage < 2 else x
+    x = conv_norm(x, 512, 1)
+    return dense(nn.relu(norm(dense(x.mean((1, 2)), 512))), classes)
+
+
+def pcb(x: Array, classes: int) -> Array:
+    """Part-based ResNet-50 (Sun et al. 2018): six stripes with a classifier each."""
+    x = resnet(x, 50, stride=16)[-1]
+    batch, height, width, features = x.shape
+    parts = x.reshape(batch, 6, height // 6, width, features).mean((2, 3))
+    parts = nn.relu(norm(conv(dropout(parts, 0.5), 256, 1)))
+    return jnp.stack([dense(parts[:, part], classes) for part in range(6)], 1)
+
+
+def spatial_mlp(x: Array, classes: int) -> Array:
+    """sMLPNet-T (Tang et al. 2022): products along rows, columns and channels."""
+    x = layer_norm(conv(x, 80, 4, 4, use_bias=True))
+    for stage, blocks in enumerate((2, 8, 14, 2)):
+        features = 80 * 2**stage
+        x = conv(x, features, 2, 2, use_bias=True) if stage else x
+        for _ in range(blocks):
+            y = nn.relu(norm(depthwise(norm(x))))
+            along = dense(y.swapaxes(2, 3), y.shape[2]).swapaxes(2, 3)
+            across = dense(y.swapaxes(1, 3), y.shape[1]).swapaxes(1, 3)
+            x = x + dense(jnp.concatenate([y, along, across], -1), features)
+            x = x + feed_forward(norm(x), 3 * features)
+    return head(norm(x), classes)
+
+
+def pvt_attention(x: Array, heads: int, ratio: int) -> Array:
+    """Return attention of tokens on a grid to means of `ratio` x `ratio` tokens (Wang 2021)."""
+    batch, height, width, features = x.shape
+    tokens = x.reshape(batch, -1, features)
+    memory = tokens
+    if ratio > 1:
+        reduced = conv(x, features, ratio, ratio, use_bias=True).reshape(batch, -1, features)
+        memory = layer_norm(reduced)
+    return _cross_attention(tokens, memory, heads).reshape(batch, height, width, features)
+
+
+def _cross_attention(tokens: Array, memory: Array, heads: int) -> Array:
+    features = tokens.shape[-1]
+    pair = dense(memory, 2 * features)
+    y = attend(dense(tokens, features), pair[..., :features], pair[..., features:], heads)
+    return dense(y, features)
+
+
+def windowed_attention(x: Array, heads: int, window: int = 7) -> Array:
+    """Return attention in windows of tokens on a grid."""
+    batch, height, width, features = x.shape
+    rows, columns = height // window, width // window
+    shape = (batch, rows, window, columns, window, features)
+    tokens = x.reshape(shape).swapaxes(2, 3).reshape(-1, window * window, features)
+    tokens = self_attention(tokens, heads)
+    shape = (batch, rows, columns, window, window, features)
+    return tokens.reshape(shape).swapaxes(2, 3).reshape(batch, height, width, features)
+
+
+def twins(
+    x: Array, classes: int, *, local: bool, depths: Sequence[int], widths: Sequence[int]
+) -> Array:
+    """Twins (Chu et al. 2021): PCPVT, or ALTGVT with every other block `local` in windows."""
+    heads = [width // 32 for width in widths] if local else (1, 2, 5, 8)
+    for stage, (depth, width) in enumerate(zip(depths, widths, strict=True)):
+        size = 2 if stage else 4
+        x = layer_norm(conv(x, width, size, size, use_bias=True))
+        for block in range(depth):
+            y = layer_norm(x)
+            ratio = (8, 4, 2, 1)[stage]
+            in_windows = local and block % 2 == 0
+            attended = (
+                windowed_attention(y, heads[stage])
+                if in_windows
+                else pvt_attention(y, heads[stage], ratio)
+            )
+            x = x + attended
+            hidden = width * (4 if local or stage > 1 else 8)
+            x = x + feed_forward(layer_norm(x), hidden)
+            if not block:
+                x = x + depthwise(x, 3, use_bias=True)
+    return head(layer_norm(x), classes)
+
+
+def convit_tiny(x: Array, classes: int) -> Array:
+    """ConViT-Ti (d'Ascoli et al. 2021): ten blocks mix attention with a gated prior of places."""
+    tokens = patches(x, 16, 192, class_token=False)
+    tokens = tokens + _make_parameter(1, *tokens.shape[1:])
+    places = tokens.shape[1]
+    distances = jnp.zeros((1, places, places, 3))
+    first = jnp.broadcast_to(_make_parameter(1, 1, 192), (x.shape[0], 1, 192))
+    for block in range(12):
+        if block == 10:
+            tokens = jnp.concatenate([first, tokens], 1)
+        if block >= 10:
+            tokens = transformer_block(tokens, 4)
+            continue
+        y = layer_norm(tokens)
+        prior = jax.nn.softmax(dense(distances, 4).transpose(0, 3, 1, 2))
+        query, key, value = (
+            dense(y, 192, bias=False).reshape(*y.shape[:2], 4, 48).swapaxes(1, 2) for _ in range(3)
+        )
+        scores = jax.nn.softmax(query * 48**-0.5 @ key.swapaxes(-1, -2))
+        gate = nn.sigmoid(_make_parameter(4)).reshape(1, 4, 1, 1)
+        mixed = (1 - gate) * scores + gate * prior
+        mixed = mixed / mixed.sum(-1, keepdims=True)
+        attended = (mixed @ value).swapaxes(1, 2).reshape(y.shape)
+        tokens = tokens + dense(attended, 192)
+        tokens = tokens + feed_forward(layer_norm(tokens), 768)
+    return dense(layer_norm(tokens)[:, 0], classes)
+
+
+def inverted(
+    rows: str, stem: int, first: int, last: int, act: Callable[[Array], Array] = nn.relu
+) -> Callable[[Array, int], Array]:
+    """Return a network of inverted bottlenecks.
+
+    A row is kernel, expansion, features, blocks, stride.
+    """
+
+    def body(x: Array, classes: int) -> Array:
+        x = conv_norm(x, stem, 3, 2, act)
+        x = norm(conv(act(norm(depthwise(x))), first, 1))
+        for row in rows.split():
+            kernel, expansion, features, blocks, stride = map(int, row.split(","))
+            for block in range(blocks):
+                step = 1 if block else stride
+                x = bottleneck(x, features, kernel, step, expansion=expansion, act=act)
+        return head(conv_norm(x, last, 1, act=act), classes)
+
+    return body
+
+
+MNASNET = "3,3,24,3,2 5,3,40,3,2 5,6,80,3,2 3,6,96,2,1 5,6,192,4,2 3,6,320,1,1"
+SPNASNET = (
+    "3,3,24,3,2 5,6,40,1,2 3,3,40,3,1 5,6,80,1,2 3,3,80,3,1 5,6,96,1,1 5,3,96,3,1 5,6,192,4,2 "
+    "3,6,320,1,1"
+)
+
+
+def efficientnet_v2_s(x: Array, classes: int) -> Array:
+    """EfficientNetV2-S (Tan and Le 2021)."""
+    x = conv_norm(x, 24, 3, 2, nn.silu)
+    rows = "1,24,2,1,1 4,48,4,2,1 4,64,4,2,1 4,128,6,2,0 6,160,9,1,0 6,256,15,2,0"
+    for row in rows.split():
+        expansion, features, blocks, stride, fused = map(int, row.split(","))
+        for block in range(blocks):
+            x = bottleneck(
+                x,
+                features,
+                3,
+                1 if block else stride,
+                expansion=expansion,
+                act=nn.silu,
+                squeezed=0 if fused else 0.25,
+                fused=bool(fused),
+            )
+    return head(conv_norm(x, 1280, 1, act=nn.silu), classes)
+
+
+def van_b2(x: Array, classes: int) -> Array:
+    """VAN-B2 (Guo et al. 2022): large kernels as three convolutions, whose result gates."""
+    for stage, (width, depth) in enumerate(zip((64, 128, 320, 512), (3, 3, 12, 3), strict=True)):
+        kernel, stride = (3, 2) if stage else (7, 4)
+        x = norm(conv(x, width, kernel, stride, use_bias=True))
+        for _ in range(depth):
+            y = gelu(conv(norm(x), width, 1, use_bias=True))
+            z = depthwise(depthwise(y, 5, use_bias=True), 7, kernel_dilation=3, use_bias=True)
+            y = conv(y * conv(z, width, 1, use_bias=True), width, 1, use_bias=True)
+            x = x + _make_parameter(width) * y
+            hidden = conv(norm(x), width * (8 if stage < 2 else 4), 1, use_bias=True)
+            hidden = gelu(depthwise(hidden, use_bias=True))
+            x = x + _make_parameter(width) * conv(hidden, width, 1, use_bias=True)
+        x = layer_norm(x)
+    return head(x, classes)
+
+
+def light_cnn9(x: Array, classes: int) -> Array:
+    """LightCNN-9 (Wu et al. 2018): each convolution keeps the larger of two maps."""
+
+    def maxout(x: Array, features: int, kernel: int) -> Array:
+        y = conv(x, 2 * features, kernel, use_bias=True)
+        return jnp.maximum(y[..., :features], y[..., features:])
+
+    x = max_pool(maxout(x, 48, 5))
+    for features, before, pools in ((96, 48, 1), (192, 96, 1), (128, 192, 0), (128, 128, 1)):
+        x = maxout(maxout(x, before, 1), features, 3)
+        x = max_pool(x) if pools else x
+    y = dense(x.reshape(x.shape[0], -1), 512)
+    y = jnp.maximum(y[:, :256], y[:, 256:])
+    return dense(dropout(y, 0.5), classes)
+
+
+def shufflenet_v2_plus(x: Array, classes: int) -> Array:
+    """ShuffleNetV2+ small: kernels of the searched architecture, gates and hard swish."""
+    kinds = (0, 0, 3, 1, 1, 1, 0, 0, 2, 0, 2, 1, 1, 0, 2, 0, 2, 1, 3, 2)
+    x = conv_norm(x, 16, 3, 2, nn.hard_swish)
+    place = 0
+    for stage, (blocks, features) in enumerate(zip((4, 4, 8, 4), (36, 104, 208, 416), strict=True)):
+        act = nn.hard_swish if stage else nn.relu
+        for block in range(blocks):
+            kind = kinds[place]
+            place += 1
+            kernel = (3, 5, 7, 3)[kind]
+            stride = 1 if block else 2
+            short, y = (x, x) if not block else (x[..., ::2], x[..., 1::2])
+            width = features // 2
+            if kind == 3:
+                for index in range(3):
+                    y = norm(depthwise(y, 3, stride if not index else 1))
+                    y = conv_norm(y, width, 1, act=act)
+            else:
+                y = norm(depthwise(conv_norm(y, width, 1, act=act), kernel, stride))
+                y = conv_norm(y, features - short.shape[-1] if block else width, 1, act=act)
+            if stage > 1:
+                y = squeeze(y, max(1, y.shape[-1] // 4), gate=nn.hard_sigmoid)
+            if not block:
+                short = conv_norm(norm(depthwise(short, kernel, 2)), short.shape[-1], 1, act=act)
+            x = jnp.concatenate([short, y], -1)
+    x = conv_norm(x, 1280, 1, act=nn.hard_swish).mean((1, 2), keepdims=True)
+    x = squeeze(x, 320, gate=nn.hard_sigmoid)[:, 0, 0]
+    x = dropout(nn.hard_swish(dense(x, 1280, bias=False)), 0.2)
+    return dense(x, classes, bias=False)
