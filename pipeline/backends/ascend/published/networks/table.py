@@ -149,7 +149,7 @@ WORKLOADS: Mapping[str, Workload] = {
         detectors.faceboxes, (1024, 1024, 3), loss=detectors.focal_loss, parameters=1.0, classes=2
     ),
     "siamfc": _maps(detectors.siamfc, (255, 255, 6), loss=square_loss, parameters=2.3),
-    "crnn": Workload(sequences.crnn, (32, 100, 1), (26,), parameters=8.3, classes=37),
+    "crnn": Workload(sequences.crnn, (32, 100, 1), (24,), parameters=8.3, classes=37),
     "transformer_big": Workload(sequences.transformer, (128, 1, 2), (128,), optimizer="adam"),
     "seq2seq_lstm": Workload(sequences.seq2seq, (51, 1, 2), (51,), optimizer="adam"),
     "gnmt": Workload(sequences.gnmt, (51, 1, 2), (51,), optimizer="adam"),
