@@ -12,7 +12,7 @@ from pipeline.backends.ascend.published.protocol import (
     load_classes,
     split_by_name,
 )
-from pipeline.backends.ascend.published.workloads import load_published_steps
+from pipeline.backends.ascend.published.workloads import PUBLISHED, load_published_steps
 
 
 def test_every_priced_row_has_a_class() -> None:
@@ -40,3 +40,12 @@ def test_split_is_by_name_alone() -> None:
     shares = Counter(map(split_by_name, networks))
     assert set(shares) == set(get_args(Part))
     assert 0.5 < shares["fit"] / len(networks) < 0.7
+
+
+def test_sealed_rows_are_apart_from_the_others() -> None:
+    classes = load_classes()
+    described = load_published_steps(PUBLISHED.with_name("described.csv"))
+    sealed = load_published_steps(PUBLISHED.with_name("sealed.csv"))
+    assert {classes[row.id].part for row in described} == {"fit", "look"}
+    assert {classes[row.id].part for row in sealed} == {"seal"}
+    assert {classes[row.id].row_class for row in (*described, *sealed)} == {"device"}

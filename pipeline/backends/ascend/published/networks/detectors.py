@@ -242,7 +242,7 @@ def siamfc(x: Array, classes: int) -> Array:
 
     features = Features()
     exemplar, search = features(x[:, :127, :127, 3:]), features(x[..., :3])
-    batch, height, width, channels = exemplar.shape
+    batch, _height, _width, _channels = exemplar.shape
     kernels = exemplar.transpose(1, 2, 3, 0)
     joined = search.transpose(1, 2, 0, 3).reshape(1, *search.shape[1:3], -1)
     scores = jax.lax.conv_general_dilated(

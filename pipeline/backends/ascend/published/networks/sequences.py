@@ -202,7 +202,7 @@ def _residual(x: Array, features: int, time: Array) -> Array:
 
 
 def _spatial_block(x: Array, text: Array, heads: int) -> Array:
-    batch, height, width, features = x.shape
+    batch, _height, _width, features = x.shape
     y = conv(_group_norm(x), features, 1, use_bias=True).reshape(batch, -1, features)
     for memory in (None, text):
         z = nn.LayerNorm()(y)
