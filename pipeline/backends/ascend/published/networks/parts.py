@@ -133,7 +133,7 @@ def transposed(x: Array, features: int, kernel: int, stride: int = 2, **options:
 
 
 def shuffle_pixels(x: Array, factor: int = 2) -> Array:
-    """Return maps `factor` times as large, whose pixels come from the channels (Shi et al. 2016)."""
+    """Return maps `factor` times as large, whose pixels come from channels (Shi et al. 2016)."""
     batch, height, width, channels = x.shape
     x = x.reshape(batch, height, width, factor, factor, channels // factor**2)
     return x.swapaxes(2, 3).reshape(batch, height * factor, width * factor, -1)

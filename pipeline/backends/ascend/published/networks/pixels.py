@@ -77,7 +77,7 @@ def _join(maps: Sequence[Array]) -> Array:
 
 
 def rcan(x: Array, classes: int) -> Array:
-    """RCAN (Zhang et al. 2018b): ten groups of 20 blocks with gated channels, for twice the size."""
+    """RCAN (Zhang et al. 2018b): ten groups of 20 gated blocks, for twice the size."""
     first = conv(x, 64, use_bias=True)
     y = first
     for _ in range(10):

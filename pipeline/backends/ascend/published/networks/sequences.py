@@ -144,7 +144,7 @@ def deepfm(x: Array, classes: int) -> Array:
 
 
 def speech_transformer(x: Array, classes: int) -> Array:
-    """Speech Transformer: six blocks of 512 features for 320-channel frames, six for 4,233 words."""
+    """Speech Transformer: six blocks of 512 features for frames of 320, six for 4,233 words."""
     frames, words = x[..., :320].reshape(x.shape[0], -1, 320), x[:, :30, 0, 320]
     source = nn.LayerNorm()(dense(frames, 512))
     for _ in range(6):
