@@ -32,7 +32,7 @@ from pipeline.backends.ascend.pricing.traced_step import (
 from pipeline.backends.ascend.published.convnext import ConvNeXt
 from pipeline.backends.ascend.published.dbnet import dbnet
 from pipeline.backends.ascend.published.networks.parts import Net
-from pipeline.backends.ascend.published.networks.table import WORKLOADS
+from pipeline.backends.ascend.published.networks.workload_table import WORKLOADS
 from pipeline.backends.ascend.published.swin import Swin
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.core.errors import RunError

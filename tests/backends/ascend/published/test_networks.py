@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from pipeline.backends.ascend.published.networks.parts import Net
-from pipeline.backends.ascend.published.networks.table import WORKLOADS
+from pipeline.backends.ascend.published.networks.workload_table import WORKLOADS
 
 PIXELS = {"facenet": 160, "arc_resnet100": 112, "inception_resnet_v2": 299}
 CLASSES = {"pspnet": 21, "ocrnet": 19, "ssd_mobilenet_v2": 81}
