@@ -140,6 +140,10 @@ COVERED = {
         "laws of prices, and hand-worked ones in test_task_time.py",
     ),
     "pipeline.backends.ascend.estimate": ("backends/devices/test_ascend.py", "estimates of runs"),
+    "pipeline.backends.ascend.published.networks.*": (
+        "backends/ascend/published/test_networks.py",
+        "parameter counts of all networks",
+    ),
     "pipeline.backends.ascend.published.workloads": (
         "backends/ascend/test_validate.py",
         "all published steps",

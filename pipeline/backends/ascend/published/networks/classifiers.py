@@ -132,7 +132,7 @@ def reason_globally(x: Array, nodes: int = 256) -> Array:
 
 
 def glore_resnet50(x: Array, classes: int) -> Array:
-    """ResNet-50 with three units of global reasoning behind the third stage."""
+    """ResNet-50 with three units of global reasoning after the third stage."""
     x = max_pool(conv_norm(x, 64, 7, 2), 3, 2)
     x = bottlenecks(bottlenecks(x, 64, 3, 1), 128, 4, 2)
     x = bottlenecks(x, 256, 6, 2)
@@ -223,7 +223,7 @@ def _make_parameter(*shape: int) -> Array:
 
 
 def patches(x: Array, size: int, features: int, *, class_token: bool = True) -> Array:
-    """Return tokens of patches, behind a learned token."""
+    """Return tokens of patches, after a learned token."""
     x = conv(x, features, size, size, use_bias=True)
     tokens = x.reshape(x.shape[0], -1, features)
     if class_token:

@@ -224,7 +224,7 @@ def faceboxes(x: Array, classes: int) -> Array:
 
 
 def siamfc(x: Array, classes: int) -> Array:
-    """SiamFC (Bertinetto et al. 2016): the exemplar's features convolve those of the search.
+    """SiamFC (Bertinetto et al. 2016): the exemplar's features convolve the search image's.
 
     Images are pairs: the first 127 rows and columns of the last three channels are the exemplar.
     """

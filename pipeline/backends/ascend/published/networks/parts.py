@@ -1,7 +1,7 @@
 """Parts of the networks of published steps: functions of maps (batch, height, width, channels).
 
 They make submodules of the `Net` whose body calls them. A body has the arithmetic of a network,
-whose time is modelled; nothing here is trained, so batch normalisation is always that of training.
+whose time is modelled. Nothing is trained, so batch normalisation is always that of training.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ def diffusion_unet(x: Array, text: Array, *, head_width: int | None) -> Array:
 
 
 def stable_diffusion(x: Array, classes: int, *, head_width: int | None, text_width: int) -> Array:
-    """A step of the U-Net behind a frozen encoder of images and a frozen encoder of texts."""
+    """A step of the U-Net after a frozen encoder of images and a frozen encoder of texts."""
     latents = jax.lax.stop_gradient(_encode_images(x))
     layers = 12 if text_width == 768 else 23
     tokens = jnp.broadcast_to(x[:, 0, :77, :1], (x.shape[0], 77, 1))
