@@ -2,6 +2,7 @@
 
     python -m pipeline.backends.ascend.validate --row MS0042     # the kernels of a row by class
     python -m pipeline.backends.ascend.validate FILE --chip atlas_a2
+    python -m pipeline.backends.ascend.validate --seal           # scores alone, once in seven days
 
 Each published row is priced with a calibration that is fitted to all other families of networks. If
 the host may have been slower than the device, the published time is an upper bound of the device's
@@ -11,11 +12,13 @@ time. FILE is a table of steps to compare instead, with the package's calibratio
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +27,18 @@ from scipy.stats import kstest, norm
 from pipeline.backends.ascend.chip.hardware import PricedChip
 from pipeline.backends.ascend.cost.efficiency import Calibration, load_calibration
 from pipeline.backends.ascend.pricing.pricing import chipset
+from pipeline.backends.ascend.published.protocol import ClassedRow, load_classes
+from pipeline.backends.ascend.published.seal_log import (
+    COLUMNS,
+    SEAL_LOG,
+    append_scores,
+    check_seal,
+)
 from pipeline.backends.ascend.published.workloads import (
     ATLAS_A2,
+    DESCRIBED,
     PUBLISHED,
+    SEALED,
     Published,
     load_left_out,
     load_published_steps,
@@ -198,6 +210,79 @@ def price_file(file: Path, chip: str = "ascend910") -> tuple[PricedRow, ...]:
         ) from error
 
 
+def group_by_part(
+    priced_rows: Sequence[PricedRow], classes: Mapping[str, ClassedRow]
+) -> Mapping[str, list[PricedRow]]:
+    """Return rows by part, by part and population, and by part, population and kind of mode."""
+    groups: dict[str, list[PricedRow]] = {}
+    for priced_row in priced_rows:
+        row = classes[priced_row.row.id]
+        mode = "eager" if priced_row.row.mode == "op_by_op" else "graph"
+        for name in (
+            row.part,
+            f"{row.part}, {row.population}",
+            f"{row.part}, {row.population}, {mode}",
+        ):
+            groups.setdefault(name, []).append(priced_row)
+    return dict(sorted(groups.items()))
+
+
+def score_sealed(
+    table: Path = SEALED,
+    log: Path = SEAL_LOG,
+    *,
+    today: date,
+    commit: str,
+    classes: Mapping[str, ClassedRow] | None = None,
+) -> Mapping[str, Score]:
+    """Return the scores of the sealed rows by group, and log them with date and commit.
+
+    Raises RunError if the log has a score of the last seven days; no row is priced then.
+    """
+    check_seal(today, log)
+    groups = group_by_part(price_file(table), classes or load_classes())
+    scores = {name: score(rows) for name, rows in groups.items()}
+    append_scores([_make_log_row(today, commit, *entry) for entry in scores.items()], log)
+    return scores
+
+
+def _make_log_row(today: date, commit: str, group: str, score: Score) -> dict[str, object]:
+    figures = {name: round(value, 4) for name, value in asdict(score).items() if name in COLUMNS}
+    return {"date": today, "commit": commit, "group": group, **figures}
+
+
+def _read_commit() -> str:
+    """Return the commit of this package's checkout, with `+` if files of the package differ."""
+    folder = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", ".") else "")
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise RunError(
+            f"--seal: {folder} isn't in a git checkout, so the score would have no commit; must be "
+            "run from one"
+        ) from error
+
+
+def _print_parts() -> None:
+    print("\nNetworks described after the fit, which read none of these rows:")
+    priced_rows = price_file(DESCRIBED)
+    _print_table(priced_rows)
+    print()
+    _print_scores(
+        {name: score(r) for name, r in group_by_part(priced_rows, load_classes()).items()}
+    )
+
+
+def _print_scores(scores: Mapping[str, Score]) -> None:
+    for name, group_score in scores.items():
+        print(f"{name}: {group_score}")
+
+
 def _price_with_interval(
     row: Published, calibration: Calibration, chip: PricedChip | None = None
 ) -> PricedRow:
@@ -213,10 +298,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--row", metavar="ID", help="print only this row's kernels, by class")
     parser.add_argument("--chip", default="ascend910", help="the chip of the file's steps")
+    parser.add_argument(
+        "--seal", action="store_true", help="score the sealed rows, and write the scores to the log"
+    )
     options = parser.parse_args(arguments)
     file: Path | None = options.file
     try:
-        if options.row is not None:
+        if file is not None and file.resolve() == SEALED.resolve():
+            raise RunError(f"{file}: its rows stay unseen; must be scored by --seal")
+        if options.seal:
+            if file is not None or options.row is not None:
+                raise RunError(
+                    "--seal: scores the sealed rows alone; must be without FILE or --row"
+                )
+            _print_scores(score_sealed(today=date.today(), commit=_read_commit()))
+        elif options.row is not None:
             print("\n".join(describe_row(options.row, file or PUBLISHED)))
         elif file is None:
             _print_published()
@@ -269,6 +365,7 @@ def _print_published() -> None:
         print(f"eager against graph, {name}: published {published:.2f}, modelled {modelled:.2f}")
     print("\nAtlas A2; the fit uses none of its kernels or steps:")
     _print_table(price_file(ATLAS_A2, "atlas_a2"))
+    _print_parts()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from datetime import date
 from itertools import combinations
 from pathlib import Path
 from statistics import NormalDist
@@ -15,9 +17,11 @@ from hypothesis import strategies as st
 from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.efficiency import load_calibration
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
+from pipeline.backends.ascend.published.protocol import ClassedRow
 from pipeline.backends.ascend.published.workloads import (
     ATLAS_A2,
     PUBLISHED,
+    SEALED,
     load_left_out,
     load_model_spec,
     load_published_steps,
@@ -26,12 +30,15 @@ from pipeline.backends.ascend.published.workloads import (
 )
 from pipeline.backends.ascend.validate import (
     PricedRow,
+    group_by_part,
     kendall_tau,
     main,
     price_file,
     score,
+    score_sealed,
     validate,
 )
+from pipeline.core.errors import RunError
 
 HEAD, *ROWS = PUBLISHED.read_text(encoding="utf-8").splitlines()
 ALEXNET = next(row for row in ROWS if row.startswith("TR0341,"))
@@ -176,3 +183,70 @@ def test_published_rows_refer_to_existing_networks():
         if row.model not in ("swin_t", "convnext_tiny"):
             assert load_model_spec(row.model.removeprefix("dbnet_")).name
     assert len({row.id for row in load_published_steps()}) == len(load_published_steps())
+
+
+CLASSES = {
+    "A": ClassedRow("A", "alexnet", "tuned", "device", ""),
+    "B": ClassedRow("B", "alexnet", "community", "device", ""),
+    "C": ClassedRow("C", "resnet50", "community", "device", ""),
+}
+
+
+def test_rows_are_grouped_by_part_population_and_mode():
+    row = load_published_steps()[0]
+    changes = ({"id": "A"}, {"id": "B", "mode": "op_by_op"}, {"id": "C"})
+    priced_rows = [PricedRow(replace(row, **change), 1.0, 0.5, 2.0) for change in changes]
+    groups = group_by_part(priced_rows, CLASSES)
+    ids = {name: "".join(each.row.id for each in rows) for name, rows in groups.items()}
+    assert ids == {
+        "fit": "AB",
+        "fit, community": "B",
+        "fit, community, eager": "B",
+        "fit, tuned": "A",
+        "fit, tuned, graph": "A",
+        "look": "C",
+        "look, community": "C",
+        "look, community, graph": "C",
+    }
+
+
+@pytest.mark.slow
+def test_sealed_rows_are_scored_once_in_seven_days(tmp_path: Path) -> None:
+    table, log = tmp_path / "sealed.csv", tmp_path / "log.csv"
+    table.write_text(f"{HEAD}\n{ALEXNET.replace('TR0341,', 'A,', 1)}\n")
+
+    def score_on(day: int, commit: str) -> float:
+        today = date(2026, 3, day)
+        scores = score_sealed(table, log, today=today, commit=commit, classes=CLASSES)
+        return scores["fit"].mean_error
+
+    (priced_row,) = price_file(table)
+    assert score_on(1, "abc") == abs(priced_row.error)
+    lines = log.read_text().splitlines()
+    assert lines[1].startswith(f"2026-03-01,abc,fit,1,{round(abs(priced_row.error), 4)},")
+    assert len(lines) == 4
+    with pytest.raises(RunError, match="scored on 2026-03-01, and it is 2026-03-07;"):
+        score_on(7, "def")
+    assert log.read_text().splitlines() == lines
+    score_on(8, "ghi")
+    assert log.read_text().splitlines()[4].startswith("2026-03-08,ghi,fit,1,")
+
+
+def test_scores_of_sealed_rows_print_no_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = load_published_steps()[0]
+    scores = {"seal": score([PricedRow(row, row.ms * 1.1, row.ms, row.ms * 2)])}
+    monkeypatch.setattr("pipeline.backends.ascend.validate.score_sealed", lambda **_: scores)
+    assert main(["--seal"]) == 0
+    assert capsys.readouterr().out == f"seal: {scores['seal']}\n"
+    assert main(["--seal", "--row", "MS0081"]) == 1
+    assert capsys.readouterr().err.startswith("error: --seal: scores the sealed rows; must")
+
+
+@pytest.mark.parametrize("options", [[], ["--row", "MS0081"]])
+def test_sealed_table_is_not_printed(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(SEALED), *options]) == 1
+    assert capsys.readouterr().err.endswith("its rows stay unseen; must be scored by --seal\n")

@@ -52,6 +52,10 @@ from pipeline.training.step import make_train_step
 from pipeline.training.step_config import StepConfig
 
 PUBLISHED = Path(__file__).with_name("published.csv")
+DESCRIBED = Path(__file__).with_name("described.csv")
+"""Steps of the parts `fit` and `look` (protocol.py) that the calibration doesn't read."""
+SEALED = Path(__file__).with_name("sealed.csv")
+"""Steps of the part `seal`, which `validate --seal` alone prices."""
 ATLAS_A2 = Path(__file__).with_name("atlas_a2.csv")
 """Steps on an Atlas A2, which no fit reads."""
 
