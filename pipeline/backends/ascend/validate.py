@@ -129,6 +129,13 @@ def validate(rows: Sequence[Published]) -> tuple[PricedRow, ...]:
     return tuple(_price_with_interval(row, calibrations[row.family]) for row in rows)
 
 
+def price_rows(
+    rows: Sequence[Published], chip: PricedChip | None = None
+) -> tuple[PricedRow, ...]:
+    """Price rows with the package's calibration, with the interval of code tuned for benchmarks."""
+    return tuple(_price_with_interval(row, load_calibration(), chip) for row in rows)
+
+
 def score(priced_rows: Sequence[PricedRow]) -> Score:
     """Return the score of rows."""
     errors = np.array([abs(priced_row.error) for priced_row in priced_rows])
@@ -200,8 +207,7 @@ def price_file(file: Path, chip: str = "ascend910") -> tuple[PricedRow, ...]:
     """
     priced_chip = chipset(chip)
     try:
-        rows = load_published_steps(file)
-        return tuple(_price_with_interval(row, load_calibration(), priced_chip) for row in rows)
+        return price_rows(load_published_steps(file), priced_chip)
     except (OSError, UnicodeError, KeyError, ValueError, TypeError) as error:
         columns = ", ".join(field.name for field in fields(Published))
         raise RunError(
@@ -308,9 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise RunError(f"{file}: its rows stay unseen; must be scored by --seal")
         if options.seal:
             if file is not None or options.row is not None:
-                raise RunError(
-                    "--seal: scores the sealed rows alone; must be without FILE or --row"
-                )
+                raise RunError("--seal: scores the sealed rows; must be without FILE and --row")
             _print_scores(score_sealed(today=date.today(), commit=_read_commit()))
         elif options.row is not None:
             print("\n".join(describe_row(options.row, file or PUBLISHED)))
