@@ -23,13 +23,13 @@ from pipeline.backends.ascend.cost.efficiency import (
     GROUPS,
     calibrate_with,
 )
+from pipeline.backends.ascend.cost.populations import NORMAL_90
 from pipeline.backends.ascend.published.workloads import (
     LEFT_OUT_FILE,
     Published,
     load_published_steps,
     price_row,
 )
-from pipeline.backends.ascend.report.priced_step import NORMAL_90
 
 PRIOR_LOG_SD = {"products": 0.05, "windows": 0.55, "normalisation": 0.15, "depthwise": 0.15}
 """Prior spread of each group's multiplier. Published steps of one network differ by a third

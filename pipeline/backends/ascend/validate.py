@@ -26,6 +26,7 @@ from scipy.stats import kstest, norm
 
 from pipeline.backends.ascend.chip.hardware import PricedChip
 from pipeline.backends.ascend.cost.efficiency import Calibration, load_calibration
+from pipeline.backends.ascend.cost.populations import NORMAL_90, load_populations
 from pipeline.backends.ascend.pricing.pricing import chipset
 from pipeline.backends.ascend.published.protocol import ClassedRow, load_classes
 from pipeline.backends.ascend.published.seal_log import (
@@ -44,7 +45,6 @@ from pipeline.backends.ascend.published.workloads import (
     load_published_steps,
     price_row,
 )
-from pipeline.backends.ascend.report.priced_step import NORMAL_90
 from pipeline.core.errors import PipelineError, RunError
 
 HARD_FAMILIES = {
@@ -129,9 +129,7 @@ def validate(rows: Sequence[Published]) -> tuple[PricedRow, ...]:
     return tuple(_price_with_interval(row, calibrations[row.family]) for row in rows)
 
 
-def price_rows(
-    rows: Sequence[Published], chip: PricedChip | None = None
-) -> tuple[PricedRow, ...]:
+def price_rows(rows: Sequence[Published], chip: PricedChip | None = None) -> tuple[PricedRow, ...]:
     """Price rows with the package's calibration, with the interval of code tuned for benchmarks."""
     return tuple(_price_with_interval(row, load_calibration(), chip) for row in rows)
 
@@ -216,6 +214,20 @@ def price_file(file: Path, chip: str = "ascend910") -> tuple[PricedRow, ...]:
         ) from error
 
 
+def shift_to_population(
+    priced_rows: Sequence[PricedRow], classes: Mapping[str, ClassedRow]
+) -> tuple[PricedRow, ...]:
+    """Return rows with the time that their population's code takes, and its interval."""
+    by_name = load_populations().by_name
+    shifted = []
+    for priced_row in priced_rows:
+        population = by_name[classes[priced_row.row.id].population]
+        eager = priced_row.row.mode == "op_by_op"
+        low, high = population.interval_ms(priced_row.modelled_ms, eager=eager)
+        shifted.append(PricedRow(priced_row.row, math.sqrt(low * high), low, high))
+    return tuple(shifted)
+
+
 def group_by_part(
     priced_rows: Sequence[PricedRow], classes: Mapping[str, ClassedRow]
 ) -> Mapping[str, list[PricedRow]]:
@@ -246,15 +258,16 @@ def score_sealed(
     Raises RunError if the log has a score of the last seven days; no row is priced then.
     """
     check_seal(today, log)
-    groups = group_by_part(price_file(table), classes or load_classes())
-    scores = {name: score(rows) for name, rows in groups.items()}
+    classes = classes or load_classes()
+    scores = _score_groups(shift_to_population(price_file(table), classes), classes)
     append_scores([_make_log_row(today, commit, *entry) for entry in scores.items()], log)
     return scores
 
 
 def _make_log_row(today: date, commit: str, group: str, score: Score) -> dict[str, object]:
+    tried = load_populations().fits_tried
     figures = {name: round(value, 4) for name, value in asdict(score).items() if name in COLUMNS}
-    return {"date": today, "commit": commit, "group": group, **figures}
+    return {"date": today, "commit": commit, "fits_tried": tried, "group": group, **figures}
 
 
 def _read_commit() -> str:
@@ -275,13 +288,20 @@ def _read_commit() -> str:
 
 
 def _print_parts() -> None:
-    print("\nNetworks described after the fit, which read none of these rows:")
+    print("\nNetworks described after the calibration, which reads none of these rows:")
+    classes = load_classes()
     priced_rows = price_file(DESCRIBED)
     _print_table(priced_rows)
-    print()
-    _print_scores(
-        {name: score(r) for name, r in group_by_part(priced_rows, load_classes()).items()}
-    )
+    print("\nas modelled:")
+    _print_scores(_score_groups(priced_rows, classes))
+    print("\nwith the factor and spread of the population, fitted to the rows of `fit`:")
+    _print_scores(_score_groups(shift_to_population(priced_rows, classes), classes))
+
+
+def _score_groups(
+    priced_rows: Sequence[PricedRow], classes: Mapping[str, ClassedRow]
+) -> Mapping[str, Score]:
+    return {name: score(rows) for name, rows in group_by_part(priced_rows, classes).items()}
 
 
 def _print_scores(scores: Mapping[str, Score]) -> None:

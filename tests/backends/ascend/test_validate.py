@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.efficiency import load_calibration
+from pipeline.backends.ascend.cost.populations import load_populations
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.protocol import ClassedRow
 from pipeline.backends.ascend.published.workloads import (
@@ -36,6 +37,7 @@ from pipeline.backends.ascend.validate import (
     price_file,
     score,
     score_sealed,
+    shift_to_population,
     validate,
 )
 from pipeline.core.errors import RunError
@@ -210,9 +212,19 @@ def test_rows_are_grouped_by_part_population_and_mode():
     }
 
 
+def test_row_has_its_population_time_and_interval():
+    row = replace(load_published_steps()[0], id="C")
+    (shifted,) = shift_to_population([PricedRow(row, 10.0, 9.0, 11.0)], CLASSES)
+    community = load_populations().by_name["community"]
+    assert (shifted.low_ms, shifted.high_ms) == community.interval_ms(10.0, eager=False)
+    assert shifted.modelled_ms == pytest.approx(10 * community.factor * community.mechanism_graph)
+    assert shifted.inside == (shifted.low_ms <= row.ms <= shifted.high_ms)
+
+
 @pytest.mark.slow
 def test_sealed_rows_are_scored_once_in_seven_days(tmp_path: Path) -> None:
     table, log = tmp_path / "sealed.csv", tmp_path / "log.csv"
+    tried = load_populations().fits_tried
     table.write_text(f"{HEAD}\n{ALEXNET.replace('TR0341,', 'A,', 1)}\n")
 
     def score_on(day: int, commit: str) -> float:
@@ -220,16 +232,16 @@ def test_sealed_rows_are_scored_once_in_seven_days(tmp_path: Path) -> None:
         scores = score_sealed(table, log, today=today, commit=commit, classes=CLASSES)
         return scores["fit"].mean_error
 
-    (priced_row,) = price_file(table)
+    (priced_row,) = shift_to_population(price_file(table), CLASSES)
     assert score_on(1, "abc") == abs(priced_row.error)
     lines = log.read_text().splitlines()
-    assert lines[1].startswith(f"2026-03-01,abc,fit,1,{round(abs(priced_row.error), 4)},")
+    assert lines[1].startswith(f"2026-03-01,abc,{tried},fit,1,{round(abs(priced_row.error), 4)},")
     assert len(lines) == 4
     with pytest.raises(RunError, match="scored on 2026-03-01, and it is 2026-03-07;"):
         score_on(7, "def")
     assert log.read_text().splitlines() == lines
     score_on(8, "ghi")
-    assert log.read_text().splitlines()[4].startswith("2026-03-08,ghi,fit,1,")
+    assert log.read_text().splitlines()[4].startswith(f"2026-03-08,ghi,{tried},fit,1,")
 
 
 def test_scores_of_sealed_rows_print_no_row(

@@ -1,6 +1,7 @@
 """The log of the scores of sealed rows, which are scored at most once in seven days.
 
-Each line has the date, the commit of the code, a group of rows, and its score.
+Each line has the date, the commit of the code, the number of fits that were tried until then, a
+group of rows, and its score.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ SEALED_FOR = timedelta(days=7)
 COLUMNS = (
     "date",
     "commit",
+    "fits_tried",
     "group",
     "rows",
     "mean_error",

@@ -13,6 +13,7 @@ from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError
 from pipeline.backends.ascend.chip.tasks import Task, TaskBound, TaskGraph, TaskTime
 from pipeline.backends.ascend.cost.efficiency import Calibration
+from pipeline.backends.ascend.cost.populations import NORMAL_90, load_populations
 from pipeline.backends.ascend.report.explanation import (
     LayerExplanation,
     explain_task,
@@ -25,8 +26,6 @@ from pipeline.models.modules.name_stack import find_layer
 
 IMPORTED = "ImportedNetwork"
 """Scope of imported networks, the name of their flax class."""
-NORMAL_90 = 1.2816
-"""The 90th percentile of the standard normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +113,19 @@ class PricedStep:
         factor = math.exp(NORMAL_90 * log_sd * calibration.interval_scale)
         step_us = self.timeline.step_us
         return step_us / factor / 1e3, step_us * factor / 1e3
+
+    @cached_property
+    def community_interval_ms(self) -> tuple[float, float]:
+        """The 80 % interval of the step in ms, if it runs as code of most repositories does."""
+        return (
+            load_populations()
+            .by_name["community"]
+            .interval_ms(
+                self.step_ms,
+                eager=self.config.mode == "op_by_op",
+                chip_log_sd=self.hardware.other_chip_spread_ratio,
+            )
+        )
 
     @cached_property
     def class_spread(self) -> float:

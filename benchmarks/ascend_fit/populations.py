@@ -1,0 +1,124 @@
+"""Fit how much slower steps are than modelled: `python -m benchmarks.ascend_fit.populations`.
+
+The log of published / modelled time of a row is the sum of a population's mean, the deviation of
+its mechanism (graph or eager), of its network, and of the row. All but the mean are normal with a
+spread of their own. The fit reads the described rows of the part `fit` alone, and maximises the
+likelihood (Laird and Ware 1982) times the priors of the spreads. Each run counts in `fits_tried`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import yaml
+from scipy.optimize import minimize
+
+from pipeline.backends.ascend.cost.populations import POPULATIONS_FILE, load_populations
+from pipeline.backends.ascend.published.protocol import load_classes
+from pipeline.backends.ascend.published.workloads import DESCRIBED, load_published_steps
+from pipeline.backends.ascend.validate import PricedRow, price_rows
+
+SPREAD_PRIORS = {"mechanism": 0.2, "network": 0.4, "row": 0.15}
+"""Prior spreads: eager and graph of one network differ by about a fifth beyond the model
+(`validate`, pairs), releases and settings of one network by 15 % (published.csv). That of networks
+is the spread of the first 41 rows (docs/ascend910.md), halved, as it has the other two in it."""
+PRIOR_LOG_SD = 0.7
+"""Spread of the log of each of these."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """The log of (published / modelled) of a row, its network, and whether its mode is eager."""
+
+    network: str
+    eager: bool
+    log_ratio: float
+
+
+def fit_population(rows: Sequence[Deviation]) -> dict[str, float]:
+    """Return the factor of a population, the log spread of each level, and that of a new network.
+
+    `mechanism_eager` and `mechanism_graph` are the factors of the mechanisms beyond the
+    population's.
+    """
+    values = np.array([row.log_ratio for row in rows])
+    eager = np.array([row.eager for row in rows])
+    networks = np.array([row.network for row in rows])
+    same_mode = (eager[:, None] == eager).astype(float)
+    same_network = (networks[:, None] == networks).astype(float)
+    priors = np.log(list(SPREAD_PRIORS.values()))
+
+    def compute_mean(covariance: np.ndarray) -> float:
+        weights = np.linalg.solve(covariance, np.ones(len(values)))
+        return float(weights @ values / weights.sum())
+
+    def make_covariance(logs: np.ndarray) -> np.ndarray:
+        mechanism, network, row = np.exp(2 * logs)
+        return mechanism * same_mode + network * same_network + row * np.eye(len(values))
+
+    def compute_loss(logs: np.ndarray) -> float:
+        covariance = make_covariance(logs)
+        residuals = values - compute_mean(covariance)
+        squares = residuals @ np.linalg.solve(covariance, residuals)
+        likelihood = np.linalg.slogdet(covariance)[1] + squares
+        return float(likelihood + np.sum(((logs - priors) / PRIOR_LOG_SD) ** 2))
+
+    logs = minimize(compute_loss, priors, method="Nelder-Mead").x
+    spreads = dict(zip(SPREAD_PRIORS, np.exp(logs).tolist(), strict=True))
+    covariance = make_covariance(logs)
+    mean = compute_mean(covariance)
+    pulls = np.linalg.solve(covariance, values - mean) * spreads["mechanism"] ** 2
+    return {
+        "factor": math.exp(mean),
+        "mechanism_graph": math.exp(pulls[~eager].sum()),
+        "mechanism_eager": math.exp(pulls[eager].sum()),
+        **{f"{name}_log_sd": spread for name, spread in spreads.items()},
+    }
+
+
+def measure_deviations(priced_rows: Sequence[PricedRow], population: str) -> list[Deviation]:
+    """Return the deviations of a population's rows of the part `fit`."""
+    classes = load_classes()
+    return [
+        Deviation(
+            classes[priced_row.row.id].network,
+            priced_row.row.mode == "op_by_op",
+            -math.log1p(priced_row.error),
+        )
+        for priced_row in priced_rows
+        if classes[priced_row.row.id].part == "fit"
+        and classes[priced_row.row.id].population == population
+    ]
+
+
+def write_populations(priced_rows: Sequence[PricedRow]) -> str:
+    """Fit both populations, write populations.yaml and return its text."""
+    tried = load_populations().fits_tried + 1 if POPULATIONS_FILE.exists() else 1
+    document = {
+        "fits_tried": tried,
+        "populations": {
+            name: {
+                key: round(value, 3)
+                for key, value in fit_population(measure_deviations(priced_rows, name)).items()
+            }
+            for name in ("tuned", "community")
+        },
+    }
+    head = "# Written by python -m benchmarks.ascend_fit.populations; see populations.py\n"
+    text = head + yaml.safe_dump(document, sort_keys=False)
+    POPULATIONS_FILE.write_text(text, encoding="utf-8")
+    return text
+
+
+def main() -> None:
+    """Price the described rows of the part `fit`, and write populations.yaml."""
+    classes = load_classes()
+    rows = [row for row in load_published_steps(DESCRIBED) if classes[row.id].part == "fit"]
+    print(write_populations(price_rows(rows)))
+
+
+if __name__ == "__main__":
+    main()

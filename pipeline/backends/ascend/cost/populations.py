@@ -1,0 +1,59 @@
+"""How much slower steps run than modelled, in code tuned for benchmarks and in the community's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.files.safe_yaml import parse_written_yaml
+
+POPULATIONS_FILE = Path(__file__).with_name("populations.yaml")
+NORMAL_90 = 1.2816
+"""The 90th percentile of the standard normal distribution."""
+
+
+@dataclass(frozen=True)
+class Population:
+    """Published over modelled times of a population: its factor, and those of its mechanisms.
+
+    The `_log_sd` are spreads of the log from mechanism to mechanism, from network to network, and
+    from row to row of a network.
+    """
+
+    factor: float
+    mechanism_graph: float
+    mechanism_eager: float
+    mechanism_log_sd: float
+    network_log_sd: float
+    row_log_sd: float
+
+    def interval_ms(
+        self, step_ms: float, *, eager: bool, chip_log_sd: float = 0.0
+    ) -> tuple[float, float]:
+        """Return the 80 % interval of the time in ms of a new network's step.
+
+        `chip_log_sd` is the spread of the log on a chip that the fit doesn't have.
+        """
+        centre = step_ms * self.factor * (self.mechanism_eager if eager else self.mechanism_graph)
+        spread = math.exp(NORMAL_90 * math.hypot(self.network_log_sd, self.row_log_sd, chip_log_sd))
+        return centre / spread, centre * spread
+
+
+@dataclass(frozen=True)
+class Populations:
+    """The fitted populations by name, and the number of fits that were tried to get them."""
+
+    fits_tried: int
+    by_name: Mapping[str, Population]
+
+
+@cache
+def load_populations(path: Path = POPULATIONS_FILE) -> Populations:
+    """Return the populations of a file that `benchmarks.ascend_fit.populations` wrote."""
+    document: Any = parse_written_yaml(path.read_text(encoding="utf-8"))
+    by_name = {name: Population(**entry) for name, entry in document["populations"].items()}
+    return Populations(document["fits_tried"], by_name)

@@ -1,0 +1,55 @@
+"""The fit of populations finds what made simulated rows, and reads no row of another part."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.ascend_fit.populations import Deviation, fit_population, measure_deviations
+from pipeline.backends.ascend.published.protocol import load_classes
+from pipeline.backends.ascend.published.workloads import DESCRIBED, load_published_steps
+from pipeline.backends.ascend.validate import PricedRow
+
+
+@pytest.mark.slow
+def test_fit_finds_the_factor_and_spreads_of_simulated_rows() -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        Deviation(f"n{network}", network % 2 == 1, math.log(1.7) + deviation + rng.normal(0, 0.2))
+        for network, deviation in enumerate(rng.normal(0, 0.5, 60))
+        for _ in range(3)
+    ]
+    fitted = fit_population(rows)
+    assert fitted["factor"] == pytest.approx(1.7, rel=0.15)
+    assert fitted["network_log_sd"] == pytest.approx(0.5, rel=0.2)
+    assert fitted["row_log_sd"] == pytest.approx(0.2, rel=0.2)
+    assert fitted["mechanism_eager"] == pytest.approx(1, abs=0.15)
+
+
+def test_factor_of_equal_networks_is_their_ratio() -> None:
+    rows = [Deviation(f"n{n}", n % 2 == 0, math.log(2)) for n in range(8)]
+    assert fit_population(rows)["factor"] == pytest.approx(2)
+
+
+def test_eager_rows_that_are_slower_have_a_larger_factor() -> None:
+    rows = [Deviation(f"n{n}", n % 2 == 0, 0.5 if n % 2 == 0 else 0.0) for n in range(40)]
+    fitted = fit_population(rows)
+    assert fitted["mechanism_eager"] > 1.1
+    assert fitted["mechanism_graph"] < 0.9
+
+
+@pytest.mark.parametrize("population", ["tuned", "community"])
+def test_rows_of_the_part_fit_alone_are_read(population: str) -> None:
+    classes = load_classes()
+    rows = load_published_steps(DESCRIBED)
+    priced_rows = [PricedRow(row, row.ms / 2, row.ms / 4, row.ms) for row in rows]
+    deviations = measure_deviations(priced_rows, population)
+    expected = [
+        classes[row.id].network
+        for row in rows
+        if (classes[row.id].part, classes[row.id].population) == ("fit", population)
+    ]
+    assert [deviation.network for deviation in deviations] == expected
+    assert all(row.log_ratio == pytest.approx(math.log(2)) for row in deviations)
