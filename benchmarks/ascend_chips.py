@@ -74,7 +74,7 @@ def describe_sample(name: str) -> str:
 
 def describe_step(step: PricedStep) -> str:
     """Return a step's time, interval and bound."""
-    low, high = step.interval_ms
+    low, high = step.table_interval_ms
     return f"{step.step_ms:.2f}, {low:.2f} to {high:.2f}, {step.bound}"
 
 

@@ -64,7 +64,7 @@ def compare_row(row: Mapping[str, str]) -> tuple[list[str], float | None]:
         devices=int(row["chips"]),
     )
     priced = Pricing(step, chipset("ascend910")).price_step(config)
-    low, high = priced.interval_ms
+    low, high = priced.table_interval_ms
     error = priced.step_ms / float(row["ms_per_step"]) - 1
     interval = f"{low:.1f} to {high:.1f}{'' if low <= float(row['ms_per_step']) <= high else ' no'}"
     return [*cells, f"{priced.step_ms:.1f}", f"{error:+.0%}", interval, network], error

@@ -17,7 +17,7 @@ import yaml
 from scipy.optimize import minimize
 
 from pipeline.backends.ascend.cost.populations import POPULATIONS_FILE, load_populations
-from pipeline.backends.ascend.published.protocol import load_classes
+from pipeline.backends.ascend.published.protocol import Part, load_classes
 from pipeline.backends.ascend.published.workloads import DESCRIBED, load_published_steps
 from pipeline.backends.ascend.validate import PricedRow, price_rows
 
@@ -79,8 +79,10 @@ def fit_population(rows: Sequence[Deviation]) -> dict[str, float]:
     }
 
 
-def measure_deviations(priced_rows: Sequence[PricedRow], population: str) -> list[Deviation]:
-    """Return the deviations of a population's rows of the part `fit`."""
+def measure_deviations(
+    priced_rows: Sequence[PricedRow], population: str, part: Part = "fit"
+) -> list[Deviation]:
+    """Return the deviations of a population's rows of a part."""
     classes = load_classes()
     return [
         Deviation(
@@ -89,9 +91,15 @@ def measure_deviations(priced_rows: Sequence[PricedRow], population: str) -> lis
             -math.log1p(priced_row.error),
         )
         for priced_row in priced_rows
-        if classes[priced_row.row.id].part == "fit"
+        if classes[priced_row.row.id].part == part
         and classes[priced_row.row.id].population == population
     ]
+
+
+def describe_population(rows: Sequence[Deviation]) -> dict[str, float]:
+    """Return a population's entry in populations.yaml: its fit, and what the fit read."""
+    fitted = {key: round(value, 3) for key, value in fit_population(rows).items()}
+    return {**fitted, "rows": len(rows), "networks": len({row.network for row in rows})}
 
 
 def write_populations(priced_rows: Sequence[PricedRow]) -> str:
@@ -100,10 +108,7 @@ def write_populations(priced_rows: Sequence[PricedRow]) -> str:
     document = {
         "fits_tried": tried,
         "populations": {
-            name: {
-                key: round(value, 3)
-                for key, value in fit_population(measure_deviations(priced_rows, name)).items()
-            }
+            name: describe_population(measure_deviations(priced_rows, name))
             for name in ("tuned", "community")
         },
     }

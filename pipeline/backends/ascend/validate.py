@@ -17,7 +17,7 @@ import sys
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import date
 from pathlib import Path
 
@@ -56,7 +56,11 @@ HARD_FAMILIES = {
 
 @dataclass(frozen=True)
 class PricedRow:
-    """A published row, its modelled time and the 80 % interval of the time."""
+    """A published row, its modelled time, and the 80 % interval of the published time.
+
+    The time's log is normal around the interval's centre, which may be another than the modelled
+    time.
+    """
 
     row: Published
     modelled_ms: float
@@ -80,8 +84,8 @@ class PricedRow:
 
     @property
     def deviation(self) -> float:
-        """Log of (published / modelled time), in units of `log_sd`."""
-        return -math.log1p(self.error) / self.log_sd
+        """Log of (published time / the interval's centre), in units of `log_sd`."""
+        return math.log(self.row.ms / math.sqrt(self.low_ms * self.high_ms)) / self.log_sd
 
     @property
     def crps(self) -> float:
@@ -130,7 +134,7 @@ def validate(rows: Sequence[Published]) -> tuple[PricedRow, ...]:
 
 
 def price_rows(rows: Sequence[Published], chip: PricedChip | None = None) -> tuple[PricedRow, ...]:
-    """Price rows with the package's calibration, with the interval of code tuned for benchmarks."""
+    """Price rows with the package's calibration, with the interval of published.csv."""
     return tuple(_price_with_interval(row, load_calibration(), chip) for row in rows)
 
 
@@ -214,18 +218,22 @@ def price_file(file: Path, chip: str = "ascend910") -> tuple[PricedRow, ...]:
         ) from error
 
 
-def shift_to_population(
+def set_population_intervals(
     priced_rows: Sequence[PricedRow], classes: Mapping[str, ClassedRow]
 ) -> tuple[PricedRow, ...]:
-    """Return rows with the time that their population's code takes, and its interval."""
+    """Return rows with the interval of their population's code. Modelled times stay as they are.
+
+    Its centre is nearer to the published times of `fit`, but not to those of `look`
+    (benchmarks/results/ascend_populations.md).
+    """
     by_name = load_populations().by_name
-    shifted = []
+    changed = []
     for priced_row in priced_rows:
         population = by_name[classes[priced_row.row.id].population]
         eager = priced_row.row.mode == "op_by_op"
         low, high = population.interval_ms(priced_row.modelled_ms, eager=eager)
-        shifted.append(PricedRow(priced_row.row, math.sqrt(low * high), low, high))
-    return tuple(shifted)
+        changed.append(replace(priced_row, low_ms=low, high_ms=high))
+    return tuple(changed)
 
 
 def group_by_part(
@@ -259,7 +267,7 @@ def score_sealed(
     """
     check_seal(today, log)
     classes = classes or load_classes()
-    scores = _score_groups(shift_to_population(price_file(table), classes), classes)
+    scores = _score_groups(set_population_intervals(price_file(table), classes), classes)
     append_scores([_make_log_row(today, commit, *entry) for entry in scores.items()], log)
     return scores
 
@@ -292,10 +300,10 @@ def _print_parts() -> None:
     classes = load_classes()
     priced_rows = price_file(DESCRIBED)
     _print_table(priced_rows)
-    print("\nas modelled:")
+    print("\nwith the interval of published.csv:")
     _print_scores(_score_groups(priced_rows, classes))
-    print("\nwith the factor and spread of the population, fitted to the rows of `fit`:")
-    _print_scores(_score_groups(shift_to_population(priced_rows, classes), classes))
+    print("\nwith the interval of the population, fitted to the rows of `fit`:")
+    _print_scores(_score_groups(set_population_intervals(priced_rows, classes), classes))
 
 
 def _score_groups(
@@ -313,7 +321,7 @@ def _price_with_interval(
     row: Published, calibration: Calibration, chip: PricedChip | None = None
 ) -> PricedRow:
     step = price_row(row, calibration, chip)
-    return PricedRow(row, step.step_ms, *step.interval_ms)
+    return PricedRow(row, step.step_ms, *step.table_interval_ms)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

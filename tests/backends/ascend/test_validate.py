@@ -37,7 +37,7 @@ from pipeline.backends.ascend.validate import (
     price_file,
     score,
     score_sealed,
-    shift_to_population,
+    set_population_intervals,
     validate,
 )
 from pipeline.core.errors import RunError
@@ -212,13 +212,18 @@ def test_rows_are_grouped_by_part_population_and_mode():
     }
 
 
-def test_row_has_its_population_time_and_interval():
+def test_row_has_its_population_interval_around_another_centre():
     row = replace(load_published_steps()[0], id="C")
-    (shifted,) = shift_to_population([PricedRow(row, 10.0, 9.0, 11.0)], CLASSES)
+    (shifted,) = set_population_intervals([PricedRow(row, 10.0, 9.0, 11.0)], CLASSES)
     community = load_populations().by_name["community"]
     assert (shifted.low_ms, shifted.high_ms) == community.interval_ms(10.0, eager=False)
-    assert shifted.modelled_ms == pytest.approx(10 * community.factor * community.mechanism_graph)
-    assert shifted.inside == (shifted.low_ms <= row.ms <= shifted.high_ms)
+    assert shifted.modelled_ms == 10
+    centre = 10 * community.factor * community.mechanism_graph
+    sd = math.hypot(community.network_log_sd, community.row_log_sd)
+    assert shifted.deviation == pytest.approx(math.log(row.ms / centre) / sd, rel=1e-3)
+    at_centre = replace(shifted, row=replace(row, ms=centre))
+    assert at_centre.inside
+    assert at_centre.deviation == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.slow
@@ -232,7 +237,7 @@ def test_sealed_rows_are_scored_once_in_seven_days(tmp_path: Path) -> None:
         scores = score_sealed(table, log, today=today, commit=commit, classes=CLASSES)
         return scores["fit"].mean_error
 
-    (priced_row,) = shift_to_population(price_file(table), CLASSES)
+    (priced_row,) = set_population_intervals(price_file(table), CLASSES)
     assert score_on(1, "abc") == abs(priced_row.error)
     lines = log.read_text().splitlines()
     assert lines[1].startswith(f"2026-03-01,abc,{tried},fit,1,{round(abs(priced_row.error), 4)},")

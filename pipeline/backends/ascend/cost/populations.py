@@ -21,7 +21,7 @@ class Population:
     """Published over modelled times of a population: its factor, and those of its mechanisms.
 
     The `_log_sd` are spreads of the log from mechanism to mechanism, from network to network, and
-    from row to row of a network.
+    from row to row of a network. `rows` and `networks` count what the fit read.
     """
 
     factor: float
@@ -30,6 +30,12 @@ class Population:
     mechanism_log_sd: float
     network_log_sd: float
     row_log_sd: float
+    rows: int
+    networks: int
+
+    def get_mechanism(self, *, eager: bool) -> float:
+        """Return the factor of eager or graph mode beyond the population's."""
+        return self.mechanism_eager if eager else self.mechanism_graph
 
     def interval_ms(
         self, step_ms: float, *, eager: bool, chip_log_sd: float = 0.0
@@ -38,7 +44,7 @@ class Population:
 
         `chip_log_sd` is the spread of the log on a chip that the fit doesn't have.
         """
-        centre = step_ms * self.factor * (self.mechanism_eager if eager else self.mechanism_graph)
+        centre = step_ms * self.factor * self.get_mechanism(eager=eager)
         spread = math.exp(NORMAL_90 * math.hypot(self.network_log_sd, self.row_log_sd, chip_log_sd))
         return centre / spread, centre * spread
 

@@ -59,7 +59,7 @@ class Report(PricedStep):
             "question": {**options, "without": sorted(self.config.without)},
             "modelled_step_ms": self.step_ms,
             "modelled_interval_ms": list(self.interval_ms),
-            "modelled_community_interval_ms": list(self.community_interval_ms),
+            "modelled_table_interval_ms": list(self.table_interval_ms),
             "modelled_device_ms": self.device_ms,
             "modelled_samples_per_s": self.samples_per_s,
             "modelled_phases_ms": dict(self.phases),

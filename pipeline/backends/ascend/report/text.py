@@ -127,11 +127,6 @@ def _format_head(report: Report, steps: int | None) -> Iterator[str]:
         f"  step       {report.step_ms:,.2f} ms, 80 % interval {low:,.2f} to {high:,.2f} ms; "
         f"{report.samples_per_s:,.0f} {_name_unit(report)}"
     )
-    low, high = report.community_interval_ms
-    yield (
-        f"             {report.step_ms:,.2f} ms if as tuned as the model zoo, "
-        f"{low:,.2f} to {high:,.2f} ms as most repositories run"
-    )
     yield from (f"             {line}" for line in TRACK_RECORD)
     if report.hardware.other_chip_spread_ratio:
         yield "             wide, as the fit has no kernel and no step of this chip"

@@ -30,7 +30,7 @@ def test_interval_holds_the_step_and_grows_with_the_spread():
     for log_sd in (0.1, 0.4):
         calibration = calibrate_with(dict.fromkeys(GROUPS, 1.0), 1.0, log_sd)
         report = Pricing(traced, chipset("ascend910"), calibration).price_modes(ExecutionConfig())
-        low, high = report.interval_ms
+        low, high = report.table_interval_ms
         assert low < report.step_ms < high
         assert report.step_ms**2 == pytest.approx(low * high)
         widths.append(high / low)
@@ -50,7 +50,9 @@ def test_published_steps_are_in_the_interval(model: str, batch: int, ms: float):
     row: Published = next(r for r in load_published_steps() if r.model == model and r.devices == 1)
     assert (row.batch, row.ms) == (batch, pytest.approx(ms, abs=0.01))
     traced = trace_image_step(row.model, row.batch, row.pixels, row.classes)
-    low, high = Pricing(traced, chipset("ascend910")).price_modes(ExecutionConfig()).interval_ms
+    low, high = (
+        Pricing(traced, chipset("ascend910")).price_step(ExecutionConfig()).table_interval_ms
+    )
     assert low < row.ms < high
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.backends.ascend.chip.options import MODES, ExecutionConfig
 from pipeline.backends.ascend.cost.collectives import Group, collective_us
+from pipeline.backends.ascend.cost.populations import load_populations
 from pipeline.backends.ascend.pricing.advice import advise
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import trace_image_step
@@ -85,9 +86,16 @@ def test_report_has_every_mode_and_sinking_is_never_slower(
     assert steps == sorted(steps, reverse=True)
 
 
-def test_interval_contains_the_step_and_throughput_matches_it(report: Report) -> None:
-    low, high = report.interval_ms
-    assert low < report.step_ms < high
+def test_interval_is_that_of_code_from_outside_and_throughput_matches_the_step(
+    report: Report,
+) -> None:
+    community = load_populations().by_name["community"]
+    assert report.interval_ms == community.interval_ms(report.step_ms, eager=False)
+    eager = report.modes["op_by_op"]
+    assert eager.interval_ms == community.interval_ms(eager.step_ms, eager=True)
+    low, high = report.table_interval_ms
+    assert low < report.step_ms < high < report.interval_ms[1]
+    assert report.to_dict()["modelled_interval_ms"] == list(report.interval_ms)
     assert report.samples_per_s == pytest.approx(8 * 32 / report.step_ms * 1e3)
 
 
@@ -129,14 +137,11 @@ def test_printed_report_is_complete_and_fits_132_columns(pricing: Pricing, repor
     )
     low, high = report.interval_ms
     assert f"{report.step_ms:,.2f} ms, 80 % interval {low:,.2f} to {high:,.2f} ms" in lines[1]
-    low, high = report.community_interval_ms
-    assert lines[2].strip() == (
-        f"{report.step_ms:,.2f} ms if as tuned as the model zoo, "
-        f"{low:,.2f} to {high:,.2f} ms as most repositories run"
-    )
-    assert [line.strip() for line in lines[3:5]] == list(TRACK_RECORD)
-    assert lines[5].split() == ["in", "all", *f"{report.step_ms * 3:.1f} s (3,000 steps)".split()]
-    assert lines[6].split()[:2] == ["limit", f"{report.bound}:".split()[0]]
+    assert [line.strip() for line in lines[2:4]] == list(TRACK_RECORD)
+    community = load_populations().by_name["community"]
+    assert f"{community.rows} steps of {community.networks} networks" in " ".join(TRACK_RECORD)
+    assert lines[4].split() == ["in", "all", *f"{report.step_ms * 3:.1f} s (3,000 steps)".split()]
+    assert lines[5].split()[:2] == ["limit", f"{report.bound}:".split()[0]]
     assert [line.split()[0] for line in lines if "_sink  " in line or "op_by_op" in line] == [
         *MODES
     ]
