@@ -2,6 +2,7 @@
 
     python -m pipeline.backends.ascend.validate --row MS0042     # the kernels of a row by class
     python -m pipeline.backends.ascend.validate FILE --chip atlas_a2
+    python -m pipeline.backends.ascend.validate --plot coverage.svg
     python -m pipeline.backends.ascend.validate --seal           # scores alone, once in seven days
 
 Each published row is priced with a calibration that is fitted to all other families of networks. If
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -28,6 +29,7 @@ from pipeline.backends.ascend.chip.hardware import PricedChip
 from pipeline.backends.ascend.cost.efficiency import Calibration, load_calibration
 from pipeline.backends.ascend.cost.populations import NORMAL_90, load_populations
 from pipeline.backends.ascend.pricing.pricing import chipset
+from pipeline.backends.ascend.published.coverage import draw_coverage
 from pipeline.backends.ascend.published.protocol import ClassedRow, load_classes
 from pipeline.backends.ascend.published.seal_log import (
     COLUMNS,
@@ -295,7 +297,7 @@ def _read_commit() -> str:
         ) from error
 
 
-def _print_parts() -> None:
+def _print_parts(plot: Path | None) -> None:
     print("\nNetworks described after the calibration, which reads none of these rows:")
     classes = load_classes()
     priced_rows = price_file(DESCRIBED)
@@ -303,7 +305,13 @@ def _print_parts() -> None:
     print("\nwith the interval of published.csv:")
     _print_scores(_score_groups(priced_rows, classes))
     print("\nwith the interval of the population, fitted to the rows of `fit`:")
-    _print_scores(_score_groups(set_population_intervals(priced_rows, classes), classes))
+    with_intervals = set_population_intervals(priced_rows, classes)
+    _print_scores(_score_groups(with_intervals, classes))
+    if plot is not None:
+        by_part = group_by_part(with_intervals, classes)
+        parts = {name: by_part[name] for name in ("fit", "look")}
+        chart = draw_coverage({n: [row.deviation for row in rows] for n, rows in parts.items()})
+        plot.write_text(chart.to_file_text(), encoding="utf-8")
 
 
 def _score_groups(
@@ -335,11 +343,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seal", action="store_true", help="score the sealed rows, and write the scores to the log"
     )
+    parser.add_argument(
+        "--plot", metavar="SVG", type=Path, help="write observed by nominal coverage of both parts"
+    )
     options = parser.parse_args(arguments)
     file: Path | None = options.file
     try:
         if file is not None and file.resolve() == SEALED.resolve():
             raise RunError(f"{file}: its rows stay unseen; must be scored by --seal")
+        if options.plot is not None:
+            _check_plot(options)
         if options.seal:
             if file is not None or options.row is not None:
                 raise RunError("--seal: scores the sealed rows; must be without FILE and --row")
@@ -347,13 +360,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.row is not None:
             print("\n".join(describe_row(options.row, file or PUBLISHED)))
         elif file is None:
-            _print_published()
+            _print_published(options.plot)
         else:
             _print_table(price_file(file, options.chip))
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
     return 0
+
+
+def _check_plot(options: Namespace) -> None:
+    """Raise RunError if a chart can't be written, before ten minutes of pricing."""
+    if options.seal or options.row is not None or options.file is not None:
+        raise RunError("--plot: is of the package's rows; must be without FILE, --row and --seal")
+    folder: Path = options.plot.parent
+    if not folder.is_dir():
+        raise RunError(f"--plot {options.plot}: there is no folder {folder}; must be in a folder")
 
 
 def describe_row(row_id: str, file: Path) -> Iterator[str]:
@@ -377,7 +399,7 @@ def describe_row(row_id: str, file: Path) -> Iterator[str]:
         yield f"  {name:22} {ms:9.2f} ms in {kernels[name]} kernels"
 
 
-def _print_published() -> None:
+def _print_published(plot: Path | None) -> None:
     priced_rows = validate(load_published_steps())
     _print_table(priced_rows)
     measured = [priced_row for priced_row in priced_rows if priced_row.row.quality == "device"]
@@ -397,7 +419,7 @@ def _print_published() -> None:
         print(f"eager against graph, {name}: published {published:.2f}, modelled {modelled:.2f}")
     print("\nAtlas A2; the fit uses none of its kernels or steps:")
     _print_table(price_file(ATLAS_A2, "atlas_a2"))
-    _print_parts()
+    _print_parts(plot)
 
 
 if __name__ == "__main__":

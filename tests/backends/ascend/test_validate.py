@@ -18,9 +18,10 @@ from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.efficiency import load_calibration
 from pipeline.backends.ascend.cost.populations import load_populations
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-from pipeline.backends.ascend.published.protocol import ClassedRow
+from pipeline.backends.ascend.published.protocol import ClassedRow, load_classes
 from pipeline.backends.ascend.published.workloads import (
     ATLAS_A2,
+    DESCRIBED,
     PUBLISHED,
     SEALED,
     load_left_out,
@@ -259,6 +260,39 @@ def test_scores_of_sealed_rows_print_no_row(
     assert capsys.readouterr().out == f"seal: {scores['seal']}\n"
     assert main(["--seal", "--row", "MS0081"]) == 1
     assert capsys.readouterr().err.startswith("error: --seal: scores the sealed rows; must")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seal"], "must be without FILE, --row and --seal"),
+        (["--row", "MS0081"], "must be without FILE, --row and --seal"),
+        ([str(PUBLISHED)], "must be without FILE, --row and --seal"),
+        ([], "there is no folder"),
+    ],
+)
+def test_chart_that_cannot_be_written_is_refused_before_pricing(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*options, "--plot", str(tmp_path / "missing" / "chart.svg")]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_chart_of_both_parts_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    classes = load_classes()
+    rows = load_published_steps(DESCRIBED)
+    parts = [classes[row.id].part for row in rows]
+    few = [rows[parts.index("fit")], rows[parts.index("look")]]
+    priced_rows = tuple(PricedRow(row, row.ms, row.ms / 2, row.ms * 2) for row in few)
+    module = "pipeline.backends.ascend.validate"
+    monkeypatch.setattr(f"{module}.price_file", lambda *_: priced_rows)
+    monkeypatch.setattr(
+        f"{module}.validate",
+        lambda rows: tuple(PricedRow(row, row.ms, row.ms / 2, row.ms * 2) for row in rows),
+    )
+    chart = tmp_path / "chart.svg"
+    assert main(["--plot", str(chart)]) == 0
+    assert "look, 1 step<" in chart.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("options", [[], ["--row", "MS0081"]])
