@@ -68,7 +68,7 @@ def predict(train: Sequence[Deviation], rows: Sequence[Deviation]) -> list[Predi
 
 
 def cross_validate(rows: Sequence[Deviation], families: Sequence[str]) -> list[Prediction]:
-    """Return predictions of the rows of each family by a fit to those of the others."""
+    """Return predictions of the rows of each family by a fit to all other rows."""
     predictions = []
     for family in dict.fromkeys(families):
         pairs = list(zip(rows, families, strict=True))

@@ -23,8 +23,8 @@ from pipeline.backends.ascend.validate import PricedRow, price_rows
 
 SPREAD_PRIORS = {"mechanism": 0.2, "network": 0.4, "row": 0.15}
 """Prior spreads: eager and graph of one network differ by about a fifth beyond the model
-(`validate`, pairs), releases and settings of one network by 15 % (published.csv). That of networks
-is the spread of the first 41 rows (docs/ascend910.md), halved, as it has the other two in it."""
+(`validate`, pairs), releases and settings of one network by 15 % (published.csv). Networks
+have the spread of the first 41 rows (docs/ascend910.md), halved, as it has the other two in it."""
 PRIOR_LOG_SD = 0.7
 """Spread of the log of each of these."""
 
@@ -39,7 +39,7 @@ class Deviation:
 
 
 def fit_population(rows: Sequence[Deviation]) -> dict[str, float]:
-    """Return the factor of a population, the log spread of each level, and that of a new network.
+    """Return the factor of a population, and the log spread of each level.
 
     `mechanism_eager` and `mechanism_graph` are the factors of the mechanisms beyond the
     population's.

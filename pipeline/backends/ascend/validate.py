@@ -225,7 +225,7 @@ def set_population_intervals(
 ) -> tuple[PricedRow, ...]:
     """Return rows with the interval of their population's code. Modelled times stay as they are.
 
-    Its centre is nearer to the published times of `fit`, but not to those of `look`
+    Its centre is nearer to the published times of `fit`, but not of `look`
     (benchmarks/results/ascend_populations.md).
     """
     by_name = load_populations().by_name

@@ -8,6 +8,7 @@ from datetime import date
 from itertools import combinations
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,7 +144,7 @@ def test_score_matches_hand_calculation() -> None:
 
 @pytest.mark.medium
 @given(st.floats(0.3, 3.0), st.floats(1.1, 4.0))
-def test_crps_matches_numeric_integration(ratio: float, width: float):
+def test_crps_matches_numeric_integration(ratio: float, width: float) -> None:
     row = load_published_steps()[0]
     modelled = row.ms * ratio
     priced_row = PricedRow(row, modelled, modelled / width, modelled * width)
@@ -159,7 +160,7 @@ def test_crps_matches_numeric_integration(ratio: float, width: float):
 
 
 @pytest.mark.slow
-def test_unfitted_chip_has_wider_intervals():
+def test_unfitted_chip_has_wider_intervals() -> None:
     priced_rows = price_file(ATLAS_A2, "atlas_a2")
     fitted = price_file(ATLAS_A2)
     for priced_row, narrow in zip(priced_rows, fitted, strict=True):
@@ -170,7 +171,7 @@ def test_unfitted_chip_has_wider_intervals():
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=12))
-def test_kendall_tau_matches_counted_pairs(points):
+def test_kendall_tau_matches_counted_pairs(points: list[tuple[int, int]]) -> None:
     signs = [np.sign(a[0] - b[0]) * np.sign(a[1] - b[1]) for a, b in combinations(points, 2)]
     untied = [sign for sign in signs if sign]
     found = kendall_tau([x for x, _ in points], [y for _, y in points])
@@ -181,7 +182,7 @@ def test_kendall_tau_matches_counted_pairs(points):
 
 
 @pytest.mark.slow
-def test_published_rows_refer_to_existing_networks():
+def test_published_rows_refer_to_existing_networks() -> None:
     for row in load_published_steps():
         if row.model not in ("swin_t", "convnext_tiny"):
             assert load_model_spec(row.model.removeprefix("dbnet_")).name
@@ -195,9 +196,9 @@ CLASSES = {
 }
 
 
-def test_rows_are_grouped_by_part_population_and_mode():
+def test_rows_are_grouped_by_part_population_and_mode() -> None:
     row = load_published_steps()[0]
-    changes = ({"id": "A"}, {"id": "B", "mode": "op_by_op"}, {"id": "C"})
+    changes: Any = ({"id": "A"}, {"id": "B", "mode": "op_by_op"}, {"id": "C"})
     priced_rows = [PricedRow(replace(row, **change), 1.0, 0.5, 2.0) for change in changes]
     groups = group_by_part(priced_rows, CLASSES)
     ids = {name: "".join(each.row.id for each in rows) for name, rows in groups.items()}
@@ -213,7 +214,7 @@ def test_rows_are_grouped_by_part_population_and_mode():
     }
 
 
-def test_row_has_its_population_interval_around_another_centre():
+def test_row_has_its_population_interval_around_another_centre() -> None:
     row = replace(load_published_steps()[0], id="C")
     (shifted,) = set_population_intervals([PricedRow(row, 10.0, 9.0, 11.0)], CLASSES)
     community = load_populations().by_name["community"]

@@ -18,7 +18,7 @@ NORMAL_90 = 1.2816
 
 @dataclass(frozen=True)
 class Population:
-    """Published over modelled times of a population: its factor, and those of its mechanisms.
+    """Published over modelled times of a population: its factor, and its mechanisms' factors.
 
     The `_log_sd` are spreads of the log from mechanism to mechanism, from network to network, and
     from row to row of a network. `rows` and `networks` count what the fit read.
@@ -50,7 +50,7 @@ class Population:
 
 
 @dataclass(frozen=True)
-class Populations:
+class FittedPopulations:
     """The fitted populations by name, and the number of fits that were tried to get them."""
 
     fits_tried: int
@@ -58,8 +58,8 @@ class Populations:
 
 
 @cache
-def load_populations(path: Path = POPULATIONS_FILE) -> Populations:
+def load_populations(path: Path = POPULATIONS_FILE) -> FittedPopulations:
     """Return the populations of a file that `benchmarks.ascend_fit.populations` wrote."""
     document: Any = parse_written_yaml(path.read_text(encoding="utf-8"))
     by_name = {name: Population(**entry) for name, entry in document["populations"].items()}
-    return Populations(document["fits_tried"], by_name)
+    return FittedPopulations(document["fits_tried"], by_name)

@@ -42,7 +42,7 @@ TRACK_RECORD = (
     "The modelled time misses such steps by 51 % (median): compare options by it",
 )
 """Which published steps the interval comes from, and how far they were from modelled ones, in lines
-of a report. They are the described rows of community code, the 12 those of the part `look`
+of a report. They are the described rows of community code, 12 in the part `look`
 (benchmarks/results/ascend_populations.md)."""
 
 
@@ -166,7 +166,7 @@ def list_interval_sources(step: PricedStep) -> tuple[SourcedNumber, ...]:
         SourcedNumber(
             f"factor of {'eager' if eager else 'graph'} mode",
             population.get_mechanism(eager=eager),
-            "those of them in this mode",
+            "the steps among them in this mode",
         ),
         SourcedNumber(
             "spread from network to network",

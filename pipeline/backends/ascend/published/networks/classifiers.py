@@ -265,7 +265,7 @@ class _DinoNetwork(nn.Module):
         places = self.param("places", nn.initializers.normal(0.02), (1, 197, 384))
         tokens = jnp.concatenate([jnp.broadcast_to(first, (x.shape[0], 1, 384)), tokens], 1)
         if tokens.shape[1] < 197:
-            grid = resize(places[:, 1:].reshape(1, 14, 14, 384), 6, 6, "bicubic")
+            grid = resize(places[:, 1:].reshape(1, 14, 14, 384), 6, 6, method="bicubic")
             places = jnp.concatenate([places[:, :1], grid.reshape(1, 36, 384)], 1)
         tokens = tokens + places
         for _ in range(12):
@@ -299,8 +299,8 @@ def ghostnet(x: Array, classes: int) -> Array:
             x = norm(conv(norm(depthwise(x, kernel, stride)), features, 1))
         x = x + y
     x = conv_norm(x, 960, 1)
-    hidden = nn.relu(conv(x.mean((1, 2), keepdims=True), 1280, 1, use_bias=True))
-    return dense(dropout(hidden[:, 0, 0], 0.2), classes)
+    y = nn.relu(conv(x.mean((1, 2), keepdims=True), 1280, 1, use_bias=True))
+    return dense(dropout(y[:, 0, 0], 0.2), classes)
 
 
 def hrnet_w18(x: Array, classes: int) -> Array:
@@ -310,10 +310,10 @@ def hrnet_w18(x: Array, classes: int) -> Array:
         return upsample(x, height // x.shape[1])
 
     levels = hrnet(x, 18, fuse)
-    y = None
-    for level, width in zip(levels, (32, 64, 128, 256), strict=True):
+    y = bottlenecks(levels[0], 32, 1, 1)
+    for level, width in zip(levels[1:], (64, 128, 256), strict=True):
         level = bottlenecks(level, width, 1, 1)
-        y = level if y is None else level + conv_norm(y, 4 * width, 3, 2, use_bias=True)
+        y = level + conv_norm(y, 4 * width, 3, 2, use_bias=True)
     return head(conv_norm(y, 2048, 1, use_bias=True), classes)
 
 
@@ -478,7 +478,7 @@ def osnet(x: Array, classes: int) -> Array:
                 z = light(z, middle)
             streams.append(z)
         hidden, gate = nn.Conv(middle // 16, (1, 1)), nn.Conv(middle, (1, 1))
-        total = sum(
+        total: Any = sum(
             z * nn.sigmoid(gate(nn.relu(hidden(z.mean((1, 2), keepdims=True))))) for z in streams
         )
         y = norm(conv(total, features, 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -29,7 +31,7 @@ from pipeline.backends.ascend.published.networks.parts import (
 
 def nearest(x: Array, height: int, width: int) -> Array:
     """Return maps of another size, whose pixels are repeated."""
-    return resize(x, height, width, "nearest")
+    return resize(x, height, width, method="nearest")
 
 
 def retinanet(x: Array, classes: int, depth: int) -> Array:
@@ -232,7 +234,7 @@ def siamfc(x: Array, classes: int) -> Array:
     class Features(nn.Module):
         @nn.compact
         def __call__(self, x: Array) -> Array:
-            options = {"padding": "VALID"}
+            options: Any = {"padding": "VALID"}
             x = max_pool(conv_norm(x, 96, 11, 2, use_bias=True, **options), 3, 2, "VALID")
             x = conv_norm(x, 256, 5, feature_group_count=2, use_bias=True, **options)
             x = max_pool(x, 3, 2, "VALID")

@@ -1,7 +1,7 @@
 """Parts of the networks of published steps: functions of maps (batch, height, width, channels).
 
 They make submodules of the `Net` whose body calls them. A body has the arithmetic of a network,
-whose time is modelled. Nothing is trained, so batch normalisation is always that of training.
+whose time is modelled. Nothing is trained, so batch normalisation always computes as in training.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def avg_pool(x: Array, kernel: int = 2, stride: int = 2) -> Array:
     return result
 
 
-def resize(x: Array, height: int, width: int, method: str = "bilinear") -> Array:
+def resize(x: Array, height: int, width: int, *, method: str = "bilinear") -> Array:
     """Return maps of another size."""
     return jax.image.resize(x, (x.shape[0], height, width, x.shape[-1]), method)
 
