@@ -28,7 +28,8 @@ def test_golden_spectrograms_of_librosa_in_onnx(case: str) -> None:
     op = LogMel(rate_hz=8000, **json.loads(case))
     graph = GraphBuilder({})
     shape = SOUND.shape[1:]
-    result = add_ops([op], "audio", MappedValues(NodeOutput("audio", shape), "float32"), graph)
+    values = MappedValues(NodeOutput("audio", shape), "float32")
+    result = add_ops([op], {"audio": values}, graph)["audio"]
     kind = onnx.TensorProto.FLOAT
     inputs, outputs = (
         [onnx.helper.make_tensor_value_info(value.name, kind, [None, *value.shape])]
