@@ -268,8 +268,10 @@ def choose_inputs(
     if PADDING_MASK in specs:
         default = (*default, PADDING_MASK)
     model = recipe.model
+    with prefixing_problems(f"model {model.name}: "):
+        declared = model.list_inputs()
     with prefixing_problems("model.inputs: "):
-        inputs = resolve_inputs(model.inputs, model.list_inputs(), specs, default)
+        inputs = resolve_inputs(model.inputs, declared, specs, default)
     return inputs.with_masks(specs) if model.reads_masks else inputs
 
 

@@ -47,16 +47,29 @@ def without_draws(module: nn.Module) -> nn.Module:
     return module
 
 
-def shapes(module: nn.Module, image: Sequence[int]) -> Variables:
-    """Shapes and dtypes of the variables for images (height, width, channels); makes no weight."""
+def shapes(module: nn.Module, sample: Sequence[int]) -> Variables:
+    """Shapes and dtypes of the variables for images (height, width, channels), tokens (tokens,), or
+    the fields (fields, 2) of `wide_deep`; makes no weight."""
+    inputs: Any = jax.ShapeDtypeStruct((1, *sample), jnp.int32 if len(sample) == 1 else jnp.float32)
+    if len(sample) == 2:
+        inputs = jax.eval_shape(split_fields, jax.ShapeDtypeStruct((1, *sample), jnp.float32))
     return jax.eval_shape(
-        lambda key, images: without_draws(module).init(key, images, train=False),
+        lambda key, inputs: without_draws(module).init(key, inputs, train=False),
         jax.random.key(0),
-        jax.ShapeDtypeStruct((1, *image), jnp.float32),
+        inputs,
     )
 
 
-def initialise(module: nn.Module, images: np.ndarray) -> Variables:
+def split_fields(samples: Any) -> dict[str, Any]:
+    """The inputs of `wide_deep` from (n, ..., 2): numbers of features, and their values."""
+    fields = samples.reshape(len(samples), -1, 2)
+    return {
+        "field_index": fields[..., 0].astype(np.int32),
+        "field_value": fields[..., 1].astype(np.float32),
+    }
+
+
+def initialise(module: nn.Module, images: np.ndarray | dict[str, np.ndarray]) -> Variables:
     """Fresh variables, drawn in one compiled program."""
     draw = jax.jit(lambda key: module.init(key, images, train=False), compiler_options=QUICK)
     return draw(jax.random.key(0))

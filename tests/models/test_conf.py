@@ -69,10 +69,10 @@ SIZES = {
     "vit_b_16": IMAGENET,
     "vit_b_32": IMAGENET,
     "vit_tiny": IMAGENET,
-    "bert_base": ((512, 1, 1), 2),
-    "gpt2": ((1024, 1, 1), 50_257),
+    "bert_base": ((512,), 2),
+    "gpt2": ((1024,), 50_257),
     "unet": ((32, 32, 3), 2),
-    "wide_deep": ((39, 1, 2), 2),
+    "wide_deep": ((39, 2), 2),
 }
 PUBLISHED = {
     "resnet18": 11_689_512,  # torchvision
@@ -142,9 +142,10 @@ def test_file_describes_the_network_in_one_line(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_parameters_match_golden_files(name: str, golden: Callable[[Path, str], str]) -> None:
-    image, classes = SIZES[name]
-    variables = shapes(conf_model(name).build(classes, "float32"), image)
-    lines = [f"{name}: images {'x'.join(map(str, image))}, {classes} classes"]
+    sample, classes = SIZES[name]
+    variables = shapes(conf_model(name).build(classes, "float32"), sample)
+    kind = {1: "tokens", 2: "fields", 3: "images"}[len(sample)]
+    lines = [f"{name}: {kind} {'x'.join(map(str, sample))}, {classes} classes"]
     for path, leaf in parameters(variables).items():
         assert leaf.dtype == jnp.float32
         lines.append(f"{path} {'x'.join(map(str, leaf.shape))} {leaf.size:,}")

@@ -17,7 +17,7 @@ from pipeline.data.inputs import NetworkInput, NetworkInputs
 from pipeline.stages.export.matching import match_weights
 from pipeline.stages.export.network import trace_model_arrays
 from tests.golden.network_cases import CASES, EVEN, Case, draw_arrays, samples
-from tests.models.build import QUICK, ZEROS, Variables, conf_model, count
+from tests.models.build import QUICK, ZEROS, Variables, conf_model, count, split_fields
 from tests.models.conftest import GOLDEN
 
 TOLERANCE = 1e-4
@@ -29,9 +29,16 @@ def kept(case: Case) -> dict[str, Any]:
 
 def filled(case: Case, golden: Mapping[str, Any]) -> Variables:
     """The weights that the other definition was given, as they come out of a file of them."""
-    image = NetworkInput("image", "image", ColumnSpec(case.image, "float32"))
+    arrays = samples(case)
+    columns = split_fields(arrays) if case.model == "wide_deep" else {"image": arrays}
+    inputs = tuple(
+        NetworkInput(name, name, ColumnSpec(array.shape[1:], array.dtype.name))
+        for name, array in columns.items()
+    )
     model = conf_model(case.model, **case.changes, init=ZEROS)
-    network = trace_model_arrays(model, case.classes, NetworkInputs((image,)))
+    network = trace_model_arrays(
+        model, case.classes, NetworkInputs(inputs, is_named=len(inputs) > 1)
+    )
     renames = [RenameSpec.model_validate({"match": a, "to": b}) for a, b in case.renames]
     matching = match_weights(case.file, draw_arrays(case, golden["arrays"]), network, renames)
     matching.require(partial=False)
@@ -47,7 +54,8 @@ def test_parity_of_logits_and_parameters(case: Case) -> None:
     variables = filled(case, golden)
     expected = np.array(golden["logits"], np.float32)
     compute = jax.jit(lambda v, x: module.apply(v, x, train=False), compiler_options=QUICK)
-    logits = np.asarray(compute(variables, samples(case)))
+    inputs = split_fields(samples(case)) if case.model == "wide_deep" else samples(case)
+    logits = np.asarray(compute(variables, inputs))
     assert count(variables) == golden["parameters"] - case.without
     assert np.abs(expected[0] - expected[1]).max() > 10 * TOLERANCE
     np.testing.assert_allclose(logits, expected, rtol=0, atol=TOLERANCE)

@@ -255,9 +255,10 @@ def test_layer_paths_are_all_listed() -> None:
 def test_wide_and_deep_supports_every_precision_level(level: Level) -> None:
     """Its dense layers are layers of a list, too; its tables are looked up in float32."""
     spec = conf_model("wide_deep", vocabulary=300, hidden=[8])
-    samples = np.stack([np.arange(12.0).reshape(3, 4), np.ones((3, 4))], axis=-1)[:, :, None]
+    numbers = np.arange(12, dtype=np.int32).reshape(3, 4)
+    samples = {"field_index": numbers, "field_value": np.ones((3, 4), np.float32)}
     module = spec.build(2, "float32")
-    variables = initialise(module, samples.astype(np.float32))
+    variables = initialise(module, samples)
     expected = module.apply(variables, samples, train=False)
     precision = LEVELS[level]
     typed = module.clone(dtype=precision.dtype, rules=precision.rules)
