@@ -14,10 +14,6 @@ from pipeline.cli.commands.audit_commands import AUDIT_COMMANDS
 from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option
 from pipeline.cli.commands.conversion_commands import CONVERT
 from pipeline.cli.commands.help import render_help, render_topic
-from pipeline.cli.commands.installed_commands import (
-    find_installed_command,
-    list_installed_commands,
-)
 from pipeline.cli.commands.parameters import OneOf, complete_override
 from pipeline.cli.commands.recipe_commands import RECIPE_COMMANDS
 from pipeline.cli.commands.run_commands import RUN_COMMANDS
@@ -101,10 +97,15 @@ def run_command(args: Sequence[str], started_at: float, *, alone: bool) -> int:
         topics = [word for word in args if word[:1] not in "-+~" and "=" not in word]
         if not topics:
             return ROOT(["--help"])
+        # Imported late, here and below, since looking for other distributions takes time.
+        from pipeline.cli.commands.installed_commands import list_installed_commands
+
         commands = {**list_installed_commands(), **ROOT.commands}
         print(render_topic(topics[0], commands), end="")
         return 0
     if args and args[0][:1] not in "-+~" and "=" not in args[0]:
+        from pipeline.cli.commands.installed_commands import find_installed_command
+
         command = find_installed_command(args[0])
         if command is None:
             _refuse_word(args[0])
