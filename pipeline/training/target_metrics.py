@@ -59,11 +59,8 @@ def _subtract(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return logits - labels
 
 
-@component("metric")
-class MeanAbsoluteError(NumberMetric):
-    """Mean absolute error in the units of the data, averaged over the K numbers."""
-
-    name: Literal["mae"] = "mae"
+class AbsoluteErrorMetric(NumberMetric):
+    """Base of the metrics of absolute errors."""
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         return self._sum_errors(abs(_subtract(logits, labels)), mask)
@@ -74,7 +71,14 @@ class MeanAbsoluteError(NumberMetric):
 
 
 @component("metric")
-class RelativeError(MeanAbsoluteError):
+class MeanAbsoluteError(AbsoluteErrorMetric):
+    """Mean absolute error in the units of the data, averaged over the K numbers."""
+
+    name: Literal["mae"] = "mae"
+
+
+@component("metric")
+class RelativeError(AbsoluteErrorMetric):
     """Mean absolute error as a share of a naive forecast's on the same samples. Below 1 the
     network is better."""
 
