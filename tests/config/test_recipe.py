@@ -66,16 +66,15 @@ def is_taken(tree: dict[str, Any]) -> bool:
 
 
 def unbounded(node: Any, where: str = "") -> Iterator[str]:
-    """Numbers of a JSON schema that lack a bound."""
+    """Numbers of a JSON schema that lack a bound, and aren't chosen from a list."""
     if isinstance(node, list):
         for index, item in enumerate(node):
             yield from unbounded(item, f"{where}/{index}")
     if not isinstance(node, dict):
         return
     above, below = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")
-    if node.get("type") in ("integer", "number") and not (
-        node.keys() & set(above) and node.keys() & set(below)
-    ):
+    is_bounded = "enum" in node or (node.keys() & set(above) and node.keys() & set(below))
+    if node.get("type") in ("integer", "number") and not is_bounded:
         yield where
     for key, value in node.items():
         yield from unbounded(value, f"{where}/{key}")
