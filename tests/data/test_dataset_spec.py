@@ -17,7 +17,11 @@ NEEDS_ROOT = {
     *("parquet", "webdataset", "series", "forecast"),
 }
 NEEDS_TARGET = {"csv", "parquet"}
-NEEDS_SOURCES = {"concat": {"sources": ["digits"]}, "zip": {"images": "digits", "labels": "digits"}}
+NEEDS_OTHERS = {
+    "audio_folder": {"seconds": 1.0},
+    "concat": {"sources": ["digits"]},
+    "zip": {"images": "digits", "labels": "digits"},
+}
 
 
 def load(name: str) -> dict[str, Any]:
@@ -27,7 +31,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def source(name: str) -> DatasetSpec:
-    required: dict[str, Any] = dict(NEEDS_SOURCES.get(name, {}))
+    required: dict[str, Any] = dict(NEEDS_OTHERS.get(name, {}))
     if name in NEEDS_ROOT:
         required["root"] = "somewhere"
     if name in NEEDS_TARGET:
