@@ -136,7 +136,8 @@ def test_readme_is_short() -> None:
 def _without_results(line: str) -> str:
     """A line without what differs by version, machine and time: losses, times and the folder."""
     line = re.sub(r"outputs/[\d/-]+_", "outputs/", line.strip())
-    line = re.sub(r"about [\d.]+ ms a step, [\d.]+ s in all; ends at about [\d:]+", "about", line)
+    in_all = r"[\d.]+ (?:s|min) in all; ends at about [\d:]+"
+    line = re.sub(rf"about [\d.]+ ms a step, {in_all}", "about", line)
     line = re.sub(r"[\d.]+ ms a step", "ms a step", line)
     return re.sub(r"(loss|accuracy) [\d.e-]+", r"\1", line)
 

@@ -98,7 +98,8 @@ def test_both_columns_are_read_from_a_file(
     is_exported: bool, trained: Path, archive: Path, tmp_path: Path, capsys: Any
 ) -> None:
     """Of a run and of its export, the predictions of the network."""
-    data = np.load(archive)
+    with np.load(archive) as arrays:
+        data = dict(arrays)
     columns = {"image": data["x_test"], "place": data["place_test"].astype(np.float32)}
     np.savez(tmp_path / "new.npz", **columns)
     source = trained
@@ -128,7 +129,8 @@ def test_both_columns_are_read_from_a_file(
 def test_columns_that_do_not_fit_are_named(
     changes: dict[str, Any], message: str, trained: Path, archive: Path, tmp_path: Path
 ) -> None:
-    data = np.load(archive)
+    with np.load(archive) as arrays:
+        data = dict(arrays)
     columns = {"image": data["x_test"], "place": data["place_test"].astype(np.float32)} | changes
     columns = {name: array for name, array in columns.items() if array is not None}
     np.savez(tmp_path / "new.npz", **columns)

@@ -83,7 +83,8 @@ def test_invalid_combined_sources_are_refused(overrides: list[str], message: str
 
 @pytest.mark.slow
 def test_sources_with_other_classes_or_shapes_are_refused(folder: Path) -> None:
-    other: dict[str, Any] = dict(np.load(folder / "b.npz"))
+    with np.load(folder / "b.npz") as arrays:
+        other: dict[str, Any] = dict(arrays)
     other.update(x_train=other["x_train"][:, :2], x_test=other["x_test"][:, :2])
     np.savez(folder / "c.npz", **other)
     first = source(folder, "a")
