@@ -16,11 +16,11 @@ from pipeline.training.step_config import StepConfig
 from tests.core_budget import WATCHED, count_lines, find_closure, list_targets, main
 
 MOST_LINES = {
-    "engine.loop": 3_320,
-    "config.recipe": 8_250,
+    "engine.loop": 3_300,
+    "config.recipe": 8_200,
     "training.state": 1_800,
     "training.step": 7_200,
-    "stages.run": 24_820,
+    "stages.run": 24_800,
     "cli.train": 16_000,
 }
 """Most lines of a module and what it brings along. Lower a number when a change allows it."""

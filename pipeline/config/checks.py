@@ -383,7 +383,7 @@ def check_ops(recipe: Recipe) -> Iterator[str]:
             yield f"dataset.{key}.{error}"
     if len(mapped) < 2:
         return
-    for name in (mapped["train"].keys() & mapped["eval"].keys()) - {"label"}:
+    for name in sorted((mapped["train"].keys() & mapped["eval"].keys()) - {"label"}):
         train, evaluated = mapped["train"][name], mapped["eval"][name]
         if train.shape != evaluated.shape:
             yield describe_unequal_shapes(name, train, evaluated)

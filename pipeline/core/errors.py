@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO, Any, Literal
 
-from pipeline.core.absent_parts import find_absent_part
-
 MAX_PROBLEMS = 50
 """Most problems in a message. More problems usually have one cause."""
 MAX_PROBLEM_LENGTH = 2_000
@@ -134,6 +132,12 @@ def limit_lines(lines: Sequence[str], max_count: int, before_more: str = "") -> 
     num_left = len(lines) - max_count
     ending = [f"{before_more}{num_left:,} more"] if num_left > 0 else []
     return [*lines[:max_count], *ending]
+
+
+def find_absent_part(error: BaseException) -> str | None:
+    """Return the module of this package that an import didn't find; None for another error."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    return name if name is not None and name.startswith("pipeline.") else None
 
 
 def hide_secrets(text: str) -> str:

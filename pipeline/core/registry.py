@@ -13,7 +13,6 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Annotated, Any, TypeVar, cast
@@ -31,11 +30,10 @@ from pydantic._internal._mock_val_ser import set_model_mocks
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from pipeline.core.absent_parts import import_unless_absent, note_broken_part
-from pipeline.core.errors import RecipeError, first_line, printable
+from pipeline.core.errors import RecipeError
 from pipeline.core.files.address import parse_location
-from pipeline.core.plugins.entries import COMPONENTS, get_distribution, list_entries
 from pipeline.core.plugins.loading import FLAG, load_named
+from pipeline.core.plugins.parts import COMPONENTS, import_unless_absent, load_entries
 
 COMPONENT_MODULES = (
     "pipeline.backends.devices",
@@ -176,8 +174,7 @@ def load_all() -> None:
     RecipeError for a plug-in that can't be loaded, or that adds nothing."""
     for name in COMPONENT_MODULES:
         import_unless_absent(name, partial(_import_with_modules, name))
-    for entry in list_entries(COMPONENTS):
-        _load_entry(entry)
+    load_entries(COMPONENTS)
     num_components = _count_components()
     # `load_named` imports a plug-in, yields it, and only then imports the next plug-in.
     for plugin in load_named():
@@ -193,18 +190,6 @@ def _import_with_modules(name: str) -> None:
     module = importlib.import_module(name)
     for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
         import_unless_absent(info.name, partial(importlib.import_module, info.name))
-
-
-def _load_entry(entry: EntryPoint) -> None:
-    """Import the components of another distribution. One that can't be imported is named on stderr,
-    and a recipe that names its components is refused."""
-    try:
-        entry.load()
-    except (Exception, SystemExit) as error:
-        package = get_distribution(entry)
-        reason = printable(f"{type(error).__name__}: {first_line(error)}")
-        note_broken_part(package, f"can't be imported: {reason}")
-        print(f"warning: {package}, without which this goes on: {reason}", file=sys.stderr)
 
 
 def _count_components() -> int:

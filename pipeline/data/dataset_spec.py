@@ -113,10 +113,8 @@ class WrappedOp(MapOp):
 
 
 class Op(MapOp):
-    """Base of the map ops on one column that map each sample independently.
-
-    Ops on images derive from `ImageOp`, whose column is `image` unless the recipe names another.
-    """
+    """Base of the map ops on one column that map each sample independently. Those on images derive
+    from `ImageOp`, whose column is `image` unless the recipe names another."""
 
     column: str
     """The name of the column."""

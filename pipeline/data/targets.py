@@ -33,8 +33,7 @@ class Targets:
     counts: tuple[int, ...] = ()
     """Number of training labels of each class; empty unless the loss depends on them."""
     naive_mae: float | None = None
-    """Mean absolute error of a naive forecast of the evaluation samples, in the units of the data,
-    averaged over the numbers; None: nothing is forecast."""
+    """Mean absolute error of a naive forecast of the evaluation samples, in the data's units."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return task, mean and standard deviation as JSON values."""

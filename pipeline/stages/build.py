@@ -46,7 +46,7 @@ from pipeline.stages.features.feature_context import make_feature_context, requi
 from pipeline.stages.features.step_features import NO_INPUTS, FeatureInputs, make_step_features
 from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.probabilities import warn_of_probabilities
-from pipeline.training.component_specs import MetricSpec, ScheduleSpec
+from pipeline.training.component_specs import ScheduleSpec
 from pipeline.training.features.freezing import get_freezing, select_phase
 from pipeline.training.initial_state import init_state, init_with_output
 from pipeline.training.losses import TrainingObjective
@@ -146,8 +146,7 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         traced, (logits, variables) = _trace_network(step_config, seed)
     if traced is not None:
         warn_of_probabilities(recipe, traced.jaxpr, reporter)
-    metrics = fit_metrics(recipe, dataset, step_config, logits.shape[1:])
-    step_config = replace(step_config, metrics=metrics)
+    step_config = fit_metrics(recipe, dataset, step_config, logits.shape[1:])
     draft = StepDraft(recipe, dataset, step_config, seed, logits.shape[1:], variables)
     check_outputs(draft)
     require_all(LAYER_CHECKS, draft)
@@ -183,12 +182,13 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
 
 def fit_metrics(
     recipe: Recipe, dataset: Dataset, step_config: StepConfig, outputs: tuple[int, ...]
-) -> tuple[MetricSpec, ...]:
-    """Return the metrics for the samples that are evaluated, and for the shape of a sample's
-    outputs."""
+) -> StepConfig:
+    """Return the configuration with the metrics for the samples that are evaluated, and for the
+    shape of a sample's outputs."""
     splits = [dataset.eval, dataset.train] if recipe.eval.on_train else [dataset.eval]
     labels = [split.columns["label"] for split in splits]
-    return tuple(metric.fit_to_samples(labels, outputs) for metric in step_config.metrics)
+    metrics = tuple(metric.fit_to_samples(labels, outputs) for metric in step_config.metrics)
+    return replace(step_config, metrics=metrics)
 
 
 def _add_features(draft: StepDraft, inputs: FeatureInputs, steps_per_epoch: int) -> StepConfig:

@@ -15,6 +15,7 @@ from pipeline.core.files.csv_file import format_csv
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.files.strict_json import format_json
 from pipeline.core.reporter import Reporter
+from pipeline.data.dataset import Dataset
 from pipeline.inspect.dumps.opened_recipe import find_newest_step, load_state, open_run_recipe
 from pipeline.inspect.fuzz.faults import FaultRow, count_right, measure_faults
 from pipeline.inspect.fuzz.fuzz_search import (
@@ -96,9 +97,7 @@ def main(
         if faults:
             files[FAULTS] = format_csv(map(asdict, faults))
         if result.fooling:
-            files[SHEET] = _draw_sheet(
-                result, dataset.eval.columns[find_image_column(dataset)], classes
-            )
+            files[SHEET] = _draw_sheet(result, dataset)
         replace_files(folder, FILES, files)
         reporter.print_stage("done", f"{folder}: {', '.join(files)}")
     return CommandResult({**facts, "folder": str(folder)})
@@ -152,11 +151,9 @@ def _make_row(mutant: FoolingMutant, classes: tuple[str, ...]) -> dict[str, Any]
     }
 
 
-def _draw_sheet(result: FuzzResult, column: Any, classes: tuple[str, ...]) -> bytes:
-    """Return a PNG of samples, each beside its first changed image with a wrong prediction.
-
-    `column` has the images of the evaluation split.
-    """
+def _draw_sheet(result: FuzzResult, dataset: Dataset) -> bytes:
+    """Return a PNG of samples, each beside its first changed image with a wrong prediction."""
+    column = dataset.eval.columns[find_image_column(dataset)]
     first_mutants: dict[int, FoolingMutant] = {}
     for mutant in result.fooling:
         first_mutants.setdefault(mutant.candidate.sample, mutant)
@@ -166,6 +163,6 @@ def _draw_sheet(result: FuzzResult, column: Any, classes: tuple[str, ...]) -> by
     for sample, original in zip(samples, np.asarray(column[np.array(samples)]), strict=True):
         mutant = first_mutants[sample]
         pictures.append(picture(np.concatenate([original, mutant.candidate.image], axis=1)))
-        row = _make_row(mutant, classes)
+        row = _make_row(mutant, dataset.classes)
         captions.append((f"{row['prediction']}, is {row['label']}", row["changes"]))
     return png(sheet(pictures, captions))

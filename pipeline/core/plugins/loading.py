@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pipeline.core.absent_parts import list_absent_parts
 from pipeline.core.errors import RecipeError, first_line
+from pipeline.core.plugins.parts import list_missing_parts
 
 FLAG = "--plugin"
 VARIABLE = "PIPELINE_PLUGINS"
@@ -153,7 +153,7 @@ def find_object(reference: str) -> Any:
 def suggest_missing_flag() -> str:
     """Return the advice for an unknown component."""
     named = ", ".join(plugin.source for plugin in list_loaded_plugins())
-    absent = "".join(f"; {name}: {reason}" for name, reason in list_absent_parts().items())
+    absent = "".join(f"; {name}: {reason}" for name, reason in list_missing_parts().items())
     return f"a custom component needs {FLAG} FILE{f' (named: {named})' if named else ''}{absent}"
 
 

@@ -101,12 +101,8 @@ class InitSpec(InitRules):
     bias: Initializer
 
 
-InputColumns = (
-    Annotated[str, Field(pattern=r"^\w+$")]
-    | Seq[Annotated[str, Field(pattern=r"^\w+$")]]
-    | dict[str, str]
-    | None
-)
+ColumnName = Annotated[str, Field(pattern=r"^\w+$")]
+InputColumns = ColumnName | Seq[ColumnName] | dict[str, str] | None
 
 
 class ModelSpec(Spec):
@@ -116,8 +112,7 @@ class ModelSpec(Spec):
     """Input of the network for a table. features: numbers and one-hot categories; fields: for each
     column, the index of its feature and the feature's value."""
     reads_masks: ClassVar[bool] = False
-    """Whether the network reads the masks of several inputs of tokens, such as `query_mask`,
-    without naming them."""
+    """Whether the network reads masks of tokens, such as `query_mask`, without naming them."""
     two_outputs_are_classes: ClassVar[bool] = False
     """Whether two outputs are always the logits of two classes, never two numbers or labels."""
     name: str

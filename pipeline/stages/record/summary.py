@@ -14,7 +14,7 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.strict_json import format_json
 from pipeline.core.files.value_text import count_noun
-from pipeline.core.plugins.entries import COMPONENTS, list_entries
+from pipeline.core.plugins.parts import COMPONENTS, list_entries
 
 Status = Literal["done", "pruned", "stopped", "failed"]
 FORMER_EPOCHS = "passes"
@@ -122,7 +122,7 @@ def list_versions(backend: Mapping[str, str]) -> dict[str, str]:
     `backend` has the versions of the backend's packages.
     """
     packages = {name: find_version(name) for name in DECISIVE_PACKAGES}
-    dists = (entry.dist for entry in list_entries(COMPONENTS))
+    dists = (entry.dist for _, entry in list_entries(COMPONENTS))
     components = {dist.name: dist.version for dist in dists if dist is not None}
     return {"python": platform.python_version(), **packages, **components, **backend}
 
