@@ -201,3 +201,8 @@ def absolute_loss(outputs: Array, truth: Array) -> Array:
 def flatten(maps: Sequence[Array], features: int) -> Array:
     """Return maps of several levels side by side: (batch, places, features)."""
     return jnp.concatenate([level.reshape(level.shape[0], -1, features) for level in maps], 1)
+
+
+def head(x: Array, classes: int) -> Array:
+    """Return logits of maps: means of the channels and a product."""
+    return dense(x.mean((1, 2)), classes)

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from pipeline.backends.ascend.published.networks import classifiers, detectors, pixels, sequences
+from pipeline.backends.ascend.published.networks import (
+    classifiers,
+    detectors,
+    identity_networks,
+    patch_networks,
+    pixels,
+    sequences,
+)
 from pipeline.backends.ascend.published.networks.parts import (
     Body,
     absolute_loss,
@@ -54,7 +61,7 @@ def _segments(body: Body, sample: Sample, parameters: float, *, sides: int = 1) 
 def _twins(local: bool) -> Body:
     depths = (2, 2, 10, 4) if local else (3, 4, 6, 3)
     widths = (64, 128, 256, 512) if local else (64, 128, 320, 512)
-    return partial(classifiers.twins, local=local, depths=depths, widths=widths)
+    return partial(patch_networks.twins, local=local, depths=depths, widths=widths)
 
 
 WORKLOADS: Mapping[str, Workload] = {
@@ -65,27 +72,27 @@ WORKLOADS: Mapping[str, Workload] = {
     "glore_resnet50": Workload(classifiers.glore_resnet50, parameters=30.5),
     "residual_attention_net": Workload(classifiers.residual_attention_net, parameters=51.3),
     "convmixer": Workload(classifiers.convmixer, optimizer="adamw", parameters=51.63),
-    "beit": Workload(classifiers.beit, optimizer="adamw", parameters=86.53),
-    "dino": _maps(classifiers.dino, loss=square_loss, optimizer="adamw"),
+    "beit": Workload(patch_networks.beit, optimizer="adamw", parameters=86.53),
+    "dino": _maps(patch_networks.dino, loss=square_loss, optimizer="adamw"),
     "ghostnet": Workload(classifiers.ghostnet, parameters=5.18),
     "hrnet_w18": Workload(classifiers.hrnet_w18, parameters=21.30),
     "inception_resnet_v2": Workload(classifiers.inception_resnet_v2, parameters=55.84),
     "facenet": Workload(classifiers.facenet, optimizer="adam", parameters=27.91, classes=8631),
-    "arc_resnet100": Workload(classifiers.arc_resnet100, parameters=65.16, classes=0),
+    "arc_resnet100": Workload(identity_networks.arc_resnet100, parameters=65.16, classes=0),
     "tresnet_m": Workload(classifiers.tresnet_m, parameters=31.39),
     "bit_resnet50": Workload(classifiers.bit_resnet50, parameters=25.55),
     "ibn_resnet50": Workload(classifiers.ibn_resnet50, parameters=25.56),
-    "osnet": Workload(classifiers.osnet, (256, 128, 3), parameters=2.19, classes=0),
-    "pcb": Workload(classifiers.pcb, (384, 128, 3), (6,)),
-    "spatial_mlp": Workload(classifiers.spatial_mlp, optimizer="adamw", parameters=24.1),
+    "osnet": Workload(identity_networks.osnet, (256, 128, 3), parameters=2.19, classes=0),
+    "pcb": Workload(identity_networks.pcb, (384, 128, 3), (6,)),
+    "spatial_mlp": Workload(patch_networks.spatial_mlp, optimizer="adamw", parameters=24.1),
     "twins_pcpvt_s": Workload(_twins(False), optimizer="adamw", parameters=24.11),
     "twins_altgvt_s": Workload(_twins(True), optimizer="adamw", parameters=24.06),
-    "convit_tiny": Workload(classifiers.convit_tiny, optimizer="adamw", parameters=5.71),
+    "convit_tiny": Workload(patch_networks.convit_tiny, optimizer="adamw", parameters=5.71),
     "mnasnet": Workload(classifiers.inverted(classifiers.MNASNET, 32, 16, 1280), parameters=4.38),
     "spnasnet": Workload(classifiers.inverted(classifiers.SPNASNET, 32, 16, 1280), parameters=4.42),
     "efficientnet_v2_s": Workload(classifiers.efficientnet_v2_s, parameters=21.46),
-    "van_b2": Workload(classifiers.van_b2, optimizer="adamw", parameters=26.6),
-    "light_cnn9": Workload(classifiers.light_cnn9, (128, 128, 1), parameters=5.56, classes=0),
+    "van_b2": Workload(patch_networks.van_b2, optimizer="adamw", parameters=26.6),
+    "light_cnn9": Workload(identity_networks.light_cnn9, (128, 128, 1), parameters=5.56, classes=0),
     "shufflenet_v2_plus": Workload(classifiers.shufflenet_v2_plus, parameters=5.1),
     "dncnn": _maps(pixels.dncnn, (40, 40, 1), loss=square_loss, optimizer="adam", parameters=0.56),
     "brdnet": _maps(pixels.brdnet, (50, 50, 3), loss=square_loss, optimizer="adam", parameters=1.1),

@@ -1,0 +1,220 @@
+"""Classifiers of patches whose steps were published, such as transformers: images -> logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+
+from pipeline.backends.ascend.published.networks.parts import (
+    attend,
+    conv,
+    dense,
+    depthwise,
+    feed_forward,
+    gelu,
+    head,
+    layer_norm,
+    norm,
+    resize,
+    self_attention,
+    transformer_block,
+)
+
+
+def beit(x: Array, classes: int) -> Array:
+    """BEiT-B/16: ViT with biases by distance and scaled branches (Bao et al. 2021)."""
+    tokens = patches(x, 16, 768)
+    places = tokens.shape[1]
+    for _ in range(12):
+        table = _make_parameter(732, 12)
+        bias = table[jnp.zeros((places * places,), jnp.int32) + jnp.arange(places**2) % 732]
+        bias = bias.reshape(places, places, 12).transpose(2, 0, 1)
+        scales = [_make_parameter(768) for _ in range(2)]
+        tokens = tokens + scales[0] * self_attention(layer_norm(tokens), 12, bias)
+        tokens = tokens + scales[1] * feed_forward(layer_norm(tokens), 3072)
+    return dense(layer_norm(tokens[:, 1:].mean(1)), classes)
+
+
+class _Parameter(nn.Module):
+    shape: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self) -> Array:
+        value: Array = self.param("value", nn.initializers.normal(0.02), self.shape)
+        return value
+
+
+def _make_parameter(*shape: int) -> Array:
+    return _Parameter(shape)()
+
+
+def patches(x: Array, size: int, features: int, *, class_token: bool = True) -> Array:
+    """Return tokens of patches, after a learned token."""
+    x = conv(x, features, size, size, use_bias=True)
+    tokens = x.reshape(x.shape[0], -1, features)
+    if class_token:
+        first = jnp.broadcast_to(_make_parameter(1, 1, features), (x.shape[0], 1, features))
+        tokens = jnp.concatenate([first, tokens], 1)
+    return tokens
+
+
+def vit(x: Array, classes: int, features: int, heads: int, size: int = 16) -> Array:
+    """ViT (Dosovitskiy et al. 2021)."""
+    tokens = patches(x, size, features)
+    tokens = tokens + _make_parameter(1, *tokens.shape[1:])
+    for _ in range(12):
+        tokens = transformer_block(tokens, heads)
+    return dense(layer_norm(tokens)[:, 0], classes)
+
+
+def dino(x: Array, classes: int) -> Array:
+    """Pretraining of ViT-S/16 by DINO (Caron et al. 2021): a loss for each image.
+
+    The student sees two crops of 224 and eight of 96 pixels, the teacher the large ones. Their
+    heads have 65,536 outputs, which the loss compares for each pair of crops.
+    """
+    student, teacher = _DinoNetwork(), _DinoNetwork()
+    small = jnp.tile(x[:, :96, :96], (8, 1, 1, 1))
+    large = jnp.concatenate([x, x], 0)
+    guesses = student(large).reshape(2, x.shape[0], -1), student(small).reshape(8, x.shape[0], -1)
+    logs = jax.nn.log_softmax(jnp.concatenate(guesses) / 0.1)
+    truth = jax.lax.stop_gradient(jax.nn.softmax(teacher(large) / 0.04)).reshape(2, x.shape[0], -1)
+    losses = [-(truth[i] * logs[j]).sum(-1) for i in range(2) for j in range(10) if i != j]
+    return jnp.stack(losses).mean(0)[:, None]
+
+
+class _DinoNetwork(nn.Module):
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        tokens = nn.Conv(384, (16, 16), (16, 16))(x).reshape(x.shape[0], -1, 384)
+        first = self.param("first", nn.initializers.normal(0.02), (1, 1, 384))
+        places = self.param("places", nn.initializers.normal(0.02), (1, 197, 384))
+        tokens = jnp.concatenate([jnp.broadcast_to(first, (x.shape[0], 1, 384)), tokens], 1)
+        if tokens.shape[1] < 197:
+            grid = resize(places[:, 1:].reshape(1, 14, 14, 384), 6, 6, method="bicubic")
+            places = jnp.concatenate([places[:, :1], grid.reshape(1, 36, 384)], 1)
+        tokens = tokens + places
+        for _ in range(12):
+            tokens = transformer_block(tokens, 6)
+        y = layer_norm(tokens)[:, 0]
+        y = dense(gelu(dense(gelu(dense(y, 2048)), 2048)), 256)
+        y = y / jnp.sqrt((y**2).sum(-1, keepdims=True) + 1e-6)
+        return dense(y, 65_536, bias=False)
+
+
+def spatial_mlp(x: Array, classes: int) -> Array:
+    """sMLPNet-T (Tang et al. 2022): products along rows, columns and channels."""
+    x = layer_norm(conv(x, 80, 4, 4, use_bias=True))
+    for stage, blocks in enumerate((2, 8, 14, 2)):
+        features = 80 * 2**stage
+        x = conv(x, features, 2, 2, use_bias=True) if stage else x
+        for _ in range(blocks):
+            y = nn.relu(norm(depthwise(norm(x))))
+            along = dense(y.swapaxes(2, 3), y.shape[2]).swapaxes(2, 3)
+            across = dense(y.swapaxes(1, 3), y.shape[1]).swapaxes(1, 3)
+            x = x + dense(jnp.concatenate([y, along, across], -1), features)
+            x = x + feed_forward(norm(x), 3 * features)
+    return head(norm(x), classes)
+
+
+def pvt_attention(x: Array, heads: int, ratio: int) -> Array:
+    """Return attention of tokens on a grid to means of `ratio` x `ratio` tokens (Wang 2021)."""
+    batch, height, width, features = x.shape
+    tokens = x.reshape(batch, -1, features)
+    memory = tokens
+    if ratio > 1:
+        reduced = conv(x, features, ratio, ratio, use_bias=True).reshape(batch, -1, features)
+        memory = layer_norm(reduced)
+    return _cross_attention(tokens, memory, heads).reshape(batch, height, width, features)
+
+
+def _cross_attention(tokens: Array, memory: Array, heads: int) -> Array:
+    features = tokens.shape[-1]
+    pair = dense(memory, 2 * features)
+    y = attend(dense(tokens, features), pair[..., :features], pair[..., features:], heads)
+    return dense(y, features)
+
+
+def windowed_attention(x: Array, heads: int, window: int = 7) -> Array:
+    """Return attention in windows of tokens on a grid."""
+    batch, height, width, features = x.shape
+    rows, columns = height // window, width // window
+    shape = (batch, rows, window, columns, window, features)
+    tokens = x.reshape(shape).swapaxes(2, 3).reshape(-1, window * window, features)
+    tokens = self_attention(tokens, heads)
+    shape = (batch, rows, columns, window, window, features)
+    return tokens.reshape(shape).swapaxes(2, 3).reshape(batch, height, width, features)
+
+
+def twins(
+    x: Array, classes: int, *, local: bool, depths: Sequence[int], widths: Sequence[int]
+) -> Array:
+    """Twins (Chu et al. 2021): PCPVT, or ALTGVT with every other block `local` in windows."""
+    heads = [width // 32 for width in widths] if local else (1, 2, 5, 8)
+    for stage, (depth, width) in enumerate(zip(depths, widths, strict=True)):
+        size = 2 if stage else 4
+        x = layer_norm(conv(x, width, size, size, use_bias=True))
+        for block in range(depth):
+            y = layer_norm(x)
+            ratio = (8, 4, 2, 1)[stage]
+            in_windows = local and block % 2 == 0
+            attended = (
+                windowed_attention(y, heads[stage])
+                if in_windows
+                else pvt_attention(y, heads[stage], ratio)
+            )
+            x = x + attended
+            hidden = width * (4 if local or stage > 1 else 8)
+            x = x + feed_forward(layer_norm(x), hidden)
+            if not block:
+                x = x + depthwise(x, 3, use_bias=True)
+    return head(layer_norm(x), classes)
+
+
+def convit_tiny(x: Array, classes: int) -> Array:
+    """ConViT-Ti (d'Ascoli et al. 2021): ten blocks mix attention with a gated prior of places."""
+    tokens = patches(x, 16, 192, class_token=False)
+    tokens = tokens + _make_parameter(1, *tokens.shape[1:])
+    places = tokens.shape[1]
+    distances = jnp.zeros((1, places, places, 3))
+    first = jnp.broadcast_to(_make_parameter(1, 1, 192), (x.shape[0], 1, 192))
+    for block in range(12):
+        if block == 10:
+            tokens = jnp.concatenate([first, tokens], 1)
+        if block >= 10:
+            tokens = transformer_block(tokens, 4)
+            continue
+        y = layer_norm(tokens)
+        prior = jax.nn.softmax(dense(distances, 4).transpose(0, 3, 1, 2))
+        query, key, value = (
+            dense(y, 192, bias=False).reshape(*y.shape[:2], 4, 48).swapaxes(1, 2) for _ in range(3)
+        )
+        scores = jax.nn.softmax(query * 48**-0.5 @ key.swapaxes(-1, -2))
+        gate = nn.sigmoid(_make_parameter(4)).reshape(1, 4, 1, 1)
+        mixed = (1 - gate) * scores + gate * prior
+        mixed = mixed / mixed.sum(-1, keepdims=True)
+        attended = (mixed @ value).swapaxes(1, 2).reshape(y.shape)
+        tokens = tokens + dense(attended, 192)
+        tokens = tokens + feed_forward(layer_norm(tokens), 768)
+    return dense(layer_norm(tokens)[:, 0], classes)
+
+
+def van_b2(x: Array, classes: int) -> Array:
+    """VAN-B2 (Guo et al. 2022): large kernels as three convolutions, whose result gates."""
+    for stage, (width, depth) in enumerate(zip((64, 128, 320, 512), (3, 3, 12, 3), strict=True)):
+        kernel, stride = (3, 2) if stage else (7, 4)
+        x = norm(conv(x, width, kernel, stride, use_bias=True))
+        for _ in range(depth):
+            y = gelu(conv(norm(x), width, 1, use_bias=True))
+            z = depthwise(depthwise(y, 5, use_bias=True), 7, kernel_dilation=3, use_bias=True)
+            y = conv(y * conv(z, width, 1, use_bias=True), width, 1, use_bias=True)
+            x = x + _make_parameter(width) * y
+            hidden = conv(norm(x), width * (8 if stage < 2 else 4), 1, use_bias=True)
+            hidden = gelu(depthwise(hidden, use_bias=True))
+            x = x + _make_parameter(width) * conv(hidden, width, 1, use_bias=True)
+        x = layer_norm(x)
+    return head(x, classes)
