@@ -381,12 +381,10 @@ def check_ops(recipe: Recipe) -> Iterator[str]:
             mapped[key] = compute_column_specs(ops, facts.specs())
         except ValueError as error:
             yield f"dataset.{key}.{error}"
-    if len(mapped) < 2:
-        return
-    for name in sorted((mapped["train"].keys() & mapped["eval"].keys()) - {"label"}):
-        train, evaluated = mapped["train"][name], mapped["eval"][name]
-        if train.shape != evaluated.shape:
-            yield describe_unequal_shapes(name, train, evaluated)
+    train, evaluated = mapped.get("train", {}), mapped.get("eval", {})
+    for name in sorted(train.keys() & evaluated.keys() - {"label"}):
+        if train[name].shape != evaluated[name].shape:
+            yield describe_unequal_shapes(name, train[name], evaluated[name])
 
 
 @rule

@@ -38,6 +38,8 @@ MAX_CONFUSED = 1000
 """Reports with at most this many classes have a confusion matrix."""
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Rows of one batch: sample numbers (n,), outputs float32 (n, ..., K), labels (n, ...)."""
+RECALLS = (1, 5, 10, 50)
+"""Numbers of nearest samples that may have the partner."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,10 @@ class MatchPredictions:
     """Rank of each pair's partner, from 1."""
     nearest: np.ndarray
     """The pair whose second text is nearest to the first text of each pair."""
+
+    def compute_recalls(self) -> dict[int, float]:
+        """Return the share of pairs whose partner is among the k nearest, by k of `RECALLS`."""
+        return {k: float((self.ranks <= k).mean()) for k in RECALLS}
 
 
 Predictions = (

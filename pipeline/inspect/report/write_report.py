@@ -92,8 +92,6 @@ KIND = "report"
 """Kind of the page, which marks it as a report."""
 MAX_MATRIX_CLASSES = 30
 """The page has confusion matrices of at most this many classes."""
-RECALLS = (1, 5, 10, 50)
-"""Numbers of nearest samples that may have the partner."""
 MAX_SCATTER_CHARTS = 4
 """At most this many numbers have a chart."""
 ORDERS: Mapping[type, str] = {
@@ -262,8 +260,9 @@ def _format_figures(predictions: Predictions, dataset: Dataset) -> dict[str, str
             figures = {key: f"{value.mean():.5g}" for key, value in values.items()}
             return {**figures, **naive, **samples}
         case MatchPredictions():
-            recalls = {f"recall at {k}": f"{(predictions.ranks <= k).mean():.4f}" for k in RECALLS}
-            return {**recalls, "median rank": f"{np.median(predictions.ranks):g}", **samples}
+            recalls = predictions.compute_recalls()
+            texts = {f"recall at {k}": f"{recall:.4f}" for k, recall in recalls.items()}
+            return {**texts, "median rank": f"{np.median(predictions.ranks):g}", **samples}
         case LabelPredictions():
             exact = (predictions.true == predictions.predicted).all(axis=1).mean()
             counts = predictions.counts
@@ -416,7 +415,7 @@ def _make_task_sections(predictions: Predictions, names: Sequence[str]) -> list[
         case ClassPredictions() | PositionPredictions():
             return _make_class_sections(predictions.counts, names)
         case MatchPredictions():
-            rows = [{"k": k, "recall": float((predictions.ranks <= k).mean())} for k in RECALLS]
+            rows = [{"k": k, "recall": r} for k, r in predictions.compute_recalls().items()]
             caption = "The share of pairs whose partner is among the k nearest of all samples."
             return [Section("Recall", caption, [RowTable(rows)])]
         case LabelPredictions():
