@@ -79,6 +79,7 @@ LAZY_MODULES = {
     "pipeline.cli.worker",
     "pipeline.cli.train",
     "pipeline.core.host.launchers",
+    "pipeline.core.plugins.loading",
     "pipeline.data.copies.download",
     "pipeline.data.tables.fit_table",
     "pipeline.study.sweep.history",

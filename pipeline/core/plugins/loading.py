@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.core.errors import RecipeError, first_line
-from pipeline.core.plugins.parts import list_missing_parts
 
 FLAG = "--plugin"
 VARIABLE = "PIPELINE_PLUGINS"
@@ -152,6 +151,8 @@ def find_object(reference: str) -> Any:
 
 def suggest_missing_flag() -> str:
     """Return the advice for an unknown component."""
+    from pipeline.core.plugins.parts import list_missing_parts  # `--help` doesn't need it
+
     named = ", ".join(plugin.source for plugin in list_loaded_plugins())
     absent = "".join(f"; {name}: {reason}" for name, reason in list_missing_parts().items())
     return f"a custom component needs {FLAG} FILE{f' (named: {named})' if named else ''}{absent}"

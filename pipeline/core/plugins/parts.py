@@ -1,5 +1,4 @@
-"""Parts that add components and commands: modules of this package, some of which an installation
-may lack, and entry points of other distributions."""
+"""Parts that add components: modules, which may be absent, and others' entry points."""
 
 from __future__ import annotations
 
