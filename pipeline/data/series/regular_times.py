@@ -103,7 +103,7 @@ def _count_months(days: np.ndarray) -> np.ndarray | None:
         return None
     dates = days.astype(np.int64).astype("datetime64[D]")
     months = dates.astype("datetime64[M]")
-    is_last = (dates + 1).astype("datetime64[M]") != months
+    is_last = (dates + np.timedelta64(1, "D")).astype("datetime64[M]") != months
     numbers = dates - months.astype("datetime64[D]")
     if not is_last.all() and len(np.unique(numbers)) > 1:
         return None
