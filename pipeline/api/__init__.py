@@ -15,11 +15,10 @@ from pipeline.config.recipe import RunFeatureSpec
 from pipeline.core.host.launchers import get_group_size, get_rank
 from pipeline.core.registry import ComponentOf, FilePath, Seq, Spec, component, make_component
 from pipeline.data.columns import ColumnSpec, RawData, Split
-from pipeline.data.dataset_spec import BatchOp, DatasetSpec, MapOp, Op
+from pipeline.data.dataset_spec import BatchOp, DatasetSpec, MapOp, Op, Selection
 from pipeline.data.host_ops import HostOp
 from pipeline.data.image_facts import ImageFacts
 from pipeline.data.ops.image import ImageOp
-from pipeline.data.selections import Selection
 from pipeline.data.targets import Targets
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.metric_callbacks import CallbackSpec

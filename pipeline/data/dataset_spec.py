@@ -18,13 +18,14 @@ from pydantic import (
 
 from pipeline.core.files.address import Address
 from pipeline.core.registry import ComponentOf, FilePath, Location, Seq, Spec
-from pipeline.data.columns import ColumnSpec, RawData
+from pipeline.data.columns import ColumnSpec, RawData, Split
 from pipeline.data.folds import FoldsSpec
 from pipeline.data.host_ops import HostOp
-from pipeline.data.selections import Selection
 from pipeline.data.targets import Targets
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pipeline.data.image_facts import ImageFacts
 
 
@@ -153,6 +154,18 @@ class BatchOp(MapOp):
     @property
     def columns(self) -> tuple[str, ...]:
         return self.column, self.label
+
+
+class Selection(Spec):
+    """Base of the rules that select the samples of a split."""
+
+    name: str
+
+    @abstractmethod
+    def select(self, split: Split, raw: RawData) -> np.ndarray:
+        """Return the rows of the selected samples, int (n,), in their new order. `raw` has both
+        splits; its evaluation split may not be selected from yet. Raises ValueError for settings
+        that don't fit the data, DataError for a sample that can't be read."""
 
 
 Ops = Seq[Annotated[MapOp, ComponentOf("op")]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.value_text import show
-from pipeline.core.registry import Seq, Spec, component
+from pipeline.core.registry import Seq, component
 from pipeline.data.columns import (
     DECODING_THREADS,
     Column,
@@ -30,6 +29,7 @@ from pipeline.data.columns import (
     SplitKey,
     resolve_indices,
 )
+from pipeline.data.dataset_spec import Selection
 from pipeline.data.padding.buckets import RaggedColumn
 from pipeline.data.row_views import select_samples
 
@@ -37,18 +37,6 @@ CHUNK_SAMPLES = 256
 """Number of samples that `hash_samples` reads at once."""
 MOST_LIST_BYTES = 1 << 30
 """Size limit of a file of samples to leave out."""
-
-
-class Selection(Spec):
-    """Base of the rules that select the samples of a split."""
-
-    name: str
-
-    @abstractmethod
-    def select(self, split: Split, raw: RawData) -> np.ndarray:
-        """Return the rows of the selected samples, int (n,), in their new order. `raw` has both
-        splits; its evaluation split may not be selected from yet. Raises ValueError for settings
-        that don't fit the data, DataError for a sample that can't be read."""
 
 
 def apply_selections(selections: Sequence[Selection], raw: RawData, key: SplitKey) -> RawData:

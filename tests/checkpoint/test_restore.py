@@ -23,8 +23,8 @@ from pipeline.checkpoint.restore import (
 )
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
+from pipeline.stages.record.recorded_recipe import hash_recipe
 from pipeline.stages.record.saved_recipe import (
-    hash_recipe,
     list_changes,
     list_changes_of_meaning,
     restore_state,

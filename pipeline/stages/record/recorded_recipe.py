@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from pipeline.config.run_length import LENGTH_UNITS
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import sync_ancestors, write_whole
 from pipeline.core.files.safe_yaml import read_yaml
-from pipeline.core.files.tree_diff import Difference, TreePath, list_differences
+from pipeline.core.files.tree_diff import Difference, TreePath, iterate_leaves, list_differences
 from pipeline.stages.record.run_directory import RECIPE
 
 LENGTH = tuple(("train", key) for key in (*LENGTH_UNITS, "end_step"))
@@ -37,6 +39,16 @@ EQUAL_MODES = ("data", "fsdp")
 def forbids_change(path: TreePath, free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE) -> bool:
     """Return whether a resumed run can't change a key: no prefix of its path is in `free`."""
     return not any(path[: len(prefix)] == prefix for prefix in free)
+
+
+def hash_recipe(recipe: Mapping[str, Any]) -> str:
+    """Return a SHA-256 of the keys of a resolved recipe that a resumed run can't change."""
+    leaves = {}
+    for path, leaf in iterate_leaves(recipe):
+        if forbids_change(path):
+            has_equal_mode = path == MODE and leaf in EQUAL_MODES
+            leaves[json.dumps(path)] = EQUAL_MODES[0] if has_equal_mode else leaf
+    return hashlib.sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()
 
 
 def write_recipe(run_dir: Path, recipe: Recipe) -> None:

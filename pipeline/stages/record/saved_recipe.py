@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,19 +17,9 @@ from pipeline.checkpoint.restore import (
 )
 from pipeline.config.defaults import normalise_recipe
 from pipeline.core.errors import DataError, RecipeError
-from pipeline.core.files.tree_diff import Difference, iterate_leaves
-from pipeline.stages.record.recorded_recipe import EQUAL_MODES, MODE, find_changes, forbids_change
+from pipeline.core.files.tree_diff import Difference
+from pipeline.stages.record.recorded_recipe import find_changes, hash_recipe
 from pipeline.training.state import TrainState
-
-
-def hash_recipe(recipe: Mapping[str, Any]) -> str:
-    """Return a SHA-256 of the keys of a resolved recipe that a resumed run can't change."""
-    leaves = {}
-    for path, leaf in iterate_leaves(recipe):
-        if forbids_change(path):
-            has_equal_mode = path == MODE and leaf in EQUAL_MODES
-            leaves[json.dumps(path)] = EQUAL_MODES[0] if has_equal_mode else leaf
-    return hashlib.sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()
 
 
 def list_changes(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:

@@ -253,7 +253,7 @@ def _open_checkpoints(
     # Imported here, since a run without the stage doesn't need it.
     from pipeline.checkpoint.checkpointer import Checkpoints, NoCheckpoints
     from pipeline.checkpoint.retention import Retention
-    from pipeline.stages.record.saved_recipe import hash_recipe
+    from pipeline.stages.record.recorded_recipe import hash_recipe
 
     if not context.ranks.is_first:
         return NoCheckpoints()
