@@ -22,7 +22,7 @@ from pipeline.checkpoint.array_database import read_database, require_memory
 from pipeline.checkpoint.checkpoint_folder import LOST
 from pipeline.checkpoint.manifest import DESCRIPTION, DamagedError, make_read_error, read_json
 from pipeline.core.errors import RunError
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp

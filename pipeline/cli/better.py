@@ -20,7 +20,7 @@ from pipeline.config.overrides import (
     value_of,
 )
 from pipeline.core.errors import UsageError, printable
-from pipeline.core.files.error_text import explain_unknown_name
+from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.study.runs.ranking import directions
 from pipeline.study.sweep.comparable_sides import describe_contrast, require_comparable
 from pipeline.study.sweep.verdict import PairedVerdict, read_pairs, read_verdict

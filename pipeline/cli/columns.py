@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import DataError, UsageError, printable
-from pipeline.core.files.error_text import describe_problems, show_name
+from pipeline.core.files.error_text import describe_problems
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import align_columns
 from pipeline.core.reporter import Reporter, make_console
 from pipeline.data.columns import ColumnSpec, SplitKey

@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.cli.commands.command import PROGRAM, CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import RunError, UsageError, printable
-from pipeline.core.files.error_text import explain_unknown_name
+from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.study.runs.ranking import directions
 from pipeline.study.sweep.history import make_sampler, read_trials, suggest_values
 from pipeline.study.sweep.space import read_space, to_overrides, vary_one_at_a_time

@@ -13,7 +13,7 @@ from pipeline.config.recipe import STAGES, Recipe, list_deciding_metrics
 from pipeline.config.robustness_checks import check_robustness
 from pipeline.config.run_length import check_deadline, check_one_length, count_total_steps
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.error_text import explain_unknown_name
+from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import Spec
 from pipeline.data.columns import ColumnSpec

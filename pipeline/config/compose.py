@@ -23,7 +23,8 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
 from pipeline.config.unfit_components import find_unfit_components
 from pipeline.core.errors import RecipeError, first_line
-from pipeline.core.files.error_text import describe_problems, explain_unknown_name
+from pipeline.core.files.error_text import describe_problems
+from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.tree_diff import TreePath, find_value, format_key
 from pipeline.core.files.value_text import show

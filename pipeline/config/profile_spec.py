@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt
 
 from pipeline.config.overrides import quote_value
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.error_text import explain_unknown_name
+from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import FilePath, Spec
 

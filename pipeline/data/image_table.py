@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from pipeline.core.files.bounded_read import read_bytes
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.data.targets import Targets, Task, make_number_targets
 
 MAX_TABLE_BYTES = 512 * 2**20

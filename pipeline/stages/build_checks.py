@@ -17,7 +17,7 @@ from flax.errors import FlaxError
 
 from pipeline.config.recipe import Recipe, list_deciding_metrics
 from pipeline.core.errors import RecipeError, first_line
-from pipeline.core.files.error_text import show
+from pipeline.core.files.value_text import show
 from pipeline.core.host.array_values import find_shapes
 from pipeline.data.batch import shape_batch
 from pipeline.data.dataset import Dataset

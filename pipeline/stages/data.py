@@ -14,7 +14,7 @@ from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import count_total_steps
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import count_noun, join_first
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import Field, PositiveFloat
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.registry import Expected, Seq, component
 from pipeline.data.targets import Targets, Task
 from pipeline.training.component_specs import LossSpec, Reduction

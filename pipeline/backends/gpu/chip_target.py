@@ -8,7 +8,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, PositiveFloat, ValidationError
 
 from pipeline.core.errors import first_line
-from pipeline.core.files.error_text import describe_problems, explain_unknown_name
+from pipeline.core.files.error_text import describe_problems
+from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import join_first
 from pipeline.core.registry import Spec

@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.backends.loading.loader_stats import PrepareTime, SlowSample
 from pipeline.backends.loading.window import Window, put_inputs
 from pipeline.core.errors import DataError, PipelineError
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.npy import make_aligned_zeros
 from pipeline.data.columns import DECODING_THREADS, BatchedColumn, Column, LazyColumn, Split
 from pipeline.data.host_ops import HostMappedColumn

@@ -288,7 +288,7 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the first argument names. Raises UsageError for another word."""
         if args[0] not in self.commands and not ctx.resilient_parsing:
-            from pipeline.core.files.error_text import explain_unknown_name, show_name
+            from pipeline.core.files.name_text import explain_unknown_name, show_name
 
             reason = explain_unknown_name("command", args[0], self.commands)
             raise UsageError([str(self.name), show_name(args[0])], reason)
@@ -337,7 +337,7 @@ def _explain_error(error: click.UsageError, args: Sequence[str]) -> tuple[Sequen
 
 
 def _describe_unknown_option(name: str, names: Sequence[str]) -> str:
-    from pipeline.core.files.error_text import explain_unknown_name
+    from pipeline.core.files.name_text import explain_unknown_name
 
     long_names = [option for option in names if option.startswith("--")]
     return explain_unknown_name("option", name, long_names)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pipeline.config.defaults import find_options, read_config_defaults
 from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
-from pipeline.core.files.error_text import SYNONYMS
+from pipeline.core.files.name_text import SYNONYMS
 from pipeline.core.files.tree_diff import find_value
 from pipeline.core.registry import MAX_FLOAT, MAX_INT, Spec, load_all
 

@@ -18,7 +18,7 @@ MAX_COUNT = 999_999_999
 
 def _refuse(param: click.Parameter | None, value: Any, rule: str) -> NoReturn:
     """Raise UsageError with the option, the value, and the rule that it breaks."""
-    from pipeline.core.files.error_text import show_name
+    from pipeline.core.files.name_text import show_name
 
     option = param.opts[0] if isinstance(param, click.Option) else ""
     raise UsageError([f"{option} {show_name(str(value))}".strip()], rule)
@@ -66,7 +66,7 @@ class OneOf(click.Choice[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the word. Raises UsageError if it isn't one of the choices."""
         if value not in self.choices:
-            from pipeline.core.files.error_text import find_nearest
+            from pipeline.core.files.name_text import find_nearest
 
             guess = find_nearest(str(value), self.choices)
             question = f"; did you mean {guess}?" if guess else ""

@@ -118,7 +118,7 @@ def run_command(args: Sequence[str], started_at: float, *, alone: bool) -> int:
 
 def _refuse_word(name: str) -> NoReturn:
     """Raise UsageError if the first argument isn't a command, such as a recipe's name."""
-    from pipeline.core.files.error_text import explain_unknown_name, show_name
+    from pipeline.core.files.name_text import explain_unknown_name, show_name
 
     if name in find_recipes(Path.cwd()) or name.endswith(".yaml"):
         raise UsageError(

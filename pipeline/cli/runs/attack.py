@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import UsageError
-from pipeline.core.files.error_text import explain_unknown_name
+from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.core.files.real_files import require_real
 from pipeline.core.files.strict_json import write_json
 from pipeline.core.reporter import Reporter

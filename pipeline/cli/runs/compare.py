@@ -13,7 +13,7 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.config.dump_spec import What
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
-from pipeline.core.files.error_text import find_nearest
+from pipeline.core.files.name_text import find_nearest
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.compare.cause_hints import format_layers, list_hints
 from pipeline.inspect.compare.comparison_page import write_page

@@ -22,7 +22,7 @@ from scipy.special import softmax
 
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.csv_file import write_csv
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import count_noun
 from pipeline.core.reporter import WARNING
 from pipeline.data.targets import Targets, Task

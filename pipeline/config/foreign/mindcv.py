@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.config.files import find_groups
 from pipeline.config.foreign.adopt import KeyRow, Settings, read_setting, read_table
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.error_text import explain_unknown_name
+from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
 

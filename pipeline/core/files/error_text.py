@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.core.errors import MAX_PROBLEMS, DataError, limit_problems, printable, shorten
+from pipeline.core.errors import MAX_PROBLEMS, DataError, limit_problems
+from pipeline.core.files.name_text import SYNONYMS, explain_unknown_name, find_nearest, show_name
 from pipeline.core.files.tree_diff import TreePath, find_value, format_key
 from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import suggest_missing_flag
 from pipeline.core.registry import MAX_FLOAT, MAX_INT, find_components, find_kind
-
-MAX_NAME_LENGTH = 255
-"""Longest name, in characters, for which a similar valid name is searched."""
-
-SYNONYMS: Mapping[str, str] = {
-    **dict.fromkeys(("learning_rate", "init_lr", "base_lr"), "lr"),
-    **dict.fromkeys(("num_epochs", "max_epochs", "n_epochs", "num_train_epochs"), "epochs"),
-    **dict.fromkeys(("num_steps", "max_steps", "total_steps", "max_iters"), "steps"),
-    **dict.fromkeys(("bs", "train_batch_size", "per_device_train_batch_size"), "batch_size"),
-    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "accumulate_steps"),
-    **dict.fromkeys(("random_seed", "random_state"), "seed"),
-    **dict.fromkeys(("cuda", "nvidia"), "gpu"),
-}
-"""Names of keys and components by their names in other frameworks."""
 
 FORMER_NAMES: Mapping[str, str] = {
     "passes": "epochs",
@@ -98,31 +84,6 @@ def describe_problems(
         key_problem = {"extra_forbidden": "there is no such key", "missing": "missing"}.get(kind)
         lines.append(f"{show_name(format_key(path))}: {key_problem or _describe_rule(details)}")
     return lines
-
-
-def explain_unknown_name(noun: str, name: str, choices: Iterable[str]) -> str:
-    """Return, for example, `there is no such model; did you mean mlp? Choose from lenet5, mlp`."""
-    names = sorted(filter(None, choices))
-    guess = find_nearest(name, names)
-    question = f"; did you mean {show_name(guess)}?" if guess else "."
-    listed = f" Choose from {', '.join(map(show_name, names))}" if names else " There are none"
-    return f"there is no such {noun}{question}{listed}"
-
-
-def find_nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that is a synonym of `name` or is spelled like it; None without one."""
-    choices = set(choices)
-    if len(name) > MAX_NAME_LENGTH:
-        return None
-    if SYNONYMS.get(name) in choices:
-        return SYNONYMS[name]
-    matches = get_close_matches(name, sorted(choices), n=1, cutoff=0.6)
-    return matches[0] if matches else None
-
-
-def show_name(name: str) -> str:
-    """Return a name from a file in at most 120 characters, with control characters escaped."""
-    return shorten(printable(name), 120)
 
 
 def _describe_problem(details: ErrorDetails, path: TreePath, guess: TreePath | None) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.host.memory import require_room
 
 CHUNK_BYTES = 2**20

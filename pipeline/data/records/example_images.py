@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import MAX_FLOAT, MAX_INT
 from pipeline.data.columns import LazyColumn

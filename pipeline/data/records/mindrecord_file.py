@@ -27,7 +27,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import from_json
 
 from pipeline.core.errors import limit_problems
-from pipeline.core.files.error_text import describe_problems, show_name
+from pipeline.core.files.error_text import describe_problems
+from pipeline.core.files.name_text import show_name
 from pipeline.core.registry import Seq
 from pipeline.data.records.tfrecord_file import Feature, Visit
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from pydantic_core import from_json
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.npy import parse_npy
 from pipeline.data.image_file import SUFFIXES
 from pipeline.data.records.tfrecord_file import Feature, Visit

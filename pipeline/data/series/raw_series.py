@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.host.memory import require_room
 from pipeline.core.registry import MAX_FLOAT
 

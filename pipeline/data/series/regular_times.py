@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.data.tables.dates import find_date_formats, parse_days
 from pipeline.data.tables.raw_table import RawTable, Texts, is_number
 

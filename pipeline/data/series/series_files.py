@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.npy import open_archive
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.series.raw_series import RawSeries, require_series

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.files.bounded_read import read_text
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.host.memory import require_room
 from pipeline.data.series.raw_series import RawSeries, require_series
 from pipeline.data.tables.raw_table import is_number

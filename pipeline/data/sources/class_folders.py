@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import hold_out
 from pipeline.data.image_file import KINDS, SUFFIXES

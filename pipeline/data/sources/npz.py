@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.npy import open_archive
 from pipeline.core.registry import Seq, component
 from pipeline.data.columns import Column, RawData, Split

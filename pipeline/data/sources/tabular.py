@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.registry import FilePath, Location, Seq, component
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec, LocalDatasetSpec, RequiredRoot

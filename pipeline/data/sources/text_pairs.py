@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.host.memory import require_room
 from pipeline.core.registry import Location, Seq, component
 from pipeline.data.columns import RawData, SampleUnit, Split

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.table import DateColumn, FittedTable, Kind, TableColumn, TableFormat
 from pipeline.data.tables.dates import (

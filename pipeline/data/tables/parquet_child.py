@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.host.limited_child import serve
 
 OPEN = b"o"

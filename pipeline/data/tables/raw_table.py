@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.core.files.error_text import find_nearest, show_name
+from pipeline.core.files.name_text import find_nearest, show_name
 from pipeline.core.registry import MAX_FLOAT
 from pipeline.data.table import Kind
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.data.tables.raw_table import RawColumn, RawTable, Texts, is_number
 from pipeline.data.targets import Targets, Task
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_bytes
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.host.memory import require_room
 from pipeline.data.file_errors import name_file
 from pipeline.data.text.tokenizer import decode_utf8

@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.data.inputs import name_mask
 from pipeline.data.text.file_names import TOKENIZER
 from pipeline.data.text.tokenizer import (

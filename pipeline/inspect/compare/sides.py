@@ -15,7 +15,7 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.dump_spec import What
 from pipeline.config.overrides import get_key
 from pipeline.core.errors import DataError, first_line
-from pipeline.core.files.error_text import find_nearest
+from pipeline.core.files.name_text import find_nearest
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.compare.accuracy_columns import compare_arrays

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.csv_file import format_line
-from pipeline.core.files.error_text import find_nearest, show_name
+from pipeline.core.files.name_text import find_nearest, show_name
 from pipeline.core.files.value_text import align_columns
 from pipeline.inspect.compare.accuracy_columns import Columns, compare_arrays
 from pipeline.inspect.dumps.tensor_names import DATA, LOSS, TensorName

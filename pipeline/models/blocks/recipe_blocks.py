@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails
 
-from pipeline.core.files.error_text import find_nearest
+from pipeline.core.files.name_text import find_nearest
 from pipeline.models.layers.fields import CLASSES, map_texts
 from pipeline.models.layers.model_spec import BlockUse, Layers
 from pipeline.models.layers.standard import Sequence

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from pipeline.core.files.error_text import find_nearest, show_name
+from pipeline.core.files.name_text import find_nearest, show_name
 
 LayerPath = tuple[str, ...]
 """Scopes of a layer, outermost first. A parameter's path ends with its name."""

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from jax import Array
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.models.lowerings.conv2d_formulas import CONVOLUTIONS
 from pipeline.models.lowerings.formulas.dense_matmuls import PRODUCTS
 from pipeline.models.lowerings.formulas.max_pools import POOLINGS

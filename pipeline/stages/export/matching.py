@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.config.renames import RenameSpec
 from pipeline.core.errors import DataError
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import align_columns
 from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays
 from pipeline.models.weights.rules.syntax import Framework

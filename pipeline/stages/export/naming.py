@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.models.weights.files.named_arrays import Arrays, make_natural_key
 from pipeline.models.weights.files.weight_files import TENSORFLOW_SUFFIXES, keeps_order
 from pipeline.models.weights.rules import find_layer_rules

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.core.errors import DataError, RecipeError, limit_lines
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import FLAG
 from pipeline.stages.record.provenance import PROVENANCE, Provenance, read_provenance

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pipeline.core.errors import DataError, printable
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.tree_diff import Difference, find_value, list_differences
 from pipeline.core.files.value_text import show
 from pipeline.stages.record.compare_steps import Comparison

@@ -17,7 +17,7 @@ from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import get_key, list_swept_keys
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.error_text import explain_unknown_name
+from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.study.paired_test import MIN_PAIRS
 from pipeline.study.population.groups import list_member_problems, require_members
 from pipeline.study.runs.ranking import directions

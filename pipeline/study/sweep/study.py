@@ -15,7 +15,7 @@ from optuna.storages import RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial
 
 from pipeline.core.errors import RecipeError, RunError
-from pipeline.core.files.error_text import explain_unknown_name
+from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.core.files.value_text import show
 from pipeline.engine.callbacks.events import Evaluation, Pruner, SinkReport
 from pipeline.study.runs.ranking import TRAIN_LOSS, directions

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.core.errors import RunError, printable
-from pipeline.core.files.error_text import explain_unknown_name
+from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.study.paired_test import (
     MIN_PAIRS,
     compute_interval,

@@ -14,7 +14,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec
 
-from pipeline.core.files.error_text import find_nearest, show_name
+from pipeline.core.files.name_text import find_nearest, show_name
 from pipeline.core.host.tree_paths import format_path
 from pipeline.models.layers.path_patterns import LayerPath, covers, require_covered
 from pipeline.models.modules.observe_modules import observe_modules

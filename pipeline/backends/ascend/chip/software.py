@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.files.error_text import find_nearest
+from pipeline.core.files.name_text import find_nearest
 from pipeline.core.files.safe_yaml import parse_written_yaml
 
 EAGER = ("mindspore_eager", "pytorch_eager")

@@ -25,7 +25,7 @@ from pipeline.backends.ascend.report.explanation import (
 )
 from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Timeline
 from pipeline.backends.rates import Communication
-from pipeline.core.files.error_text import explain_unknown_name
+from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.models.modules.name_stack import find_layer
 
 IMPORTED = "ImportedNetwork"

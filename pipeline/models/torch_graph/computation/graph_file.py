@@ -33,7 +33,7 @@ from typing import Any, get_args
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.models.torch_graph.graph import (
     INPUT,
     KERNEL_AXES,

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from pipeline.core.errors import first_line
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.models.torch_graph.conversion.export_module import MAX_CONSTANT_BYTES, place_array
 from pipeline.models.torch_graph.conversion.functional_form import find_array_uses, prune_form
 from pipeline.models.torch_graph.graph import (

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.npy import MAX_ENTRIES, count_array_bytes
 from pipeline.core.host.memory import require_room
 from pipeline.models.weights.files.named_arrays import Arrays, add_array, make_natural_key

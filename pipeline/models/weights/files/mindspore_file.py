@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.npy import MAX_AXES, MAX_ENTRIES
 from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays, add_array, decode_array
 from pipeline.models.weights.files.protobuf_fields import LENGTH, VARINT, Message, read_fields

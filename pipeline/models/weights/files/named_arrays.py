@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.npy import MAX_ENTRIES, count_array_bytes
 
 Arrays = dict[str, np.ndarray]

@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.files.bounded_read import read_bytes
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.npy import MAX_ENTRIES, count_array_bytes
 from pipeline.models.weights.files.named_arrays import (
     BFLOAT16,

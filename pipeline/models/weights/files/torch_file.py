@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.npy import MAX_ENTRIES, count_array_bytes
 from pipeline.models.weights.files.named_arrays import Arrays, add_array
 from pipeline.models.weights.files.torch_pickle import (

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.models.weights.files.named_arrays import BFLOAT16
 
 ORDERED_DICT = "collections.OrderedDict"

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import commit
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.npy import open_archive
 from pipeline.core.host.memory import require_room
 from pipeline.models.weights.files.keras_file import read_keras

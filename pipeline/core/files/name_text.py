@@ -1,0 +1,47 @@
+"""Texts of names for messages, and the known name nearest to a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+from pipeline.core.errors import printable, shorten
+
+MAX_NAME_LENGTH = 255
+"""Longest name, in characters, for which a similar valid name is searched."""
+
+SYNONYMS: Mapping[str, str] = {
+    **dict.fromkeys(("learning_rate", "init_lr", "base_lr"), "lr"),
+    **dict.fromkeys(("num_epochs", "max_epochs", "n_epochs", "num_train_epochs"), "epochs"),
+    **dict.fromkeys(("num_steps", "max_steps", "total_steps", "max_iters"), "steps"),
+    **dict.fromkeys(("bs", "train_batch_size", "per_device_train_batch_size"), "batch_size"),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "accumulate_steps"),
+    **dict.fromkeys(("random_seed", "random_state"), "seed"),
+    **dict.fromkeys(("cuda", "nvidia"), "gpu"),
+}
+"""Names of keys and components by their names in other frameworks."""
+
+
+def explain_unknown_name(noun: str, name: str, choices: Iterable[str]) -> str:
+    """Return, for example, `there is no such model; did you mean mlp? Choose from lenet5, mlp`."""
+    names = sorted(filter(None, choices))
+    guess = find_nearest(name, names)
+    question = f"; did you mean {show_name(guess)}?" if guess else "."
+    listed = f" Choose from {', '.join(map(show_name, names))}" if names else " There are none"
+    return f"there is no such {noun}{question}{listed}"
+
+
+def find_nearest(name: str, choices: Iterable[str]) -> str | None:
+    """Return the choice that is a synonym of `name` or is spelled like it; None without one."""
+    choices = set(choices)
+    if len(name) > MAX_NAME_LENGTH:
+        return None
+    if SYNONYMS.get(name) in choices:
+        return SYNONYMS[name]
+    matches = get_close_matches(name, sorted(choices), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def show_name(name: str) -> str:
+    """Return a name from a file in at most 120 characters, with control characters escaped."""
+    return shorten(printable(name), 120)
