@@ -7,11 +7,8 @@ later.
 from __future__ import annotations
 
 import importlib
-import pkgutil
 
-from pipeline.core.registry import COMPONENT_MODULES
+from pipeline.core.component_index import list_modules
 
-for _name in COMPONENT_MODULES:
-    _folder = getattr(importlib.import_module(_name), "__path__", ())
-    for _info in pkgutil.iter_modules(_folder, f"{_name}."):
-        importlib.import_module(_info.name)
+for _name in list_modules():
+    importlib.import_module(_name)

@@ -32,7 +32,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.tree_diff import find_value
 from pipeline.core.files.value_text import show
-from pipeline.core.registry import list_components
+from pipeline.core.registry import list_other_components
 
 DEFAULT_RECIPE = "lenet5_digits"
 DEFAULT_COMPONENTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}
@@ -151,9 +151,8 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
 def _register_custom_components() -> None:
     """Register components that plug-ins and other distributions add, as options of their groups."""
     for group, path in SECTIONS.items():
-        for name, component in list_components(group).items():
-            is_shipped = component.__module__.startswith("pipeline.")
-            if is_shipped or (CONF / group / f"{name}.yaml").is_file():
+        for name, component in list_other_components(group).items():
+            if (CONF / group / f"{name}.yaml").is_file():
                 continue
             node = make_option(group, component)
             store_option(group=group, name=name, package=".".join(path), node=node)

@@ -1,15 +1,16 @@
 """The registry of components: every class that a recipe can name, by kind and name.
 
 A component is a frozen pydantic class with a literal `name`, registered with `@component(kind)`.
-Its module must not import jax, even indirectly: recipes are checked before jax is loaded. Other
+Its module must not import jax, even indirectly: recipes are checked before jax is loaded. It is
+imported when a recipe names one of its components (`pipeline.core.component_index`). Other
 distributions add components by the entry-point group `pipeline.components`, whose entries name
-modules to import. Plug-ins (`pipeline.core.plugins`) add components too.
+modules to import. Plug-ins (`pipeline.core.plugins`) add components too. Both are imported before
+the first component is looked up.
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
@@ -25,44 +26,17 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     Strict,
+    TypeAdapter,
 )
 from pydantic._internal._mock_val_ser import set_model_mocks
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from pipeline.core.component_index import list_modules, read_index
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.address import parse_location
 from pipeline.core.plugins.loading import FLAG, load_named
 from pipeline.core.plugins.parts import COMPONENTS, import_unless_absent, load_entries
-
-COMPONENT_MODULES = (
-    "pipeline.backends.devices",
-    "pipeline.engine.callbacks.metric_callbacks",
-    "pipeline.engine.callbacks.trackers",
-    "pipeline.data.ops",
-    "pipeline.data.selections",
-    "pipeline.data.sources",
-    "pipeline.models.imported.model_specs",
-    "pipeline.models.layers.initializers",
-    "pipeline.models.layers.standard",
-    "pipeline.models.networks",
-    "pipeline.models.layers.tokens",
-    "pipeline.training.adversarial",
-    "pipeline.training.contrastive",
-    "pipeline.training.features.components",
-    "pipeline.training.features.non_finite_steps",
-    "pipeline.training.features.gradient_rules",
-    "pipeline.training.features.loss_scales",
-    "pipeline.training.optimizers.adaptive",
-    "pipeline.training.optimizers.layerwise",
-    "pipeline.training.losses",
-    "pipeline.training.target_metrics",
-    "pipeline.training.optimizers.first_order",
-    "pipeline.training.rate_table",
-    "pipeline.training.schedules",
-    "pipeline.training.optimizers.thor.thor_spec",
-)
-"""Modules of components. A package stands for all its modules."""
 
 T = TypeVar("T")
 Seq = Annotated[tuple[T, ...], Strict(False)]
@@ -119,6 +93,11 @@ class Spec(BaseModel):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return cast(CoreSchema, add_bounds(handler(source)))
 
+    @classmethod
+    def model_json_schema(cls, *args: Any, **options: Any) -> dict[str, Any]:
+        load_all()  # the schema lists all components
+        return super().model_json_schema(*args, **options)
+
 
 def add_bounds(schema: Any) -> Any:
     """Return a copy of a pydantic schema in which all numbers have the bounds of `BOUNDS`."""
@@ -155,6 +134,8 @@ def component(kind: str) -> Callable[[type[S]], type[S]]:
 
     def register(cls: type[S]) -> type[S]:
         name = cls.model_fields["name"].default
+        if read_index().get(kind, {}).get(name) != cls.__module__:
+            _import_shipped(kind, name)
         by_name = _components.setdefault(kind, {})
         earlier = by_name.get(name, cls)
         is_in_notebook = earlier.__module__ == cls.__module__ == "__main__"
@@ -162,7 +143,8 @@ def component(kind: str) -> Callable[[type[S]], type[S]]:
         if earlier is not cls and not is_defined_again:
             raise ValueError(f"{kind} {name!r} is already {earlier.__module__}.{earlier.__name__}")
         by_name[name] = cls
-        _reset_schemas()
+        if load_all.cache_info().currsize:
+            _reset_schemas()
         return cls
 
     return register
@@ -170,30 +152,48 @@ def component(kind: str) -> Callable[[type[S]], type[S]]:
 
 @cache
 def load_all() -> None:
-    """Load the components of the package, of other distributions and of plug-ins. Raises
-    RecipeError for a plug-in that can't be loaded, or that adds nothing."""
-    for name in COMPONENT_MODULES:
-        import_unless_absent(name, partial(_import_with_modules, name))
+    """Load the components of the package, of other distributions and of plug-ins. From then on,
+    schemas list all components. Raises RecipeError as `load_others` does."""
+    load_others()
+    for name in list_modules():
+        _import_module(name)
+    _reset_schemas()
+
+
+@cache
+def load_others() -> None:
+    """Load the components of other distributions and of plug-ins. Raises RecipeError for a plug-in
+    that can't be loaded, or that adds nothing."""
     load_entries(COMPONENTS)
-    num_components = _count_components()
+    num_components = _count_others()
     # `load_named` imports a plug-in, yields it, and only then imports the next plug-in.
     for plugin in load_named():
-        if _count_components() == num_components and not _has_exports(plugin.module):
+        if _count_others() == num_components and not _has_exports(plugin.module):
             raise RecipeError(
                 [f"{FLAG} {plugin.source}: registers no component and exports nothing"]
             )
-        num_components = _count_components()
+        num_components = _count_others()
 
 
-def _import_with_modules(name: str) -> None:
-    """Import a module, and of a package each module but those that need absent parts."""
-    module = importlib.import_module(name)
-    for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
-        import_unless_absent(info.name, partial(importlib.import_module, info.name))
+def _import_shipped(kind: str, name: str) -> None:
+    """Import the module of a component of the package, if there is one."""
+    module = read_index().get(kind, {}).get(name)
+    if module is not None:
+        _import_module(module)
 
 
-def _count_components() -> int:
-    return sum(len(by_name) for by_name in _components.values())
+def _import_module(name: str) -> None:
+    import_unless_absent(name, partial(importlib.import_module, name))
+
+
+def _count_others() -> int:
+    """Return the number of components that the package doesn't have."""
+    classes = (cls for by_name in _components.values() for cls in by_name.values())
+    return sum(not is_shipped(cls) for cls in classes)
+
+
+def is_shipped(cls: type[Spec]) -> bool:
+    return cls.__module__.startswith("pipeline.")
 
 
 def _has_exports(module: ModuleType) -> bool:
@@ -214,12 +214,8 @@ def _has_exports(module: ModuleType) -> bool:
 
 
 def _reset_schemas() -> None:
-    """Discard the schemas of all specs, since they lack a component that is registered later.
-
-    Before `load_all`, no schema lists components, so none is discarded.
-    """
-    if not load_all.cache_info().currsize:
-        return
+    """Discard the schemas of all specs, since they lack a component that is registered later."""
+    _make_validator.cache_clear()
     specs: list[type[Any]] = [Spec]
     while specs:
         cls = specs.pop()
@@ -233,8 +229,25 @@ def _reset_schemas() -> None:
 
 def list_components(kind: str) -> Mapping[str, type[Spec]]:
     """Return all components of a kind by name, sorted."""
-    load_all()
+    load_others()
+    for module in dict.fromkeys(read_index().get(kind, {}).values()):
+        _import_module(module)
     return MappingProxyType(dict(sorted(_components.get(kind, {}).items())))
+
+
+def list_other_components(kind: str) -> Mapping[str, type[Spec]]:
+    """Return the components of a kind by name that the package doesn't have."""
+    load_others()
+    others = _components.get(kind, {}).items()
+    return {name: cls for name, cls in sorted(others) if not is_shipped(cls)}
+
+
+def find_component(kind: str, name: str) -> type[Spec] | None:
+    """Return a component by kind and name; None if there is no such component."""
+    load_others()
+    if name not in _components.get(kind, {}):
+        _import_shipped(kind, name)
+    return _components.get(kind, {}).get(name)
 
 
 def make_component(kind: str, name: str, **fields: Any) -> Any:
@@ -262,7 +275,7 @@ class ComponentOf:
     """Marks a field that holds a component of a kind: `Annotated[ModelSpec, ComponentOf("model")]`.
 
     In a recipe, the field is `{name: relu, ...}`, or `relu` if every other key has a default.
-    Components are looked up when the type is first used, so components may hold components.
+    Components are looked up when a value is validated, so components may hold components.
     """
 
     def __init__(self, kind: str) -> None:
@@ -271,17 +284,27 @@ class ComponentOf:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        # pydantic's union needs a choice. For a kind without components, this is a `Spec` named "",
-        # which no section fits.
-        specs: Mapping[str, type[Spec]] = list_components(self.kind) or {"": Spec}
-        choices = {name: handler.generate_schema(cls) for name, cls in specs.items()}
-        choice = core_schema.tagged_union_schema(choices, discriminator="name")
+        if not load_all.cache_info().currsize:
+            return core_schema.no_info_plain_validator_function(self._validate)
+        choice = _OneOf(list_components(self.kind)).__get_pydantic_core_schema__(source, handler)
         return core_schema.no_info_before_validator_function(self._to_section, choice)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
+        if schema["type"] == "function-plain":
+            load_all()
+            schema = TypeAdapter(Annotated[Any, self]).core_schema
         return {"anyOf": [{"enum": list(list_components(self.kind))}, handler(schema)]}
+
+    def _validate(self, value: Any) -> Any:
+        """Return the component of a section, whose module is imported now."""
+        section = self._to_section(value)
+        is_section = isinstance(section, Mapping)
+        name = section["name"] if is_section else getattr(section, "name", None)
+        is_known = isinstance(name, str) and find_component(self.kind, name) is not None
+        # The names of all components are for the message about an unknown name.
+        return _make_validator(self.kind, name if is_known else None).validate_python(section)
 
     def _to_section(self, value: Any) -> Any:
         """Return `{name: relu}` for `relu`. Raises PydanticCustomError for an unnamed section."""
@@ -295,3 +318,27 @@ class ComponentOf:
                 "component_without_name", "must be a section with a `name`", {"fitting": fitting}
             )
         return value
+
+
+@cache
+def _make_validator(kind: str, name: str | None) -> TypeAdapter[Any]:
+    """Return a validator of sections of one component, or else of all of a kind."""
+    cls = None if name is None else find_component(kind, name)
+    specs = list_components(kind) if cls is None or name is None else {name: cls}
+    config = ConfigDict(strict=True, allow_inf_nan=False)
+    return TypeAdapter(Annotated[Any, _OneOf(specs)], config=config)
+
+
+class _OneOf:
+    """Marks a field that holds one of several specs, chosen by `name`."""
+
+    def __init__(self, specs: Mapping[str, type[Spec]]) -> None:
+        # pydantic's union needs a choice. For a kind without components, this is a `Spec` named "",
+        # which no section fits.
+        self.specs = specs or {"": Spec}
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        choices = {name: handler.generate_schema(cls) for name, cls in self.specs.items()}
+        return core_schema.tagged_union_schema(choices, discriminator="name")
