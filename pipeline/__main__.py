@@ -85,8 +85,8 @@ def _exit_at_once(statuses: Sequence[int]) -> None:
 
 
 def _load_plugins_and_run(arguments: Sequence[str], started_at: float, owns_process: bool) -> int:
-    """Load the plug-ins that the arguments name, run the command and return its exit status."""
-    from pipeline.cli.commands.root import run_command
+    """Load the plug-ins that the arguments name, run the command, or train if they name none, and
+    return the exit status."""
     from pipeline.core.host.environment import require_known_flags, require_usable_environment
     from pipeline.core.plugins.loading import export_plugins, take_flags
 
@@ -95,11 +95,25 @@ def _load_plugins_and_run(arguments: Sequence[str], started_at: float, owns_proc
         require_known_flags()
     plugins, args = take_flags(arguments)
     if plugins:
-        from pipeline.core.registry import load_all
+        from pipeline.core.registry import load_others
 
         export_plugins(plugins)
-        load_all()
-    return run_command(args, started_at, alone=owns_process)
+        load_others()
+    if _names_command(args):
+        from pipeline.cli.commands.root import run_command
+
+        return run_command(args)
+    from pipeline.cli.train import main as train
+
+    return train(args, started_at=started_at, alone=owns_process)
+
+
+def _names_command(args: Sequence[str]) -> bool:
+    """Return whether arguments name a command or ask for help, and don't just set a recipe's keys
+    and Hydra's flags."""
+    if {"--help", "-h", "--version"} & set(args):
+        return True
+    return bool(args) and args[0][:1] not in "-+~" and "=" not in args[0]
 
 
 def _leave_working_folder() -> None:

@@ -45,7 +45,6 @@ from pipeline.checkpoint.manifest import (
     require_complete,
     write_manifest,
 )
-from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
 from pipeline.checkpoint.retention import Retention, add_metrics
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import commit, sync
@@ -262,6 +261,8 @@ def _require_readable(texts: Mapping[str, str]) -> None:
 def read_state(run_dir: Path, step: int, like: TrainState) -> TrainState:
     """Read the state of a saved step of a run, with the structure of `like`. Raises DataError if
     the checkpoint is damaged, or if its arrays don't fit `like`."""
+    from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
+
     saved = read_checkpoint(make_checkpoint_path(run_dir / FOLDER, step))
     return arrange_arrays(saved.folder, saved.arrays, like)
 

@@ -29,7 +29,6 @@ from pipeline.checkpoint.checkpoint_folder import (
 )
 from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.manifest import DamagedError, make_read_error, read_json, verify_files
-from pipeline.checkpoint.orbax_arrays import read_arrays
 from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.core.errors import DataError, printable_lines
 from pipeline.core.files.value_text import join_first
@@ -145,6 +144,8 @@ def read_saved(folder: Path, warn: Warn = warn_on_stderr) -> Checkpoint:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Verify and read one checkpoint. Raises DamagedError if a byte has changed, and RunError as in
     `make_read_error`."""
+    from pipeline.checkpoint.orbax_arrays import read_arrays
+
     verify_files(folder)
     recipe = read_json(folder / RECIPE / META)
     if not isinstance(recipe, dict):

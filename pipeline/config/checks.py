@@ -19,7 +19,6 @@ from pipeline.core.registry import Spec
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.order import Batching, count_shard_samples
 from pipeline.data.transform import compute_column_specs, describe_unequal_shapes, fit_to_classes
-from pipeline.models.imported.model_specs import ImportedModelSpec
 from pipeline.training import target_metrics
 from pipeline.training.metric_names import METRICS
 from pipeline.training.parallel.microbatches import compute_batch_multiple
@@ -437,10 +436,8 @@ def check_warmup_length(recipe: Recipe) -> Iterator[str]:
 @rule
 def check_imported_network(recipe: Recipe) -> Iterator[str]:
     """The function that an imported model names is in a plug-in."""
-    if not isinstance(recipe.model, ImportedModelSpec):
-        return
     try:
-        recipe.model.find()
+        recipe.model.require_code()
     except ValueError as error:
         yield f"model.{error}"
 

@@ -21,7 +21,6 @@ from pipeline.config.hydra_versions import HYDRA_DEFAULTS, find_stored_recipe, s
 from pipeline.config.overrides import find_parse_problems, get_key, sets_key, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
-from pipeline.config.unfit_components import find_unfit_components
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.error_text import describe_problems
 from pipeline.core.files.name_text import explain_unknown_name
@@ -95,6 +94,8 @@ def check_tree(
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
+        from pipeline.config.unfit_components import find_unfit_components
+
         raise RecipeError(
             describe_problems(error, tree, find_unfit_components(tree, override_keys))
         ) from error

@@ -10,7 +10,6 @@ from pipeline.training.robustness.attack_specs import (
     complete_attacks,
     find_norm_problem,
 )
-from pipeline.training.robustness.pixel_scale import find_pixel_scale
 
 ADVERSARIAL = "train.adversarial"
 
@@ -42,6 +41,8 @@ def _check_images(recipe: Recipe, key: str, split: str, default: str) -> Iterato
         return
     if dataset.buckets:
         yield f"{key}: needs images of one size; dataset.buckets must be null"
+    from pipeline.training.robustness.pixel_scale import find_pixel_scale
+
     try:
         find_pixel_scale(getattr(dataset, split).ops, 1.0)
     except ValueError as error:

@@ -10,9 +10,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from pipeline.core.registry import Spec
 from pipeline.data.columns import RawData
-from pipeline.data.held_out import assign_folds
 from pipeline.data.random import MAX_SEED
-from pipeline.data.row_views import select_samples
 
 
 class FoldsSpec(Spec):
@@ -36,6 +34,8 @@ def find_folds(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) 
     """Return the fold of each training sample, int64 (n,). If each sample has one class, each class
     is spread evenly over the folds, and samples with `ignore_index` too, which may be few. Raises
     ValueError if there are fewer samples than folds, in the split or in a class."""
+    from pipeline.data.held_out import assign_folds
+
     labels = raw.train.columns["label"]
     samples = len(raw.train)
     if samples < folds.count:
@@ -59,6 +59,8 @@ def find_folds(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) 
 def take_fold(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) -> RawData:
     """Return the data with fold `folds.index` of the training split as the evaluation split. The
     training split is the other folds, in order. Raises ValueError as `find_folds` does."""
+    from pipeline.data.row_views import select_samples
+
     is_evaluated = find_folds(raw, folds, ignore_index) == folds.index
     train = select_samples(raw.train, np.flatnonzero(~is_evaluated))
     evaluated = select_samples(raw.train, np.flatnonzero(is_evaluated))

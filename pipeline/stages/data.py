@@ -27,13 +27,11 @@ from pipeline.data.columns import (
 )
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import MapOp
-from pipeline.data.folds import take_fold
 from pipeline.data.host_ops import map_on_host, read_epoch_values
 from pipeline.data.inputs import PADDING_MASK, NetworkInputs, resolve_inputs
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.data.padding.buckets import Bucket, Padding, compute_canvas, sort_buckets
 from pipeline.data.random import seed_words
-from pipeline.data.selections import apply_selections, exclude_samples
 from pipeline.data.tables.encode_table import make_encoding_ops
 from pipeline.data.targets import Targets
 from pipeline.data.transform import (
@@ -93,14 +91,23 @@ def read_selected(recipe: Recipe) -> RawData:
     # The numbers of excluded samples are those before the selections.
     samples_read = len(raw.train)
     for key in SPLITS:
-        with prefixing_problems(f"dataset.{key}."):
-            raw = apply_selections(getattr(recipe.dataset, key).select, raw, key)
+        if selections := getattr(recipe.dataset, key).select:
+            from pipeline.data.selections import apply_selections
+
+            with prefixing_problems(f"dataset.{key}."):
+                raw = apply_selections(selections, raw, key)
     if recipe.dataset.exclude is not None:
+        from pipeline.data.selections import exclude_samples
+
         with prefixing_problems("dataset.exclude = "):
             raw = exclude_samples(raw, recipe.dataset.exclude, samples_read)
     folds = recipe.dataset.folds
+    if folds is None:
+        return raw
+    from pipeline.data.folds import take_fold
+
     with prefixing_problems("dataset.folds."):
-        return raw if folds is None else take_fold(raw, folds, recipe.dataset.ignore_index)
+        return take_fold(raw, folds, recipe.dataset.ignore_index)
 
 
 def _map_on_host(recipe: Recipe, raw: RawData) -> RawData:
@@ -289,7 +296,8 @@ def _make_map_ops(
     if raw.targets.task == "classification":
         ops = fit_to_classes(ops, len(raw.targets))
     with prefixing_problems(f"dataset.{key}."):
-        if any(op.moves_pixels for op in ops):
+        # A number for each image can't be the labels of its pixels.
+        if specs["label"].shape and any(op.moves_pixels for op in ops):
             from pipeline.data.ops.joint import make_joint_ops
 
             ops = make_joint_ops(ops, specs, recipe.dataset.ignore_index)

@@ -13,7 +13,6 @@ from click.shell_completion import CompletionItem
 from pipeline.cli.commands.audit_commands import AUDIT_COMMANDS
 from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option
 from pipeline.cli.commands.conversion_commands import CONVERT
-from pipeline.cli.commands.help import render_help, render_topic
 from pipeline.cli.commands.parameters import OneOf, complete_override
 from pipeline.cli.commands.recipe_commands import RECIPE_COMMANDS
 from pipeline.cli.commands.run_commands import RUN_COMMANDS
@@ -55,6 +54,8 @@ class Root(CommandGroup):
     """All commands."""
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from pipeline.cli.commands.help import render_help
+
         formatter.write(render_help(self.commands))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
@@ -84,11 +85,8 @@ ROOT.params += [
 ]
 
 
-def run_command(args: Sequence[str], started_at: float, *, alone: bool) -> int:
-    """Run the command that the arguments name, or train by Hydra; return the exit status.
-
-    `pipeline.cli.train.main` describes `started_at` and `alone`.
-    """
+def run_command(args: Sequence[str]) -> int:
+    """Run the command that the arguments name, or print help; return the exit status."""
     if args and args[0] in ROOT.commands:
         return ROOT(args)
     if VERSION in args:
@@ -98,22 +96,19 @@ def run_command(args: Sequence[str], started_at: float, *, alone: bool) -> int:
         if not topics:
             return ROOT(["--help"])
         # Imported late, here and below, since looking for other distributions takes time.
+        from pipeline.cli.commands.help import render_topic
         from pipeline.cli.commands.installed_commands import list_installed_commands
 
         commands = {**list_installed_commands(), **ROOT.commands}
         print(render_topic(topics[0], commands), end="")
         return 0
-    if args and args[0][:1] not in "-+~" and "=" not in args[0]:
-        from pipeline.cli.commands.installed_commands import find_installed_command
+    from pipeline.cli.commands.installed_commands import find_installed_command
 
-        command = find_installed_command(args[0])
-        if command is None:
-            _refuse_word(args[0])
-        ROOT.add_command(command, args[0])
-        return ROOT(args)
-    from pipeline.cli.train import main as train
-
-    return train(args, started_at=started_at, alone=alone)
+    command = find_installed_command(args[0])
+    if command is None:
+        _refuse_word(args[0])
+    ROOT.add_command(command, args[0])
+    return ROOT(args)
 
 
 def _refuse_word(name: str) -> NoReturn:

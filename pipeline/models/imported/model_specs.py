@@ -45,6 +45,9 @@ class ImportedModelSpec(ModelSpec):
             )
         return reference
 
+    def require_code(self) -> None:
+        self.find()
+
     def find(self) -> Any:
         """Return the object that `import` names.
 

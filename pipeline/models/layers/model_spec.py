@@ -126,6 +126,10 @@ class ModelSpec(Spec):
         """Return the network's names for several inputs; None if it reads one array of any name."""
         return None
 
+    def require_code(self) -> None:
+        """Raise ValueError, which begins with the key, if the network is custom code that no
+        plug-in has."""
+
     def fit_to_table(self, features: int | None) -> ModelSpec:
         """Return the model for a table with this number of features; None for other data. Raises
         ValueError if the model has another number of features."""

@@ -13,7 +13,6 @@ from pipeline.models.layers import standard, tokens
 from pipeline.models.layers.fields import Padding, pair, triple
 from pipeline.models.lowerings.conv2d import conv2d
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
-from pipeline.models.lowerings.conv2d_transpose import conv2d_transpose
 from pipeline.models.lowerings.problem.conv_window import Pair, compute_reach
 from pipeline.models.modules.apply_layers import (
     LayerContext,
@@ -119,6 +118,8 @@ class _ConvTranspose(_Convolution):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        from pipeline.models.lowerings.conv2d_transpose import conv2d_transpose
+
         layer = self.layer
         require_images(x, self.context)
         y = conv2d_transpose(
