@@ -9,10 +9,12 @@ that use them, or by none.
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import cache
+from pathlib import Path
 
 from pipeline.training.state import TrainState
 from pipeline.training.step_config import StepConfig
@@ -26,6 +28,26 @@ WATCHED = (
     "stages.run",
     "cli.train",
 )
+
+
+_LOADED = """
+import sys
+from pipeline.__main__ import main
+status = main(sys.argv[1:])
+print(*(name for name in sys.modules if name.partition(".")[0] == "pipeline"))
+sys.exit(status)
+"""
+
+
+def list_loaded(overrides: Sequence[str], run_dir: Path) -> frozenset[str]:
+    """Return the modules that a run loads. Raises CalledProcessError if it fails."""
+    result = subprocess.run(
+        [sys.executable, "-c", _LOADED, *overrides, f"hydra.run.dir={run_dir}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return frozenset(result.stdout.splitlines()[-1].split()) & modules().keys()
 
 
 def list_targets(module: str) -> set[str]:

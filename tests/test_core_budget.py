@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,14 @@ import pytest
 from pipeline.stages.runner.run_features import RUN_FEATURES
 from pipeline.training.state import TrainState
 from pipeline.training.step_config import StepConfig
-from tests.core_budget import WATCHED, count_lines, find_closure, list_targets, main
+from tests.core_budget import (
+    WATCHED,
+    count_lines,
+    find_closure,
+    list_loaded,
+    list_targets,
+    main,
+)
 
 MOST_LINES = {
     "engine.loop": 3_300,
@@ -24,6 +32,13 @@ MOST_LINES = {
     "cli.train": 16_000,
 }
 """Most lines of a module and what it brings along. Lower a number when a change allows it."""
+QUIET = ("monitor.tensorboard=false", "monitor.sample_images=0")
+MOST_LOADED = {
+    ("train.steps=1",): (300, 39_900),
+    ("+recipe=gpt_text", "train.steps=1"): (300, 40_000),
+    ("+recipe=resnet50_cifar10", "stages=[data,build]"): (300, 39_100),
+}
+"""Most modules and lines that a run loads. Lower a number when a change allows it."""
 MOST_TARGETS = 15
 """Most modules of the package that `stages.run` imports."""
 
@@ -65,6 +80,17 @@ def test_default_run_loads_only_the_features_that_it_uses() -> None:
     features = {listed.place.partition(":")[0] for listed in RUN_FEATURES}
     used = {"pipeline.inspect.autopsy.run_autopsy", "pipeline.stages.launch.join"}
     assert features & loaded == used
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", MOST_LOADED, ids=" ".join)
+def test_run_loads_at_most_its_budget(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    loaded = list_loaded([*overrides, *QUIET], tmp_path / "run")
+    most_modules, most_lines = MOST_LOADED[overrides]
+    assert len(loaded) <= most_modules
+    assert count_lines(loaded) <= most_lines
+    # A budget that is far above the number guards nothing.
+    assert count_lines(loaded) >= 0.9 * most_lines
 
 
 @pytest.mark.medium
