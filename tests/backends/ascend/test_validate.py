@@ -30,6 +30,7 @@ from pipeline.backends.ascend.published.workloads import (
     load_published_steps,
     price_row,
     trace_image_step,
+    trace_row,
 )
 from pipeline.backends.ascend.validate import (
     PricedRow,
@@ -110,6 +111,23 @@ def test_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--row", "MS9999"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: --row MS9999: must be a row of published.csv: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "name", "sample_bytes"),
+    [
+        (PUBLISHED, "lenet5", 32 * 32 * 4 + 4),
+        # An index and a value for each of 39 fields.
+        (PUBLISHED, "wide_deep", 39 * (4 + 4) + 4),
+        (DESCRIBED, "ernie_base", 256 * 4 + 4),
+        # The loss compares three maps of the size of an image.
+        (PUBLISHED, "dbnet_resnet18", 640 * 640 * 3 * (4 + 4)),
+    ],
+)
+def test_network_of_each_kind_of_input_is_traced(file: Path, name: str, sample_bytes: int) -> None:
+    row = next(row for row in load_published_steps(file) if row.model == name)
+    assert trace_row(row).batch_bytes == row.batch * sample_bytes
 
 
 @pytest.mark.medium

@@ -41,6 +41,7 @@ from pipeline.core.files.package_paths import CONF
 from pipeline.core.registry import list_components
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.inputs import NetworkInput, NetworkInputs
+from pipeline.data.tables.encode_table import FIELD_COLUMNS
 from pipeline.data.targets import Targets
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.training.component_specs import OptimizerSpec
@@ -161,37 +162,41 @@ def trace_image_step(
     model: str, batch: int, pixels: int, classes: int, optimizer: OptimizerSpec = MOMENTUM
 ) -> TracedStep:
     """Return a step on square images, of 1 channel for LeNet, else of 3."""
-    shape = (pixels, pixels, 1 if model.startswith("lenet") else 3)
-    return trace_network(load_model_spec(model), batch, shape, classes, optimizer)
+    images = describe_input((pixels, pixels, 1 if model.startswith("lenet") else 3))
+    return trace_network(load_model_spec(model), batch, images, classes, optimizer)
+
+
+def describe_input(shape: tuple[int, ...], dtype: str = "float32") -> NetworkInputs:
+    """Return the only input of a network: images, or tokens of the type int32."""
+    return NetworkInputs((NetworkInput("image", "image", ColumnSpec(shape, dtype)),))
 
 
 def trace_network(
     spec: ModelSpec,
     batch: int,
-    shape: tuple[int, ...],
+    inputs: NetworkInputs,
     classes: int,
     optimizer: OptimizerSpec = MOMENTUM,
 ) -> TracedStep:
-    """Return a step of a classifier on samples of a shape."""
+    """Return a step of a classifier."""
     loss = CrossEntropy(reduction="mean", smoothing=0.0, smoothing_convention="uniform").build()
     labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
     network = spec.build(classes, "float32")
-    return trace_module(network, loss, (batch, *shape), labels, classes, optimizer)
+    return trace_module(network, loss, inputs, labels, classes, optimizer)
 
 
 def trace_module(
     network: nn.Module,
     loss: Callable[[Any, Any], Any],
-    shape: tuple[int, ...],
+    inputs: NetworkInputs,
     labels: jax.ShapeDtypeStruct,
     classes: int,
     optimizer: OptimizerSpec = MOMENTUM,
 ) -> TracedStep:
     """Return a step. `loss` returns a loss for each sample of a batch."""
-    image = NetworkInput("image", "image", ColumnSpec(shape[1:], "float32"))
     step_config = StepConfig(
         network=network,
-        inputs=NetworkInputs((image,)),
+        inputs=inputs,
         targets=Targets(tuple(map(str, range(classes)))),
         train_ops=(),
         eval_ops=(),
@@ -202,8 +207,9 @@ def trace_module(
     seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
     with pause_garbage_collection():
         state = jax.eval_shape(make_train_step(step_config).init, seed)
-    images = jax.ShapeDtypeStruct(shape, jnp.float32)
-    return trace_step(make_estimated_step(step_config, 0.1), state, (images, labels), get_params)
+    size = labels.shape[0]
+    arrays = inputs.pack(lambda array: jax.ShapeDtypeStruct((size, *array.shape), array.dtype))
+    return trace_step(make_estimated_step(step_config, 0.1), state, (arrays, labels), get_params)
 
 
 def _trace_text_detector(row: Published) -> TracedStep:
@@ -216,41 +222,57 @@ def _trace_text_detector(row: Published) -> TracedStep:
     network = dbnet(cast(Any, load_model_spec(row.model.removeprefix("dbnet_"))))
     # The network returns 3 maps of the images' size.
     labels = jax.ShapeDtypeStruct(shape, jnp.float32)
-    return trace_module(network, loss, shape, labels, row.classes)
+    return trace_module(network, loss, describe_input(shape[1:]), labels, row.classes)
 
 
 def _trace_swin_or_convnext(row: Published) -> TracedStep:
     """Return a step of Swin or ConvNeXt with smoothed labels and their authors' AdamW."""
     loss = CrossEntropy(reduction="mean", smoothing=0.1, smoothing_convention="uniform").build()
-    shape = (row.batch, row.pixels, row.pixels, 3)
+    images = describe_input((row.pixels, row.pixels, 3))
     labels = jax.ShapeDtypeStruct((row.batch,), jnp.int32)
     network: nn.Module = ConvNeXt(row.classes)
     if row.model == "swin_t":
         network = Swin(row.classes, mindcv=row.is_mindcv)
-    return trace_module(network, loss, shape, labels, row.classes, ADAMW)
+    return trace_module(network, loss, images, labels, row.classes, ADAMW)
 
 
 def _trace_workload(row: Published) -> TracedStep:
     """Return a step of a network of `WORKLOADS`."""
     workload = WORKLOADS[row.model]
-    shape = (row.batch, *(workload.sample or (row.pixels, row.pixels, 3)))
+    shape = workload.sample or (row.pixels, row.pixels, 3)
     network = Net(partial(workload.body, classes=row.classes))
     integers = workload.labels is not None
     label_shape = workload.labels
     if label_shape is None:
         keys = {name: jax.random.key(0) for name in ("params", "dropout")}
-        images = jax.ShapeDtypeStruct(shape, jnp.float32)
+        images = jax.ShapeDtypeStruct((row.batch, *shape), jnp.float32)
         outputs, _ = jax.eval_shape(lambda x: network.init_with_output(keys, x, True), images)
         label_shape = outputs.shape[1:]
     labels = jax.ShapeDtypeStruct((row.batch, *label_shape), jnp.int32 if integers else jnp.float32)
     optimizer = {"momentum": MOMENTUM, "adam": ADAM, "adamw": ADAMW}[workload.optimizer]
-    return trace_module(network, workload.loss, shape, labels, row.classes, optimizer)
+    inputs = describe_input(shape)
+    return trace_module(network, workload.loss, inputs, labels, row.classes, optimizer)
 
 
 def _trace_ernie(row: Published) -> TracedStep:
     """Return a step of BERT base with ERNIE's 18,000 tokens; `pixels` is the number of tokens."""
     spec = load_model_spec("bert_base").model_copy(update={"vocabulary": 18_000})
-    return trace_network(spec, row.batch, (row.pixels, 1, 1), row.classes, ADAMW)
+    tokens = describe_input((row.pixels,), "int32")
+    return trace_network(spec, row.batch, tokens, row.classes, ADAMW)
+
+
+def _trace_wide_deep(row: Published) -> TracedStep:
+    """Return a step of Wide & Deep; `pixels` is the number of fields, which have an index and a
+    value each."""
+    table_fields = NetworkInputs(
+        tuple(
+            NetworkInput(name, name, ColumnSpec((row.pixels,), dtype))
+            for name, dtype in zip(FIELD_COLUMNS, ("int32", "float32"), strict=True)
+        ),
+        is_named=True,
+    )
+    spec = load_model_spec(row.model)
+    return trace_network(spec, row.batch, table_fields, row.classes, ADAM)
 
 
 TEXT_DETECTORS = ("dbnet_resnet18", "dbnet_resnet50", "dbnet_mobilenet_v3_large")
@@ -267,9 +289,7 @@ def trace_row(row: Published) -> TracedStep:
     if row.model in ("swin_t", "convnext_tiny"):
         return _trace_swin_or_convnext(row)
     if row.model == "wide_deep":
-        # A sample has fields with an index and a value each.
-        shape = (row.pixels, 1, 2)
-        return trace_network(load_model_spec(row.model), row.batch, shape, row.classes, ADAM)
+        return _trace_wide_deep(row)
     # MindCV recommends AdamW for networks like ViT (optim_factory.py of 0.3.0).
     optimizer = ADAMW if row.is_mindcv and row.family == "transformer" else MOMENTUM
     return trace_image_step(row.model, row.batch, row.pixels, row.classes, optimizer)

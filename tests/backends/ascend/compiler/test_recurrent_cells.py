@@ -17,7 +17,7 @@ from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.compiler import tasks_from_kernels
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.pricing.traced_step import TracedStep
-from pipeline.backends.ascend.published.workloads import trace_network
+from pipeline.backends.ascend.published.workloads import describe_input, trace_network
 from pipeline.core.registry import list_components
 from pipeline.models.layers.model_spec import ModelSpec
 from tests.backends.ascend.steps import gradient_step, macs, of, types
@@ -137,7 +137,8 @@ def test_framework_layer_is_one_op_in_each_direction(by_op: bool) -> None:
     init = {"conv": "he_normal", "dense": "he_uniform", "bias": "zeros"}
     fields: Any = {"name": "layers", "init": init, "layers": layers, "blocks": {}}
     network = list_components("model")["layers"].model_validate(fields)
-    graph = trace_network(cast(ModelSpec, network), 16, (12, 16, 1), 10).tasks("O2", by_op=by_op)
+    traced = trace_network(cast(ModelSpec, network), 16, describe_input((12, 16, 1)), 10)
+    graph = traced.tasks("O2", by_op=by_op)
     ops = [task.type for task in graph.tasks if task.parts and task.launched]
     forward = ["DynamicGRUV2", "DynamicGRUV2", "DynamicRNN"]
     assert ops == forward + [f"{op}Grad" for op in reversed(forward)]
