@@ -24,7 +24,7 @@ DROP_PATH = 0.2
 DEPTHS = (2, 2, 6, 2)
 """Blocks of each stage of Swin-T."""
 FEATURES = 96
-"""Features of a token in the first stage of Swin-T; each stage has twice as many as the last."""
+"""Features of a token in the first stage of Swin-T; each stage doubles them."""
 MASKED = -100.0
 """Added to the score of two tokens that aren't neighbours in the image, as in the authors' code."""
 

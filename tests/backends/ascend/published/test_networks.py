@@ -19,8 +19,8 @@ OTHER_THAN_PUBLISHED = {"ssd_mobilenet_v2": 0.08}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, work in WORKLOADS.items() if work.parameters])
-def test_network_has_the_published_parameters(name: str) -> None:
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_network_is_computed_and_has_the_parameters_that_are_published(name: str) -> None:
     work = WORKLOADS[name]
     sample = work.sample or (PIXELS.get(name, 224),) * 2 + (3,)
     classes = 21 if name.startswith("deeplab") else CLASSES.get(name, work.classes or 10)
@@ -29,5 +29,8 @@ def test_network_has_the_published_parameters(name: str) -> None:
     inputs = jax.ShapeDtypeStruct((1, *sample), jnp.float32)
     variables = jax.eval_shape(lambda x: network.init(keys, x, True), inputs)
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(variables["params"]))
+    if work.parameters is None:
+        assert count > 0
+        return
     tolerance = OTHER_THAN_PUBLISHED.get(name, 0.03)
     assert count == pytest.approx(work.parameters * 1e6, rel=tolerance)

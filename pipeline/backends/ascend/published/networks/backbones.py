@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -17,10 +16,11 @@ from pipeline.backends.ascend.published.networks.parts import (
     keep,
     max_pool,
     norm,
-    squeeze,
 )
 
 Norm = Callable[[Array], Array]
+Resize = Callable[[Array, Sequence[int]], Array]
+"""Function that returns maps of another size (height, width)."""
 DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 DEPTHS[152] = (3, 8, 36, 3)
 
@@ -30,19 +30,20 @@ def resnet(
     depth: int = 50,
     *,
     stride: int = 32,
-    groups: int = 1,
-    group_width: int = 64,
+    grouping: tuple[int, int] = (1, 64),
     after: Callable[[Array], Array] = keep,
     first_norm: Callable[[int], Norm] = lambda stage: norm,
 ) -> list[Array]:
     """Return the maps of a ResNet's stem and stages.
 
     The last stages are dilated instead of strided, so that the last map is 1 / `stride` of the
-    images. `after` is applied to a block's result before the input is added, `first_norm` makes the
+    images. `grouping` has the groups of a 3x3 convolution, and the features of each in the first
+    stage. `after` is applied to a block's result before the input is added, `first_norm` makes the
     first norm of a stage's blocks.
     """
     x = conv_norm(x, 64, 7, 2)
     levels = [x]
+    groups, group_width = grouping
     x = max_pool(x, 3, 2)
     for stage, blocks in enumerate(DEPTHS[depth]):
         shrinks = 4 * 2**stage <= stride
@@ -94,25 +95,11 @@ def bottleneck(
     *,
     expansion: float = 6,
     act: Activation = relu6,
-    squeezed: float = 0,
-    fused: bool = False,
 ) -> Array:
-    """Return an inverted bottleneck; `squeezed` is the gate's width relative to the input's.
-
-    A `fused` one has a 3x3 convolution instead of a 1x1 and a depthwise one.
-    """
+    """Return an inverted bottleneck."""
     hidden = round(x.shape[-1] * expansion)
-    y = x
-    if fused:
-        if expansion == 1:
-            y = conv_norm(y, features, kernel, stride, act)
-            return x + y if x.shape == y.shape else y
-        y = conv_norm(y, hidden, kernel, stride, act)
-    else:
-        y = conv_norm(y, hidden, 1, 1, act) if expansion != 1 else y
-        y = act(norm(depthwise(y, kernel, stride)))
-    if squeezed:
-        y = squeeze(y, max(1, round(x.shape[-1] * squeezed)), act)
+    y = conv_norm(x, hidden, 1, 1, act) if expansion != 1 else x
+    y = act(norm(depthwise(y, kernel, stride)))
     y = norm(conv(y, features, 1))
     return x + y if x.shape == y.shape else y
 
@@ -153,7 +140,7 @@ def csp_stage(x: Array, features: int, blocks: int, act: Activation, *, adds: bo
     return conv_norm(y, features, 1, act=act)
 
 
-def hrnet(x: Array, width: int, fuse: Callable[..., Array]) -> list[Array]:
+def hrnet(x: Array, width: int, fuse: Resize) -> list[Array]:
     """Return the four maps of HRNet (Wang et al. 2020); `fuse` enlarges a map to another's size."""
     x = conv_norm(conv_norm(x, 64, 3, 2), 64, 3, 2)
     for block in range(4):
@@ -175,13 +162,13 @@ def _basic_blocks(x: Array, count: int) -> Array:
     return x
 
 
-def _fuse_levels(levels: Sequence[Array], place: int, fuse: Callable[..., Any]) -> Array:
+def _fuse_levels(levels: Sequence[Array], place: int, fuse: Resize) -> Array:
     target = levels[place]
     total = target
     for other, level in enumerate(levels):
         y = level
         if other > place:
-            y = fuse(norm(conv(y, target.shape[-1], 1)), target.shape[1], target.shape[2])
+            y = fuse(norm(conv(y, target.shape[-1], 1)), target.shape[1:3])
         for step in range(other, place):
             last = step == place - 1
             y = conv_norm(
@@ -192,7 +179,7 @@ def _fuse_levels(levels: Sequence[Array], place: int, fuse: Callable[..., Any]) 
 
 
 def pyramid(
-    levels: Sequence[Array], features: int, merge: Callable[..., Array], *, bias: bool = True
+    levels: Sequence[Array], features: int, merge: Resize, *, bias: bool = True
 ) -> list[Array]:
     """Return a feature pyramid of maps, from the finest (Lin et al. 2017)."""
     above = None
@@ -200,7 +187,7 @@ def pyramid(
     for level in reversed(levels):
         lateral = conv(level, features, 1, use_bias=bias)
         if above is not None:
-            lateral = lateral + merge(above, lateral.shape[1], lateral.shape[2])
+            lateral = lateral + merge(above, lateral.shape[1:3])
         above = lateral
         results.append(conv(lateral, features, use_bias=bias))
     return results[::-1]

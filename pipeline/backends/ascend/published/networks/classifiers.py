@@ -151,7 +151,7 @@ def _attention_module(x: Array, features: int, depth: int) -> Array:
             skips.append(_pre_bottleneck(mask, features))
     for level in reversed(range(depth)):
         mask = _pre_bottleneck(mask, features)
-        mask = resize(mask, *sizes[level])
+        mask = resize(mask, sizes[level])
         mask = mask + (skips[level - 1] if level else trunk)
     mask = conv(nn.relu(norm(mask)), features, 1)
     mask = nn.sigmoid(conv(nn.relu(norm(mask)), features, 1))
@@ -214,8 +214,8 @@ def ghostnet(x: Array, classes: int) -> Array:
 def hrnet_w18(x: Array, classes: int) -> Array:
     """HRNet-W18 with the classifier's head (Wang et al. 2020)."""
 
-    def fuse(x: Array, height: int, width: int) -> Array:
-        return upsample(x, height // x.shape[1])
+    def fuse(x: Array, size: Sequence[int]) -> Array:
+        return upsample(x, size[0] // x.shape[1])
 
     levels = hrnet(x, 18, fuse)
     y = bottlenecks(levels[0], 32, 1, 1)
@@ -382,23 +382,37 @@ SPNASNET = (
 )
 
 
+def _squeezed_bottleneck(x: Array, features: int, stride: int, expansion: int) -> Array:
+    """Return an inverted bottleneck with a gate of a quarter of the input's width."""
+    y = conv_norm(x, x.shape[-1] * expansion, 1, 1, nn.silu)
+    y = nn.silu(norm(depthwise(y, 3, stride)))
+    y = squeeze(y, round(x.shape[-1] / 4), nn.silu)
+    y = norm(conv(y, features, 1))
+    return x + y if x.shape == y.shape else y
+
+
+def _fused_bottleneck(x: Array, features: int, stride: int, expansion: int) -> Array:
+    """Return an inverted bottleneck with a 3x3 convolution in place of a 1x1 and a depthwise one.
+
+    Without an expansion the 3x3 convolution is the only one.
+    """
+    if expansion == 1:
+        y = conv_norm(x, features, 3, stride, nn.silu)
+    else:
+        y = conv_norm(x, x.shape[-1] * expansion, 3, stride, nn.silu)
+        y = norm(conv(y, features, 1))
+    return x + y if x.shape == y.shape else y
+
+
 def efficientnet_v2_s(x: Array, classes: int) -> Array:
     """EfficientNetV2-S (Tan and Le 2021)."""
     x = conv_norm(x, 24, 3, 2, nn.silu)
     rows = "1,24,2,1,1 4,48,4,2,1 4,64,4,2,1 4,128,6,2,0 6,160,9,1,0 6,256,15,2,0"
     for row in rows.split():
         expansion, features, blocks, stride, fused = map(int, row.split(","))
+        make_block = _fused_bottleneck if fused else _squeezed_bottleneck
         for block in range(blocks):
-            x = bottleneck(
-                x,
-                features,
-                3,
-                1 if block else stride,
-                expansion=expansion,
-                act=nn.silu,
-                squeezed=0 if fused else 0.25,
-                fused=bool(fused),
-            )
+            x = make_block(x, features, 1 if block else stride, expansion)
     return head(conv_norm(x, 1280, 1, act=nn.silu), classes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,9 +30,9 @@ from pipeline.backends.ascend.published.networks.parts import (
 )
 
 
-def nearest(x: Array, height: int, width: int) -> Array:
-    """Return maps of another size, whose pixels are repeated."""
-    return resize(x, height, width, method="nearest")
+def nearest(x: Array, size: Sequence[int]) -> Array:
+    """Return maps of another size (height, width), whose pixels are repeated."""
+    return resize(x, size, method="nearest")
 
 
 def retinanet(x: Array, classes: int, depth: int) -> Array:

@@ -114,9 +114,9 @@ def avg_pool(x: Array, kernel: int = 2, stride: int = 2) -> Array:
     return result
 
 
-def resize(x: Array, height: int, width: int, *, method: str = "bilinear") -> Array:
-    """Return maps of another size."""
-    return jax.image.resize(x, (x.shape[0], height, width, x.shape[-1]), method)
+def resize(x: Array, size: Sequence[int], *, method: str = "bilinear") -> Array:
+    """Return maps of another size (height, width)."""
+    return jax.image.resize(x, (x.shape[0], *size, x.shape[-1]), method)
 
 
 def upsample(x: Array, factor: int = 2) -> Array:

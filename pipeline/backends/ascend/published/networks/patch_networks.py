@@ -95,7 +95,7 @@ class _DinoNetwork(nn.Module):
         places = self.param("places", nn.initializers.normal(0.02), (1, 197, 384))
         tokens = jnp.concatenate([jnp.broadcast_to(first, (x.shape[0], 1, 384)), tokens], 1)
         if tokens.shape[1] < 197:
-            grid = resize(places[:, 1:].reshape(1, 14, 14, 384), 6, 6, method="bicubic")
+            grid = resize(places[:, 1:].reshape(1, 14, 14, 384), (6, 6), method="bicubic")
             places = jnp.concatenate([places[:, :1], grid.reshape(1, 36, 384)], 1)
         tokens = tokens + places
         for _ in range(12):

@@ -94,7 +94,7 @@ def deeplab_v3(x: Array, classes: int, stride: int) -> Array:
     """DeepLabV3 on ResNet-101, whose last map is 1 / `stride` (Chen et al. 2017)."""
     size = x.shape[1:3]
     y = conv(dropout(atrous_pyramid(resnet_multigrid(x, stride)[-1], stride), 0.3), classes, 1)
-    return resize(y, *size)
+    return resize(y, size)
 
 
 def deeplab_v3_plus(x: Array, classes: int, stride: int) -> Array:
@@ -102,9 +102,9 @@ def deeplab_v3_plus(x: Array, classes: int, stride: int) -> Array:
     size = x.shape[1:3]
     levels = resnet_multigrid(x, stride)
     low = conv_norm(levels[1], 48, 1)
-    y = resize(atrous_pyramid(levels[-1], stride), *low.shape[1:3])
+    y = resize(atrous_pyramid(levels[-1], stride), low.shape[1:3])
     y = conv_norm(conv_norm(jnp.concatenate([y, low], -1), 256), 256)
-    return resize(conv(y, classes, 1, use_bias=True), *size)
+    return resize(conv(y, classes, 1, use_bias=True), size)
 
 
 def resnet_multigrid(x: Array, stride: int) -> list[Array]:
@@ -131,10 +131,10 @@ def pspnet(x: Array, classes: int) -> Array:
     for bins in (1, 2, 3, 6):
         step = -(-y.shape[1] // bins)
         pooled = conv_norm(avg_pool(y, step, step), 512, 1)
-        maps.append(resize(pooled, *y.shape[1:3]))
+        maps.append(resize(pooled, y.shape[1:3]))
     main = conv(dropout(conv_norm(jnp.concatenate(maps, -1), 512), 0.1), classes, 1)
     side = conv(dropout(conv_norm(levels[-2], 256), 0.1), classes, 1)
-    return jnp.concatenate([resize(main, *size), resize(side, *size)], 1)
+    return jnp.concatenate([resize(main, size), resize(side, size)], 1)
 
 
 def densedepth(x: Array, classes: int) -> Array:
@@ -155,7 +155,7 @@ def densedepth(x: Array, classes: int) -> Array:
     width = x.shape[-1]
     x = conv(x, width, 1, use_bias=True)
     for level, skip in enumerate(reversed(skips)):
-        x = jnp.concatenate([resize(x, *skip.shape[1:3]), skip], -1)
+        x = jnp.concatenate([resize(x, skip.shape[1:3]), skip], -1)
         for _ in range(2):
             x = nn.leaky_relu(conv(x, width // 2 ** (level + 1), use_bias=True), 0.2)
     return conv(x, 1, use_bias=True)
@@ -181,7 +181,7 @@ def dlinknet34(x: Array, classes: int) -> Array:
 
 def midas(x: Array, classes: int) -> Array:
     """MiDaS v2 (Ranftl et al. 2020): ResNeXt-101 32x8d and blocks that refine."""
-    levels = resnet(x, 101, groups=32, group_width=8)[1:]
+    levels = resnet(x, 101, grouping=(32, 8))[1:]
     levels = [conv(level, 256) for level in levels]
 
     def refine(x: Array) -> Array:
@@ -192,9 +192,9 @@ def midas(x: Array, classes: int) -> Array:
     for place in range(3, -1, -1):
         y = y if place == 3 else y + refine(levels[place])
         y = refine(y)
-        y = resize(y, 2 * y.shape[1], 2 * y.shape[2])
+        y = resize(y, (2 * y.shape[1], 2 * y.shape[2]))
     y = conv(y, 128, use_bias=True)
-    y = nn.relu(conv(resize(y, 2 * y.shape[1], 2 * y.shape[2]), 32, use_bias=True))
+    y = nn.relu(conv(resize(y, (2 * y.shape[1], 2 * y.shape[2])), 32, use_bias=True))
     return nn.relu(conv(y, 1, 1, use_bias=True))
 
 
@@ -203,7 +203,7 @@ def ocrnet(x: Array, classes: int) -> Array:
     size = x.shape[1:3]
     levels = hrnet(x, 48, resize)
     target = levels[0].shape[1:3]
-    y = jnp.concatenate([levels[0], *(resize(level, *target) for level in levels[1:])], -1)
+    y = jnp.concatenate([levels[0], *(resize(level, target) for level in levels[1:])], -1)
     side = conv(conv_norm(y, 720, 1), classes, 1, use_bias=True)
     y = conv_norm(y, 512)
     batch = y.shape[0]
@@ -217,7 +217,7 @@ def ocrnet(x: Array, classes: int) -> Array:
     context = conv_norm(context.reshape(*y.shape[:3], 256), 512, 1)
     y = dropout(conv_norm(jnp.concatenate([context, y], -1), 512, 1), 0.05)
     main = conv(y, classes, 1, use_bias=True)
-    return jnp.concatenate([resize(main, *size), resize(side, *size)], 1)
+    return jnp.concatenate([resize(main, size), resize(side, size)], 1)
 
 
 def openpose(x: Array, classes: int) -> Array:
@@ -241,7 +241,7 @@ def openpose(x: Array, classes: int) -> Array:
 def hed(x: Array, classes: int) -> Array:
     """HED (Xie and Tu 2015): an edge map of each stage of VGG-16, and their mixture."""
     size = x.shape[1:3]
-    maps = [resize(conv(level, 1, 1, use_bias=True), *size) for level in vgg(x, VGG16)]
+    maps = [resize(conv(level, 1, 1, use_bias=True), size) for level in vgg(x, VGG16)]
     return nn.sigmoid(jnp.concatenate([*maps, conv(_join(maps), 1, 1, use_bias=True)], -1))
 
 
@@ -285,9 +285,9 @@ def pvnet(x: Array, classes: int) -> Array:
     y = conv_norm(levels[-1], 256)
     y = nn.leaky_relu(norm(conv(jnp.concatenate([y, levels[2]], -1), 128)), 0.1)
     for level, features in ((levels[1], 64), (levels[0], 32)):
-        y = resize(y, *level.shape[1:3]) if y.shape[1] != level.shape[1] else y
+        y = resize(y, level.shape[1:3]) if y.shape[1] != level.shape[1] else y
         y = nn.leaky_relu(norm(conv(jnp.concatenate([y, level], -1), features)), 0.1)
-    y = jnp.concatenate([resize(y, *size), x], -1)
+    y = jnp.concatenate([resize(y, size), x], -1)
     y = nn.leaky_relu(norm(conv(y, 32)), 0.1)
     return conv(y, 18 + 2, 1, use_bias=True)
 
@@ -316,10 +316,10 @@ def u2net(x: Array, classes: int) -> Array:
     outputs = [x]
     decoder = ((0, 256, 512), (4, 128, 256), (5, 64, 128), (6, 32, 64), (7, 16, 64))
     for (depth, middle, features), skip in zip(decoder, reversed(skips), strict=True):
-        joined = jnp.concatenate([resize(x, *skip.shape[1:3]), skip], -1)
+        joined = jnp.concatenate([resize(x, skip.shape[1:3]), skip], -1)
         x = _residual_u(joined, depth, middle, features)
         outputs.append(x)
-    sides = [resize(conv(y, 1, use_bias=True), *size) for y in outputs]
+    sides = [resize(conv(y, 1, use_bias=True), size) for y in outputs]
     joined = conv(jnp.concatenate(sides, -1), 1, 1, use_bias=True)
     return nn.sigmoid(jnp.concatenate([joined, *sides], -1))
 
@@ -339,7 +339,7 @@ def _residual_u(x: Array, depth: int, middle: int, features: int) -> Array:
         y = conv_norm(y, middle, kernel_dilation=dilation, **options)
         maps.append(y)
     for level in range(len(maps) - 2, -1, -1):
-        y = y if y.shape[1] == maps[level].shape[1] else resize(y, *maps[level].shape[1:3])
+        y = y if y.shape[1] == maps[level].shape[1] else resize(y, maps[level].shape[1:3])
         width = middle if level else features
         dilation = 2**level if dilated else 1
         joined = jnp.concatenate([y, maps[level]], -1)
