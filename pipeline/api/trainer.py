@@ -176,7 +176,7 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Evaluate the current parameters; return the metrics by name.
 
-        Precision, recall and f1 are macro averages. Raises RunError if there are no parameters yet,
+        Precision, recall and f1 are macro averages. Raises RunError before there are parameters,
         PipelineError if the data can't be read, and Interrupted after a signal to stop.
         """
         view = self._watch.view
@@ -200,7 +200,7 @@ class Trainer:
         rows (n, columns), tokens (n, T), or a mapping if the network reads several columns.
 
         Samples have the dataset's shape and type; the evaluation ops are applied. Raises RunError
-        if there are no parameters yet. Raises DataError for samples of another shape, and for
+        before there are parameters. Raises DataError for samples of another shape, and for
         values that the dataset's type can't hold, such as 0.5 in uint8.
         """
         snapshot = self._make_snapshot()
@@ -248,7 +248,7 @@ class Trainer:
     def trainable_parameters(self) -> dict[str, np.ndarray]:
         """Copies of the parameters that the next step updates, by path: all that aren't frozen.
 
-        Raises RunError if there are no parameters yet.
+        Raises RunError before there are parameters.
         """
         train = self.recipe.train
         frozen_patterns = train.freeze
@@ -266,7 +266,7 @@ class Trainer:
     def save_weights(self, file: Path | str) -> None:
         """Write parameters and batch statistics to a weight file, as `convert weights` does.
 
-        Its suffix is .safetensors, .ckpt or .npz. Raises RunError if there are no parameters yet or
+        Its suffix is .safetensors, .ckpt or .npz. Raises RunError before there are parameters or
         the file can't be written, and DataError for another suffix.
         """
         write_weights(Path(file), self._make_snapshot().arrays)
@@ -328,7 +328,7 @@ class Trainer:
 
     def _make_snapshot(self) -> TrainedRun:
         """Return the run as it is now, with copies of its parameters, or of their averages. Raises
-        RunError if there are no parameters yet."""
+        RunError before there are parameters."""
         view = self._watch.view
         if view is None or view.state is None:
             if self._trained is None:

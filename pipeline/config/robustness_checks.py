@@ -32,7 +32,7 @@ def check_robustness(recipe: Recipe) -> Iterator[str]:
 def _check_images(recipe: Recipe, key: str, split: str, default: str) -> Iterator[str]:
     """Yield the reasons why samples of a split can't be attacked.
 
-    `key` sets the attacks; with its `default` there are none.
+    `key` sets the attacks; its `default` attacks nothing.
     """
     dataset = recipe.dataset
     if dataset.content != "images":

@@ -22,9 +22,9 @@ _MAX_INDEX = 2**31 - 1
 class BalancedOrder(SampleOrder):
     """An order whose epochs have all classes equally often, with differences of at most one.
 
-    An epoch has as many samples as the split. The samples of a class are shuffled again and again,
-    and an epoch continues this series from where the epoch before it stopped. So all samples of the
-    class are drawn before any is drawn again. An epoch is a pure function of (seed, epoch).
+    An epoch has the number of samples of the split. The samples of a class are shuffled again and
+    again, and an epoch continues this series from where the epoch before it stopped. So all samples
+    of the class are drawn before any is drawn again. An epoch is a pure function of (seed, epoch).
     """
 
     labels: np.ndarray = field(compare=False)

@@ -79,7 +79,7 @@ def freeze_steps(
     """Return the run with the number of steps that end by `end_at`, and write its recipe.
 
     `end_at` is a time by `time.perf_counter`. Programs are compiled again only for more than
-    `UNPLANNED_STEPS` steps. Raises RecipeError if there is no time for a step.
+    `UNPLANNED_STEPS` steps. Raises RecipeError if the time is too short for a step.
     """
     context = run.context
     train = context.recipe.train

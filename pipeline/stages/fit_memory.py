@@ -40,7 +40,7 @@ from pipeline.training.telemetry import Telemetry
 T = TypeVar("T")
 
 RESERVED_BYTES = 64_000_000
-"""Memory to leave free. With less free memory, half as many shards are computed at once."""
+"""Memory to leave free. With less free memory, half of the shards are computed at once."""
 CHECK_PERIOD_S = 1.0
 """Least seconds between two measurements of the usable memory."""
 
@@ -120,7 +120,7 @@ def count_most_at_once(built: Built, platform: str) -> int:
 
 
 class FittedExecutable(WrappedExecutable[XlaExecutable]):
-    """An executable that computes half as many shards at once when memory runs out.
+    """An executable that computes half of the shards at once when memory runs out.
 
     A failed call is repeated with the same state: programs don't overwrite their arguments.
     """
@@ -172,7 +172,7 @@ class FittedExecutable(WrappedExecutable[XlaExecutable]):
         return max(0, min(free_bytes, limit_bytes - placement.used_bytes))
 
     def halve(self, reason: str) -> None:
-        """Compile programs of half as many shards at once. Raises RunError for a single shard."""
+        """Compile programs of half of the shards at once. Raises RunError for a single shard."""
         samples_before = self.samples_at_once
         if self._built.at_once == 1:
             raise RunError(
@@ -220,7 +220,7 @@ class FittedExecutable(WrappedExecutable[XlaExecutable]):
         return super().run(state, start, stop, mechanism)
 
     def _call(self, name: str, method: Callable[[XlaExecutable], T]) -> T:
-        """Call `method`, with half as many shards at once after each call that lacks memory.
+        """Call `method`, with half of the shards at once after each call that lacks memory.
 
         Raises RunError if memory doesn't suffice for a single shard.
         """

@@ -24,7 +24,7 @@ class TrainState:
     """Everything that training changes, the content of a checkpoint.
 
     `step` (int32 scalar) is the number of steps so far, including steps without an update. Random
-    numbers are a function of (seed, step), so there is no generator's state.
+    numbers are a function of (seed, step), so a generator's state isn't needed.
     """
 
     step: Array

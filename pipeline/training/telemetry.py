@@ -36,7 +36,7 @@ class Telemetry:
         start: int, rows: np.ndarray, names: Sequence[str], flags: Collection[str] = ()
     ) -> Telemetry:
         """Make telemetry from rows of the device's buffer, (steps, columns). The columns in `flags`
-        become bool. Raises ValueError if there aren't as many names as columns."""
+        become bool. Raises ValueError if names and columns differ in number."""
         columns = dict(zip(names, np.asarray(rows, np.float32).T, strict=True))
         for name in columns.keys() & flags:
             columns[name] = columns[name] > 0

@@ -136,7 +136,7 @@ def _write_network(graph: TorchGraph, target: Path, reference: ReferenceLogits) 
 def _write_layers(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
     """Write a recipe that lists layers. Raises UnknownLayerError for a module that isn't one."""
     converted = list_layers(graph)
-    # The recipe's last layer has as many features as the dataset has classes.
+    # The recipe's last layer has a feature for each of the dataset's classes.
     recipe_layers = set_class_features(converted.layers)
     init = InitSpec.model_validate(INIT)
     network = Network(converted.layers, initializers=init, dtype="float32")

@@ -241,7 +241,7 @@ def map_plateau(item: ClassSettings, extra_patience: int, default: str) -> Itera
     patience = item.arguments.get("patience", 10)
     if isinstance(patience, int):
         waits = max(patience + extra_patience, 1)
-        note = "the rate is multiplied after as many evaluations without an improvement"
+        note = "the rate is multiplied after this number of evaluations without an improvement"
         yield KeyRow(f"{item.prefix}patience", {f"{PLATEAU}.patience": waits}, note)
 
 

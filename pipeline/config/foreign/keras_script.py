@@ -199,7 +199,7 @@ def _find_calls(script: Script, name: str) -> list[ast.Call]:
     """Return the calls of a method of Keras' models, in the order of their lines.
 
     Methods of imported modules, as in re.compile, and calls with data alone, as scikit-learn's
-    fit(x, y), are left out, unless there are no others.
+    fit(x, y), are left out if there are others.
     """
     modules = set()
     for node in ast.walk(script.tree):

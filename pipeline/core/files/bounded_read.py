@@ -23,7 +23,7 @@ def read_bytes(path: Path, at_most_bytes: int = MAX_BYTES) -> bytes:
     if path.exists() and not path.is_file():
         raise ValueError("isn't a regular file")
     with path.open("rb") as file:
-        # A read allocates as many bytes as are requested, so the first requests the file's size.
+        # A read allocates the bytes that are requested, so the first requests the file's size.
         first_bytes = min(os.fstat(file.fileno()).st_size, at_most_bytes) + 1
         content = file.read(first_bytes)
         if len(content) == first_bytes:

@@ -225,7 +225,7 @@ def _is_taken(name: str, path: Path) -> bool:
         return file is None or Path(file).resolve() != path.resolve()
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        # There is no module of the name, or only a folder without __init__.py.
+        # Python finds nothing of the name, or only a folder without __init__.py.
         return False
     return Path(spec.origin).resolve() != path.resolve()
 

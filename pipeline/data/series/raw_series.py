@@ -66,7 +66,7 @@ class RawSeries:
 
 
 def require_series(raw: RawSeries) -> RawSeries:
-    """Return the series. Raises ValueError if there are none, for series without steps, with
+    """Return the series. Raises ValueError for a file without series, series without steps, with
     another number of channels than the first, or with values that aren't finite in float32."""
     if not raw.values:
         raise ValueError("has no series; must have at least one")

@@ -77,7 +77,7 @@ class Callback:
 
     Its state has seen each step, sink, evaluation and checkpoint once, even if a run is killed and
     resumed: a resumed run restores `state` from a checkpoint, and repeats the events after it.
-    `on_steps` gets a part of a sink, with as many steps as fit into a time. The evaluation of the
+    `on_steps` gets a part of a sink, the steps that fit into a time. The evaluation of the
     eval stage, after training, isn't an event. Only the first of several processes calls callbacks.
     """
 

@@ -93,7 +93,7 @@ def finite_number(value: Any) -> float | None:
 
 
 def last_step(log: Path) -> int | None:
-    """Return the step of the last complete line of metrics.jsonl; None if there is no such line.
+    """Return the step of the last complete line of metrics.jsonl; None without such a line.
     Raises DataError if the file can't be read or the line isn't valid."""
     if not log.exists():
         return None

@@ -101,7 +101,7 @@ class VerifiedLog:
         self._size_bytes = 0
         self._lines = 0
         self._tail = bytearray()
-        """Last lines, at least `TAIL_BYTES` if the log has as many bytes."""
+        """Last lines, at least `TAIL_BYTES` of a log of this size or more."""
         self._digest = hashlib.sha256()
         """Digest of the lines before the tail."""
 

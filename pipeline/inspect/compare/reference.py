@@ -83,7 +83,7 @@ def read_reference(folder: Path) -> TensorSide:
 
 
 def _read_order(folder: Path) -> dict[str, int]:
-    """Return the position of each operator in the execution order; {} if there is no such file.
+    """Return the position of each operator in the execution order; {} without such a file.
 
     Keys are the operator's full name and the last part of this name.
     """

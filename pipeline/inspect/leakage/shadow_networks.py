@@ -44,7 +44,7 @@ class Audit:
     """The audited samples, in pairs of a member and a held-out sample.
 
     A shadow network is trained on one sample of each pair, and on all training samples outside of
-    the pairs, so that it has as many training samples as the run.
+    the pairs, so that it has the run's number of training samples.
     """
 
     opened: OpenedRecipe

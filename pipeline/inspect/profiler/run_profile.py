@@ -57,7 +57,7 @@ from pipeline.training.state import TrainState
 STEPS = 60
 """At most this many steps are traced, unless `profile.steps` is set."""
 MAX_EVENTS = 100_000
-"""A trace has at most this many events. 20 times as many take minutes to write and to read."""
+"""A trace has at most this many events. 20 times the number take minutes to write and to read."""
 TRACED_S = 2.0
 """Target duration of the traced steps."""
 TRAINED_S = 2.5

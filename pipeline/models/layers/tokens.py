@@ -59,7 +59,7 @@ class ClassToken(LayerSpec):
 class PositionEmbedding(LayerSpec):
     """Add a learned vector to each token, by its position.
 
-    The network is initialised with as many vectors as there are tokens. With `shorter` later inputs
+    The network is initialised with a vector for each token. With `shorter` later inputs
     may have fewer tokens, to which the first vectors are added.
     """
 

@@ -45,7 +45,7 @@ each of two branches, and of the 1x1 after the pool."""
 class GoogLeNet(StridedModelSpec):
     """Nine inception modules of four parallel branches (Szegedy et al. 2015).
 
-    As in MindSpore's model zoo and torchvision, the paper's 5x5 branch is 3x3, and there are no
+    As in MindSpore's model zoo and torchvision, the paper's 5x5 branch is 3x3, without
     auxiliary classifiers. With 1000 classes it has 6,624,904 parameters.
     """
 
@@ -192,7 +192,7 @@ class DenseNet(StridedModelSpec):
 
     name: Literal["densenet"] = "densenet"
     growth: PositiveInt
-    """Features that each layer adds; the stem has twice as many."""
+    """Features that each layer adds; the stem has twice the number."""
     blocks: Seq[Count]
     """Number of layers of each dense block."""
 
@@ -239,7 +239,7 @@ class DualPathNetwork(StridedModelSpec):
     blocks: Seq[Count]
     """Number of blocks of each stage."""
     growths: Seq[PositiveInt]
-    """Features that a block appends, by stage; the first block appends three times as many."""
+    """Features that a block appends, by stage; the first block appends three times the number."""
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [*imagenet_stem(self.stem, epsilon=1e-3)]

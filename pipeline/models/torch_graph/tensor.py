@@ -141,7 +141,7 @@ def reshape_axes(x: TorchTensor, shape: Sequence[int]) -> TorchTensor:
     """Reshape as `torch.reshape` does.
 
     No data is transposed if the axes that are merged or split are adjacent in x and in PyTorch's
-    order. Raises ValueError if x doesn't have as many values as `shape`.
+    order. Raises ValueError if x has another number of values than `shape`.
     """
     if not all(isinstance(size, int) for size in (*x.shape, *shape)):
         # The batch size is unknown while a program is exported.

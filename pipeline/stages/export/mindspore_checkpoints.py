@@ -89,7 +89,7 @@ def write_checkpoints(
     """Write each checkpoint of a run as a file, and return the files.
 
     `source` is a run directory or one checkpoint. Arrays have the names of `collect_arrays`.
-    Raises DataError if there is no checkpoint, RunError if the folder can't be written.
+    Raises DataError without a checkpoint, RunError if the folder can't be written.
     """
     run_dir = require_run_dir(source)
     recipe = read_run_recipe(run_dir)

@@ -3,7 +3,7 @@
 Keys and values of earlier tokens are cached, so that each token needs one pass over the weights.
 Without a cache, the network reads its whole context for every token.
 
-A context has at most as many tokens as a training window. When it is full, its second half becomes
+A context is at most as long as a training window. When it is full, its second half becomes
 the beginning of the next context. So later tokens are sampled from at least half a context.
 """
 

@@ -91,7 +91,7 @@ def _run_with_restarts(
 def _leave_out_process(recipe: Recipe) -> Recipe:
     """Return the recipe with the largest smaller number of processes that it allows.
 
-    Each process has as many devices as before. Returns `recipe` if fewer aren't allowed.
+    Each process has the number of devices that it had. Returns `recipe` if fewer aren't allowed.
     """
     num_before = recipe.launch.num_processes
     least = recipe.launch.min_processes or num_before

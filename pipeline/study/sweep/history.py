@@ -33,7 +33,7 @@ ACQUISITIONS: Mapping[str, Acquisition] = {"gp": "ei", "gp-pi": "pi", "gp-ucb": 
 """Acquisition of a Gaussian process by the name of its sampler."""
 FIRST_DRAWS = 5
 """Trials that a sampler draws at random before it uses results. With tpe's default of 10, a search
-of three keys took twice as many trials (docs/runs.md)."""
+of three keys took twice the trials (docs/runs.md)."""
 _ELEMENT = re.compile(r"\.\d+(\.|$)")
 """An index of a list, in a dotted key."""
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
     """Return the keys to search with their distributions, and the fixed overrides.
 
-    Raises RecipeError for an invalid override or range, and if there is no key to search.
+    Raises RecipeError for an invalid override or range, and without a key to search.
     """
     problems = [
         f"{show(override)}: {problem}" for override, problem in find_parse_problems(arguments)

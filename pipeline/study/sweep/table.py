@@ -95,7 +95,7 @@ def conclude_sweep(sweep_dir: Path, *, is_shared: bool = False) -> int:
     """Write and print the table, and return the largest exit status of a job.
 
     With `is_shared`, processes of a launcher share the jobs, and the jobs that others still run are
-    left out: launchers end all processes when a status isn't 0. Raises RunError if there is no job,
+    left out: launchers end all processes when a status isn't 0. Raises RunError without a job,
     and DataError if a job's files can't be read.
     """
     rows = read_jobs(sweep_dir)

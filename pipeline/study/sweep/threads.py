@@ -51,7 +51,7 @@ def count_jobs_at_once(launcher: Mapping[str, Any], jobs: int = 1) -> int:
 
     - joblib: its `n_jobs`; a negative number -n leaves n - 1 processors unused
     - submitit on this machine: all jobs
-    - Ray: as many as its processors allow; 1 on an existing cluster
+    - Ray: what its processors allow; 1 on an existing cluster
     - others: 1
     """
     kind = str(launcher.get("_target_", ""))

@@ -111,7 +111,7 @@ class PairedVerdict:
 
 
 def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
-    """Return the verdict of a sweep's finished pairs, or the reason why there is none.
+    """Return the verdict of a sweep's finished pairs, or the reason why it can't be given.
 
     `metric` is compared; None is the main metric of the first pair. Raises RunError if a job lacks
     the metric, if it isn't finite, or if the sides evaluated different numbers of samples, and

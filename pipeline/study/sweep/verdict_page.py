@@ -54,7 +54,7 @@ def write_verdict_page(
     pairs: Mapping[int, tuple[JobSummary, JobSummary]],
     sides: SideTexts,
 ) -> None:
-    """Write the page of a verdict, or of the reason why there is none.
+    """Write the page of a verdict, or of the reason why it can't be given.
 
     `pairs` are the results of sides A and B by seed. Raises RunError if the file can't be written.
     """

@@ -36,7 +36,7 @@ class RAdam(AdamBase):
     """Adam with a rectified variance (Liu et al. 2020), as in PyTorch; weight decay is L2.
 
     r * m_hat / (sqrt(v_hat) + eps), with r growing from 0 to 1. The direction is m_hat alone while
-    rho, the length of an average of as many squares, is below 5.
+    rho, the length of an average of these squares, is below 5.
     """
 
     transformation: ClassVar[str] = "scale_by_radam"

@@ -67,7 +67,7 @@ def split_noise(noise: float, count_noise: float) -> float:
 
     Both together have the privacy of `noise` alone: 1 / noise^2 = 1 / s^2 + 1 / (2 count_noise)^2,
     since a sample changes the centred number by 1/2 (Andrew et al. 2021, theorem 1). Raises
-    ValueError if there is no such s.
+    ValueError without such an s.
     """
     if 2 * count_noise <= noise:
         raise ValueError(

@@ -26,8 +26,8 @@ def bound_epsilon(scores: np.ndarray, are_members: np.ndarray, delta: float) -> 
     error = (1 - CONFIDENCE) / len(SHARES)
     best = 0.0
     for share in SHARES:
-        # Guess that the canaries with the highest scores are members, and as many of the lowest
-        # not.
+        # Guess that the canaries with the highest scores are members, and that the lowest, of
+        # the same number, aren't.
         half = max(1, round(share * num_canaries / 2))
         num_right = int(are_members[:half].sum() + (~are_members[-half:]).sum())
         best = max(best, _find_bound(num_right, 2 * half, num_canaries, delta, error))

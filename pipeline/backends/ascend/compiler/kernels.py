@@ -365,7 +365,7 @@ def measure_kernel(
         heavy += heavy_ops * share
         is_large = bool(node.inputs) and 2 * graph.values[node.inputs[0]].size >= kernel.elements
         if kinds[position] == "rows" and is_large:
-            # A scatter has as many updates as rows.
+            # A scatter has an update for each row.
             results = (*node.inputs[2:], *node.outputs)
             row_counts.append(min(graph.values[index].size for index in results))
     along_rows = 1

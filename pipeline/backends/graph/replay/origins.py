@@ -40,7 +40,7 @@ class Origin:
     """The equation that produced a non-finite value, or an input that has one.
 
     `causes` are the origins of the operands. `result`, `array` and `operands` are recorded only if
-    there are no causes, or the equation computes NaN from infinities.
+    nothing is a cause, or the equation computes NaN from infinities.
     """
 
     number: int
@@ -83,7 +83,7 @@ class Cause:
 def find_cause(outcome: Origin) -> Cause:
     """Return the first cause of a non-finite value, among all values that it depends on.
 
-    An equation that computes NaN from infinities is the cause only if there is no unintended cause,
+    An equation that computes NaN from infinities is the cause only without an unintended cause,
     and an intended infinite constant (padding, mask) only if there is neither.
     """
     first_readers = {outcome: outcome}

@@ -185,7 +185,7 @@ def _make_recorder(torch: Any) -> Any:
             )
             _RECORDING.append(cls.__name__)
             try:
-                # Modes of gradients and autocast inside of the function are no part of the program.
+                # Modes of gradients and autocast inside of the function aren't part of the program.
                 with torch._C.DisableTorchFunction():
                     return _record(torch, outer, context, cls, args)
             finally:

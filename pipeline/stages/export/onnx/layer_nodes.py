@@ -322,7 +322,7 @@ def _add_recurrent(layer: tokens.Recurrent, x: NodeOutput, graph: GraphBuilder) 
     if layer.bias:
         weights.append(np.hstack([read_weights(name) for name in ("bias", "recurrent_bias")]))
     names = ("kernel", "recurrent_kernel", "bias")
-    # Without a bias there is no third array.
+    # A layer without a bias has two arrays.
     inputs = [graph.add_weight(name, array) for name, array in zip(names, weights, strict=False)]
     features = weights[1].shape[-1]
     attributes = {"linear_before_reset": 1} if layer.name == "gru" else {}
