@@ -29,7 +29,7 @@ def test_network_is_computed_and_has_the_parameters_that_are_published(name: str
     inputs = jax.ShapeDtypeStruct((1, *sample), jnp.float32)
     variables = jax.eval_shape(lambda x: network.init(keys, x, True), inputs)
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(variables["params"]))
-    if work.parameters is None:
+    if not work.parameters:
         assert count > 0
         return
     tolerance = OTHER_THAN_PUBLISHED.get(name, 0.03)
