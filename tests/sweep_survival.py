@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.study.sweep.directory import find_jobs
+from pipeline.stages.record.member_runs import find_jobs
 from tests.conftest import TINY
 
 STEPS = 600

@@ -203,8 +203,9 @@ def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
     excluded = (*RESUME_KEYS, SWEEP_DIR)
     job_overrides = [override for override in overrides if get_key(override) not in excluded]
     # Imported here, as in other functions about sweeps, since a run needs none.
+    from pipeline.stages.record.member_runs import find_jobs
     from pipeline.study.sweep.command import find_sweep, read_command
-    from pipeline.study.sweep.directory import find_failures, find_jobs
+    from pipeline.study.sweep.directory import find_failures
 
     existing = _find_directory(flags, typed, overrides)
     is_auto = value_of(overrides, "launch") in (None, "auto")
@@ -251,7 +252,7 @@ def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
 def _conclude(arguments: TrainArguments, sweep_dir: Path, stop_status: int, is_shared: bool) -> int:
     """Write the table of a sweep, and print how to resume it. Return the exit status of the sweep,
     `stop_status` or that of its jobs."""
-    from pipeline.study.sweep.directory import find_jobs
+    from pipeline.stages.record.member_runs import find_jobs
     from pipeline.study.sweep.table import conclude_sweep
 
     # A signal may come before the first job.

@@ -13,9 +13,9 @@ from pipeline.stages.export.mindspore_checkpoints import write_checkpoints
 from pipeline.stages.export.onnx.onnx_export import MODEL, write_onnx
 from pipeline.stages.export.prediction import read_network
 from pipeline.stages.record.descendants import note_descendant
+from pipeline.stages.record.member_runs import list_members
 from pipeline.stages.record.run_directory import find_run_dir
 from pipeline.stages.record.trained_run import TrainedRun
-from pipeline.study.sweep.directory import list_members
 
 # fmt: off
 MODEL_SUFFIXES = frozenset((

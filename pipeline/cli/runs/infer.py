@@ -54,8 +54,8 @@ from pipeline.stages.record.brightness import (
     explain_unusual_images,
     find_unusual_image,
 )
+from pipeline.stages.record.member_runs import is_run_or_sweep, list_members
 from pipeline.stages.record.trained_run import Samples, TrainedRun, spare_gpus
-from pipeline.study.sweep.directory import is_run_or_sweep, list_members
 from pipeline.training.contrastive import compute_cosines
 
 USAGE = "infer takes RUN_DIR or FOLDER, and FILE ..., --text or --prompt"

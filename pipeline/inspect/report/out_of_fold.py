@@ -20,8 +20,8 @@ from pipeline.data.folds import find_folds
 from pipeline.inspect.report.evaluated import evaluate_samples
 from pipeline.inspect.report.report_files import list_predictions, replace_files
 from pipeline.stages.data import drop_folds, load_data, read_selected
+from pipeline.stages.record.member_runs import find_jobs
 from pipeline.stages.record.trained_run import read_trained_run
-from pipeline.study.sweep.directory import find_jobs
 from pipeline.study.sweep.table import read_jobs
 
 FOLDS = "folds.csv"

@@ -23,6 +23,7 @@ from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.folder_lock import LOCK
 from pipeline.core.files.real_files import require_real, require_real_folder, require_real_trees
 from pipeline.core.files.value_text import join_first
+from pipeline.stages.record.member_runs import find_jobs
 from pipeline.stages.record.run_directory import RECIPE, require_unused
 from pipeline.stages.runner.resumed_run import list_changed_keys
 from pipeline.study.sweep.command import Command, read_command, write_command
@@ -30,7 +31,6 @@ from pipeline.study.sweep.directory import (
     BEATS,
     JOURNAL,
     JOURNAL_LOCK,
-    find_jobs,
     format_changed,
     hold_planning_lock,
     read_overrides,

@@ -30,6 +30,7 @@ from pipeline.core.pages.charts import (
 )
 from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import Charts, Page, Section, render_page
+from pipeline.stages.record.member_runs import find_jobs
 from pipeline.stages.record.run_directory import OVERRIDES, SUMMARY, read_written_at_ns
 from pipeline.study.population.groups import FOLD
 from pipeline.study.runs.ranking import is_larger_better, main_metric
@@ -37,7 +38,6 @@ from pipeline.study.runs.ties import print_ties
 from pipeline.study.sweep.command import read_command
 from pipeline.study.sweep.directory import (
     JobSummary,
-    find_jobs,
     format_changed,
     read_overrides,
     read_state,

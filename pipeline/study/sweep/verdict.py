@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.core.errors import RunError, printable
 from pipeline.core.files.name_text import explain_unknown_name
+from pipeline.stages.record.member_runs import find_jobs
 from pipeline.study.paired_test import (
     MIN_PAIRS,
     compute_interval,
@@ -19,7 +20,7 @@ from pipeline.study.paired_test import (
     count_unpaired_runs,
 )
 from pipeline.study.runs.ranking import TRAIN_LOSS, is_larger_better, main_metric
-from pipeline.study.sweep.directory import JobSummary, find_jobs, read_overrides, read_summary
+from pipeline.study.sweep.directory import JobSummary, read_overrides, read_summary
 
 Side = Literal["A", "B"]
 SIDES: tuple[Side, Side] = ("A", "B")
