@@ -76,6 +76,7 @@ ANNEXES: Mapping[str, Annex] = {
         ("dataset=records", "dataset.root=folder", "train.steps=1"),
         "records",
     ),
+    "engine.callbacks.trackers": Annex((), ("train.callbacks=[mlflow]", "train.steps=4"), "mlflow"),
     "inspect.autopsy": Annex(
         ("cli.runs.autopsy",),
         ("autopsy", "run"),
@@ -103,6 +104,23 @@ ANNEXES: Mapping[str, Annex] = {
         ("cli.convert.model", "models.networks.onnx_network", "models.networks.torch_module"),
         ("model=onnx", "model.file=network.onnx", "train.steps=1"),
         "models.torch_graph",
+    ),
+    "stages.export.onnx": Annex(
+        ("cli.runs.export",), ("export", "run", "network", "--to", "onnx"), "export.onnx"
+    ),
+    "study": Annex(
+        (
+            "cli.better",
+            "cli.find_rate",
+            "cli.folds",
+            "cli.recommend",
+            "cli.runs.runs",
+            "cli.train",
+            "inspect.report.origin",
+            "inspect.report.out_of_fold",
+        ),
+        ("-m", "seed=1,2"),
+        "study",
     ),
     "training.optimizers.thor": Annex((), ("+recipe=lenet5_mnist_thor",), "thor"),
 }

@@ -82,6 +82,7 @@ LAZY_MODULES = {
     "pipeline.cli.commands.parameters",
     "pipeline.cli.commands.root",
     "pipeline.cli.profile",
+    "pipeline.cli.runs.export",
     "pipeline.cli.worker",
     "pipeline.cli.train",
     "pipeline.core.host.launchers",

@@ -10,7 +10,6 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.stages.export.export import export_run, holds_other_files
 from pipeline.stages.export.mindspore_checkpoints import write_checkpoints
-from pipeline.stages.export.onnx.onnx_export import MODEL, write_onnx
 from pipeline.stages.export.prediction import read_network
 from pipeline.stages.record.descendants import note_descendant
 from pipeline.stages.record.member_runs import list_members
@@ -79,6 +78,8 @@ def main(
 
 def _write_onnx(run: TrainedRun, folder: Path, calibration_samples: int) -> dict[str, Any]:
     """Write the ONNX files, print their largest error, and return their entries of model.json."""
+    from pipeline.stages.export.onnx.onnx_export import MODEL, write_onnx
+
     export = write_onnx(run, folder, calibration_samples=calibration_samples)
     text = f"logits differ from the run's by {export.difference:.2g} at most"
     if export.accuracy is not None:
