@@ -29,6 +29,7 @@ from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks, Saves
 from pipeline.engine.loop import Decision, Program, exhaust, train
 from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
+from pipeline.engine.monitors.log_lines import METRICS, read_last_line
 from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import LockMonitor
 from pipeline.engine.monitors.tensorboard import TensorBoard
@@ -142,7 +143,9 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
             raise ValueError(f"steps = {settings.steps}: the run in save has done {start}")
         state = copy_state(state, placement)
         if start == settings.steps:
-            yield SinkResult(start, {}, 0.0, partial(_arrange, prepared, state))
+            yield SinkResult(
+                start, _read_last_metrics(prepared), 0.0, partial(_arrange, prepared, state)
+            )
             return
         if saved is not None:
             source.seek(start, saved.position)
@@ -347,6 +350,19 @@ def _read_state(prepared: PreparedSink, program: SinkProgram, step: int) -> Any:
             "read the state inside the loop body"
         )
     return _arrange(prepared, program.put(state))
+
+
+def _read_last_metrics(prepared: PreparedSink) -> dict[str, np.ndarray]:
+    """Return the metrics of a finished run's last step, float32 (1,); NaN for those that its log
+    doesn't have."""
+    settings = prepared.settings
+    line = None if settings.save is None else read_last_line(settings.save / METRICS)
+    numbers = line.numbers() if line is not None and line.step == settings.steps else {}
+    values = {name: numbers.get(name) for name in prepared.step.signature.metrics}
+    return {
+        name: np.array([np.nan if value is None else value], np.float32)
+        for name, value in values.items()
+    }
 
 
 def _arrange(prepared: PreparedSink, state: CustomState) -> Any:

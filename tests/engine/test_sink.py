@@ -193,9 +193,11 @@ def test_leaving_the_loop_saves_the_state(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_finished_run_yields_its_state(tmp_path: Path) -> None:
-    before = train(save=tmp_path)[1]
+    metrics, before, _ = train(save=tmp_path)
     (report,) = sink(step, make_state(), make_data(), steps=STEPS, batch_size=BATCH, save=tmp_path)
     assert report.step == STEPS
+    last = {name: values[-1:].tolist() for name, values in metrics.items()}
+    assert {name: values.tolist() for name, values in report.metrics.items()} == last
     assert np.array_equal(report.state["w"], before["w"])
     assert train(save=tmp_path, steps=STEPS + 10, size="all")[2] == [STEPS + 10]
     with pytest.raises(ValueError, match="steps = 5: the run in save has done 70"):

@@ -92,16 +92,23 @@ def finite_number(value: Any) -> float | None:
     return number if abs(number) <= sys.float_info.max else None
 
 
-def last_step(log: Path) -> int | None:
-    """Return the step of the last complete line of metrics.jsonl; None without such a line.
-    Raises DataError if the file can't be read or the line isn't valid."""
+def read_last_line(log: Path) -> LogLine | None:
+    """Return the last complete line of metrics.jsonl; None without such a line. Raises DataError if
+    the file can't be read or the line isn't valid."""
     if not log.exists():
         return None
     with _open_log(log) as file:
         size_bytes = file.seek(0, os.SEEK_END)
         file.seek(max(0, size_bytes - LONGEST_STEP_BYTES))
         lines = file.read(LONGEST_STEP_BYTES).split(b"\n")[:-1]
-    return parse_line(lines[-1], f"{log}, last line").step if lines else None
+    return parse_line(lines[-1], f"{log}, last line") if lines else None
+
+
+def last_step(log: Path) -> int | None:
+    """Return the step of the line that `read_last_line` returns, with its errors; None without a
+    line."""
+    line = read_last_line(log)
+    return None if line is None else line.step
 
 
 @contextmanager
