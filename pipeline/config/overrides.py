@@ -107,6 +107,11 @@ def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     for position, override in enumerate(overrides):
         if position < end:
             continue
+        if (joined := join_at_equals(overrides[position : position + 3])) is not None:
+            form, count = joined
+            end = position + count
+            yield " ".join(overrides[position:end]), f"must have no space at its =, as {form}"
+            continue
         end = _find_split_end(overrides, position)
         if end > position + 1:
             whole = shlex.quote(" ".join(overrides[position:end]))
@@ -114,7 +119,8 @@ def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         elif "=" not in override and override[0] != "~":
             previous = overrides[position - 1] if position else ""
             is_split = sets_key(previous) and "=" in previous
-            form = _quote_for_shell(f"{previous} {override}") if is_split else None
+            whole = f"{previous.lstrip('+')} {override}"
+            form = _quote_for_shell(whole) if is_split else None
             hint = f"; a value with a space is typed in quotes, as {form}" if form else ""
             yield override, f"must be KEY=VALUE{hint}"
         elif not get_key(override):
@@ -125,6 +131,19 @@ def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             # Trying quotes is slow, and a message shows at most MAX_PROBLEMS problems.
             form = _quote_for_shell(override) if position < MAX_PROBLEMS else None
             yield override, f"must be typed in quotes, as {form}" if form else reason
+
+
+def join_at_equals(words: Sequence[str]) -> tuple[str, int] | None:
+    """Return the override that spaces around its = have split into the first of some words, and
+    the number of these words; None if the first word isn't such a part."""
+    key, *others = words
+    if key.endswith("=") and "=" not in key[:-1]:
+        has_value = bool(others) and "=" not in others[0]
+        return (shlex.quote(f"{key}{others[0]}"), 2) if has_value else None
+    if not others or "=" in key or not others[0].startswith("="):
+        return None
+    count = 3 if others[0] == "=" and len(others) > 1 else 2
+    return shlex.quote("".join(words[:count])), count
 
 
 def _find_split_end(overrides: Sequence[str], position: int) -> int:

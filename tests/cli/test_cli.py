@@ -252,6 +252,10 @@ UNKNOWN = {
         "error: repot: there is no such command; did you mean report? Choose from adopt, ",
     ),
     "a key without a value": (["seed"], ", summary; a key is typed as KEY=VALUE\n"),
+    "spaces at the equals sign": (
+        ["train.epochs", "=", "3"],
+        "error: train.epochs: must have no space at its =, as train.epochs=3\n",
+    ),
     "training": (["train", "train.steps=3"], "train: must be left out; arguments without a com"),
     "a recipe": (["lenet5_digits"], "is a recipe; to train it, type +recipe=lenet5_digits"),
     "a flag": (["--foo=3", "device=cpu"], "error: --foo=3: there is no such flag; --help and "),

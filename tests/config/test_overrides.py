@@ -64,6 +64,12 @@ def test_value_split_by_the_shell_is_shown_in_quotes() -> None:
         ),
         ("set", "must be KEY=VALUE"),
     ]
+    assert list(find_parse_problems(["++dataset.root=my", "data"])) == [
+        (
+            "data",
+            "must be KEY=VALUE; a value with a space is typed in quotes, as 'dataset.root=my data'",
+        )
+    ]
     words = "dataset.train.ops=[{name: resize, size: [32, 32]}, whiten]"
     (problem,) = find_parse_problems(["seed=1", *words.split(), "train.steps=3"])
     assert problem == (
@@ -74,6 +80,15 @@ def test_value_split_by_the_shell_is_shown_in_quotes() -> None:
     problems = [word for word, _ in find_parse_problems(["stages=[data,", "build", "seed=1"])]
     assert problems == ["stages=[data,", "build"]
     assert list(find_parse_problems(["+recipe=mine", "data"])) == [("data", "must be KEY=VALUE")]
+
+
+@pytest.mark.parametrize(
+    "words", [["train.epochs", "=", "3"], ["train.epochs=", "3"], ["train.epochs", "=3"]]
+)
+def test_spaces_at_the_equals_sign_are_one_problem(words: list[str]) -> None:
+    problem = (" ".join(words), "must have no space at its =, as train.epochs=3")
+    assert list(find_parse_problems(["seed=1", *words, "train.sink=false"])) == [problem]
+    assert list(find_parse_problems(["dataset.root=", "seed=1"])) == []
 
 
 @pytest.mark.medium

@@ -106,15 +106,19 @@ def run_command(args: Sequence[str]) -> int:
 
     command = find_installed_command(args[0])
     if command is None:
-        _refuse_word(args[0])
+        _refuse_words(args)
     ROOT.add_command(command, args[0])
     return ROOT(args)
 
 
-def _refuse_word(name: str) -> NoReturn:
-    """Raise UsageError if the first argument isn't a command, such as a recipe's name."""
+def _refuse_words(args: Sequence[str]) -> NoReturn:
+    """Raise UsageError for arguments whose first isn't a command, such as a recipe's name."""
     from pipeline.core.files.name_text import explain_unknown_name, show_name
 
+    name = args[0]
+    if len(args) > 1 and args[1].startswith("="):
+        form = "".join(args[: 3 if args[1] == "=" else 2])
+        raise UsageError([show_name(name)], f"must have no space at its =, as {show_name(form)}")
     if name in find_recipes(Path.cwd()) or name.endswith(".yaml"):
         raise UsageError(
             [show_name(name)], f"is a recipe; to train it, type +recipe={show_name(name)}"
