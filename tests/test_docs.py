@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import load_recipe
+from pipeline import api, load_recipe
+from pipeline.core.registry import list_components
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -54,6 +55,19 @@ def test_excerpts_are_from_examples(excerpt: str) -> None:
 
 def _without_indents(text: str) -> str:
     return "\n".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def test_base_classes_of_the_document_are_those_of_the_kinds() -> None:
+    text = (ROOT / "docs" / "bring-your-own.md").read_text()
+    rows = re.findall(r'^\| (`"\w.*) \| (`.*) \|$', text, re.MULTILINE)
+    kinds = [kind for row, _ in rows for kind in re.findall(r'"(\w+)"', row)]
+    names = [name for _, row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert len(kinds) == len(set(kinds)) == 14
+    for kind in kinds:
+        bases = {base.__name__ for cls in list_components(kind).values() for base in cls.__mro__}
+        # The package has no run feature under a name.
+        assert bases & set(names) or kind == "run_feature", kind
+    assert all(hasattr(api, name) for name in names)
 
 
 def test_document_has_two_examples() -> None:

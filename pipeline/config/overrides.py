@@ -108,9 +108,9 @@ def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         if position < end:
             continue
         if (joined := join_at_equals(overrides[position : position + 3])) is not None:
-            form, count = joined
+            whole, count = joined
             end = position + count
-            yield " ".join(overrides[position:end]), f"must have no space at its =, as {form}"
+            yield " ".join(overrides[position:end]), f"must have no space at its =, as {whole}"
             continue
         end = _find_split_end(overrides, position)
         if end > position + 1:
