@@ -108,19 +108,22 @@ def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         if position < end:
             continue
         if (joined := join_at_equals(overrides[position : position + 3])) is not None:
-            whole, count = joined
+            override_text, count = joined
             end = position + count
-            yield " ".join(overrides[position:end]), f"must have no space at its =, as {whole}"
+            yield (
+                " ".join(overrides[position:end]),
+                f"must have no space at its =, as {override_text}",
+            )
             continue
         end = _find_split_end(overrides, position)
         if end > position + 1:
-            whole = shlex.quote(" ".join(overrides[position:end]))
-            yield override, f"was split at its spaces by the shell; type it in quotes, as {whole}"
+            quoted = shlex.quote(" ".join(overrides[position:end]))
+            yield override, f"was split at its spaces by the shell; type it in quotes, as {quoted}"
         elif "=" not in override and override[0] != "~":
             previous = overrides[position - 1] if position else ""
             is_split = sets_key(previous) and "=" in previous
-            whole = f"{previous.lstrip('+')} {override}"
-            form = _quote_for_shell(whole) if is_split else None
+            override_text = f"{previous.lstrip('+')} {override}"
+            form = _quote_for_shell(override_text) if is_split else None
             hint = f"; a value with a space is typed in quotes, as {form}" if form else ""
             yield override, f"must be KEY=VALUE{hint}"
         elif not get_key(override):
@@ -136,13 +139,13 @@ def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
 def join_at_equals(words: Sequence[str]) -> tuple[str, int] | None:
     """Return the override that spaces around its = have split into the first of some words, and
     the number of these words; None if the first word isn't such a part."""
-    key, *others = words
+    key, *values = words
     if key.endswith("=") and "=" not in key[:-1]:
-        has_value = bool(others) and "=" not in others[0]
-        return (shlex.quote(f"{key}{others[0]}"), 2) if has_value else None
-    if not others or "=" in key or not others[0].startswith("="):
+        has_value = bool(values) and "=" not in values[0]
+        return (shlex.quote(f"{key}{values[0]}"), 2) if has_value else None
+    if not values or "=" in key or not values[0].startswith("="):
         return None
-    count = 3 if others[0] == "=" and len(others) > 1 else 2
+    count = 3 if values[0] == "=" and len(values) > 1 else 2
     return shlex.quote("".join(words[:count])), count
 
 

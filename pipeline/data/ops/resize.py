@@ -232,8 +232,8 @@ class RandomResizedCrop(GeometricOp):
         any_fits = fits.any(axis=1)
         central = self._find_central(height, width)
 
-        def select(drawn: Any, fallback: int) -> Any:
-            return xp.where(any_fits, drawn, fallback).astype(np.int32)
+        def select(edges: Any, fallback: int) -> Any:
+            return xp.where(any_fits, edges, fallback).astype(np.int32)
 
         return Box(
             top=select(top, central.top),
@@ -374,23 +374,23 @@ class BoundingBoxCrop(MapOp):
         first = xp.argmax(taken, axis=1)[:, None]
         any_taken = taken.any(axis=1)
 
-        def select(drawn: Any, whole: int) -> Any:
-            chosen = xp.take_along_axis(drawn, first, axis=1)[:, 0]
-            return xp.where(any_taken, chosen, whole).astype(np.int32)
+        def select(edges: Any, edge_of_image: int) -> Any:
+            first_edges = xp.take_along_axis(edges, first, axis=1)[:, 0]
+            return xp.where(any_taken, first_edges, edge_of_image).astype(np.int32)
 
         return Box(select(top, 0), select(left, 0), select(rows, height), select(columns, width))
 
     def _find_covering(
-        self, xp: Any, boxes: Any, drawn: tuple[Any, Any, Any, Any], width: int, height: int
+        self, xp: Any, boxes: Any, edges: tuple[Any, Any, Any, Any], width: int, height: int
     ) -> Any:
         """Return which drawn boxes cover enough of a bounding box, bool (batch, attempts)."""
         sides = boxes * xp.asarray([height, width, height, width], dtype=np.float32)
         areas = (sides[..., 2] - sides[..., 0]).clip(0) * (sides[..., 3] - sides[..., 1]).clip(0)
         has_box = (areas > 0).any(axis=1)[:, None, None]
-        whole = xp.asarray([0, 0, height, width], dtype=np.float32)
-        sides = xp.where(has_box, sides, whole)
+        image_box = xp.asarray([0, 0, height, width], dtype=np.float32)
+        sides = xp.where(has_box, sides, image_box)
         areas = xp.where(has_box[..., 0], areas, np.float32(height * width))
-        low_y, low_x, high_y, high_x = (edge[..., None].astype(np.float32) for edge in drawn)
+        low_y, low_x, high_y, high_x = (edge[..., None].astype(np.float32) for edge in edges)
         top, left, bottom, right = (sides[:, None, :, edge] for edge in range(4))
         rows = (xp.minimum(high_y, bottom) - xp.maximum(low_y, top)).clip(0)
         columns = (xp.minimum(high_x, right) - xp.maximum(low_x, left)).clip(0)

@@ -66,8 +66,8 @@ def bernoulli_of(
 ) -> TorchTensor:
     """Draw 1 with the probability of each value, else 0."""
     probabilities = x if p is None else p
-    drawn = jax.random.bernoulli(context.draw_key(), probabilities.array)
-    return probabilities.with_array(drawn.astype(x.dtype))
+    draws = jax.random.bernoulli(context.draw_key(), probabilities.array)
+    return probabilities.with_array(draws.astype(x.dtype))
 
 
 def _register(name: str, sample: Callable[..., Array]) -> None:
@@ -79,8 +79,8 @@ def _register(name: str, sample: Callable[..., Array]) -> None:
 
     @aten(f"{name}_like.default", draws=True)
     def make_like(context: OperatorContext, x: TorchTensor, *, dtype: Any = None) -> TorchTensor:
-        drawn = sample(context.draw_key(), x.array.shape, context.type_of(dtype, x.dtype))
-        return x.with_array(drawn)
+        draws = sample(context.draw_key(), x.array.shape, context.type_of(dtype, x.dtype))
+        return x.with_array(draws)
 
 
 _register("rand", jax.random.uniform)
@@ -112,8 +112,8 @@ def exponential(context: OperatorContext, x: TorchTensor, rate: float = 1.0) -> 
 @aten("randperm.default", draws=True)
 def permutation(context: OperatorContext, n: int, *, dtype: Any = None) -> TorchTensor:
     """Draw an order of the numbers below n."""
-    drawn = jax.random.permutation(context.draw_key(), n)
-    return to_tensor(drawn.astype(context.type_of(dtype, jnp.int32)))
+    draws = jax.random.permutation(context.draw_key(), n)
+    return to_tensor(draws.astype(context.type_of(dtype, jnp.int32)))
 
 
 @aten("randint.default", "randint.low", draws=True)
@@ -121,8 +121,8 @@ def integers(context: OperatorContext, *bounds: Any, dtype: Any = None) -> Torch
     """Draw whole numbers below a bound, or from a first to below a second, in a shape."""
     *limits, size = bounds
     low, high = (0, *limits)[-2:]
-    drawn = jax.random.randint(context.draw_key(), tuple(size), low, high)
-    return to_tensor(drawn.astype(context.type_of(dtype, jnp.int32)))
+    draws = jax.random.randint(context.draw_key(), tuple(size), low, high)
+    return to_tensor(draws.astype(context.type_of(dtype, jnp.int32)))
 
 
 @aten("randint_like.default", "randint_like.low_dtype", draws=True)
@@ -131,5 +131,5 @@ def integers_like(
 ) -> TorchTensor:
     """Draw whole numbers below a bound, or from a first to below a second, in the shape of x."""
     low, high = (0, *bounds)[-2:]
-    drawn = jax.random.randint(context.draw_key(), x.array.shape, low, high)
-    return x.with_array(drawn.astype(context.type_of(dtype, x.dtype)))
+    draws = jax.random.randint(context.draw_key(), x.array.shape, low, high)
+    return x.with_array(draws.astype(context.type_of(dtype, x.dtype)))
