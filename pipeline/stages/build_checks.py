@@ -27,7 +27,6 @@ from pipeline.data.transform import count_choices, select_variants
 from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.standard import Branches
-from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.network import Network
 from pipeline.stages.features.feature_context import require_same_form
 from pipeline.stages.key_errors import blaming_key
@@ -184,7 +183,7 @@ def check_vocabulary(draft: StepDraft) -> None:
     if isinstance(first_layer := next(iter(first_layers), None), Branches) and first_layer.inputs:
         first_layers = [branch[0] for branch in first_layer.branches if branch]
     for layer in first_layers:
-        num_rows = layer.vocabulary if isinstance(layer, Lookup) else text.vocabulary
+        num_rows = getattr(layer, "vocabulary", text.vocabulary)
         if isinstance(num_rows, int) and num_rows < text.vocabulary:
             problem = f"must be at least {text.vocabulary}, the number of tokens of the texts"
             raise RecipeError(f"model.vocabulary = {num_rows}: {problem}")

@@ -36,6 +36,8 @@ Initializer = Annotated[InitializerSpec, ComponentOf("initializer")]
 class LayerSpec(Spec):
     """Base of layers: the component of kind "layer"."""
 
+    reads_whole_numbers: ClassVar[bool] = False
+    """Whether the input is whole numbers, which 16-bit activations can't hold."""
     name: str
     scope: Annotated[str, Field(pattern=r"^\w+$")] | None = None
     """The layer's name in parameter paths; null: its kind and a number (`conv_0`, `conv_1`,
@@ -64,10 +66,8 @@ class BlockUse(Spec):
 
 
 class _AllowUse:
-    """Lets the JSON schema of an item in a list of layers be a use of a block as well.
-
-    The values themselves need no such choice: uses are replaced before layers are validated.
-    """
+    """Lets the JSON schema of an item in a list of layers be a use of a block as well. Values need
+    no such choice: uses are replaced before layers are validated."""
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler

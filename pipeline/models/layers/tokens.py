@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -19,6 +19,7 @@ class Lookup(LayerSpec):
     NaN. The layer must be the first: bfloat16 activations can't hold all whole numbers above 256.
     """
 
+    reads_whole_numbers: ClassVar[bool] = True
     vocabulary: Features
     """Number of different whole numbers."""
     features: PositiveInt

@@ -9,18 +9,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, singledispatch
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 from flax import linen as nn
 from jax import Array
 
-from pipeline.models.layers import standard, tokens
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.models.layers.precision import TypeRule, find_type_rule
 from pipeline.models.layers.standard import name_scopes
-from pipeline.models.layers.tokens import Lookup
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.modules.layout import shape_nhwc
@@ -81,15 +79,21 @@ class LayerContext:
 @singledispatch
 def apply_layer(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
     """Apply one layer, inside its parent flax module. A custom layer has a method `compute`. The
-    computations of the package's layers are registered with `computes`. Raises TypeError for a
-    layer without a computation."""
+    computations of the package's layers are registered with `computes`, by modules that are
+    imported when a network has one of these layers. Raises TypeError for a layer without a
+    computation."""
+    for base in type(layer).__mro__:
+        module = _MODULES.get(f"{base.__module__}.{base.__name__}")
+        if module is not None:
+            import_module(module)
+            return cast(Array, _find_computation(base)(layer, x, context))
     # A layer without a flax module would have no name in a profile or an autopsy.
     with jax.named_scope(context.name):
         result: Array = layer.compute(x, context)
     return result
 
 
-find_computation = apply_layer.dispatch
+_find_computation = apply_layer.dispatch
 """Returns the computation of a class of layers."""
 
 
@@ -110,66 +114,59 @@ def computes(description: type[LayerSpec]) -> Callable[[Computation], Computatio
     return register
 
 
-COMPUTATIONS: Mapping[str, Sequence[type[LayerSpec]]] = {
-    "pipeline.models.modules.adversarial": (standard.Adversarial,),
+COMPUTATIONS: Mapping[str, Sequence[str]] = {
+    "pipeline.models.modules.adversarial": ("standard.Adversarial",),
     "pipeline.models.modules.composite": (
-        standard.Sequence,
-        standard.Residual,
-        standard.Branches,
-        standard.Gate,
-        standard.DualPath,
-        standard.Views,
+        "standard.Sequence",
+        "standard.Residual",
+        "standard.Branches",
+        "standard.Gate",
+        "standard.DualPath",
+        "standard.Views",
     ),
     "pipeline.models.modules.convolution": (
-        standard.Conv,
-        standard.Conv3d,
-        standard.ConvTranspose,
-        tokens.Conv1d,
+        "standard.Conv",
+        "standard.Conv3d",
+        "standard.ConvTranspose",
+        "tokens.Conv1d",
     ),
-    "pipeline.models.modules.recurrent": (tokens.Lstm, tokens.Gru),
+    "pipeline.models.modules.recurrent": ("tokens.Lstm", "tokens.Gru"),
     "pipeline.models.modules.standard": (
-        standard.Dense,
-        standard.BatchNorm,
-        standard.LayerNorm,
-        standard.GroupNorm,
-        standard.Dropout,
-        standard.Activation,
-        standard.LeakyRelu,
-        standard.MaxPool,
-        standard.AvgPool,
-        standard.GlobalAvgPool,
-        standard.AdaptivePool,
-        standard.Upsample,
-        standard.ChannelShuffle,
-        standard.Flatten,
-        standard.Reshape,
+        "standard.Dense",
+        "standard.BatchNorm",
+        "standard.LayerNorm",
+        "standard.GroupNorm",
+        "standard.Dropout",
+        "standard.Activation",
+        "standard.LeakyRelu",
+        "standard.MaxPool",
+        "standard.AvgPool",
+        "standard.GlobalAvgPool",
+        "standard.AdaptivePool",
+        "standard.Upsample",
+        "standard.ChannelShuffle",
+        "standard.Flatten",
+        "standard.Reshape",
     ),
     "pipeline.models.modules.tokens": (
-        tokens.Embedding,
-        tokens.TiedEmbedding,
-        tokens.Tokens,
-        tokens.ClassToken,
-        tokens.PositionEmbedding,
-        tokens.MeanToken,
-        tokens.Pool1d,
-        tokens.SelfAttention,
-        tokens.MeanToken,
-        tokens.FirstToken,
+        "tokens.Embedding",
+        "tokens.TiedEmbedding",
+        "tokens.Tokens",
+        "tokens.ClassToken",
+        "tokens.PositionEmbedding",
+        "tokens.MeanToken",
+        "tokens.Pool1d",
+        "tokens.SelfAttention",
+        "tokens.FirstToken",
     ),
 }
-"""Modules that register the computations of these layers, imported when a network has one."""
-
-
-def _import_and_apply(module: str, layer: LayerSpec, x: Array, context: LayerContext) -> Array:
-    """Import the module that registers a layer's computation in place of this one, and apply it."""
-    import_module(module)
-    result: Array = find_computation(type(layer))(layer, x, context)
-    return result
-
-
-for _module, _descriptions in COMPUTATIONS.items():
-    for _description in _descriptions:
-        apply_layer.register(_description, partial(_import_and_apply, _module))
+"""Modules that register the computations of these layers of `pipeline.models.layers`, whose
+descriptions aren't imported for it."""
+_MODULES = {
+    f"pipeline.models.layers.{layer}": module
+    for module, layers in COMPUTATIONS.items()
+    for layer in layers
+}
 
 
 def _apply_module(module: Any, layer: LayerSpec, x: Array, context: LayerContext) -> Array:
@@ -243,7 +240,7 @@ def _apply_by_rules(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
     rule = find_type_rule(context.rules, layer.name, context.path)
     dtype = context.dtype if rule is None else rule.dtype
     # A lookup reads whole numbers, which don't fit into 16 bits; branches cast their own inputs.
-    keeps = isinstance(layer, Lookup) or isinstance(x, Mapping)
+    keeps = layer.reads_whole_numbers or isinstance(x, Mapping)
     inputs = x if keeps else x.astype(dtype)
     result = apply_layer(layer, inputs, dataclasses.replace(context, dtype=dtype))
     return result.astype(context.dtype) if rule is not None and rule.casts_back else result

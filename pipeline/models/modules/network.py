@@ -14,7 +14,6 @@ from pipeline.data.inputs import MASK, name_mask
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.layers.standard import Branches
-from pipeline.models.layers.tokens import Lookup
 from pipeline.models.lowerings.problem.image_layout import Layout, swap_layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.modules.apply_layers import LayerContext, apply_layers
@@ -92,9 +91,9 @@ class Network(nn.Module):
             token_mask=mask,
             input_masks=masks,
         )
-        reads_tokens = bool(self.layers) and isinstance(self.layers[0], Lookup)
+        reads_numbers = any(layer.reads_whole_numbers for layer in self.layers[:1])
         # Under rules every layer casts its input: the first may compute in float32.
-        if not (reads_tokens or self.rules or isinstance(x, Mapping)):
+        if not (reads_numbers or self.rules or isinstance(x, Mapping)):
             x = x.astype(self.dtype)
         if self.layout == "chwn":
             _require_batch_last(self.layers, x)
