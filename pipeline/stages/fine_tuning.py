@@ -31,7 +31,7 @@ from pipeline.training.initial_state import init_with_output
 from pipeline.training.state import list_paths, require_trainable, split_params
 from pipeline.training.step_config import StepConfig
 
-_NORMS = (standard.BatchNorm, standard.LayerNorm, standard.GroupNorm)
+_NORMS = (standard.BatchNorm, standard.LayerNorm, standard.RmsNorm, standard.GroupNorm)
 """Layers that share the depth of the layer before them."""
 
 

@@ -125,6 +125,15 @@ class LayerNorm(LayerSpec):
 
 
 @component("layer")
+class RmsNorm(LayerSpec):
+    """Divide each sample by the root mean square of its channels, and scale each channel (Zhang
+    and Sennrich 2019). The mean of squares is float32; a 16-bit result is rounded once."""
+
+    name: Literal["rms_norm"] = "rms_norm"
+    epsilon: PositiveFloat = 1e-5
+
+
+@component("layer")
 class GroupNorm(LayerSpec):
     """Normalise each sample over its positions and each group of channels."""
 
@@ -142,6 +151,13 @@ class Relu(Activation):
     """max(x, 0)."""
 
     name: Literal["relu"] = "relu"
+
+
+@component("layer")
+class SquaredRelu(Activation):
+    """max(x, 0)^2 (So et al. 2021)."""
+
+    name: Literal["squared_relu"] = "squared_relu"
 
 
 @component("layer")
@@ -356,6 +372,18 @@ class Gate(LayerSpec):
 
     name: Literal["gate"] = "gate"
     body: Layers
+
+
+@component("layer")
+class GatedMlp(LayerSpec):
+    """down(activation(gate(x)) * up(x)) with three dense layers: `gate` and `up` to `hidden`
+    features, `down` to the features of x (Shazeer 2020)."""
+
+    name: Literal["gated_mlp"] = "gated_mlp"
+    hidden: PositiveInt
+    activation: Literal["swish", "gelu", "relu", "sigmoid"] = "swish"
+    """swish: SwiGLU; gelu: GeGLU; relu: ReGLU; sigmoid: GLU."""
+    bias: bool = False
 
 
 @component("layer")

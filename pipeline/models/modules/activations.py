@@ -12,6 +12,7 @@ from jax import Array
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "relu6": jax.nn.relu6,
+    "squared_relu": lambda x: jnp.square(jax.nn.relu(x)),
     "gelu": jax.nn.gelu,
     "tanh": jnp.tanh,
     "sigmoid": jax.nn.sigmoid,

@@ -12,6 +12,7 @@ from jax import Array
 
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.modules.activations import activate
 from pipeline.models.modules.apply_layers import (
     LayerContext,
     apply_layers,
@@ -129,6 +130,21 @@ class _Gate(nn.Module):
             )
         ones = (1,) * (x.ndim - factors.ndim)
         return x * factors.reshape((x.shape[0], *ones, *factors.shape[1:]))
+
+
+@computes(standard.GatedMlp)
+class _GatedMlp(nn.Module):
+    layer: standard.GatedMlp
+    context: LayerContext
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        def project(name: str, features: int, x: Array) -> Array:
+            dense = standard.Dense(scope=name, features=features, bias=self.layer.bias)
+            return apply_layers((dense,), x, self.context)
+
+        gate = activate(self.layer.activation, project("gate", self.layer.hidden, x))
+        return project("down", x.shape[-1], gate * project("up", self.layer.hidden, x))
 
 
 @computes(standard.DualPath)

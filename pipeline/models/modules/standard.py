@@ -66,6 +66,11 @@ def _compute_layer_norm(layer: standard.LayerNorm, x: Array, context: LayerConte
     return nn.LayerNorm(layer.epsilon, dtype=context.dtype, name=context.name)(x)
 
 
+@computes(standard.RmsNorm)
+def _compute_rms_norm(layer: standard.RmsNorm, x: Array, context: LayerContext) -> Array:
+    return nn.RMSNorm(layer.epsilon, dtype=context.dtype, name=context.name)(x)
+
+
 @computes(standard.GroupNorm)
 def _compute_group_norm(layer: standard.GroupNorm, x: Array, context: LayerContext) -> Array:
     require_groups(x, layer.groups, context)

@@ -13,6 +13,7 @@ from pipeline.models.layers.standard import (
     DualPath,
     Flatten,
     Gate,
+    GatedMlp,
     GlobalAvgPool,
     LayerSpec,
     Relu,
@@ -50,6 +51,30 @@ def test_split_branches_read_disjoint_channels() -> None:
     y, _ = out(Branches(branches=((), (Tanh(),)), split=True), IMAGES)
     expected = np.concatenate([IMAGES[..., :2], np.tanh(IMAGES[..., 2:])], -1)
     np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-5)
+
+
+GATES = {
+    "swish": lambda x: x / (1 + np.exp(-x)),
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "gelu": lambda x: x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", GATES)
+def test_gated_mlp_multiplies_two_dense_layers(activation: Any) -> None:
+    has_bias = activation == "gelu"
+    y, p = out(GatedMlp(hidden=7, activation=activation, bias=has_bias), ROWS)
+
+    def dense(name: str, x: np.ndarray) -> np.ndarray:
+        bias = p[f"gated_mlp_0/{name}/bias"] if has_bias else 0
+        return x @ p[f"gated_mlp_0/{name}/kernel"] + bias
+
+    assert len(p) == (6 if has_bias else 3)
+    hidden = GATES[activation](dense("gate", ROWS)) * dense("up", ROWS)
+    assert hidden.shape == (6, 7)
+    np.testing.assert_allclose(y, dense("down", hidden), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

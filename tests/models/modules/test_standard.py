@@ -30,8 +30,10 @@ from pipeline.models.layers.standard import (
     Relu,
     Relu6,
     Residual,
+    RmsNorm,
     Sequence,
     Sigmoid,
+    SquaredRelu,
     Swish,
     Tanh,
     Upsample,
@@ -181,6 +183,19 @@ def test_layer_norm_normalises_every_position_over_its_channels() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2**-8)])
+def test_rms_norm_divides_by_the_root_of_the_mean_square(dtype: str, tolerance: float) -> None:
+    """A 16-bit result is the exact one, rounded once."""
+    x = np.asarray(jnp.asarray(40 * IMAGES, dtype).astype(np.float32)).reshape(3, 30, 4)
+    module = network(RmsNorm(epsilon=0.1), Flatten(), dtype=dtype)
+    scale = np.array([1, 2, -0.5, 3], np.float32)
+    y = module.apply({"params": {"rms_norm_0": {"scale": scale}}}, x, train=False)
+    exact = x.astype(float)
+    expected = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 0.1) * scale
+    np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=tolerance)
+
+
+@pytest.mark.slow
 def test_group_norm_normalises_every_sample_over_a_group() -> None:
     y, _ = images_out(GroupNorm(groups=2, epsilon=0.1))
     grouped = IMAGES.reshape(3, 6, 5, 2, 2)
@@ -195,6 +210,7 @@ def test_group_norm_normalises_every_sample_over_a_group() -> None:
     [
         (Relu(), lambda x: max(x, 0)),
         (Relu6(), lambda x: min(max(x, 0), 6)),
+        (SquaredRelu(), lambda x: max(x, 0) ** 2),
         (Gelu(), lambda x: x * (1 + erf(x / 2**0.5)) / 2),
         (Tanh(), np.tanh),
         (Sigmoid(), lambda x: 1 / (1 + np.exp(-x))),

@@ -11,6 +11,12 @@ from pipeline.models.layers import standard
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
 from pipeline.stages.export.onnx.layer_nodes import add_layers, register_translation
 
+_GATE_ACTIVATIONS = {
+    layer.name: layer
+    for layer in (standard.Swish(), standard.Gelu(), standard.Relu(), standard.Sigmoid())
+}
+"""Activations of gated MLPs by name."""
+
 
 @register_translation(standard.Sequence)
 def _add_sequence(layer: standard.Sequence, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
@@ -62,6 +68,19 @@ def _add_gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeO
         sizes = (channels, *ones) if x.has_positions else (*ones, channels)
         factors = graph.reshape(factors, [-1, *sizes], factors.shape)
     return replace(x, name=graph.add_node("Mul", [x.name, factors.name]))
+
+
+@register_translation(standard.GatedMlp, order="nhwc")
+def _add_gated_mlp(layer: standard.GatedMlp, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+    def project(name: str, features: int, x: NodeOutput) -> NodeOutput:
+        dense = standard.Dense(scope=name, features=features, bias=layer.bias)
+        return add_layers((dense,), x, graph)
+
+    activation = _GATE_ACTIVATIONS[layer.activation]
+    gate = add_layers((activation,), project("gate", layer.hidden, x), graph)
+    up = project("up", layer.hidden, x)
+    product = replace(up, name=graph.add_node("Mul", [gate.name, up.name]))
+    return project("down", x.shape[-1], product)
 
 
 @register_translation(standard.DualPath)

@@ -157,6 +157,15 @@ def _add_layer_norm(layer: standard.LayerNorm, x: NodeOutput, graph: GraphBuilde
     return replace(x, name=norm)
 
 
+@register_translation(standard.RmsNorm, order="nhwc")
+def _add_rms_norm(layer: standard.RmsNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+    squares = graph.add_node("Mul", [x.name, x.name])
+    mean = graph.add_node("ReduceMean", [squares], axes=[-1], keepdims=1)
+    shifted = graph.add_node("Add", [mean, graph.add_scalar(layer.epsilon)])
+    quotient = graph.add_node("Div", [x.name, graph.add_node("Sqrt", [shifted])])
+    return replace(x, name=graph.add_node("Mul", [quotient, graph.add_weight("scale")]))
+
+
 @register_translation(standard.GroupNorm, order="nchw")
 def _add_group_norm(layer: standard.GroupNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     """Add a group norm as the instance norm of (batch, groups, values of a group)."""
@@ -183,11 +192,14 @@ def _skip_dropout(layer: standard.Dropout, x: NodeOutput, graph: GraphBuilder) -
 
 @register_translation(standard.Relu, standard.Tanh, standard.Sigmoid, standard.Relu6)
 @register_translation(standard.HardSigmoid, standard.HardSwish, standard.Swish, standard.Gelu)
-@register_translation(standard.LeakyRelu)
+@register_translation(standard.LeakyRelu, standard.SquaredRelu)
 def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     match layer.name:
         case "relu" | "tanh" | "sigmoid":
             return replace(x, name=graph.add_node(layer.name.title(), [x.name]))
+        case "squared_relu":
+            positive = graph.add_node("Relu", [x.name])
+            return replace(x, name=graph.add_node("Mul", [positive, positive]))
         case "leaky_relu":
             slope = getattr(layer, "slope", 0.0)
             return replace(x, name=graph.add_node("LeakyRelu", [x.name], alpha=slope))

@@ -147,10 +147,12 @@ LAYERS: dict[str, list[str]] = {
         "{name: conv, features: 8, kernel: 1}",
         "{name: group_norm, groups: 4}",
         "layer_norm",
+        "rms_norm",
         "batch_norm",
         "{name: dropout, rate: 0.5}",
     ],
-    "activations": ["relu6", "gelu", "tanh", "sigmoid", "swish", "hard_sigmoid", "hard_swish"],
+    "activations": ["relu6", "gelu", "tanh", "sigmoid", "swish", "hard_sigmoid", "squared_relu"],
+    "hard swish": ["hard_swish"],
     "leaky": ["{name: leaky_relu, slope: 0.3}"],
     "transposed groups": [
         "{name: conv, features: 6, kernel: 1}",
@@ -178,6 +180,12 @@ LAYERS: dict[str, list[str]] = {
         "{name: lstm, features: 5}",
         "{name: gru, features: 3, bidirectional: true}",
         "{name: lstm, features: 4, bidirectional: true, output: last, bias: false}",
+    ],
+    "gated": [
+        "tokens",
+        "{name: gated_mlp, hidden: 5, bias: true}",
+        "rms_norm",
+        "{name: gated_mlp, hidden: 6, activation: gelu}",
     ],
     "pooled tokens": [
         "tokens",
