@@ -57,6 +57,7 @@ LAZY_MODULES = {
     "pipeline.models.blocks.layered_model",
     "pipeline.models.imported.model_specs",
     "pipeline.models.modules.convolution",
+    "pipeline.models.modules.tokens",
     "pipeline.models.networks.onnx_network",
     "pipeline.models.networks.torch_module",
     "pipeline.models.networks.wide_deep",

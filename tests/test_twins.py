@@ -363,6 +363,7 @@ CROSS_CUTTING = frozenset(
         "engine/test_left_out.py",
         "inspect/autopsy/test_injections.py",
         "models/lowerings/tune/test_runs.py",
+        "models/modules/test_decoders_golden.py",
         "models/modules/test_layers_golden.py",
         "models/test_conf.py",
         "models/test_trainable.py",

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from pipeline.core.registry import component
+from pipeline.core.registry import Spec, component
 from pipeline.models.layers.fields import Features
 from pipeline.models.layers.model_spec import Initializer, Layers, LayerSpec
 from pipeline.models.layers.standard import require_even_groups
@@ -68,6 +68,23 @@ class PositionEmbedding(LayerSpec):
     shorter: bool = False
 
 
+class Rotary(Spec):
+    """Rotation of queries and keys by the position of their token (Su et al. 2021).
+
+    Features i and i + size / 2 of a head of `size` features are rotated by position * frequency
+    radians, with the frequency base^(-2i / size), as in transformers. In Llama's files they are
+    features 2i and 2i + 1.
+    """
+
+    base: Annotated[float, Field(gt=1)] = 10_000.0
+    factor: Annotated[float, Field(ge=1)] = 1.0
+    """Frequencies are divided by it, to read `factor` times as many tokens as in training (Chen et
+    al. 2023)."""
+    trained_tokens: PositiveInt | None = None
+    """Llama 3.1's rule instead: only a wavelength above this number of tokens is divided by
+    `factor`, none below a quarter of it, and those between in part. null: all are divided."""
+
+
 @component("layer")
 class SelfAttention(LayerSpec):
     """Self-attention with `heads` heads (Vaswani et al. 2017, sec. 3.2).
@@ -81,6 +98,31 @@ class SelfAttention(LayerSpec):
     heads: PositiveInt
     causal: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    key_heads: PositiveInt | None = None
+    """Heads of keys and values, each for heads / key_heads consecutive heads of queries (Ainslie et
+    al. 2023). null: as many as `heads`."""
+    window: PositiveInt | None = None
+    """Tokens that a token attends to, itself and those just before it. null: all before it."""
+    query_key_norm: bool = False
+    """Whether `rms_norm` normalises each head's query and key, before they are rotated."""
+    rotary: Rotary | None = None
+    """null: queries and keys don't depend on positions."""
+    alibi: bool = False
+    """Whether each head subtracts a slope times the distance of two tokens from their score (Press
+    et al. 2022)."""
+    bias: bool = True
+    """Whether the dense layers of queries, keys, values and results have a bias."""
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        if self.key_heads is not None and self.heads % self.key_heads:
+            raise ValueError(f"heads {self.heads} is not a multiple of key_heads {self.key_heads}")
+        if self.rotary is not None and self.alibi:
+            raise ValueError("rotary and alibi both encode positions; must be one of them")
+        if not self.causal and (self.alibi or self.window is not None):
+            name = "alibi" if self.alibi else f"window {self.window}"
+            raise ValueError(f"{name} is for tokens before a token; causal must be true")
+        return self
 
 
 @component("layer")

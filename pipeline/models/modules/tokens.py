@@ -8,7 +8,7 @@ from flax import linen as nn
 from jax import Array
 
 from pipeline.models.layers import tokens
-from pipeline.models.layers.standard import Dense
+from pipeline.models.layers.standard import Dense, RmsNorm
 from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.modules.apply_layers import (
     LayerContext,
@@ -112,40 +112,73 @@ class _SelfAttention(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         require_tokens(x, self.context)
-        batch, count, features = x.shape
-        if features % self.layer.heads:
+        layer, (batch, count, features) = self.layer, x.shape
+        if features % layer.heads:
             raise ValueError(
-                f"{self.context}: heads {self.layer.heads} does not divide the {features} "
+                f"{self.context}: heads {layer.heads} does not divide the {features} "
                 f"features of shape {x.shape}"
             )
-        shape = (batch, count, self.layer.heads, features // self.layer.heads)
+        size = features // layer.heads
+        if layer.rotary is not None and size % 2:
+            raise ValueError(
+                f"{self.context}: a head has {size} of the {features} features; rotary rotates "
+                "pairs, so the number must be even"
+            )
+        key_heads = layer.key_heads or layer.heads
 
-        def project(name: str, x: Array) -> Array:
-            return apply_layer(Dense(features=features), x, self.context.inside(name))
+        def project(name: str, x: Array, features: int) -> Array:
+            dense = Dense(features=features, bias=layer.bias)
+            return apply_layer(dense, x, self.context.inside(name))
 
-        query, key, value = (project(name, x).reshape(shape) for name in ("query", "key", "value"))
+        def project_heads(name: str, heads: int) -> Array:
+            return project(name, x, heads * size).reshape(batch, count, heads, size)
+
+        query = project_heads("query", layer.heads)
+        key, value = (project_heads(name, key_heads) for name in ("key", "value"))
+        if layer.query_key_norm:
+            query = apply_layer(RmsNorm(), query, self.context.inside("query_norm"))
+            key = apply_layer(RmsNorm(), key, self.context.inside("key_norm"))
+        positions = (
+            jnp.arange(count) if self.context.position is None else self.context.position[None]
+        )
+        if layer.rotary is not None:
+            from pipeline.models.modules.token_positions import rotate_heads
+
+            query, key = (rotate_heads(heads, positions, layer.rotary) for heads in (query, key))
         if self.context.position is not None:
             key = self._update_cache("keys", key)
             value = self._update_cache("values", value)
-        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / shape[-1] ** 0.5
-        scores = scores.astype(jnp.float32)
-        if self.context.position is not None:
-            if not self.layer.causal:
-                raise ValueError(
-                    f"{self.context}: attends to later tokens; must be causal for a cache"
-                )
-            cached = jnp.arange(self.context.cached_tokens) <= self.context.position
-            scores = jnp.where(cached, scores, -jnp.inf)
-        elif self.layer.causal:
-            scores = jnp.where(jnp.tri(count, dtype=bool), scores, -jnp.inf)
-        mask = require_mask((batch, scores.shape[-1]), self.context)
+        if key_heads < layer.heads:
+            key, value = (jnp.repeat(x, layer.heads // key_heads, axis=2) for x in (key, value))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / size**0.5
+        scores = self._mask_scores(scores.astype(jnp.float32), positions)
+        weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
+        weights = nn.Dropout(layer.dropout, deterministic=not self.context.train)(weights)
+        y = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+        return project("out", y.reshape(x.shape), features)
+
+    def _mask_scores(self, scores: Array, positions: Array) -> Array:
+        """Return the scores (batch, heads, queries, keys), less the slopes of ALiBi, and tiny for
+        keys that a query at one of `positions`, int32 (queries,), doesn't attend to."""
+        layer = self.layer
+        if self.context.position is not None and not layer.causal:
+            raise ValueError(f"{self.context}: attends to later tokens; must be causal for a cache")
+        if layer.causal:
+            distances = positions[:, None] - jnp.arange(scores.shape[-1])
+            if layer.alibi:
+                from pipeline.models.modules.token_positions import compute_slopes
+
+                slopes = jnp.asarray(compute_slopes(layer.heads), scores.dtype)
+                scores = scores - slopes[:, None, None] * distances
+            is_read = distances >= 0
+            if layer.window is not None:
+                is_read &= distances < layer.window
+            scores = jnp.where(is_read, scores, -jnp.inf)
+        mask = require_mask((scores.shape[0], scores.shape[-1]), self.context)
         if mask is not None:
             # With -inf, the softmax of a sample of only padding would be NaN.
             scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
-        weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-        weights = nn.Dropout(self.layer.dropout, deterministic=not self.context.train)(weights)
-        y = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
-        return project("out", y.reshape(x.shape))
+        return scores
 
     def _update_cache(self, name: str, x: Array) -> Array:
         """Write a token's keys or values (batch, 1, heads, features); return the whole cache.

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from flax.errors import ScopeParamShapeError
+from flax.traverse_util import unflatten_dict
 from pydantic import ValidationError
 
 from pipeline.models.layers.standard import Dense, Flatten, LayerSpec
@@ -20,6 +21,7 @@ from pipeline.models.layers.tokens import (
     MaxPool1d,
     MeanToken,
     PositionEmbedding,
+    Rotary,
     SelfAttention,
     TiedEmbedding,
     Tokens,
@@ -184,6 +186,10 @@ def test_dense_is_applied_to_each_token() -> None:
             (Tokens(), SelfAttention(heads=3)),
             r"self_attention_0: heads 3 does not divide the 4 features of shape \(1, 6, 4\)",
         ),
+        (
+            (Tokens(), SelfAttention(heads=4, rotary=Rotary())),
+            "self_attention_0: a head has 1 of the 4 features; rotary .* must be even",
+        ),
     ],
 )
 def test_incompatible_layers_are_reported(layers: tuple[LayerSpec, ...], message: str) -> None:
@@ -198,6 +204,77 @@ def test_causal_attention_does_not_read_later_tokens() -> None:
         for token in range(6):
             expected = attend(p, sample[: token + 1], heads=2)[token]
             np.testing.assert_allclose(result[token], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"key_heads": 3}, "heads 4 is not a multiple of key_heads 3"),
+        ({"rotary": {}, "alibi": True}, "rotary and alibi both encode positions; must be one"),
+        ({"window": 2, "causal": False}, "window 2 is for tokens before .*; causal must be true"),
+        ({"alibi": True, "causal": False}, "alibi is for tokens before .*; causal must be true"),
+        ({"rotary": {"base": 1.0}}, "greater than 1"),
+        ({"rotary": {"factor": 0.5}}, "greater than or equal to 1"),
+    ],
+)
+def test_contradictory_settings_of_attention_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        SelfAttention.model_validate({"heads": 4, "causal": True, **settings})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [1, 3])
+def test_window_is_the_token_and_those_just_before_it(window: int) -> None:
+    y, p = out(Tokens(), SelfAttention(heads=2, causal=True, window=window))
+    for sample, result in zip(TOKENS, y.reshape(2, 6, 4), strict=True):
+        for token in range(6):
+            read = sample[max(0, token + 1 - window) : token + 1]
+            np.testing.assert_allclose(
+                result[token], attend(p, read, heads=2)[-1], rtol=1e-4, atol=1e-5
+            )
+
+
+@pytest.mark.slow
+def test_rotary_attention_depends_on_distances_alone() -> None:
+    """Tokens that follow equal tokens of a window read the same, wherever they are."""
+    layer = SelfAttention(heads=1, causal=True, window=3, rotary=Rotary(base=10.0))
+    x = np.concatenate([TOKENS[:1, :3], TOKENS[:1, :3]], axis=1)
+    y, p = out(layer, x=x)
+    tokens = y.reshape(6, 4)
+    np.testing.assert_allclose(tokens[5], tokens[2], atol=1e-5)
+    module = network(SelfAttention(heads=1, causal=True, window=3), Flatten())
+    parameters = unflatten_dict(p, sep="/")
+    plain = np.asarray(module.apply({"params": parameters}, x, train=False)).reshape(6, 4)
+    np.testing.assert_allclose(plain[0], tokens[0], atol=1e-5)
+    assert np.abs(plain[1:] - tokens[1:]).max(axis=1).min() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("alibi", [False, True])
+def test_tokens_read_one_by_one_have_the_results_of_all_at_once(dtype: str, alibi: bool) -> None:
+    positions = {"alibi": True} if alibi else {"rotary": Rotary(factor=2.0)}
+    attention = SelfAttention(
+        heads=4, key_heads=2, causal=True, window=3, query_key_norm=True, **positions
+    )
+    module = network(Embedding(vocabulary=9, features=16), attention, dtype=dtype)
+    numbers = np.array([[1, 5, 3, 3, 8, 0, 2], [4, 4, 7, 1, 0, 6, 5]], np.int32)
+    variables = initialise(module, numbers)
+    expected = np.asarray(module.apply(variables, numbers, train=False))
+    cached = module.clone(cached_tokens=7)
+    cache: Any = {}
+    for position in range(7):
+        token = numbers[:, position : position + 1]
+        place = np.int32(position)
+        y, cache = cached.apply(
+            {**variables, **cache}, token, train=False, position=place, mutable=["cache"]
+        )
+        tolerance = 1e-6 if dtype == "float32" else 1e-3
+        np.testing.assert_allclose(y[:, 0], expected[:, position], atol=tolerance, rtol=1e-2)
+    shapes_of_cache = {leaf.shape for leaf in jax.tree.leaves(cache)}
+    assert shapes_of_cache == {(2, 7, 2, 4)}
 
 
 @pytest.mark.slow
