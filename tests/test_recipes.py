@@ -18,6 +18,7 @@ from pipeline.data.audio import vowels
 from tests import outcome
 from tests.conftest import ROOT
 from tests.image_folders import save_images, save_masks
+from tests.stages.export.text_runs import DECODER, SMALL
 from tests.whole_run import run
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -55,10 +56,11 @@ BUILT = {
 }
 
 TEXTS = {
-    "gpt_text": ["dataset.length=16"],
-    "bert_docstrings": ["dataset.buckets=[[16]]"],
+    "decoder_text": [DECODER, "dataset.length=16"],
+    "gpt_text": [*SMALL, "dataset.length=16"],
+    "bert_docstrings": [*SMALL, "dataset.buckets=[[16]]"],
 }
-"""Recipes of texts that ship, and what makes them small; their networks are made small below."""
+"""Recipes of texts that ship, and what makes them small."""
 
 
 ADVERSARIAL = ("gan_mnist",)
@@ -183,13 +185,12 @@ def test_small_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS)
 def test_text_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
-    small = ["model.features=16", "model.hidden=16", "model.heads=2", "model.blocks=1"]
     length = ["train.batch_size=8", "train.steps=4", "train.sink_size=2", "eval.samples=12"]
-    keys = [*TEXTS[name], *small, *length, "train.schedule.warmup_epochs=0.0"]
+    keys = [*TEXTS[name], *length, "train.schedule.warmup_epochs=0.0"]
     keys += ["train.schedule.warmup_steps=0", f"cache.root={cache}"]
     summary = run(load_recipe(name, keys), tmp_path)
     assert (summary.status, summary.steps, summary.sinks) == ("done", 4, 2)
-    assert summary.metrics["count"] == (12 * 16 if name == "gpt_text" else 12)
+    assert summary.metrics["count"] == (12 if name == "bert_docstrings" else 12 * 16)
     assert (tmp_path / "tokenizer.json").is_file()
 
 

@@ -71,6 +71,7 @@ SIZES = {
     "vit_tiny": IMAGENET,
     "bert_base": ((512,), 2),
     "gpt2": ((1024,), 50_257),
+    "decoder": ((128,), 256),
     "unet": ((32, 32, 3), 2),
     "wide_deep": ((39, 2), 2),
 }
@@ -118,6 +119,7 @@ PUBLISHED = {
     "vit_tiny": 5_717_416,  # timm, vit_tiny_patch16_224
     "bert_base": 109_482_240 - 2 * 768 + 2 * 769,  # transformers; one segment, and a classifier
     "gpt2": 124_439_808,  # transformers
+    "decoder": 256 * 128 + 5 * (4 * 128**2 + 3 * 128 * 344 + 2 * 128 + 2 * 32) + 128,
     "unet": 31_037_698,  # by hand, from the widths of the paper's fig. 1
     "wide_deep": 184_696 * 81 + 1 + 3_121 * 1024 + 1025 * 512 + 513 * 256 + 257 * 128 + 129,
 }
@@ -128,7 +130,7 @@ SMALL = ["layers", "lenet5", "mlp", "resnet20"]
 
 def test_model_files_are_all_tested() -> None:
     assert set(SIZES) == set(FILES)
-    assert len(FILES) == 52
+    assert len(FILES) == 53
 
 
 @pytest.mark.parametrize("name", EVERY_FILE)

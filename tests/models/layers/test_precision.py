@@ -16,7 +16,13 @@ from pipeline.config.precision import resolve_precision
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.precision import LEVELS, Level, PathListing, ToFloat, TypeRule
-from pipeline.models.layers.tokens import Embedding, FirstToken, SelfAttention
+from pipeline.models.layers.tokens import (
+    Embedding,
+    FirstToken,
+    Rotary,
+    SelfAttention,
+    TiedEmbedding,
+)
 from pipeline.models.modules.apply_layers import LayerContext, apply_layers
 from pipeline.models.modules.network import Network
 from tests.models.build import INIT, conf_model, initialise, network, random, shapes
@@ -233,6 +239,33 @@ def test_token_numbers_are_not_cast() -> None:
     half = module.clone(dtype=precision.dtype, rules=precision.rules)
     result = half.apply(variables, numbers, train=False)
     np.testing.assert_allclose(result, expected, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["O1", "O2", "O3", "bf16"])
+def test_decoder_supports_every_precision_level(level: Level) -> None:
+    """O1 computes the dense layers of a gated MLP in float16, and its product in float32."""
+    rotary = SelfAttention(
+        heads=4, key_heads=2, causal=True, rotary=Rotary(), query_key_norm=True, window=4
+    )
+    sloped = SelfAttention(heads=4, causal=True, alibi=True)
+    norm, mlp = standard.RmsNorm(), standard.GatedMlp(hidden=24)
+    body = (norm, rotary, norm, mlp, sloped, standard.SquaredRelu())
+    module = network(TiedEmbedding(vocabulary=300, features=16, body=body))
+    numbers = np.arange(280, 290, dtype=np.int32).reshape(2, 5)
+    variables = initialise(module, numbers)
+    expected = module.apply(variables, numbers, train=False)
+    precision = LEVELS[level]
+    typed = module.clone(dtype=precision.dtype, rules=precision.rules)
+    found = types(typed, numbers)
+    half = "bfloat16" if level == "bf16" else HALF
+    others = SINGLE if level == "O1" else half
+    assert {found[f"tied_embedding_0/{name}"] for name in ("rms_norm_0", "gated_mlp_0")} == {others}
+    result = typed.apply(variables, numbers, train=False)
+    assert result.dtype == np.float32
+    assert not np.array_equal(result, expected)
+    spread = float(np.abs(expected).max())
+    np.testing.assert_allclose(result, expected, atol=0.05 * spread)
 
 
 def test_layer_paths_are_all_listed() -> None:

@@ -21,7 +21,7 @@ from pipeline.stages.export.text_generation import (
     sample_tokens,
 )
 from pipeline.stages.record.trained_run import TrainedRun, read_trained_run
-from tests.stages.export.text_runs import GPT, RHYME, gpt
+from tests.stages.export.text_runs import DECODER, GPT, RHYME, gpt
 from tests.whole_run import run
 
 PROMPT = "the dog"
@@ -151,3 +151,19 @@ def test_non_causal_layers_have_no_cache(cache: Path, tmp_path: Path) -> None:
     trained = read_trained_run(tmp_path / "run")
     assert make_cached_decoder(trained) is None
     assert len(sampled(trained, make_decoder(trained), PROMPT, 3, Sampling())) == 3
+
+
+@pytest.mark.slow
+def test_decoder_of_layers_continues_full_contexts_with_a_cache(
+    cache: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text(RHYME)
+    keys = [DECODER, *(key for key in GPT if not key.startswith("model."))]
+    data = [f"dataset.root={tmp_path / 'a.txt'}", f"cache.root={cache}"]
+    run(load_recipe("decoder_text", [*keys, *data]), tmp_path / "run")
+    trained = read_trained_run(tmp_path / "run")
+    decoder = make_cached_decoder(trained)
+    assert decoder is not None
+    found = sampled(trained, decoder, PROMPT, 3 * LENGTH, Sampling(0.0))
+    assert found == by_full_passes(trained, jax.jit(make_predict(trained)), PROMPT, 3 * LENGTH)
+    assert len(set(found)) > 3

@@ -12,6 +12,10 @@ QUIET = ["monitor.tensorboard=false"]
 GPT = [*SMALL, *QUIET, "dataset.length=12", "train.batch_size=8", "train.steps=60"]
 GPT += ["train.sink_size=20", "train.schedule.warmup_steps=0", "train.optimizer.lr=0.01"]
 GPT += ["eval.samples=20", "eval.every_steps=null", "dataset.tokenizer=characters"]
+DECODER = (
+    "model.layers=[{name: tied_embedding, scope: tokens, vocabulary: $classes, features: 16,"
+    " body: [{use: decoder_block, repeat: 2, with: {heads: 2, hidden: 24}}, rms_norm]}]"
+)
 BERT = [*SMALL, *QUIET, "train.batch_size=32", "train.epochs=3", "eval.every_epochs=null"]
 BERT += ["train.schedule.warmup_epochs=0.0", "train.optimizer.lr=0.005", "model.dropout=0.0"]
 BERT += ["dataset.buckets=[[8],[24]]"]

@@ -96,6 +96,26 @@ CASES = {
         (6, 1, 1),
         tokens=True,
     ),
+    "decoder": Case(
+        (
+            layer("embedding", vocabulary=7, features=8),
+            layer("rms_norm"),
+            layer(
+                "self_attention",
+                heads=4,
+                key_heads=2,
+                causal=True,
+                query_key_norm=True,
+                rotary={},
+                bias=False,
+            ),
+            layer("gated_mlp", hidden=6),
+            layer("first_token"),
+            layer("dense", features=3),
+        ),
+        (6, 1, 1),
+        tokens=True,
+    ),
     "images as tokens": Case(
         (
             layer("tokens"),
