@@ -320,6 +320,9 @@ class Dropout(LayerSpec):
 
     name: Literal["dropout"] = "dropout"
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    per_sample: bool = False
+    """Whether whole samples are zeroed. At the end of a residual body it is stochastic depth (Huang
+    et al. 2016)."""
 
 
 @component("layer")

@@ -81,7 +81,10 @@ def _compute_group_norm(layer: standard.GroupNorm, x: Array, context: LayerConte
 
 @computes(standard.Dropout)
 def _compute_dropout(layer: standard.Dropout, x: Array, context: LayerContext) -> Array:
-    dropout = nn.Dropout(layer.rate, deterministic=not context.train, name=context.name)
+    shared_axes = range(1, x.ndim) if layer.per_sample else ()
+    dropout = nn.Dropout(
+        layer.rate, shared_axes, deterministic=not context.train, name=context.name
+    )
     if channel_axis(x, context.layout) == 0:
         # The mask is drawn in NHWC, so that the same values are dropped in both layouts.
         return swap_layout(dropout(to_nhwc(x, context.layout)))

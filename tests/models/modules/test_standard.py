@@ -336,6 +336,18 @@ def test_dropout_zeroes_a_share_and_rescales_only_in_training() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", ["nhwc", "chwn"])
+def test_dropout_per_sample_zeroes_all_of_a_sample_or_nothing(layout: Layout) -> None:
+    module = network(Dropout(rate=0.25, per_sample=True), Flatten()).clone(layout=layout)
+    x = np.ones((200, 2, 3, 4), np.float32)
+    y, _ = run(module, x, train=True, dropout=jax.random.key(1))
+    np.testing.assert_array_equal(y, np.repeat(y[:, :1], 24, axis=1))
+    np.testing.assert_allclose(np.unique(y), [0, 4 / 3], rtol=1e-6)
+    assert (y[:, 0] == 0).mean() == pytest.approx(0.25, abs=0.1)
+    np.testing.assert_array_equal(run(module, x)[0], x.reshape(200, -1))
+
+
+@pytest.mark.slow
 def test_residual_adds_body_and_shortcut_with_separate_scopes() -> None:
     residual = Residual(
         scope="stage1_block0",
