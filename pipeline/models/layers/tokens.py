@@ -133,7 +133,8 @@ class Conv1d(LayerSpec):
     features: Features
     kernel: PositiveInt
     stride: PositiveInt = 1
-    padding: Literal["same", "valid", "symmetric"] | NonNegativeInt = "same"
+    padding: Literal["same", "valid", "symmetric", "causal"] | NonNegativeInt = "same"
+    """causal: zeros before the first token only, so that a result reads no later token."""
     dilation: PositiveInt = 1
     groups: PositiveInt = 1
     bias: bool = False

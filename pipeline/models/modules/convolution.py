@@ -10,7 +10,7 @@ from flax import linen as nn
 from jax import Array
 
 from pipeline.models.layers import standard, tokens
-from pipeline.models.layers.fields import Padding, pair, triple
+from pipeline.models.layers.fields import pair, triple
 from pipeline.models.lowerings.conv2d import conv2d
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
 from pipeline.models.lowerings.problem.conv_window import Pair, compute_reach
@@ -24,7 +24,7 @@ from pipeline.models.modules.apply_layers import (
     require_tokens,
 )
 from pipeline.models.modules.dense import add_bias
-from pipeline.models.modules.layout import channel_axis, compute_pads, shape_nhwc
+from pipeline.models.modules.layout import WindowPadding, channel_axis, compute_pads, shape_nhwc
 
 Convolution = standard.Conv | standard.Conv3d | standard.ConvTranspose | tokens.Conv1d
 
@@ -158,7 +158,7 @@ def find_pads(
     x: Array,
     window: tuple[int, ...],
     strides: tuple[int, ...],
-    padding: Padding,
+    padding: WindowPadding,
     context: LayerContext,
 ) -> tuple[Pair, ...]:
     """Return the pads (before, after) of each spatial axis. Raises ValueError if no window fits."""

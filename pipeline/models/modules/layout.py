@@ -8,7 +8,7 @@ Height and width are axes 1 and 2 in both. Parameters are the same, so a checkpo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from jax import Array, lax
 
@@ -17,6 +17,9 @@ from pipeline.models.layers.fields import Padding
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.image_layout import Layout
+
+WindowPadding = Padding | Literal["causal"]
+"""Padding of a window; causal: zeros before each axis only."""
 
 _CHWN_LAYERS = (
     standard.Activation,
@@ -74,9 +77,14 @@ def find_layer_without_chwn(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
 
 
 def compute_pads(
-    sizes: Sequence[int], window: Sequence[int], strides: Sequence[int], padding: Padding
+    sizes: Sequence[int],
+    window: Sequence[int],
+    strides: Sequence[int],
+    padding: WindowPadding,
 ) -> tuple[Pair, ...]:
     """Return the pads (before, after) of each axis; `window` has the kernel's dilated sizes."""
+    if padding == "causal":
+        return tuple((size - 1, 0) for size in window)
     if padding == "symmetric":
         return tuple(((size - 1) // 2, (size - 1) // 2) for size in window)
     if isinstance(padding, str):

@@ -164,6 +164,27 @@ def test_padding_does_not_change_the_state(key: str) -> None:
 
 
 @pytest.mark.medium
+def test_causal_conv1d_reads_a_token_and_those_before_it() -> None:
+    layer = Conv1d(features=4, kernel=3, stride=2, dilation=2, groups=2, padding="causal")
+    x = np.random.default_rng(0).normal(size=(2, 7, 6)).astype(np.float32)
+    params = draw_variables(jax.eval_shape(Stack(layer).init, jax.random.key(0), x))
+    kernel = jax.tree.leaves(params)[0]
+    y = jax.jit(Stack(layer).apply)(params, x)
+    assert y.shape == (2, 4, 4)
+    for result in range(4):
+        expected = np.zeros((2, 4))
+        for tap in range(3):
+            token = 2 * result - 2 * (2 - tap)
+            if token >= 0:
+                halves = [
+                    x[:, token, :3] @ kernel[tap, :, :2],
+                    x[:, token, 3:] @ kernel[tap, :, 2:],
+                ]
+                expected += np.concatenate(halves, axis=1)
+        np.testing.assert_allclose(y[:, result], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.medium
 def test_conv1d_reads_padding_as_zeros() -> None:
     """So real tokens don't depend on the values of padding."""
     layer = Conv1d(features=4, kernel=3)

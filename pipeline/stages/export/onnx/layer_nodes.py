@@ -16,7 +16,7 @@ from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import name_scopes
 from pipeline.models.lowerings.formulas.adaptive_pools import index_windows, weigh_windows
 from pipeline.models.lowerings.problem.conv_window import compute_reach
-from pipeline.models.modules.layout import compute_pads
+from pipeline.models.modules.layout import WindowPadding, compute_pads
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput, Order
 
 Translation = Callable[[Any, NodeOutput, GraphBuilder], NodeOutput]
@@ -358,7 +358,7 @@ def _add_recurrent(layer: tokens.Recurrent, x: NodeOutput, graph: GraphBuilder) 
 
 
 def _compute_windows(
-    x: NodeOutput, window: tuple[int, ...], strides: tuple[int, ...], padding: standard.Padding
+    x: NodeOutput, window: tuple[int, ...], strides: tuple[int, ...], padding: WindowPadding
 ) -> tuple[list[int], list[int]]:
     """Return the pads, those before each axis and then those after, and the sizes of the result."""
     positions = x.shape[:-1]

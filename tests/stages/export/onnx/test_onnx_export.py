@@ -173,6 +173,7 @@ LAYERS: dict[str, list[str]] = {
     ],
     "tokens": [
         "tokens",
+        "{name: conv1d, features: 6, kernel: 3, groups: 3, padding: causal}",
         "{name: conv1d, features: 6, kernel: 3, stride: 4, dilation: 2, groups: 3, bias: true}",
         "batch_norm",
         "relu",
