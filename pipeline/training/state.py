@@ -143,6 +143,12 @@ def list_paths(params: Mapping[str, Any]) -> list[LayerPath]:
     return list(flatten_dict(dict(params)))
 
 
+def select_averaged(average: Any, params: Any) -> Any:
+    """Return the parameters that have a moving average."""
+    flat = flatten_dict(dict(params))
+    return unflatten_dict({path: flat[path] for path in list_paths(average)})
+
+
 def require_trainable(params: Any, frozen: Sequence[str]) -> None:
     """Raise ValueError for a pattern that covers no parameter, and if all parameters are frozen."""
     paths = list_paths(params)

@@ -13,9 +13,8 @@ from pipeline.data.random import seed_words
 from pipeline.models.layers.initializers import Constant
 from pipeline.models.layers.model_spec import InitRule
 from pipeline.training.component_specs import AverageSpec
-from pipeline.training.features.average import select_averaged
 from pipeline.training.optimizers.first_order import Sgd
-from pipeline.training.state import merge_params, require_trainable, split_params
+from pipeline.training.state import merge_params, require_trainable, select_averaged, split_params
 from pipeline.training.step import make_train_step
 from tests.training.test_step import (
     RATES,

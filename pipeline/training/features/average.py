@@ -7,12 +7,11 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from pipeline.training.component_specs import AverageSpec
 from pipeline.training.features.common_features import WeightCopy
-from pipeline.training.state import Gradients, TrainState, list_paths, merge_params
+from pipeline.training.state import Gradients, TrainState, merge_params, select_averaged
 from pipeline.training.telemetry import count_updates
 
 AVERAGE = "average"
@@ -45,9 +44,3 @@ def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> 
     ramp = (1 + count) / (10 + count)
     decay = jnp.minimum(spec.decay, ramp) if spec.warmup else jnp.float32(spec.decay)
     return jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), average, params)
-
-
-def select_averaged(average: Any, params: Any) -> Any:
-    """Return the parameters that have a moving average."""
-    flat = flatten_dict(dict(params))
-    return unflatten_dict({path: flat[path] for path in list_paths(average)})

@@ -115,7 +115,7 @@ class Distillation(StepFeature):
     ) -> TrainState:
         import jax
 
-        from pipeline.training.features.average import select_averaged
+        from pipeline.training.state import select_averaged
 
         if self.network is not None:
             return after

@@ -49,8 +49,7 @@ class Lookahead(WeightCopy):
         import jax
         import jax.numpy as jnp
 
-        from pipeline.training.features.average import select_averaged
-        from pipeline.training.state import merge_params
+        from pipeline.training.state import merge_params, select_averaged
 
         slow = before.features[self.name]
         fast = select_averaged(slow, after.params)
