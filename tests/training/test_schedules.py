@@ -14,15 +14,21 @@ from pydantic import ValidationError
 from pipeline.training.schedules import (
     ConstantSchedule,
     Cosine,
+    CosineRestarts,
     Exponential,
     LinearCosine,
+    OneCycle,
     Piecewise,
     Polynomial,
     WarmupDecay,
+    WarmupStableDecay,
 )
 
 CONF = Path(__file__).parents[2] / "conf" / "schedule"
-SPECS = (ConstantSchedule, Piecewise, Exponential, Polynomial, Cosine, LinearCosine)
+SPECS = (
+    *(ConstantSchedule, Piecewise, Exponential, Polynomial, Cosine, LinearCosine),
+    *(CosineRestarts, WarmupStableDecay, OneCycle),
+)
 NO_WARMUP = {"warmup_steps": 0, "warmup_epochs": 0.0}
 LR, SPAN, STEPS_PER_EPOCH = 0.1, 2000, 40
 FLOAT32 = 3e-7
@@ -30,7 +36,32 @@ FLOAT32 = 3e-7
 PIECEWISE = {"milestones": (100, 1500), "factors": (0.3, 0.01)}
 EXPONENTIAL = {"decay_rate": 0.94, "decay_steps": 150, "decay_epochs": 0.0, "staircase": False}
 
+RESTARTS = {"period_steps": 300, "period_epochs": 0.0, "growth": 1, "end_factor": 0.1}
+
+
+def fall_over(share: float) -> float:
+    """Half a cosine from 1 to 0.1."""
+    return 0.1 + 0.9 * (1 + math.cos(math.pi * share)) / 2
+
+
+def restarted_share(t: int) -> float:
+    """The share of a period, for periods of 300, 600, 1200, ..."""
+    begin = next(begin for begin in (2100, 900, 300, 0) if t >= begin)
+    return (t - begin) / (begin + 300)
+
+
 DECAYS = {
+    "restarts": (CosineRestarts, RESTARTS, lambda t: fall_over(t % 300 / 300)),
+    "growing restarts": (
+        CosineRestarts,
+        RESTARTS | {"growth": 2},
+        lambda t: fall_over(restarted_share(t)),
+    ),
+    "restarts in epochs": (
+        CosineRestarts,
+        RESTARTS | {"period_steps": 0, "period_epochs": 7.5},
+        lambda t: fall_over(t % 300 / 300),
+    ),
     "constant": (ConstantSchedule, {}, lambda _: 1.0),
     "piecewise": (
         Piecewise,
@@ -229,3 +260,68 @@ def test_values_out_of_range_are_refused(spec, fields):
 def test_schedule_describes_its_decay():
     with pytest.raises(TypeError, match=r"abstract method '?decay"):
         WarmupDecay(name="bare", **NO_WARMUP)
+
+
+@pytest.mark.parametrize(
+    ("shape", "share", "value"),
+    [
+        ("linear", 0.0, 1.0),
+        ("linear", 0.25, 0.75),
+        ("sqrt", 0.25, 0.5),
+        ("sqrt", 0.81, 0.1),
+        ("linear", 0.999, 0.001),
+    ],
+)
+@pytest.mark.parametrize("warmup", [0, 300])
+def test_cooldown_has_its_share_of_the_whole_run(shape, share, value, warmup):
+    """10,000 updates, of which the last 1,000 cool down; warmup doesn't change them."""
+    schedule = WarmupStableDecay(
+        warmup_steps=warmup, cooldown_share=0.1, shape=shape, end_factor=0.5
+    )
+    table = schedule.table(LR, 10_000, STEPS_PER_EPOCH)
+    assert np.all(table[warmup:9000] == np.float32(LR))
+    expected = LR * (0.5 + 0.5 * value)
+    np.testing.assert_allclose(table[9000 + round(1000 * share)], expected, rtol=FLOAT32)
+
+
+def test_cooldown_longer_than_the_rest_begins_after_warmup():
+    schedule = WarmupStableDecay(warmup_steps=8, cooldown_share=0.9, shape="linear")
+    table = schedule.table(LR, 10, STEPS_PER_EPOCH)
+    np.testing.assert_allclose(table[8:], [LR, LR / 2], rtol=FLOAT32)
+
+
+def make_one_cycle(shape, steps):
+    """PyTorch's OneCycleLR, phase by phase."""
+
+    def between(start, end, share):
+        if shape == "linear":
+            return start + (end - start) * share
+        return end + (start - end) / 2 * (1 + math.cos(math.pi * share))
+
+    peak, last = 0.3 * steps - 1, steps - 1
+    for step in range(steps):
+        if step <= peak:
+            yield LR * between(0.04, 1.0, step / peak)
+        else:
+            yield LR * between(1.0, 4e-6, (step - peak) / (last - peak))
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear"])
+@pytest.mark.parametrize("steps", [10, 101, 2000])
+def test_one_cycle_rises_and_falls_as_in_pytorch(shape, steps):
+    table = OneCycle(shape=shape).table(LR, steps, STEPS_PER_EPOCH)
+    np.testing.assert_allclose(table, [*make_one_cycle(shape, steps)], rtol=FLOAT32, atol=1e-12)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_one_cycle_of_few_updates_is_finite(steps, share):
+    table = OneCycle(rise_share=share).table(LR, steps, STEPS_PER_EPOCH)
+    assert np.isfinite(table).all()
+    assert table.max() <= np.float32(LR)
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(0, 0.0), (100, 2.5)])
+def test_restarts_require_exactly_one_period(steps, epochs):
+    with pytest.raises(ValidationError, match="exactly one must be above 0"):
+        CosineRestarts(**NO_WARMUP, period_steps=steps, period_epochs=epochs)
