@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from pipeline.core.registry import component
 from pipeline.training.optimizers.first_order import AdamBase, DecayedOptimizer, MovingAverageRate
@@ -142,4 +142,41 @@ class RmsProp(DecayedOptimizer):
         return (
             scale(self.decay, self.eps, self.initial_mean_square),
             optax.trace(self.momentum) if self.momentum else optax.identity(),
+        )
+
+
+@component("optimizer")
+class Adafactor(DecayedOptimizer):
+    """Adam without momentum, whose mean squares of a matrix are stored as those of its rows and
+    columns (Shazeer & Stern 2018). Weight decay is decoupled.
+
+    With u = g / sqrt(v), the direction is u / max(1, rms(u) / clip_rms), times max(min_scale,
+    rms(p)). v averages g^2 + eps with the share 1 - t^-decay_power of the old average at update t,
+    or is R C / mean(R) with such averages of the means over columns and over rows. An array of more
+    axes is factored along its two largest. The paper's rate is min(0.01, 1 / sqrt(t)).
+    """
+
+    decoupled: ClassVar[bool] = True
+    name: Literal["adafactor"] = "adafactor"
+    decay_power: Annotated[float, Field(gt=0, le=1)]
+    eps: PositiveFloat
+    clip_rms: PositiveFloat | None
+    """Limit of the root mean square of u; null: none."""
+    min_scale: NonNegativeFloat | None
+    """Least scale of a parameter; null: directions don't depend on the parameters."""
+    factored_size: PositiveInt
+    """Smallest size of the two axes of an array that is factored."""
+
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
+        import optax
+
+        scale, clip = self.min_scale, self.clip_rms
+        return (
+            optax.scale_by_factored_rms(
+                decay_rate=self.decay_power,
+                min_dim_size_to_factor=self.factored_size,
+                epsilon=self.eps,
+            ),
+            optax.identity() if clip is None else optax.clip_by_block_rms(clip),
+            optax.identity() if scale is None else optax.scale_by_param_block_rms(scale),
         )
