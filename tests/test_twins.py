@@ -314,6 +314,10 @@ COVERED = {
         "training/features/components/test_lookahead.py",
         "types",
     ),
+    "pipeline.training.optimizers.schedule_free": (
+        "training/features/test_schedule_free.py",
+        "sequences of updates",
+    ),
     "pipeline.training.features.hardest_samples": (
         "training/test_losses_reduction.py",
         "losses of batches",

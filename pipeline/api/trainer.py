@@ -35,7 +35,7 @@ from pipeline.stages.record.compare_steps import read_arrays
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.record.trained_run import Samples, TrainedRun, read_trained_run
 from pipeline.stages.runner.context import RunOptions
-from pipeline.training.features.average import AVERAGE
+from pipeline.training.features.average import find_evaluated
 from pipeline.training.state import merge_params
 
 PREDICT_BATCH = 64
@@ -344,7 +344,7 @@ class Trainer:
             audio=dataset.audio,
         )
         state = view.state
-        params = merge_params(state.params, state.features.get(AVERAGE))
+        params = merge_params(state.params, find_evaluated(state.features))
         tree = {**state.variables, "params": params}
         weights = {path: np.array(array) for path, array in flatten_dict(tree, sep="/").items()}
         return TrainedRun(self.recipe, weights, int(state.step), samples)

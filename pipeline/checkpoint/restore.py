@@ -73,6 +73,8 @@ class Checkpoint:
         weights = {f"params/{name}": array for name, array in self.select_part("params").items()}
         former = self.has_former_layout
         averages = self.select_part("average" if former else "features/average")
+        for feature in {path.split("/")[0] for path in self.select_part("features")} - {"average"}:
+            averages |= self.select_part(f"features/{feature}/evaluated")
         weights |= {f"params/{name}": array for name, array in averages.items()}
         if former:
             statistics = self.select_part("batch_stats")

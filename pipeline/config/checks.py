@@ -251,6 +251,11 @@ def check_freezing(recipe: Recipe) -> Iterator[str]:
         yield "train.unfreeze: needs train.freeze, which names the parameters to freeze at first"
     if train.unfreeze and train.optimizer.observes_layers:
         yield f"train.unfreeze: must be [] with {train.optimizer.name}, which looks into layers"
+    if train.unfreeze and train.optimizer.averages_iterates:
+        yield (
+            f"train.unfreeze: must be [] with {train.optimizer.name}, whose average would "
+            "consist of the frozen weights for long"
+        )
     if train.freeze_statistics == "frozen" and not train.freeze:
         yield "train.freeze_statistics = frozen: needs train.freeze; `all` is for every batch norm"
 
@@ -266,6 +271,8 @@ def check_optimizers(recipe: Recipe) -> Iterator[str]:
     for spec in (train.optimizer, *(entry.optimizer for entry in train.optimizers)):
         if spec.observes_layers:
             yield f"train.optimizers: must be [] with {spec.name}, which looks into layers"
+        if spec.averages_iterates:
+            yield f"train.optimizers: must be [] with {spec.name}, which averages all parameters"
 
 
 @rule

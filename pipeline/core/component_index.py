@@ -31,6 +31,7 @@ COMPONENT_MODULES = (
     "pipeline.training.features.loss_scales",
     "pipeline.training.optimizers.adaptive",
     "pipeline.training.optimizers.layerwise",
+    "pipeline.training.optimizers.schedule_free",
     "pipeline.training.losses",
     "pipeline.training.target_metrics",
     "pipeline.training.optimizers.first_order",

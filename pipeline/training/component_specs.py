@@ -158,11 +158,23 @@ class AverageSpec(Spec):
     ExponentialMovingAverage with `num_updates`."""
 
 
+class IterateAverage(Spec):
+    """The average of an optimizer's iterates that schedule-free training evaluates (Defazio et al.
+    2024). Update k = 1, 2, ... has the weight k^step_power * (largest rate so far)^rate_power."""
+
+    b1: Annotated[float, Field(ge=0, lt=1)]
+    """Share of the average in the point at which gradients are computed."""
+    rate_power: NonNegativeFloat
+    step_power: NonNegativeFloat
+
+
 class OptimizerSpec(Spec):
     """An optimizer, which turns gradients into updates: the component of kind "optimizer"."""
 
     observes_layers: ClassVar[bool] = False
     """Whether `update` takes `curvature`, sums of the inputs and output gradients of layers."""
+    averages_iterates: ClassVar[bool] = False
+    """Whether evaluations use an average of the iterates, and gradients are taken near it."""
     name: str
     lr: PositiveFloat
     lr_for_batch: PositiveInt | None = Field(default=None, exclude=True)
@@ -201,6 +213,10 @@ class OptimizerSpec(Spec):
 
     def curvature(self) -> CurvatureRule | None:
         """Return which sums over layers `update` needs; None if `observes_layers` is false."""
+        return None
+
+    def iterate_average(self) -> IterateAverage | None:
+        """Return the average of the iterates; None if `averages_iterates` is false."""
         return None
 
 

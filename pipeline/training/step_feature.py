@@ -145,6 +145,14 @@ class StepFeature:
         returned, at first the step's rate or rates."""
         return rate
 
+    def move_parameters(
+        self, before: TrainState, after: TrainState, rates: Array | float
+    ) -> TrainState:
+        """Return the state after an update with the parameters moved otherwise. In `after` they are
+        those before, less the directions times the learning rates. `rates`, float32, is the rate,
+        (), or with groups of parameters the rate without a group, then each group's rate."""
+        return after
+
     def change_update(
         self, before: TrainState, after: TrainState, gradients: Gradients, count: Array | int
     ) -> TrainState:

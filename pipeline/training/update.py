@@ -90,6 +90,8 @@ def apply_update(
         opt_state=opt_state,
     )
     for feature in config.features:
+        after = feature.move_parameters(state, after, rates)
+    for feature in config.features:
         after = feature.change_update(state, after, gradients, count)
     return after
 

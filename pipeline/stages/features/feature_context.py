@@ -92,8 +92,8 @@ def _load_network(
 
 
 def require_distinct(features: Sequence[StepFeature]) -> None:
-    """Raise RecipeError if two features have the same name or column, or both compute the
-    gradients."""
+    """Raise RecipeError if two features have the same name or column, or both compute the gradients
+    or choose the weights that evaluations use."""
     names = Counter(feature.name for feature in features)
     for name, count in names.items():
         if count > 1:
@@ -102,6 +102,10 @@ def require_distinct(features: Sequence[StepFeature]) -> None:
     if len(differentiating) > 1:
         both = " and ".join(differentiating[:2])
         raise RecipeError(f"{both}: both compute the gradients; leave one out")
+    evaluated = [f.name for f in features if has_moment(f, "change_weights")]
+    if len(evaluated) > 1:
+        both = " and ".join(evaluated[:2])
+        raise RecipeError(f"{both}: both choose the weights of evaluations; leave one out")
     owners = dict.fromkeys((*COLUMNS, *PLACES), "every step")
     for feature in features:
         for column in feature.columns:

@@ -138,6 +138,15 @@ def _make_layer_rates(recipe: Recipe, inputs: FeatureInputs) -> StepFeature | No
     return LayerRates(dict(inputs.layer_rates))
 
 
+def _make_schedule_free(recipe: Recipe, inputs: FeatureInputs) -> StepFeature | None:
+    rule = recipe.train.optimizer.iterate_average()
+    if rule is None:
+        return None
+    from pipeline.training.features.schedule_free import ScheduleFree
+
+    return ScheduleFree(rule)
+
+
 def _make_listed(recipe: Recipe, inputs: FeatureInputs) -> Sequence[StepFeature]:
     """Return the features of `train.features`. They act before the average of the parameters, since
     they may change these."""
@@ -178,6 +187,7 @@ FEATURES: tuple[MakeFeature, ...] = (
     _make_accumulation,
     _make_rate_groups,
     _make_layer_rates,
+    _make_schedule_free,
     _make_listed,
     _make_average,
     _make_ledger,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.training.component_specs import AverageSpec
-from pipeline.training.features.common_features import WeightCopy
+from pipeline.training.features.common_features import EVALUATED, WeightCopy
 from pipeline.training.state import Gradients, TrainState, merge_params, select_averaged
 from pipeline.training.telemetry import count_updates
 
@@ -44,3 +45,11 @@ def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> 
     ramp = (1 + count) / (10 + count)
     decay = jnp.minimum(spec.decay, ramp) if spec.warmup else jnp.float32(spec.decay)
     return jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), average, params)
+
+
+def find_evaluated(features: Mapping[str, Any]) -> Any:
+    """Return the trained parameters that evaluations use, from the states of features; None if they
+    use those of the training."""
+    parts = [part for name, part in features.items() if name != AVERAGE and isinstance(part, dict)]
+    evaluated = [part[EVALUATED] for part in parts if EVALUATED in part]
+    return evaluated[0] if evaluated else features.get(AVERAGE)

@@ -1,13 +1,18 @@
-"""Parts of several features of a step: a copy of the weights, a count of labels."""
+"""Parts of several features of a step: a copy of the weights, averages that evaluations use, a
+count of labels."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.training.step_feature import StepFeature
 
 if TYPE_CHECKING:
     from pipeline.training.forward_pass import ForwardPass, Outputs
+    from pipeline.training.state import TrainState
+
+EVALUATED: Final = "evaluated"
+"""Key, in the state of a feature, of the weights that evaluations use."""
 
 
 class WeightCopy(StepFeature):
@@ -22,6 +27,37 @@ class WeightCopy(StepFeature):
         import jax.numpy as jnp
 
         return jax.tree.map(jnp.copy, trained)
+
+
+class EvaluatedWeights(WeightCopy):
+    """A feature whose state has weights that evaluations use in place of the trained parameters:
+    {"evaluated": a tree in their form, ...}.
+
+    Running statistics, such as batch norm's, are those of the evaluated weights: each step applies
+    the network to its batch with these too. Without such statistics there is no second pass.
+    """
+
+    def init(self, trained: Any) -> dict[str, Any]:
+        return {EVALUATED: super().init(trained)}
+
+    def change_outputs(self, forward: ForwardPass, trained: Any, outputs: Outputs) -> Outputs:
+        import jax
+
+        from pipeline.training.state import select_averaged
+
+        if not jax.tree.leaves(forward.collections):
+            return outputs
+        evaluated = forward.state.features[self.name][EVALUATED]
+        # `trained` leaves out what is still frozen.
+        weights = select_averaged(trained, evaluated)
+        inputs = forward.batch.inputs
+        _, collections = forward.apply(weights, forward.collections, inputs)
+        return outputs._replace(collections=jax.lax.stop_gradient(collections))
+
+    def change_weights(self, state: TrainState, params: Any) -> Any:
+        from pipeline.training.state import merge_params
+
+        return merge_params(params, state.features[self.name][EVALUATED])
 
 
 class LabelCount(StepFeature):

@@ -231,9 +231,12 @@ def _count_part_bytes(graph: TaskGraph, index: int, num_shards: int) -> int:
     """Return the bytes of an array of the state that each device stores."""
     buffer = graph.buffers[index]
     field, *path = buffer.name.split("/")
-    # A feature's state is sharded if it has arrays like the parameters, under their paths.
-    parameter = "/".join(["params", *path[1:]])
-    is_like_params = field == "features" and any(other.name == parameter for other in graph.buffers)
+    # A feature's state is sharded if it has arrays like the parameters, under their paths, also as
+    # a part of its state: features/average/conv_0/kernel, features/swa/evaluated/conv_0/kernel.
+    parameters = {"/".join(["params", *path[start:]]) for start in (1, 2, 3)}
+    is_like_params = field == "features" and any(
+        other.name in parameters for other in graph.buffers
+    )
     is_sharded = field in SHARDED_FIELDS or is_like_params
     if is_sharded and find_sharded_dimension(buffer.shape, num_shards) is not None:
         return buffer.nbytes // num_shards

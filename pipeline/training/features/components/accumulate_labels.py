@@ -33,8 +33,9 @@ class AccumulateLabelsSpec(FeatureSpec):
         reduction = recipe.train.loss.reduction
         if reduction != "mean":
             yield f"train.loss.reduction = {reduction}: must be mean with accumulate_labels"
-        if recipe.train.optimizer.observes_layers:
-            name = recipe.train.optimizer.name
+        optimizer = recipe.train.optimizer
+        if optimizer.observes_layers or optimizer.averages_iterates:
+            name = optimizer.name
             yield f"train.optimizer = {name}: must be another optimizer with accumulate_labels"
 
     def build(self, context: FeatureContext) -> StepFeature:

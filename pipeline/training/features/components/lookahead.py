@@ -5,8 +5,9 @@ Zhang et al., Lookahead optimizer: k steps forward, 1 step back, 2019 (arXiv 190
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -30,6 +31,11 @@ class LookaheadSpec(FeatureSpec):
     name: Literal["lookahead"] = "lookahead"
     steps: PositiveInt = 5
     rate: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+    def check(self, recipe: Any) -> Iterator[str]:
+        if recipe.train.optimizer.averages_iterates:
+            name = recipe.train.optimizer.name
+            yield f"train.optimizer = {name}: must be another optimizer with lookahead"
 
     def build(self, context: FeatureContext) -> StepFeature:
         return Lookahead(self.steps, self.rate)

@@ -63,6 +63,35 @@ def test_owners_store_parts_and_gather_the_parameters() -> None:
     assert unnamed == plan_memory(chain(batch=4, layers=3, width=4096), HW, 8, num_shards=8)
 
 
+@pytest.mark.parametrize(
+    ("place", "divisor"),
+    [
+        ("features/average", 8),
+        ("features/swa/evaluated", 8),
+        ("features/lawa/ends/1", 8),
+        ("features/ledger/losses", 1),
+    ],
+)
+def test_copies_of_parameters_are_in_parts_as_these_are(place: str, divisor: int) -> None:
+    graph = chain(batch=4, layers=3, width=4096)
+
+    def rename(name: str, role: str) -> str:
+        name = name.replace("momentum", "other" if divisor == 1 else "weight")
+        return f"{place}/{name}" if role == "state" else f"params/{name}"
+
+    graph = replace(
+        graph,
+        buffers=tuple(
+            replace(b, name=rename(b.name, b.role)) if b.role in ("state", "parameter") else b
+            for b in graph.buffers
+        ),
+    )
+    whole, shared = (plan_memory(graph, HW, 8, num_shards=count) for count in (1, 8))
+    copied_bytes = 3 * 2 * 4096
+    assert whole.components["state"] == copied_bytes
+    assert shared.components["state"] == copied_bytes // divisor
+
+
 @pytest.mark.slow
 @given(graphs(), st.sampled_from([1, 8]))
 def test_plan_extent_covers_the_live_bytes(graph: TaskGraph, devices: int) -> None:
