@@ -67,8 +67,10 @@ LAZY_MODULES = {
     "pipeline.training.features.components.gradient_penalty",
     "pipeline.training.features.components.lookahead",
     "pipeline.training.features.components.throughput",
+    "pipeline.training.features.components.weight_averages",
     "pipeline.training.losses",
     "pipeline.training.target_metrics",
+    "pipeline.training.optimizers.kronecker",
     "pipeline.training.optimizers.thor.thor_spec",
     # The start of a command, and what few runs need.
     "pipeline.checkpoint.checkpointer",

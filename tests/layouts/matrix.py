@@ -123,6 +123,8 @@ FEATURES: Mapping[str, Sequence[str]] = {
     "average as teacher": ("train.features=[{name: distill, teacher: ema, decay: 0.9}]",),
     "penalty on input gradients": ("train.features=[gradient_penalty]",),
     "labels of several steps": ("train.features=[{name: accumulate_labels, labels: 50}]",),
+    "SWA": ("train.features=[{name: swa, start: 0.25, steps: 3}]",),
+    "LAWA": ("train.features=[{name: lawa, count: 2, steps: 3}]",),
     "noise scale": ("train.features=[gradient_noise]", "train.accumulate_steps=2"),
 }
 SUM_NORM_GPT = (

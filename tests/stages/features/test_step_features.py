@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from pipeline import run
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
@@ -53,6 +55,8 @@ SETTINGS = {
     "distill": "{name: distill, teacher: ema}",
     "throughput": "throughput",
     "gradient_noise": "gradient_noise",
+    "swa": "{name: swa, start: 0.25, steps: 5}",
+    "lawa": "{name: lawa, count: 2, steps: 5}",
     "schedule_free": ("optimizer=schedule_free_adamw",),
 }
 """Overrides that use a feature; a text is an entry of train.features."""
@@ -72,12 +76,15 @@ REFUSED = {
     ("hardest_samples", "accumulation"),
     ("curvature", "gradients"),
     ("curvature", "accumulate_labels"),
-    ("curvature", "schedule_free"),
+    ("curvature", "swa"),
+    ("curvature", "lawa"),
     ("lookahead", "schedule_free"),
     ("accumulate_labels", "schedule_free"),
-    *combinations(("average", "schedule_free"), 2),
+    *combinations(("average", "swa", "lawa", "schedule_free"), 2),
 }
 """Pairs of features that no recipe can have together. All other pairs are trained."""
+PAIRS = [pair for pair in combinations(SETTINGS, 2) if pair != ("curvature", "schedule_free")]
+"""All pairs, but for two that are optimizers: a recipe names one."""
 ALONE_REFUSED = {"gradient_noise": "train.accumulate_steps = 1: must be above 1"}
 """Features that need another one."""
 
@@ -109,7 +116,7 @@ def trace_step(recipe: Recipe) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", [*combinations(SETTINGS, 2)], ids="-".join)
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_pair_is_traced_or_refused_by_name(pair: tuple[str, str], tiny: Tiny) -> None:
     """Every pair: a step that keeps the form of its state, or one message with both."""
     extra = [] if "accumulation" in pair or "gradient_noise" not in pair else ["accumulation"]
@@ -143,6 +150,21 @@ def test_feature_listed_twice_is_refused(tiny: Tiny) -> None:
 
 
 @pytest.mark.medium
+def test_two_averages_are_refused(tiny: Tiny) -> None:
+    with pytest.raises(
+        RecipeError, match="swa and average: both choose the weights of evaluations"
+    ):
+        build_step(tiny("train.features=[{name: swa, steps: 2}]", "train.ema.decay=0.9"))
+
+
+@pytest.mark.medium
+def test_period_longer_than_the_run_is_refused(tiny: Tiny) -> None:
+    problem = r"train\.features\.0 \(swa\): swa: a period has 7 updates; must have at most 6"
+    with pytest.raises(RecipeError, match=problem):
+        build_step(tiny("train.features=[{name: swa, steps: 7}]", "train.steps=6"))
+
+
+@pytest.mark.medium
 def test_teacher_with_other_outputs_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"train\.features\.0 \(distill\)"):
         build_step(tiny(f"train.features=[{{name: distill, teacher: {tmp_path}}}]"))
@@ -163,7 +185,8 @@ def test_bits_are_equal_for_every_sink_and_after_resuming(
     keys = [*settings, "train.steps=24", "checkpoint.every_steps=12"]
     for size in ("1", "7", "-1"):
         run(tiny(*keys, f"train.sink_size={size}"), tmp_path / size)
-    run(tiny(*keys, "train.steps=12"), tmp_path / "parts")
+    shutil.copytree(tmp_path / "7", tmp_path / "parts")
+    shutil.rmtree(make_checkpoint_path(tmp_path / "parts" / "checkpoints", 24))
     run(tiny(*keys, f"train.resume={tmp_path / 'parts'}"), tmp_path / "parts")
     reference = arrays(tmp_path / "1", 24)
     for other in ("7", "-1", "parts"):
