@@ -314,6 +314,10 @@ COVERED = {
         "training/features/components/test_lookahead.py",
         "types",
     ),
+    "pipeline.training.optimizers.kronecker": (
+        "training/optimizers/test_soap_transform.py",
+        "updates of SOAP",
+    ),
     "pipeline.training.optimizers.schedule_free": (
         "training/features/test_schedule_free.py",
         "sequences of updates",

@@ -30,6 +30,7 @@ COMPONENT_MODULES = (
     "pipeline.training.features.gradient_rules",
     "pipeline.training.features.loss_scales",
     "pipeline.training.optimizers.adaptive",
+    "pipeline.training.optimizers.kronecker",
     "pipeline.training.optimizers.layerwise",
     "pipeline.training.optimizers.schedule_free",
     "pipeline.training.losses",

@@ -171,7 +171,7 @@ def test_teacher_with_other_outputs_is_refused(tiny: Tiny, tmp_path: Path) -> No
 
 
 LISTED = [name for name in SETTINGS if isinstance(SETTINGS[name], str) and name != "throughput"]
-OPTIMIZERS = ("adafactor",)
+OPTIMIZERS = ("adafactor", "soap")
 """Optimizers whose states have other forms than the parameters."""
 
 

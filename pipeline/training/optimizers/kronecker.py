@@ -1,0 +1,44 @@
+"""SOAP, which runs Adam in the eigenbases of a matrix's row and column covariances."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from pipeline.core.registry import component
+from pipeline.training.optimizers.first_order import DecayedOptimizer, MovingAverageRate
+
+if TYPE_CHECKING:
+    import optax
+
+
+@component("optimizer")
+class Soap(DecayedOptimizer):
+    """Adam in the eigenbases of Shampoo's factors (Vyas et al. 2024, arXiv 2409.11321).
+
+    Each axis of an array of two or more axes has a factor, the average of G G' with G's rows along
+    the axis. The gradient is rotated into the eigenbases of the factors, m and v are Adam's
+    averages there, and the direction sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps) is rotated
+    back. The first gradient only initialises the bases. Afterwards a step of the power method
+    follows every `period` updates. Other arrays have Adam, also without a first update. Weight
+    decay is decoupled, of the parameters before the update.
+    """
+
+    decoupled: ClassVar[bool] = True
+    name: Literal["soap"] = "soap"
+    b1: MovingAverageRate
+    b2: MovingAverageRate
+    factor_share: MovingAverageRate
+    """Share of a factor that an update keeps."""
+    eps: PositiveFloat
+    period: PositiveInt
+    """Number of updates between changes of the bases."""
+    largest_axis: PositiveInt
+    """Axes with more elements keep their basis."""
+
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
+        # Imported here, since recipes are checked without jax.
+        from pipeline.training.optimizers.soap_transform import scale_by_soap
+
+        return (scale_by_soap(self),)
