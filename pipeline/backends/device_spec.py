@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.backends.rates import Rates
 from pipeline.core.registry import Spec
 from pipeline.models.layers.precision import Level
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 
 if TYPE_CHECKING:
     from pipeline.backends.base import Backend
+    from pipeline.backends.rates import Rates
 
 
 class DeviceSpec(Spec):
