@@ -9,7 +9,6 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from pipeline.config.recipe import Recipe
 from pipeline.core.host.jaxpr import find_called_jaxpr
 from pipeline.core.reporter import Reporter
-from pipeline.training.losses import BinaryCrossEntropy, CrossEntropy
 
 PASSED_ON = frozenset(
     ("convert_element_type", "reshape", "transpose", "squeeze", "broadcast_in_dim", "copy")
@@ -21,7 +20,7 @@ def warn_of_probabilities(recipe: Recipe, jaxpr: Jaxpr, reporter: Reporter) -> N
     """Warn if a jaxpr's first result is probabilities and the recipe's loss reads it as logits."""
     loss = recipe.train.loss
     ending = find_probabilities(jaxpr)
-    if ending is not None and isinstance(loss, CrossEntropy | BinaryCrossEntropy):
+    if ending is not None and loss.reads_logits:
         reporter.warn(
             f"model {recipe.model.name}: ends in {ending}, and train.loss = {loss.name} reads "
             "outputs as logits; end in the values before it"

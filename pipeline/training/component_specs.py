@@ -113,6 +113,8 @@ class LossSpec(Spec):
     the batch in parts."""
     masks_labels: ClassVar[bool] = False
     """Whether the function also takes `where`, bool (B, ...), the mask of the valid labels."""
+    reads_logits: ClassVar[bool] = False
+    """Whether the loss takes the softmax or the sigmoid of the outputs."""
     name: str
     reduction: Reduction
     hardest_share: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -1,4 +1,4 @@
-"""The loss and the metrics of networks that match pairs, such as two towers.
+"""Losses and metrics of networks that match pairs, such as two towers.
 
 Such a network returns two embeddings for each pair, one after the other, (B, 2 F). The label of a
 pair is its number.
@@ -6,6 +6,7 @@ pair is its number.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -24,35 +25,102 @@ RANKED_ROWS = 1024
 """Queries that are ranked at once, against all partners."""
 
 
-@component("loss")
-class Contrastive(LossSpec):
-    """Symmetric InfoNCE of the pairs of a batch (van den Oord et al. 2018, Radford et al. 2021).
+class PairLoss(LossSpec):
+    """Base of the losses of pairs, by the cosines of each first and second embedding of a batch.
 
-    The logits of a pair are the cosines of its first embedding and all second ones of the batch,
-    divided by `temperature`. Its loss is the cross-entropy of its partner, in both directions on
-    average. Pairs of the same number aren't compared: padding repeats a pair.
+    Pairs of the same number aren't compared: padding repeats a pair.
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ("matching",)
     compares_samples: ClassVar[bool] = True
-    name: Literal["contrastive"] = "contrastive"
-    temperature: PositiveFloat = 0.05
+
+    @abstractmethod
+    def compare(self, cosines: jax.Array, partners: jax.Array, is_compared: jax.Array) -> jax.Array:
+        """Return the loss of each pair, float32 (B,).
+
+        Takes the cosines of first and second embeddings, float32 (B, B), those of each pair,
+        float32 (B,), and a mask of first and second embeddings of different pairs, bool (B, B).
+        """
 
     def build(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        """Return a function (outputs (B, 2 F), numbers of the pairs (B,)) -> losses (B,)."""
         import jax.numpy as jnp
-        from jax.nn import logsumexp
 
         def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
             first, second = _split_embeddings(jnp, logits.astype(jnp.float32))
             # Full precision: GPUs would round the factors.
             cosines = jnp.matmul(first, second.T, precision="highest")
-            is_pair = jnp.eye(len(labels), dtype=bool)
-            is_repeated = (labels[:, None] == labels) & ~is_pair
-            scores = jnp.where(is_repeated, -jnp.inf, cosines / self.temperature)
-            partners = (first * second).sum(axis=-1) / self.temperature
-            return (logsumexp(scores, axis=1) + logsumexp(scores, axis=0)) / 2 - partners
+            partners = (first * second).sum(axis=-1)
+            return self.compare(cosines, partners, labels[:, None] != labels)
 
         return loss
+
+
+@component("loss")
+class Contrastive(PairLoss):
+    """Symmetric InfoNCE of the pairs of a batch (van den Oord et al. 2018, Radford et al. 2021).
+
+    The logits of a pair are the cosines of its first embedding and all second ones of the batch,
+    divided by `temperature`. Its loss is the cross-entropy of its partner, in both directions on
+    average.
+    """
+
+    name: Literal["contrastive"] = "contrastive"
+    temperature: PositiveFloat = 0.05
+
+    def compare(self, cosines: jax.Array, partners: jax.Array, is_compared: jax.Array) -> jax.Array:
+        import jax.numpy as jnp
+        from jax.nn import logsumexp
+
+        is_pair = jnp.eye(len(cosines), dtype=bool)
+        scores = jnp.where(is_compared | is_pair, cosines / self.temperature, -jnp.inf)
+        totals = logsumexp(scores, axis=1) + logsumexp(scores, axis=0)
+        return totals / 2 - partners / self.temperature
+
+
+@component("loss")
+class Siglip(PairLoss):
+    """Sigmoid loss of the pairs of a batch (Zhai et al. 2023, "Sigmoid Loss for Language Image
+    Pre-Training").
+
+    Whether a first and a second embedding are of one pair is a binary task, with the logit
+    cosine / temperature + bias. The loss of a pair is the sum of the cross-entropies of its first
+    embedding with all second ones. The paper trains temperature and bias, from 0.1 and -10; here
+    they are fixed.
+    """
+
+    name: Literal["siglip"] = "siglip"
+    temperature: PositiveFloat = 0.1
+    bias: float = -10.0
+
+    def compare(self, cosines: jax.Array, partners: jax.Array, is_compared: jax.Array) -> jax.Array:
+        import jax.numpy as jnp
+        from jax.nn import softplus
+
+        others = jnp.where(is_compared, softplus(cosines / self.temperature + self.bias), 0)
+        return softplus(-partners / self.temperature - self.bias) + others.sum(axis=1)
+
+
+@component("loss")
+class Triplet(PairLoss):
+    """Triplet loss with the hardest negatives of the batch (Hermans et al. 2017, Faghri et al.
+    2018).
+
+    The loss of a pair is by how much the cosine of an embedding and the nearest embedding of
+    another pair, plus `margin`, exceeds that of its partner, in both directions on average. An
+    embedding has one partner, which is its hardest positive too.
+    """
+
+    name: Literal["triplet"] = "triplet"
+    margin: PositiveFloat = 0.2
+
+    def compare(self, cosines: jax.Array, partners: jax.Array, is_compared: jax.Array) -> jax.Array:
+        import jax.numpy as jnp
+
+        # Less than each cosine, and finite, as a batch may have one pair alone.
+        others = jnp.where(is_compared, cosines, -2 - self.margin)
+        excess = [others.max(axis=axis) + self.margin - partners for axis in (1, 0)]
+        return (jnp.maximum(excess[0], 0) + jnp.maximum(excess[1], 0)) / 2
 
 
 def _split_embeddings(xp: Any, outputs: Any) -> tuple[Any, Any]:

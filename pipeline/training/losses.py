@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import Field, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from pipeline.core.files.name_text import show_name
 from pipeline.core.registry import Expected, Seq, component
@@ -70,7 +70,7 @@ class LabelLoss(LossSpec):
         label_loss = self.build_each()
 
         def loss(logits: jax.Array, labels: jax.Array, where: jax.Array | None = None) -> jax.Array:
-            logits, targets = _cast_to_float32(logits, labels)
+            logits, targets = cast_to_float32(logits, labels)
             if where is None:
                 losses = label_loss(logits, targets)
                 return losses if losses.ndim == 1 else losses.reshape(len(losses), -1).mean(axis=1)
@@ -78,6 +78,43 @@ class LabelLoss(LossSpec):
             return masked_mean(label_loss(logits, targets), where, tuple(range(1, where.ndim)))
 
         return loss
+
+
+ClassWeights = Annotated[
+    Annotated[Seq[PositiveFloat], Field(min_length=1)] | Literal["balanced"] | None,
+    Expected("balanced, one number above 0 for each class, or null"),
+]
+
+
+def fit_class_weights(
+    weights: tuple[float, ...] | Literal["balanced"], targets: Targets
+) -> tuple[float, ...]:
+    """Return the weight of each class. Raises ValueError for a wrong number of weights, and for
+    `balanced` with a class without training labels."""
+    if weights == "balanced":
+        class_counts = zip(targets.names, targets.counts, strict=False)
+        empty_classes = [show_name(name) for name, count in class_counts if count == 0]
+        if not targets.counts:
+            empty_classes = ["what is predicted"]
+        if empty_classes:
+            raise ValueError(f"class_weights = balanced: {empty_classes[0]} has no training label")
+        total = sum(targets.counts)
+        weights = tuple(total / (len(targets) * count) for count in targets.counts)
+    if len(weights) != len(targets):
+        raise ValueError(f"class_weights has {len(weights)} values for {targets}")
+    return weights
+
+
+def make_class_weights(
+    weights: tuple[float, ...] | Literal["balanced"] | None,
+) -> np.ndarray | None:
+    """Return fitted weights as float32 (C,); None without weights. Raises ValueError for
+    `balanced`, which must be fitted first."""
+    if weights is None:
+        return None
+    if isinstance(weights, str):
+        raise ValueError("class_weights = balanced: needs the targets that the loss is fitted to")
+    return np.array(weights, np.float32)
 
 
 @component("loss")
@@ -91,15 +128,17 @@ class CrossEntropy(LabelLoss):
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ("classification", "next_token")
+    reads_logits: ClassVar[bool] = True
     name: Literal["cross_entropy"] = "cross_entropy"
     smoothing: Annotated[float, Field(ge=0, lt=1)]
     smoothing_convention: Literal["mindspore", "uniform"]
-    class_weights: Annotated[
-        Annotated[Seq[PositiveFloat], Field(min_length=1)] | Literal["balanced"] | None,
-        Expected("balanced, one number above 0 for each class, or null"),
-    ] = None
+    class_weights: ClassWeights = None
     """The weight of each class. balanced: n / (C n_c) for class c, with n_c of the n training
     labels. Then all classes have the same total weight, and labels have weight 1 on average."""
+    z_loss: NonNegativeFloat = 0.0
+    """Weight of log(Z)^2, which each label adds, with Z the sum of the exponentials of its logits
+    (Chowdhery et al. 2022, "PaLM", sec. 5: 1e-4). It holds log Z near 0. Class weights don't
+    multiply it."""
 
     @property
     def needs_class_counts(self) -> bool:
@@ -108,26 +147,14 @@ class CrossEntropy(LabelLoss):
     def fit_to_targets(self, targets: Targets) -> Self:
         """Return the loss with a number for each class in place of `balanced`. Raises ValueError
         for a wrong number of weights, and for `balanced` with a class without training labels."""
-        weights = self.class_weights
-        if weights is None:
+        if self.class_weights is None:
             return self
-        if weights == "balanced":
-            class_counts = zip(targets.names, targets.counts, strict=False)
-            empty_classes = [show_name(name) for name, count in class_counts if count == 0]
-            if not targets.counts:
-                empty_classes = ["what is predicted"]
-            if empty_classes:
-                raise ValueError(
-                    f"class_weights = balanced: {empty_classes[0]} has no training label"
-                )
-            total = sum(targets.counts)
-            weights = tuple(total / (len(targets) * count) for count in targets.counts)
-        if len(weights) != len(targets):
-            raise ValueError(f"class_weights has {len(weights)} values for {targets}")
+        weights = fit_class_weights(self.class_weights, targets)
         return self.model_copy(update={"class_weights": weights})
 
     def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
         import optax
+        from jax.nn import logsumexp
 
         def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
             classes = logits.shape[-1]
@@ -142,14 +169,17 @@ class CrossEntropy(LabelLoss):
             smoothed = optax.smooth_labels(targets, smoothing)
             return optax.softmax_cross_entropy(logits, smoothed)
 
-        if self.class_weights is None:
-            return cross_entropy
-        if isinstance(self.class_weights, str):
-            raise ValueError(
-                "class_weights = balanced: needs the targets that the loss is fitted to"
-            )
-        weights = np.array(self.class_weights, np.float32)
-        return lambda logits, targets: cross_entropy(logits, targets) * (targets * weights).sum(-1)
+        weights = make_class_weights(self.class_weights)
+
+        def label_loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
+            losses = cross_entropy(logits, targets)
+            if weights is not None:
+                losses = losses * (targets * weights).sum(-1)
+            if self.z_loss:
+                losses = losses + self.z_loss * logsumexp(logits, axis=-1) ** 2
+            return losses
+
+        return label_loss
 
 
 class OutputLoss(LabelLoss):
@@ -225,6 +255,7 @@ class BinaryCrossEntropy(OutputLoss):
     over the outputs of a sample."""
 
     tasks: ClassVar[tuple[Task, ...]] = ("multi_label",)
+    reads_logits: ClassVar[bool] = True
     name: Literal["binary_cross_entropy"] = "binary_cross_entropy"
 
     def compare(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
@@ -233,7 +264,7 @@ class BinaryCrossEntropy(OutputLoss):
         return optax.sigmoid_binary_cross_entropy(outputs, targets)
 
 
-def _cast_to_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+def cast_to_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return logits and targets, (B, ..., C) float32. Integer labels become one-hot targets, or
     zeros outside 0..C-1. Raises ValueError for labels whose shape or dtype doesn't fit the
     logits."""

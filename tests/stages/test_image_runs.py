@@ -123,6 +123,10 @@ RUNS = {
             "train.loss.class_weights=balanced",
         ],
     ),
+    "focal": ("flat", ["loss=focal", "train.loss.class_weights=balanced"]),
+    "ordinal": ("flat", ["loss=ordinal", "train.loss.hardest_share=0.7"]),
+    "dice": ("masked", ["loss=dice_cross_entropy", "train.loss.z_loss=0.001"]),
+    "lovasz": ("masked", ["loss=lovasz_softmax"]),
 }
 
 
@@ -146,7 +150,7 @@ def test_run_is_the_same_in_any_sink_and_after_a_resume(
 
 @pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["balanced", "masks"])
+@pytest.mark.parametrize("name", ["balanced", "masks", "focal", "dice", "lovasz"])
 def test_run_is_the_same_on_any_number_of_devices(
     name: str, compose: Compose, tmp_path: Path
 ) -> None:

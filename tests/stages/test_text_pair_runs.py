@@ -89,6 +89,19 @@ def test_run_does_not_depend_on_sinks_and_resume(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("loss", ["siglip", "triplet"])
+def test_other_losses_of_pairs_do_not_depend_on_sinks_and_fall(
+    loss: str, cache: Path, file: Path, tmp_path: Path
+) -> None:
+    for size in (1, 24):
+        keys = [f"loss={loss}", f"train.sink_size={size}"]
+        run(compose("towers", cache, file, *keys), tmp_path / str(size))
+    outcome.assert_same_run(tmp_path / "1", tmp_path / "24")
+    losses = [line["loss"] for line in outcome.metrics(tmp_path / "24")]
+    assert np.mean(losses[-4:]) < np.mean(losses[:4])
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
 def test_classified_pairs_have_equal_bits_on_two_devices(
     cache: Path, file: Path, tmp_path: Path

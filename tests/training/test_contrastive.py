@@ -1,7 +1,8 @@
-"""The contrastive loss and recall against formulas in float64."""
+"""Losses of pairs and recall against formulas in float64."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -16,9 +17,12 @@ from pipeline.training.contrastive import (
     RecallAt1,
     RecallAt5,
     RecallMetric,
+    Siglip,
+    Triplet,
     compute_cosines,
     rank_partners,
 )
+from tests.training.loss_formulas import differentiate
 
 PAIRS, FEATURES = 9, 5
 OUTPUTS = np.random.default_rng(3).normal(0, 2, (PAIRS, 2 * FEATURES)).astype(np.float32)
@@ -72,6 +76,77 @@ def test_embedding_of_zeros_has_finite_loss_and_gradient() -> None:
     loss, gradient = jax.value_and_grad(lambda outputs: LOSS(outputs, NUMBERS).mean())(outputs)
     assert np.isfinite(loss)
     assert np.isfinite(gradient).all()
+
+
+def expect_siglip(outputs: np.ndarray, temperature: float, bias: float) -> np.ndarray:
+    """The loss of each pair, as the paper's pseudocode sums it (Zhai et al. 2023, algorithm 1)."""
+    unit, _ = scale(outputs)
+    losses = np.zeros(len(outputs))
+    for row, column in np.ndindex(len(outputs), len(outputs)):
+        sign = 1 if row == column else -1
+        logit = unit[row, 0] @ unit[column, 1] / temperature + bias
+        losses[row] += math.log1p(math.exp(-sign * logit))
+    return losses
+
+
+def expect_triplet(outputs: np.ndarray, margin: float) -> np.ndarray:
+    """The loss of each pair: both embeddings are anchors."""
+    unit, _ = scale(outputs)
+    losses = np.zeros(len(outputs))
+    for pair in range(len(outputs)):
+        others = [other for other in range(len(outputs)) if other != pair]
+        for side in (0, 1):
+            anchor = unit[pair, side]
+            hardest = max(anchor @ unit[other, 1 - side] for other in others)
+            losses[pair] += max(0, margin + hardest - anchor @ unit[pair, 1 - side]) / 2
+    return losses
+
+
+SIGLIP = Siglip(reduction="mean", temperature=0.4, bias=-1.5).build()
+TRIPLET = Triplet(reduction="mean", margin=0.6).build()
+FORMULAS = [
+    (SIGLIP, lambda outputs: expect_siglip(outputs, 0.4, -1.5)),
+    (TRIPLET, lambda outputs: expect_triplet(outputs, 0.6)),
+]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("loss", "formula"), FORMULAS, ids=["siglip", "triplet"])
+def test_other_losses_of_pairs_have_the_value_and_gradient_of_their_formulas(
+    loss: Callable[..., jax.Array], formula: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    expected = formula(OUTPUTS)
+    assert (expected > 0).sum() > PAIRS / 2
+    np.testing.assert_allclose(loss(OUTPUTS, NUMBERS), expected, rtol=1e-5, atol=1e-6)
+    gradient = jax.grad(lambda outputs: loss(outputs, NUMBERS).sum())(jnp.asarray(OUTPUTS))
+    by_differences = differentiate(lambda outputs: float(formula(outputs).sum()), OUTPUTS)
+    np.testing.assert_allclose(gradient, by_differences, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("loss", "formula"), FORMULAS, ids=["siglip", "triplet"])
+def test_other_losses_do_not_compare_repeated_pairs(
+    loss: Callable[..., jax.Array], formula: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """The loss of a pair is the same beside copies of it, and for them."""
+    rows = np.r_[NUMBERS, 0, 0]
+    padded = loss(OUTPUTS[rows], NUMBERS[rows])
+    expected = formula(OUTPUTS)[0]
+    np.testing.assert_allclose(np.asarray(padded)[[0, -2, -1]], expected, rtol=1e-5)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("loss", [SIGLIP, TRIPLET], ids=["siglip", "triplet"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_other_losses_are_finite_for_zeros_and_for_one_pair(
+    loss: Callable[..., jax.Array], dtype: str
+) -> None:
+    for outputs in (jnp.asarray(OUTPUTS, dtype).at[0].set(0), jnp.asarray(OUTPUTS[:1], dtype)):
+        losses = loss(outputs, NUMBERS[: len(outputs)])
+        gradient = jax.grad(lambda outputs: loss(outputs, NUMBERS[: len(outputs)]).sum())(outputs)
+        assert losses.dtype == jnp.float32
+        assert np.isfinite(losses).all()
+        assert np.isfinite(np.asarray(gradient, np.float32)).all()
 
 
 def recall(metric: RecallMetric, outputs: np.ndarray, batch: int) -> float:

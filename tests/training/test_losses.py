@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
+from pipeline.core.registry import list_components
 from pipeline.data.targets import Targets
 from pipeline.training.losses import L1, CrossEntropy, Mse
+from tests.training.loss_formulas import assert_agrees
 
 CONF = Path(__file__).parents[2] / "conf" / "loss"
 EIGHTHS = jnp.log(jnp.array([[1.0, 2.0, 5.0]]))  # softmax 1/8, 2/8, 5/8
@@ -39,10 +41,9 @@ def reference_cross_entropy(logits, label, smoothing, convention):
     return total
 
 
-@pytest.mark.parametrize(
-    ("name", "spec"), [("cross_entropy", CrossEntropy), ("l1", L1), ("mse", Mse)]
-)
-def test_conf_has_every_key_of_the_spec(name, spec):
+@pytest.mark.parametrize("name", sorted(file.stem for file in CONF.glob("*.yaml")))
+def test_conf_has_every_key_of_the_spec(name):
+    spec = list_components("loss")[name]
     written = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     assert spec.model_validate(written).model_dump() == written
     assert (CONF / f"{name}.yaml").read_text().startswith("# @package train.loss\n")
@@ -268,3 +269,49 @@ def test_invalid_class_weights_are_refused(weights):
         ValidationError, match="must be balanced, one number above 0 for each class"
     ):
         weighted(weights)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("weights", [None, (2.0, 0.5, 3.0)])
+def test_z_loss_adds_the_squared_log_of_the_sum_of_exponentials(weights):
+    logits = np.random.default_rng(1).normal(1, 2, (4, 3, 3)).astype(np.float32)
+    labels = np.random.default_rng(2).integers(0, 3, (4, 3))
+    keys = {"reduction": "mean", "smoothing": 0.1, "smoothing_convention": "uniform"}
+
+    def expect(logits, labels):
+        terms = []
+        for row, label in zip(logits, labels, strict=True):
+            weight = weights[label] if weights else 1
+            log_total = math.log(np.exp(row).sum())
+            plain = reference_cross_entropy(list(row), label, 0.1, "uniform")
+            terms.append(weight * plain + 0.03 * log_total**2)
+        return float(np.mean(terms)) if terms else 0.0
+
+    loss = CrossEntropy(**keys, class_weights=weights, z_loss=0.03).build()
+    assert_agrees(loss, expect, logits, labels)
+    where = np.random.default_rng(3).random((4, 3)) < 0.6
+    where[0] = False
+    assert_agrees(loss, expect, logits, labels, where)
+
+
+def test_negative_z_loss_is_refused():
+    with pytest.raises(ValidationError, match="z_loss"):
+        CrossEntropy(reduction="mean", smoothing=0.0, smoothing_convention="uniform", z_loss=-1e-4)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("convention", ["mindspore", "uniform"])
+def test_mixed_labels_are_smoothed_as_their_parts(convention):
+    """Labels mixed by lambda have the mixture of the smoothed losses of both classes."""
+    logits = np.random.default_rng(1).normal(0, 2, (6, 4)).astype(np.float32)
+    first, second = np.random.default_rng(2).integers(0, 4, (2, 6))
+    share = 0.3
+    mixed = (share * np.eye(4)[first] + (1 - share) * np.eye(4)[second]).astype(np.float32)
+    losses = cross_entropy(0.2, convention)(jnp.asarray(logits), jnp.asarray(mixed))
+    for number, row in enumerate(logits):
+        parts = [
+            reference_cross_entropy(list(map(float, row)), labels[number], 0.2, convention)
+            for labels in (first, second)
+        ]
+        expected = share * parts[0] + (1 - share) * parts[1]
+        assert float(losses[number]) == pytest.approx(expected, rel=1e-5)
