@@ -177,6 +177,14 @@ def overrides_argument(
     )
 
 
+def approximate_option() -> Option:
+    return Option(
+        "--approximate",
+        is_flag=True,
+        help="If the run's bits can't be had, go on and mark every figure.",
+    )
+
+
 def layers_option() -> Option:
     return Option(
         "--layers",

@@ -9,6 +9,7 @@ from pipeline.cli.commands.parameters import (
     Number,
     OneOf,
     WholeNumber,
+    approximate_option,
     count_option,
     layers_option,
     metric_option,
@@ -205,6 +206,7 @@ RUN_COMMANDS = (
                 "--relative-euclidean", type=Number(0, 1), help="The same, 0 to 1 (default: 0.1)."
             ),
             out_option("FILE", "Also write all rows as CSV, or FILE.html: a page with sliders."),
+            approximate_option(),
         ],
         example="compare outputs/again --against train.precision=bf16",
     ),
@@ -214,10 +216,10 @@ RUN_COMMANDS = (
         """Compute a step of a run again, and write inputs and outputs of every layer, forward and
         backward. The loss is compared with the run's.
 
-        Exit status: 0 written, 1 stopped early, as on a full disk, 2 the run or an argument is
-        wrong.""",
+        Exit status: 0 written, 1 stopped early, as on a full disk, or the state can't be had, 2 the
+        run or an argument is wrong.""",
         [
-            run_argument(text="A run with checkpoints."),
+            run_argument(text="A run; without a checkpoint of the step, it is replayed."),
             Option(
                 "--step",
                 "steps",
@@ -238,6 +240,7 @@ RUN_COMMANDS = (
             count_option(
                 "--max-mib", "Limit of the arrays of a step.", most=1_000_000, default=4096
             ),
+            approximate_option(),
         ],
         example="dump outputs/again --step 500 --layers 'conv_*'",
     ),

@@ -17,9 +17,9 @@ from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import (
     OpenedRecipe,
     find_newest_step,
-    load_state,
     open_run_recipe,
 )
+from pipeline.inspect.replay.open_at import replay_state
 from pipeline.stages.measure_robustness import RobustnessMeasure, plan_attacks
 from pipeline.stages.record.run_directory import ROBUSTNESS
 from pipeline.stages.record.trained_run import read_run_recipe
@@ -71,7 +71,7 @@ def main(
         settings = {name: value for name, value in options.items() if value is not None}
         specs = _list_attacks(opened, norm, radius, attacks, settings)
         plan = plan_attacks(recipe, opened.dataset, specs, samples)
-        state = load_state(opened, run_dir, step, reporter)
+        state = replay_state(opened, run_dir, step, reporter)
         config = opened.built.step_config
         weights = get_evaluated_weights(config, state)
         evaluation = RobustnessMeasure(config, weights, opened.dataset, plan, recipe.seed, reporter)

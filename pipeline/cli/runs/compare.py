@@ -41,6 +41,7 @@ from pipeline.inspect.compare.tensor_rows import (
 from pipeline.inspect.dumps.dump_files import find_dump, read_dump
 from pipeline.inspect.dumps.dump_step import compare_losses
 from pipeline.inspect.dumps.tensor_names import is_selected, require_layers
+from pipeline.inspect.replay.open_at import mark
 from pipeline.stages.record.run_directory import RECIPE
 
 USAGE = "compare takes A B, or A or +recipe=NAME with --against CHANGES or --reference FOLDER"
@@ -57,13 +58,16 @@ def main(
     mapped: str = "",
     out: Path | None = None,
     reference: Path | None = None,
+    *,
+    approximate: bool = False,
     **thresholds: float | None,
 ) -> CommandResult:
     """Print the comparison; the exit status is 1 if it names a layer, or marks a row of dumps.
 
     `words` are two runs or dumps; with `against` or `reference`, one run or the keys of a recipe.
     Raises UsageError for other words, DataError if a side can't be read or the networks differ,
-    RecipeError for a wrong recipe or a pattern that no layer matches.
+    RunError if a state of the run can't be had, unless `approximate`, RecipeError for a wrong
+    recipe or a pattern that no layer matches.
     """
     if against and reference is not None:
         raise UsageError(["--against", "--reference"], f"exclude each other; {USAGE}")
@@ -71,7 +75,9 @@ def main(
     sides, overrides = _split_sides(texts, has_one_side=bool(against or reference))
     changes = tuple(change for text in against for change in _split_shell_words(text))
     limits = Thresholds(**{name: value for name, value in thresholds.items() if value is not None})
-    request = CompareRequest(step, tuple(layers), what, _parse_map(mapped), limits, out)
+    request = CompareRequest(
+        step, tuple(layers), what, _parse_map(mapped), limits, out, approximate
+    )
     with Reporter() as reporter:
         # Sides without a recipe have to be dumps.
         dump_names = [name for name in sides if not (Path(name) / RECIPE).is_file()]
@@ -80,7 +86,7 @@ def main(
             if dump_names and find_dump(Path(dump_names[0])) is not None:
                 tensors = _open_dump(dump_names[0])
             else:
-                tensors = capture_tensors(_open_side(sides, overrides), step, reporter)
+                tensors = capture_tensors(_open_side(sides, overrides), request, reporter)
             require_mapped(request.mapped, list(tensors.layers), list(operators.layers))
             tensors, operators, pairs = pair_reference(tensors, operators, request.mapped)
             return _compare_files(tensors, operators, replace(request, mapped=pairs), reporter)
@@ -112,12 +118,16 @@ def _compare_steps(
     text = f"step {comparison.step}: left {left_loss}, right {comparison.right_loss:.8g}"
     if comparison.run_loss is not None:
         text += f" ({compare_losses(comparison.right_loss, comparison.run_loss)})"
-    reporter.print_stage("loss", text)
+    lost = comparison.lost
+    reporter.print_stage("loss", mark(lost, text))
     for note in comparison.notes:
         reporter.print_stage("note", note)
+    if lost:
+        reporter.print_lines("\napproximate:")
     _show_rows(comparison.rows, request, reporter)
     if comparison.forced.errors:
-        reporter.print_lines("\nlayers by themselves, with the inputs of the right side's layers:")
+        heading = mark(lost, "layers by themselves, with the inputs of the right side's layers:")
+        reporter.print_lines(f"\n{heading}")
         for line in format_layers(comparison.forced):
             reporter.print_lines(line)
     reporter.print_lines("")
@@ -125,15 +135,17 @@ def _compare_steps(
         reporter.print_stage("hint", hint)
     findings = comparison.forced.findings
     for finding in findings[:SHOWN_FINDINGS]:
-        reporter.print_stage("culprit", str(finding))
+        reporter.print_stage("culprit", mark(lost, str(finding)))
     if len(findings) > SHOWN_FINDINGS:
         reporter.print_stage("culprit", f"and {len(findings) - SHOWN_FINDINGS} more layers")
     if not findings:
-        reporter.print_stage("verdict", "no layer makes more error than its type explains")
+        verdict = "no layer makes more error than its type explains"
+        reporter.print_stage("verdict", mark(lost, verdict))
     facts = {
         "step": comparison.step,
         "left_loss": comparison.left_loss,
         "right_loss": comparison.right_loss,
+        "approximate": list(lost),
         "culprits": [str(finding) for finding in findings],
         "rows": _rows_to_dicts(comparison.rows),
     }
@@ -169,7 +181,7 @@ def _open_dump(name: str) -> TensorSide:
     record = read_dump(folder)
     about = f"{record.about.get('model')}, step {record.about.get('step')}"
     names = list(record.entries)
-    return TensorSide(str(record.folder), about, record.layers, names, record.read, record.stopped)
+    return TensorSide(str(record.folder), about, record.layers, names, record.read, record.warning)
 
 
 def _compare_files(

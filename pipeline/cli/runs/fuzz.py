@@ -16,7 +16,7 @@ from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.files.strict_json import format_json
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.inspect.dumps.opened_recipe import find_newest_step, load_state, open_run_recipe
+from pipeline.inspect.dumps.opened_recipe import find_newest_step, open_run_recipe
 from pipeline.inspect.fuzz.faults import FaultRow, count_right, measure_faults
 from pipeline.inspect.fuzz.fuzz_search import (
     FoolingMutant,
@@ -28,6 +28,7 @@ from pipeline.inspect.fuzz.fuzz_search import (
     require_fuzzable,
 )
 from pipeline.inspect.fuzz.mutations import ChangeLimits
+from pipeline.inspect.replay.open_at import replay_state
 from pipeline.inspect.report.pictures import picture, png, sheet
 from pipeline.inspect.report.report_files import replace_files
 from pipeline.stages.record.run_directory import FUZZ
@@ -65,7 +66,7 @@ def main(
         recipe = opened.recipe
         dataset = opened.dataset
         require_fuzzable(dataset, recipe.dataset.name)
-        state = load_state(opened, run_dir, step, reporter)
+        state = replay_state(opened, run_dir, step, reporter)
         weights = get_evaluated_weights(opened.built.step_config, state)
         variables = jax.tree.map(np.asarray, weights)
         predict = make_predict(opened, step)

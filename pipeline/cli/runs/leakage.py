@@ -10,7 +10,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.files.real_files import require_real
 from pipeline.core.files.strict_json import write_json
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.dumps.opened_recipe import find_newest_step, load_state, open_run_recipe
+from pipeline.inspect.dumps.opened_recipe import find_newest_step, open_run_recipe
 from pipeline.inspect.leakage.membership import (
     LEAST_SHADOWS,
     PrivacyBound,
@@ -18,6 +18,7 @@ from pipeline.inspect.leakage.membership import (
     score_by_shadows,
 )
 from pipeline.inspect.leakage.shadow_networks import plan_audit
+from pipeline.inspect.replay.open_at import replay_state
 from pipeline.stages.record.run_directory import LEAKAGE
 
 
@@ -51,7 +52,7 @@ def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
             line = f"epsilon {bound.epsilon:.4f}, delta {bound.delta:g}: bounds every attack"
             reporter.print_stage("privacy", line)
         # Margins and scores of members come first, then held-out samples'.
-        margins = audit.compute_margins(load_state(opened, run_dir, step, reporter))
+        margins = audit.compute_margins(replay_state(opened, run_dir, step, reporter))
         rows = rate_scores("loss", margins[:num_pairs], margins[num_pairs:], bound)
         if shadows:
             shadow_margins, was_trained_on = audit.train_shadows(shadows, reporter)

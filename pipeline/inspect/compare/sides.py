@@ -32,16 +32,15 @@ from pipeline.inspect.dumps.captured_step import CapturedStep, capture_step
 from pipeline.inspect.dumps.layer_programs import Weights, layer_kinds
 from pipeline.inspect.dumps.opened_recipe import (
     OpenedRecipe,
-    load_state,
     logged_loss,
     open_recipe,
     require_checkpoints,
 )
 from pipeline.inspect.dumps.tensor_names import DATA, is_selected, named_tensors, require_layers
+from pipeline.inspect.replay.open_at import Replay, RunAtStep, mark, replay_state
 from pipeline.stages.record.run_directory import RECIPE, describe_missing_run
 from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.training.features.loss_scales import LossScaling, ScaledLoss
-from pipeline.training.state import TrainState
 
 LOWERING_KEYS = ("autotune", "device", "model", "dataset", "train.precision", "train.to_float")
 """Keys on which the recorded lowerings of a run depend."""
@@ -99,6 +98,8 @@ class StepComparison:
     forced: ForcedComparison
     """Layers of the left side, each computed from the inputs of the right side's layer."""
     notes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    """Promises of the replay that are gone, so that figures are approximate."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ class CompareRequest:
     limits: Thresholds
     out: Path | None
     """CSV file for all rows."""
+    approximate: bool = False
+    """Whether to go on if the state of the run can't be had to the bit."""
 
 
 def compare_step(
@@ -127,9 +130,10 @@ def compare_step(
     require_layers(request.layers, list(layers), "--layers")
     # Both sides have the same layers.
     require_mapped(request.mapped, list(layers), list(layers))
-    state, step = _load_state(right, request.step, reporter)
+    loaded = open_side(right, request, reporter)
+    step = loaded.step
     batch = right.opened.batch(step)
-    weights = Weights.of(state)
+    weights = Weights.of(loaded.state)
     right_programs = right.opened.programs(step)
     left_programs = left.opened.programs(step)
     reference = ReferenceStep(right_programs, capture_step(right_programs, weights, batch, step))
@@ -156,17 +160,20 @@ def compare_step(
         tuple(rows),
         ForcedComparison(errors),
         tuple(notes),
+        loaded.lost,
     )
 
 
-def capture_tensors(side: Side, step: int | None, reporter: Reporter) -> TensorSide:
-    """Compute a step of one side; `step` is as in `CompareRequest`. Raises DataError."""
-    state, step = _load_state(side, step, reporter)
-    weights = Weights.of(state)
+def capture_tensors(side: Side, request: CompareRequest, reporter: Reporter) -> TensorSide:
+    """Compute the step of one side that is requested. Raises DataError, RunError."""
+    loaded = open_side(side, request, reporter)
+    step = loaded.step
+    weights = Weights.of(loaded.state)
     captured = capture_step(side.opened.programs(step), weights, side.opened.batch(step), step)
     tensors = captured.merge_passes()
     arrays = dict(named_tensors(tensors, captured.inputs))
-    about = f"step {step} on {side.opened.device_name}, loss {tensors.loss:.8g}"
+    text = f"step {step} on {side.opened.device_name}, loss {tensors.loss:.8g}"
+    about = mark(loaded.lost, text)
     return TensorSide(side.name, about, layer_kinds(side.opened.built), list(arrays), arrays.get)
 
 
@@ -203,17 +210,25 @@ def _require_same_network(left: Side, right: Side) -> None:
         )
 
 
-def _load_state(side: Side, step: int | None, reporter: Reporter) -> tuple[TrainState, int]:
-    """Return the state after `step` steps and their number; None is as in `CompareRequest`."""
+def open_side(side: Side, request: CompareRequest, reporter: Reporter) -> RunAtStep:
+    """Open a side at the step that is requested, or that None stands for.
+
+    Raises DataError for a step that it doesn't have or data that have changed, RunError if a run's
+    state can't be had.
+    """
+    step = request.step
     if side.run_dir is None:
         if step:
             raise DataError(
                 f"--step {step}: must be 0 for a recipe without a run, which has no later state"
             )
-        return jax.tree.map(np.array, side.opened.fresh_state()), 0
-    steps = require_checkpoints(side.run_dir)
-    step = steps[-1] if step is None else step
-    return load_state(side.opened, side.run_dir, step, reporter), step
+        return RunAtStep(side.opened, 0, jax.tree.map(np.array, side.opened.fresh_state()))
+    if step is None:
+        step = require_checkpoints(side.run_dir)[-1]
+    with Replay(side.opened, side.run_dir, reporter, request.approximate) as replay:
+        replay.require_steps([step])
+        replay.require_data()
+        return RunAtStep(side.opened, step, replay.go_to(step), tuple(replay.lost))
 
 
 def _get_scaling(side: Side) -> LossScaling:
@@ -267,7 +282,7 @@ def _describe_weight_distance(left: Side, run_dir: Path, step: int, weights: Wei
     """Describe the distance of the left run's weights from the weights that both sides use."""
     if step not in list_saved_steps(run_dir / FOLDER):
         return f"{left.name} has no checkpoint of step {step}: its weights are not compared"
-    left_weights = Weights.of(load_state(left.opened, run_dir, step, Reporter()))
+    left_weights = Weights.of(replay_state(left.opened, run_dir, step, Reporter()))
     left_params = flatten_by_path(left_weights.params)
     right_params = flatten_by_path(weights.params)
     squares = [

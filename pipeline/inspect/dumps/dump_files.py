@@ -64,6 +64,8 @@ class DumpHeader:
     precision: str = ""
     layers: Sequence[tuple[str, str, str]] = ()
     """Path, kind, and dtype of the output of every layer."""
+    approximate: Sequence[str] = ()
+    """Reasons why the state isn't the run's; empty if it has the run's bits."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ def write_dump(
                 "shape": list(array.shape),
                 "dtype": str(array.dtype),
             }
+            if header.approximate:
+                entry["approximate"] = True
             if header.content == "tensors" and nbytes + array.nbytes > limit_bytes:
                 left_out.append(str(tensor))
             elif header.content == "tensors":
@@ -185,6 +189,15 @@ class DumpRecord:
         """Place and reason of an early end; None for a complete dump."""
         reason = self.about.get("stopped")
         return None if reason is None else str(reason)
+
+    @property
+    def warning(self) -> str | None:
+        """An early end, or why the tensors aren't those of the run; None for a sound dump."""
+        reasons = self.about.get("approximate")
+        texts = [] if self.stopped is None else [self.stopped]
+        if isinstance(reasons, list) and reasons:
+            texts.append(f"approximate: {'; '.join(map(str, reasons))}")
+        return "; ".join(texts) or None
 
     @property
     def layers(self) -> dict[str, str]:

@@ -44,6 +44,8 @@ class DumpRequest:
     device: str
     time_text: str = field(default_factory=lambda: time.strftime("%Y%m%d%H%M%S"))
     """Name of the folder for dumps that begin now."""
+    approximate: tuple[str, ...] = ()
+    """Promises of a replay that are gone; empty if states have the run's bits."""
 
 
 def dump_step(
@@ -73,6 +75,7 @@ def dump_step(
         run=str(request.run_dir),
         run_loss=run_loss,
         precision=resolve_level(recipe),
+        approximate=request.approximate,
         layers=[(path, form.kind, form.dtype) for path, form in tensors.forms.items()],
     )
     selected = (

@@ -15,23 +15,18 @@ from pipeline.backends.base import Backend
 from pipeline.backends.initialisation import initialise_state
 from pipeline.backends.loading.loader import make_loader
 from pipeline.backends.loading.window_buffer import LoaderSource
-from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps, make_checkpoint_path
-from pipeline.checkpoint.manifest import DamagedError
-from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
+from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
 from pipeline.config.compose import check_tree
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import DataError, RecipeError, RunError
-from pipeline.core.files.value_text import join_first
+from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
 from pipeline.engine.monitors.log_lines import METRICS, read_lines
 from pipeline.inspect.dumps.layer_programs import LayerPrograms
 from pipeline.stages.build import Built, build
-from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
-from pipeline.stages.record.compare_steps import find_discrepancy
 from pipeline.stages.record.run_directory import (
     LOWERINGS,
     RECIPE,
@@ -41,10 +36,6 @@ from pipeline.stages.record.run_directory import (
 from pipeline.stages.record.trained_run import read_run_recipe, spare_gpus
 from pipeline.training.features.freezing import select_phase
 from pipeline.training.state import TrainState
-from pipeline.training.telemetry import Telemetry
-
-MAX_NAMED_STEPS = 10
-"""Most checkpoints that a message lists."""
 
 
 def make_silent_reporter() -> Reporter:
@@ -164,64 +155,6 @@ def open_run_recipe(run_dir: Path) -> OpenedRecipe:
     """
     spare_gpus(run_dir)
     return open_recipe(read_run_recipe(run_dir), run_dir)
-
-
-def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> TrainState:
-    """Return the state of a run after `step` steps, in numpy.
-
-    The last undamaged checkpoint up to this step is read, or else the state at step 0 is made. The
-    steps after it are trained again, and `reporter` prints their number. Raises DataError if the
-    run has no checkpoints or fewer steps, RunError if a step that is trained again has other
-    numbers than the run logged, since its state isn't the run's.
-    """
-    earlier_steps = [saved for saved in require_checkpoints(run_dir) if saved <= step]
-    total = opened.built.run_schedule.total
-    if step > total:
-        raise DataError(f"{run_dir}: step {step}: must be from 0 to {total}, the end of training")
-    state = None
-    start_step = 0
-    for saved_step in reversed(earlier_steps):
-        try:
-            checkpoint = read_checkpoint(make_checkpoint_path(run_dir / FOLDER, saved_step))
-        except DamagedError as error:
-            reporter.warn(f"{error}; reading an earlier one")
-            continue
-        state = arrange_arrays(checkpoint.folder, checkpoint.arrays, opened.built.state)
-        start_step = saved_step
-        break
-    if state is None:
-        state = jax.tree.map(np.array, opened.fresh_state())
-    if start_step == step:
-        return state
-    if opened.recipe.train.callbacks:
-        reporter.warn("callbacks are not called while steps are trained again")
-    with reporter.clock(f"training steps {start_step + 1} to {step} again"):
-        executable = compile_programs(
-            opened.recipe, opened.dataset, opened.built, opened.backend, make_silent_reporter()
-        )
-        with closing(executable.loader):
-            final_state, telemetry = executable.run(executable.put(state), start_step, step, "loop")
-    _require_same_steps(run_dir, telemetry, step)
-    text = f"of step {start_step}; {step - start_step:,} steps trained again"
-    reporter.print_stage("state", text)
-    loaded: TrainState = jax.tree.map(np.array, final_state)
-    return loaded
-
-
-def _require_same_steps(run_dir: Path, telemetry: Telemetry, step: int) -> None:
-    """Raise RunError unless steps that were trained again have the numbers that the run logged."""
-    log = run_dir / METRICS
-    if not log.exists():
-        cause = f"{METRICS} is missing, so nothing shows that its bits are the run's"
-    elif (discrepancy := find_discrepancy(log, telemetry)) is not None:
-        cause = f"the run and the steps trained again differ ({discrepancy})"
-    else:
-        return
-    saved = join_first(list(map(str, list_saved_steps(run_dir / FOLDER))), MAX_NAMED_STEPS)
-    raise RunError(
-        f"{run_dir}: the state after step {step:,} can't be computed: {cause}; "
-        f"checkpoints are of the steps {saved}"
-    )
 
 
 def logged_loss(run_dir: Path, step: int) -> float | None:

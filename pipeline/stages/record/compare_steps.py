@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.engine.monitors.log_lines import LogLine, parse_line, read_lines
 from pipeline.engine.monitors.metrics_log import metrics_lines
+from pipeline.training.state import FLAGS
 from pipeline.training.telemetry import Telemetry
 
 MAX_PLACES = 1000
@@ -109,20 +110,23 @@ def compare_steps(a: Path, b: Path) -> Comparison:
     return Comparison(steps, differing, first, first_loss, largest_loss, only_one, only_other)
 
 
-def find_discrepancy(log: Path, telemetry: Telemetry) -> Discrepancy | None:
+def find_discrepancy(lines: Iterable[LogLine], telemetry: Telemetry) -> Discrepancy | None:
     """Return the first number of a log that differs from the telemetry of the same steps, bit for
     bit; None if all are the same. A step that the log lacks differs in its loss.
 
-    Raises DataError for a log that can't be read as steps.
+    Columns that the host measured, such as speeds, aren't in the telemetry of a repeated step, and
+    aren't compared. Raises DataError for numbers that no step has.
     """
     end = telemetry.start + len(telemetry)
-    logged = {line.step: line for line in read_lines(log) if telemetry.start < line.step <= end}
+    logged = {line.step: line for line in lines if telemetry.start < line.step <= end}
     for text in metrics_lines([telemetry], None).splitlines():
         line = parse_line(text.encode(), "telemetry")
+        names = line.numbers()
         if line.step not in logged:
-            return Discrepancy(line.step, "loss", None, line.numbers()["loss"])
-        if discrepancies := _find_discrepancies(logged[line.step], line):
-            return discrepancies[0]
+            return Discrepancy(line.step, "loss", None, names["loss"])
+        for discrepancy in _find_discrepancies(logged[line.step], line):
+            if discrepancy.name in names or discrepancy.name in FLAGS:
+                return discrepancy
     return None
 
 

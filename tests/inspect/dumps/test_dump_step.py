@@ -186,7 +186,7 @@ def test_invalid_arguments_are_refused(
     assert getattr(caught.value, "exit_status", None) == 2
 
 
-def test_run_without_checkpoints_is_refused(tmp_path: Path, plain: Path) -> None:
+def test_run_without_any_step_is_refused(tmp_path: Path, plain: Path) -> None:
     (tmp_path / "recipe.yaml").write_bytes((plain / "recipe.yaml").read_bytes())
     with pytest.raises(DataError, match="has no checkpoints, so no step can be computed"):
         main([str(tmp_path), "--step=3"])

@@ -18,9 +18,10 @@ from pipeline.config.compose import load_recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.data.columns import IMAGES, ColumnSpec
 from pipeline.data.targets import Targets
-from pipeline.inspect.dumps.opened_recipe import load_state, make_silent_reporter, open_recipe
+from pipeline.inspect.dumps.opened_recipe import make_silent_reporter, open_recipe
 from pipeline.inspect.fuzz.fuzz_search import FuzzSearch, make_predict, require_fuzzable
 from pipeline.inspect.fuzz.mutations import ChangeLimits
+from pipeline.inspect.replay.open_at import replay_state
 from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.training.step import get_evaluated_weights
 from tests.conftest import MLP
@@ -39,7 +40,7 @@ def trained_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.medium
 def test_reported_mutants_fool_the_network(trained_run: Path) -> None:
     opened = open_recipe(read_run_recipe(trained_run), trained_run)
-    state = load_state(opened, trained_run, 60, make_silent_reporter())
+    state = replay_state(opened, trained_run, 60, make_silent_reporter())
     variables = get_evaluated_weights(opened.built.step_config, state)
     predict = make_predict(opened, 60)
 

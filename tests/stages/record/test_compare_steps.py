@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
+from pipeline.engine.monitors.log_lines import read_lines
 from pipeline.stages.record.compare_steps import Discrepancy, compare_steps, find_discrepancy
 from pipeline.training.telemetry import Telemetry
 
@@ -113,14 +114,23 @@ def _make_telemetry(start: int, steps: int) -> Telemetry:
 
 def test_telemetry_is_compared_with_the_steps_of_a_log(tmp_path: Path) -> None:
     log = write(tmp_path / "log", STEPS)
-    assert find_discrepancy(log, _make_telemetry(0, 5)) is None
-    assert find_discrepancy(log, _make_telemetry(2, 2)) is None
-    assert find_discrepancy(log, _make_telemetry(4, 2)) == Discrepancy(6, "loss", None, 1.5)
+    assert find_discrepancy(read_lines(log), _make_telemetry(0, 5)) is None
+    assert find_discrepancy(read_lines(log), _make_telemetry(2, 2)) is None
+    assert find_discrepancy(read_lines(log), _make_telemetry(4, 2)) == Discrepancy(
+        6, "loss", None, 1.5
+    )
     above = float(np.nextafter(np.float32(2.5), np.float32(3)))
     changed = write(tmp_path / "changed", [*STEPS[:3], line(4, grad_norm=above), STEPS[4]])
-    assert find_discrepancy(changed, _make_telemetry(0, 3)) is None
-    assert find_discrepancy(changed, _make_telemetry(0, 5)) == Discrepancy(
+    assert find_discrepancy(read_lines(changed), _make_telemetry(0, 3)) is None
+    assert find_discrepancy(read_lines(changed), _make_telemetry(0, 5)) == Discrepancy(
         4, "grad_norm", above, 2.5
     )
     flagged = write(tmp_path / "flagged", [*STEPS[:4], line(5, skipped=True)])
-    assert find_discrepancy(flagged, _make_telemetry(0, 5)) == Discrepancy(5, "skipped", 1.0, 0.0)
+    assert find_discrepancy(read_lines(flagged), _make_telemetry(0, 5)) == Discrepancy(
+        5, "skipped", 1.0, 0.0
+    )
+
+
+def test_speeds_of_a_log_are_not_compared_with_repeated_steps(tmp_path: Path) -> None:
+    log = write(tmp_path / "log", [line(1, labels_per_s=1234.0), line(2, labels_per_s=1e3)])
+    assert find_discrepancy(read_lines(log), _make_telemetry(0, 2)) is None

@@ -1,0 +1,1 @@
+"""Replay: a run opened at any of its steps, with the bits that it had there."""

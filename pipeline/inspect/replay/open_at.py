@@ -1,0 +1,278 @@
+"""A run opened at a step: the nearest checkpoint, replayed by the program that the run compiled.
+
+The trip count of a training loop is an argument, so the same machine code runs to any step. Every
+replayed step, and the step after the last one, is compared with metrics.jsonl. If a bit differs,
+the state isn't the run's: the replay ends, or goes on as an approximation that is marked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from pipeline.backends.base import Executable
+from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps, make_checkpoint_path
+from pipeline.checkpoint.manifest import DamagedError
+from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
+from pipeline.core.errors import DataError, RunError
+from pipeline.core.files.value_text import format_duration, join_first
+from pipeline.core.reporter import Reporter
+from pipeline.engine.monitors.log_lines import METRICS, LogLine, last_step, read_lines
+from pipeline.engine.schedule import DispatchSize
+from pipeline.inspect.dumps.opened_recipe import (
+    OpenedRecipe,
+    make_silent_reporter,
+    open_run_recipe,
+)
+from pipeline.inspect.replay.promises import (
+    describe_changed_data,
+    list_changed_causes,
+    read_step_ms,
+)
+from pipeline.stages.compile import compile_programs
+from pipeline.stages.record.compare_steps import find_discrepancy
+from pipeline.stages.record.run_directory import RECIPE, describe_missing_run
+from pipeline.training.state import TrainState
+
+MAX_NAMED_STEPS = 10
+"""Most checkpoints that a message lists."""
+DISPATCH_S = 1.0
+"""Longest time of a dispatch in seconds: Ctrl-C takes effect at its end."""
+APPROXIMATE = "--approximate"
+ADVICE = f"; {APPROXIMATE} goes on and marks every figure"
+
+
+def mark(lost: Sequence[str], text: str) -> str:
+    """Return a line with figures, which begins with "approximate" if promises are gone."""
+    return f"approximate: {text}" if lost else text
+
+
+@dataclass(frozen=True, eq=False)
+class RunAtStep:
+    """A run with the state that it had after `step` steps, in numpy."""
+
+    opened: OpenedRecipe
+    step: int
+    state: TrainState
+    lost: tuple[str, ...] = ()
+    """Promises that are gone, so that figures are approximate; empty: the bits are the run's."""
+
+
+def open_at(
+    run_dir: Path, step: int, reporter: Reporter, *, approximate: bool = False
+) -> RunAtStep:
+    """Open a run at a step. Raises the errors of `open_replay` and `Replay.go_to`."""
+    with open_replay(run_dir, reporter, approximate=approximate) as replay:
+        state = replay.go_to(step)
+    return RunAtStep(replay.opened, step, state, tuple(replay.lost))
+
+
+@contextmanager
+def open_replay(
+    run_dir: Path, reporter: Reporter, *, approximate: bool = False
+) -> Iterator[Replay]:
+    """Yield the replay of a run, whose data are those that it was trained on.
+
+    Raises DataError if the folder isn't a run, or its data are gone or, unless `approximate`,
+    changed; RecipeError if its recipe isn't valid any more.
+    """
+    if not (run_dir / RECIPE).is_file():
+        raise DataError(describe_missing_run(run_dir))
+    find_last_step(run_dir)
+    opened = open_run_recipe(run_dir)
+    with Replay(opened, run_dir, reporter, approximate=approximate) as replay:
+        replay.require_data()
+        yield replay
+
+
+def find_last_step(run_dir: Path) -> int:
+    """Return the last step that a run has done, by its log and its checkpoints. Raises DataError if
+    it has none."""
+    logged = last_step(run_dir / METRICS)
+    steps = [*list_saved_steps(run_dir / FOLDER), *([] if logged is None else [logged])]
+    if not steps:
+        raise DataError(
+            f"{run_dir}: has no checkpoints, so no step can be computed, and no steps in {METRICS} "
+            "that a replay from the start could be compared with"
+        )
+    return max(steps)
+
+
+@dataclass(eq=False)
+class Replay:
+    """The states of a run, each by the shortest way: a checkpoint, or the steps after one.
+
+    Files of the run are only read. Programs are compiled if steps must be replayed.
+    """
+
+    opened: OpenedRecipe
+    run_dir: Path
+    reporter: Reporter
+    approximate: bool = False
+    advice: str = ADVICE
+    """Ending of messages, about approximations."""
+    lost: list[str] = field(default_factory=list)
+    """Promises that are gone, so that figures are approximate."""
+    _executable: Executable | None = None
+    _reached: tuple[int, TrainState] | None = None
+    """Step and state of the last call of `go_to`."""
+
+    def __enter__(self) -> Replay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._executable is not None:
+            self._executable.loader.close()
+
+    def require_steps(self, steps: Sequence[int]) -> None:
+        """Raise DataError for a step before the start or after the last step of the run."""
+        end = find_last_step(self.run_dir)
+        for step in steps:
+            if not 0 <= step <= end:
+                rule = f"must be from 0 to {end}, the last step that the run has done"
+                raise DataError(f"{self.run_dir}: step {step}: {rule}")
+
+    def require_data(self) -> None:
+        """Raise DataError, or give up, if the run's training data have changed."""
+        change = describe_changed_data(self.opened, self.run_dir)
+        if change is not None:
+            self.give_up(DataError(f"{self.run_dir}: {change}{self.advice}"), change)
+
+    def give_up(self, error: DataError | RunError, promise: str) -> None:
+        """Raise `error`; if an approximation will do, warn that the promise is gone instead."""
+        if not self.approximate:
+            raise error
+        if promise not in self.lost:
+            self.lost.append(promise)
+            self.reporter.warn(f"approximate from here: {promise}")
+
+    def go_to(self, step: int) -> TrainState:
+        """Return the state of the run after `step` steps, in numpy.
+
+        It is read from a checkpoint, or replayed from the nearest one before, or from the start.
+        Raises DataError for a step that the run hasn't done, RunError if the bits can't be had.
+        """
+        self.require_steps([step])
+        start, state = self._find_nearest(step)
+        if start == step and step > 0:
+            self._reached = step, state
+            return state
+        if not (self.run_dir / METRICS).exists():
+            promise = f"{METRICS} is missing, so nothing shows that its bits are the run's"
+            self.give_up(self._make_error(step, promise), promise)
+        state = self._replay(state, start, step)
+        self._reached = step, state
+        return state
+
+    def _find_nearest(self, step: int) -> tuple[int, TrainState]:
+        """Return the last state up to a step that needs no replay, and its step."""
+        root = self.run_dir / FOLDER
+        reached = self._reached
+        saved_steps = [saved for saved in list_saved_steps(root) if saved <= step]
+        for saved_step in reversed(saved_steps):
+            if reached is not None and saved_step <= reached[0] <= step:
+                return reached
+            try:
+                checkpoint = read_checkpoint(make_checkpoint_path(root, saved_step))
+            except DamagedError as error:
+                self.reporter.warn(f"{error}; reading an earlier one")
+                continue
+            arrays = checkpoint.arrays
+            return saved_step, arrange_arrays(checkpoint.folder, arrays, self.opened.built.state)
+        if reached is not None and reached[0] <= step:
+            return reached
+        return 0, jax.tree.map(np.array, self.opened.fresh_state())
+
+    def _replay(self, state: TrainState, start: int, step: int) -> TrainState:
+        """Run the steps from `start` to `step` again, and one more to compare the last state."""
+        self._announce(start, step)
+        executable = self._compile()
+        lines = self._read_log(start)
+        end = find_last_step(self.run_dir)
+        size = DispatchSize(DISPATCH_S)
+        current = executable.put(state)
+        position = start
+        with self.reporter.clock(f"replaying steps {start + 1} to {step}"):
+            while position < step:
+                stop = min(step, position + size.max_steps)
+                began_at = time.perf_counter()
+                current, steps = executable.run(current, position, stop, "loop")
+                size.record(stop - position, time.perf_counter() - began_at)
+                self._check(step, find_discrepancy(islice(lines, len(steps)), steps))
+                if len(steps) < stop - position:
+                    failed = position + len(steps) + 1
+                    problem = f"step {failed:,} isn't finite, and the run has ended there"
+                    raise self._make_error(step, problem)
+                position = stop
+        replayed: TrainState = jax.tree.map(np.array, current)
+        if step < min(end, self.opened.built.run_schedule.total):
+            _, steps = executable.run(current, step, step + 1, "loop")
+            if len(steps):
+                self._check(step, find_discrepancy(islice(lines, 1), steps))
+        if step > start:
+            text = f"of step {start}; {step - start:,} steps trained again"
+            checked = "" if self.lost else ", with the numbers of the run to the bit"
+            self.reporter.print_stage("state", f"{text}{checked}")
+        return replayed
+
+    def _announce(self, start: int, step: int) -> None:
+        """Print how many steps are replayed, and how long they took in the run."""
+        if start == step:
+            return
+        place = "the start" if start == 0 else f"the checkpoint of step {start:,}"
+        text = f"{step - start:,} steps from {place}"
+        step_ms = read_step_ms(self.run_dir)
+        if step_ms is not None:
+            text += f", {format_duration((step - start) * step_ms / 1000)} by the run's times"
+        self.reporter.print_stage("replay", f"{text}, after compiling")
+
+    def _compile(self) -> Executable:
+        if self._executable is None:
+            opened = self.opened
+            with self.reporter.clock("compiling the run's program"):
+                self._executable = compile_programs(
+                    opened.recipe,
+                    opened.dataset,
+                    opened.built,
+                    opened.backend,
+                    make_silent_reporter(),
+                )
+        return self._executable
+
+    def _read_log(self, start: int) -> Iterator[LogLine]:
+        """Yield the lines of the run's log after a step; none without a log."""
+        log = self.run_dir / METRICS
+        if log.exists():
+            yield from (line for line in read_lines(log) if line.step > start)
+
+    def _check(self, step: int, discrepancy: object | None) -> None:
+        """Give up if a replayed step differs from the log, unless a promise is gone already."""
+        if discrepancy is None or self.lost:
+            return
+        problem = f"the run and the steps trained again differ ({discrepancy})"
+        causes = list_changed_causes(self.opened, self.run_dir)
+        reason = join_first(causes, MAX_NAMED_STEPS) if causes else "nothing that it recorded"
+        promise = f"{problem}; changed since the run: {reason}"
+        self.give_up(self._make_error(step, promise), promise)
+
+    def _make_error(self, step: int, problem: str) -> RunError:
+        saved = list_saved_steps(self.run_dir / FOLDER)
+        names = join_first(list(map(str, saved)), MAX_NAMED_STEPS) or "none"
+        text = f"{self.run_dir}: the state after step {step:,} can't be computed: {problem}"
+        return RunError(f"{text}; checkpoints are of the steps {names}{self.advice}")
+
+
+def replay_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> TrainState:
+    """Return the state of a run, whose recipe is open, after `step` steps, in numpy.
+
+    The data may differ from the run's. Raises the errors of `Replay.go_to`.
+    """
+    with Replay(opened, run_dir, reporter, advice="") as replay:
+        return replay.go_to(step)
