@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from pipeline.cli.commands.command import Argument, Option
+from pipeline.cli.commands.command import Argument, Option, flag
 from pipeline.config.files import find_groups, find_recipes
 from pipeline.core.errors import UsageError
 
@@ -178,10 +178,8 @@ def overrides_argument(
 
 
 def approximate_option() -> Option:
-    return Option(
-        "--approximate",
-        is_flag=True,
-        help="If the run's bits can't be had, go on and mark every figure.",
+    return flag(
+        "--approximate", text="If the run's bits can't be had, go on and mark every figure."
     )
 
 

@@ -36,7 +36,7 @@ from pipeline.inspect.replay.promises import (
     list_changed_causes,
     read_step_ms,
 )
-from pipeline.stages.compile import compile_programs
+from pipeline.stages.compile import CompileOptions, compile_programs
 from pipeline.stages.record.compare_steps import find_discrepancy
 from pipeline.stages.record.run_directory import RECIPE, describe_missing_run
 from pipeline.training.state import TrainState
@@ -236,6 +236,8 @@ class Replay:
     def _compile(self) -> Executable:
         if self._executable is None:
             opened = self.opened
+            # No evaluation is due, so its program isn't compiled.
+            options = CompileOptions(evaluates_later=opened.recipe.parallel.mode == "none")
             with self.reporter.clock("compiling the run's program"):
                 self._executable = compile_programs(
                     opened.recipe,
@@ -243,6 +245,7 @@ class Replay:
                     opened.built,
                     opened.backend,
                     make_silent_reporter(),
+                    options,
                 )
         return self._executable
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +17,13 @@ import pytest
 from pipeline import run
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.checkpoint.restore import read_checkpoint
+from pipeline.cli.commands.root import ROOT as COMMANDS
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.replay.open_at import open_at, open_replay
 from tests.command_line import compare, dump
+from tests.conftest import ROOT
 
 LAYERS = (
     "model=layers",
@@ -31,6 +34,9 @@ LAYERS = (
     "checkpoint.keep=20",
 )
 STEP_8 = "--step=8"
+DOCUMENTED = re.findall(
+    r"^    python -m pipeline ([^#\n]*)", (ROOT / "docs" / "replay.md").read_text(), re.MULTILINE
+)
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +176,19 @@ def test_steps_that_the_run_has_not_done_are_refused_at_once(copied: Path) -> No
         dump([str(copied), "--step=6"])
     with Reporter() as reporter, pytest.raises(DataError, match="step -1: must be from 0 to 5"):
         open_at(copied, -1, reporter)
+
+
+def test_document_has_commands() -> None:
+    assert len(DOCUMENTED) == 4
+
+
+@pytest.mark.medium
+def test_documented_commands_run(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = copied.parent / "outputs"
+    folder.mkdir()
+    copied.rename(folder / "again")
+    monkeypatch.chdir(folder.parent)
+    statuses = [COMMANDS(shlex.split(command)) for command in DOCUMENTED]
+    # compare: 1 if it names a layer.
+    assert [status for number, status in enumerate(statuses) if number != 2] == [0, 0, 0]
+    assert statuses[2] in (0, 1)
