@@ -124,6 +124,9 @@ def _compare_steps(
         reporter.print_stage("note", note)
     if lost:
         reporter.print_lines("\napproximate:")
+    if lost and request.out is not None:
+        # The file has the mark in its name.
+        request = replace(request, out=request.out.with_stem(f"{request.out.stem}.approximate"))
     _show_rows(comparison.rows, request, reporter)
     if comparison.forced.errors:
         heading = mark(lost, "layers by themselves, with the inputs of the right side's layers:")

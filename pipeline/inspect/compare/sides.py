@@ -174,7 +174,9 @@ def capture_tensors(side: Side, request: CompareRequest, reporter: Reporter) -> 
     arrays = dict(named_tensors(tensors, captured.inputs))
     text = f"step {step} on {side.opened.device_name}, loss {tensors.loss:.8g}"
     about = mark(loaded.lost, text)
-    return TensorSide(side.name, about, layer_kinds(side.opened.built), list(arrays), arrays.get)
+    layers = layer_kinds(side.opened.built)
+    warning = mark(loaded.lost, "; ".join(loaded.lost)) or None
+    return TensorSide(side.name, about, layers, list(arrays), arrays.get, warning)
 
 
 def _require_same_network(left: Side, right: Side) -> None:

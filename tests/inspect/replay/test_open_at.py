@@ -127,6 +127,11 @@ def test_changed_data_are_named_before_anything_is_written(
     capsys.readouterr()
     compare([str(folder), str(folder)])
     assert "approximate: the data have changed" in " ".join(capsys.readouterr())
+    rows = copied.parent / "rows.csv"
+    changes = ["--against=train.precision=bf16", "--approximate", f"--out={rows}"]
+    compare([str(copied), STEP_8, *changes])
+    assert re.search("^loss +approximate: step 8: left ", capsys.readouterr().out, re.MULTILINE)
+    assert [path.name for path in rows.parent.glob("rows*")] == ["rows.approximate.csv"]
 
 
 @pytest.mark.medium
