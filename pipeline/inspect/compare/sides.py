@@ -34,10 +34,15 @@ from pipeline.inspect.dumps.opened_recipe import (
     OpenedRecipe,
     logged_loss,
     open_recipe,
-    require_checkpoints,
 )
 from pipeline.inspect.dumps.tensor_names import DATA, is_selected, named_tensors, require_layers
-from pipeline.inspect.replay.open_at import Replay, RunAtStep, mark, replay_state
+from pipeline.inspect.replay.open_at import (
+    Replay,
+    RunAtStep,
+    find_last_step,
+    mark,
+    replay_state,
+)
 from pipeline.stages.record.run_directory import RECIPE, describe_missing_run
 from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.training.features.loss_scales import LossScaling, ScaledLoss
@@ -107,7 +112,8 @@ class CompareRequest:
     """The step to compare, and the output of its tensors."""
 
     step: int | None
-    """Number of steps before it; None: the right side's newest checkpoint, or 0 without a run."""
+    """Number of steps before it; None: the right side's newest checkpoint, its last step if it has
+    none, or 0 without a run."""
     layers: tuple[str, ...]
     """Glob patterns of layers; empty for all layers."""
     what: What
@@ -226,7 +232,7 @@ def open_side(side: Side, request: CompareRequest, reporter: Reporter) -> RunAtS
             )
         return RunAtStep(side.opened, 0, jax.tree.map(np.array, side.opened.fresh_state()))
     if step is None:
-        step = require_checkpoints(side.run_dir)[-1]
+        step = max(list_saved_steps(side.run_dir / FOLDER), default=find_last_step(side.run_dir))
     with Replay(side.opened, side.run_dir, reporter, request.approximate) as replay:
         replay.require_steps([step])
         replay.require_data()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -87,15 +87,21 @@ def build_recipe(recipe: Recipe, reporter: Reporter) -> OpenedRecipe:
     """Read the data of a recipe and build its step; plan the devices if `parallel.mode` is auto."""
     backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
-    built = build(recipe, dataset, reporter)
-    if recipe.parallel.mode == "auto":
-        # Imported here, since few recipes plan their devices.
-        from pipeline.stages.plan_devices import find_plan, with_plan
+    opened = OpenedRecipe(recipe, dataset, build(recipe, dataset, reporter), backend)
+    return place_as_planned(opened, recipe.parallel.plan, reporter)
 
-        plan = find_plan(recipe, dataset, built, recipe.parallel.plan, reporter)
-        recipe = with_plan(recipe, plan)
-        backend = recipe.device.open(recipe.parallel)
-    return OpenedRecipe(recipe, dataset, built, backend)
+
+def place_as_planned(opened: OpenedRecipe, plan: Path | None, reporter: Reporter) -> OpenedRecipe:
+    """Return a recipe with the devices and shardings of a plan if `parallel.mode` is auto, else as
+    it is. `plan` is the plan's file; None: the fastest plan."""
+    recipe = opened.recipe
+    if recipe.parallel.mode != "auto":
+        return opened
+    # Imported here, since few recipes plan their devices.
+    from pipeline.stages.plan_devices import find_plan, with_plan
+
+    recipe = with_plan(recipe, find_plan(recipe, opened.dataset, opened.built, plan, reporter))
+    return replace(opened, recipe=recipe, backend=recipe.device.open(recipe.parallel))
 
 
 def open_recipe(recipe: Recipe, lowerings_dir: Path | None = None) -> OpenedRecipe:
@@ -127,17 +133,6 @@ def _place_on_one_device(recipe: Recipe) -> Recipe:
     return check_tree(tree, length_replaced=True)
 
 
-def require_checkpoints(run_dir: Path) -> list[int]:
-    """Return the steps of a run's checkpoints, ascending. Raises DataError if none exist."""
-    steps = list_saved_steps(run_dir / FOLDER)
-    if not steps:
-        raise DataError(
-            f"{run_dir}: has no checkpoints, so no step can be computed; train with the stage "
-            "checkpoint, such as by checkpoint.every_steps=500"
-        )
-    return steps
-
-
 def find_newest_step(run_dir: Path) -> int:
     """Return the step of a run's newest checkpoint.
 
@@ -145,7 +140,13 @@ def find_newest_step(run_dir: Path) -> int:
     """
     if not (run_dir / RECIPE).is_file():
         raise DataError(describe_missing_run(run_dir))
-    return require_checkpoints(run_dir)[-1]
+    steps = list_saved_steps(run_dir / FOLDER)
+    if not steps:
+        raise DataError(
+            f"{run_dir}: has no checkpoints; train with the stage checkpoint, such as by "
+            "checkpoint.every_steps=500"
+        )
+    return steps[-1]
 
 
 def open_run_recipe(run_dir: Path) -> OpenedRecipe:

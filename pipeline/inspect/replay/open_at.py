@@ -30,6 +30,7 @@ from pipeline.inspect.dumps.opened_recipe import (
     OpenedRecipe,
     make_silent_reporter,
     open_run_recipe,
+    place_as_planned,
 )
 from pipeline.inspect.replay.promises import (
     describe_changed_data,
@@ -38,7 +39,7 @@ from pipeline.inspect.replay.promises import (
 )
 from pipeline.stages.compile import CompileOptions, compile_programs
 from pipeline.stages.record.compare_steps import find_discrepancy
-from pipeline.stages.record.run_directory import RECIPE, describe_missing_run
+from pipeline.stages.record.run_directory import PLAN, RECIPE, describe_missing_run
 from pipeline.training.state import TrainState
 
 MAX_NAMED_STEPS = 10
@@ -235,7 +236,8 @@ class Replay:
 
     def _compile(self) -> Executable:
         if self._executable is None:
-            opened = self.opened
+            plan = self.run_dir / PLAN
+            opened = place_as_planned(self.opened, plan, make_silent_reporter())
             # No evaluation is due, so its program isn't compiled.
             options = CompileOptions(evaluates_later=opened.recipe.parallel.mode == "none")
             with self.reporter.clock("compiling the run's program"):

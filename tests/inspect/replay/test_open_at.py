@@ -23,7 +23,7 @@ from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.replay.open_at import open_at, open_replay
 from tests.command_line import compare, dump
-from tests.conftest import ROOT
+from tests.conftest import ROOT, compose_tiny
 
 LAYERS = (
     "model=layers",
@@ -42,8 +42,6 @@ DOCUMENTED = re.findall(
 @pytest.fixture(scope="module")
 def trained(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a checkpoint of every step."""
-    from tests.conftest import compose_tiny
-
     folder = tmp_path_factory.mktemp("trained") / "run"
     assert run(compose_tiny(cache, *LAYERS), folder).status == "done"
     return folder
@@ -101,6 +99,25 @@ def test_every_step_has_the_bits_of_the_run(
     assert printed.index("3 steps from the start, ") < printed.index("of step 0; 3 steps trained")
     assert "by the run's times" in printed
     assert "of step 3; 2 steps trained again, with the numbers of the run to the bit" in printed
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("parallel", ["data", "auto"])
+def test_run_on_two_devices_has_its_bits(cache: Path, tmp_path: Path, parallel: str) -> None:
+    """One of mode auto is placed by its plan: on one device, XLA would round otherwise."""
+    run_dir = tmp_path / "run"
+    devices = (
+        f"parallel.mode={parallel}",
+        "parallel.devices=2",
+        "model.layers=[flatten,{name: "
+        "dense, features: 64},relu,{name: dense, features: '$classes'}]",
+    )
+    run(compose_tiny(cache, *LAYERS, *devices), run_dir)
+    saved = read_checkpoint(make_checkpoint_path(run_dir / FOLDER, 8)).arrays
+    shutil.rmtree(run_dir / FOLDER)
+    with Reporter() as reporter:
+        state = flatten_by_path(open_at(run_dir, 8, reporter).state)
+    assert all(np.asarray(state[path]).tobytes() == saved[path].tobytes() for path in saved)
 
 
 @pytest.mark.medium
@@ -166,6 +183,15 @@ def test_step_after_the_last_one_is_compared_too(copied: Path, step: int) -> Non
         opened = open_at(copied, step, reporter, approximate=True)
     assert len(opened.lost) == 1
     assert int(jax.device_get(opened.state.step)) == step
+
+
+@pytest.mark.medium
+def test_run_without_checkpoints_is_compared_at_its_last_step(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(copied / FOLDER)
+    assert compare([str(copied), "--against=seed=1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 8
 
 
 @pytest.mark.medium
