@@ -22,7 +22,7 @@ from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps, make
 from pipeline.checkpoint.manifest import DamagedError
 from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
 from pipeline.core.errors import DataError, RunError
-from pipeline.core.files.value_text import format_duration, join_first
+from pipeline.core.files.value_text import count_noun, format_duration, join_first
 from pipeline.core.reporter import Reporter
 from pipeline.engine.monitors.log_lines import METRICS, LogLine, last_step, read_lines
 from pipeline.engine.schedule import DispatchSize
@@ -41,6 +41,7 @@ from pipeline.stages.compile import CompileOptions, compile_programs
 from pipeline.stages.record.compare_steps import find_discrepancy
 from pipeline.stages.record.run_directory import PLAN, RECIPE, describe_missing_run
 from pipeline.training.state import TrainState
+from pipeline.training.telemetry import Telemetry
 
 MAX_NAMED_STEPS = 10
 """Most checkpoints that a message lists."""
@@ -172,6 +173,18 @@ class Replay:
         self._reached = step, state
         return state
 
+    def compute_step(self, step: int) -> Telemetry:
+        """Return the record of `step`, counted from 1, computed again from the state before it.
+
+        The numbers are compared with the run's. Raises the errors of `go_to`.
+        """
+        self.require_steps([step])
+        state = self.go_to(step - 1)
+        executable = self._compile()
+        _, record = executable.run(executable.put(state), step - 1, step, "loop")
+        self._check(step - 1, find_discrepancy(islice(self._read_log(step - 1), 1), record))
+        return record
+
     def _find_nearest(self, step: int) -> tuple[int, TrainState]:
         """Return the last state up to a step that needs no replay, and its step."""
         root = self.run_dir / FOLDER
@@ -207,10 +220,11 @@ class Replay:
                 current, steps = executable.run(current, position, stop, "loop")
                 size.record(stop - position, time.perf_counter() - began_at)
                 self._check(step, find_discrepancy(islice(lines, len(steps)), steps))
-                if len(steps) < stop - position:
-                    failed = position + len(steps) + 1
-                    problem = f"step {failed:,} isn't finite, and the run has ended there"
-                    raise self._make_error(step, problem)
+                failed = steps.non_finite_step
+                if failed is not None:
+                    rule = f"must be from 0 to {failed - 1}"
+                    problem = f"step {failed} isn't finite, and training ended before its update"
+                    raise DataError(f"{self.run_dir}: step {step}: {rule}; {problem}")
                 position = stop
         replayed: TrainState = jax.tree.map(np.array, current)
         if step < min(end, self.opened.built.run_schedule.total):
@@ -218,7 +232,7 @@ class Replay:
             if len(steps):
                 self._check(step, find_discrepancy(islice(lines, 1), steps))
         if step > start:
-            text = f"of step {start}; {step - start:,} steps trained again"
+            text = f"of step {start}; {count_noun(step - start, 'step')} trained again"
             checked = "" if self.lost else ", with the numbers of the run to the bit"
             self.reporter.print_stage("state", f"{text}{checked}")
         return replayed
@@ -228,7 +242,7 @@ class Replay:
         if start == step:
             return
         place = "the start" if start == 0 else f"the checkpoint of step {start:,}"
-        text = f"{step - start:,} steps from {place}"
+        text = f"{count_noun(step - start, 'step')} from {place}"
         step_ms = read_step_ms(self.run_dir)
         if step_ms is not None:
             text += f", {format_duration((step - start) * step_ms / 1000)} by the run's times"

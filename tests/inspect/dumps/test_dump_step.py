@@ -128,7 +128,7 @@ def test_dump_command_equals_the_dump_of_the_run(
     assert main(args) == 0
     out, told = capsys.readouterr()
     assert [entry["step"] for entry in json.loads(out)["dumps"]] == [8, 9]
-    assert "of step 8; 1 steps trained again" in told
+    assert "of step 8; 1 step trained again" in told
     assert len(re.findall("the run's own, to the bit|in the last place", told)) == 2
     (folder,) = tmp_path.glob("new/*/0/layers/1/9")
     found = read_dump(folder)

@@ -23,7 +23,7 @@ from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.replay.open_at import open_at, open_replay
 from tests.command_line import compare, dump
-from tests.conftest import ROOT, compose_tiny
+from tests.conftest import MLP, ROOT, compose_tiny
 
 LAYERS = (
     "model=layers",
@@ -223,3 +223,27 @@ def test_documented_commands_run(copied: Path, monkeypatch: pytest.MonkeyPatch) 
     # compare: 1 if it names a layer.
     assert [status for number, status in enumerate(statuses) if number != 2] == [0, 0, 0]
     assert statuses[2] in (0, 1)
+
+
+@pytest.mark.medium
+def test_non_finite_step_has_a_record_and_no_state_after_it(cache: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with pytest.raises(RunError, match="Invalid loss"):
+        run(compose_tiny(cache, *MLP, "train.optimizer.lr=1e20", "train.steps=8"), run_dir)
+    end = len((run_dir / "metrics.jsonl").read_text().splitlines())
+    with Reporter() as reporter, open_replay(run_dir, reporter) as replay:
+        assert int(replay.go_to(end - 1).step) == end - 1
+        assert not np.isfinite(replay.compute_step(end).loss[0])
+        rule = rf"step {end}: must be from 0 to {end - 1}; step {end} isn't finite"
+        with pytest.raises(DataError, match=rule):
+            replay.go_to(end)
+
+
+@pytest.mark.medium
+def test_record_of_a_step_is_compared_with_the_log(copied: Path) -> None:
+    with Reporter() as reporter, open_replay(copied, reporter) as replay:
+        logged = json.loads((copied / "metrics.jsonl").read_text().splitlines()[4])
+        assert replay.compute_step(5).columns["loss"][0] == np.float32(logged["loss"])
+        edit_loss(copied, 5)
+        with pytest.raises(RunError, match=r"step 5: loss 1\.25 and "):
+            replay.compute_step(5)
