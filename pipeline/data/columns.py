@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -127,6 +127,9 @@ class Split:
     sizes share a program. No step reads them."""
     original_rows: np.ndarray | None = None
     """Row of each sample in the split as it was read, int64 (n,); None: 0 to n - 1."""
+    locate: Callable[[int], str] | None = None
+    """Function that returns the place of a row of the split as it was read, such as "rows.csv, line
+    2"; None: unknown, or the columns name their samples."""
 
     def __len__(self) -> int:
         # A custom dataset may break the rule that all columns are equally long.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -95,7 +95,8 @@ def select_samples(split: Split, rows: np.ndarray) -> Split:
         # In another order the samples of a file aren't consecutive.
         file_bounds = np.cumsum((0, *split.files))
         files = np.diff(np.searchsorted(rows, file_bounds)).tolist()
-    return Split(columns, tuple(files), original_rows=split.list_rows()[rows])
+    numbers = split.list_rows()[rows]
+    return replace(split, columns=columns, files=tuple(files), padding=0, original_rows=numbers)
 
 
 def join_splits(splits: Sequence[Split]) -> Split:

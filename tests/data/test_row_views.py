@@ -107,3 +107,11 @@ def test_incompatible_columns_are_refused() -> None:
         join_splits([Split({"x": VALUES}), Split({"x": VALUES.astype(np.int64)})])
     with pytest.raises(ValueError, match="the columns are x and y; must be equal"):
         join_splits([Split({"x": VALUES}), Split({"y": VALUES})])
+
+
+def test_selected_samples_keep_their_places() -> None:
+    split = Split({"x": np.arange(6)}, files=(4, 2), padding=3, locate="line {}".format)
+    selected = select_samples(select_samples(split, np.array([5, 3, 1])), np.array([2, 0]))
+    assert selected.locate is not None
+    assert [selected.locate(row) for row in selected.list_rows().tolist()] == ["line 1", "line 5"]
+    assert selected.padding == 0

@@ -143,6 +143,7 @@ class TableDataset(DatasetSpec):
         """Return encoded rows, float32 (n, columns), and labels, int32 (n,) for classes, else
         float32 (n, K). Numbers to predict are standardised by the training split."""
         raw = self._read_train_file()
+        locate_in_file = raw.locate
         with name_file(self.file, SIZED_BY_FILE):
             targets = self._infer_targets(raw)
             labels = read_labels(raw, targets, self.target)
@@ -178,8 +179,12 @@ class TableDataset(DatasetSpec):
                 train_labels, eval_labels, targets = make_number_targets(
                     train_labels, eval_labels, self.target, targets.task
                 )
+
+        def locate(row: int) -> str:
+            return f"{self.file}, {locate_in_file(int(train_rows[row]))}"
+
         return RawData(
-            train=Split({"features": rows[train_rows], "label": train_labels}),
+            train=Split({"features": rows[train_rows], "label": train_labels}, locate=locate),
             eval=Split({"features": eval_inputs, "label": eval_labels}),
             targets=targets,
             table=table,

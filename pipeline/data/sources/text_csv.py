@@ -19,7 +19,7 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
 from pipeline.data.padding.buckets import make_ragged_array
 from pipeline.data.targets import Targets
-from pipeline.data.text.text_files import read_text_columns
+from pipeline.data.text.text_files import make_locate, read_text_columns
 from pipeline.data.text.text_format import TextFormat, make_tokenizer
 
 SHIPPED = Path(__file__).with_name("python_docstrings.csv")
@@ -85,7 +85,8 @@ class TextCsv(DatasetSpec):
                 encoded = [text.encode(texts[row], self.max_tokens) for row in split_rows]
                 sizes = np.array([[len(tokens)] for tokens in encoded], np.int32)
                 tokens = make_ragged_array(np.concatenate(encoded), sizes, ())
-            splits.append(Split({"tokens": tokens, "label": labels[split_rows]}))
+            locate = make_locate(file, split_rows)
+            splits.append(Split({"tokens": tokens, "label": labels[split_rows]}, locate=locate))
         train, evaluated = splits
         unit = SampleUnit("texts", "texts", size=f"of at most {self.max_tokens} tokens")
         return RawData(train, evaluated, Targets(classes), unit=unit, text=text, inputs=("tokens",))

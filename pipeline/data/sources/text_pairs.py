@@ -18,7 +18,7 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
 from pipeline.data.sources.text_csv import mark_eval_rows, name_classes
 from pipeline.data.targets import Targets
-from pipeline.data.text.text_files import read_text_columns
+from pipeline.data.text.text_files import make_locate, read_text_columns
 from pipeline.data.text.text_format import PAIR, TextFormat, make_tokenizer
 
 SHIPPED = Path(__file__).with_name("python_functions.csv")
@@ -86,7 +86,8 @@ class TextPairs(DatasetSpec):
             for split_rows in (train_rows, eval_rows):
                 pairs = [rows[row][:2] for row in split_rows]
                 numbers = labels[split_rows] if classes else np.arange(len(pairs), dtype=np.int32)
-                splits.append(Split({**text.encode_pairs(pairs, self.lengths), "label": numbers}))
+                columns = {**text.encode_pairs(pairs, self.lengths), "label": numbers}
+                splits.append(Split(columns, locate=make_locate(file, split_rows)))
         train, evaluated = splits
         targets = Targets(classes) if classes else Targets((), "matching")
         size = f"of at most {self.lengths[0]} and {self.lengths[1]} tokens"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
+
+import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_bytes
@@ -80,6 +83,20 @@ def read_text_columns(file: Path, columns: Sequence[str]) -> list[tuple[str, ...
             raise ValueError(str(error)) from error
         finally:
             csv.field_size_limit(limit)
+
+
+def make_locate(file: Path, rows: np.ndarray) -> Callable[[int], str]:
+    """Return a function that returns the place of a sample, such as "texts.csv, line 2". `rows` has
+    the row of each sample, int (n,), among the rows of `read_text_columns`."""
+
+    def locate(sample: int) -> str:
+        with name_file(file):
+            text = decode_utf8(_read_file(file)).removeprefix("\ufeff")
+            reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+            next(islice(reader, int(rows[sample]), None), None)
+        return f"{file}, line {reader.line_num:,}"
+
+    return locate
 
 
 def _parse_rows(text: str, columns: Sequence[str]) -> list[tuple[str, ...]]:

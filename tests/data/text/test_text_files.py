@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.text.text_files import (
     list_text_files,
+    make_locate,
     read_files,
     read_text_columns,
     read_text_lines,
@@ -76,3 +78,11 @@ def test_rows_have_both_columns(tmp_path: Path) -> None:
 def test_file_without_the_rows_is_refused(tmp_path: Path, text: str | bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_text_columns(write(tmp_path / "a.csv", text), ("text", "label"))
+
+
+def test_places_of_rows_are_lines_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "texts.csv"
+    file.write_text('text,class\none,a\n"two\nlines",b\n\nfour,a\nfive,b\n')
+    locate = make_locate(file, np.array([3, 0, 2]))
+    assert [locate(sample) for sample in range(3)] == [f"{file}, line {n}" for n in (7, 2, 6)]
+    assert file.read_text().splitlines()[6] == "five,b"
