@@ -20,10 +20,11 @@ def main(run_dir: Path) -> CommandResult:
     print(printable_lines(str(finding)))
     if reproducer.left_out:
         print(f"computed without {', '.join(reproducer.left_out)}, which no reproducer has")
-    is_same = str(finding) == reproducer.finding
+    run_finding = str(reproducer.facts["text"])
+    is_same = str(finding) == run_finding
     if is_same:
         print("this is what the run has found")
     else:
-        print(printable_lines(f"the run has found:\n{reproducer.finding}"))
-    facts = {**finding.to_dict(), "run_found": reproducer.finding, "same": is_same}
+        print(printable_lines(f"the run has found:\n{run_finding}"))
+    facts = {**finding.to_dict(), "run_found": run_finding, "same": is_same}
     return CommandResult(facts, exit_status=0 if is_same else 1)

@@ -69,15 +69,15 @@ _BATCH = {
 
 @dataclass(frozen=True)
 class Reproducer:
-    """The inputs of a step to compute again, and the finding of its run."""
+    """The inputs of a step to compute again, and what its run found."""
 
     step_config: StepConfig
     state: TrainState
     batch: Batch
     device: jax.Device
     """Device of the run, or jax's default device if this machine lacks it."""
-    finding: str
-    """Finding of the run, as text."""
+    facts: Mapping[str, Any]
+    """Findings of the run, as JSON."""
     left_out: tuple[str, ...] = ()
     """Features of the run's step that a reproducer doesn't have, such as a teacher."""
 
@@ -89,6 +89,19 @@ def write_reproducer(
     folder = run_dir / REPRODUCER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
+    write_inputs(folder, run_dir, step_config, state, batch, {"autopsy": autopsy.to_dict()})
+    return folder
+
+
+def write_inputs(
+    folder: Path,
+    run_dir: Path,
+    step_config: StepConfig,
+    state: TrainState,
+    batch: Batch,
+    facts: Mapping[str, Any],
+) -> None:
+    """Write the inputs of a step and facts about it into a folder. Raises OSError and RunError."""
     for name in (RECIPE, LOWERINGS):
         if (run_dir / name).exists():
             shutil.copyfile(run_dir / name, folder / name)
@@ -108,10 +121,9 @@ def write_reproducer(
         "table": first_op.model_dump(mode="json") if isinstance(first_op, EncodeTable) else None,
         "class_counts": list(step_config.targets.counts),
         "samples": batch.num_samples,
-        "autopsy": autopsy.to_dict(),
+        **facts,
     }
     write_whole(folder / STEP, format_json(document, indent=2) + "\n")
-    return folder
 
 
 def read_reproducer(folder: Path) -> Reproducer:
@@ -122,11 +134,18 @@ def read_reproducer(folder: Path) -> Reproducer:
             f"{folder}: has no {REPRODUCER}; a run writes it if a step whose loss or gradient "
             "is not finite ends the run"
         )
+    return read_inputs(source, "autopsy", "text")
+
+
+def read_inputs(source: Path, key: str, required: str) -> Reproducer:
+    """Read a folder of `write_inputs`, whose facts are the object `key` with the key `required`.
+    Raises DataError, RecipeError and RunError."""
     recipe = read_run_recipe(source)
     tree = _read_arrays(source / ARRAYS)
     try:
         document = read_json(source / STEP)
-        finding = str(document["autopsy"]["text"])
+        facts = dict(document[key])
+        facts[required]  # raises KeyError without it
         samples = document["samples"]
         features = [str(name) for name in document["features"]]
         arrays = {_BATCH[name]: array for name, array in tree["batch"].items()}
@@ -149,7 +168,7 @@ def read_reproducer(folder: Path) -> Reproducer:
     own = {feature.name for feature in step_config.features}
     left_out = tuple(name for name in features if name not in own)
     step_config = _apply_lowerings(step_config, source, state, batch, device)
-    return Reproducer(step_config, state, batch, device, finding, left_out)
+    return Reproducer(step_config, state, batch, device, facts, left_out)
 
 
 def _make_step_config(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepConfig:
