@@ -78,7 +78,7 @@ ANNEXES: Mapping[str, Annex] = {
     ),
     "engine.callbacks.trackers": Annex((), ("train.callbacks=[mlflow]", "train.steps=4"), "mlflow"),
     "inspect.autopsy": Annex(
-        ("cli.runs.autopsy",),
+        ("cli.runs.autopsy", "inspect.step.step_bundle"),
         ("autopsy", "run"),
         "inspect.autopsy",
     ),
@@ -100,6 +100,7 @@ ANNEXES: Mapping[str, Annex] = {
         ("report", "run"),
         "inspect.report",
     ),
+    "inspect.step": Annex(("cli.runs.step",), ("step", "run", "1"), "inspect.step"),
     "models.torch_graph": Annex(
         ("cli.convert.model", "models.networks.onnx_network", "models.networks.torch_module"),
         ("model=onnx", "model.file=network.onnx", "train.steps=1"),

@@ -46,6 +46,8 @@ COVERED = {
     ),
     "pipeline.data.ops.*": ("data/ops/test_ops.py", "all map ops, on the host and compiled"),
     "pipeline.data.tables.*": ("data/tables/test_tables.py", "tables from files to predictions"),
+    "pipeline.cli.runs.step": ("inspect/step/test_step_report.py", "steps of runs and bundles"),
+    "pipeline.inspect.step.step_bundle": ("inspect/step/test_step_report.py", "bundles of steps"),
     "pipeline.inspect.replay.promises": ("inspect/replay/test_open_at.py", "promises of a replay"),
     "pipeline.inspect.dumps.*": ("inspect/dumps/test_dump_step.py", "dumps of runs"),
     "pipeline.inspect.profiler.*": ("inspect/profiler/test_run_profile.py", "profiles of runs"),

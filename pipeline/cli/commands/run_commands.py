@@ -30,6 +30,7 @@ RUN_DIRS = Argument(
     text="A run, or one of its checkpoints. Several runs, a sweep or folds are an ensemble.",
 )
 MAX_TOKENS = 1_000_000
+MAX_STEP = 999_999_999
 
 RUN_COMMANDS = (
     RunCommand(
@@ -243,6 +244,33 @@ RUN_COMMANDS = (
             approximate_option(),
         ],
         example="dump outputs/again --step 500 --layers 'conv_*'",
+    ),
+    RunCommand(
+        "step",
+        "what happened at a step: loss, features, layers, samples",
+        """Open a run at a step, and print what happened there: loss, learning rate, features that
+        acted, gradients by layer, and the samples by their share of loss and gradient, with file
+        and line. The loss is compared with the run's.
+
+        Exit status: 0 printed, 1 the bits can't be had or, of a bundle, differ, 2 the run or an
+        argument is wrong.""",
+        [
+            run_argument(text="A run, or a bundle that --out wrote, without N."),
+            Argument(
+                "step",
+                required=False,
+                type=WholeNumber(1, MAX_STEP),
+                metavar="[N]",
+                text="The step, counted from 1 as in metrics.jsonl.",
+            ),
+            out_option(
+                "FOLDER",
+                "Empty folder for a bundle, with which another machine computes "
+                "the step again in seconds.",
+            ),
+            approximate_option(),
+        ],
+        example="step outputs/again 500 --out spike",
     ),
     RunCommand(
         "runs",

@@ -1,0 +1,1 @@
+"""Step: what happened at a step of a run, by layer and by sample."""

@@ -1,0 +1,57 @@
+"""Bundle of a step: all that computes it again, for another machine without the run and its data.
+
+    FOLDER/  recipe.yaml  lowerings.json  arrays.npz  step.json  samples.csv
+
+It is a reproducer (inspect/autopsy/reproducer.py) with the facts of the step.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import DataError
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
+from pipeline.core.files.csv_file import format_csv
+from pipeline.data.batch import Batch
+from pipeline.inspect.autopsy.reproducer import STEP, Reproducer, read_inputs, write_inputs
+from pipeline.training.state import TrainState
+from pipeline.training.step_config import StepConfig
+
+KEY = "facts"
+SAMPLES = "samples.csv"
+
+
+def is_bundle(folder: Path) -> bool:
+    """Return whether a folder has the files of a bundle."""
+    return (folder / STEP).is_file()
+
+
+def require_empty(folder: Path) -> None:
+    """Raise DataError for a path that isn't an empty folder, unless nothing is there."""
+    if not os.path.lexists(folder):
+        return
+    if folder.is_symlink() or not folder.is_dir() or any(folder.iterdir()):
+        raise DataError(f"--out {folder}: must be an empty folder; it is made if it doesn't exist")
+
+
+def write_bundle(
+    folder: Path,
+    run_dir: Path,
+    config: StepConfig,
+    state: TrainState,
+    batch: Batch,
+    facts: Mapping[str, Any],
+) -> None:
+    """Write a bundle, whose `facts` have a list of `samples`. Raises RunError if it can't."""
+    with convert_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_inputs(folder, run_dir, config, state, batch, {KEY: facts})
+        write_whole(folder / SAMPLES, format_csv(facts["samples"]))
+
+
+def read_bundle(folder: Path) -> Reproducer:
+    """Read a bundle. Raises DataError, RecipeError and RunError."""
+    return read_inputs(folder, KEY, "samples")
