@@ -52,6 +52,11 @@ class BatchSource(ABC):
         """Return the position in the data after `step`, as JSON, for a resumed run."""
         return {}
 
+    def list_rows(self, step: int) -> np.ndarray | None:
+        """Return the rows of the data in the batch after `step` steps, int (batch,); None if they
+        aren't known."""
+        return None
+
     @abstractmethod
     def seek(self, step: int, position: Mapping[str, Any]) -> None:
         """Continue with the batch after `step`, from the saved result of `position(step)`. Raises
@@ -161,6 +166,9 @@ class ArrayBatches(BatchSource):
         seed = self._order.seed if self._order.shuffle else None
         digest = _hash_rows(self._split.columns.values(), rows)
         return {"examples": samples, "seed": seed, "sha256": digest}
+
+    def list_rows(self, step: int) -> np.ndarray:
+        return self._order.batches(step, 1).rows[0]
 
     def seek(self, step: int, position: Mapping[str, Any]) -> None:
         """Do nothing: the order is a function of the step."""

@@ -382,7 +382,8 @@ def _examine(prepared: PreparedSink, program: SinkProgram) -> str:
     state = program.latest
     try:
         batch = program.read_non_finite_batch()
-        finding = examine_step(prepared.step.function, _arrange(prepared, state), batch)
+        rows = prepared.source.list_rows(int(state.step))
+        finding = examine_step(prepared.step.function, _arrange(prepared, state), batch, rows)
     except Exception as error:  # The caller must raise the step's error instead.
         warn_on_stderr(f"no autopsy of the step: {type(error).__name__}: {error}")
         return ""

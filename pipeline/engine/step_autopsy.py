@@ -31,9 +31,12 @@ MAX_EXAMPLES = 8
 """Largest number of examples of a batch in a description."""
 
 
-def examine_step(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> str:
+def examine_step(
+    step: Callable[[Any, Any], Any], state: Any, batch: Any, data_rows: np.ndarray | None = None
+) -> str:
     """Return a text about the first value that isn't finite in the computation of a step's loss.
 
+    `data_rows`, int (batch,), has the row of each example in the data; None: unknown.
     The step is computed again from the state before it, one operation at a time, so its values may
     be rounded differently.
     """
@@ -50,7 +53,7 @@ def examine_step(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> str
         (loss,) = Interpreter().run(core.ClosedJaxpr(loss_jaxpr, closed.consts), inputs)
     if loss.origin is None:
         return "one operation at a time the loss is finite"
-    return _describe_origin(find_cause(loss.origin).origin, _find_batch_size(batch))
+    return _describe_origin(find_cause(loss.origin).origin, _find_batch_size(batch), data_rows)
 
 
 def make_input(named: NamedTensor, leaf: Any) -> ReplayValue:
@@ -70,10 +73,10 @@ def _find_batch_size(batch: Any) -> int:
     return lengths.pop() if len(lengths) == 1 else 0
 
 
-def _describe_origin(origin: Origin, batch_size: int) -> str:
+def _describe_origin(origin: Origin, batch_size: int, data_rows: np.ndarray | None) -> str:
     """Return a text about a cause: the operation, its place, its result and its operands."""
     assert origin.result is not None, "a cause has a recorded result"
-    examples = _list_examples(origin, batch_size)
+    examples = _list_examples(origin, batch_size, data_rows)
     if origin.named is not None:
         name = f"{origin.named.kind} {origin.named.name}".strip()
         return f"the step reads {name}: {origin.result}{examples}"
@@ -84,10 +87,15 @@ def _describe_origin(origin: Origin, batch_size: int) -> str:
     return f"{operation} returned {origin.result}{examples}{operands_text}"
 
 
-def _list_examples(origin: Origin, batch_size: int) -> str:
+def _list_examples(origin: Origin, batch_size: int, data_rows: np.ndarray | None) -> str:
     """Return a text about examples with non-finite results; "" if these are all or unknown."""
     rows = find_non_finite(origin.array, batch_size) if batch_size > 1 else None
     if not rows or len(rows) == batch_size:
         return ""
     listed = join_first(list(map(str, rows)), MAX_EXAMPLES)
-    return f" in {len(rows)} of {batch_size} examples: {listed}"
+    text = f" in {len(rows)} of {batch_size} examples: {listed}"
+    if data_rows is None:
+        return text
+    noun = "row" if len(rows) == 1 else "rows"
+    numbers = [str(data_rows[row]) for row in rows]
+    return f"{text} ({noun} {join_first(numbers, MAX_EXAMPLES)} of the data)"

@@ -434,6 +434,15 @@ def test_non_finite_loss_ends_the_run_at_the_previous_step(tmp_path: Path) -> No
         train(step=diverge)
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize("seed", [3, None])
+def test_non_finite_step_names_the_row_of_the_data(seed: int | None) -> None:
+    data = make_data()
+    data["x"][117] = np.nan
+    with pytest.raises(RunError, match=r" in 1 of \d+ examples: \d+ \(row 117 of the data\)"):
+        train(data, seed=seed)
+
+
 def test_step_of_a_sink_is_priced() -> None:
     shapes = jax.eval_shape(
         lambda: {name: jnp.asarray(a[:BATCH]) for name, a in make_data().items()}
