@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,7 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.columns import Column, Split, name_sample, read_sample, resolve_indices
+from pipeline.data.columns import (
+    Column,
+    LazyColumn,
+    Split,
+    name_sample,
+    read_sample,
+    resolve_indices,
+)
 from pipeline.data.padding.buckets import Ragged, RaggedColumn, to_ragged
 
 
@@ -97,6 +105,18 @@ def select_samples(split: Split, rows: np.ndarray) -> Split:
         files = np.diff(np.searchsorted(rows, file_bounds)).tolist()
     numbers = split.list_rows()[rows]
     return replace(split, columns=columns, files=tuple(files), padding=0, original_rows=numbers)
+
+
+def find_place(split: Split, sample: int) -> str:
+    """Return the file of a sample of a split, also with its line; "" if unknown."""
+    if split.locate is not None:
+        return split.locate(int(split.list_rows()[sample]))
+    for column in split.columns.values():
+        if isinstance(column, LazyColumn | RaggedColumn):
+            name = column.sample_name(sample)
+            # A column without files only has the number.
+            return "" if re.fullmatch(r"sample \d+", name) else name
+    return ""
 
 
 def join_splits(splits: Sequence[Split]) -> Split:

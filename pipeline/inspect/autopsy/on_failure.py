@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import jax
@@ -15,15 +16,19 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.signals import Interrupted
 from pipeline.core.plugins.loading import list_loaded_plugins, to_flags
+from pipeline.data.columns import Split
+from pipeline.data.row_views import find_place
 from pipeline.engine.non_finite_step import Examination
 from pipeline.inspect.autopsy.examine import examine
-from pipeline.inspect.autopsy.finding import Autopsy
+from pipeline.inspect.autopsy.finding import Autopsy, NonFiniteSamples
 from pipeline.inspect.autopsy.reproducer import write_reproducer
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.training.features.freezing import select_phase
 from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.state import TrainState
 
+MAX_PLACES = 8
+"""Most samples whose files are named."""
 EXAMINATION_TIMEOUT_S = 3_600.0
 """Seconds that other processes wait while the first one examines a step."""
 
@@ -51,6 +56,9 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
             autopsy = _repeat_or_examine(run, state, step)
         if autopsy is not None:
             reporter.print_stage("autopsy", str(autopsy))
+            samples = None if autopsy.finding is None else autopsy.finding.samples
+            for line in list_places(run.dataset.train, samples):
+                reporter.print_stage("autopsy", line)
             flags = to_flags([plugin.source for plugin in list_loaded_plugins()])
             command = ["python", "-m", "pipeline", *flags, "autopsy", str(context.run_dir)]
             reporter.print_stage("autopsy", f"again: {shlex.join(command)}")
@@ -68,7 +76,7 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
 
 
 def _repeat_or_examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy | None:
-    """Repeat a step in all processes; return the autopsy of the first one, None in the others."""
+    """Repeat a step in all processes; return the autopsy of the first one, None in the num_left."""
     batch = jax.tree.map(np.array, run.executable.loader.read_batch(step))
     state_before = jax.tree.map(np.array, state)
     step_config = select_phase(run.built.step_config, step - 1)
@@ -80,6 +88,17 @@ def _repeat_or_examine(run: CompiledRun, state: TrainState, step: int) -> Autops
     write_reproducer(run.context.run_dir, step_config, state_before, batch, autopsy)
     write_whole(run.context.run_dir / AUTOPSY, format_json(autopsy.to_dict(), indent=2) + "\n")
     return autopsy
+
+
+def list_places(split: Split, samples: NonFiniteSamples | None) -> Iterator[str]:
+    """Yield a line with the files of the samples of a split that aren't finite, unless these are
+    the whole batch."""
+    if samples is None or not 0 < len(samples.ids) < samples.of:
+        return
+    places = [find_place(split, sample) for sample in samples.ids[:MAX_PLACES]]
+    if all(places):
+        num_left = len(samples.ids) - len(places)
+        yield f"of {', '.join(places)}" + (f" and {num_left} more" if num_left else "")
 
 
 def repeat_step(executable: Executable, state: TrainState, step: int) -> Autopsy | None:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import printable
 from pipeline.core.files.value_text import align_columns, join_first
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.batch import Batch
-from pipeline.data.columns import LazyColumn, Split
-from pipeline.data.padding.buckets import RaggedColumn
+from pipeline.data.columns import Split
+from pipeline.data.row_views import find_place
 from pipeline.data.targets import Targets
 from pipeline.inspect.step.sample_terms import SampleShares
 from pipeline.stages.sample_pictures import format_label
@@ -27,6 +28,9 @@ from pipeline.training.telemetry import Telemetry
 SHOWN_SAMPLES = 20
 SHOWN_LAYERS = 20
 SHOWN_FROZEN = 5
+LABELED = ("classification", "regression", "multi_label")
+"""Tasks whose labels are shown."""
+MAX_LABELS = 64
 NOT_FINITE = "isn't finite"
 
 
@@ -70,18 +74,7 @@ def place_samples(split: Split, batch: Batch) -> list[tuple[int, str]]:
     if batch.num_samples is not None:
         samples = samples % batch.num_samples
     rows = split.list_rows()
-    return [(int(rows[sample]), _find_place(split, int(sample))) for sample in samples]
-
-
-def _find_place(split: Split, sample: int) -> str:
-    if split.locate is not None:
-        return split.locate(int(split.list_rows()[sample]))
-    for column in split.columns.values():
-        if isinstance(column, LazyColumn | RaggedColumn):
-            name = column.sample_name(sample)
-            # A column without files only has the number.
-            return "" if name == f"sample {sample}" else name
-    return ""
+    return [(int(rows[sample]), find_place(split, int(sample))) for sample in samples]
 
 
 def make_sample_rows(
@@ -93,13 +86,14 @@ def make_sample_rows(
     for position in shares.rank().tolist():
         sample, place = places[position]
         label = labels[position]
-        text = "" if label.ndim > 1 or label.size > 64 else format_label(label, targets)
+        has_text = targets.task in LABELED and label.ndim <= 1 and label.size <= MAX_LABELS
+        text = format_label(label, targets) if has_text else ""
         rows.append(
             SampleRow(
                 position,
                 sample,
-                place,
-                text,
+                printable(place),
+                printable(text),
                 _to_number(shares.losses[position]),
                 _to_number(shares.loss_shares[position]),
                 _to_number(shares.gradient_norms[position]),

@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +17,10 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError, UsageError
+from pipeline.data.columns import Split
 from pipeline.engine.non_finite_step import Examination
 from pipeline.inspect.autopsy import on_failure
-from pipeline.inspect.autopsy.finding import Autopsy
+from pipeline.inspect.autopsy.finding import Autopsy, NonFiniteSamples
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
@@ -32,6 +34,8 @@ from tests.whole_run import run
 pytestmark = pytest.mark.slow
 
 Compose = Callable[..., Recipe]
+
+PLACES = [f"line {2 * row}" for row in range(10)]
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +63,25 @@ def test_non_finite_sample_is_named(ended: Path) -> None:
     assert (tensor["kind"], tensor["name"], tensor["nan"]) == ("input column", "image", 1)
     assert tensor["shape"] == [16, 8, 8, 1]
     assert (finding["samples"]["ids"], finding["samples"]["of"]) == ([VICTIM], 16)
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ((3,), ["of line 6"]),
+        ((3, 0), ["of line 6, line 0"]),
+        ((0, 1, 2, 3, 4, 5, 6, 7, 9), ["of " + ", ".join(PLACES[:8]) + " and 1 more"]),
+        (tuple(range(10)), []),
+        ((), []),
+    ],
+)
+def test_files_of_non_finite_samples_are_named(ids: tuple[int, ...], text: list[str]) -> None:
+    split = Split({"x": np.arange(10)}, original_rows=np.arange(0, 20, 2))
+    placed = replace(split, locate="line {}".format)
+    samples = NonFiniteSamples(ids, ids, of=10)
+    assert list(on_failure.list_places(placed, samples)) == text
+    assert list(on_failure.list_places(split, samples)) == []
+    assert list(on_failure.list_places(placed, None)) == []
 
 
 def test_finding_is_logged(ended: Path) -> None:
