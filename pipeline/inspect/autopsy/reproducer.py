@@ -36,6 +36,7 @@ from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.inputs import NetworkInput, NetworkInputs
 from pipeline.data.ops.joint import make_joint_ops
+from pipeline.data.padding.buckets import Padding, sort_buckets
 from pipeline.data.tables.encode_table import EncodeTable
 from pipeline.data.targets import Targets
 from pipeline.data.transform import compute_column_specs
@@ -121,6 +122,7 @@ def write_inputs(
         "table": first_op.model_dump(mode="json") if isinstance(first_op, EncodeTable) else None,
         "class_counts": list(step_config.targets.counts),
         "samples": batch.num_samples,
+        "padded_column": step_config.padding.column,
         **facts,
     }
     write_whole(folder / STEP, format_json(document, indent=2) + "\n")
@@ -182,7 +184,11 @@ def _make_step_config(recipe: Recipe, document: Mapping[str, Any], batch: Batch)
     ops += make_joint_ops(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
     counts = tuple(map(int, document["class_counts"]))
     targets = Targets(tuple(map(str, range(int(document["classes"])))), counts=counts)
-    step_config = make_step_config(recipe, targets, inputs, ops, ())
+    spec = recipe.dataset
+    # Reproducers of earlier versions have no padded column, and images alone had buckets.
+    column = str(document.get("padded_column", "image"))
+    padding = Padding(sort_buckets(spec.buckets or ()), spec.padding_mask, column)
+    step_config = make_step_config(recipe, targets, inputs, ops, (), padding)
     frozen = tuple(map(str, document["frozen"]))
     others = [feature for feature in step_config.features if not isinstance(feature, Freezing)]
     return replace(step_config, features=(Freezing(frozen), *others))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -138,6 +139,26 @@ def test_outlier_of_a_table_is_first_with_its_line(
         if f"{file}, line 42" in samples:
             assert samples[0] == f"{file}, line 42"
     assert f"{file}, line 42" in places
+
+
+@pytest.mark.slow
+def test_bundle_of_padded_texts_has_their_bucket_and_lines(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["model.features=8", "model.hidden=8", "model.heads=2", "model.blocks=1"]
+    keys = [*small, "train.epochs=null", "train.batch_size=4", f"cache.root={cache}", *SHORT]
+    stages = "stages=[data,build,compile,train,checkpoint]"
+    run(load_recipe("bert_docstrings", [*keys, stages]), tmp_path / "run")
+    bundle = tmp_path / "bundle"
+    facts = read_facts([str(tmp_path / "run"), "3", f"--out={bundle}"], capsys)
+    for row in facts["samples"]:
+        file, _, line = row["place"].rpartition(", line ")
+        with Path(file).open(newline="") as opened:
+            reader = csv.DictReader(opened)
+            ends = [(reader.line_num, fields) for fields in reader]
+        assert row["label"] in dict(ends)[int(line.replace(",", ""))].values()
+    again = read_facts([str(bundle)], capsys)
+    assert again["samples"] == facts["samples"]
 
 
 def test_bad_input_has_one_message(trained: Path, tmp_path: Path) -> None:
