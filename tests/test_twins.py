@@ -272,9 +272,17 @@ COVERED = {
         "models/modules/test_layers_golden.py",
         "values and gradients of PyTorch",
     ),
+    "pipeline.models.modules.token_convolution": (
+        "models/modules/test_layers_golden.py",
+        "values and gradients of PyTorch",
+    ),
     "pipeline.models.modules.wide_deep": (
         "models/networks/test_wide_deep.py",
         "the network with its description",
+    ),
+    "pipeline.training.phased_schedules": (
+        "training/test_schedules.py",
+        "all schedules",
     ),
     "pipeline.models.torch_graph.conversion.*": (
         "models/torch_graph/conversion/test_export_module.py",

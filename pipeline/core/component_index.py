@@ -40,6 +40,7 @@ COMPONENT_MODULES = (
     "pipeline.training.target_metrics",
     "pipeline.training.optimizers.first_order",
     "pipeline.training.rate_table",
+    "pipeline.training.phased_schedules",
     "pipeline.training.schedules",
     "pipeline.training.optimizers.thor.thor_spec",
 )

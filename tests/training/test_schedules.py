@@ -11,17 +11,15 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
+from pipeline.training.phased_schedules import CosineRestarts, OneCycle, WarmupStableDecay
 from pipeline.training.schedules import (
     ConstantSchedule,
     Cosine,
-    CosineRestarts,
     Exponential,
     LinearCosine,
-    OneCycle,
     Piecewise,
     Polynomial,
     WarmupDecay,
-    WarmupStableDecay,
 )
 
 CONF = Path(__file__).parents[2] / "conf" / "schedule"

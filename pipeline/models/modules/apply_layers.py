@@ -129,8 +129,8 @@ COMPUTATIONS: Mapping[str, Sequence[str]] = {
         "standard.Conv",
         "standard.Conv3d",
         "standard.ConvTranspose",
-        "tokens.Conv1d",
     ),
+    "pipeline.models.modules.token_convolution": ("tokens.Conv1d",),
     "pipeline.models.modules.recurrent": ("tokens.Lstm", "tokens.Gru"),
     "pipeline.models.modules.standard": (
         "standard.Dense",

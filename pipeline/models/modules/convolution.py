@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from pipeline.models.layers import standard, tokens
+from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair, triple
 from pipeline.models.lowerings.conv2d import conv2d
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
@@ -19,25 +20,22 @@ from pipeline.models.modules.apply_layers import (
     computes,
     require_groups,
     require_images,
-    require_mask,
     require_number,
-    require_tokens,
 )
 from pipeline.models.modules.dense import add_bias
 from pipeline.models.modules.layout import WindowPadding, channel_axis, compute_pads, shape_nhwc
 
-Convolution = standard.Conv | standard.Conv3d | standard.ConvTranspose | tokens.Conv1d
 
-
-class _Convolution(nn.Module):
+class Convolution(nn.Module):
     """Fields of the flax module of a convolution."""
 
-    layer: Convolution
+    layer: Any
+    """Description of the convolution."""
     context: LayerContext
 
 
 @computes(standard.Conv)
-class _Conv(_Convolution):
+class _Conv(Convolution):
     layer: standard.Conv
 
     @nn.compact
@@ -48,46 +46,17 @@ class _Conv(_Convolution):
         strides = pair(layer.stride)
         dilation = pair(layer.dilation)
         pads = find_pads(x, compute_reach(size, dilation), strides, layer.padding, self.context)
-        kernel = _make_kernel(self, x, size)
+        kernel = make_kernel(self, x, size)
         if self.context.layout == "chwn":
             convolve = conv2d_chwn
         else:
             convolve = functools.partial(conv2d, groups=layer.groups, policy=self.context.policy)
         y = convolve(x, kernel, strides=strides, padding=pads, dilation=dilation)
-        return _add_bias(self, y)
-
-
-@computes(tokens.Conv1d)
-class _Conv1d(_Convolution):
-    layer: tokens.Conv1d
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        require_tokens(x, self.context)
-        mask = require_mask(x.shape[:2], self.context)
-        if mask is not None:
-            # Set padding to zero, like the padding at both ends.
-            x = jnp.where(mask[..., None], x, jnp.zeros((), x.dtype))
-        layer = self.layer
-        size = (layer.kernel,)
-        dilation = (layer.dilation,)
-        strides = (layer.stride,)
-        pads = find_pads(x, compute_reach(size, dilation), strides, layer.padding, self.context)
-        # The tokens are images of height 1.
-        y = conv2d(
-            x[:, None],
-            _make_kernel(self, x, size)[None],
-            strides=(1, layer.stride),
-            padding=((0, 0), *pads),
-            dilation=(1, layer.dilation),
-            groups=layer.groups,
-            policy=self.context.policy,
-        )
-        return _add_bias(self, y[:, 0])
+        return add_layer_bias(self, y)
 
 
 @computes(standard.Conv3d)
-class _Conv3d(_Convolution):
+class _Conv3d(Convolution):
     layer: standard.Conv3d
 
     @nn.compact
@@ -102,18 +71,18 @@ class _Conv3d(_Convolution):
         pads = find_pads(x, compute_reach(size, dilation), strides, layer.padding, self.context)
         y = jax.lax.conv_general_dilated(
             x,
-            _make_kernel(self, x, size),
+            make_kernel(self, x, size),
             strides,
             pads,
             rhs_dilation=dilation,
             dimension_numbers=("NDHWC", "DHWIO", "NDHWC"),
             feature_group_count=layer.groups,
         )
-        return _add_bias(self, y)
+        return add_layer_bias(self, y)
 
 
 @computes(standard.ConvTranspose)
-class _ConvTranspose(_Convolution):
+class _ConvTranspose(Convolution):
     layer: standard.ConvTranspose
 
     @nn.compact
@@ -124,17 +93,17 @@ class _ConvTranspose(_Convolution):
         require_images(x, self.context)
         y = conv2d_transpose(
             x,
-            _make_kernel(self, x, pair(layer.kernel)),
+            make_kernel(self, x, pair(layer.kernel)),
             strides=pair(layer.stride),
             padding="SAME" if layer.padding == "same" else "VALID",
             groups=layer.groups,
             policy=self.context.policy,
         )
-        return _add_bias(self, y)
+        return add_layer_bias(self, y)
 
 
 # These aren't methods, since flax adds the name of a method to profiles, as a scope.
-def _make_kernel(module: _Convolution, x: Array, size: tuple[int, ...]) -> Array:
+def make_kernel(module: Convolution, x: Array, size: tuple[int, ...]) -> Array:
     """Return the kernel (*size, channels // groups, features), in the type of the context."""
     layer = module.layer
     channels = require_groups(x, layer.groups, module.context)
@@ -145,7 +114,7 @@ def _make_kernel(module: _Convolution, x: Array, size: tuple[int, ...]) -> Array
     return kernel.astype(module.context.dtype)
 
 
-def _add_bias(module: _Convolution, y: Array) -> Array:
+def add_layer_bias(module: Convolution, y: Array) -> Array:
     """Add the bias to the channels of y, if the layer has one."""
     if not module.layer.bias:
         return y
