@@ -48,8 +48,8 @@ class SinkResult:
     step: int
     """Number of steps done."""
     metrics: Mapping[str, np.ndarray]
-    """Metrics by name, with a value for every step of the sink, float32 (steps,); for a run that
-    was finished before, those of its last step."""
+    """Metrics by name, with a value for every step of the sink, float32 (steps,); of a run that
+    was finished before, for its last step."""
     seconds: float
     """Seconds of the steps of the sink."""
     read_state: Callable[[], Any] = field(repr=False)

@@ -74,7 +74,7 @@ class BinaryFocal(OutputLoss):
     """Cross-entropy of the sigmoid of each output, times (1 - p)^gamma for probability p of its
     label. The mean over the outputs of a sample.
 
-    `alpha` multiplies the loss of labels that are 1, and 1 - alpha that of labels that are 0; null:
+    `alpha` multiplies the loss of labels that are 1, and 1 - alpha the others; null:
     both weigh 1.
     """
 

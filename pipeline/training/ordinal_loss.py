@@ -20,7 +20,7 @@ class Ordinal(LabelLoss):
     These are the binary tasks of ordinal regression (Niu et al. 2016, Cao et al. 2020). The
     probability of classes above a threshold is the sum of their softmax, so it can't rise with the
     threshold, and a network has C outputs as with cross-entropy, which is this loss for 2 classes.
-    The order of the classes is that of their names in the dataset. Soft targets are a distribution.
+    The classes have the order of their names in the dataset. Soft targets are a distribution.
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ("classification",)

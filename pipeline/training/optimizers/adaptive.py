@@ -147,7 +147,7 @@ class RmsProp(DecayedOptimizer):
 
 @component("optimizer")
 class Adafactor(DecayedOptimizer):
-    """Adam without momentum, whose mean squares of a matrix are stored as those of its rows and
+    """Adam without momentum, whose mean squares of a matrix are stored by its rows and
     columns (Shazeer & Stern 2018). Weight decay is decoupled.
 
     With u = g / sqrt(v), the direction is u / max(1, rms(u) / clip_rms), times max(min_scale,

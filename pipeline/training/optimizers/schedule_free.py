@@ -41,8 +41,7 @@ class ScheduleFreeOptimizer(DecayedOptimizer):
 
 @component("optimizer")
 class ScheduleFreeSgd(ScheduleFreeOptimizer):
-    """Schedule-free gradient descent: d = g + weight_decay * y. Its learning rate is 10 to 50 times
-    that of SGD with a schedule."""
+    """Schedule-free gradient descent: d = g + weight_decay * y. Its learning rate is 10 to 50 times SGD's with a schedule."""
 
     name: Literal["schedule_free_sgd"] = "schedule_free_sgd"
     momentum: MovingAverageRate
@@ -58,7 +57,7 @@ class ScheduleFreeSgd(ScheduleFreeOptimizer):
 @component("optimizer")
 class ScheduleFreeAdamW(ScheduleFreeOptimizer):
     """Schedule-free AdamW: d = g / (sqrt(v_hat) + eps) + weight_decay * y, without an average of
-    the gradient. Its learning rate is 1 to 10 times that of AdamW with a schedule."""
+    the gradient. Its learning rate is 1 to 10 times AdamW's with a schedule."""
 
     name: Literal["schedule_free_adamw"] = "schedule_free_adamw"
     b1: MovingAverageRate
