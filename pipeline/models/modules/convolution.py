@@ -26,7 +26,7 @@ from pipeline.models.modules.dense import add_bias
 from pipeline.models.modules.layout import WindowPadding, channel_axis, compute_pads, shape_nhwc
 
 
-class Convolution(nn.Module):
+class ConvolutionModule(nn.Module):
     """Fields of the flax module of a convolution."""
 
     layer: Any
@@ -35,7 +35,7 @@ class Convolution(nn.Module):
 
 
 @computes(standard.Conv)
-class _Conv(Convolution):
+class _Conv(ConvolutionModule):
     layer: standard.Conv
 
     @nn.compact
@@ -56,7 +56,7 @@ class _Conv(Convolution):
 
 
 @computes(standard.Conv3d)
-class _Conv3d(Convolution):
+class _Conv3d(ConvolutionModule):
     layer: standard.Conv3d
 
     @nn.compact
@@ -82,7 +82,7 @@ class _Conv3d(Convolution):
 
 
 @computes(standard.ConvTranspose)
-class _ConvTranspose(Convolution):
+class _ConvTranspose(ConvolutionModule):
     layer: standard.ConvTranspose
 
     @nn.compact
@@ -103,7 +103,7 @@ class _ConvTranspose(Convolution):
 
 
 # These aren't methods, since flax adds the name of a method to profiles, as a scope.
-def make_kernel(module: Convolution, x: Array, size: tuple[int, ...]) -> Array:
+def make_kernel(module: ConvolutionModule, x: Array, size: tuple[int, ...]) -> Array:
     """Return the kernel (*size, channels // groups, features), in the type of the context."""
     layer = module.layer
     channels = require_groups(x, layer.groups, module.context)
@@ -114,7 +114,7 @@ def make_kernel(module: Convolution, x: Array, size: tuple[int, ...]) -> Array:
     return kernel.astype(module.context.dtype)
 
 
-def add_layer_bias(module: Convolution, y: Array) -> Array:
+def add_layer_bias(module: ConvolutionModule, y: Array) -> Array:
     """Add the bias to the channels of y, if the layer has one."""
     if not module.layer.bias:
         return y

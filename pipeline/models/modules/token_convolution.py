@@ -10,11 +10,16 @@ from pipeline.models.layers import tokens
 from pipeline.models.lowerings.conv2d import conv2d
 from pipeline.models.lowerings.problem.conv_window import compute_reach
 from pipeline.models.modules.apply_layers import computes, require_mask, require_tokens
-from pipeline.models.modules.convolution import Convolution, add_layer_bias, find_pads, make_kernel
+from pipeline.models.modules.convolution import (
+    ConvolutionModule,
+    add_layer_bias,
+    find_pads,
+    make_kernel,
+)
 
 
 @computes(tokens.Conv1d)
-class _Conv1d(Convolution):
+class _Conv1d(ConvolutionModule):
     layer: tokens.Conv1d
 
     @nn.compact

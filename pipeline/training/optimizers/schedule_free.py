@@ -41,7 +41,8 @@ class ScheduleFreeOptimizer(DecayedOptimizer):
 
 @component("optimizer")
 class ScheduleFreeSgd(ScheduleFreeOptimizer):
-    """Schedule-free gradient descent: d = g + weight_decay * y. Its learning rate is 10 to 50 times SGD's with a schedule."""
+    """Schedule-free gradient descent: d = g + weight_decay * y. Its learning rate is 10 to 50 times
+    SGD's with a schedule."""
 
     name: Literal["schedule_free_sgd"] = "schedule_free_sgd"
     momentum: MovingAverageRate
