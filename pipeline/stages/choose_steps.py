@@ -52,6 +52,8 @@ MOST_EVALUATIONS = 20
 CLOSING_S = 0.15
 """Seconds for logs, pictures and the summary, from the last evaluation to the process's end, on an
 idle machine."""
+FEW_STEPS = 10
+"""Number of steps below which a line warns that the run trains next to nothing."""
 MAX_SLOWDOWN = 4.0
 """Largest factor by which other work is assumed to slow down the end of a run."""
 
@@ -106,6 +108,8 @@ def freeze_steps(
         "deadline",
         f"{steps:,} steps for {train.deadline}: {pace}; {measured_s:.1f} s to measure this",
     )
+    if steps < FEW_STEPS:
+        context.reporter.print_stage("deadline", explain_few_steps(steps, pace))
     deadline: Deadline | MovableEnd = Deadline(
         stop_at + LATE_SHARE * budget_s, events, _EarlyEnd(context, recipe)
     )
@@ -113,6 +117,15 @@ def freeze_steps(
         write_steps = partial(_write_steps, context, recipe)
         deadline = MovableEnd(stop_at, events, write_steps, UNPLANNED_STEPS)
     return _set_steps(run, replace(context, recipe=recipe, deadline=deadline), open_programs)
+
+
+def explain_few_steps(steps: int, pace: Pace) -> str:
+    """Return the warning of a deadline that leaves so few steps."""
+    minutes = FEW_STEPS * pace.step_s / 60
+    return (
+        f"{steps:,} steps train next to nothing; {FEW_STEPS} take {minutes:.2g} minutes more than "
+        "the start and the evaluation; a smaller train.batch_size has more steps"
+    )
 
 
 def _is_movable(run: CompiledRun, recipe: Recipe, steps: int) -> bool:

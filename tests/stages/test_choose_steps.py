@@ -256,6 +256,16 @@ def test_run_length_is_chosen_from_the_measured_pace(
     assert "steps for minutes = 0.15: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("step_s", "warnings"), [(20.0, 1), (0.1, 0)])
+def test_deadline_that_leaves_few_steps_is_warned_of(
+    tiny: Compose, pace: Any, tmp_path: Path, capsys: Any, step_s: float, warnings: int
+) -> None:
+    """At most 3 steps of 20 s fit into a minute."""
+    pace(step_s)
+    run(tiny(*COSINE, "train.minutes=1"), tmp_path / "run")
+    assert capsys.readouterr().out.count("train next to nothing; 10 take 3.3 minutes") == warnings
+
+
 def test_deadline_too_short_for_a_step_is_refused(tiny: Compose, pace: Any, tmp_path: Path) -> None:
     pace(1e3, closing_s=5.0)
     rule = (

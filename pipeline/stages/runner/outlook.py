@@ -1,17 +1,19 @@
 """The outlook of a run, printed before its first step: its end, its memory, its first checkpoint.
 
 The time of a step is the one that the choice of sinks has measured, or that of the last run with
-the same step (record/kept_times.py). Without either, a few steps of the run's program are timed on
-a separate state, for at most a hundredth of the run. If training turns out to be slower or faster
-than the outlook, a line corrects it once.
+the same step (record/kept_times.py). Without either, and for a long run, a few steps of the run's
+program are timed on a separate state, for about a hundredth of the run. If training turns out to be
+slower or faster than the outlook, a line corrects it once. A run whose operations promised a short
+one, but whose steps are slow, says its end after its first steps.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from math import lcm, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,7 +63,7 @@ CHECKED_SHARE = 0.02
 """Share of the run after which the outlook is compared with the time of the steps, within
 `LEAST_CHECKED_S` and `MOST_CHECKED_S`."""
 LEAST_CHECKED_S = 1.0
-MOST_CHECKED_S = 60.0
+MOST_CHECKED_S = 5.0
 CORRECTED_S = 2.0
 """Remaining time from which on it is worth a correction."""
 EARLY_S = 60.0
@@ -117,7 +119,8 @@ def open_outlook(run: CompiledRun, sink: SinkPlan, first: int) -> OutlookMonitor
     if outlook is not None and outlook.seconds >= SHOWN_S:
         for line in list_lines(run, outlook, first):
             context.reporter.print_stage("outlook", line)
-    return OutlookMonitor(context.reporter, outlook, path)
+    remake = None if outlook else partial(make_outlook, run, kept=kept, first=first)
+    return OutlookMonitor(context.reporter, outlook, path, remake)
 
 
 def make_outlook(run: CompiledRun, step_s: float, kept: KeptTimes, first: int) -> Outlook:
@@ -165,14 +168,17 @@ def _find_step_s(run: CompiledRun, sink: SinkPlan, kept: KeptTimes, first: int) 
     """Return the seconds of a step; None for a short run, or if its steps can't be timed."""
     if sink.choice is not None:
         return sink.choice.step_ms / 1e3
-    if kept.step_s is not None:
-        return kept.step_s
     num_steps = run.built.run_schedule.total - first
-    flops = {program.name: program.flops for program in run.executable.report.programs}
-    step_flops = flops.get("training step")
-    is_short = step_flops is not None and num_steps * step_flops / FLOPS < SHOWN_S / 2
-    if num_steps < 1 or is_short or not _can_time_steps(run):
-        return None
+    if kept.step_s is not None:
+        # The last run may have shared the machine with others, so a long run times steps anew.
+        is_worth_timing = num_steps * kept.step_s >= LONG_S and num_steps * TRIAL_SHARE >= 1
+    else:
+        flops = {program.name: program.flops for program in run.executable.report.programs}
+        step_flops = flops.get("training step")
+        is_short = step_flops is not None and num_steps * step_flops / FLOPS < SHOWN_S / 2
+        is_worth_timing = num_steps >= 1 and not is_short
+    if not is_worth_timing or not _can_time_steps(run):
+        return kept.step_s
     with run.context.reporter.clock("timing a step"):
         return time_steps(run, sink, first)
 
@@ -353,8 +359,11 @@ class OutlookMonitor(Monitor):
     outlook: Outlook | None
     path: Path | None
     """File of the times; None to keep none."""
-    first_stop: int | None = None
-    """Step at which the first dispatch ended."""
+    remake: Callable[[float], Outlook] | None = None
+    """Returns an outlook by the seconds of a step, for a run that began without one; None for
+    neither outlook nor correction."""
+    first_steps: int = 0
+    """Steps of the first dispatch."""
     steps: int = 0
     """Steps since then."""
     seconds: float = 0.0
@@ -362,36 +371,41 @@ class OutlookMonitor(Monitor):
     _evaluations_s: list[float] = field(default_factory=list)
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Compare the time of the steps so far with the outlook, once there are enough of them.
+        """Compare the time of the steps so far with the outlook, once there are enough of them;
+        a run without one gets it now.
 
         The first dispatch doesn't count, as it is slower.
         """
-        if self.first_stop is None:
-            self.first_stop = telemetry.start + len(telemetry)
+        if not self.first_steps:
+            self.first_steps = len(telemetry)
             return
         self.steps += len(telemetry)
         self.seconds += seconds
-        outlook = self.outlook
-        if self.is_checked or outlook is None:
+        if self.is_checked or (self.outlook is None and self.remake is None):
             return
-        due_s = max(LEAST_CHECKED_S, CHECKED_SHARE * outlook.seconds)
-        if self.seconds < min(due_s, MOST_CHECKED_S):
+        due_s = CHECKED_SHARE * self.outlook.seconds if self.outlook is not None else 0.0
+        if self.seconds < min(max(LEAST_CHECKED_S, due_s), MOST_CHECKED_S):
             return
         self.is_checked = True
-        step_s = self.seconds / self.steps
-        if abs(step_s / outlook.step_s - 1) > TOLERANCE:
-            ratio = step_s / outlook.step_s
-            left = Outlook(
-                outlook.steps - self.steps,
-                step_s,
-                outlook.evaluations,
-                ratio * outlook.evaluation_s,
-                outlook.further_s,
-            )
-            name = "slower" if ratio > 1 else "faster"
-            if left.seconds >= CORRECTED_S:
-                text = f"steps are {name} than expected: {left.describe(datetime.now())}"
-                self.reporter.print_stage("outlook", text)
+        self._print_correction(self.seconds / self.steps)
+
+    def _print_correction(self, step_s: float) -> None:
+        """Print the end of a run whose steps take `step_s` seconds, unless it is as expected."""
+        outlook, comment = self.outlook, ""
+        if outlook is None and self.remake is not None:
+            outlook = self.remake(step_s)
+        assert outlook is not None
+        ratio = step_s / outlook.step_s
+        if self.outlook is not None:
+            if abs(ratio - 1) <= TOLERANCE:
+                return
+            comment = f"steps are {'slower' if ratio > 1 else 'faster'} than expected: "
+        steps = outlook.steps - self.first_steps - self.steps
+        left = replace(
+            outlook, steps=steps, step_s=step_s, evaluation_s=ratio * outlook.evaluation_s
+        )
+        if left.seconds >= CORRECTED_S:
+            self.reporter.print_stage("outlook", f"{comment}{left.describe(datetime.now())}")
 
     def time_evaluations(
         self, evaluate: Callable[[TrainState], Evaluation | None]

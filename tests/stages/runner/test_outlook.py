@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -221,6 +222,53 @@ def test_other_pace_is_reported_in_a_run_of_ten_seconds(
         monitor.on_steps(telemetry_of(start, rows), 900.0 if start == 0 else 50 * step_s)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == is_corrected
+
+
+def test_other_pace_of_a_run_of_hours_is_reported_within_seconds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """880,000 steps of 36.6 ms are expected; after 440 steps of 12 ms a line has the new end."""
+    monitor = OutlookMonitor(Reporter(), Outlook(880_000, 0.0366), None)
+    for start in range(0, 450, 10):
+        monitor.on_steps(telemetry_of(start, np.ones((10, 5), np.float32)), 10 * 0.012)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "steps are faster than expected: about 12 ms a step, 2 h 5" in line
+
+
+@pytest.mark.parametrize(("step_s", "lines"), [(0.15, 1), (0.05, 0)])
+def test_run_of_slow_operations_says_its_end_after_a_second(
+    capsys: pytest.CaptureFixture[str], step_s: float, lines: int
+) -> None:
+    """Few operations promised a short run, whose 36 steps of 150 ms take 5 s. Of 50 ms they take
+    2 s, and an end that is so close isn't shown."""
+    monitor = OutlookMonitor(Reporter(), None, None, partial(Outlook, 36))
+    for start in range(0, 36, 4):
+        monitor.on_steps(telemetry_of(start, np.ones((4, 5), np.float32)), 4 * step_s)
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == lines
+    # 24 steps are left after the first dispatch of 4 and two more.
+    assert all("about 150 ms a step, 4.1 s in all" in line for line in shown)
+
+
+def test_run_without_outlook_stays_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as a run with a deadline."""
+    monitor = OutlookMonitor(Reporter(), None, None)
+    for start in range(0, 100, 10):
+        monitor.on_steps(telemetry_of(start, np.ones((10, 5), np.float32)), 10.0)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.slow
+def test_long_run_times_its_steps_although_the_last_run_kept_them(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    """On a busy machine its steps took 3.66 s, which would be four days."""
+    keys = (*MLP, "train.steps=100_000", f"cache.root={tmp_path}")
+    keep_times(locate_times(tiny(*keys), DEVICE), KeptTimes(3.66, 0.1))
+    ended = run(tiny(*keys), tmp_path / "run", signals=stop_at_once())
+    assert ended.status == "stopped"
+    line = lines_of(tmp_path / "run")[0]
+    assert re.match(r"about [\d.]+ ms a step, ", line)
 
 
 @pytest.mark.parametrize(("step_s", "is_corrected"), [(1.2, False), (2.0, True), (0.5, True)])
