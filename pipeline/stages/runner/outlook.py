@@ -1,7 +1,7 @@
 """The outlook of a run, printed before its first step: its end, its memory, its first checkpoint.
 
-The time of a step is the one that the choice of sinks has measured, or that of the last run with
-the same step (record/kept_times.py). Without either, and for a long run, a few steps of the run's
+The time of a step is the one that the choice of sinks or the last run with the same step
+has measured (record/kept_times.py). Without either, and for a long run, a few steps of the run's
 program are timed on a separate state, for about a hundredth of the run. If training turns out to be
 slower or faster than the outlook, a line corrects it once. A run whose operations promised a short
 one, but whose steps are slow, says its end after its first steps.
@@ -67,8 +67,8 @@ MOST_CHECKED_S = 5.0
 CORRECTED_S = 2.0
 """Remaining time from which on it is worth a correction."""
 EARLY_S = 60.0
-"""Time to the first line with a loss from which on a shorter sink is proposed, and that of the
-proposal."""
+"""Time to the first line with a loss from which on a shorter sink is proposed; the
+proposal's is the same."""
 TOLERANCE = 0.25
 """Relative difference of a step's time up to which the outlook isn't corrected."""
 
