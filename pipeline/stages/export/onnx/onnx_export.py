@@ -186,7 +186,10 @@ def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
             "ONNX; export without --to onnx, as StableHLO"
         )
     if recipe.dataset.padding_mask:
-        raise RecipeError("dataset.padding_mask = true: has no translation to ONNX; must be false")
+        raise RecipeError(
+            "dataset.padding_mask = true: the padding mask of this run has no translation to ONNX; "
+            "export without --to onnx, as StableHLO"
+        )
     # The copy has the weights of this run, and adds to the same lists of nodes and constants.
     graph = replace(graph, weights=run.arrays)
     columns = {

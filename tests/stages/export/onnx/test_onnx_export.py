@@ -291,6 +291,10 @@ def test_untranslatable_networks_are_refused_by_name() -> None:
     of_a_table = replace(rows, samples=replace(rows.samples, table=table))
     with pytest.raises(RecipeError, match="the encoding of a table has no translation"):
         make_onnx_model(of_a_table)
+    dataset = rows.recipe.dataset.model_copy(update={"padding_mask": True})
+    masked = replace(rows, recipe=rows.recipe.model_copy(update={"dataset": dataset}))
+    with pytest.raises(RecipeError, match=r"padding_mask = true: .*; export without --to onnx"):
+        make_onnx_model(masked)
 
 
 @pytest.fixture(scope="module")
