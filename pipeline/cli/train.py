@@ -367,5 +367,6 @@ def _report_problems(typed: Sequence[str]) -> Iterator[None]:
     except OSError as error:
         if error.filename is None:
             raise RunError(str(error)) from error
-        message = f"{error.filename}: can't make the run directory: {error.strerror}"
-        raise RunError(message) from error
+        from pipeline.stages.record.run_directory import explain_unmade
+
+        raise RunError(explain_unmade(Path(error.filename), error)) from error

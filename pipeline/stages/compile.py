@@ -43,8 +43,8 @@ from pipeline.training.parallel.state_sharing import make_state_sharing
 LONG_S = 2.0
 """Seconds of compiling programs with oneDNN after which `ONEDNN_NOTE` is printed."""
 ONEDNN_NOTE = (
-    "programs that call oneDNN are compiled anew by every process, since XLA can't write them; "
-    "autotune=off leaves oneDNN out, for runs of few steps"
+    "each start of this recipe compiles anew, since XLA can't write programs with oneDNN's faster "
+    "layers to disk; autotune=off leaves them out, for runs of few steps"
 )
 BLOCKS = (standard.Residual, standard.Branches, standard.DualPath)
 """Layers whose inner activations are recomputed; of nested layers, the outermost."""

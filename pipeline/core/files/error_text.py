@@ -145,6 +145,8 @@ def _is_too_large(value: Any) -> bool:
 
 
 def _describe_rule(details: ErrorDetails) -> str:
+    if details["type"] == "tuple_type" and isinstance(details["input"], str | int | float):
+        return f"must be a list, as [{show(details['input'])}]"
     if details["type"] in _EXPECTED:
         return f"must be {_EXPECTED[details['type']]}"
     return details["msg"].replace("Input should", "must").replace("must be a valid", "must be a")

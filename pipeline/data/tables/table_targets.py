@@ -151,7 +151,7 @@ def _require_present(table: RawTable, name: str, is_missing: np.ndarray) -> None
         row = int(np.argmax(is_missing))
         raise ValueError(
             f"{table.locate(row)}: {show_name(name)} is missing, and it is a target; "
-            "leave such rows out"
+            "remove such rows from the file"
         )
 
 

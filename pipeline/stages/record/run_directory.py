@@ -109,8 +109,15 @@ def make_unique(run_dir: Path) -> Path:
                 continue
             return path
     except OSError as error:
-        raise RunError(f"{run_dir}: can't make the run directory: {error.strerror}") from error
+        raise RunError(explain_unmade(run_dir, error)) from error
     raise RunError(f"{run_dir}: a thousand directories of that name exist already")
+
+
+def explain_unmade(run_dir: Path, error: OSError) -> str:
+    """Return a message about a directory that can't be made."""
+    if run_dir.is_symlink() and not run_dir.exists():
+        return f"{run_dir}: is a link to {run_dir.readlink()}, which isn't there"
+    return f"{run_dir}: can't make the run directory: {error.strerror}"
 
 
 def make_run_dir(run_dir: Path) -> Path:
@@ -122,7 +129,7 @@ def make_run_dir(run_dir: Path) -> Path:
         run_dir.mkdir(parents=True, exist_ok=True)
         require_unused(run_dir)
     except OSError as error:
-        raise RunError(f"{run_dir}: can't make the run directory: {error.strerror}") from error
+        raise RunError(explain_unmade(run_dir, error)) from error
     return run_dir
 
 

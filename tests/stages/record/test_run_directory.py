@@ -46,6 +46,17 @@ def test_run_directory_name_has_day_time_and_recipe(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d\d-\d\d-\d\d_lenet5_mnist", clock)
 
 
+def test_link_to_nothing_is_named(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "absent")
+    with pytest.raises(
+        RunError, match=f"^{link}: is a link to {tmp_path}/absent, which isn't there$"
+    ):
+        make_run_dir(link)
+    (tmp_path / "absent").mkdir()
+    assert make_run_dir(link) == link
+
+
 def test_used_name_gets_a_number(tmp_path: Path) -> None:
     made = [make_unique(tmp_path / "run") for _ in range(3)]
     assert [path.name for path in made] == ["run", "run_1", "run_2"]
