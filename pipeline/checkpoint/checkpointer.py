@@ -108,6 +108,16 @@ class Checkpoints:
                 copy.synchronize(paths)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
+    def require_space(self, state_bytes: int) -> None:
+        """Raise RunError if a run without checkpoints can't save a state of this size, before it
+        trains in vain."""
+        free_bytes = shutil.disk_usage(self._root).free
+        if free_bytes < state_bytes and not list_saved_steps(self._root):
+            raise RunError(
+                f"{self._root}: a checkpoint takes {format_bytes(state_bytes)}, "
+                f"{format_bytes(free_bytes)} are free; make room, or leave out the stage checkpoint"
+            )
+
     def save(
         self,
         step: int,

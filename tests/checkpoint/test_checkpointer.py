@@ -620,6 +620,21 @@ def test_full_disk_is_described_with_its_bytes(
     )
 
 
+def test_disk_that_cannot_hold_the_first_checkpoint_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = SimpleNamespace(free=131_100)
+    monkeypatch.setattr("pipeline.checkpoint.checkpointer.shutil.disk_usage", lambda _: free)
+    with Checkpoints(tmp_path, kept(1, None)) as checkpoints:
+        checkpoints.require_space(131_100)
+        with pytest.raises(RunError, match=r"takes 493\.5 kB, 131\.1 kB are free; make"):
+            checkpoints.require_space(493_500)
+        # With one it goes on: retention may make room.
+        checkpoints.save(1, state_of(1), {}, None)
+        checkpoints.finish()
+        checkpoints.require_space(493_500)
+
+
 def test_other_disk_errors_have_no_number() -> None:
     refused = OSError(errno.EACCES, "Permission denied", "/runs/checkpoints/5")
     said = describe_disk_error(refused, Path("/runs/checkpoints"), 10)

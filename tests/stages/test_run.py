@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -257,3 +258,13 @@ def test_scalar_of_an_interrupted_evaluation_is_logged_once(
     run(resumed, callbacks=[Logging()])
     for log in ("metrics.jsonl", "evals.jsonl", "scalars.jsonl"):
         assert (run_dir / log).read_bytes() == (tmp_path / "whole" / log).read_bytes(), log
+
+
+def test_disk_without_room_for_a_checkpoint_ends_the_run_before_its_first_step(
+    compose: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = SimpleNamespace(total=10**9, used=10**9 - 1000, free=1000)
+    monkeypatch.setattr("pipeline.checkpoint.checkpointer.shutil.disk_usage", lambda _: usage)
+    with pytest.raises(RunError, match=r"a checkpoint takes .*, 1\.0 kB are free; make room"):
+        run(compose(f"train.steps={STEPS}"), tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").read_text()

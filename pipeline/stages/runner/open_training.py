@@ -254,6 +254,7 @@ def _open_checkpoints(
     from pipeline.checkpoint.checkpointer import Checkpoints, NoCheckpoints
     from pipeline.checkpoint.retention import Retention
     from pipeline.stages.record.recorded_recipe import hash_recipe
+    from pipeline.stages.runner.outlook import count_state_bytes
 
     if not context.ranks.is_first:
         return NoCheckpoints()
@@ -265,7 +266,9 @@ def _open_checkpoints(
     retention = Retention(spec.keep, spec.best, is_needed, spec.keep_minutes)
     copies = stack.enter_context(context.features.copy_checkpoints(evaluations))
     checkpoints = Checkpoints(context.run_dir, retention, tree, hash_recipe(tree), copies)
-    return stack.enter_context(checkpoints)
+    stack.enter_context(checkpoints)
+    checkpoints.require_space(count_state_bytes(evaluations.run))
+    return checkpoints
 
 
 def _make_rollbacks(
