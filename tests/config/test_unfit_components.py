@@ -22,7 +22,7 @@ def problem(*overrides: str) -> str:
         (
             "train.loss.name=mse",
             "train.loss.name = mse: the section has class_weights, smoothing, "
-            "smoothing_convention, which mse lacks; leave that out, or choose it whole: "
+            "smoothing_convention, z_loss, which mse lacks; leave that out, or choose it whole: "
             "loss=mse (in a recipe file, "
             "`override /loss: mse` in its defaults)",
         ),

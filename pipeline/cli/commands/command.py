@@ -165,7 +165,8 @@ class LazyCommand(click.Command):
             replace_interrupt_output(f"{STOPPED}\n")
         # The commands' names for arguments that may be overrides.
         names = {"overrides", "words", "other"} & set(values)
-        if overrides := [values[name] for name in sorted(names)]:
+        # Some are paths as well.
+        if overrides := [map(str, values[name]) for name in sorted(names)]:
             from pipeline.config.hydra_options import find_repeated_lengths
 
             if problems := [text for words in overrides for text in find_repeated_lengths(words)]:
