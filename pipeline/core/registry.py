@@ -143,6 +143,7 @@ def component(kind: str) -> Callable[[type[S]], type[S]]:
         if earlier is not cls and not is_defined_again:
             raise ValueError(f"{kind} {name!r} is already {earlier.__module__}.{earlier.__name__}")
         by_name[name] = cls
+        _make_validator.cache_clear()
         if load_all.cache_info().currsize:
             _reset_schemas()
         return cls

@@ -190,6 +190,17 @@ from pipeline.core.errors import RecipeError
 from pipeline.api import Callback, CallbackSpec, MetricSpec, component
 options = sys.argv[2:]
 load_recipe("lenet5_digits", options)
+for version in ("first", "second"):
+    @component("metric")
+    class Named(MetricSpec):
+        name: Literal["named"] = "named"
+        version: Literal[version] = version
+        def zero(self, classes): return 0
+        def sums(self, logits, labels, mask): return 0
+        def value(self, sums): return 0.0
+    recipe = load_recipe("lenet5_digits", [*options, "+eval.metrics=[named]"])
+    (metric,) = recipe.eval.metrics
+    print("a callback", type(metric) is Named, metric.version)
 for attempt in range(2):
     @component("callback")
     class Late(CallbackSpec):
@@ -217,6 +228,8 @@ def test_components_can_be_registered_after_recipe_validation(cache: Path, tmp_p
     )
     said = [line for line in result.stdout.splitlines() if line.startswith(("a callback", "callb"))]
     assert said == [
+        "a callback True first",
+        "a callback True second",
         "a callback stopped it: attempt 0",
         "a callback stopped it: attempt 1",
         "callback 'late' is already __main__.Late",
