@@ -28,7 +28,8 @@ RANKED_ROWS = 1024
 class PairLoss(LossSpec):
     """Base of the losses of pairs, by the cosines of each first and second embedding of a batch.
 
-    Pairs of the same number aren't compared: padding repeats a pair.
+    Pairs of the same number aren't compared, and others with the first of them alone: padding
+    repeats a pair.
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ("matching",)
@@ -39,7 +40,8 @@ class PairLoss(LossSpec):
         """Return the loss of each pair, float32 (B,).
 
         Takes the cosines of first and second embeddings, float32 (B, B), those of each pair,
-        float32 (B,), and a mask of first and second embeddings of different pairs, bool (B, B).
+        float32 (B,), and which embeddings are compared with each, bool (2, B, B): second ones with
+        first ones, and first ones with second ones. Both have the axes of the cosines.
         """
 
     def build(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
@@ -51,7 +53,11 @@ class PairLoss(LossSpec):
             # Full precision: GPUs would round the factors.
             cosines = jnp.matmul(first, second.T, precision="highest")
             partners = (first * second).sum(axis=-1)
-            return self.compare(cosines, partners, labels[:, None] != labels)
+            differs = labels[:, None] != labels
+            # The first place of each number in the batch.
+            is_first = jnp.argmax(~differs, axis=1) == jnp.arange(len(labels))
+            is_compared = jnp.stack([differs & is_first, differs & is_first[:, None]])
+            return self.compare(cosines, partners, is_compared)
 
         return loss
 
@@ -74,7 +80,7 @@ class Contrastive(PairLoss):
 
         is_pair = jnp.eye(len(cosines), dtype=bool)
         scores = jnp.where(is_compared | is_pair, cosines / self.temperature, -jnp.inf)
-        totals = logsumexp(scores, axis=1) + logsumexp(scores, axis=0)
+        totals = logsumexp(scores[0], axis=1) + logsumexp(scores[1], axis=0)
         return totals / 2 - partners / self.temperature
 
 
@@ -97,7 +103,7 @@ class Siglip(PairLoss):
         import jax.numpy as jnp
         from jax.nn import softplus
 
-        others = jnp.where(is_compared, softplus(cosines / self.temperature + self.bias), 0)
+        others = jnp.where(is_compared[0], softplus(cosines / self.temperature + self.bias), 0)
         return softplus(-partners / self.temperature - self.bias) + others.sum(axis=1)
 
 
@@ -119,7 +125,7 @@ class Triplet(PairLoss):
 
         # Less than each cosine, and finite, as a batch may have one pair alone.
         others = jnp.where(is_compared, cosines, -2 - self.margin)
-        excess = [others.max(axis=axis) + self.margin - partners for axis in (1, 0)]
+        excess = [others[n].max(axis=1 - n) + self.margin - partners for n in (0, 1)]
         return (jnp.maximum(excess[0], 0) + jnp.maximum(excess[1], 0)) / 2
 
 

@@ -83,8 +83,7 @@ class AreaLoss(LossSpec):
 
 @component("loss")
 class Dice(AreaLoss):
-    """1 minus the Dice coefficient, the mean over the classes (Milletari et al. 2016, Isensee et
-    al. 2021).
+    """1 minus the Dice coefficient, the mean over the classes (Isensee et al. 2021).
 
     The coefficient of a class is (2 sum(p g) + smooth) / (sum(p) + sum(g) + smooth) over the
     positions of a sample, with p the softmax and g the truth.
@@ -108,7 +107,8 @@ class Dice(AreaLoss):
 
 @component("loss")
 class DiceCrossEntropy(CrossEntropy):
-    """Cross-entropy plus `dice_weight` times Dice, as nnU-Net's (Isensee et al. 2021).
+    """Cross-entropy plus `dice_weight` times Dice: nnU-Net's with background: false, smooth: 1e-5
+    (Isensee et al. 2021).
 
     Smoothing and class weights are of the cross-entropy alone.
     """

@@ -89,7 +89,7 @@ class OneCycle(ScheduleSpec):
         step = np.arange(steps)
         peak, last = self.rise_share * steps - 1, steps - 1
         rise = np.clip(step / peak, 0, 1) if peak > 0 else np.ones(steps)
-        fall = np.clip((step - max(peak, 0)) / max(last - max(peak, 0), 1), 0, 1)
+        fall = np.clip((step - peak) / max(last - peak, 1), 0, 1)
         if self.shape == "cosine":
             rise, fall = (0.5 * (1 - np.cos(np.pi * share)) for share in (rise, fall))
         rising = self.start_factor + (1 - self.start_factor) * rise

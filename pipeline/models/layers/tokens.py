@@ -84,6 +84,14 @@ class Rotary(Spec):
     """Llama 3.1's rule instead: only a wavelength above this number of tokens is divided by
     `factor`, none below a quarter of it, and those between in part. null: all are divided."""
 
+    @model_validator(mode="after")
+    def _require_factor(self) -> Self:
+        if self.trained_tokens is not None and self.factor == 1:
+            raise ValueError(
+                f"trained_tokens {self.trained_tokens} needs a factor above 1, by which it divides"
+            )
+        return self
+
 
 @component("layer")
 class SelfAttention(LayerSpec):

@@ -56,21 +56,28 @@ class PeriodicAverageSpec(FeatureSpec):
 @component("feature")
 class SwaSpec(PeriodicAverageSpec):
     """Stochastic weight averaging: evaluations use the mean of the weights after the share `start`
-    of the run, and after every period from then on. Before, they use the trained weights."""
+    of the run, and after every period from then on. Before, they use the trained weights. Batches
+    that an update collects count as updates."""
 
     name: Literal["swa"] = "swa"
     start: Annotated[float, Field(ge=0, lt=1)] = 0.75
 
     def build(self, context: FeatureContext) -> StepFeature:
         start = max(1, round(self.start * context.total_steps))
-        return Swa(start, self.period(context))
+        period = self.period(context)
+        if start + period > context.total_steps:
+            raise ValueError(
+                f"swa: averages from update {start} on, every {period} updates, and the run has "
+                f"{context.total_steps}; set steps to at most {context.total_steps - start}"
+            )
+        return Swa(start, period)
 
 
 @component("feature")
 class LawaSpec(PeriodicAverageSpec):
     """Latest weight averaging: evaluations use the mean of the weights at the ends of the last
-    `count` periods. Before the first end, they use the trained weights. The state has `count`
-    copies of the weights."""
+    `count` periods. Before the first end, they use the trained weights. The state has
+    `count` + 1 copies of the weights."""
 
     name: Literal["lawa"] = "lawa"
     count: Annotated[int, Field(ge=2)] = 6
@@ -123,7 +130,8 @@ class Swa(PeriodicAverage):
 @dataclass(frozen=True)
 class Lawa(PeriodicAverage):
     """The mean of the weights at the ends of the last `count` periods, which its state has too:
-    {"evaluated": ..., "ends": {"0": weights, ...}}. The end of period n is in place n % count."""
+    {"evaluated": ..., "ends": {"0": weights, ...}}. The end of period n, counted
+    from 1, is in place (n - 1) % count."""
 
     name: ClassVar[str] = "lawa"
     count: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import flax.linen as nn
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import RecipeError
-from pipeline.training.features.components.weight_averages import Lawa, Swa
+from pipeline.training.features.components.weight_averages import Lawa, Swa, SwaSpec
 from pipeline.training.step import get_evaluated_weights
 from tests.training.test_step import CLASSES, RATES, flat, make_batch, make_config, make_step, start
 
@@ -95,3 +96,11 @@ def test_unfit_average_is_refused(
     with pytest.raises(RecipeError) as caught:
         tiny(*overrides)
     assert words in str(caught.value)
+
+
+def test_run_without_a_second_average_is_refused() -> None:
+    """Its evaluations would use the weights of one update, three quarters of the run."""
+    context: Any = SimpleNamespace(steps_per_epoch=100, total_steps=200)
+    with pytest.raises(ValueError, match="from update 150 on, every 100 updates, and the run has"):
+        SwaSpec().build(context)
+    assert SwaSpec(steps=50).build(context) == Swa(150, 50)
