@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.core.errors import DataError, RecipeError, UsageError
+from pipeline.core.errors import DataError, RecipeError, UsageError, printable
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.inspect.dumps.dump_step import compare_losses
@@ -61,7 +61,7 @@ def main(
 
 def _examine_step(replay: Replay, step: int, out: Path | None) -> CommandResult:
     opened, reporter = replay.opened, replay.reporter
-    replay.require_steps([step])
+    replay.require_steps([step], least=1)
     if opened.built.privacy is not None:
         raise RecipeError("privacy: must be null for step, since figures of samples aren't private")
     record = replay.compute_step(step)
@@ -143,11 +143,12 @@ def _compute_bundle(folder: Path) -> CommandResult:
             recorded = {row["position"]: SampleRow(**row) for row in facts["samples"]}
             places = [(recorded[n].sample, recorded[n].place) for n in range(len(shares.losses))]
             made = make_sample_rows(shares, bundle.batch, places, bundle.step_config.targets)
-            samples = [replace(row, label=recorded[row.position].label) for row in made]
-            title = f"step {facts['step']:,} of {facts['model']}"
+            labels = [printable(str(recorded[row.position].label)) for row in made]
+            samples = [replace(row, label=label) for row, label in zip(made, labels, strict=True)]
+            title = f"step {int(facts['step']):,} of {printable(str(facts['model']))}"
             lost = list(map(str, facts["approximate"]))
             loss = float(facts["sample_loss"]) if facts["sample_loss"] is not None else np.nan
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(f"{folder}: does not describe a step: {error}") from error
         reporter.print_stage("step", mark(lost, f"{title}: loss {shares.loss:.8g}"))
         if bundle.left_out:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -76,13 +77,8 @@ def read_text_columns(file: Path, columns: Sequence[str]) -> list[tuple[str, ...
         text = decode_utf8(_read_file(file)).removeprefix("\ufeff")
         if "\0" in text:
             raise ValueError("isn't a CSV: it holds zero bytes")
-        limit = csv.field_size_limit(MAX_FIELD)
-        try:
+        with _read_long_fields():
             return _parse_rows(text, columns)
-        except csv.Error as error:
-            raise ValueError(str(error)) from error
-        finally:
-            csv.field_size_limit(limit)
 
 
 def make_locate(file: Path, rows: np.ndarray) -> Callable[[int], str]:
@@ -93,10 +89,24 @@ def make_locate(file: Path, rows: np.ndarray) -> Callable[[int], str]:
         with name_file(file):
             text = decode_utf8(_read_file(file)).removeprefix("\ufeff")
             reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-            next(islice(reader, int(rows[sample]), None), None)
+            with _read_long_fields():
+                next(islice(reader, int(rows[sample]), None), None)
         return f"{file}, line {reader.line_num:,}"
 
     return locate
+
+
+@contextmanager
+def _read_long_fields() -> Iterator[None]:
+    """Read fields of up to `MAX_FIELD` characters in the body. Raises ValueError for what isn't a
+    CSV."""
+    limit = csv.field_size_limit(MAX_FIELD)
+    try:
+        yield
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _parse_rows(text: str, columns: Sequence[str]) -> list[tuple[str, ...]]:

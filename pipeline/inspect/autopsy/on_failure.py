@@ -56,18 +56,19 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
             autopsy = _repeat_or_examine(run, state, step)
         if autopsy is not None:
             reporter.print_stage("autopsy", str(autopsy))
-            samples = None if autopsy.finding is None else autopsy.finding.samples
-            for line in list_places(run.dataset.train, samples):
-                reporter.print_stage("autopsy", line)
-            flags = to_flags([plugin.source for plugin in list_loaded_plugins()])
-            command = ["python", "-m", "pipeline", *flags, "autopsy", str(context.run_dir)]
-            reporter.print_stage("autopsy", f"again: {shlex.join(command)}")
             finding = autopsy.finding
+            # What follows depends on this, also if places can't be read.
             examined = Examination(
                 repeats=not autopsy.is_fault_of_machine,
                 is_in_data=finding is not None and finding.phase == "data",
                 largest_weight=largest_weight,
             )
+            samples = None if finding is None else finding.samples
+            for line in list_places(run.dataset.train, samples):
+                reporter.print_stage("autopsy", line)
+            flags = to_flags([plugin.source for plugin in list_loaded_plugins()])
+            command = ["python", "-m", "pipeline", *flags, "autopsy", str(context.run_dir)]
+            reporter.print_stage("autopsy", f"again: {shlex.join(command)}")
     except Interrupted as signal:
         reporter.warn(f"no autopsy of step {step}: {signal}")
     except Exception as error:  # the non-finite step matters more than any error here
@@ -76,7 +77,7 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
 
 
 def _repeat_or_examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy | None:
-    """Repeat a step in all processes; return the autopsy of the first one, None in the num_left."""
+    """Repeat a step in all processes; return the autopsy of the first one, None in the others."""
     batch = jax.tree.map(np.array, run.executable.loader.read_batch(step))
     state_before = jax.tree.map(np.array, state)
     step_config = select_phase(run.built.step_config, step - 1)

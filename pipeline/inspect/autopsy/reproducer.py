@@ -152,6 +152,7 @@ def read_inputs(source: Path, key: str, required: str) -> Reproducer:
         features = [str(name) for name in document["features"]]
         arrays = {_BATCH[name]: array for name, array in tree["batch"].items()}
         batch = Batch(**arrays, num_samples=None if samples is None else int(samples))
+        _require_samples(batch)
         step_config = _make_step_config(recipe, document, batch)
         state = _arrange_state(step_config, source / ARRAYS, tree["state"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -171,6 +172,13 @@ def read_inputs(source: Path, key: str, required: str) -> Reproducer:
     left_out = tuple(name for name in features if name not in own)
     step_config = _apply_lowerings(step_config, source, state, batch, device)
     return Reproducer(step_config, state, batch, device, facts, left_out)
+
+
+def _require_samples(batch: Batch) -> None:
+    """Raise ValueError unless a batch has between one and all of its rows."""
+    rows = min(map(len, batch.columns.values()))
+    if not 1 <= int(batch.count) <= rows:
+        raise ValueError(f"the batch has {int(batch.count)} samples; must have from 1 to {rows}")
 
 
 def _make_step_config(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepConfig:

@@ -133,12 +133,12 @@ class Replay:
         if self._executable is not None:
             self._executable.loader.close()
 
-    def require_steps(self, steps: Sequence[int]) -> None:
-        """Raise DataError for a step before the start or after the last step of the run."""
+    def require_steps(self, steps: Sequence[int], least: int = 0) -> None:
+        """Raise DataError for a step before `least` or after the last step of the run."""
         end = find_last_step(self.run_dir)
         for step in steps:
-            if not 0 <= step <= end:
-                rule = f"must be from 0 to {end}, the last step that the run has done"
+            if not least <= step <= end:
+                rule = f"must be from {least} to {end}, the last step that the run has done"
                 raise DataError(f"{self.run_dir}: step {step}: {rule}")
 
     def require_data(self) -> None:
@@ -166,9 +166,7 @@ class Replay:
         if start == step and step > 0:
             self._reached = step, state
             return state
-        if not (self.run_dir / METRICS).exists():
-            promise = f"{METRICS} is missing, so nothing shows that its bits are the run's"
-            self.give_up(self._make_error(step, promise), promise)
+        self._require_log(step)
         state = self._replay(state, start, step)
         self._reached = step, state
         return state
@@ -179,11 +177,18 @@ class Replay:
         The numbers are compared with the run's. Raises the errors of `go_to`.
         """
         self.require_steps([step])
+        self._require_log(step)
         state = self.go_to(step - 1)
         executable = self._compile()
         _, record = executable.run(executable.put(state), step - 1, step, "loop")
         self._check(step - 1, find_discrepancy(islice(self._read_log(step - 1), 1), record))
         return record
+
+    def _require_log(self, step: int) -> None:
+        """Raise RunError, or give up, without a log that a replayed step could be compared with."""
+        if not (self.run_dir / METRICS).exists():
+            promise = f"{METRICS} is missing, so nothing shows that its bits are the run's"
+            self.give_up(self._make_error(step, promise), promise)
 
     def _find_nearest(self, step: int) -> tuple[int, TrainState]:
         """Return the last state up to a step that needs no replay, and its step."""

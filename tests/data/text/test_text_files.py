@@ -86,3 +86,5 @@ def test_places_of_rows_are_lines_of_the_file(tmp_path: Path) -> None:
     locate = make_locate(file, np.array([3, 0, 2]))
     assert [locate(sample) for sample in range(3)] == [f"{file}, line {n}" for n in (7, 2, 6)]
     assert file.read_text().splitlines()[6] == "five,b"
+    file.write_text(f"text,class\n{'x' * 200_000},a\ntwo,b\n")
+    assert make_locate(file, np.array([1]))(0) == f"{file}, line 3"

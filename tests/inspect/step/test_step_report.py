@@ -164,7 +164,7 @@ def test_bundle_of_padded_texts_has_their_bucket_and_lines(
 def test_bad_input_has_one_message(trained: Path, tmp_path: Path) -> None:
     for args, error, message in [
         ([], UsageError, "name the step of a run, RUN_DIR N"),
-        (["9"], DataError, "step 9: must be from 0 to 8"),
+        (["9"], DataError, "step 9: must be from 1 to 8"),
         (["0"], UsageError, "must be a whole number from 1"),
         (["x"], UsageError, "must be a whole number from 1"),
         (["3", f"--out={trained}"], DataError, "must be an empty folder"),
