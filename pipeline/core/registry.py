@@ -225,7 +225,10 @@ def _reset_schemas() -> None:
             cls.__pydantic_complete__ = False
             # pydantic builds the schema when the class is next used. `model_rebuild(force=True)`
             # would build all schemas now.
+            serializer = cls.__pydantic_serializer__
             set_model_mocks(cls)
+            # Objects exist that older versions of pydantic can't write with a mock.
+            cls.__pydantic_serializer__ = serializer
 
 
 def list_components(kind: str) -> Mapping[str, type[Spec]]:
@@ -326,6 +329,9 @@ def _make_validator(kind: str, name: str | None) -> TypeAdapter[Any]:
     """Return a validator of sections of one component, or else of all of a kind."""
     cls = None if name is None else find_component(kind, name)
     specs = list_components(kind) if cls is None or name is None else {name: cls}
+    if cls is not None:
+        # Fields of any type are written by the class itself, whose build is deferred.
+        cls.model_rebuild()
     config = ConfigDict(strict=True, allow_inf_nan=False)
     return TypeAdapter(Annotated[Any, _OneOf(specs)], config=config)
 
