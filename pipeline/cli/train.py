@@ -29,7 +29,7 @@ from pipeline.config.compose import (
     compose_config,
     explain_several_values,
 )
-from pipeline.config.hydra_options import find_repeated_lengths, resolve_recipe
+from pipeline.config.hydra_options import resolve_recipe
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS, allow_lazy_help, get_args_parser
 from pipeline.config.overrides import (
     expand_sweeps,
@@ -111,8 +111,6 @@ def _train(args: Sequence[str], started_at: float | None, alone: bool) -> int:
         _run_hydra(flags, parsed.overrides, parsed.overrides, lambda config: None)
         return 0
     require_hydra_keys(args)
-    if problems := list(find_repeated_lengths(args)):
-        raise RecipeError(problems)
     if parsed.cfg == "job" and not parsed.package:
         tree = compose_and_check(parsed.overrides).model_dump(mode="json")
         print(yaml.safe_dump(tree, sort_keys=False), end="")

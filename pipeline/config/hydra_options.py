@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -88,19 +88,6 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
     # A complete recipe has all components, so the defaults of conf/config.yaml are deleted.
     deletions = [f"~{group}" for group in {*SECTIONS, "train"} - groups]
     return [*deletions, *overrides]
-
-
-def find_repeated_lengths(overrides: Iterable[str]) -> Iterator[str]:
-    """Yield a problem for each key of a run's length that is set to two values.
-
-    Of other keys the last value counts, as in Hydra, so that a script can change common arguments.
-    """
-    texts = list(overrides)
-    for key in LENGTHS:
-        values = [text.partition("=")[2] for text in texts if get_key(text) == key and "=" in text]
-        if len(set(values)) > 1:
-            shown = " ".join(f"{key}={value}" for value in values)
-            yield f"{show(shown)}: sets the length {len(values)} times; must set it once"
 
 
 def _replace_whole(overrides: Sequence[str]) -> list[str]:

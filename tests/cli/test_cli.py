@@ -355,14 +355,6 @@ BAD = {
     "recipe file that is not there": (["+recipe=no.yaml"], "recipe = no.yaml: there is no such"),
     "wrong value": (["train.batch_size=0"], "train.batch_size = 0: must be greater than 0"),
     "no key": (["=3"], "=3"),
-    "length twice": (
-        ["train.epochs=3", "train.epochs=4"],
-        "train.epochs=3 train.epochs=4: sets the length 2 times; must set it once",
-    ),
-    "length twice, for another command": (
-        ["columns", "train.steps=1", "train.steps=2"],
-        "train.steps=1 train.steps=2: sets the length 2 times; must set it once",
-    ),
     "no equals sign": (["device=cpu", "seed"], "seed: must be KEY=VALUE"),
     "open bracket": (["stages=[data"], "no viable alternative at input '[data'"),
     "name for a section of Hydra's": (

@@ -9,11 +9,7 @@ import yaml
 
 from pipeline import load_recipe
 from pipeline.config.compose import compose_and_check
-from pipeline.config.hydra_options import (
-    DEFAULT_COMPONENTS,
-    find_repeated_lengths,
-    resolve_recipe,
-)
+from pipeline.config.hydra_options import DEFAULT_COMPONENTS, resolve_recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.package_paths import CONF
 
@@ -129,21 +125,3 @@ def test_inputs_replace_those_of_the_recipe(
 def test_replaced_overrides_are_resolved_once() -> None:
     once = resolve_recipe(["model.inputs=[image]"])
     assert resolve_recipe(once) == once
-
-
-@pytest.mark.parametrize(
-    ("overrides", "problem"),
-    [
-        (["train.epochs=3", "train.epochs=4"], "train.epochs=3 train.epochs=4"),
-        (["train.steps=1,2", "seed=1", "++train.steps=3"], "train.steps=1,2 train.steps=3"),
-        (["train.steps=3", "++train.steps=3"], None),
-        (["~train.steps", "+train.steps=3"], None),
-        (["seed=1", "seed=2", "", "help"], None),
-    ],
-)
-def test_length_that_is_set_to_two_values_is_found(
-    overrides: list[str], problem: str | None
-) -> None:
-    problems = list(find_repeated_lengths(overrides))
-    line = f"{problem}: sets the length 2 times; must set it once"
-    assert problems == ([line] if problem else [])

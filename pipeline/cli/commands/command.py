@@ -163,14 +163,6 @@ class LazyCommand(click.Command):
         if prints_facts:
             # An interruption during the import ends the process, after this text is printed.
             replace_interrupt_output(f"{STOPPED}\n")
-        # The commands' names for arguments that may be overrides.
-        names = {"overrides", "words", "other"} & set(values)
-        # Some are paths as well.
-        if overrides := [map(str, values[name]) for name in sorted(names)]:
-            from pipeline.config.hydra_options import find_repeated_lengths
-
-            if problems := [text for words in overrides for text in find_repeated_lengths(words)]:
-                raise RecipeError(problems)
         main = import_module(f"pipeline.cli.{self.module}").main
         try:
             with raise_interrupts(), ExitStack() as stack:
