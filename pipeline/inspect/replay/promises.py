@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.error_text import show_name
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.tree_diff import find_value
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe
 from pipeline.stages.build import fingerprint_rate_files
@@ -21,7 +20,7 @@ from pipeline.stages.record.continuity import (
 )
 from pipeline.stages.record.environment import describe_process, fingerprint_columns
 from pipeline.stages.record.provenance import read_provenance
-from pipeline.stages.record.run_directory import SUMMARY
+from pipeline.stages.record.run_directory import read_outcome
 from pipeline.stages.record.summary import list_versions
 
 BATCH_DATA = ("train", "learning rates")
@@ -100,21 +99,13 @@ def list_changed_causes(opened: OpenedRecipe, run_dir: Path) -> list[str]:
         causes.append("the run was resumed, perhaps with another length")
     if recipe.train.callbacks:
         causes.append("its callbacks aren't called")
-    if find_value(_read_summary(run_dir), ("bad_steps", "rollbacks")):
+    if find_value(read_outcome(run_dir), ("bad_steps", "rollbacks")):
         causes.append("it went back after a non-finite step")
     return causes
 
 
 def read_step_ms(run_dir: Path) -> float | None:
     """Return the milliseconds of a step of the run; None if it was killed."""
-    value = find_value(_read_summary(run_dir), ("time", "step_ms"))
+    value = find_value(read_outcome(run_dir), ("time", "step_ms"))
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number else None
-
-
-def _read_summary(run_dir: Path) -> Mapping[str, Any]:
-    try:
-        summary = read_json(run_dir / SUMMARY)
-    except (OSError, ValueError):
-        return {}
-    return summary if isinstance(summary, Mapping) else {}

@@ -17,6 +17,7 @@ from pipeline.training.features.schedule_free import ScheduleFree
 from pipeline.training.optimizers.schedule_free import ScheduleFreeAdamW, ScheduleFreeSgd
 from pipeline.training.state import Gradients, TrainState
 from pipeline.training.step import get_evaluated_weights
+from pipeline.training.step_config import StepConfig
 from pipeline.training.update import apply_update
 from tests.training.test_step import make_config
 
@@ -65,19 +66,18 @@ def expected(spec: Spec, b1: float) -> tuple[list[np.ndarray], list[np.ndarray]]
     return xs, ys
 
 
+def init_state(config: StepConfig, feature: ScheduleFree) -> TrainState:
+    params = jax.tree.map(jnp.float32, some_params())
+    parts = {feature.name: feature.init(params)}
+    return TrainState(jnp.int32(0), params, {}, config.optimizer.init(params), parts)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("spec", "b1"), [(SGD, 0.9), (ADAMW, 0.8)], ids=["sgd", "adamw"])
 def test_fifty_updates_match_the_sequences_in_float64(spec: Spec, b1: float) -> None:
     feature = ScheduleFree(spec.iterate_average())
     config = make_config(optimizer=spec.build(), features=(feature,))
-    params = jax.tree.map(jnp.float32, some_params())
-    state = TrainState(
-        jnp.int32(0),
-        params,
-        {},
-        config.optimizer.init(params),
-        {feature.name: feature.init(params)},
-    )
+    state = init_state(config, feature)
 
     @jax.jit
     def update(state: TrainState, rate: jax.Array) -> TrainState:
@@ -95,17 +95,10 @@ def test_fifty_updates_match_the_sequences_in_float64(spec: Spec, b1: float) -> 
 def test_rate_of_zero_at_first_leaves_all_sequences_unchanged() -> None:
     feature = ScheduleFree(SGD.iterate_average())
     config = make_config(optimizer=SGD.build(), features=(feature,))
-    params = jax.tree.map(jnp.float32, some_params())
-    state = TrainState(
-        jnp.int32(0),
-        params,
-        {},
-        config.optimizer.init(params),
-        {feature.name: feature.init(params)},
-    )
-    after = apply_update(config, state, Gradients(params, jnp.float32(0), {}), 1, 1.0, 0.0)
+    state = init_state(config, feature)
+    after = apply_update(config, state, Gradients(state.params, jnp.float32(0), {}), 1, 1.0, 0.0)
     kernel = after.features[feature.name]["evaluated"]["dense_0"]["kernel"]
-    np.testing.assert_array_equal(kernel, params["dense_0"]["kernel"])
+    np.testing.assert_array_equal(kernel, state.params["dense_0"]["kernel"])
     np.testing.assert_array_equal(after.params["dense_0"]["kernel"], kernel)
 
 
