@@ -119,6 +119,7 @@ LAZY_MODULES = {
     "pipeline.stages.runner.initial_state",
     "pipeline.stages.runner.open_run",
     "pipeline.stages.runner.open_training",
+    "pipeline.stages.runner.outlook",
 }
 """Modules that import others of the package inside a function."""
 MAX_MODULES = 25

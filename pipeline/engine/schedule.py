@@ -114,6 +114,11 @@ class Schedule:
         return segment
 
 
+def list_multiples(period: int, first: int, total: int) -> range:
+    """Return the multiples of a period after boundary `first`, up to `total`."""
+    return range((first // period + 1) * period, total + 1, period)
+
+
 def is_due(step: int, periods: Iterable[int]) -> bool:
     """Return whether an event with these periods, in steps, is due at boundary `step`."""
     return any(step % period == 0 for period in periods)

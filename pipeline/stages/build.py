@@ -52,7 +52,7 @@ from pipeline.training.initial_state import init_state, init_with_output
 from pipeline.training.losses import TrainingObjective
 from pipeline.training.parallel.shards import Shards, make_shards
 from pipeline.training.parallel.state_sharing import StateSharing
-from pipeline.training.state import TrainState, split_params
+from pipeline.training.state import TrainState, count_bytes, split_params
 from pipeline.training.step import TrainStep, make_train_step
 from pipeline.training.step_config import StepConfig
 from pipeline.training.target_metrics import list_metrics
@@ -171,7 +171,7 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         state=state,
         train_inputs=dataset.train_inputs,
         parameters=sum(leaf.size for leaf in leaves),
-        parameter_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
+        parameter_bytes=count_bytes(state.params),
         privacy=privacy,
     )
     reporter.print_stage("build", _format_line(recipe, built))

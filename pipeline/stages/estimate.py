@@ -25,6 +25,7 @@ from pipeline.training.features.curvature import LayerCurvature, group_layers
 from pipeline.training.initial_state import shape_batch
 from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.microbatches import compute_batch_multiple
+from pipeline.training.state import count_bytes
 from pipeline.training.step import compute_gradients, mask_batch
 
 
@@ -124,11 +125,10 @@ def _count_exchange_bytes(built: Built, batch: tuple[Any, Any]) -> tuple[int, ..
         return compute_gradients(config, state, mapped, count, 1.0).sums[feature.name]
 
     layers = jax.eval_shape(sum_layers, built.state, batch)
-    group_bytes = []
-    for group in group_layers(feature.rule, layers):
-        leaves = jax.tree.leaves([layers[path].moments for path in group])
-        group_bytes.append(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
-    return tuple(group_bytes)
+    return tuple(
+        count_bytes([layers[path].moments for path in group])
+        for group in group_layers(feature.rule, layers)
+    )
 
 
 def _count_devices(recipe: Recipe) -> int:

@@ -34,7 +34,7 @@ from pipeline.stages.compile import (
 from pipeline.stages.runner.context import BuiltRun
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.parallel.microbatches import compute_microbatch_size
-from pipeline.training.state import TrainState
+from pipeline.training.state import TrainState, count_bytes
 from pipeline.training.telemetry import Telemetry
 
 T = TypeVar("T")
@@ -156,8 +156,7 @@ class FittedExecutable(WrappedExecutable[XlaExecutable]):
     @property
     def needed_bytes(self) -> int:
         """Bytes of the programs' temporaries, and of the state before and after a step."""
-        leaves = jax.tree.leaves(self._built.state)
-        state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        state_bytes = count_bytes(self._built.state)
         return 2 * state_bytes + max(program.temporary_bytes for program in self.report.programs)
 
     def read_usable_bytes(self) -> int:

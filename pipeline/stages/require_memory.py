@@ -13,6 +13,7 @@ from pipeline.core.host.platforms import get_platform
 from pipeline.stages.build import Built
 from pipeline.training.parallel.microbatches import find_smaller_microbatches
 from pipeline.training.parallel.state_sharing import make_state_sharing
+from pipeline.training.state import count_bytes
 
 
 def require_memory(recipe: Recipe, built: Built, backend: Backend, report: CompileReport) -> None:
@@ -31,11 +32,7 @@ def require_memory(recipe: Recipe, built: Built, backend: Backend, report: Compi
     sharing = make_state_sharing(
         recipe.parallel, built.state, built.step_config.features, placement.parts
     )
-    if sharing is None:
-        leaves = jax.tree.leaves(built.state)
-        state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    else:
-        state_bytes = sharing.part_bytes
+    state_bytes = count_bytes(built.state) if sharing is None else sharing.part_bytes
     needed_bytes = temporary_bytes + num_local * state_bytes
     if needed_bytes <= find_usable_bytes():
         return

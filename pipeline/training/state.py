@@ -119,6 +119,11 @@ FLAGS = frozenset({"skipped"})
 """Columns that are 0 or 1. Monitors write them only for the steps that have 1."""
 
 
+def count_bytes(tree: Any) -> int:
+    """Return the bytes of the arrays in a tree, such as a state."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
 def split_params(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:
     """Return the trained parameters, and the parameters that the patterns `frozen` cover. With
     gradients of the trained parameters alone, the backward pass ends at the first trained layer.

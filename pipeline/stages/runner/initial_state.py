@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import jax
 import jax.numpy as jnp
 
 from pipeline.checkpoint.host_state import HostState
@@ -20,7 +19,7 @@ from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import SUMMARY, find_run_dir
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.training.parallel.state_sharing import StateSharing, make_state_sharing
-from pipeline.training.state import TrainState
+from pipeline.training.state import TrainState, count_bytes
 
 if TYPE_CHECKING:
     from pipeline.stages.warm_start import Restored
@@ -110,8 +109,7 @@ def _require_room(
     model: str, built: Built, free_bytes: int | None, sharing: StateSharing | None
 ) -> None:
     """Raise RunError if the state doesn't fit into memory; `free_bytes` is a GPU's, or None."""
-    leaves = jax.tree.leaves(built.state)
-    size_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    size_bytes = count_bytes(built.state)
     content = f"the weights and the optimizer of {model}"
     try:
         if free_bytes is None:

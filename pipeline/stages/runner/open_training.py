@@ -34,7 +34,7 @@ from pipeline.training.component_specs import list_metric_directions
 from pipeline.training.features.loss_scales import get_loss_scale_state
 from pipeline.training.features.non_finite_steps import Rollback
 from pipeline.training.parallel.placement import gather_arrays
-from pipeline.training.state import TrainState
+from pipeline.training.state import TrainState, count_bytes
 from pipeline.training.step_feature import StepFeature
 from pipeline.training.telemetry import Telemetry
 
@@ -254,7 +254,6 @@ def _open_checkpoints(
     from pipeline.checkpoint.checkpointer import Checkpoints, NoCheckpoints
     from pipeline.checkpoint.retention import Retention
     from pipeline.stages.record.recorded_recipe import hash_recipe
-    from pipeline.stages.runner.outlook import count_state_bytes
 
     if not context.ranks.is_first:
         return NoCheckpoints()
@@ -267,7 +266,7 @@ def _open_checkpoints(
     copies = stack.enter_context(context.features.copy_checkpoints(evaluations))
     checkpoints = Checkpoints(context.run_dir, retention, tree, hash_recipe(tree), copies)
     stack.enter_context(checkpoints)
-    checkpoints.require_space(count_state_bytes(evaluations.run))
+    checkpoints.require_space(count_bytes(evaluations.run.built.state))
     return checkpoints
 
 

@@ -14,23 +14,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from math import lcm, prod
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import jax
-
-from pipeline.config.run_length import LENGTH_UNITS, check_deadline, list_event_periods
-from pipeline.core.files.value_text import format_bytes, format_duration, format_moment
+from pipeline.config.run_length import list_event_periods
+from pipeline.core.files.value_text import format_duration, format_moment
 from pipeline.core.host.limits import find_usable_bytes
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.history import History
-from pipeline.engine.schedule import Event, is_due
+from pipeline.engine.schedule import Event, is_due, list_multiples
 from pipeline.stages.record.kept_times import KeptTimes, keep_times, locate_times, read_times
 from pipeline.stages.runner.context import CompiledRun
-from pipeline.training.state import TrainState
+from pipeline.training.state import TrainState, count_bytes
 from pipeline.training.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -66,9 +64,6 @@ LEAST_CHECKED_S = 1.0
 MOST_CHECKED_S = 5.0
 CORRECTED_S = 2.0
 """Remaining time from which on it is worth a correction."""
-EARLY_S = 60.0
-"""Time to the first line with a loss from which on a shorter sink is proposed; the
-proposal's is the same."""
 TOLERANCE = 0.25
 """Relative difference of a step's time up to which the outlook isn't corrected."""
 
@@ -144,15 +139,8 @@ def count_multiples(periods: Sequence[int], first: int, total: int) -> int:
     """Return how many steps after boundary `first`, up to `total`, are multiples of a period; of
     two periods, steps that are multiples of both count once."""
     different = set(periods)
-    count = sum(len(_list_multiples(period, first, total)) for period in different)
-    return count - (
-        len(_list_multiples(lcm(*different), first, total)) if len(different) > 1 else 0
-    )
-
-
-def _list_multiples(period: int, first: int, total: int) -> range:
-    """Return the multiples of a period after boundary `first`, up to `total`."""
-    return range((first // period + 1) * period, total + 1, period)
+    count = sum(len(list_multiples(period, first, total)) for period in different)
+    return count - (len(list_multiples(lcm(*different), first, total)) if len(different) > 1 else 0)
 
 
 def _find_later_compile_s(run: CompiledRun, kept: KeptTimes) -> float:
@@ -193,7 +181,7 @@ def _can_time_steps(run: CompiledRun) -> bool:
     is_graph = recipe.train.mode == "graph"
     if not (is_alone and is_host and is_graph) or run.backend.placement.mesh is not None:
         return False
-    has_memory = count_state_bytes(run) < STATE_SHARE * find_usable_bytes()
+    has_memory = count_bytes(run.built.state) < STATE_SHARE * find_usable_bytes()
     return has_memory and recipe.train.memory is None
 
 
@@ -233,118 +221,10 @@ def list_lines(run: CompiledRun, outlook: Outlook, first: int) -> Iterator[str]:
     """Yield the lines of an outlook: one for a short run."""
     now = datetime.now()
     yield outlook.describe(now)
-    if outlook.seconds < LONG_S:
-        return
-    yield from describe_first_loss(run, outlook)
-    yield from describe_memory(run)
-    if "checkpoint" in run.context.recipe.stages:
-        yield describe_checkpoints(run, outlook, first)
-    for change in list_shorter_runs(run, outlook):
-        yield f"shorter: {change}"
+    if outlook.seconds >= LONG_S:
+        from pipeline.stages.runner.long_outlook import list_long_lines
 
-
-def describe_first_loss(run: CompiledRun, outlook: Outlook) -> Iterator[str]:
-    """Yield when the first line with a loss is due, unless that is soon, and the key that makes it
-    earlier."""
-    recipe = run.context.recipe
-    sink_steps = run.built.run_schedule.sink_steps or 1
-    # A line is due at an end of a sink, and not more often than every `loss_every` steps.
-    due_step = -(-recipe.monitor.loss_every // sink_steps) * sink_steps
-    due_s = min(due_step, outlook.steps) * outlook.step_s
-    if due_s < EARLY_S or not due_step:
-        return
-    early_steps = max(1, int(EARLY_S / outlook.step_s))
-    keys = {"train.sink_size": sink_steps, "monitor.loss_every": recipe.monitor.loss_every}
-    cure = " ".join(f"{key}={early_steps}" for key, steps in keys.items() if steps > early_steps)
-    text = f"the first line with a loss after {format_duration(due_s)}"
-    # Sinks that are counted are the length of the run.
-    if cure and recipe.train.sink_epochs is None:
-        every = format_duration(early_steps * outlook.step_s)
-        text += f"; {cure} prints one every {every}, and changes the speed alone"
-    yield text
-
-
-def describe_memory(run: CompiledRun) -> Iterator[str]:
-    """Yield the memory that training takes, if the program runs on this machine's processors."""
-    programs = [item for item in run.executable.report.programs if item.figures is None]
-    if not programs or not get_platform(run.backend.device.platform).is_host:
-        return
-    temporary_bytes = max(program.temporary_bytes for program in programs)
-    needed_bytes = count_state_bytes(run) + temporary_bytes + run.executable.loader.device_bytes
-    usable_bytes = find_usable_bytes()
-    verdict = "fits" if needed_bytes <= usable_bytes else "may not fit"
-    available = f"{format_bytes(usable_bytes)} are available"
-    yield f"{verdict} into memory: takes {format_bytes(needed_bytes)}, {available}"
-
-
-def count_state_bytes(run: CompiledRun) -> int:
-    """Return the bytes of the weights, the optimizer's state and everything else in a state."""
-    leaves = jax.tree.leaves(run.built.state)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-
-
-def describe_checkpoints(run: CompiledRun, outlook: Outlook, first: int) -> str:
-    """Return when the next checkpoint is due, and how much work is lost at most."""
-    recipe = run.context.recipe
-    schedule = run.built.run_schedule
-    periods = list_event_periods(recipe, schedule.steps_per_epoch)[Event.CHECKPOINT]
-    nexts = [_list_multiples(period, first, schedule.total) for period in periods]
-    next_s = [(steps[0] - first) * outlook.step_s for steps in nexts if steps]
-    period_s = recipe.checkpoint.save_seconds
-    longest_s = min([period_s, *(period * outlook.step_s for period in periods)])
-    return (
-        f"first checkpoint after {format_duration(min([period_s, *next_s]))}; a crash loses at "
-        f"most {format_duration(longest_s)} of work"
-    )
-
-
-def list_shorter_runs(run: CompiledRun, outlook: Outlook) -> list[str]:
-    """Return changes of a recipe that make a run shorter, each with its gain, at most three."""
-    recipe = run.context.recipe
-    changes = []
-    gain = _count_enlarged(run)
-    if gain is not None:
-        changes.append(gain)
-    share = outlook.evaluations_s / outlook.seconds
-    every_epochs = recipe.eval.every_epochs
-    if share > 0.05 and every_epochs is not None and outlook.evaluations > 1:
-        saved = format_duration(0.9 * outlook.evaluations_s)
-        changes.append(f"eval.every_epochs={10 * every_epochs} saves {saved}")
-    hour_steps = int(3600 / outlook.step_s)
-    if outlook.seconds > 2 * 3600 and hour_steps and _can_have_deadline(run):
-        epochs = hour_steps / run.built.run_schedule.steps_per_epoch
-        changes.append(
-            f"train.minutes=60 trains what fits into an hour, {hour_steps:,} steps or "
-            f"{epochs:,.2f} epochs"
-        )
-    if recipe.train.precision == "O0":
-        changes.append("train.precision=bf16, whose gain `python -m pipeline forecast` predicts")
-    return changes[:3]
-
-
-def _can_have_deadline(run: CompiledRun) -> bool:
-    """Return whether `train.minutes` may be the length of the run."""
-    recipe = run.context.recipe
-    train = recipe.train.model_copy(update={**dict.fromkeys(LENGTH_UNITS), "minutes": 60.0})
-    is_valid = not list(check_deadline(recipe.model_copy(update={"train": train})))
-    return is_valid and run.context.ranks.size == 1
-
-
-def _count_enlarged(run: CompiledRun) -> str | None:
-    """Return a text about map ops that enlarge images; None without any."""
-    raw_image = run.dataset.raw_image
-    if raw_image is None or run.dataset.inputs.image is None:
-        return None
-    raw = raw_image.shape[:2]
-    shape = run.dataset.inputs.shape[:2]
-    ratio = prod(shape) / max(1, prod(raw))
-    if ratio < 2:
-        return None
-    size = "x".join(map(str, raw))
-    return (
-        f"images at their {size}, without the resize to {'x'.join(map(str, shape))}, have "
-        f"{ratio:.0f} times fewer pixels"
-    )
+        yield from list_long_lines(run, outlook, first)
 
 
 def _format_step(step_s: float) -> str:
