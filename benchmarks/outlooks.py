@@ -31,7 +31,7 @@ from benchmarks.measure import add_save, heading, publish, table
 from pipeline.core.files.value_text import format_duration
 
 RUNS = (
-    ("10 s", ()),
+    ("10 s", ("train.epochs=150",)),
     ("10 min", ("+recipe=gpt_text", "train.steps=1500")),
     ("5 days", ("+recipe=resnet50_cifar10",)),
 )

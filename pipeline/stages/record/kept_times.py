@@ -1,7 +1,7 @@
 """Times that are kept from run to run: of steps, evaluations and compilations on this machine.
 
-A file beside the compiled programs has the times of the last run with the same network, data and
-training, whatever its length, rates and seed. They tell a later run how long it will take.
+A file beside the compiled programs has the times of the last runs with the same network, data and
+training, whatever their length, rates and seed. They tell a later run how long it will take.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from pipeline.config.cache import cache_root
@@ -24,9 +25,11 @@ from pipeline.core.files.ownership import make_private
 from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.limits import read_limits
 
-FOLDER = "times-1"
+FOLDER = "times-2"
 """Folder in the cache. Its number is raised if the format changes."""
 MAX_FILE_BYTES = 1 << 16
+NUM_RUNS = 5
+"""Runs whose times of a step are kept. Their median counts, as other work slows some runs."""
 SECTIONS = frozenset({"model", "dataset", "device", "parallel", "train", "autotune"})
 """Sections of a recipe on which the time of a step depends."""
 FREE_KEYS = frozenset(
@@ -38,13 +41,19 @@ FREE_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class KeptTimes:
-    """Seconds that parts of an earlier run took; None if they are unknown."""
+    """Seconds that parts of earlier runs took; None if they are unknown."""
 
-    step_s: float | None = None
-    """Mean time of a step, waiting for data included."""
+    steps_s: tuple[float, ...] = ()
+    """Mean time of a step in each of the last runs, waiting for data included."""
     evaluation_s: float | None = None
+    """Time of the last run's shortest evaluation."""
     compile_s: Mapping[str, float] = field(default_factory=dict)
     """Time of each program that was compiled, by its name; a program from the cache keeps it."""
+
+    @property
+    def step_s(self) -> float | None:
+        """Median of the runs; None without any."""
+        return median(self.steps_s) if self.steps_s else None
 
 
 def locate_times(recipe: Recipe, device: str) -> Path | None:
@@ -71,26 +80,26 @@ def read_times(path: Path | None) -> KeptTimes:
         tree = read_json(path, MAX_FILE_BYTES)
         compile_s = {str(name): _parse_seconds(s) for name, s in tree["compile_s"].items()}
         known_s = {name: s for name, s in compile_s.items() if s is not None}
-        return KeptTimes(
-            _parse_seconds(tree["step_s"]), _parse_seconds(tree["evaluation_s"]), known_s
-        )
+        steps_s = tuple(filter(None, map(_parse_seconds, tree["steps_s"])))
+        return KeptTimes(steps_s, _parse_seconds(tree["evaluation_s"]), known_s)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return KeptTimes()
 
 
 def keep_times(path: Path | None, times: KeptTimes) -> None:
-    """Replace the times in a file by those that aren't None. A file that can't be written is left
-    out, since only forecasts need it."""
+    """Add the times of a run to a file. A file that can't be written is left out, since only
+    forecasts need it."""
     if path is None:
         return
-    tree = asdict(read_times(path))
-    tree["compile_s"] |= times.compile_s
-    for name in ("step_s", "evaluation_s"):
-        if getattr(times, name) is not None:
-            tree[name] = getattr(times, name)
+    earlier = read_times(path)
+    merged = KeptTimes(
+        (*earlier.steps_s, *times.steps_s)[-NUM_RUNS:],
+        earlier.evaluation_s if times.evaluation_s is None else times.evaluation_s,
+        {**earlier.compile_s, **times.compile_s},
+    )
     with suppress(OSError):
         make_private(path.parent)
-        write_whole(path, format_json(tree) + "\n")
+        write_whole(path, format_json(asdict(merged)) + "\n")
 
 
 def _parse_seconds(value: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""What a run of ten minutes or more says besides its end: its first loss, its memory, its first
+"""Lines of a run of ten minutes or more, besides its end: its first loss, its memory, its first
 checkpoint, and what would be shorter."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The outlook of a run, printed before its first step: its end, its memory, its first checkpoint.
 
-The time of a step is the one that the choice of sinks or the last run with the same step
-has measured (record/kept_times.py). Without either, and for a long run, a few steps of the run's
+The time of a step is the one that the choice of sinks or the last runs with the same step
+have measured (record/kept_times.py). Without either, and for a long run, a few steps of the run's
 program are timed on a separate state, for about a hundredth of the run. If training turns out to be
 slower or faster than the outlook, a line corrects it once. A run whose operations promised a short
 one, but whose steps are slow, says its end after its first steps.
@@ -57,11 +57,12 @@ FORWARD_SHARE = 1 / 3
 """Share of the forward pass in a step's work, of which an evaluation consists."""
 EVALUATION_COMPILE_SHARE = 0.25
 """Time of compiling an evaluation, as a share of compiling the step."""
-CHECKED_SHARE = 0.02
-"""Share of the run after which the outlook is compared with the time of the steps, within
-`LEAST_CHECKED_S` and `MOST_CHECKED_S`."""
-LEAST_CHECKED_S = 1.0
-MOST_CHECKED_S = 5.0
+CHECKED_SHARE = 0.4
+"""Share of the run after which the outlook is compared with the time of the steps, at most
+`CHECKED_S`. The first half of that time doesn't count: imports of monitors slow its steps."""
+CHECKED_S = 5.0
+UNKNOWN_S = 1.0
+"""Seconds of steps after which a run without an outlook gets one."""
 CORRECTED_S = 2.0
 """Remaining time from which on it is worth a correction."""
 TOLERANCE = 0.25
@@ -247,6 +248,8 @@ class OutlookMonitor(Monitor):
     steps: int = 0
     """Steps since then."""
     seconds: float = 0.0
+    early: tuple[int, float] = (0, 0.0)
+    """Those of `steps` and `seconds` that don't count."""
     is_checked: bool = False
     _evaluations_s: list[float] = field(default_factory=list)
 
@@ -263,11 +266,13 @@ class OutlookMonitor(Monitor):
         self.seconds += seconds
         if self.is_checked or (self.outlook is None and self.remake is None):
             return
-        due_s = CHECKED_SHARE * self.outlook.seconds if self.outlook is not None else 0.0
-        if self.seconds < min(max(LEAST_CHECKED_S, due_s), MOST_CHECKED_S):
-            return
-        self.is_checked = True
-        self._print_correction(self.seconds / self.steps)
+        due_s = min(CHECKED_SHARE * self.outlook.seconds, CHECKED_S) if self.outlook else UNKNOWN_S
+        if self.outlook and self.seconds < due_s / 2:
+            self.early = (self.steps, self.seconds)
+        elif self.seconds >= due_s:
+            self.is_checked = True
+            steps, early_s = self.early
+            self._print_correction((self.seconds - early_s) / (self.steps - steps))
 
     def _print_correction(self, step_s: float) -> None:
         """Print the end of a run whose steps take `step_s` seconds, unless it is as expected."""
@@ -304,6 +309,5 @@ class OutlookMonitor(Monitor):
     def keep(self, history: History) -> None:
         """Keep the times of the run. The first evaluation may have been compiled, so the shortest
         counts."""
-        step_ms = history.step_ms
-        step_s = None if step_ms is None else step_ms / 1e3
-        keep_times(self.path, KeptTimes(step_s, min(self._evaluations_s, default=None)))
+        steps_s = () if history.step_ms is None else (history.step_ms / 1e3,)
+        keep_times(self.path, KeptTimes(steps_s, min(self._evaluations_s, default=None)))

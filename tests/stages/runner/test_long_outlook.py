@@ -28,7 +28,7 @@ def test_long_run_says_memory_checkpoints_and_what_is_shorter(
 ) -> None:
     length = ("train.steps=60", "train.sink_size=20")
     keys = (*MLP, *length, "eval.every_epochs=1", f"cache.root={tmp_path}")
-    keep_times(locate_times(tiny(*keys), DEVICE), KeptTimes(600.0, 900.0))
+    keep_times(locate_times(tiny(*keys), DEVICE), KeptTimes((600.0,), 900.0))
     ended = run(tiny(*keys), tmp_path / "run", signals=stop_at_once())
     assert ended.status == "stopped"
     lines = lines_of(tmp_path / "run")
