@@ -114,6 +114,7 @@ def _to_dict(run: RecordedRun) -> dict[str, Any]:
         "code": list(run.commits),
         "problem": run.problem,
         "live": None if run.live is None else asdict(run.live),
+        "interruption": run.interruption,
     }
 
 
@@ -170,6 +171,8 @@ def _print_table(runs: Sequence[RecordedRun], metric: str | None, *, shows_all: 
     for run in runs:
         if run.live is not None:
             console.print(printable(f"{run.name}: {run.live}"))
+        if run.interruption:
+            console.print(printable(f"{run.name}: {run.interruption}"))
         if run.problem:
             console.print(printable(f"{run.name}: {run.problem}"))
     hidden = []

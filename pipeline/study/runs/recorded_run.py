@@ -12,6 +12,8 @@ from typing import Any, BinaryIO
 
 from pydantic import TypeAdapter
 
+from pipeline.checkpoint.checkpoint_folder import FOLDER as CHECKPOINTS
+from pipeline.checkpoint.checkpoint_folder import list_saved_steps
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, RepeatedYaml, parse_written_yaml
@@ -20,7 +22,7 @@ from pipeline.engine.monitors.live_status import STATUS, LiveStatus
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, LogLine, finite_number, parse_line
 from pipeline.stages.record.descendants import Descendant, read_descendants
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
-from pipeline.stages.record.run_directory import FOLDERS, RECIPE, SUMMARY
+from pipeline.stages.record.run_directory import FOLDERS, RECIPE, SUMMARY, is_free
 from pipeline.training.telemetry import PLACES
 
 MAX_DEPTH = 8
@@ -74,6 +76,8 @@ class RecordedRun:
     """Exports and runs that use this run."""
     live: LiveStatus | None = None
     """The newest status of a running run; None if it has ended or has written none lately."""
+    interruption: str = ""
+    """What continues the run, if its process ended without writing a summary; else empty."""
 
 
 def find_runs(root: Path) -> list[Path]:
@@ -130,8 +134,10 @@ def read_run(
     processes = _read_or(problems, PROVENANCE, lambda: list(read_provenance(run_dir)), [])
     logged = _read_or(problems, METRICS, lambda: _read_curves(run_dir), {}) if curves else {}
     first = processes[0] if processes else {}
-    live = None
-    if not summary:
+    live, interruption = None, ""
+    if not summary and is_free(run_dir):
+        interruption = describe_interruption(run_dir)
+    elif not summary:
         live = _read_or(problems, STATUS, lambda: read_live_status(run_dir), None)
     name = os.path.relpath(run_dir, root)
     return RecordedRun(
@@ -148,7 +154,19 @@ def read_run(
         problem="; ".join(problems),
         made=tuple(read_descendants(run_dir)),
         live=live,
+        interruption=interruption,
     )
+
+
+def describe_interruption(run_dir: Path) -> str:
+    """Return the key that continues a run whose process ended early, and the step."""
+    try:
+        saved = list_saved_steps(run_dir / CHECKPOINTS)
+    except OSError:
+        saved = []
+    if not saved:
+        return "not running, and no step is saved"
+    return f"not running; train.resume={run_dir} continues from step {saved[-1]:,}"
 
 
 def _read_or(problems: list[str], name: str, read: Callable[[], Any], otherwise: Any) -> Any:

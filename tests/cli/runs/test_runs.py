@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.checkpoint.checkpoint_folder import MANIFEST
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.files.folder_lock import LOCK, Lock
 from tests.command_line import runs as main
 from tests.study.runs.made_up import make_run
 
@@ -155,6 +157,8 @@ def test_running_runs_are_printed_with_their_status(
     written = {"evaluation": None, "written": datetime.now(UTC).isoformat()}
     (outputs / "killed/status.json").write_text(json.dumps({**status, **written}))
     line = "killed: step 3 of 9, 2 ms a step, loss 0.5, 61 s left"
+    lock = Lock(outputs / "killed" / LOCK)
+    assert lock.acquire(wait=False)
 
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
@@ -168,3 +172,27 @@ def test_running_runs_are_printed_with_their_status(
     (outputs / "killed/status.json").write_text("[")
     assert main([str(outputs)]) == 0
     assert "killed: status.json: " in capsys.readouterr().out
+    lock.release()
+
+
+def test_killed_run_is_not_running_and_says_what_continues_it(
+    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its status is fresh, but no process holds its lock."""
+    status = {"step": 3, "steps": 9, "loss": 0.5, "step_ms": 2.0, "left_s": 61.0}
+    written = {"evaluation": None, "written": datetime.now(UTC).isoformat()}
+    killed = outputs / "killed"
+    (killed / "status.json").write_text(json.dumps({**status, **written}))
+    assert main([str(outputs)]) == 0
+    assert "killed: not running, and no step is saved\n" in capsys.readouterr().out
+    for step in (2, 1000):
+        checkpoint = killed / "checkpoints" / str(step)
+        checkpoint.mkdir(parents=True)
+        (checkpoint / MANIFEST).touch()
+    monkeypatch.chdir(outputs.parent)
+    assert main(["outputs"]) == 0
+    shown = capsys.readouterr().out.replace("\n", " ")
+    assert "killed: not running; train.resume=outputs/killed continues from step 1,000" in shown
+    assert main([str(outputs), "--json"]) == 0
+    rows = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
+    assert [row["live"] for row in rows] == [None] * len(rows)
