@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any, TypeVar, cast, get_args
 from pipeline.checkpoint.restore import join_problems, read_saved
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.cuda import find_plugin
+from pipeline.core.plugins.loading import list_loaded_plugins, take_flags, to_flags
 from pipeline.data.audio.audio_format import AudioFormat, parse_audio_format
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.series.scale_series import ScaleSeries
@@ -22,6 +24,7 @@ from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.data.transform import replace_targets
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.stages.record.brightness import Brightness, parse_brightness
+from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir, require_run_dir
 from pipeline.stages.record.saved_recipe import list_changes
 from pipeline.training.parallel.devices import hide_gpus
@@ -111,8 +114,36 @@ class TrainedRun:
 
 
 def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read the recipe of a run, with overrides. Raises RecipeError if it isn't valid any more."""
-    return compose_and_check([f"+recipe={run_dir / RECIPE}", *overrides], length_replaced=True)
+    """Read the recipe of a run, with overrides. Raises RecipeError if it isn't valid any more, or
+    without the plug-ins that the run was trained with."""
+    try:
+        return compose_and_check([f"+recipe={run_dir / RECIPE}", *overrides], length_replaced=True)
+    except RecipeError as error:
+        flags = _list_missing_plugins(run_dir)
+        if not flags:
+            raise
+        raise RecipeError(
+            f"{run_dir}: was trained with custom components, and runs load no code: add "
+            f"{shlex.join(flags)}"
+        ) from error
+
+
+def _list_missing_plugins(run_dir: Path) -> list[str]:
+    """Return the flags for the plug-ins of a run that aren't loaded, by its recorded command; none
+    if that isn't a command line."""
+    loaded = {plugin.name for plugin in list_loaded_plugins()}
+    processes = read_provenance(run_dir)
+    process = processes[-1] if processes else {}
+    if not set(process.get("plugins") or ()) - loaded:
+        return []
+    try:
+        sources, _ = take_flags(shlex.split(str(process.get("command", ""))))
+    except (ValueError, RecipeError):
+        return []
+    # A file's path is relative to the folder of the command; a module has no path.
+    paths = [Path(str(process.get("folder", "")), source) for source in sources]
+    pairs = zip(sources, paths, strict=True)
+    return to_flags([str(path) if path.is_file() else source for source, path in pairs])
 
 
 def spare_gpus(folder: Path) -> None:
