@@ -34,8 +34,8 @@ from pipeline.core.host.limits import read_limits
 from pipeline.core.plugins.loading import FLAG, list_loaded_plugins
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import build_recipe
-from pipeline.inspect.forecast.trial_run import NO_LOCAL, TrialRun, make_run_arguments, run_trial
 from pipeline.stages.launch.job_file import ENGINES, GIB, JobLimits, JobRequest, render_job
+from pipeline.stages.launch.trial_run import NO_LOCAL, TrialRun, make_run_arguments, run_trial
 from pipeline.stages.runner.resume_command import RESUME
 
 UPPER_RATIO = 1.3
