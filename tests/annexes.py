@@ -23,6 +23,14 @@ PARTS = ("pipeline", "conf", "recipes")
 """Folders that a copy has."""
 TRAIN = ("train.steps=4", "monitor.tensorboard=false", "hydra.run.dir=run")
 """Arguments of a short run of the default recipe."""
+FILES = ("network.onnx", "network.npz")
+WEIGHT_FILES = {
+    "keras_file": ".h5",
+    "mindspore_file": ".ckpt",
+    "tensorflow_checkpoint": ".index",
+    "torch_file": ".pt",
+}
+"""Suffixes of weight files by the module that reads them."""
 PROGRAM = """
 import sys
 from pipeline.__main__ import main
@@ -70,6 +78,23 @@ ANNEXES: Mapping[str, Annex] = {
         ("checkpoint.mirror=mirror", *TRAIN[:2]),
         "checkpoint.mirror",
     ),
+    "cli.convert.model": Annex((), ("convert", "model", *FILES), "cli.convert.model"),
+    "cli.convert.records": Annex(
+        (), ("convert", "records", "out", "dataset=digits"), "cli.convert.records"
+    ),
+    "cli.convert.weights": Annex((), ("convert", "weights", *FILES), "cli.convert.weights"),
+    **{
+        f"conf/job/{template}": Annex(
+            ("stages.launch.job_file",), ("job", "--to", template.partition(".")[0]), template
+        )
+        for template in (
+            "jobset.yaml.j2",
+            "ray.py.j2",
+            "skypilot.yaml.j2",
+            "slurm.sh.j2",
+            "trainjob.yaml.j2",
+        )
+    },
     "config.foreign": Annex(("cli.adopt",), ("adopt", "config.yaml"), "config.foreign"),
     "data.records": Annex(
         ("cli.convert.records", "data.sources.example_files", "data.sources.records"),
@@ -84,7 +109,7 @@ ANNEXES: Mapping[str, Annex] = {
     ),
     "inspect.compare": Annex(("cli.runs.compare",), ("compare", "run", "run"), "inspect.compare"),
     "inspect.forecast": Annex(
-        ("cli.forecast", "cli.job", "inspect.custom_step"),
+        ("cli.forecast", "inspect.custom_step"),
         ("forecast", "+recipe=lenet5_digits"),
         "inspect.forecast",
     ),
@@ -106,6 +131,14 @@ ANNEXES: Mapping[str, Annex] = {
         ("model=onnx", "model.file=network.onnx", "train.steps=1"),
         "models.torch_graph",
     ),
+    **{
+        f"models.weights.files.{name}": Annex(
+            ("models.weights.files.weight_files",),
+            (f"checkpoint.restore=weights{suffix}", *TRAIN[:2]),
+            name,
+        )
+        for name, suffix in WEIGHT_FILES.items()
+    },
     "stages.export.onnx": Annex(
         ("cli.runs.export",), ("export", "run", "network", "--to", "onnx"), "export.onnx"
     ),
@@ -125,7 +158,8 @@ ANNEXES: Mapping[str, Annex] = {
     ),
     "training.optimizers.thor": Annex((), ("+recipe=lenet5_mnist_thor",), "thor"),
 }
-"""The annexes by the name of their folder or module below `pipeline`."""
+"""The annexes by the name of their folder or module below `pipeline`; a job engine by its template.
+"""
 
 
 def copy_without(annexes: Iterable[str], folder: Path) -> None:
@@ -137,7 +171,9 @@ def copy_without(annexes: Iterable[str], folder: Path) -> None:
         if path.is_dir():
             shutil.rmtree(path)
         else:
-            path.with_suffix(".py").unlink()
+            (folder / name if "/" in name else path.with_suffix(".py")).unlink()
+    for suffix in WEIGHT_FILES.values():
+        (folder / f"weights{suffix}").write_bytes(b"0123")
 
 
 def describe_absence(folder: Path, annexes: Iterable[str]) -> dict[str, str]:

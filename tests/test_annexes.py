@@ -20,7 +20,13 @@ def copy() -> Iterator[Path]:
 
 
 def list_doors(annex: str) -> list[str]:
-    """The modules outside of an annex that import one of its modules, at any place of a file."""
+    """The modules outside of an annex that import one of its modules, at any place of a file; of a
+    template, the modules that name it."""
+    if "/" in annex:
+        assert (ROOT / annex).is_file()
+        named = f'"{Path(annex).name}"'
+        found = [name for name, file in modules().items() if named in file.read_text()]
+        return [name.removeprefix("pipeline.") for name in found]
     folder = f"pipeline.{annex}"
     inside = {name for name in modules() if f"{name}.".startswith(f"{folder}.")}
     assert inside, f"there is no {folder}"

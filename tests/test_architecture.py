@@ -29,7 +29,7 @@ def test_picture_shows_an_import() -> None:
 
 def test_table_has_the_annexes_and_their_doors() -> None:
     table = TEXT.partition("## Annexes")[2]
-    rows = re.findall(r"^\| `([\w.]+)` \| (.+?) \| (.+?) \|$", table, re.MULTILINE)
+    rows = re.findall(r"^\| `([\w./]+)` \| (.+?) \| (.+?) \|$", table, re.MULTILINE)
     doors = {name: tuple(re.findall(r"`([\w.]+)`", text)) for name, text, _ in rows}
     assert doors == {name: annex.doors for name, annex in ANNEXES.items()}
 

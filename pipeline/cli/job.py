@@ -18,7 +18,6 @@ from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.explain import make_calendar
-from pipeline.cli.forecast import forecast_lowered
 from pipeline.config.compose import compose_and_check
 from pipeline.config.device_checks import check_processes
 from pipeline.config.files import find_recipes
@@ -33,7 +32,6 @@ from pipeline.core.host.launchers import CLUSTER_START_S
 from pipeline.core.host.limits import read_limits
 from pipeline.core.plugins.loading import FLAG, list_loaded_plugins
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.dumps.opened_recipe import build_recipe
 from pipeline.stages.launch.job_file import ENGINES, GIB, JobLimits, JobRequest, render_job
 from pipeline.stages.launch.trial_run import NO_LOCAL, TrialRun, make_run_arguments, run_trial
 from pipeline.stages.runner.resume_command import RESUME
@@ -64,6 +62,8 @@ def main(
     """
     with redirect_stdout(sys.stderr), Reporter() as reporter:
         engine = ENGINES[to]
+        if not engine.file.is_file():
+            raise UsageError([f"--to {to}"], f"needs {engine.file}, which is missing")
         recipe = compose_and_check(overrides)
         if processes is None:
             processes = recipe.launch.num_processes if recipe.launch.name == "local" else 1
@@ -187,6 +187,10 @@ def _forecast_run_s(recipe: Recipe, trial: TrialRun, reporter: Reporter) -> tupl
         # More devices take a part of each batch.
         parallel = recipe.parallel.model_copy(update={"devices": 1, "mesh": None})
         recipe = recipe.model_copy(update={"parallel": parallel})
+    # Imported here, since limits that are set need no forecast.
+    from pipeline.cli.forecast import forecast_lowered
+    from pipeline.inspect.dumps.opened_recipe import build_recipe
+
     try:
         opened = build_recipe(recipe, reporter)
         forecast, built = forecast_lowered(opened, reporter)

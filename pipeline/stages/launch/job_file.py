@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -23,6 +24,7 @@ from pipeline.core.host.launchers import DEFAULT_PORT, LaunchName
 MAX_NAME_LENGTH = 40
 """Longest name of a job. Kubernetes appends to it and allows 63 characters in all."""
 GIB = 1 << 30
+TEMPLATES = CONF / "job"
 IMAGE = "recipe-pipeline"
 """The image that is built by the command in the Containerfile's first line."""
 
@@ -32,7 +34,7 @@ class Engine:
     """A scheduler, and the features of its jobs."""
 
     template: str
-    """A file in conf/job/."""
+    """Name of a file in `TEMPLATES`."""
     launch: LaunchName
     """Value of the recipe's `launch` for the variables that the scheduler sets."""
     image: str | None = None
@@ -41,6 +43,11 @@ class Engine:
     """Whether jobs have the files of the machine that submits them."""
     names_gpus: bool = False
     """Whether a job can request a kind of GPU."""
+
+    @property
+    def file(self) -> Path:
+        """The template's path."""
+        return TEMPLATES / self.template
 
 
 ENGINES: Mapping[str, Engine] = {
@@ -99,7 +106,7 @@ def render_job(engine: Engine, request: JobRequest) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=StrictUndefined,
-        loader=FileSystemLoader(CONF / "job"),
+        loader=FileSystemLoader(TEMPLATES),
     )
     environment.filters.update(
         ceil=math.ceil,

@@ -77,7 +77,7 @@ class RecordedRun:
     live: LiveStatus | None = None
     """The newest status of a running run; None if it has ended or has written none lately."""
     interruption: str = ""
-    """What continues the run, if its process ended without writing a summary; else empty."""
+    """Text about what continues the run, if its process ended without a summary; else empty."""
 
 
 def find_runs(root: Path) -> list[Path]:

@@ -34,7 +34,7 @@ RECIPE = "name: demo\ntrain:\n  loss:\n    name: custom_loss\n"
 
 
 def write_run(folder: Path, command: str, plugins: list[str]) -> Path:
-    process = {"command": command, "folder": str(folder), "plugins": dict.fromkeys(plugins, {})}
+    process = {"command": command, "folder": str(folder), "plugins": {name: {} for name in plugins}}
     (folder / "provenance.json").write_text(json.dumps({"processes": [process]}))
     (folder / "recipe.yaml").write_text(RECIPE)
     return folder

@@ -1,4 +1,7 @@
-"""Reading and writing of weight files, whose suffix determines the format."""
+"""Reading and writing of weight files, whose suffix determines the format.
+
+The formats of other frameworks are imported when a file has them.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,6 @@ from pipeline.core.files.atomic_write import commit
 from pipeline.core.files.name_text import show_name
 from pipeline.core.files.npy import open_archive
 from pipeline.core.host.memory import require_room
-from pipeline.models.weights.files.keras_file import read_keras
-from pipeline.models.weights.files.mindspore_file import read_mindspore, write_mindspore
 from pipeline.models.weights.files.named_arrays import (
     BFLOAT16,
     Arrays,
@@ -28,8 +29,6 @@ from pipeline.models.weights.files.named_arrays import (
     decode_array,
     make_natural_key,
 )
-from pipeline.models.weights.files.tensorflow_checkpoint import read_tensorflow
-from pipeline.models.weights.files.torch_file import read_torch
 
 _ZIP = b"PK\x03\x04"
 _UNREADABLE = (
@@ -139,8 +138,34 @@ def _read_ckpt(path: Path) -> Arrays:
     """Read a .ckpt of MindSpore, or of Lightning, which writes PyTorch's zip with this suffix."""
     with path.open("rb") as file:
         if file.read(len(_ZIP)) == _ZIP:
-            return read_torch(path)
+            return _read_torch(path)
+    from pipeline.models.weights.files.mindspore_file import read_mindspore
+
     return read_mindspore(path.read_bytes())
+
+
+def _write_ckpt(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    from pipeline.models.weights.files.mindspore_file import write_mindspore
+
+    write_mindspore(path, arrays)
+
+
+def _read_torch(path: Path) -> Arrays:
+    from pipeline.models.weights.files.torch_file import read_torch
+
+    return read_torch(path)
+
+
+def _read_index(path: Path) -> Arrays:
+    from pipeline.models.weights.files.tensorflow_checkpoint import read_tensorflow
+
+    return read_tensorflow(path)
+
+
+def _read_hdf5(path: Path) -> Arrays:
+    from pipeline.models.weights.files.keras_file import read_keras
+
+    return read_keras(path)
 
 
 def read_npz(path: Path) -> Arrays:
@@ -176,14 +201,14 @@ def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 _READERS: dict[str, Callable[[Path], Arrays]] = {
     ".safetensors": _read_safetensors,
     ".ckpt": _read_ckpt,
-    ".pt": read_torch,
-    ".pth": read_torch,
+    ".pt": _read_torch,
+    ".pth": _read_torch,
     ".npz": read_npz,
-    ".index": read_tensorflow,
-    **dict.fromkeys(TENSORFLOW_SUFFIXES[1:], read_keras),
+    ".index": _read_index,
+    **dict.fromkeys(TENSORFLOW_SUFFIXES[1:], _read_hdf5),
 }
 _WRITERS: dict[str, Callable[[Path, Mapping[str, np.ndarray]], None]] = {
     ".safetensors": _write_safetensors,
-    ".ckpt": write_mindspore,
+    ".ckpt": _write_ckpt,
     ".npz": _write_npz,
 }
