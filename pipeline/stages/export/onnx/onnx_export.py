@@ -200,6 +200,12 @@ def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
     scale = samples.scale
     if scale is not None:
         columns[scale.column] = add_scale(scale, columns[scale.column], graph)
+    if samples.text is not None and samples.text.predicts == "class":
+        # Padding is below 0.
+        zero = graph.add_constant("whole", np.array(0, np.int32))
+        (name,) = columns
+        tokens = graph.add_node("Max", [name, zero])
+        columns[name] = replace(columns[name], name=tokens)
     mapped = add_ops(recipe.dataset.eval.ops, columns, graph)
     specs = {name: ColumnSpec(value.shape, value.dtype) for name, value in mapped.items()}
     inputs = choose_inputs(recipe, specs, tuple(specs))

@@ -77,9 +77,7 @@ def _add_op(op: MapOp, images: NodeOutput, graph: GraphBuilder) -> NodeOutput | 
     return None
 
 
-def add_scale(
-    op: Normalize | ScaleSeries, values: NodeOutput, graph: GraphBuilder
-) -> NodeOutput:
+def add_scale(op: Normalize | ScaleSeries, values: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     """Add (value - mean) / std of each channel, in float32."""
     mean = np.array(op.mean, np.float32)
     std = np.array(op.std, np.float32)

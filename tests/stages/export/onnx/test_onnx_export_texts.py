@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,6 +13,8 @@ from flax.traverse_util import flatten_dict
 from pipeline import load_recipe
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.targets import Targets
+from pipeline.data.text.text_format import NO_TOKEN, TextFormat
+from pipeline.data.text.tokenizer import ByteTokenizer
 from pipeline.stages.build import build_network
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.record.trained_run import Samples, TrainedRun
@@ -26,6 +29,7 @@ LENGTHS = {"text_a": 5, "text_b": 7}
 EMBED = "{name: embedding, vocabulary: 20, features: 4}"
 CONV = "{name: conv1d, features: 6, kernel: 3, bias: true}"
 LSTM = "{name: lstm, features: 3, bidirectional: true, bias: false}"
+STATES = "{name: gru, features: 3}"
 GRU = "{name: gru, features: 5, bidirectional: true, output: last}"
 DENSE = "{name: dense, features: $classes}"
 ONE_TOWER = f"{{name: branches, inputs: [query, passage], branches: [[{EMBED}, mean_token]]}}"
@@ -33,7 +37,10 @@ BRANCHES: dict[str, list[str]] = {
     "convolution": [f"[{EMBED}, {CONV}, relu, mean_token]", f"[{EMBED}, layer_norm, mean_token]"],
     "last states": [f"[{EMBED}, {GRU}]", f"[{EMBED}, {{name: lstm, features: 3, output: last}}]"],
     # Values of padding reach the dense layer too.
-    "all states": [f"[{EMBED}, {LSTM}, flatten]", f"[{EMBED}, {{name: gru, features: 3}}, flatten]"],
+    "all states": [
+        f"[{EMBED}, {LSTM}, flatten]",
+        f"[{EMBED}, {STATES}, flatten]",
+    ],
 }
 
 
@@ -112,3 +119,13 @@ def test_a_text_alone_has_its_mask() -> None:
     """A network that names one input reads no other text; its first layer isn't `branches`."""
     run = make_run(f"[{EMBED}, mean_token, {DENSE}]", "model.inputs={words: text_b}")
     compare(run, draw_texts())
+
+
+@pytest.mark.medium
+def test_padding_of_classified_texts_is_read_as_by_the_run() -> None:
+    """Without a mask, padding is token 0; in samples it is -1."""
+    run = make_run(f"[{EMBED}, mean_token, {DENSE}]", "model.inputs={words: text_b}")
+    text = TextFormat(ByteTokenizer(), "class")
+    samples = replace(run.samples, columns={"text_b": ColumnSpec((7,), "int32")}, text=text)
+    texts = np.where(draw_texts()["text_b_mask"], draw_texts()["text_b"], NO_TOKEN)
+    compare(replace(run, samples=samples), {"text_b": texts.astype(np.int32)})

@@ -75,9 +75,7 @@ def test_number_of_classes_is_typed_in_two_ways(top: list[str], folder: Path) ->
         (["samples.npy", "gone.npy"], "gone.npy: there is no such file or folder"),
     ],
 )
-def test_argument_that_is_wrong_is_named(
-    arguments: list[str], message: str, folder: Path
-) -> None:
+def test_argument_that_is_wrong_is_named(arguments: list[str], message: str, folder: Path) -> None:
     result = predict(folder, *arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith(message)
