@@ -111,14 +111,21 @@ def name_classes(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def mark_eval_rows(names: Sequence[str], share: float) -> np.ndarray:
-    """Return whether each row is evaluated, bool (rows,). `names` are their classes. Of
-    each class, evenly spread, `share` is evaluated. Raises ValueError for an empty split."""
-    counts: Counter[str] = Counter()
-    is_eval = np.zeros(len(names), bool)
+    """Return whether each row is evaluated, bool (rows,). `names` are their classes.
+
+    Of each class, evenly spread, `share` is evaluated, rounded down, but at least the last of two
+    or more rows. Raises ValueError for an empty split.
+    """
+    rows_by_class: dict[str, list[int]] = {}
     for row, name in enumerate(names):
-        num_before = counts[name]
-        counts[name] += 1
-        is_eval[row] = int(counts[name] * share) > int(num_before * share)
+        rows_by_class.setdefault(name, []).append(row)
+    is_eval = np.zeros(len(names), bool)
+    for rows in rows_by_class.values():
+        # The product of 0.29 and 100 is below 29.
+        counts = np.floor(np.arange(len(rows) + 1) * share + 1e-9)
+        is_eval[rows] = np.diff(counts) > 0
+        if len(rows) > 1 and not counts[-1]:
+            is_eval[rows[-1]] = True
     if not is_eval.any() or is_eval.all():
         raise ValueError(
             f"dataset.eval_fraction = {share} of {len(names):,} rows leaves a split empty; use "
