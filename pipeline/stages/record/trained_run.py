@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from pipeline.checkpoint.restore import join_problems, read_saved
 from pipeline.config.compose import compose_and_check
@@ -28,6 +28,9 @@ from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir, require_run_dir
 from pipeline.stages.record.saved_recipe import list_changes
 from pipeline.training.parallel.devices import hide_gpus
+
+if TYPE_CHECKING:
+    from pipeline.data.series.series_format import SeriesFormat
 
 T = TypeVar("T")
 DTYPES = frozenset(("bool", "uint8", "int32", "float32"))
@@ -52,6 +55,8 @@ class Samples:
     """Brightness of the training images; None if it wasn't measured."""
     audio: AudioFormat | None = None
     """Rate and length of sound; None for other samples."""
+    series: SeriesFormat | None = None
+    """The files of series; None for other samples."""
 
     @property
     def single(self) -> ColumnSpec:
@@ -171,6 +176,10 @@ def read_trained_run(folder: Path) -> TrainedRun:
             f"{saved.folder}: of another recipe than {run_dir / RECIPE}: {join_problems(changes)}"
         )
     samples = _read_samples(run_dir / SUMMARY, recipe)
+    if recipe.dataset.content == "series":
+        from pipeline.data.series.series_format import describe_series
+
+        samples = replace(samples, series=describe_series(recipe.dataset))
     return TrainedRun(
         recipe,
         saved.select_weights(),
@@ -201,7 +210,8 @@ def parse_samples(data: Any, folder: Path) -> Samples:
             if table is None or (row is not None and row.shape == (table.width,)):
                 brightness = parse_brightness(entries.get("brightness"))
                 audio = parse_audio_format(entries)
-                return Samples(columns, targets, table, text, scale, brightness, audio)
+                series = _parse_series(entries.get("series"))
+                return Samples(columns, targets, table, text, scale, brightness, audio, series)
     raise ValueError("columns and classes are missing")
 
 
@@ -228,6 +238,15 @@ def _parse_column(document: Any) -> ColumnSpec:
         ):
             return ColumnSpec(tuple(shape), dtype)
     raise ValueError("columns must have shapes and dtypes")
+
+
+def _parse_series(document: Any) -> SeriesFormat | None:
+    """Return the format of series in a JSON object; None without one."""
+    if document is None:
+        return None
+    from pipeline.data.series.series_format import SeriesFormat
+
+    return SeriesFormat.model_validate(document)
 
 
 def _parse_targets(names: tuple[str, ...], document: Any) -> Targets:
