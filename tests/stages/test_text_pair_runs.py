@@ -18,7 +18,7 @@ from pipeline import load_recipe
 from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
-from pipeline.data.text.text_files import read_text_columns
+from pipeline.data.text.text_columns import read_text_columns
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.record.trained_run import read_trained_run
 from tests import outcome

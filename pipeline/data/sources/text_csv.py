@@ -19,7 +19,7 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
 from pipeline.data.padding.buckets import make_ragged_array
 from pipeline.data.targets import Targets
-from pipeline.data.text.text_files import make_locate, read_text_columns
+from pipeline.data.text.text_columns import make_locate, read_text_columns
 from pipeline.data.text.text_format import TextFormat, make_tokenizer
 
 SHIPPED = Path(__file__).with_name("python_docstrings.csv")
