@@ -117,6 +117,28 @@ def test_classified_pairs_have_equal_bits_on_two_devices(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
+def test_matched_pairs_of_two_devices_do_not_depend_on_sinks_and_resume(
+    cache: Path, file: Path, tmp_path: Path
+) -> None:
+    keys = ["parallel.mode=semi_auto", "parallel.devices=2"]
+    for size in (1, 7, 24):
+        run(compose("towers", cache, file, *keys, f"train.sink_size={size}"), tmp_path / str(size))
+    outcome.assert_same_run(tmp_path / "1", tmp_path / "24")
+    outcome.assert_same_run(tmp_path / "7", tmp_path / "24")
+    broken = tmp_path / "broken"
+    shutil.copytree(tmp_path / "24", broken)
+    shutil.rmtree(make_checkpoint_path(broken / "checkpoints", 24))
+    run(compose("towers", cache, file, *keys, f"train.resume={broken}"))
+    assert outcome.metrics(broken) == outcome.metrics(tmp_path / "24")
+    outcome.assert_equal_arrays(outcome.arrays(broken, 24), outcome.arrays(tmp_path / "24", 24))
+    alone = tmp_path / "alone"
+    run(compose("towers", cache, file), alone)
+    losses = [[line["loss"] for line in outcome.metrics(folder)] for folder in (broken, alone)]
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_programs")
 def test_both_kinds_learn(cache: Path, file: Path, tmp_path: Path) -> None:
     longer = ["train.steps=150", "train.sink_size=150", "train.optimizer.lr=0.03"]
     metrics = run(compose("towers", cache, file, *longer), tmp_path / "towers").metrics

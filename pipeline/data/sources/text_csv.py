@@ -37,8 +37,9 @@ class TextCsv(DatasetSpec):
     content: ClassVar[str] = "tokens"
     name: Literal["text_csv"] = "text_csv"
     root: Location | None
-    """A CSV file in UTF-8, with names of columns in the first line; null: 2,400 first lines of
-    docstrings of Python's library, shipped with this package."""
+    """A CSV file in UTF-8, with names of columns in the first line, or a .jsonl file with an object
+    on each line; null: 2,400 first lines of docstrings of Python's library, shipped with this
+    package."""
     text_column: str
     class_column: str
     tokenizer: str

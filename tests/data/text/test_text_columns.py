@@ -1,4 +1,4 @@
-"""Columns of texts in CSV files, and what is refused."""
+"""Columns of texts in CSV files and lines of JSON, and what is refused."""
 
 from __future__ import annotations
 
@@ -43,3 +43,26 @@ def test_places_of_rows_are_lines_of_the_file(tmp_path: Path) -> None:
     assert file.read_text().splitlines()[6] == "five,b"
     file.write_text(f"text,class\n{'x' * 200_000},a\ntwo,b\n")
     assert make_locate(file, np.array([1]))(0) == f"{file}, line 3"
+
+
+def test_objects_on_lines_have_both_columns(tmp_path: Path) -> None:
+    content = '\ufeff{"label": "yes", "id": 1, "text": "a, b"}\n\n{"text": "c\\nd", "label": "no"}'
+    file = write(tmp_path / "a.jsonl", content)
+    assert read_text_columns(file, ("text", "label")) == [("a, b", "yes"), ("c\nd", "no")]
+    assert make_locate(file, np.array([1]))(0) == f"{file}, line 3"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\n", "a.jsonl: has no rows"),
+        ('{"text": "a"}\n', "line 1 has no label; it has text"),
+        ('{"text": "a", "label": "b"}\n["a", "b"]\n', "line 2 isn't an object; must have text, la"),
+        ('{"text": "a", "label": 3}\n', "line 1: label is int; must be a text"),
+        ('{"text": "a", "label": "b"\n', "line 1 isn't JSON: Expecting"),
+        ("[" * 100_000, "line 1 isn't JSON: "),
+    ],
+)
+def test_lines_of_another_form_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_text_columns(write(tmp_path / "a.jsonl", text), ("text", "label"))
