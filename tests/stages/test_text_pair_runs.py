@@ -134,7 +134,7 @@ def test_matched_pairs_of_two_devices_do_not_depend_on_sinks_and_resume(
     alone = tmp_path / "alone"
     run(compose("towers", cache, file), alone)
     losses = [[line["loss"] for line in outcome.metrics(folder)] for folder in (broken, alone)]
-    np.testing.assert_allclose(*losses, rtol=1e-4)
+    np.testing.assert_allclose(*losses, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from pipeline.checkpoint.restore import join_problems, read_saved
 from pipeline.config.compose import compose_and_check
@@ -18,6 +18,7 @@ from pipeline.core.plugins.loading import list_loaded_plugins, take_flags, to_fl
 from pipeline.data.audio.audio_format import AudioFormat, parse_audio_format
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.series.scale_series import ScaleSeries
+from pipeline.data.series.series_format import SeriesFormat, describe_series
 from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
@@ -28,9 +29,6 @@ from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir, require_run_dir
 from pipeline.stages.record.saved_recipe import list_changes
 from pipeline.training.parallel.devices import hide_gpus
-
-if TYPE_CHECKING:
-    from pipeline.data.series.series_format import SeriesFormat
 
 T = TypeVar("T")
 DTYPES = frozenset(("bool", "uint8", "int32", "float32"))
@@ -176,10 +174,7 @@ def read_trained_run(folder: Path) -> TrainedRun:
             f"{saved.folder}: of another recipe than {run_dir / RECIPE}: {join_problems(changes)}"
         )
     samples = _read_samples(run_dir / SUMMARY, recipe)
-    if recipe.dataset.content == "series":
-        from pipeline.data.series.series_format import describe_series
-
-        samples = replace(samples, series=describe_series(recipe.dataset))
+    samples = replace(samples, series=describe_series(recipe.dataset))
     return TrainedRun(
         recipe,
         saved.select_weights(),
@@ -242,11 +237,7 @@ def _parse_column(document: Any) -> ColumnSpec:
 
 def _parse_series(document: Any) -> SeriesFormat | None:
     """Return the format of series in a JSON object; None without one."""
-    if document is None:
-        return None
-    from pipeline.data.series.series_format import SeriesFormat
-
-    return SeriesFormat.model_validate(document)
+    return None if document is None else SeriesFormat.model_validate(document)
 
 
 def _parse_targets(names: tuple[str, ...], document: Any) -> Targets:
