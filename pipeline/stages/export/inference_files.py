@@ -42,7 +42,8 @@ def list_inputs(path: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
     if not path.is_dir():
         return [path]
     entries = sorted(path.rglob("*"))
-    files = [file for file in entries if file.suffix.lower() in suffixes and file.is_file()]
+    ends = tuple(suffixes)
+    files = [file for file in entries if file.name.lower().endswith(ends) and file.is_file()]
     if not files:
         nouns = {SUFFIXES: "images", SOUND_SUFFIXES: "sounds"}
         noun = nouns.get(tuple(suffixes), "series")

@@ -12,6 +12,9 @@ from pipeline.core.errors import DataError
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.series.scale_series import ScaleSeries
 from pipeline.data.series.series_format import SeriesFormat
+from pipeline.data.targets import Targets
+from pipeline.stages.export.inference_files import list_inputs, list_suffixes
+from pipeline.stages.record.trained_run import Samples
 
 SCALE = ScaleSeries(mean=(7.0, 9.0), std=(1.0, 1.0))
 TS = "@classLabel {}\n@data\n"
@@ -93,3 +96,17 @@ def test_file_of_another_form_is_refused(
 ) -> None:
     with pytest.raises(DataError, match=message):
         read(tmp_path / name, content, **fields)
+
+
+def test_folder_is_searched_for_its_files(tmp_path: Path) -> None:
+    """Of a compressed table the name has two ends."""
+    names = ["a.csv.gz", "b.npy", "c.parquet", "d.ts", "e.png"]
+    for name in names:
+        (tmp_path / name).touch()
+    fields = {"time_column": "time", "value_columns": None, "date_format": None}
+    found = []
+    for kind in ("labelled", "forecast"):
+        series = SeriesFormat(kind=kind, **fields)
+        samples = Samples({"series": ColumnSpec((3, 2), "float32")}, Targets(()), series=series)
+        found.append([file.name for file in list_inputs(tmp_path, list_suffixes(samples))])
+    assert found == [names[:4], names[:3]]
