@@ -115,7 +115,7 @@ def test_towers_of_one_branch_have_their_weights_once() -> None:
 
 
 @pytest.mark.medium
-def test_a_text_alone_has_its_mask() -> None:
+def test_text_alone_has_its_mask() -> None:
     """A network that names one input reads no other text; its first layer isn't `branches`."""
     run = make_run(f"[{EMBED}, mean_token, {DENSE}]", "model.inputs={words: text_b}")
     compare(run, draw_texts())
