@@ -19,7 +19,7 @@ from benchmarks.measure import add_save, heading, publish, table
 from pipeline import load_recipe, run
 from pipeline.data.sources.text_csv import mark_eval_rows
 from pipeline.data.sources.text_pairs import SHIPPED, TextPairs
-from pipeline.data.text.text_files import read_text_columns
+from pipeline.data.text.text_columns import read_text_columns
 from pipeline.data.text.tokenizer import split_words
 
 RECIPE = "two_towers_docstrings"

@@ -364,14 +364,10 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
 
 
 def _make_eval_order(recipe: Recipe, split: Split) -> SampleOrder:
+    batch_size = recipe.dataset.eval.batch_size or recipe.train.batch_size
+    fixed: dict[str, Any] = {"shuffle": False, "buffer_size": None, "drop_remainder": False}
     return SampleOrder(
-        seed=recipe.seed,
-        samples=len(split),
-        batch_size=recipe.dataset.eval.batch_size or recipe.train.batch_size,
-        shuffle=False,
-        buffer_size=None,
-        drop_remainder=False,
-        repeat=1,
+        seed=recipe.seed, samples=len(split), batch_size=batch_size, repeat=1, **fixed
     )
 
 
@@ -444,6 +440,9 @@ def _format_summary(raw: RawData, dataset: Dataset) -> str:
     unit = raw.unit
     specs = raw.train.specs()
     size = unit.size or ", ".join("x".join(map(str, specs[name].shape)) for name in raw.inputs)
+    if dataset.inputs.image is not None and unit.size is None:
+        read = "x".join(map(str, dataset.inputs.shape))
+        size += "" if read == size else f", read as {read}"
     size_mb = (count_split_bytes(raw.train) + count_split_bytes(raw.eval)) / 1e6
     order = dataset.train_order
     shard = f" in shard {order.shard_id} of {order.num_shards}" if order.num_shards > 1 else ""

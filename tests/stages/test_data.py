@@ -55,9 +55,11 @@ def npz(tmp_path: Path) -> Callable[..., list[str]]:
 def test_data_report_has_one_line(tiny: Compose, capsys: pytest.CaptureFixture[str]) -> None:
     load_data(tiny(), Reporter())
     assert capsys.readouterr().out == (
-        "data       synthetic: 96 training and 40 evaluation images 8x8x1, 10 classes, 0.0 MB; "
-        "6 steps an epoch\n"
+        "data       synthetic: 96 training and 40 evaluation images 8x8x1, read as 32x32x1, "
+        "10 classes, 0.0 MB; 6 steps an epoch\n"
     )
+    load_data(tiny("dataset.train.ops=[]", "dataset.eval.ops=[]"), Reporter())
+    assert "evaluation images 8x8x1, 10 classes, " in capsys.readouterr().out
 
 
 def test_left_out_tenth_of_the_samples_is_printed_with_cures(

@@ -134,6 +134,34 @@ def test_exported_series_network_predicts_as_the_run(
                 assert exported[key] == pytest.approx(value, rel=1e-3, abs=1e-3)
 
 
+def test_new_series_are_read_from_files_of_the_dataset(
+    whole: tuple[str, Path],
+    files: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also by an export, and from an .npz file that has labels too."""
+    name, run_dir = whole
+    if name not in files:
+        return
+    assert export([str(run_dir), str(tmp_path / "out")]) == 0
+    printed = []
+    for source in (run_dir, tmp_path / "out"):
+        capsys.readouterr()
+        assert infer([str(source), str(files[name])]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert len(printed[0].splitlines()) == {"fcn_series": 60, "forecast_linear": 1}[name]
+    folder = files[name].parent
+    if name == "fcn_series":
+        with np.load(files[name]) as arrays:
+            lines = (":".join(",".join(map(str, row)) for row in s.T) for s in arrays["series"])
+            (tmp_path / "new.ts").write_text("\n".join(["@classLabel false", "@data", *lines]))
+        assert infer([str(run_dir), str(tmp_path / "new.ts")]) == 0
+        from_ts = capsys.readouterr().out
+        assert from_ts.replace("new.ts", "a.npz") == printed[0].replace(str(folder), str(tmp_path))
+
+
 def test_report_of_series_has_the_figures_of_the_run(
     whole: tuple[str, Path], tmp_path: Path
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from pipeline import load_recipe
 from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
+from pipeline.data.text.text_columns import read_text_columns
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.record.trained_run import read_trained_run
 from tests import outcome
@@ -114,6 +117,28 @@ def test_classified_pairs_have_equal_bits_on_two_devices(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
+def test_matched_pairs_of_two_devices_do_not_depend_on_sinks_and_resume(
+    cache: Path, file: Path, tmp_path: Path
+) -> None:
+    keys = ["parallel.mode=semi_auto", "parallel.devices=2"]
+    for size in (1, 7, 24):
+        run(compose("towers", cache, file, *keys, f"train.sink_size={size}"), tmp_path / str(size))
+    outcome.assert_same_run(tmp_path / "1", tmp_path / "24")
+    outcome.assert_same_run(tmp_path / "7", tmp_path / "24")
+    broken = tmp_path / "broken"
+    shutil.copytree(tmp_path / "24", broken)
+    shutil.rmtree(make_checkpoint_path(broken / "checkpoints", 24))
+    run(compose("towers", cache, file, *keys, f"train.resume={broken}"))
+    assert outcome.metrics(broken) == outcome.metrics(tmp_path / "24")
+    outcome.assert_equal_arrays(outcome.arrays(broken, 24), outcome.arrays(tmp_path / "24", 24))
+    alone = tmp_path / "alone"
+    run(compose("towers", cache, file), alone)
+    losses = [[line["loss"] for line in outcome.metrics(folder)] for folder in (broken, alone)]
+    np.testing.assert_allclose(*losses, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_programs")
 def test_both_kinds_learn(cache: Path, file: Path, tmp_path: Path) -> None:
     longer = ["train.steps=150", "train.sink_size=150", "train.optimizer.lr=0.03"]
     metrics = run(compose("towers", cache, file, *longer), tmp_path / "towers").metrics
@@ -173,6 +198,29 @@ def test_export_predicts_as_the_run(
 
 
 @pytest.mark.slow
+def test_onnx_of_towers_has_the_cosines_of_the_run(
+    runs: dict[str, Path], file: Path, tmp_path: Path, capsys: Any
+) -> None:
+    pytest.importorskip("onnxruntime", reason="not installed: pip install '.[onnx]'")
+    folder = tmp_path / "onnx"
+    assert export([str(runs["towers"]), str(folder), "--to", "onnx", "--int8"]) == 0
+    inputs = ["text_a", "text_a_mask", "text_b", "text_b_mask"]
+    assert sorted(json.loads((folder / "model.json").read_text())["onnx"]["inputs"]) == inputs
+    text = read_trained_run(runs["towers"]).samples.text
+    assert text is not None
+    columns = text.encode_pairs(read_text_columns(file, text.columns), (4, 8))
+    np.savez(tmp_path / "pairs.npz", **columns)
+    capsys.readouterr()
+    assert infer([str(runs["towers"]), str(file)]) == 0
+    expected = [line.rsplit(": ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    for option in ([], ["--int8"]):
+        script = [sys.executable, str(folder / "predict.py"), str(tmp_path / "pairs.npz"), *option]
+        result = subprocess.run(script, capture_output=True, text=True, check=True)
+        lines = [line.rsplit(": ", 1)[1] for line in result.stdout.splitlines()]
+        assert lines == expected
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_mask_keeps_padding_out_of_every_branch(kind: str, runs: dict[str, Path]) -> None:
     """Outputs are equal whatever tokens the padding has, and not whatever the others are."""
@@ -203,7 +251,7 @@ def test_unusable_requests_are_refused(runs: dict[str, Path], tmp_path: Path) ->
             [source, str(shutil.copytree(source, tmp_path / "copy")), "--text", "a", "--text", "b"]
         )
     with pytest.raises(RecipeError, match=r"has no translation to ONNX.*StableHLO has all"):
-        export([source, str(tmp_path / "onnx"), "--to", "onnx"])
+        export([str(runs["classes"]), str(tmp_path / "onnx"), "--to", "onnx"])
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ class RegularTimes:
 
     def require_even_steps(self, rows: np.ndarray) -> None:
         """Raise ValueError with the first row, of `rows` in their order, that is earlier than the
-        row before it, a repeat of it, or further from it than others."""
+        row before it or a repeat of it; if none is, with the first further from it than others."""
         steps = np.diff(self.positions[rows])
         if not steps.size:
             return
@@ -39,7 +39,9 @@ class RegularTimes:
         is_wrong = (steps <= 0) | (np.abs(steps - usual) > TOLERANCE * abs(usual))
         if not is_wrong.any():
             return
-        first = int(np.flatnonzero(is_wrong)[0])
+        # Two rows in the wrong order leave gaps around them, which aren't to be filled.
+        is_late = steps <= 0
+        first = int(np.flatnonzero(is_late if is_late.any() else is_wrong)[0])
         before, row = rows[first : first + 2].tolist()
         step = steps[first]
         text = f"{self.locate(row)}: {show_name(self.name)} = {self.show(row)}"

@@ -33,6 +33,8 @@ class LongForm:
     """Names of the columns of the channels; None: all other columns."""
     date_format: str | None
     """The format of dates for `datetime.strptime`; None: inferred."""
+    needs_labels: bool = True
+    """Whether series without a label are refused. Without, labels are ignored and empty."""
 
 
 def read_series(path: Path, form: LongForm) -> RawSeries:
@@ -41,7 +43,7 @@ def read_series(path: Path, form: LongForm) -> RawSeries:
         if not path.is_file():
             raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
         if path.suffix.lower() == ".ts":
-            return read_ts(path)
+            return read_ts(path, needs_labels=form.needs_labels)
         if path.suffix.lower() == ".npz":
             return _read_npz(path)
         if not path.name.lower().endswith(SUFFIXES):
@@ -86,7 +88,7 @@ def _split_rows(table: RawTable, form: LongForm) -> RawSeries:
     """Return the series of a table in the order of their first rows. Raises ValueError with the
     line for times that aren't regular, and for series with several labels."""
     names = _get_texts(table, form.series)
-    labels = _get_texts(table, form.label)
+    labels = _get_texts(table, form.label) if form.needs_labels else None
     times = read_times(table, form.time, form.date_format)
     known = (form.series, form.time, form.label)
     columns = form.values or tuple(name for name in table.columns if name not in known)
@@ -104,6 +106,11 @@ def _split_rows(table: RawTable, form: LongForm) -> RawSeries:
     values, texts, places = [], [], []
     for rows in sorted(groups, key=lambda rows: int(rows[0])):
         times.require_even_steps(rows)
+        values.append(numbers[rows])
+        places.append(f"series {show_name(names.texts[names.codes[rows[0]]])}")
+        if labels is None:
+            texts.append("")
+            continue
         codes = labels.codes[rows]
         if (codes != codes[0]).any():
             row = int(rows[np.flatnonzero(codes != codes[0])[0]])
@@ -112,9 +119,7 @@ def _split_rows(table: RawTable, form: LongForm) -> RawSeries:
                 f"{show_name(labels.texts[labels.codes[row]])}, and the rows of this series before "
                 f"it have {show_name(labels.texts[codes[0]])}; a series has one label"
             )
-        values.append(numbers[rows])
         texts.append(labels.texts[codes[0]])
-        places.append(f"series {show_name(names.texts[names.codes[rows[0]]])}")
     return require_series(RawSeries(tuple(values), tuple(texts), tuple(places)))
 
 

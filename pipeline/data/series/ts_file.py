@@ -23,23 +23,28 @@ COMMENTS = ("#", "%")
 _MISSING = ("?", "nan", "")
 
 
-def read_ts(path: Path) -> RawSeries:
-    """Read a `.ts` file. Raises OSError, and ValueError with the line for a damaged file."""
+def read_ts(path: Path, *, needs_labels: bool = True) -> RawSeries:
+    """Read a `.ts` file. Raises OSError, and ValueError with the line for a damaged file.
+
+    Without `needs_labels`, series may have none, and those that they have are ignored.
+    """
     require_room(ROOM_PER_BYTE * path.stat().st_size, "its series")
     lines = read_text(path, MAX_FILE_BYTES).splitlines()
     header, first = _read_header(lines)
     classes = _find_classes(header)
+    if classes is None and needs_labels:
+        raise ValueError("has series without labels: @classLabel or @targetLabel must be true")
     values, labels, places = [], [], []
     for number, line in enumerate(lines[first:], start=first + 1):
         if not line.strip() or line.startswith(COMMENTS):
             continue
-        *channels, label = line.strip().split(":")
+        *channels, label = line.strip().split(":") + ([""] if classes is None else [])
         label = label.strip()
         try:
             values.append(_parse_channels(channels))
         except ValueError as error:
             raise ValueError(f"line {number:,}: {error}") from error
-        if not label or (classes and label not in classes):
+        if needs_labels and (not label or (classes and label not in classes)):
             listed = f", one of {', '.join(map(show_name, classes[:10]))}" if classes else ""
             raise ValueError(
                 f"line {number:,}: ends with {show_name(label)!r}; must be a label{listed}"
@@ -66,16 +71,16 @@ def _read_header(lines: list[str]) -> tuple[dict[str, list[str]], int]:
     raise ValueError("isn't a .ts file: it must have a header, which ends with a line @data")
 
 
-def _find_classes(header: dict[str, list[str]]) -> list[str]:
-    """Return the classes that a header lists; [] for numbers. Raises ValueError for series without
-    labels, or with times."""
+def _find_classes(header: dict[str, list[str]]) -> list[str] | None:
+    """Return the classes that a header lists; [] for numbers, None for series without labels.
+    Raises ValueError for values with times."""
     if "true" in map(str.lower, header.get("timestamps", [])):
         raise ValueError("has @timeStamps true: values with times can't be read; must be false")
     for key in ("classlabel", "targetlabel"):
         flag, *classes = header.get(key) or ["false"]
         if flag.lower() == "true":
             return classes
-    raise ValueError("has series without labels: @classLabel or @targetLabel must be true")
+    return None
 
 
 def _parse_channels(channels: list[str]) -> np.ndarray:

@@ -19,7 +19,7 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
 from pipeline.data.padding.buckets import make_ragged_array
 from pipeline.data.targets import Targets
-from pipeline.data.text.text_files import make_locate, read_text_columns
+from pipeline.data.text.text_columns import make_locate, read_text_columns
 from pipeline.data.text.text_format import TextFormat, make_tokenizer
 
 SHIPPED = Path(__file__).with_name("python_docstrings.csv")
@@ -37,8 +37,9 @@ class TextCsv(DatasetSpec):
     content: ClassVar[str] = "tokens"
     name: Literal["text_csv"] = "text_csv"
     root: Location | None
-    """A CSV file in UTF-8, with names of columns in the first line; null: 2,400 first lines of
-    docstrings of Python's library, shipped with this package."""
+    """A CSV file in UTF-8, with names of columns in the first line, or a .jsonl file with an object
+    on each line; null: 2,400 first lines of docstrings of Python's library, shipped with this
+    package."""
     text_column: str
     class_column: str
     tokenizer: str
@@ -111,14 +112,21 @@ def name_classes(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def mark_eval_rows(names: Sequence[str], share: float) -> np.ndarray:
-    """Return whether each row is evaluated, bool (rows,). `names` are their classes. Of
-    each class, evenly spread, `share` is evaluated. Raises ValueError for an empty split."""
-    counts: Counter[str] = Counter()
-    is_eval = np.zeros(len(names), bool)
+    """Return whether each row is evaluated, bool (rows,). `names` are their classes.
+
+    Of each class, evenly spread, `share` is evaluated, rounded down, but at least the last of two
+    or more rows. Raises ValueError for an empty split.
+    """
+    rows_by_class: dict[str, list[int]] = {}
     for row, name in enumerate(names):
-        num_before = counts[name]
-        counts[name] += 1
-        is_eval[row] = int(counts[name] * share) > int(num_before * share)
+        rows_by_class.setdefault(name, []).append(row)
+    is_eval = np.zeros(len(names), bool)
+    for rows in rows_by_class.values():
+        # The product of 0.29 and 100 is below 29.
+        counts = np.floor(np.arange(len(rows) + 1) * share + 1e-9)
+        is_eval[rows] = np.diff(counts) > 0
+        if len(rows) > 1 and not counts[-1]:
+            is_eval[rows[-1]] = True
     if not is_eval.any() or is_eval.all():
         raise ValueError(
             f"dataset.eval_fraction = {share} of {len(names):,} rows leaves a split empty; use "

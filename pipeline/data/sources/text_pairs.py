@@ -18,7 +18,7 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
 from pipeline.data.sources.text_csv import mark_eval_rows, name_classes
 from pipeline.data.targets import Targets
-from pipeline.data.text.text_files import make_locate, read_text_columns
+from pipeline.data.text.text_columns import make_locate, read_text_columns
 from pipeline.data.text.text_format import PAIR, TextFormat, make_tokenizer
 
 SHIPPED = Path(__file__).with_name("python_functions.csv")
@@ -37,8 +37,9 @@ class TextPairs(DatasetSpec):
     content: ClassVar[str] = "tokens"
     name: Literal["text_pairs"] = "text_pairs"
     root: Location | None
-    """A CSV file in UTF-8, with names of columns in the first line; null: functions of Python's
-    library, each with the first paragraph of its docstring, shipped with this package."""
+    """A CSV file in UTF-8, with names of columns in the first line, or a .jsonl file with an object
+    on each line; null: functions of Python's library, each with the first paragraph of its
+    docstring, shipped with this package."""
     text_columns: Annotated[Seq[str], Field(min_length=2, max_length=2)]
     """The columns of `text_a` and `text_b`."""
     class_column: str | None

@@ -74,7 +74,7 @@ class Network(nn.Module):
         ValueError, with the layer and the shape, if a layer doesn't fit the layer before it, the
         inputs or the layout.
         """
-        x, mask, masks = _read_inputs(self.layers, inputs)
+        x, mask, masks = separate_masks(self.layers, inputs)
         context = LayerContext(
             path=(),
             initializers=self.initializers,
@@ -102,9 +102,9 @@ class Network(nn.Module):
         return logits.astype(jnp.float32)
 
 
-def _read_inputs(
-    stack: tuple[LayerSpec, ...], inputs: Array | Mapping[str, Array]
-) -> tuple[Any, Array | None, Mapping[str, Array]]:
+def separate_masks(
+    stack: tuple[LayerSpec, ...], inputs: Any | Mapping[str, Any]
+) -> tuple[Any, Any | None, Mapping[str, Any]]:
     """Return what the first layer reads, the mask of padding, and the masks of several inputs by
     the names of these. Raises ValueError for several inputs that the first layer doesn't name."""
     if not isinstance(inputs, Mapping):

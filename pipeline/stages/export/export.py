@@ -184,5 +184,6 @@ def _describe(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:
         **({} if samples.text is None else {"text": samples.text.to_dict()}),
         **({} if samples.audio is None else {"audio": samples.audio.to_dict()}),
         **({} if samples.scale is None else {"scale": samples.scale.model_dump(mode="json")}),
+        **({} if samples.series is None else {"series": samples.series.model_dump(mode="json")}),
         **({} if samples.brightness is None else {"brightness": samples.brightness.to_dict()}),
     }

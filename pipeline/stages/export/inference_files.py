@@ -42,15 +42,19 @@ def list_inputs(path: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
     if not path.is_dir():
         return [path]
     entries = sorted(path.rglob("*"))
-    files = [file for file in entries if file.suffix.lower() in suffixes and file.is_file()]
+    ends = tuple(suffixes)
+    files = [file for file in entries if file.name.lower().endswith(ends) and file.is_file()]
     if not files:
-        noun = "images" if suffixes == SUFFIXES else "sounds"
+        nouns = {SUFFIXES: "images", SOUND_SUFFIXES: "sounds"}
+        noun = nouns.get(tuple(suffixes), "series")
         raise DataError(f"{path}: holds no {noun}; names must end in one of {', '.join(suffixes)}")
     return files
 
 
 def list_suffixes(samples: Samples) -> tuple[str, ...]:
     """Return the suffixes of the files in a folder that are read as samples."""
+    if samples.series is not None:
+        return (*samples.series.suffixes, *_ARRAY_SUFFIXES)
     return SUFFIXES if samples.audio is None else SOUND_SUFFIXES
 
 
@@ -64,14 +68,16 @@ def read_samples(path: Path, samples: Samples) -> Arrays:
     For a table, reads the encoded rows (n, columns) of a CSV or Parquet file. An image file is
     turned upright, converted to grey or RGB, and resized bilinearly if its size differs. A sound
     file is cut or padded as in training. A .npy or .npz file holds an array of one sample or
-    several. If a network reads several columns, an .npz file holds an array for each. Raises
-    DataError for any other file.
+    several. If a network reads several columns, an .npz file holds an array for each. Series are
+    read from the files of their dataset too. Raises DataError for any other file.
     """
     if samples.table is not None and len(samples.columns) == 1:
         rows, _ = read_encoded_rows(path, samples.table)
         return rows
+    if samples.series is not None and samples.series.reads(path):
+        return samples.series.read(path, samples.single, samples.scale)
     suffix = path.suffix.lower()
-    suffixes = (*list_suffixes(samples), *_ARRAY_SUFFIXES)
+    suffixes = tuple(dict.fromkeys((*list_suffixes(samples), *_ARRAY_SUFFIXES)))
     if suffix not in suffixes:
         raise DataError(f"{path}: must end in one of {', '.join(suffixes)}")
     if not path.is_file():
@@ -137,14 +143,20 @@ def _read_array(path: Path, samples: Samples) -> np.ndarray:
         array = read_npy(path)
     else:
         arrays = read_npz(path)
-        if len(arrays) != 1:
-            raise ValueError(f"it holds {len(arrays)} arrays, {', '.join(arrays)}; must be one")
-        (array,) = arrays.values()
+        (name,) = samples.columns
+        if len(arrays) != 1 and name not in arrays:
+            raise ValueError(
+                f"it holds {len(arrays)} arrays, {', '.join(arrays)}; must be one, or {name} "
+                "among others"
+            )
+        array = arrays[name] if name in arrays else next(iter(arrays.values()))
     spec = samples.single
     shape = spec.shape
     axes = len(shape)
-    if axes == 3 and shape[-1] == 1 and array.shape[-2:] == shape[:2]:
+    if axes > 1 and shape[-1] == 1 and array.shape[1 - axes :] == shape[:-1]:
         array = array[..., np.newaxis]
+    if samples.series is not None and array.dtype.kind in "fiu":
+        array = array.astype(np.float32)
     if array.shape[-axes:] != shape or array.ndim not in (axes, axes + 1):
         sizes = ", ".join(map(str, shape))
         raise ValueError(f"it has shape {array.shape}; must be {shape} or (n, {sizes})")

@@ -56,6 +56,8 @@ class Matching:
     """The matched arrays, float32."""
     is_guessed: bool = False
     """Whether the framework was guessed from the names."""
+    inputs: str = ""
+    """As in `NetworkArrays`."""
 
     def require(self, *, partial: bool) -> None:
         """Raise DataError with a table of the problems, unless `partial` and some arrays match."""
@@ -71,6 +73,8 @@ class Matching:
                 f"; names are taken for {self.rules}'s, or with checkpoint.rules=none for those of "
                 "the network"
             )
+        if self.inputs and any(row.status == "misshapen" for row in problems):
+            hint += f"; the network reads {self.inputs} after the map ops"
         raise DataError(f"{self.file}: {self.format_counts()}; {hint}\n{format_table(problems)}")
 
     def format_counts(self) -> str:
@@ -123,7 +127,8 @@ def match_weights(
     reached = {row.target for row in rows if row.status in ("matched", "misshapen")}
     missing = [name for name in network.shapes if name not in reached]
     rows += [MatchRow("missing", "", None, name, network.shapes[name]) for name in missing]
-    return Matching(file, framework, tuple(rows), matched, is_guessed=rules == "auto")
+    is_guessed = rules == "auto"
+    return Matching(file, framework, tuple(rows), matched, is_guessed, network.inputs)
 
 
 def format_table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:

@@ -57,6 +57,8 @@ class NetworkArrays:
     """Why `flattened` is unknown, so that only this package's layout can be loaded; "" if known."""
     channels_last: bool = False
     """Whether the weights to load are TensorFlow's: output features and channels are last."""
+    inputs: str = ""
+    """Names and shapes of what the network reads, after the map ops; "" if unknown."""
 
     def resolve(self, name: str) -> str | None:
         """Return the full name of an array, for a name with or without its collection.
@@ -89,11 +91,10 @@ def trace_model_arrays(model: ModelSpec, classes: int, inputs: NetworkInputs) ->
     collections = {name: variables[name] for name in COLLECTIONS if name in variables}
     shapes = {name: tuple(leaf.shape) for name, leaf in flatten_by_path(collections).items()}
     try:
-        return NetworkArrays(
-            model.name, shapes, _find_flattened_channels(model, classes, shapes_read)
-        )
+        flattened = _find_flattened_channels(model, classes, shapes_read)
+        return NetworkArrays(model.name, shapes, flattened, inputs=str(inputs))
     except ValueError as error:
-        return NetworkArrays(model.name, shapes, {}, str(error))
+        return NetworkArrays(model.name, shapes, {}, str(error), inputs=str(inputs))
 
 
 def _find_flattened_channels(model: ModelSpec, classes: int, inputs: Any) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -18,6 +18,7 @@ from pipeline.core.plugins.loading import list_loaded_plugins, take_flags, to_fl
 from pipeline.data.audio.audio_format import AudioFormat, parse_audio_format
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.series.scale_series import ScaleSeries
+from pipeline.data.series.series_format import SeriesFormat, describe_series
 from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
@@ -52,6 +53,8 @@ class Samples:
     """Brightness of the training images; None if it wasn't measured."""
     audio: AudioFormat | None = None
     """Rate and length of sound; None for other samples."""
+    series: SeriesFormat | None = None
+    """The files of series; None for other samples."""
 
     @property
     def single(self) -> ColumnSpec:
@@ -171,6 +174,7 @@ def read_trained_run(folder: Path) -> TrainedRun:
             f"{saved.folder}: of another recipe than {run_dir / RECIPE}: {join_problems(changes)}"
         )
     samples = _read_samples(run_dir / SUMMARY, recipe)
+    samples = replace(samples, series=describe_series(recipe.dataset))
     return TrainedRun(
         recipe,
         saved.select_weights(),
@@ -201,7 +205,8 @@ def parse_samples(data: Any, folder: Path) -> Samples:
             if table is None or (row is not None and row.shape == (table.width,)):
                 brightness = parse_brightness(entries.get("brightness"))
                 audio = parse_audio_format(entries)
-                return Samples(columns, targets, table, text, scale, brightness, audio)
+                series = _parse_series(entries.get("series"))
+                return Samples(columns, targets, table, text, scale, brightness, audio, series)
     raise ValueError("columns and classes are missing")
 
 
@@ -228,6 +233,11 @@ def _parse_column(document: Any) -> ColumnSpec:
         ):
             return ColumnSpec(tuple(shape), dtype)
     raise ValueError("columns must have shapes and dtypes")
+
+
+def _parse_series(document: Any) -> SeriesFormat | None:
+    """Return the format of series in a JSON object; None without one."""
+    return None if document is None else SeriesFormat.model_validate(document)
 
 
 def _parse_targets(names: tuple[str, ...], document: Any) -> Targets:

@@ -51,7 +51,7 @@ def test_date_format_is_used(tmp_path: Path) -> None:
     ("texts", "message"),
     [
         (["1", "2", "2", "3"], "line 4: time = 2 is a repeat of the row before it"),
-        (["1", "2", "4", "3"], "line 4: time = 4 comes 2 after 2, and most rows 1 after"),
+        (["1", "2", "4", "3"], "line 5: time = 3 is earlier than 4 in the row before it"),
         (["1", "3", "2", "4"], "line 4: time = 2 is earlier than 3 in the row before it"),
         (["3", "2", "1"], "line 3: time = 2 is earlier than 3"),
         (["1", "2", "3", "5", "6"], "line 5: time = 5 comes 2 after 3, and most rows 1 after"),

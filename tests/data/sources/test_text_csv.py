@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
 from pipeline.data.padding.buckets import RaggedArray
-from pipeline.data.sources.text_csv import TextCsv
+from pipeline.data.sources.text_csv import TextCsv, mark_eval_rows
 from tests.data.section import section
 from tests.data.text.made_up import tokenizer_json
 
@@ -88,7 +88,6 @@ def test_columns_and_tokenizer_can_be_set(tmp_path: Path) -> None:
         ("text,class,class\na,x,y\n", "has the column class more than once"),
         ("text,class\na,x\nb, x \n", "all rows have class x"),
         ("text,class\na,x\nb,y\n", "2 rows have 2 classes"),
-        ("text,class\na,x\nb,y\nc,x\nd,y\n", "of 4 rows leaves a split empty"),
         (b"text,class\n\xffa,x\n", "is not UTF-8: byte 0xff at 11"),
         (b"text,class\na\0,x\n", "isn't a CSV: it holds zero bytes"),
         ('text,class\n"a,x\n', "unexpected end of data"),
@@ -108,3 +107,10 @@ def test_buckets_must_be_lengths() -> None:
     for buckets in (None, ((4, 4),)):
         with pytest.raises(ValidationError, match="must be lengths that texts are padded to"):
             source(None, buckets=buckets, padding_mask=False)
+
+
+def test_every_class_with_two_rows_is_evaluated() -> None:
+    """A share is rounded down otherwise, and the product of 0.29 and 100 is below 29."""
+    names = ["often"] * 11 + ["rare", "once", "rare"]
+    assert mark_eval_rows(names, 0.25).nonzero()[0].tolist() == [3, 7, 13]
+    assert mark_eval_rows(["often"] * 100, 0.29).sum() == 29

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
 from pipeline.data.sources.text_pairs import SHIPPED, TextPairs
-from pipeline.data.text.text_files import read_text_columns
+from pipeline.data.text.text_columns import read_text_columns
 from tests.data.section import section
 
 DEFAULTS = {

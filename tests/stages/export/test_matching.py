@@ -380,7 +380,7 @@ def test_mismatches_are_reported_in_a_table() -> None:
     assert str(error.value).splitlines() == [
         "weights.pth: 6 of 8 arrays matched (torch names), 1 missing, 1 extra, 1 misshapen; "
         "nothing is loaded; rename entries with checkpoint.renames, or load the matching ones with "
-        "checkpoint.partial=true",
+        "checkpoint.partial=true; the network reads image 32x32x1 after the map ops",
         "           in the file  shape  in the network         shape",
         "misshapen  fc3.weight   84x7   params/dense_2/kernel  84x10  7x84 in the file",
         "extra      fc9.extra    2x3    -                      -",

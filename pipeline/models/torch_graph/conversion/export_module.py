@@ -247,8 +247,8 @@ def _describe_failure(origin: str, mode: str, shapes: str, error: BaseException)
         )
     depends_on_data = "data-dependent" in message or name.startswith("GuardOnDataDependent")
     hint = "; its control flow must not depend on values of tensors" if depends_on_data else ""
-    text = f"{_describe_error(error)}{hint}"
-    return f"{origin}: torch.export for samples of shape {shapes} fails in {mode}: {text}"
+    text = f"fails in {mode}: {_describe_error(error)}{hint}"
+    return f"{origin}: torch.export for samples of shape {shapes} after map ops {text}"
 
 
 def _describe_error(error: BaseException) -> str:

@@ -38,14 +38,13 @@ def _add_branches(
     """Add branches, and concatenate their outputs.
 
     All branches read the input, with `split` each a part of its channels, or each the one of
-    several inputs that it names.
+    several inputs that it names; a single branch reads all of these.
     """
     if isinstance(x, Mapping):
-        inputs = [graph.to_order(x[name], "nchw") for name in layer.inputs]
-    else:
-        x = graph.to_order(x, "nchw")
-        inputs = [x] * len(layer.branches)
-    if layer.split and not isinstance(x, Mapping):
+        return _add_branches_of_inputs(layer, x, graph)
+    x = graph.to_order(x, "nchw")
+    inputs = [x] * len(layer.branches)
+    if layer.split:
         width = x.shape[-1] // len(layer.branches)
         inputs = [
             _slice_channels(x, start, start + width, graph)
@@ -55,6 +54,20 @@ def _add_branches(
         graph.to_order(add_layers(branch, part, graph.enter(f"branch_{index}")), "nchw")
         for index, (branch, part) in enumerate(zip(layer.branches, inputs, strict=True))
     ]
+    return _concatenate_channels(results, graph)
+
+
+def _add_branches_of_inputs(
+    layer: standard.Branches, inputs: Mapping[str, NodeOutput], graph: GraphBuilder
+) -> NodeOutput:
+    """Add the branch of each input, and concatenate their outputs."""
+    results = []
+    for number, name in enumerate(layer.inputs):
+        index = number % len(layer.branches)
+        inside = graph.enter(f"branch_{index}")
+        inside = replace(inside, token_mask=graph.input_masks.get(name, graph.token_mask))
+        result = add_layers(layer.branches[index], inputs[name], inside)
+        results.append(graph.to_order(result, "nchw"))
     return _concatenate_channels(results, graph)
 
 

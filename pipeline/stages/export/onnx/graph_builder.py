@@ -28,6 +28,8 @@ class NodeOutput:
     (tokens, features)."""
     order: Order = "nhwc"
     """Order of the tensor's axes: channels last or first, also for tokens and volumes."""
+    dtype: str = "float32"
+    """float32 within the network; of samples, that of their column."""
 
     @property
     def has_positions(self) -> bool:
@@ -42,6 +44,10 @@ class GraphBuilder:
     weights: Mapping[str, np.ndarray]
     """The arrays of the network by full name, such as `params/conv_0/kernel`."""
     path: tuple[str, ...] = ()
+    token_mask: str | None = None
+    """Name of the mask of tokens, bool (batch, tokens), false for padding; None without padding."""
+    input_masks: Mapping[str, str] = field(default_factory=dict)
+    """Names of the masks of several inputs, by the network's names of these."""
     nodes: list[Any] = field(default_factory=list)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
@@ -78,14 +84,22 @@ class GraphBuilder:
         return np.asarray(self.weights["/".join((kind, *self.path, name))], np.float32)
 
     def add_weight(self, name: str, array: np.ndarray | None = None) -> str:
-        """Add a parameter of the layer, or `array` in its place, as a constant; return its name."""
+        """Add a parameter of the layer, or `array` in its place, as a constant; return its name.
+        A layer that reads several inputs has one constant."""
         array = self.read_weight(name) if array is None else array
-        return self.add_constant("/".join((*self.path, name)), array)
+        name = "/".join((*self.path, name))
+        if name in self.constants and np.array_equal(self.constants[name], array):
+            return name
+        return self.add_constant(name, array)
 
     def add_slice(self, x: str, bounds: Sequence[Sequence[int]]) -> str:
         """Add a slice of `x`; `bounds` are its starts, ends, axes and perhaps steps."""
         names = [self.add_constant("bounds", np.array(numbers, np.int64)) for numbers in bounds]
         return self.add_node("Slice", [x, *names])
+
+    def add_axis(self, axis: int) -> str:
+        """Add the number of an axis for nodes that read it; return its name."""
+        return self.add_constant("axes", np.array([axis], np.int64))
 
     def add_bias(self) -> list[str]:
         """Add the bias of the layer as a constant; return its name, or [] without a bias."""
@@ -101,9 +115,29 @@ class GraphBuilder:
         name = self.add_node("Transpose", [value.name], perm=perm)
         return replace(value, name=name, order=order)
 
+    def cast(self, value: NodeOutput, dtype: str) -> NodeOutput:
+        """Return a value in a type; add a cast if it has another."""
+        from onnx import helper
+
+        if value.dtype == dtype:
+            return value
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        return replace(value, name=self.add_node("Cast", [value.name], to=kind), dtype=dtype)
+
+    def clear_padding(self, x: NodeOutput, padding: str | None = None) -> NodeOutput:
+        """Return tokens (batch, tokens, features) with zeros, or with `padding` (batch, 1,
+        features), in place of padding."""
+        if self.token_mask is None:
+            return x
+        channels = self.add_axis(1 if x.order == "nchw" else 2)
+        is_token = self.add_node("Unsqueeze", [self.token_mask, channels])
+        padding = padding or self.add_scalar(0.0)
+        return replace(x, name=self.add_node("Where", [is_token, x.name, padding]))
+
     def reshape(
         self, value: NodeOutput, sizes: Sequence[int], shape: tuple[int, ...]
     ) -> NodeOutput:
         """Reshape a value to `sizes`, with -1 for the batch; `shape` is the output's."""
         target = self.add_constant("shape", np.array(sizes, np.int64))
-        return NodeOutput(self.add_node("Reshape", [value.name, target]), shape, value.order)
+        name = self.add_node("Reshape", [value.name, target])
+        return replace(value, name=name, shape=shape)

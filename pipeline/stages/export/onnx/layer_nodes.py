@@ -42,6 +42,8 @@ def add_layers(layers: Sequence[LayerSpec], x: Any, graph: GraphBuilder) -> Node
                 f"ONNX; must be one of {names}. Or export without --to onnx: StableHLO has all"
             )
         translation, order = _TRANSLATIONS[type(layer)]
+        if isinstance(x, NodeOutput) and not layer.reads_whole_numbers:
+            x = graph.cast(x, "float32")
         if order is not None:
             x = graph.to_order(x, order)
         x = translation(layer, x, layer_graph)
@@ -65,6 +67,8 @@ def register_translation(
 def _add_conv(
     layer: standard.Conv | standard.Conv3d | tokens.Conv1d, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
+    if isinstance(layer, tokens.Conv1d):
+        x = graph.clear_padding(x)
     kernel = graph.read_weight("kernel")
     axes = kernel.ndim - 2
     strides = (layer.stride,) * axes if isinstance(layer.stride, int) else layer.stride
@@ -252,8 +256,22 @@ def _add_global_avg_pool(
 
 @register_translation(tokens.MeanToken, order="nhwc")
 def _add_mean_token(layer: tokens.MeanToken, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    mean = graph.add_node("ReduceMean", [x.name], axes=[1], keepdims=0)
-    return NodeOutput(mean, x.shape[-1:])
+    if graph.token_mask is None:
+        mean = graph.add_node("ReduceMean", [x.name], axes=[1], keepdims=0)
+        return NodeOutput(mean, x.shape[-1:])
+    axis = graph.add_axis(1)
+    total = graph.add_node("ReduceSum", [graph.clear_padding(x).name, axis], keepdims=0)
+    is_token = graph.cast(NodeOutput(graph.token_mask, x.shape[:1], dtype="bool"), "float32")
+    count = graph.add_node("ReduceSum", [is_token.name, axis], keepdims=1)
+    count = graph.add_node("Max", [count, graph.add_scalar(1.0)])
+    return NodeOutput(graph.add_node("Div", [total, count]), x.shape[-1:])
+
+
+@register_translation(tokens.Embedding)
+def _add_embedding(layer: tokens.Embedding, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+    numbers = graph.reshape(graph.cast(x, "int32"), [-1, prod(x.shape)], (prod(x.shape),))
+    rows = graph.add_node("Gather", [graph.add_weight("table"), numbers.name], axis=0)
+    return NodeOutput(rows, (*numbers.shape, layer.features))
 
 
 @register_translation(standard.AdaptiveAvgPool, standard.AdaptiveMaxPool, order="nchw")
@@ -339,6 +357,8 @@ def _add_recurrent(layer: tokens.Recurrent, x: NodeOutput, graph: GraphBuilder) 
     features = weights[1].shape[-1]
     attributes = {"linear_before_reset": 1} if layer.name == "gru" else {}
     steps = graph.add_node("Transpose", [x.name], perm=(1, 0, 2))
+    if graph.token_mask is not None:
+        inputs = [*inputs, *[""] * (3 - len(inputs)), _count_tokens(graph, x)]
     name = graph.add_node(
         layer.name.upper(),
         [steps, *inputs],
@@ -354,7 +374,24 @@ def _add_recurrent(layer: tokens.Recurrent, x: NodeOutput, graph: GraphBuilder) 
     # (tokens, directions, batch, features) -> (batch, tokens, directions, features)
     moved = graph.add_node("Transpose", [name], perm=(2, 0, 1, 3))
     shape = (x.shape[0], width)
-    return graph.reshape(NodeOutput(moved, ()), [-1, *shape], shape)
+    results = graph.reshape(NodeOutput(moved, ()), [-1, *shape], shape)
+    if graph.token_mask is None:
+        return results
+    # Padding after the tokens doesn't change the state. A reverse layer reads it first.
+    state = graph.add_node("Transpose", [f"{name}_2"], perm=(1, 0, 2))
+    before = np.ones((len(prefixes), 1), np.float32)
+    before[1:] = 0
+    state = graph.add_node("Mul", [state, graph.add_constant("before", before)])
+    padding = graph.reshape(NodeOutput(state, ()), [-1, 1, width], (1, width))
+    return graph.clear_padding(results, padding.name)
+
+
+def _count_tokens(graph: GraphBuilder, x: NodeOutput) -> str:
+    """Add the number of tokens of each sample that aren't padding, which follows them, int32
+    (batch,); return its name."""
+    assert graph.token_mask is not None, "without a mask nothing is padding"
+    is_token = graph.cast(NodeOutput(graph.token_mask, x.shape[:1], dtype="bool"), "int32")
+    return graph.add_node("ReduceSum", [is_token.name, graph.add_axis(1)], keepdims=0)
 
 
 def _compute_windows(

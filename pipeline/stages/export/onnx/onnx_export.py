@@ -26,6 +26,7 @@ from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.targets import Task
 from pipeline.models.blocks.layered_model import LayeredModelSpec
+from pipeline.models.modules.network import separate_masks
 from pipeline.stages.data import choose_inputs, load_data
 from pipeline.stages.export.export import DESCRIPTION, ONNX_FILES
 from pipeline.stages.export.onnx import composite_nodes as composite_nodes
@@ -37,7 +38,7 @@ from pipeline.stages.export.onnx.graph_builder import (
     NodeOutput,
 )
 from pipeline.stages.export.onnx.layer_nodes import add_layers
-from pipeline.stages.export.onnx.op_nodes import MappedValues, add_ops, add_scale
+from pipeline.stages.export.onnx.op_nodes import add_ops, add_scale
 from pipeline.stages.export.prediction import make_predict, require_equal_shapes
 from pipeline.stages.record.trained_run import TrainedRun
 
@@ -193,17 +194,29 @@ def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
     # The copy has the weights of this run, and adds to the same lists of nodes and constants.
     graph = replace(graph, weights=run.arrays)
     columns = {
-        name: MappedValues(NodeOutput(name, spec.shape), spec.dtype)
+        name: NodeOutput(name, spec.shape, dtype=spec.dtype)
         for name, spec in samples.columns.items()
     }
     scale = samples.scale
     if scale is not None:
         columns[scale.column] = add_scale(scale, columns[scale.column], graph)
+    if samples.text is not None and samples.text.predicts == "class":
+        # Padding is below 0.
+        zero = graph.add_constant("whole", np.array(0, np.int32))
+        (name,) = columns
+        tokens = graph.add_node("Max", [name, zero])
+        columns[name] = replace(columns[name], name=tokens)
     mapped = add_ops(recipe.dataset.eval.ops, columns, graph)
-    specs = {name: ColumnSpec(value.shape, "float32") for name, value in mapped.items()}
+    specs = {name: ColumnSpec(value.shape, value.dtype) for name, value in mapped.items()}
     inputs = choose_inputs(recipe, specs, tuple(specs))
-    value = inputs.pack(lambda array: mapped[array.column])
+    values = inputs.pack(lambda array: graph.cast(mapped[array.column], array.dtype))
     layers = recipe.model.layers_for(len(samples.classes))
+    value, mask, masks = separate_masks(layers, values)
+    graph = replace(
+        graph,
+        token_mask=None if mask is None else mask.name,
+        input_masks={name: mask.name for name, mask in masks.items()},
+    )
     return graph.to_order(add_layers(layers, value, graph), "nhwc")
 
 
@@ -319,6 +332,8 @@ def _quantize(content: bytes, samples: Mapping[str, np.ndarray]) -> bytes:
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(batches, None)
 
+    # Sessions of the quantization have no options.
+    onnxruntime.set_default_logger_severity(LOG_ERRORS)
     # onnxruntime advises to preprocess the model. The folding below does that.
     logging.getLogger().addFilter(_isnt_advice)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,22 +25,13 @@ TRANSLATED = (
 )
 
 
-@dataclass(frozen=True)
-class MappedValues:
-    """Samples between two ops. Images are NHWC up to an op `hwc2chw`, which follows resizes; then
-    NCHW."""
-
-    value: NodeOutput
-    dtype: str
-
-
 def add_ops(
-    ops: Sequence[MapOp], columns: Mapping[str, MappedValues], graph: GraphBuilder
+    ops: Sequence[MapOp], columns: Mapping[str, NodeOutput], graph: GraphBuilder
 ) -> dict[str, NodeOutput]:
-    """Add the nodes of those ops that change columns, and casts to float32: no layer with a
-    translation looks whole numbers up. Return the columns after the ops.
+    """Add the nodes of those ops that change columns. Return the columns after the ops.
 
-    Raises RecipeError for an op without a translation.
+    Images are NHWC up to an op `hwc2chw`, which follows resizes; then NCHW. Raises RecipeError for
+    an op without a translation.
     """
     mapped = dict(columns)
     for position, op in enumerate(ops):
@@ -58,10 +49,10 @@ def add_ops(
                 f"of {TRANSLATED}. Or export without --to onnx: StableHLO has all"
             )
         mapped[column] = result
-    return {name: _add_cast(values, "float32", graph).value for name, values in mapped.items()}
+    return mapped
 
 
-def _add_op(op: MapOp, images: MappedValues, graph: GraphBuilder) -> MappedValues | None:
+def _add_op(op: MapOp, images: NodeOutput, graph: GraphBuilder) -> NodeOutput | None:
     """Add the nodes of an op; return its result, None if it has no translation."""
     match op:
         case Rescale():
@@ -69,16 +60,16 @@ def _add_op(op: MapOp, images: MappedValues, graph: GraphBuilder) -> MappedValue
         case Normalize():
             return add_scale(op, images, graph)
         case Hwc2Chw():
-            return MappedValues(graph.to_order(images.value, "nchw"), images.dtype)
+            return graph.to_order(images, "nchw")
         case TypeCast():
-            return _add_cast(images, op.dtype, graph)
+            return graph.cast(images, op.dtype)
         case CenterCrop():
-            height, width, channels = images.value.shape
+            height, width, channels = images.shape
             top = (height - op.size[0]) // 2
             left = (width - op.size[1]) // 2
             ends = (top + op.size[0], left + op.size[1])
-            name = graph.add_slice(images.value.name, ((top, left), ends, (1, 2)))
-            return MappedValues(NodeOutput(name, (*op.size, channels)), images.dtype)
+            name = graph.add_slice(images.name, ((top, left), ends, (1, 2)))
+            return NodeOutput(name, (*op.size, channels), dtype=images.dtype)
         case Resize(interpolation="linear" | "nearest"):
             return _add_resize(op, images, graph)
         case LogMel():
@@ -86,9 +77,7 @@ def _add_op(op: MapOp, images: MappedValues, graph: GraphBuilder) -> MappedValue
     return None
 
 
-def add_scale(
-    op: Normalize | ScaleSeries, values: MappedValues, graph: GraphBuilder
-) -> MappedValues:
+def add_scale(op: Normalize | ScaleSeries, values: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     """Add (value - mean) / std of each channel, in float32."""
     mean = np.array(op.mean, np.float32)
     std = np.array(op.std, np.float32)
@@ -96,47 +85,36 @@ def add_scale(
 
 
 def _add_arithmetic(
-    images: MappedValues, terms: Sequence[tuple[str, Any]], graph: GraphBuilder
-) -> MappedValues:
+    images: NodeOutput, terms: Sequence[tuple[str, Any]], graph: GraphBuilder
+) -> NodeOutput:
     """Add float32 operations (kind, operand); an operand is a number or an array (channels,)."""
-    images = _add_cast(images, "float32", graph)
-    value = images.value
-    name = value.name
+    images = graph.cast(images, "float32")
+    name = images.name
     for kind, operand in terms:
         array = np.asarray(operand, np.float32)
-        if array.ndim and value.order == "nchw":
+        if array.ndim and images.order == "nchw":
             array = array[:, None, None]
         name = graph.add_node(kind, [name, graph.add_constant("operand", array)])
-    return MappedValues(NodeOutput(name, value.shape, value.order), "float32")
+    return replace(images, name=name)
 
 
-def _add_cast(images: MappedValues, dtype: str, graph: GraphBuilder) -> MappedValues:
-    from onnx import helper
-
-    if images.dtype == dtype:
-        return images
-    value = images.value
-    name = graph.add_node("Cast", [value.name], to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
-    return MappedValues(NodeOutput(name, value.shape, value.order), dtype)
-
-
-def _add_resize(op: Resize, images: MappedValues, graph: GraphBuilder) -> MappedValues:
+def _add_resize(op: Resize, images: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     """Add a resize with the pixels and weights of the map op, in fixed point for uint8 images."""
-    height, width, channels = images.value.shape
+    height, width, channels = images.shape
     rows, columns = compute_target_size(op.size, height, width)
     shape = rows, columns, channels
     if op.interpolation == "nearest":
-        name = _add_gather(images.value.name, find_nearest_pixels(height, rows), 1, graph)
+        name = _add_gather(images.name, find_nearest_pixels(height, rows), 1, graph)
         name = _add_gather(name, find_nearest_pixels(width, columns), 2, graph)
-        return MappedValues(NodeOutput(name, shape), images.dtype)
+        return NodeOutput(name, shape, dtype=images.dtype)
     is_fixed_point = images.dtype == "uint8"
     horizontal = make_opencv_taps("linear", width, columns, 2, fixed=is_fixed_point)
     vertical = make_opencv_taps("linear", height, rows, 1, fixed=is_fixed_point)
-    cast = _add_cast(images, "int32" if is_fixed_point else "float32", graph)
-    mixed = graph.add_node("Add", _weigh_taps(cast.value.name, horizontal, 2, graph))
+    cast = graph.cast(images, "int32" if is_fixed_point else "float32")
+    mixed = graph.add_node("Add", _weigh_taps(cast.name, horizontal, 2, graph))
     if not is_fixed_point:
         result = graph.add_node("Add", _weigh_taps(mixed, vertical, 1, graph))
-        return _add_cast(MappedValues(NodeOutput(result, shape), "float32"), images.dtype, graph)
+        return graph.cast(NodeOutput(result, shape), images.dtype)
 
     def divide(name: str, number: int) -> str:
         return graph.add_node(
@@ -149,7 +127,7 @@ def _add_resize(op: Resize, images: MappedValues, graph: GraphBuilder) -> Mapped
     total = graph.add_node("Add", quarters)
     two = graph.add_constant("whole", np.array(2, np.int32))
     result = divide(graph.add_node("Add", [total, two]), 4)
-    return _add_cast(MappedValues(NodeOutput(result, shape), "int32"), "uint8", graph)
+    return graph.cast(NodeOutput(result, shape, dtype="int32"), "uint8")
 
 
 def _weigh_taps(name: str, taps: Taps, axis: Axis, graph: GraphBuilder) -> list[str]:
@@ -168,10 +146,10 @@ def _add_gather(name: str, pixels: np.ndarray, axis: Axis, graph: GraphBuilder) 
     return graph.add_node("Gather", [name, indices], axis=axis)
 
 
-def _add_log_mel(op: LogMel, sound: MappedValues, graph: GraphBuilder) -> MappedValues:
+def _add_log_mel(op: LogMel, sound: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     """Add the log-mel spectrogram of sound, (samples,) to (frames, mels, 1)."""
-    (samples,) = sound.value.shape
-    name = _add_cast(sound, "float32", graph).value.name
+    (samples,) = sound.shape
+    name = graph.cast(sound, "float32").name
     if op.padding:
         pads = graph.add_constant("pads", np.array([0, op.padding, 0, op.padding], np.int64))
         name = graph.add_node("Pad", [name, pads])
@@ -191,4 +169,4 @@ def _add_log_mel(op: LogMel, sound: MappedValues, graph: GraphBuilder) -> Mapped
     name = graph.add_node("Max", [name, graph.add_scalar(op.floor)])
     name = graph.add_node("Mul", [graph.add_node("Log", [name]), graph.add_scalar(op.log_factor)])
     name = graph.add_node("Unsqueeze", [name, last])
-    return MappedValues(NodeOutput(name, (op.count_frames(samples), op.mels, 1)), "float32")
+    return NodeOutput(name, (op.count_frames(samples), op.mels, 1))

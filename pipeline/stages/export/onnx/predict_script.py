@@ -1,4 +1,4 @@
-"""Predict samples with an exported network: python predict.py [--int8] [--top=N] FILE|FOLDER ...
+"""Predict samples with an exported network: python predict.py [--int8] [--top N] FILE|FOLDER ...
 
 Needs onnxruntime, numpy and pillow, and the files model.onnx and model.json in the same folder.
 Reads images, WAV files and .npy files of samples, and prints a line for each sample. For a network
@@ -8,6 +8,7 @@ with several inputs, reads .npz files with an array for each.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import wave
 from pathlib import Path
@@ -114,6 +115,10 @@ class OnnxNetwork:
         """Return the outputs of one sample as a line: numbers, or labels with probabilities."""
         names = self.description["classes"]
         targets = self.description["targets"]
+        if targets["task"] == "matching":
+            first, second = logits.astype(np.float64).reshape(2, -1)
+            lengths = np.linalg.norm(first) * np.linalg.norm(second)
+            return f"cosine {first @ second / (lengths or 1):.4f}"
         if targets["task"] == "regression":
             numbers = logits * np.array(targets["std"]) + np.array(targets["mean"])
             pairs = zip(names, numbers)  # noqa: B905
@@ -130,19 +135,53 @@ class OnnxNetwork:
         return ", ".join(f"{names[i]} {probabilities[i]:.4f}" for i in indices) or "no label"
 
 
+def parse_arguments(arguments: list[str]) -> tuple[list[Path], int, bool]:
+    """Return the files, the number of classes of a line, and whether --int8 is among them.
+
+    Raises ValueError for another option, and for a path where nothing is.
+    """
+    paths = []
+    top = 1
+    remaining = iter(arguments)
+    for argument in remaining:
+        name, separator, value = argument.partition("=")
+        if name == "--top":
+            value = value if separator else next(remaining, "")
+            if not (value.isascii() and value.isdecimal() and int(value)):
+                raise ValueError(f"--top {value!r}: must be a whole number from 1")
+            top = int(value)
+        elif argument.startswith("-") and argument != "--int8":
+            raise ValueError(f"{argument}: there is no such option; must be --int8 or --top N")
+        elif argument != "--int8":
+            paths.append(Path(argument))
+    if absent := [path for path in paths if not path.exists()]:
+        raise ValueError(f"{absent[0]}: there is no such file or folder")
+    return paths, top, "--int8" in arguments
+
+
+def list_files(path: Path) -> list[Path]:
+    """Return the files of samples in a folder and its subfolders, or the file itself."""
+    if not path.is_dir():
+        return [path]
+    files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in SUFFIXES]
+    if not files:
+        raise SystemExit(f"{path}: holds no file that ends in one of {', '.join(SUFFIXES)}")
+    return files
+
+
 def main(arguments: list[str]) -> int:
     """Print a line for each sample of the files and folders; return the exit status."""
-    flags = [argument for argument in arguments if argument.startswith("--")]
-    paths = [Path(argument) for argument in arguments if argument not in flags]
-    top_flags = [flag for flag in flags if flag.startswith("--top=")]
-    if not paths or set(flags) - {"--int8", *top_flags}:
+    try:
+        paths, top, int8 = parse_arguments(arguments)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if not paths:
         print((__doc__ or "").strip())
         return 2
-    top = int(top_flags[-1].removeprefix("--top=")) if top_flags else 1
-    network = OnnxNetwork(Path(__file__).resolve().parent, "--int8" in flags)
+    network = OnnxNetwork(Path(__file__).resolve().parent, int8)
     for path in paths:
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        for file in [file for file in files if file.suffix.lower() in SUFFIXES]:
+        for file in list_files(path):
             samples = network.read(file)
             predicted = network.predict(samples)
             for index, logits in enumerate(predicted):
@@ -154,4 +193,11 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as head, has closed the pipe. Python flushes again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    sys.exit(status)

@@ -400,7 +400,9 @@ def test_complex_parameter_is_refused() -> None:
 
 def test_data_dependent_control_flow_is_refused() -> None:
     message = refused(lambda _, y: y if y.sum() > 0 else -y)
-    assert message.startswith("my_nets:Net: torch.export for samples of shape (2, 6, 6) fails in t")
+    assert message.startswith(
+        "my_nets:Net: torch.export for samples of shape (2, 6, 6) after map ops fails in t"
+    )
     assert message.endswith("; its control flow must not depend on values of tensors")
     assert "test_export_module.py:" in message
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.data.ops.log_mel import LogMel
 from pipeline.stages.export.onnx.graph_builder import IR_VERSION, OPSET, GraphBuilder, NodeOutput
-from pipeline.stages.export.onnx.op_nodes import MappedValues, add_ops
+from pipeline.stages.export.onnx.op_nodes import add_ops
 
 onnx = pytest.importorskip("onnx", reason="not installed: pip install '.[onnx]'")
 ort = pytest.importorskip(
@@ -28,8 +28,7 @@ def test_golden_spectrograms_of_librosa_in_onnx(case: str) -> None:
     op = LogMel(rate_hz=8000, **json.loads(case))
     graph = GraphBuilder({})
     shape = SOUND.shape[1:]
-    values = MappedValues(NodeOutput("audio", shape), "float32")
-    result = add_ops([op], {"audio": values}, graph)["audio"]
+    result = add_ops([op], {"audio": NodeOutput("audio", shape)}, graph)["audio"]
     kind = onnx.TensorProto.FLOAT
     inputs, outputs = (
         [onnx.helper.make_tensor_value_info(value.name, kind, [None, *value.shape])]

@@ -1,0 +1,122 @@
+"""Columns of texts in CSV files, and in files with a JSON object on each line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.core.files.name_text import show_name
+from pipeline.data.file_errors import name_file
+from pipeline.data.text.text_files import read_file
+from pipeline.data.text.tokenizer import decode_utf8
+
+MAX_FIELD = 2**20
+"""The most characters of a field of a CSV."""
+
+
+JSON_LINES = (".jsonl", ".ndjson")
+
+
+def read_text_columns(file: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the values of columns for each row of a CSV file, whose first line has the names
+    of the columns, or of the objects on the lines of a file that ends in one of `JSON_LINES`.
+
+    Raises DataError for a missing column or field, and without rows.
+    """
+    with name_file(file):
+        # Excel writes a byte order mark.
+        text = decode_utf8(read_file(file)).removeprefix("\ufeff")
+        if file.suffix.lower() in JSON_LINES:
+            return [row for _, row in _parse_objects(text, columns)]
+        if "\0" in text:
+            raise ValueError("isn't a CSV: it holds zero bytes")
+        with _read_long_fields():
+            return _parse_rows(text, columns)
+
+
+def make_locate(file: Path, rows: np.ndarray) -> Callable[[int], str]:
+    """Return a function that returns the place of a sample, such as "texts.csv, line 2". `rows` has
+    the row of each sample, int (n,), among the rows of `read_text_columns`."""
+
+    def locate(sample: int) -> str:
+        with name_file(file):
+            text = decode_utf8(read_file(file)).removeprefix("\ufeff")
+            if file.suffix.lower() in JSON_LINES:
+                number, _ = _parse_objects(text, ())[int(rows[sample])]
+                return f"{file}, line {number:,}"
+            reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+            with _read_long_fields():
+                next(islice(reader, int(rows[sample]), None), None)
+        return f"{file}, line {reader.line_num:,}"
+
+    return locate
+
+
+def _parse_objects(text: str, columns: Sequence[str]) -> list[tuple[int, tuple[str, ...]]]:
+    """Return the number of each line that isn't empty, from 1, and its columns. Raises ValueError
+    for a line that isn't an object, and for a column that isn't a text."""
+    rows = []
+    for number, line in enumerate(io.StringIO(text, newline=None), start=1):
+        if not line.strip():
+            continue
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"line {number:,} isn't JSON: {error}") from error
+        if not isinstance(document, dict):
+            raise ValueError(f"line {number:,} isn't an object; must have {', '.join(columns)}")
+        for column in columns:
+            if column not in document:
+                listed = ", ".join(map(show_name, list(document)[:20])) or "nothing"
+                raise ValueError(f"line {number:,} has no {show_name(column)}; it has {listed}")
+            if not isinstance(document[column], str):
+                kind = type(document[column]).__name__
+                raise ValueError(f"line {number:,}: {show_name(column)} is {kind}; must be a text")
+        rows.append((number, tuple(document[column] for column in columns)))
+    if not rows:
+        raise ValueError("has no rows")
+    return rows
+
+
+@contextmanager
+def _read_long_fields() -> Iterator[None]:
+    """Read fields of up to `MAX_FIELD` characters in the body. Raises ValueError for what isn't a
+    CSV."""
+    limit = csv.field_size_limit(MAX_FIELD)
+    try:
+        yield
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _parse_rows(text: str, columns: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the rows of `read_text_columns`. Raises ValueError, and csv.Error for wrong quotes."""
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    names = reader.fieldnames or []
+    missing = [column for column in columns if column not in names]
+    if missing:
+        listed = ", ".join(map(show_name, names[:20])) or "nothing"
+        raise ValueError(f"has no column {', '.join(map(show_name, missing))}; it has {listed}")
+    repeated = [column for column in columns if names.count(column) > 1]
+    if repeated:
+        raise ValueError(f"has the column {show_name(repeated[0])} more than once")
+    rows = []
+    for row in reader:
+        if None in row or None in row.values():
+            raise ValueError(
+                f"line {reader.line_num} doesn't have {len(names)} fields; a field with a "
+                "comma must be quoted"
+            )
+        rows.append(tuple(row[column] for column in columns))
+    if not rows:
+        raise ValueError("has no rows")
+    return rows

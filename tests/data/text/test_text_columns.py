@@ -1,0 +1,68 @@
+"""Columns of texts in CSV files and lines of JSON, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.core.errors import DataError
+from pipeline.data.text.text_columns import make_locate, read_text_columns
+from tests.data.text.test_text_files import write
+
+
+def test_rows_have_both_columns(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", '\ufefflabel,id,text\nyes,1,"a, b"\nno,2,"c\nd"\n')
+    assert read_text_columns(file, ("text", "label")) == [("a, b", "yes"), ("c\nd", "no")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"has no column '?text'?, '?label'?; it has nothing"),
+        ("text,name\na,b\n", "has no column '?label'?; it has"),
+        ("text,label\n", "has no rows"),
+        ("text,label\na\n", "line 2 doesn't have 2 fields"),
+        ("text,label\na,b,c\n", "line 2 doesn't have 2 fields"),
+        ('text,label\n"a,b\n', "unexpected end of data"),
+        ("text,label\na\0,b\n", "isn't a CSV: it holds zero bytes"),
+        (b"text,label\n\xff,b\n", r"a\.csv: "),
+    ],
+)
+def test_file_without_the_rows_is_refused(tmp_path: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_text_columns(write(tmp_path / "a.csv", text), ("text", "label"))
+
+
+def test_places_of_rows_are_lines_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "texts.csv"
+    file.write_text('text,class\none,a\n"two\nlines",b\n\nfour,a\nfive,b\n')
+    locate = make_locate(file, np.array([3, 0, 2]))
+    assert [locate(sample) for sample in range(3)] == [f"{file}, line {n}" for n in (7, 2, 6)]
+    assert file.read_text().splitlines()[6] == "five,b"
+    file.write_text(f"text,class\n{'x' * 200_000},a\ntwo,b\n")
+    assert make_locate(file, np.array([1]))(0) == f"{file}, line 3"
+
+
+def test_objects_on_lines_have_both_columns(tmp_path: Path) -> None:
+    content = '\ufeff{"label": "yes", "id": 1, "text": "a, b"}\n\n{"text": "c\\nd", "label": "no"}'
+    file = write(tmp_path / "a.jsonl", content)
+    assert read_text_columns(file, ("text", "label")) == [("a, b", "yes"), ("c\nd", "no")]
+    assert make_locate(file, np.array([1]))(0) == f"{file}, line 3"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\n", "a.jsonl: has no rows"),
+        ('{"text": "a"}\n', "line 1 has no label; it has text"),
+        ('{"text": "a", "label": "b"}\n["a", "b"]\n', "line 2 isn't an object; must have text, la"),
+        ('{"text": "a", "label": 3}\n', "line 1: label is int; must be a text"),
+        ('{"text": "a", "label": "b"\n', "line 1 isn't JSON: Expecting"),
+        ("[" * 100_000, "line 1 isn't JSON: "),
+    ],
+)
+def test_lines_of_another_form_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_text_columns(write(tmp_path / "a.jsonl", text), ("text", "label"))

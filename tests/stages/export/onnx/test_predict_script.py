@@ -1,0 +1,106 @@
+"""The script of an export to ONNX: its arguments, and what becomes of its output."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.stages.export.onnx import graph_builder
+
+onnx = pytest.importorskip("onnx", reason="not installed: pip install '.[onnx]'")
+pytest.importorskip(
+    "onnxruntime", reason="not installed: pip install '.[onnx]'", exc_type=ImportError
+)
+
+SCRIPT = Path(graph_builder.__file__).with_name("predict_script.py")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export whose logits are its samples, three numbers."""
+    folder = tmp_path_factory.mktemp("exported")
+    kind = onnx.TensorProto.FLOAT
+    values = [
+        [onnx.helper.make_tensor_value_info(name, kind, ["batch", 3])]
+        for name in ("features", "logits")
+    ]
+    node = onnx.helper.make_node("Identity", ["features"], ["logits"])
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "network", *values),
+        opset_imports=[onnx.helper.make_opsetid("", graph_builder.OPSET)],
+        ir_version=graph_builder.IR_VERSION,
+    )
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    description = {
+        "onnx": {"program": "model.onnx", "input": "features", "output": "logits"},
+        "columns": {"features": {"shape": [3], "dtype": "float32"}},
+        "classes": ["a", "b", "c"],
+        "targets": {"task": "classification", "mean": [], "std": []},
+    }
+    (folder / "model.json").write_text(json.dumps(description))
+    (folder / "predict.py").write_text(SCRIPT.read_text())
+    np.save(folder / "samples.npy", np.log(np.float32([[1, 2, 7], [5, 3, 2]])))
+    return folder
+
+
+def predict(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "predict.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("top", [["--top", "2"], ["--top=2"]])
+def test_number_of_classes_is_typed_in_two_ways(top: list[str], folder: Path) -> None:
+    result = predict(folder, "samples.npy", *top)
+    assert result.stdout.splitlines() == [
+        "samples.npy[0]: c 0.7000, b 0.2000",
+        "samples.npy[1]: a 0.5000, b 0.3000",
+    ]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["samples.npy", "--top"], "--top '': must be a whole number from 1"),
+        (["--top", "none", "samples.npy"], "--top 'none': must be a whole number from 1"),
+        (["--top=0", "samples.npy"], "--top '0': must be a whole number from 1"),
+        (["--tops=2", "samples.npy"], "--tops=2: there is no such option; must be --int8 or --to"),
+        (["samples.npy", "gone.npy"], "gone.npy: there is no such file or folder"),
+    ],
+)
+def test_argument_that_is_wrong_is_named(arguments: list[str], message: str, folder: Path) -> None:
+    result = predict(folder, *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(message)
+
+
+@pytest.mark.medium
+def test_files_without_samples_are_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("a,b\n")
+    result = predict(folder, str(tmp_path))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert f"{tmp_path}: holds no file that ends in one of .png, " in result.stderr
+    result = predict(folder, str(tmp_path / "texts.csv"))
+    assert "texts.csv: the network reads float32 of shape (3,): give a .npy" in result.stderr
+
+
+@pytest.mark.medium
+def test_reader_may_close_the_pipe(folder: Path, tmp_path: Path) -> None:
+    """As `| head` does: the script ends without a traceback, also with much left to print."""
+    np.save(tmp_path / "many.npy", np.zeros((20_000, 3), np.float32))
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "predict.py", str(tmp_path)], cwd=folder, stdout=write,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    os.close(write)
+    with os.fdopen(read) as lines:
+        assert lines.readline().startswith(f"{tmp_path}/many.npy[0]: a 0.3333")
+    assert process.communicate(timeout=60)[1] == ""
