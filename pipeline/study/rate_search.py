@@ -147,6 +147,10 @@ def measure_rate_curve(recipe: Recipe, num_steps: int, reporter: Reporter) -> Ra
     if recipe.checkpoint.restore is not None:
         restored = restore_weights_of(recipe, dataset, built.state, reporter.warn)
         state = executable.put(restored.replace_weights(state, built.step_config))
+    if built.step_config.unsaved:
+        from pipeline.stages.features.adapted_run import read_frozen
+
+        state = executable.put(read_frozen(recipe, dataset).start(state))
     rates = np.geomspace(LOW, HIGH, num_steps)
     ratios = built.learning_rates[0] / np.float64(built.learning_rates.flat[0])
     executable.set_learning_rates(np.multiply.outer(rates, ratios).astype(np.float32))

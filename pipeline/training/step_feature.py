@@ -39,6 +39,8 @@ class StepFeature:
     """Key of its state, of its sums and of its readings."""
     frozen: tuple[str, ...] = ()
     """Patterns over parameters that this step doesn't train."""
+    unsaved: tuple[str, ...] = ()
+    """Patterns over parameters that checkpoints lack, since a feature of the run restores them."""
     columns: tuple[str, ...] = ()
     """Names of its columns of metrics.jsonl."""
 

@@ -171,13 +171,19 @@ def read_trained_run(folder: Path) -> TrainedRun:
             f"{saved.folder}: of another recipe than {run_dir / RECIPE}: {join_problems(changes)}"
         )
     samples = _read_samples(run_dir / SUMMARY, recipe)
-    return TrainedRun(
+    run = TrainedRun(
         recipe,
         saved.select_weights(),
         saved.step,
         samples,
         ledger=saved.select_part("features/ledger"),
     )
+    if not any(feature.name == "lora" for feature in recipe.train.features):
+        return run
+    # Imported here, since few runs have adapters.
+    from pipeline.stages.features.adapted_run import merge_run
+
+    return merge_run(run)
 
 
 def parse_samples(data: Any, folder: Path) -> Samples:

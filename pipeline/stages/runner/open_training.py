@@ -264,7 +264,9 @@ def _open_checkpoints(
     is_needed = partial(is_due, periods=periods)
     retention = Retention(spec.keep, spec.best, is_needed, spec.keep_minutes)
     copies = stack.enter_context(context.features.copy_checkpoints(evaluations))
-    checkpoints = Checkpoints(context.run_dir, retention, tree, hash_recipe(tree), copies)
+    select = evaluations.run.built.step_config.select_saved
+    digest = hash_recipe(tree)
+    checkpoints = Checkpoints(context.run_dir, retention, tree, digest, copies, select)
     stack.enter_context(checkpoints)
     checkpoints.require_space(count_bytes(evaluations.run.built.state))
     return checkpoints

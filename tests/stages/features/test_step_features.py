@@ -57,6 +57,7 @@ SETTINGS = {
     "gradient_noise": "gradient_noise",
     "swa": "{name: swa, start: 0.25, steps: 5}",
     "lawa": "{name: lawa, count: 2, steps: 5}",
+    "lora": "{name: lora, rank: 2}",
     "schedule_free": ("optimizer=schedule_free_adamw",),
 }
 """Overrides that use a feature; a text is an entry of train.features."""
@@ -78,6 +79,8 @@ REFUSED = {
     ("curvature", "accumulate_labels"),
     ("curvature", "swa"),
     ("curvature", "lawa"),
+    ("curvature", "lora"),
+    ("freezing", "lora"),
     ("lookahead", "schedule_free"),
     ("accumulate_labels", "schedule_free"),
     *combinations(("average", "swa", "lawa", "schedule_free"), 2),
