@@ -122,7 +122,7 @@ def merge_run(run: TrainedRun) -> TrainedRun:
     network = BaseNetwork(run.recipe, mapped.inputs, len(run.samples.classes), features)
     arrays = {**network.read_weights(), **run.arrays}
     tree: Any = unflatten_dict(arrays, sep="/")
-    params = jax.jit(network.spec.rule.merge)(tree["params"])
+    params = network.spec.merge_params(tree["params"])
     return replace(run, arrays=flatten_arrays({**tree, "params": params}))
 
 

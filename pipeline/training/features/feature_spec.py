@@ -66,6 +66,10 @@ class FeatureSpec(Spec):
         """Return the network that the step applies, such as with further parameters."""
         return network
 
+    def merge_params(self, params: Any) -> Any:
+        """Return the parameters of the network without `change_network` from those of a step."""
+        return params
+
     @abstractmethod
     def build(self, context: FeatureContext) -> StepFeature:
         """Return the feature of a run's step. Raises ValueError if the run can't have it."""

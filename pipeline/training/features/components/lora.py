@@ -79,6 +79,11 @@ class LoraSpec(FeatureSpec):
 
         return adapt_network(network, self.rule)
 
+    def merge_params(self, params: Any) -> Any:
+        import jax
+
+        return jax.jit(self.rule.merge)(params)
+
     def build(self, context: FeatureContext) -> StepFeature:
         self.rule.require_fit(context.params)
         return Lora(self)
