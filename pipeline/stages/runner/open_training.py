@@ -90,6 +90,7 @@ def open_training(
         hooks = Hooks(
             monitors=_list_monitors(run, observers, outlook),
             evaluate=outlook.time_evaluations(evaluations.evaluate_unless_stopped),
+            evaluate_seconds=recipe.eval.every_seconds,
             saves=Saves(checkpoints, every_s, sink.host_entry, observers.log_marks),
             callbacks=_open_callbacks(evaluations, callbacks),
             early_stop=make_early_stop(recipe.monitor.early_stop),
