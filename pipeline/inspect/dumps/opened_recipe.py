@@ -75,7 +75,7 @@ class OpenedRecipe:
         `checkpoint.restore` if it is set, or the frozen ones of `lora`."""
         state = initialise_state(self.built.step.init, self.built.seed, self.backend.placement)
         if self.built.step_config.unsaved:
-            from pipeline.stages.features.adapted_run import read_frozen
+            from pipeline.stages.runner.adapted_run import read_frozen
 
             return read_frozen(self.recipe, self.dataset).start(state)
         if self.recipe.checkpoint.restore is None:
@@ -90,7 +90,7 @@ class OpenedRecipe:
         """Return the state of a checkpoint of a run, with the parameters that it lacks."""
         if not self.built.step_config.unsaved:
             return state
-        from pipeline.stages.features.adapted_run import read_frozen
+        from pipeline.stages.runner.adapted_run import read_frozen
 
         return read_frozen(self.recipe, self.dataset).complete(state, run_dir)
 

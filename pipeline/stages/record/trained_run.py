@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -178,12 +179,11 @@ def read_trained_run(folder: Path) -> TrainedRun:
         samples,
         ledger=saved.select_part("features/ledger"),
     )
-    if not any(feature.name == "lora" for feature in recipe.train.features):
-        return run
-    # Imported here, since few runs have adapters.
-    from pipeline.stages.features.adapted_run import merge_run
-
-    return merge_run(run)
+    for feature in recipe.train.features:
+        if feature.completes is not None:
+            module, _, name = feature.completes.partition(":")
+            run = getattr(import_module(module), name)(run)
+    return run
 
 
 def parse_samples(data: Any, folder: Path) -> Samples:

@@ -66,7 +66,7 @@ RUN_FEATURES = (
     Listed(
         "train.features",
         lambda recipe: any(feature.name == "lora" for feature in recipe.train.features),
-        "pipeline.stages.features.adapted_run:AdaptedRun",
+        "pipeline.stages.runner.adapted_run:AdaptedRun",
     ),
     Listed(
         "parallel.mode",

@@ -16,8 +16,9 @@ from pipeline.models.networks.torch_module import TorchModule
 ABSENT = "(absent)"
 # fmt: off
 HOST_KEYS = (
-    "name", "debug", "checkpoint", "monitor", "dump", "eval.every_steps", "eval.every_epochs", "eval.every_seconds",
-    "train.resume", "train.resume_changed", "train.callbacks", "train.dispatch_seconds",
+    "name", "debug", "checkpoint", "monitor", "dump", "eval.every_steps", "eval.every_epochs",
+    "eval.every_seconds", "train.resume", "train.resume_changed", "train.callbacks",
+    "train.dispatch_seconds",
 )
 # fmt: on
 """Keys and sections on which no compiled program depends."""

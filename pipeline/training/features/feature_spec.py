@@ -56,6 +56,8 @@ class FeatureSpec(Spec):
     """Whether the feature applies the network, or another one, besides the step's forward pass."""
     frozen: ClassVar[tuple[str, ...]] = ()
     """Patterns over parameters that the feature freezes."""
+    completes: ClassVar[str | None] = None
+    """`module:function` that completes the weights of a saved run; None if checkpoints have all."""
     name: str
 
     def check(self, recipe: Any) -> Iterator[str]:

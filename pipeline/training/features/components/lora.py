@@ -34,6 +34,7 @@ class LoraSpec(FeatureSpec):
     """
 
     frozen: ClassVar[tuple[str, ...]] = ("*", "!*/lora_down", "!*/lora_up", "!*/lora_magnitude")
+    completes: ClassVar[str | None] = "pipeline.stages.runner.adapted_run:merge_run"
     name: Literal["lora"] = "lora"
     base: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     rank: PositiveInt = 8

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +25,17 @@ from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.models.modules.adapted_network import ADAPTER_NAMES
 from pipeline.models.weights.files.named_arrays import Arrays
+from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
+from pipeline.stages.build import build_network
+from pipeline.stages.export.matching import match_weights
+from pipeline.stages.export.network import trace_model_arrays
+from pipeline.stages.export.prediction import map_inputs
+from pipeline.stages.record.trained_run import TrainedRun, read_trained_run
 from pipeline.stages.runner.context import BuiltRun, CompiledRun
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.features.components.lora import DIGEST_WORDS, Lora, LoraSpec
 from pipeline.training.initial_state import make_key, reinitialize
 from pipeline.training.state import TrainState
-
-if TYPE_CHECKING:
-    from pipeline.stages.record.trained_run import TrainedRun
 
 KEY = "train.features: base of lora"
 
@@ -58,11 +61,6 @@ class BaseNetwork:
 
         Raises DataError if they can't be read or don't fit the network.
         """
-        from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
-        from pipeline.stages.export.matching import match_weights
-        from pipeline.stages.export.network import trace_model_arrays
-        from pipeline.stages.record.trained_run import read_trained_run
-
         if self.spec.base is None:
             return self._initialise()
         base = Path(self.spec.base)
@@ -91,8 +89,6 @@ class BaseNetwork:
 
     def _initialise(self) -> Arrays:
         """Return the initial weights."""
-        from pipeline.stages.build import build_network
-
         network = build_network(self.recipe, self.classes, self.features)
         zeros = self.inputs.pack(lambda array: jnp.zeros((1, *array.shape), array.dtype))
         rules = self.recipe.model.init.rules
@@ -115,8 +111,6 @@ def flatten_arrays(variables: Mapping[str, Any]) -> Arrays:
 def merge_run(run: TrainedRun) -> TrainedRun:
     """Return a run with `lora` with the weights of its network without adapters, from those of a
     checkpoint, which lack the frozen ones. Raises DataError as `BaseNetwork.read_weights` does."""
-    from pipeline.stages.export.prediction import map_inputs
-
     mapped = map_inputs(run.recipe, run.samples)
     features = count_encoded_features(mapped.ops)
     network = BaseNetwork(run.recipe, mapped.inputs, len(run.samples.classes), features)
