@@ -133,14 +133,14 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     privacy = None
     if recipe.privacy is not None:
         # Imported here, since few runs are private.
-        from pipeline.stages.private_run import plan_privacy
+        from pipeline.stages.features.feature_facts import plan_privacy
 
         privacy = plan_privacy(recipe, dataset, planned.total, reporter)
     if recipe.eval.robustness:
         require_attackable(recipe, dataset)
     pixel_scale = None
     if recipe.train.adversarial is not None:
-        from pipeline.stages.measure_robustness import make_pixel_scale
+        from pipeline.stages.features.feature_facts import make_pixel_scale
 
         pixel_scale = make_pixel_scale(recipe, dataset, "train")
     inputs = FeatureInputs(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.batch import read_chunks
 from pipeline.data.dataset import Dataset
 from pipeline.data.random import seed_words
-from pipeline.stages.build_checks import require_attackable
-from pipeline.stages.key_errors import blaming_key
+from pipeline.stages.features.feature_facts import make_pixel_scale
 from pipeline.stages.record.run_directory import ROBUSTNESS
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.stages.runner.run_feature import RunFeature
@@ -42,7 +41,7 @@ from pipeline.training.robustness.attack_specs import (
 )
 from pipeline.training.robustness.ball import compute_l2
 from pipeline.training.robustness.corruptions import CORRUPTIONS, corrupt
-from pipeline.training.robustness.pixel_scale import PixelScale, find_pixel_scale, find_white
+from pipeline.training.robustness.pixel_scale import PixelScale
 from pipeline.training.robustness.robustness_rows import (
     UNBOUNDED,
     AttackRow,
@@ -54,20 +53,6 @@ from pipeline.training.step import get_evaluated_weights, map_batch
 from pipeline.training.step_config import StepConfig
 
 CHUNK_SAMPLES = 256
-
-
-def make_pixel_scale(
-    recipe: Recipe, dataset: Dataset, split: Literal["train", "eval"]
-) -> PixelScale:
-    """Return the scale of pixels after the map ops of a split.
-
-    Raises RecipeError unless samples are images with one class each.
-    """
-    require_attackable(recipe, dataset)
-    ops = dataset.train_ops if split == "train" else dataset.eval_ops
-    with blaming_key(f"dataset.{split}"):
-        assert dataset.raw_image is not None, "attackable samples are images"
-        return find_pixel_scale(ops, find_white(dataset.raw_image, recipe.dataset.brightest))
 
 
 @dataclass(frozen=True)

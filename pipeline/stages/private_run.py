@@ -13,9 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.checkpoint.restore import read_to_resume
-from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.data.poisson_order import PoissonOrder
 from pipeline.engine.history import History
@@ -77,24 +75,6 @@ def require_same_noise(state: TrainState, budget: Budget) -> None:
             f"privacy.epsilon = {budget.spec.epsilon}: needs noise {budget.noise:.6f} for "
             f"{budget.steps:,} steps, and the run to resume has {noise_before:.6f}; keep its length"
         )
-
-
-def plan_privacy(recipe: Recipe, dataset: Dataset, steps: int, reporter: Reporter) -> Budget:
-    """Return the privacy budget of a run of `steps` steps.
-
-    Raises RecipeError if no noise is enough, or if a table is encoded by all samples.
-    """
-    assert recipe.privacy is not None, "the run is private"
-    if dataset.table is not None:
-        raise RecipeError(
-            f"dataset = {recipe.dataset.name}: encodes rows by means of all samples, which has no "
-            "noise; must be another dataset with privacy"
-        )
-    budget = Budget(recipe.privacy, dataset.train_order, steps)
-    with reporter.clock("accounting for privacy"):
-        line = str(budget)  # computes noise and epsilon, which takes seconds
-    reporter.print_stage("privacy", line)
-    return budget
 
 
 class PrivateRun(RunFeature):
