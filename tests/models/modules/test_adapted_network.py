@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 
 from pipeline.models.modules.adapted_network import AdapterRule, adapt_network
+from pipeline.models.torch_graph.computation.sources import OnnxFile
+from pipeline.models.torch_graph.computation.torch_network import TorchNetwork
+from tests.conftest import ROOT
 from tests.training.test_step import Noisy, TwoLayers
 
+ONNX = ROOT / "tests" / "golden" / "onnx"
 GENERATOR = np.random.default_rng(3)
 RULE = AdapterRule(("*",), rank=2, scale=0.5)
 
@@ -94,3 +98,17 @@ def test_network_keeps_its_class_and_its_outputs(network: Any) -> None:
     np.testing.assert_array_equal(logits, plain)
     np.testing.assert_array_equal(adapted.apply(adapted_variables, images, train=False), plain)
     assert len(jax.tree.leaves(adapted_variables)) > len(jax.tree.leaves(variables))
+
+
+@pytest.mark.slow
+def test_network_of_an_onnx_file_has_adapters() -> None:
+    """And begins with the weights of its file."""
+    network: Any = TorchNetwork(OnnxFile(ONNX / "mobile.onnx", None), "float32")
+    adapted: Any = adapt_network(network, RULE)
+    images = jnp.asarray(draw(2, 12, 12, 3))
+    logits, variables = adapted.init_with_output(jax.random.key(1), images, train=False)
+    plain, _ = network.init_with_output(jax.random.key(1), images, train=False)
+    np.testing.assert_array_equal(logits, plain)
+    assert variables["params"]["fc"]["lora_up"].shape == (2, 3)
+    variables["params"]["fc"]["lora_up"] += 1.0
+    assert not np.allclose(adapted.apply(variables, images, train=False), plain)
