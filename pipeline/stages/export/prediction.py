@@ -100,7 +100,7 @@ def make_predict(run: TrainedRun) -> Predict:
 
 @dataclass(frozen=True)
 class MappedInputs:
-    """What a network reads of samples after the map ops of evaluation."""
+    """The map ops of evaluation, and the arrays that a network reads after them."""
 
     ops: tuple[MapOp, ...]
     inputs: NetworkInputs

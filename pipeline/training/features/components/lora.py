@@ -60,7 +60,7 @@ class LoraSpec(FeatureSpec):
             if patterns := getattr(train, key):
                 texts = [getattr(pattern, "pattern", pattern) for pattern in patterns]
                 yield f"train.{key} = {texts}: must be [] with lora, which trains adapters alone"
-        if saves.restore is not None and "train" in recipe.stages:
+        if saves.restore is not None:
             yield (
                 f"checkpoint.restore = {saves.restore}: must be null with lora, whose `base` names "
                 "the frozen weights"
