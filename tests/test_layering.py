@@ -66,6 +66,7 @@ LAZY_MODULES = {
     "pipeline.training.features.components.distill",
     "pipeline.training.features.components.gradient_penalty",
     "pipeline.training.features.components.lookahead",
+    "pipeline.training.features.components.lora",
     "pipeline.training.features.components.throughput",
     "pipeline.training.features.components.weight_averages",
     "pipeline.training.losses",

@@ -57,6 +57,11 @@ BUILT = {
 
 TEXTS = {
     "decoder_text": [DECODER, "dataset.length=16"],
+    "decoder_text_lora": [
+        DECODER,
+        "dataset.length=16",
+        "train.features=[{name: lora, rank: 2, targets: ['*/self_attention_0', '*/gated_mlp_0']}]",
+    ],
     "gpt_text": [*SMALL, "dataset.length=16"],
     "bert_docstrings": [*SMALL, "dataset.buckets=[[16]]"],
 }
@@ -129,7 +134,7 @@ def header_of(name: str) -> list[str]:
 def test_recipes_are_all_tested() -> None:
     shipped = {file.stem for file in RECIPES.glob("*.yaml")}
     assert shipped == set(SHIPPED)
-    assert len(shipped) == 29
+    assert len(shipped) == 30
 
 
 @pytest.mark.slow

@@ -71,6 +71,10 @@ COVERED = {
         "models/weights/rules/test_rules.py",
         "names of all collections",
     ),
+    "pipeline.stages.features.feature_facts": (
+        "stages/test_private_run.py",
+        "budgets of private runs; stages/test_measure_robustness.py has the scale of pixels",
+    ),
     "pipeline.stages.export.onnx.*": (
         "stages/export/onnx/test_onnx_export.py",
         "graphs against the network, by onnxruntime",

@@ -345,6 +345,8 @@ class Trainer:
         )
         state = view.state
         params = merge_params(state.params, find_evaluated(state.features))
+        for feature in self.recipe.train.features:
+            params = feature.merge_params(params)
         tree = {**state.variables, "params": params}
         weights = {path: np.array(array) for path, array in flatten_dict(tree, sep="/").items()}
         return TrainedRun(self.recipe, weights, int(state.step), samples)

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -74,7 +74,7 @@ class Checkpoints:
 
     `recipe` is the run's recipe as JSON, and `recipe_digest` a digest of the keys that change the
     run's results. Every complete checkpoint and every removed step is passed to each of `copies`.
-    Raises RunError if the folder can't be made.
+    `select` returns the part of a state to save. Raises RunError if the folder can't be made.
     """
 
     def __init__(
@@ -84,7 +84,9 @@ class Checkpoints:
         recipe: Mapping[str, Any] | None = None,
         recipe_digest: str = "",
         copies: Sequence[Copies] = (),
+        select: Callable[[TrainState], TrainState] = lambda state: state,
     ) -> None:
+        self._select = select
         self._root = (run_dir / FOLDER).absolute()
         self._recipe = dict(recipe or {})
         self._recipe_digest = recipe_digest
@@ -142,7 +144,9 @@ class Checkpoints:
                     self._remove_old()
             return
         # Copied, since the device reuses the buffers while they are being written.
-        arrays = {path: np.array(leaf) for path, leaf in flatten_by_path(state).items()}
+        arrays = {
+            path: np.array(leaf) for path, leaf in flatten_by_path(self._select(state)).items()
+        }
         self._state_bytes = sum(array.nbytes for array in arrays.values())
         texts = {
             f"{HOST}/{META}": json.dumps(host_state),

@@ -372,6 +372,8 @@ def check_metric_names(recipe: Recipe) -> Iterator[str]:
             yield f"{key} = {metric}: {problem}; eval.metrics adds others"
         elif metric is not None and not is_measured:
             yield f"{key} = {metric}: needs eval.every_steps or eval.every_epochs"
+        elif metric is not None and recipe.eval.every_seconds is not None:
+            yield f"{key} = {metric}: must be null with eval.every_seconds, whose steps vary"
 
 
 @rule

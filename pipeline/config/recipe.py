@@ -289,6 +289,8 @@ class EvalSpec(Spec):
     every_steps: PositiveInt | None
     every_epochs: PositiveInt | None
     """Epochs between two evaluations."""
+    every_seconds: Seconds | None = None
+    """Seconds without an evaluation after which one is due; null: no limit."""
     metrics: Seq[Annotated[MetricSpec, ComponentOf("metric")]]
     """Metrics beside the standard ones."""
     robustness: Seq[AttackSpec] = ()

@@ -80,6 +80,8 @@ class Progress:
     """Step of the newest checkpoint that callbacks were notified of."""
     saved_at: float = 0.0
     """Time of the newest checkpoint, or of the start, by `time.monotonic`."""
+    evaluated_at: float = 0.0
+    """Time of the newest evaluation's end, or of the start."""
     num_answered_saves: int = 0
     """Number of saves that signals requested and that are done."""
     recent: RecentSteps = field(default_factory=RecentSteps)

@@ -86,6 +86,8 @@ class Hooks:
     monitors: Sequence[Monitor] = ()
     evaluate: Callable[[TrainState], Evaluation | None] = refuse_evaluation
     """Evaluates a state; returns None if a signal to stop has interrupted it."""
+    evaluate_seconds: float | None = None
+    """Longest time without an evaluation; None: no limit."""
     saves: Saves = field(default_factory=Saves)
     callbacks: NoCallbacks = field(default_factory=NoCallbacks)
     early_stop: EarlyStop = field(default_factory=EarlyStop)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pipeline.checkpoint.host_state import HostState, PendingBoundary, Requests
@@ -85,6 +85,8 @@ class Decision(NamedTuple):
     """Reason to end a run that isn't worth continuing; None if it continues."""
     save: bool
     """Whether a checkpoint is requested, or due by time."""
+    evaluate: bool
+    """Whether an evaluation is due by time."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def train(
     """
     started_at = time.monotonic()
     progress = Progress.restore(state, host, history)
-    progress.saved_at = started_at
+    progress.saved_at = progress.evaluated_at = started_at
     training = TrainingRun(program, hooks, progress, DispatchSize(schedule.dispatch_seconds))
     begin_run(training, host)
     # The first segment has the events that an earlier process left at this boundary.
@@ -157,6 +159,8 @@ def train(
         granted = progress.granted
         requested = {Event.EVALUATE: granted.evaluate_at, Event.CHECKPOINT: granted.save_at}
         segment = schedule.next_segment(history.step, decision.max_steps, requested)
+        if decision.evaluate:
+            segment = replace(segment, events=segment.events | {Event.EVALUATE})
 
     return end_run(training, decision, started_at, is_last=is_last)
 
@@ -250,6 +254,7 @@ def evaluate(training: TrainingRun) -> Mapping[str, float] | None:
         return None
     progress.pending = None
     progress.history.evaluated = {step: evaluation}
+    progress.evaluated_at = time.monotonic()
     hooks.early_stop.add(evaluation)
     for monitor in hooks.monitors:
         monitor.on_eval(step, evaluation)
@@ -270,7 +275,10 @@ def decide(training: TrainingRun, *, is_last: bool) -> Decision:
     can_prune = not is_last and progress.pending is None
     is_requested = hooks.signals.saves > progress.num_answered_saves
     every_s = hooks.saves.every_seconds
-    is_late = every_s is not None and time.monotonic() - progress.saved_at >= every_s
+    now = time.monotonic()
+    is_late = every_s is not None and now - progress.saved_at >= every_s
+    eval_s = hooks.evaluate_seconds
+    is_eval_due = eval_s is not None and now - progress.evaluated_at >= eval_s
 
     def make_decision() -> list[Any]:
         prune = hooks.prune(progress.verdict) if can_prune else None
@@ -279,6 +287,7 @@ def decide(training: TrainingRun, *, is_last: bool) -> Decision:
             hooks.signals.stop,
             prune,
             is_requested or is_late,
+            is_eval_due,
         ]
 
     return Decision._make(hooks.agree(make_decision))

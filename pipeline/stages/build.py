@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -59,7 +59,6 @@ from pipeline.training.target_metrics import list_metrics
 
 if TYPE_CHECKING:
     from pipeline.training.privacy.budget import Budget
-    from pipeline.training.robustness.pixel_scale import PixelScale
 
 
 @dataclass(frozen=True)
@@ -131,14 +130,23 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         dataset.eval_ops,
         dataset.padding,
     )
-    privacy = plan_privacy(recipe, dataset, planned.total, reporter)
+    privacy = None
+    if recipe.privacy is not None:
+        # Imported here, since few runs are private.
+        from pipeline.stages.features.feature_facts import plan_privacy
+
+        privacy = plan_privacy(recipe, dataset, planned.total, reporter)
     if recipe.eval.robustness:
         require_attackable(recipe, dataset)
-    attacks = recipe.train.adversarial is not None
+    pixel_scale = None
+    if recipe.train.adversarial is not None:
+        from pipeline.stages.features.feature_facts import make_pixel_scale
+
+        pixel_scale = make_pixel_scale(recipe, dataset, "train")
     inputs = FeatureInputs(
         samples=len(dataset.train),
         privacy_rule=None if privacy is None else privacy.rule,
-        pixel_scale=make_pixel_scale(recipe, dataset, "train") if attacks else None,
+        pixel_scale=pixel_scale,
     )
     step_config = replace(step_config, features=make_step_features(recipe, inputs))
     seed = seed_words(recipe.seed)
@@ -238,45 +246,6 @@ def _trace_network(
     return None, find_shapes(init, seed)
 
 
-def plan_privacy(recipe: Recipe, dataset: Dataset, steps: int, reporter: Reporter) -> Budget | None:
-    """Return the privacy budget of a run of `steps` steps; None if it isn't private.
-
-    Raises RecipeError if no noise is enough, or if a table is encoded by all samples.
-    """
-    if recipe.privacy is None:
-        return None
-    if dataset.table is not None:
-        raise RecipeError(
-            f"dataset = {recipe.dataset.name}: encodes rows by means of all samples, which has no "
-            "noise; must be another dataset with privacy"
-        )
-    # Imported here, since few runs are private.
-    from pipeline.training.privacy.budget import Budget
-
-    budget = Budget(recipe.privacy, dataset.train_order, steps)
-    with reporter.clock("accounting for privacy"):
-        line = str(budget)  # computes noise and epsilon, which takes seconds
-    reporter.print_stage("privacy", line)
-    return budget
-
-
-def make_pixel_scale(
-    recipe: Recipe, dataset: Dataset, split: Literal["train", "eval"]
-) -> PixelScale:
-    """Return the scale of pixels after the map ops of a split.
-
-    Raises RecipeError unless samples are images with one class each.
-    """
-    # Imported here, since few runs attack images.
-    from pipeline.training.robustness.pixel_scale import find_pixel_scale, find_white
-
-    require_attackable(recipe, dataset)
-    ops = dataset.train_ops if split == "train" else dataset.eval_ops
-    with blaming_key(f"dataset.{split}"):
-        assert dataset.raw_image is not None, "attackable samples are images"
-        return find_pixel_scale(ops, find_white(dataset.raw_image, recipe.dataset.brightest))
-
-
 def make_step_config(
     recipe: Recipe,
     targets: Targets,
@@ -296,6 +265,8 @@ def make_step_config(
     with blaming_key(f"train.gradients = {train.gradients.name}"):
         features = make_step_features(recipe, NO_INPUTS)
     network = build_network(recipe, len(targets), count_encoded_features(train_ops))
+    for feature in train.features:
+        network = feature.change_network(network)
     # Lowerings replace operations of a trace, and eager mode runs the code of the network itself.
     is_rewritten = train.mode != "eager" and not lowers_itself(network)
     metrics = () if has_constant_labels(eval_ops) else list_metrics(targets, ignore_index)

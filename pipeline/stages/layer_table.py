@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
@@ -30,7 +30,7 @@ from pipeline.stages.data import choose_inputs, load_data
 from pipeline.stages.features.step_features import NO_INPUTS
 from pipeline.stages.fine_tuning import plan_fine_tuning
 from pipeline.stages.key_errors import blaming_key
-from pipeline.training.features.freezing import get_freezing
+from pipeline.training.features.freezing import Freezing, get_freezing
 from pipeline.training.features.parameter_rates import LayerRates
 from pipeline.training.initial_state import init_with_output
 from pipeline.training.step_config import StepConfig
@@ -129,6 +129,10 @@ def make_layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
             variables = find_shapes(lambda words: init_with_output(step_config, words)[1], seed)
     tuning = plan_fine_tuning(recipe, step_config, variables, steps_per_epoch, seed)
     step_config = tuning.apply(recipe, step_config, NO_INPUTS)
+    frozen = tuple(pattern for feature in recipe.train.features for pattern in feature.frozen)
+    if frozen:
+        freezing = Freezing(frozen)
+        step_config = replace(step_config, features=(*step_config.features, freezing))
     params = flatten_dict(dict(variables["params"]))
     statistics = [
         leaf

@@ -24,7 +24,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.batch import read_chunks
 from pipeline.data.dataset import Dataset
 from pipeline.data.random import seed_words
-from pipeline.stages.build import make_pixel_scale
+from pipeline.stages.features.feature_facts import make_pixel_scale
 from pipeline.stages.record.run_directory import ROBUSTNESS
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.stages.runner.run_feature import RunFeature

@@ -18,6 +18,7 @@ from pipeline.stages.build import build
 from pipeline.stages.compile import CompileOptions, compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
+from pipeline.stages.runner.adapted_run import read_frozen
 from pipeline.stages.warm_start import restore_weights_of
 from pipeline.training.rate_table import TableSchedule
 from pipeline.training.schedules import ConstantSchedule
@@ -147,6 +148,8 @@ def measure_rate_curve(recipe: Recipe, num_steps: int, reporter: Reporter) -> Ra
     if recipe.checkpoint.restore is not None:
         restored = restore_weights_of(recipe, dataset, built.state, reporter.warn)
         state = executable.put(restored.replace_weights(state, built.step_config))
+    if built.step_config.unsaved:
+        state = executable.put(read_frozen(recipe, dataset).start(state))
     rates = np.geomspace(LOW, HIGH, num_steps)
     ratios = built.learning_rates[0] / np.float64(built.learning_rates.flat[0])
     executable.set_learning_rates(np.multiply.outer(rates, ratios).astype(np.float32))

@@ -10,6 +10,7 @@ import optax
 from flax import linen as nn
 
 from pipeline.data.padding.buckets import NO_PADDING, Padding
+from pipeline.training.state import split_params
 from pipeline.training.step_feature import StepFeature, has_moment
 
 if TYPE_CHECKING:
@@ -102,6 +103,15 @@ class StepConfig:
     def never_trained(self) -> tuple[str, ...]:
         """Patterns over parameters that no step trains."""
         return tuple(pattern for feature in self.features for pattern in feature.never_trained)
+
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        """Patterns over parameters that checkpoints lack."""
+        return tuple(pattern for feature in self.features for pattern in feature.unsaved)
+
+    def select_saved(self, state: TrainState) -> TrainState:
+        """Return the part of a state that checkpoints have."""
+        return replace(state, params=split_params(state.params, self.unsaved)[0])
 
     @property
     def columns(self) -> tuple[str, ...]:

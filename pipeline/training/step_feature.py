@@ -39,6 +39,10 @@ class StepFeature:
     """Key of its state, of its sums and of its readings."""
     frozen: tuple[str, ...] = ()
     """Patterns over parameters that this step doesn't train."""
+    unsaved: tuple[str, ...] = ()
+    """Patterns over parameters that checkpoints lack, since a feature of the run restores them."""
+    predicts: bool = False
+    """Whether it calls `ForwardPass.predict`, which has the running statistics."""
     columns: tuple[str, ...] = ()
     """Names of its columns of metrics.jsonl."""
 
@@ -178,7 +182,8 @@ class StepFeature:
         return {}
 
     def change_weights(self, state: TrainState, params: Any) -> Any:
-        """Return the parameters that an evaluation uses."""
+        """Return the parameters that an evaluation uses. Its state is a dict that has those of the
+        trained ones as `evaluated`, since checkpoints are read without the feature."""
         return params
 
 

@@ -263,6 +263,10 @@ CASES = {
         ["monitor.early_stop.metric=loss"],
         "monitor.early_stop.metric = loss: needs eval.every_steps or eval.every_epochs",
     ),
+    "metric measured by the clock": (
+        ["monitor.early_stop.metric=loss", "eval.every_steps=5", "eval.every_seconds=60"],
+        "monitor.early_stop.metric = loss: must be null with eval.every_seconds, whose steps vary",
+    ),
     "crop larger than the image": (
         ["dataset.train.ops=[{name: random_crop, size: [40, 40]}]"],
         "dataset.train.ops.0 (random_crop): ",

@@ -148,6 +148,7 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
         hooks = Hooks(
             monitors=[script],
             evaluate=script.evaluate,
+            evaluate_seconds=recipe.eval.every_seconds,
             saves=_saves(script, recipe) if saves else Saves(),
             early_stop=make_early_stop(recipe.monitor.early_stop),
             prune=script.prune if script.prune_reasons else lambda verdict: None,
@@ -279,6 +280,28 @@ def test_every_seconds_saves_between_dispatches(play: Play) -> None:
     script = Script(step_s=1.0)
     play(script, "checkpoint.every_seconds=4.5", "train.dispatch_seconds=1.0")
     assert list(script.saved) == [5, 10, 15, 20]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("keys", "steps"),
+    [
+        # After 4.5 s, at the end of the next dispatch; the next 4.5 s begin there.
+        (["eval.every_seconds=4.5"], [6, 12, 18]),
+        # Evaluations at steps begin the seconds anew, and stay at their steps within sinks of 8.
+        (["eval.every_seconds=4.5", "eval.every_steps=3"], [3, 6, 9, 12, 15, 18]),
+        (["eval.every_seconds=4.5", "eval.every_steps=7"], [6, 7, 13, 14, 20]),
+        (["eval.every_seconds=100"], []),
+        (["eval.every_steps=3"], [3, 6, 9, 12, 15, 18]),
+    ],
+)
+def test_evaluation_is_due_by_steps_or_seconds(
+    play: Play, keys: list[str], steps: list[int]
+) -> None:
+    script = Script(step_s=1.0)
+    play(script, *keys, "train.dispatch_seconds=1.0")
+    evaluated = [event for event in script.events if event.startswith("eval")]
+    assert evaluated == [f"eval {step}" for step in steps]
 
 
 @pytest.mark.slow

@@ -72,8 +72,12 @@ class OpenedRecipe:
 
     def fresh_state(self) -> TrainState:
         """Return the state at step 0 with the bits of a run, from the weights of
-        `checkpoint.restore` if it is set."""
+        `checkpoint.restore` if it is set, or the frozen ones of `lora`."""
         state = initialise_state(self.built.step.init, self.built.seed, self.backend.placement)
+        if self.built.step_config.unsaved:
+            from pipeline.stages.runner.adapted_run import read_frozen
+
+            return read_frozen(self.recipe, self.dataset).start(state)
         if self.recipe.checkpoint.restore is None:
             return state
         # Imported here, since few recipes start from weights and the import takes time.
@@ -81,6 +85,14 @@ class OpenedRecipe:
 
         weights = restore_weights_of(self.recipe, self.dataset, self.built.state, lambda _: None)
         return weights.replace_weights(state, self.built.step_config)
+
+    def complete_state(self, state: TrainState, run_dir: Path) -> TrainState:
+        """Return the state of a checkpoint of a run, with the parameters that it lacks."""
+        if not self.built.step_config.unsaved:
+            return state
+        from pipeline.stages.runner.adapted_run import read_frozen
+
+        return read_frozen(self.recipe, self.dataset).complete(state, run_dir)
 
 
 def build_recipe(recipe: Recipe, reporter: Reporter) -> OpenedRecipe:

@@ -203,8 +203,10 @@ class Replay:
             except DamagedError as error:
                 self.reporter.warn(f"{error}; reading an earlier one")
                 continue
-            arrays = checkpoint.arrays
-            return saved_step, arrange_arrays(checkpoint.folder, arrays, self.opened.built.state)
+            built = self.opened.built
+            like = built.step_config.select_saved(built.state)
+            state = arrange_arrays(checkpoint.folder, checkpoint.arrays, like)
+            return saved_step, self.opened.complete_state(state, self.run_dir)
         if reached is not None and reached[0] <= step:
             return reached
         return 0, jax.tree.map(np.array, self.opened.fresh_state())

@@ -6,7 +6,7 @@ An ensemble averages the probabilities of its runs, or the numbers of a regressi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from flax.traverse_util import unflatten_dict
 from jax import Array, nn
 from jax.scipy.special import logsumexp
 
+from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.host.array_values import allow_reads
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.inputs import PADDING_MASK
+from pipeline.data.dataset_spec import MapOp
+from pipeline.data.inputs import PADDING_MASK, NetworkInputs
 from pipeline.data.padding.buckets import Bucket
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features, make_encoding_ops
@@ -65,20 +67,9 @@ def make_predict(run: TrainedRun) -> Predict:
             "dataset's"
         )
     samples = run.samples
-    encode = make_encoding_ops(samples.table, recipe.model.table_input, samples.scale)
-    ops = (*encode, *recipe.dataset.eval.ops)
-    columns = {**samples.columns, "label": ColumnSpec((), "int32")}
-    with prefixing_problems("dataset.eval."):
-        columns = compute_column_specs(encode, columns)
-        columns = compute_column_specs(recipe.dataset.eval.ops, columns, leave_out=True)
+    mapped_inputs = map_inputs(recipe, samples)
+    ops, inputs, size = mapped_inputs.ops, mapped_inputs.inputs, mapped_inputs.size
     padded = next(iter(samples.columns))
-    size: Bucket = ()
-    if recipe.dataset.padding_mask:
-        mapped = columns[padded]
-        size = (mapped.shape if mapped.layout == "hwc" else mapped.shape[1:])[:2]
-        columns = add_padding_mask(columns, padded, size)
-    default = tuple(name for name in columns if name not in ("label", PADDING_MASK))
-    inputs = choose_inputs(recipe, columns, default)
     seed = seed_words(recipe.seed)
     network = build_network(recipe, len(samples.classes), count_encoded_features(ops))
     text = samples.text
@@ -105,6 +96,35 @@ def make_predict(run: TrainedRun) -> Predict:
         return logits
 
     return predict
+
+
+@dataclass(frozen=True)
+class MappedInputs:
+    """The map ops of evaluation, and the arrays that a network reads after them."""
+
+    ops: tuple[MapOp, ...]
+    inputs: NetworkInputs
+    size: Bucket
+    """Size of a padding mask; () without one."""
+
+
+def map_inputs(recipe: Recipe, samples: Samples) -> MappedInputs:
+    """Return what the network of a recipe reads. Raises RecipeError if the ops don't accept the
+    samples."""
+    encode = make_encoding_ops(samples.table, recipe.model.table_input, samples.scale)
+    columns = {**samples.columns, "label": ColumnSpec((), "int32")}
+    with prefixing_problems("dataset.eval."):
+        columns = compute_column_specs(encode, columns)
+        columns = compute_column_specs(recipe.dataset.eval.ops, columns, leave_out=True)
+    padded = next(iter(samples.columns))
+    size: Bucket = ()
+    if recipe.dataset.padding_mask:
+        mapped = columns[padded]
+        size = (mapped.shape if mapped.layout == "hwc" else mapped.shape[1:])[:2]
+        columns = add_padding_mask(columns, padded, size)
+    default = tuple(name for name in columns if name not in ("label", PADDING_MASK))
+    ops = (*encode, *recipe.dataset.eval.ops)
+    return MappedInputs(ops, choose_inputs(recipe, columns, default), size)
 
 
 def _make_average(run: TrainedRun) -> Predict:

@@ -116,8 +116,15 @@ def require_distinct(features: Sequence[StepFeature]) -> None:
 
 
 def require_same_form(step_config: StepConfig, state: Any, batch: Any, rates: Any) -> None:
-    """Raise ValueError if a step changes the form of a feature's state. All have shapes in place of
-    arrays."""
+    """Raise ValueError if a step changes the form of a feature's state, or the state of one with
+    `change_weights` lacks these weights. All have shapes in place of arrays."""
+    for feature in step_config.list_acting("change_weights"):
+        part = state.features.get(feature.name)
+        if feature.name != "average" and not (isinstance(part, dict) and "evaluated" in part):
+            raise ValueError(
+                f"{feature.name}: has change_weights, so its state must be a dict that has the "
+                "weights of evaluations as `evaluated`, in the form of the trained parameters"
+            )
     after, _ = find_shapes(make_train_step(step_config).step, state, batch, rates)
     for name, before in state.features.items():
         old, new = (show(jax.tree.map(_get_form, part)) for part in (before, after.features[name]))

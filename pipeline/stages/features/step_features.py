@@ -12,7 +12,7 @@ from pipeline.stages.key_errors import blaming_key
 from pipeline.training.features.feature_spec import FeatureContext
 from pipeline.training.features.freezing import FreezePhase, Freezing
 from pipeline.training.features.loss_scales import ScaledLoss
-from pipeline.training.step_feature import StepFeature
+from pipeline.training.step_feature import StepFeature, has_moment
 
 if TYPE_CHECKING:
     from pipeline.training.privacy.add_noise import PrivacyRule
@@ -148,15 +148,15 @@ def _make_schedule_free(recipe: Recipe, inputs: FeatureInputs) -> StepFeature | 
 
 
 def _make_listed(recipe: Recipe, inputs: FeatureInputs) -> Sequence[StepFeature]:
-    """Return the features of `train.features`. They act before the average of the parameters, since
-    they may change these."""
+    """Return the features of `train.features`, those that average weights last, and before
+    `train.ema`, since the others may change the parameters."""
     if inputs.context is None:
         return ()
     features = []
     for position, spec in enumerate(recipe.train.features):
         with blaming_key(f"train.features.{position} ({spec.name})"):
             features.append(spec.build(inputs.context))
-    return features
+    return sorted(features, key=lambda feature: has_moment(feature, "change_weights"))
 
 
 def _make_average(recipe: Recipe, inputs: FeatureInputs) -> StepFeature | None:

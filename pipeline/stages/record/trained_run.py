@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -175,13 +176,18 @@ def read_trained_run(folder: Path) -> TrainedRun:
         )
     samples = _read_samples(run_dir / SUMMARY, recipe)
     samples = replace(samples, series=describe_series(recipe.dataset))
-    return TrainedRun(
+    run = TrainedRun(
         recipe,
         saved.select_weights(),
         saved.step,
         samples,
         ledger=saved.select_part("features/ledger"),
     )
+    for feature in recipe.train.features:
+        if feature.completes is not None:
+            module, _, name = feature.completes.partition(":")
+            run = getattr(import_module(module), name)(run)
+    return run
 
 
 def parse_samples(data: Any, folder: Path) -> Samples:

@@ -132,13 +132,14 @@ def _read_last_checkpoint(context: RunContext, built: Built) -> tuple[TrainState
     from pipeline.stages.record.saved_recipe import restore_state
 
     tree = context.recipe.model_dump(mode="json")
+    like = built.step_config.select_saved(built.state)
     ranks = context.ranks
     warn = context.reporter.warn
-    saved = restore_state(context.run_dir, built.state, tree, warn) if ranks.is_first else None
+    saved = restore_state(context.run_dir, like, tree, warn) if ranks.is_first else None
     step = ranks.agree(lambda: int(saved[0].step) if saved else 0)
     if not ranks.is_first and step:
         # The first process hasn't written anything yet, so the others read the same files.
-        saved = restore_state(context.run_dir, built.state, tree, warn)
+        saved = restore_state(context.run_dir, like, tree, warn)
     read_step = int(saved[0].step) if saved else 0
     if read_step != step:
         raise RunError(

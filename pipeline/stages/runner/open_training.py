@@ -90,6 +90,7 @@ def open_training(
         hooks = Hooks(
             monitors=_list_monitors(run, observers, outlook),
             evaluate=outlook.time_evaluations(evaluations.evaluate_unless_stopped),
+            evaluate_seconds=recipe.eval.every_seconds,
             saves=Saves(checkpoints, every_s, sink.host_entry, observers.log_marks),
             callbacks=_open_callbacks(evaluations, callbacks),
             early_stop=make_early_stop(recipe.monitor.early_stop),
@@ -264,7 +265,9 @@ def _open_checkpoints(
     is_needed = partial(is_due, periods=periods)
     retention = Retention(spec.keep, spec.best, is_needed, spec.keep_minutes)
     copies = stack.enter_context(context.features.copy_checkpoints(evaluations))
-    checkpoints = Checkpoints(context.run_dir, retention, tree, hash_recipe(tree), copies)
+    select = evaluations.run.built.step_config.select_saved
+    digest = hash_recipe(tree)
+    checkpoints = Checkpoints(context.run_dir, retention, tree, digest, copies, select)
     stack.enter_context(checkpoints)
     checkpoints.require_space(count_bytes(evaluations.run.built.state))
     return checkpoints

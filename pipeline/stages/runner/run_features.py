@@ -64,6 +64,11 @@ RUN_FEATURES = (
         "pipeline.stages.private_run:PrivateRun",
     ),
     Listed(
+        "train.features",
+        lambda recipe: any(feature.name == "lora" for feature in recipe.train.features),
+        "pipeline.stages.runner.adapted_run:AdaptedRun",
+    ),
+    Listed(
         "parallel.mode",
         lambda recipe: recipe.parallel.mode == "auto",
         "pipeline.stages.plan_devices:PlannedDevices",

@@ -17,7 +17,8 @@ ABSENT = "(absent)"
 # fmt: off
 HOST_KEYS = (
     "name", "debug", "checkpoint", "monitor", "dump", "eval.every_steps", "eval.every_epochs",
-    "train.resume", "train.resume_changed", "train.callbacks", "train.dispatch_seconds",
+    "eval.every_seconds", "train.resume", "train.resume_changed", "train.callbacks",
+    "train.dispatch_seconds",
 )
 # fmt: on
 """Keys and sections on which no compiled program depends."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from pipeline.core.errors import RecipeError
 from pipeline.training.step_feature import StepFeature
 
 if TYPE_CHECKING:
@@ -47,6 +48,13 @@ class EvaluatedWeights(WeightCopy):
 
         if not jax.tree.leaves(forward.collections):
             return outputs
+        for feature in forward.config.features:
+            if feature.predicts:
+                raise RecipeError(
+                    f"{self.name} and {feature.name}: the running statistics are those of the "
+                    f"averaged weights, and {feature.name} predicts by others; leave one out, or "
+                    "choose a network without batch norm"
+                )
         evaluated = forward.state.features[self.name][EVALUATED]
         # `trained` leaves out what is still frozen.
         weights = select_averaged(trained, evaluated)

@@ -12,6 +12,7 @@ from pipeline.core.registry import Spec
 
 if TYPE_CHECKING:
     import jax
+    from flax import linen as nn
 
     from pipeline.training.state import Inputs
     from pipeline.training.step_feature import StepFeature
@@ -53,11 +54,23 @@ class FeatureSpec(Spec):
 
     applies_network: ClassVar[bool] = False
     """Whether the feature applies the network, or another one, besides the step's forward pass."""
+    frozen: ClassVar[tuple[str, ...]] = ()
+    """Patterns over parameters that the feature freezes."""
+    completes: ClassVar[str | None] = None
+    """`module:function` that completes the weights of a saved run; None if checkpoints have all."""
     name: str
 
     def check(self, recipe: Any) -> Iterator[str]:
         """Yield the problems of a recipe with this feature: texts `KEY = VALUE: must be ...`."""
         yield from ()
+
+    def change_network(self, network: nn.Module) -> nn.Module:
+        """Return the network that the step applies, such as with further parameters."""
+        return network
+
+    def merge_params(self, params: Any) -> Any:
+        """Return the parameters of the network without `change_network` from those of a step."""
+        return params
 
     @abstractmethod
     def build(self, context: FeatureContext) -> StepFeature:

@@ -34,6 +34,7 @@ class AdversarialRule(StepFeature):
     """
 
     name: ClassVar[str] = "adversarial"
+    predicts: ClassVar[bool] = True
     spec: AdversarialSpec
     scale: PixelScale
 

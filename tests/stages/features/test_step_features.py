@@ -57,6 +57,7 @@ SETTINGS = {
     "gradient_noise": "gradient_noise",
     "swa": "{name: swa, start: 0.25, steps: 5}",
     "lawa": "{name: lawa, count: 2, steps: 5}",
+    "lora": "{name: lora, rank: 2}",
     "schedule_free": ("optimizer=schedule_free_adamw",),
 }
 """Overrides that use a feature; a text is an entry of train.features."""
@@ -78,6 +79,8 @@ REFUSED = {
     ("curvature", "accumulate_labels"),
     ("curvature", "swa"),
     ("curvature", "lawa"),
+    ("curvature", "lora"),
+    ("freezing", "lora"),
     ("lookahead", "schedule_free"),
     ("accumulate_labels", "schedule_free"),
     *combinations(("average", "swa", "lawa", "schedule_free"), 2),
@@ -141,6 +144,38 @@ def test_features_are_in_the_order_of_the_list(tiny: Tiny) -> None:
     recipe = tiny(*list_overrides("average", "rate_groups", "lookahead", "ledger", "freezing"))
     names = [feature.name for feature in build_step(recipe).step_config.features]
     assert names == ["freezing", "loss_scale", "rate_groups", "lookahead", "average", "ledger"]
+
+
+@pytest.mark.medium
+def test_averages_act_after_features_that_change_weights(tiny: Tiny) -> None:
+    """`swa` would average the fast weights before `lookahead` moves them."""
+    recipe = tiny("train.features=[{name: swa, steps: 2}, lookahead, gradient_penalty]")
+    names = [feature.name for feature in build_step(recipe).step_config.features]
+    assert names == ["loss_scale", "lookahead", "gradient_penalty", "swa"]
+
+
+NORMALIZED = (
+    "model=layers",
+    "model.layers=[{name: conv, features: 2, kernel: 3, stride: 4}, batch_norm, global_avg_pool, "
+    "{name: dense, features: $classes}]",
+)
+STATISTICS = {
+    "swa and distill": ["{name: distill, teacher: ema}", "{name: swa, start: 0.25, steps: 5}"],
+    "lawa and adversarial": ["{name: lawa, count: 2, steps: 5}"],
+    "schedule_free and adversarial": [],
+    "schedule_free and distill": ["{name: distill, teacher: ema}"],
+}
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("names", STATISTICS)
+def test_statistics_of_averaged_weights_are_not_used_with_others(names: str, tiny: Tiny) -> None:
+    keys = [*NORMALIZED, f"train.features=[{', '.join(STATISTICS[names])}]"]
+    for name in ("adversarial", "schedule_free"):
+        keys += SETTINGS[name] if name in names else ()
+    with pytest.raises(RecipeError, match=f"{names}: the running statistics are those of the av"):
+        trace_step(tiny(*keys))
+    trace_step(tiny(*keys[2:]))  # A network without batch norm has no statistics.
 
 
 @pytest.mark.medium
@@ -220,10 +255,24 @@ class Wrong(StepFeature):
         return state.replace_part(self.name, jnp.zeros(2, jnp.float32))
 
 
+@dataclass(frozen=True)
+class Unreadable(StepFeature):
+    """Weights of evaluations that can't be found in a checkpoint."""
+
+    name = "unreadable"
+
+    def init(self, trained: Any) -> Any:
+        return trained
+
+    def change_weights(self, state: Any, params: Any) -> Any:
+        return state.features[self.name]
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("feature", "problem"),
     [
+        (Unreadable(), "train.features: unreadable: has change_weights, so its state must be a"),
         (Wrong(), "train.features: wrong: returns 0 columns; must be: own"),
         (Wrong(made=2), "train.features: wrong: returns 2 columns; must be: own"),
         (Wrong(("loss",), 1), "train.features: loss of wrong is a column of every step already"),
@@ -231,7 +280,7 @@ class Wrong(StepFeature):
     ],
 )
 def test_feature_of_another_form_is_refused_before_compiling(
-    feature: Wrong, problem: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+    feature: StepFeature, problem: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LookaheadSpec, "build", lambda self, context: feature)
     with pytest.raises(RecipeError) as caught:

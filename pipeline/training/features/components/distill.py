@@ -65,6 +65,10 @@ class Distillation(StepFeature):
     columns: tuple[str, ...] = ("teacher_divergence",)
 
     @property
+    def predicts(self) -> bool:  # type: ignore[override]
+        return self.network is None
+
+    @property
     def is_like_params(self) -> bool:
         return self.network is None
 
