@@ -109,6 +109,7 @@ ANNEXES: Mapping[str, Annex] = {
     "stages.export.onnx": Annex(
         ("cli.runs.export",), ("export", "run", "network", "--to", "onnx"), "export.onnx"
     ),
+    "stages.fork": Annex(("cli.runs.fork",), ("fork", "run@1"), "stages.fork"),
     "study": Annex(
         (
             "cli.better",

@@ -139,6 +139,26 @@ RUN_COMMANDS = (
         example="reproduce outputs/2026-11-21/14-46-29_lenet5_digits",
     ),
     RunCommand(
+        "fork",
+        "train on from a step of a run, with changed keys",
+        """Write a new run directory that begins with the state of a run at a step, replayed if it
+        isn't saved, and train on from there with the changed keys; a done run goes on longer.
+
+        Exit status: 0 done, 1 the new run failed or the bits can't be had, 2 the run, the step or a
+        key is wrong.""",
+        [
+            path_argument(
+                "place",
+                "A run, and the number of steps that the fork keeps; end: all.",
+                metavar="RUN_DIR@N",
+                is_folder=True,
+            ),
+            overrides_argument("[KEY=VALUE ...]", "Keys that the steps after N have."),
+            out_option("FOLDER", "Empty folder for the new run."),
+        ],
+        example="fork outputs/again@end train.epochs=20",
+    ),
+    RunCommand(
         "diff",
         "how two runs and their results differ",
         """Compare two runs: recipe, code, versions, data and machine, metrics, and the first step
