@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
+from pipeline.checkpoint.host_state import LOGS
 from pipeline.checkpoint.restore import arrange_arrays
 from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.train import train_run
@@ -25,7 +26,13 @@ from pipeline.inspect.replay.open_at import Replay, find_last_step, open_replay
 from pipeline.stages.build import Built, build, fingerprint_rate_files
 from pipeline.stages.data import load_data
 from pipeline.stages.fork.equal_steps import RateTable, list_earlier_changes
-from pipeline.stages.fork.fork_folder import Fork, read_host, stop_early, write_fork
+from pipeline.stages.fork.fork_folder import (
+    Fork,
+    is_evaluation_due,
+    read_host,
+    stop_early,
+    write_fork,
+)
 from pipeline.stages.record.continuity import require_same_origin
 from pipeline.stages.record.environment import describe_process
 from pipeline.stages.record.provenance import Provenance
@@ -109,7 +116,14 @@ def _plan_fork(replay: Replay, step: int, overrides: Sequence[str]) -> tuple[For
     if step >= total:
         rule = f"{total:,} steps in all, and the fork begins after step {step:,} of {run_dir}"
         raise RecipeError(f"train: {rule}; set a greater length, as in train.steps={2 * step or 1}")
-    fork = Fork(run_dir, step, recipe, changes, built.run_schedule.steps_per_epoch)
+    evaluates = any(
+        is_evaluation_due(each, schedule.steps_per_epoch, step)
+        for each, schedule in (
+            (opened.recipe, opened.built.run_schedule),
+            (recipe, built.run_schedule),
+        )
+    )
+    fork = Fork(run_dir, step, recipe, changes, evaluates)
     process = _describe_origin(replay, recipe, dataset)
     tables = [_make_table(opened.recipe, opened.built), _make_table(recipe, built)]
     earlier = list_earlier_changes(decisive, *tables, step)
@@ -166,7 +180,8 @@ def _read_host_state(replay: Replay, fork: Fork) -> Mapping[str, Any]:
     early_stop = {"early_stop": stop_early(fork)}
     saved = read_host(replay.run_dir, fork.step)
     if saved is not None:
-        return {**saved, **early_stop}
+        # Marks of logs are of longer logs, if the run was evaluated at the step.
+        return {**saved, **early_stop, LOGS: {}}
     if fork.step > 0 and replay.opened.recipe.train.callbacks:
         steps = list_saved_steps(replay.run_dir / FOLDER)
         names = join_first(list(map(str, steps)), MAX_NAMED) or "none"

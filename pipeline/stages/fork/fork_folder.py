@@ -58,20 +58,13 @@ class Fork:
     recipe: Recipe
     changes: tuple[Difference, ...]
     """Keys of the recipe that differ from the other run's."""
-    steps_per_epoch: int
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether an evaluation is due at the step."""
-        periods = list_event_periods(self.recipe, self.steps_per_epoch)[Event.EVALUATE]
-        return self.step > 0 and is_due(self.step, periods)
+    evaluates: bool
+    """Whether an evaluation is due at the step, so that its line stays. A run is evaluated at its
+    end, too, but a longer one isn't there."""
 
     def list_evaluations(self) -> list[LogLine]:
-        """Return the run's evaluations up to the step, without one at the step that isn't due.
-
-        At the end of a run is an evaluation that longer runs don't have. Raises DataError for a log
-        that can't be read.
-        """
+        """Return the run's evaluations up to the step. Raises DataError for a log that can't be
+        read."""
         return [
             line
             for line in _read_until(self.origin / EVALS, self.step)
@@ -88,6 +81,12 @@ class Fork:
                 for change in self.changes
             },
         }
+
+
+def is_evaluation_due(recipe: Recipe, steps_per_epoch: int, step: int) -> bool:
+    """Return whether a recipe evaluates after `step` steps, besides at its end."""
+    periods = list_event_periods(recipe, steps_per_epoch)[Event.EVALUATE]
+    return step > 0 and is_due(step, periods)
 
 
 def read_host(run_dir: Path, step: int) -> dict[str, Any] | None:
