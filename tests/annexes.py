@@ -109,7 +109,9 @@ ANNEXES: Mapping[str, Annex] = {
     "stages.export.onnx": Annex(
         ("cli.runs.export",), ("export", "run", "network", "--to", "onnx"), "export.onnx"
     ),
-    "stages.fork": Annex(("cli.runs.fork",), ("fork", "run@1"), "stages.fork"),
+    "stages.fork": Annex(
+        ("cli.runs.fork", "study.sweep.shared_steps"), ("fork", "run@1"), "stages.fork"
+    ),
     "study": Annex(
         (
             "cli.better",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def main(place: Path, overrides: Sequence[str] = (), out: Path | None = None) ->
         host = _read_host_state(replay, fork)
         state = replay.go_to(step)
         folder = create_run_dir(f"{fork.recipe.name}_fork") if out is None else make_run_dir(out)
-        write_fork(folder, fork, process, state, host)
+        write_fork(folder, fork, asdict(process), state, host)
         reporter.print_stage("fork", f"{folder} begins with step {step:,} of {run_dir}")
     train = fork.recipe.train.model_copy(update={"resume": str(folder)})
     recipe = fork.recipe.model_copy(update={"train": train})

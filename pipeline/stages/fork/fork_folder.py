@@ -39,7 +39,7 @@ from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, LogLine, read_lines
 from pipeline.engine.schedule import Event, is_due
 from pipeline.stages.record.continuity import FORK
-from pipeline.stages.record.provenance import PROVENANCE, Provenance, read_provenance
+from pipeline.stages.record.provenance import PROVENANCE, read_provenance
 from pipeline.stages.record.recorded_recipe import hash_recipe, write_recipe
 from pipeline.stages.record.run_directory import LOWERINGS, PLAN, lock_run
 from pipeline.stages.runner.open_training import make_early_stop
@@ -122,10 +122,15 @@ def _read_evaluation(line: LogLine) -> Evaluation:
 
 
 def write_fork(
-    folder: Path, fork: Fork, process: Provenance, state: TrainState, host: Mapping[str, Any]
+    folder: Path,
+    fork: Fork,
+    process: Mapping[str, Any],
+    state: TrainState,
+    host: Mapping[str, Any],
 ) -> None:
     """Write the directory of a fork, whose state is in numpy; its recipe comes last.
 
+    `process` describes this process, as in provenance.json, and `host` is the host's state.
     Raises RunError if it can't be written, or if the folder holds a run; DataError if it holds
     other files, or if a log of the run can't be read.
     """
@@ -141,7 +146,7 @@ def write_fork(
         write_recipe(folder, fork.recipe)
 
 
-def copy_fork(folder: Path, fork: Fork, process: Provenance) -> None:
+def copy_fork(folder: Path, fork: Fork, process: Mapping[str, Any]) -> None:
     """Write the directory of a fork at the last step of a run, with all checkpoints of the run.
 
     Raises the errors of `write_fork`.
@@ -156,7 +161,7 @@ def copy_fork(folder: Path, fork: Fork, process: Provenance) -> None:
         write_recipe(folder, fork.recipe)
 
 
-def _copy_records(folder: Path, fork: Fork, process: Provenance) -> None:
+def _copy_records(folder: Path, fork: Fork, process: Mapping[str, Any]) -> None:
     """Write the logs up to the step, choices of lowerings and devices, and the provenance."""
     origin = fork.origin
     logs = {
@@ -174,7 +179,7 @@ def _copy_records(folder: Path, fork: Fork, process: Provenance) -> None:
         earlier = list(read_provenance(origin))
     except DataError:
         earlier = []
-    processes = [*earlier, {**asdict(process), FORK: fork.to_dict()}]
+    processes = [*earlier, {**process, FORK: fork.to_dict()}]
     write_whole(folder / PROVENANCE, format_json({"processes": processes}, indent=2) + "\n")
 
 
