@@ -82,6 +82,7 @@ ANNEXES: Mapping[str, Annex] = {
         ("autopsy", "run"),
         "inspect.autopsy",
     ),
+    "inspect.bisect": Annex(("cli.runs.bisect",), ("bisect", "run", "run"), "inspect.bisect"),
     "inspect.compare": Annex(("cli.runs.compare",), ("compare", "run", "run"), "inspect.compare"),
     "inspect.forecast": Annex(
         ("cli.forecast", "cli.job", "inspect.custom_step"),
@@ -118,8 +119,10 @@ ANNEXES: Mapping[str, Annex] = {
             "cli.find_rate",
             "cli.folds",
             "cli.recommend",
+            "cli.runs.bisect",
             "cli.runs.runs",
             "cli.train",
+            "inspect.bisect.paired_metric",
             "inspect.report.origin",
             "inspect.report.out_of_fold",
         ),

@@ -172,6 +172,23 @@ RUN_COMMANDS = (
         example="diff outputs/2026-11-21/14-46-29_lenet5_digits outputs/again",
     ),
     RunCommand(
+        "bisect",
+        "which keys, or rows, make two runs differ",
+        """Search the smallest set of keys with which GOOD has the numbers of BAD up to the first
+        step that differs, bit for bit; or compare the rows which that step reads. Only first steps
+        are trained again, in a temporary folder.
+
+        Exit status: 0 something is named, 1 a run doesn't repeat its bits here, 2 bad input.""",
+        [
+            run_argument("good", metavar="GOOD", text="A run."),
+            run_argument("bad", metavar="BAD", text="Another one, whose numbers are a surprise."),
+            Option("--over", type=OneOf(["keys", "rows"]), default="keys", help="What to search."),
+            metric_option("Search keys by which this metric is worse, by whole runs instead."),
+            count_option("--pairs", "With --metric: most seeds of a comparison.", default=8),
+        ],
+        example="bisect outputs/again outputs/surprise",
+    ),
+    RunCommand(
         "compare",
         "which layer makes two computations differ",
         """Compare a step that two sides compute from the same state and batch, by the columns of
