@@ -32,7 +32,7 @@ NAME = "name"
 
 
 @dataclass(frozen=True)
-class Change:
+class RecipeChange:
     """Keys that change together: a key, a list, a component with its keys, or the length."""
 
     paths: tuple[TreePath, ...]
@@ -40,7 +40,7 @@ class Change:
     """Both values, for messages."""
 
 
-def list_changes(good: Recipe, bad: Recipe) -> list[Change]:
+def list_changes(good: Recipe, bad: Recipe) -> list[RecipeChange]:
     """Return the changes from one recipe to another that may change a step."""
     tree, other = good.model_dump(mode="json"), bad.model_dump(mode="json")
     paths: dict[tuple[TreePath, ...], None] = {}
@@ -59,7 +59,7 @@ def list_changes(good: Recipe, bad: Recipe) -> list[Change]:
             if len(outer) == 1
         )
     ]
-    return [Change(group, _describe(group, tree, other)) for group in wide]
+    return [RecipeChange(group, _describe(group, tree, other)) for group in wide]
 
 
 def _widen(path: TreePath, tree: Any, other: Any) -> TreePath:
@@ -86,7 +86,7 @@ def _describe(paths: Sequence[TreePath], tree: Any, other: Any) -> str:
     return "; ".join(texts)
 
 
-def mix_recipes(good: Recipe, bad: Recipe, changes: Sequence[Change]) -> Recipe:
+def mix_recipes(good: Recipe, bad: Recipe, changes: Sequence[RecipeChange]) -> Recipe:
     """Return the recipe of the good run with changes. Raises RecipeError if they don't fit."""
     tree = copy.deepcopy(good.whole_tree())
     other = bad.whole_tree()
@@ -112,7 +112,7 @@ class FirstSteps:
     """Steps to compare: up to the first that differs between the runs."""
     num_runs: int = 0
 
-    def probe(self, changes: Sequence[Change]) -> Outcome:
+    def probe(self, changes: Sequence[RecipeChange]) -> Outcome:
         """Return whether the good run with changes has the numbers of one of the runs, to the
         bit. A mixture that can't be a recipe, or ends before, has neither's."""
         self.num_runs += 1
@@ -141,7 +141,7 @@ class FirstSteps:
         comparison = compare_steps(log, run_dir / METRICS)
         return comparison.first is None and comparison.steps == self.steps
 
-    def _copy_lowerings(self, run_dir: Path, changes: Sequence[Change]) -> None:
+    def _copy_lowerings(self, run_dir: Path, changes: Sequence[RecipeChange]) -> None:
         """Copy the choice of lowerings of the run whose network the mixture has."""
         is_bad = any(change.paths[0][0] == "model" for change in changes)
         source = (self.bad_dir if is_bad else self.good_dir) / LOWERINGS

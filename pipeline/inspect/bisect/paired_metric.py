@@ -17,7 +17,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, PipelineError, RecipeError
 from pipeline.engine.monitors.log_lines import finite_number
 from pipeline.inspect.bisect.find_smallest import Outcome
-from pipeline.inspect.bisect.mixtures import Change, mix_recipes
+from pipeline.inspect.bisect.mixtures import RecipeChange, mix_recipes
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
 from pipeline.study.paired_test import MIN_PAIRS, compute_interval
@@ -46,7 +46,7 @@ class PairedMetric:
     """Comparisons that the pairs didn't decide, so that the mean did."""
     _values: dict[tuple[int, tuple[str, ...]], float] = field(default_factory=dict)
 
-    def measure(self, changes: Sequence[Change]) -> tuple[float, float]:
+    def measure(self, changes: Sequence[RecipeChange]) -> tuple[float, float]:
         """Return the interval of what all changes lose; sets the threshold.
 
         Raises DataError if the good run isn't better.
@@ -62,7 +62,7 @@ class PairedMetric:
         self.threshold = float(np.mean(losses)) / 2
         return low, high
 
-    def probe(self, changes: Sequence[Change]) -> Outcome:
+    def probe(self, changes: Sequence[RecipeChange]) -> Outcome:
         """Return whether the good run with changes loses at least the threshold."""
         self.num_comparisons += 1
         losses: list[float] = []
@@ -79,12 +79,12 @@ class PairedMetric:
         self.num_uncertain += 1
         return "bad" if np.mean(losses) > self.threshold else "good"
 
-    def _lose(self, changes: Sequence[Change], number: int) -> float:
+    def _lose(self, changes: Sequence[RecipeChange], number: int) -> float:
         """Return by how much a mixture is worse than the good run, with the same seed."""
         sign = 1 if is_larger_better(self.metric) else -1
         return sign * (self._run((), number) - self._run(changes, number))
 
-    def _run(self, changes: Sequence[Change], number: int) -> float:
+    def _run(self, changes: Sequence[RecipeChange], number: int) -> float:
         """Return the metric of a whole run. Raises DataError if it has none.
 
         A run that ends by an error, as by a step that isn't finite, has the worst value so far.
@@ -123,6 +123,6 @@ def _save_nothing(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def without_seed(changes: Sequence[Change]) -> list[Change]:
+def without_seed(changes: Sequence[RecipeChange]) -> list[RecipeChange]:
     """Return the changes that pairs of equal seeds can differ in."""
     return [change for change in changes if change.paths != (SEED,)]

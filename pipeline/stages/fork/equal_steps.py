@@ -17,13 +17,14 @@ RATE_PATHS = (*LENGTH, ("train", "planned_for"), SCHEDULE)
 
 @dataclass(frozen=True, eq=False)
 class RateTable:
-    """The learning rates of a run's updates, and how many steps share one."""
+    """The learning rates of the updates of a run."""
 
     rates: np.ndarray
     """float32 (updates,), or (updates, columns)."""
     total: int
     """Steps of the run."""
-    accumulate_steps: int = 1
+    update_steps: int = 1
+    """Steps of an update."""
 
 
 def changes_only_rates(change: Difference) -> bool:
@@ -41,7 +42,7 @@ def count_equal_steps(one: RateTable, other: RateTable) -> int:
     rows = np.flatnonzero(differs.any(axis=1) if differs.ndim > 1 else differs)
     if not len(rows):
         return total
-    return min(total, int(rows[0]) * one.accumulate_steps)
+    return min(total, int(rows[0]) * one.update_steps)
 
 
 def list_earlier_changes(

@@ -133,7 +133,7 @@ def test_rows_of_other_data_are_named(
         lines = ["a,b,c,label", *(f"{a},{b},{c},{'xy'[int(a > 0)]}" for a, b, c in numbers)]
         file = tmp_path / f"{name}.csv"
         file.write_text("\n".join(lines) + "\n")
-        keys = ("dataset=csv", f"dataset.file={file}", "dataset.target=label", "model=mlp")
+        keys = ("dataset=csv", f"dataset.root={file}", "dataset.target=label", "model=mlp")
         recipe = load_recipe(
             "lenet5_digits",
             [*keys, "train.epochs=2", "train.batch_size=8", f"cache.root={cache}"],

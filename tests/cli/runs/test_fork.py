@@ -80,7 +80,7 @@ def test_fork_without_changes_ends_with_the_bits_of_the_run(
     assert read_files(trained) == before
 
 
-def test_done_run_goes_on_as_a_longer_run(
+def test_fork_of_a_done_run_is_a_longer_run(
     fork: Fork, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The evaluation at the end of the shorter run isn't one of the longer run."""
