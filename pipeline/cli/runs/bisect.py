@@ -156,6 +156,9 @@ def _search_by_metric(
 def _compare_rows(good: Path, bad: Path, first: Discrepancy, reporter: Reporter) -> CommandResult:
     """Print the rows that the first differing step reads, and that differ between the data."""
     opened = [_open_with_data(run_dir) for run_dir in (good, bad)]
+    if any(each.dataset.table is not None for each in opened):
+        problem = "a table's rows are encoded by statistics of all rows, so each would differ"
+        raise DataError(f"{good} and {bad}: {problem}; `diff {good} {bad}` names columns")
     batches = [each.batch(first.step - 1) for each in opened]
     rows = _find_differing_rows(batches[0], batches[1], f"{good} and {bad}")
     places = [
@@ -187,7 +190,9 @@ def _find_differing_rows(one: Batch, other: Batch, subject: str) -> list[int]:
     """Return the positions of samples that differ. Raises DataError for batches of other samples
     or columns."""
     samples = [np.asarray(batch.sample)[: int(batch.count)] for batch in (one, other)]
-    is_comparable = np.array_equal(*samples) and one.columns.keys() == other.columns.keys()
+    is_comparable = (
+        np.array_equal(samples[0], samples[1]) and one.columns.keys() == other.columns.keys()
+    )
     if not is_comparable:
         problem = "their batches have other samples or columns, so rows can't be compared"
         raise DataError(f"{subject}: {problem}; --over keys searches the recipes")

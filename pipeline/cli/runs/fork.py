@@ -125,8 +125,8 @@ def _plan_fork(replay: Replay, step: int, overrides: Sequence[str]) -> tuple[For
     )
     fork = Fork(run_dir, step, recipe, changes, evaluates)
     process = _describe_origin(replay, recipe, dataset)
-    tables = [_make_table(opened.recipe, opened.built), _make_table(recipe, built)]
-    earlier = list_earlier_changes(decisive, *tables, step)
+    table = _make_table(opened.recipe, opened.built)
+    earlier = list_earlier_changes(decisive, table, _make_table(recipe, built), step)
     text = join_first(list(map(str, changes)), MAX_NAMED, "; ") or "no key"
     reporter.print_stage("changed", text)
     if earlier:

@@ -96,7 +96,7 @@ def mix_recipes(good: Recipe, bad: Recipe, changes: Sequence[RecipeChange]) -> R
             parent = find_value(tree, path[:-1]) if len(path) > 1 else tree
             if not isinstance(parent, dict):
                 raise RecipeError(f"{format_key(path)}: has no place in the other recipe")
-            parent[path[-1]] = copy.deepcopy(value)
+            parent[str(path[-1])] = copy.deepcopy(value)
     return check_tree(tree, length_replaced=True)
 
 

@@ -135,11 +135,12 @@ def open_sharing(sweeper: BasicSweeper, jobs: Sequence[PlannedJob]) -> SharedSte
     assert sweeper.config is not None
     launcher = sweeper.config.hydra.runtime.choices.get("hydra/launcher")
     if launcher != "basic":
-        problem = f"must be basic with {KEY}, which trains its jobs in this process"
-        raise RecipeError([f"hydra/launcher = {launcher}: {problem}"])
+        rule = f"must be basic with {KEY}, which trains its jobs in this process"
+        raise RecipeError([f"hydra/launcher = {launcher}: {rule}"])
     recipes = {job.folder.name: job.recipe for job in jobs if job.recipe is not None}
     for name, recipe in recipes.items():
-        if problem := _find_obstacle(recipe):
+        problem = _find_obstacle(recipe)
+        if problem is not None:
             raise RecipeError([f"{KEY}: job {name}: {problem}"])
     sharing = _tabulate(recipes)
     trunks = plan_trunks(sharing)
@@ -219,9 +220,9 @@ class SharedSteps:
                 if folder is not None:
                     done[trunk.name] = folder
         for job in jobs:
-            trunk = self._find_last(job.folder.name, done)
-            if trunk is not None and job.folder.name in waiting:
-                self._begin(job, done[trunk.name], trunk.stop)
+            last = self._find_last(job.folder.name, done)
+            if last is not None and job.folder.name in waiting:
+                self._begin(job, done[last.name], last.stop)
         returns = launch_jobs(self.sweeper, jobs)
         for job in jobs:
             self._remove_extra(job.folder)

@@ -124,24 +124,26 @@ def test_planted_keys_are_the_smallest_set(
 def test_rows_of_other_data_are_named(
     tmp_path: Path, cache: Path, read_facts: Callable[..., Any]
 ) -> None:
-    """One number of a table is changed. Runs are of the same recipe but for the file."""
-    numbers = np.random.default_rng(0).normal(size=(64, 3)).round(3)
+    """Two images of an array file are changed, which different steps read."""
+    draws = np.random.default_rng(0)
+    arrays = {
+        "x_train": draws.integers(0, 255, (48, 8, 8, 1), np.uint8),
+        "y_train": draws.integers(0, 3, 48, np.int32),
+    }
+    arrays |= {name.replace("train", "test"): array[:9] for name, array in arrays.items()}
     runs = []
     for name in ("good", "bad"):
         if name == "bad":
-            numbers[17, 1] += 1
-        lines = ["a,b,c,label", *(f"{a},{b},{c},{'xy'[int(a > 0)]}" for a, b, c in numbers)]
-        file = tmp_path / f"{name}.csv"
-        file.write_text("\n".join(lines) + "\n")
-        keys = ("dataset=csv", f"dataset.root={file}", "dataset.target=label", "model=mlp")
-        recipe = load_recipe(
-            "lenet5_digits",
-            [*keys, "train.epochs=2", "train.batch_size=8", f"cache.root={cache}"],
-        )
-        run(recipe, tmp_path / name)
+            arrays["x_train"][[17, 30]] ^= 255
+        file = tmp_path / f"{name}.npz"
+        np.savez(file, **arrays)
+        keys = ("dataset=numpy", f"dataset.root={file}", *MLP, "train.epochs=1")
+        words = [*keys, "train.batch_size=8", f"cache.root={cache}"]
+        run(load_recipe("lenet5_digits", words), tmp_path / name)
         runs.append(str(tmp_path / name))
     facts = read_facts(*runs, "--over=rows")
-    assert [row["good"] for row in facts["rows"]] == [f"{tmp_path / 'good.csv'}, line 19"]
+    assert len(facts["rows"]) in (1, 2)
+    assert {row["row"] for row in facts["rows"]} <= {17, 30}
 
 
 def copy_run(run_dir: Path, folder: Path) -> None:
