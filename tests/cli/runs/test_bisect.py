@@ -126,7 +126,7 @@ def test_rows_of_other_data_are_named(
 ) -> None:
     """Two images of an array file are changed, which different steps read."""
     draws = np.random.default_rng(0)
-    arrays = {
+    arrays: Any = {
         "x_train": draws.integers(0, 255, (48, 8, 8, 1), np.uint8),
         "y_train": draws.integers(0, 3, 48, np.int32),
     }
