@@ -107,6 +107,7 @@ ANNEXES: Mapping[str, Annex] = {
         ("autopsy", "run"),
         "inspect.autopsy",
     ),
+    "inspect.bisect": Annex(("cli.runs.bisect",), ("bisect", "run", "run"), "inspect.bisect"),
     "inspect.compare": Annex(("cli.runs.compare",), ("compare", "run", "run"), "inspect.compare"),
     "inspect.forecast": Annex(
         ("cli.forecast", "inspect.custom_step"),
@@ -142,14 +143,19 @@ ANNEXES: Mapping[str, Annex] = {
     "stages.export.onnx": Annex(
         ("cli.runs.export",), ("export", "run", "network", "--to", "onnx"), "export.onnx"
     ),
+    "stages.fork": Annex(
+        ("cli.runs.fork", "study.sweep.shared_steps"), ("fork", "run@1"), "stages.fork"
+    ),
     "study": Annex(
         (
             "cli.better",
             "cli.find_rate",
             "cli.folds",
             "cli.recommend",
+            "cli.runs.bisect",
             "cli.runs.runs",
             "cli.train",
+            "inspect.bisect.paired_metric",
             "inspect.report.origin",
             "inspect.report.out_of_fold",
         ),

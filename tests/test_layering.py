@@ -106,6 +106,7 @@ LAZY_MODULES = {
     "pipeline.stages.build_checks",
     "pipeline.stages.compile",
     "pipeline.stages.data",
+    "pipeline.study.sweep.grid",
     "pipeline.stages.estimate",
     "pipeline.stages.sample_sizes",
     "pipeline.training.bucketing",

@@ -49,6 +49,8 @@ COVERED = {
     "pipeline.cli.runs.step": ("inspect/step/test_step_report.py", "steps of runs and bundles"),
     "pipeline.inspect.step.step_bundle": ("inspect/step/test_step_report.py", "bundles of steps"),
     "pipeline.inspect.replay.promises": ("inspect/replay/test_open_at.py", "promises of a replay"),
+    "pipeline.stages.fork.fork_folder": ("cli/runs/test_fork.py", "forks of runs"),
+    "pipeline.inspect.bisect.*": ("cli/runs/test_bisect.py", "searches of planted changes"),
     "pipeline.inspect.dumps.*": ("inspect/dumps/test_dump_step.py", "dumps of runs"),
     "pipeline.inspect.profiler.*": ("inspect/profiler/test_run_profile.py", "profiles of runs"),
     "pipeline.models.lowerings.formulas.*": (

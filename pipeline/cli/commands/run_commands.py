@@ -139,6 +139,26 @@ RUN_COMMANDS = (
         example="reproduce outputs/2026-11-21/14-46-29_lenet5_digits",
     ),
     RunCommand(
+        "fork",
+        "train on from a step of a run, with changed keys",
+        """Write a new run directory that begins with the state of a run at a step, replayed if it
+        isn't saved, and train on from there with the changed keys; a done run goes on longer.
+
+        Exit status: 0 done, 1 the new run failed or the bits can't be had, 2 the run, the step or a
+        key is wrong.""",
+        [
+            path_argument(
+                "place",
+                "A run, and the number of steps that the fork keeps; end: all.",
+                metavar="RUN_DIR@N",
+                is_folder=True,
+            ),
+            overrides_argument("[KEY=VALUE ...]", "Keys that the steps after N have."),
+            out_option("FOLDER", "Empty folder for the new run."),
+        ],
+        example="fork outputs/again@end train.epochs=20",
+    ),
+    RunCommand(
         "diff",
         "how two runs and their results differ",
         """Compare two runs: recipe, code, versions, data and machine, metrics, and the first step
@@ -150,6 +170,23 @@ RUN_COMMANDS = (
             run_argument("run_b", text="Another one."),
         ],
         example="diff outputs/2026-11-21/14-46-29_lenet5_digits outputs/again",
+    ),
+    RunCommand(
+        "bisect",
+        "which keys, or rows, make two runs differ",
+        """Search the smallest set of keys with which GOOD has the numbers of BAD up to the first
+        step that differs, bit for bit; or compare the rows which that step reads. Only first steps
+        are trained again, in a temporary folder.
+
+        Exit status: 0 something is named, 1 a run doesn't repeat its bits here, 2 bad input.""",
+        [
+            run_argument("good", metavar="GOOD", text="A run."),
+            run_argument("bad", metavar="BAD", text="Another one, whose numbers are a surprise."),
+            Option("--over", type=OneOf(["keys", "rows"]), default="keys", help="What to search."),
+            metric_option("Search keys by which this metric is worse, by whole runs instead."),
+            count_option("--pairs", "With --metric: most seeds of a comparison.", default=8),
+        ],
+        example="bisect outputs/again outputs/surprise",
     ),
     RunCommand(
         "compare",

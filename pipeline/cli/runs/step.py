@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import DataError, RecipeError, UsageError, printable
+from pipeline.core.plugins.loading import take_flags, to_flags
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.inspect.dumps.dump_step import compare_losses
@@ -110,7 +113,9 @@ def _examine_step(replay: Replay, step: int, out: Path | None) -> CommandResult:
     if out is not None:
         write_bundle(out, replay.run_dir, config, state, batch, facts)
         facts["folder"] = str(out)
-        reporter.print_stage("bundle", f"{out}; again: python -m pipeline step {out}")
+        plugins, _ = take_flags(sys.orig_argv)
+        words = ["python", "-m", "pipeline", *to_flags(plugins), "step", str(out)]
+        reporter.print_stage("bundle", f"{out}; again: {shlex.join(words)}")
     return CommandResult(facts)
 
 

@@ -78,7 +78,7 @@ def open_at(
 
 @contextmanager
 def open_replay(
-    run_dir: Path, reporter: Reporter, *, approximate: bool = False
+    run_dir: Path, reporter: Reporter, *, approximate: bool = False, advice: str = ADVICE
 ) -> Iterator[Replay]:
     """Yield the replay of a run, whose data are those that it was trained on.
 
@@ -89,7 +89,7 @@ def open_replay(
         raise DataError(describe_missing_run(run_dir))
     find_last_step(run_dir)
     opened = open_run_recipe(run_dir)
-    with Replay(opened, run_dir, reporter, approximate=approximate) as replay:
+    with Replay(opened, run_dir, reporter, approximate, advice) as replay:
         replay.require_data()
         yield replay
 

@@ -9,10 +9,12 @@ from typing import Any
 from pipeline.core.errors import DataError
 from pipeline.core.files.name_text import show_name
 from pipeline.core.files.tree_diff import find_value
+from pipeline.core.files.value_text import show
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe
 from pipeline.stages.build import fingerprint_rate_files
 from pipeline.stages.compile import MACHINE_KEYS
 from pipeline.stages.record.continuity import (
+    FORK,
     compare_settings,
     describe_changed_software,
     find_changed_data,
@@ -95,7 +97,12 @@ def list_changed_causes(opened: OpenedRecipe, run_dir: Path) -> list[str]:
         ]
     causes += [f"another setting ({line})" for line in compare_settings(processes, current)[0]]
     causes += [f"another plug-in ({line})" for line in find_changed_plugins(processes, current)]
-    if len(processes) > 1:
+    forks = [process[FORK] for process in processes if isinstance(process.get(FORK), Mapping)]
+    if forks:
+        origin = show_name(str(forks[-1].get("run")))
+        step = show(forks[-1].get("step"))
+        causes.append(f"it is a fork, whose steps up to {step} are those of {origin}")
+    elif len(processes) > 1:
         causes.append("the run was resumed, perhaps with another length")
     if recipe.train.callbacks:
         causes.append("its callbacks aren't called")

@@ -40,6 +40,8 @@ HARMLESS_FLAGS = (
     "--xla_gpu_force_compilation_parallelism",
 )
 """Prefixes of XLA's flags that don't change numbers. This package sets some of them."""
+FORK = "fork"
+"""Key of a process in provenance.json with which a fork of another run begins."""
 _ABSENT = object()
 
 Processes = Sequence[Mapping[str, Any]]
@@ -83,6 +85,14 @@ def require_same_origin(
         warn(f"{run_dir}: continues with other software, which may round differently: {software}")
     if harmless:
         warn(f"{run_dir}: continues with other settings: {'; '.join(harmless)}")
+
+
+def is_fork(run_dir: Path) -> bool:
+    """Return whether a run began with the steps of another run."""
+    try:
+        return any(FORK in process for process in read_provenance(run_dir))
+    except DataError:
+        return False
 
 
 def _find_newest(processes: Processes, section: str) -> Mapping[str, Any]:

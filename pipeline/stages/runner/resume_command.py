@@ -68,4 +68,4 @@ def _find_program_words(args: Sequence[str]) -> list[str]:
     count = len(words) - len(args)
     if count > 0 and list(args) == words[count:]:
         return [*words[:count], *to_flags(plugins)]
-    return ["python", "-m", "pipeline"]
+    return ["python", "-m", "pipeline", *to_flags(plugins)]

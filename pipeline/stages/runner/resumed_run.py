@@ -13,6 +13,7 @@ from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.files.tree_diff import find_value
 from pipeline.core.files.value_text import join_first
+from pipeline.stages.record.continuity import is_fork
 from pipeline.stages.record.recorded_recipe import (
     FREE_TO_CHANGE,
     LENGTH,
@@ -188,6 +189,13 @@ class ResumedRun(RunFeature):
     def find_run(self, recipe: Recipe) -> Path | None:
         """Return its directory. Raises RecipeError if its recipe would train to other losses."""
         return find_run_to_resume(recipe)
+
+    def resume(self, recipe: Recipe, run_dir: Path) -> Recipe:
+        """Return the recipe; that of a fork doesn't name the fork, as if the run had made all
+        steps."""
+        if not is_fork(run_dir):
+            return recipe
+        return recipe.model_copy(update={"train": recipe.train.model_copy(update={"resume": None})})
 
     def begin(self, context: RunContext) -> None:
         """Say why `train.resume=auto` starts a new run."""

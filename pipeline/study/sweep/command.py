@@ -23,7 +23,7 @@ COMMAND = "sweep.yaml"
 # fmt: off
 VARIABLE_SETTINGS = frozenset((
     "_target_", "_recursive_", "trial", "n_trials", "n_jobs", "max_batch_size", "heartbeat_s",
-    "max_retry", "storage", "history", "warmup_share", "vectorize", "pairs", "minutes",
+    "max_retry", "storage", "history", "warmup_share", "vectorize", "share", "pairs", "minutes",
 ))
 # fmt: on
 """Settings in which the commands of one sweep may differ. They aren't stored, since `storage` may

@@ -210,18 +210,21 @@ def test_steps_that_the_run_has_not_done_are_refused_at_once(copied: Path) -> No
 
 
 def test_document_has_commands() -> None:
-    assert len(DOCUMENTED) == 6
+    assert len(DOCUMENTED) == 10
 
 
 @pytest.mark.medium
-def test_documented_commands_run(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_commands_run(
+    copied: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = copied.parent / "outputs"
     folder.mkdir()
     copied.rename(folder / "again")
+    run(compose_tiny(cache, *LAYERS, "train.optimizer.lr=1e-9"), folder / "surprise")
     monkeypatch.chdir(folder.parent)
     statuses = [COMMANDS(shlex.split(command)) for command in DOCUMENTED]
     # compare: 1 if it names a layer.
-    assert [status for number, status in enumerate(statuses) if number != 2] == [0] * 5
+    assert [status for number, status in enumerate(statuses) if number != 2] == [0] * 9
     assert statuses[2] in (0, 1)
 
 

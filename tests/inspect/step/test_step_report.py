@@ -65,12 +65,22 @@ def test_step_has_the_record_of_the_run(
 
 @pytest.mark.medium
 def test_bundle_repeats_the_step_without_its_run(
-    trained: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path,
+    cache: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(trained, run_dir)
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    bundle = tmp_path / "bundle"
+    bundle = tmp_path / "my bundle"
+    typed = ["pipeline", "--plugin", "my parts.py", "step"]
+    monkeypatch.setattr("sys.orig_argv", typed)
+    assert step([str(run_dir), "6", f"--out={tmp_path / 'first'}"]) == 0
+    again_line = f"again: python -m pipeline --plugin 'my parts.py' step {tmp_path / 'first'}"
+    assert again_line in " ".join(capsys.readouterr().out.split())
+    shutil.rmtree(tmp_path / "first")
     facts = read_facts([str(run_dir), "6", f"--out={bundle}"], capsys)
     assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     assert len((bundle / "samples.csv").read_text().splitlines()) == len(facts["samples"]) + 1
@@ -78,7 +88,7 @@ def test_bundle_repeats_the_step_without_its_run(
     again = read_facts([str(bundle)], capsys)
     assert again["samples"] == facts["samples"]
     assert again["same"] is True
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my bundle"]
     arrays = dict(np.load(bundle / "arrays.npz"))
     name = next(name for name in arrays if name.endswith("kernel"))
     arrays[name] = arrays[name] * 2

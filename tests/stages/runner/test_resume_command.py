@@ -62,6 +62,7 @@ def test_resume_command_has_the_program_as_typed(monkeypatch: pytest.MonkeyPatch
         (["python3", "-P", "-m", "pipeline", "seed=2"], ["python3", "-P", "-m", "pipeline"]),
         (["/my venv/python", "/bin/pipeline", "seed=2"], ["/my venv/python", "/bin/pipeline"]),
         (["pytest"], PYTHON),
+        (["pipeline", "fork", "run@3", "--plugin", "mine.py"], [*PYTHON, "--plugin", "mine.py"]),
     ):
         monkeypatch.setattr(sys, "orig_argv", typed)
         said = shlex.split(make_resume_run_command(["seed=2"], Path("d/e"), None))

@@ -1,0 +1,1 @@
+"""Bisect: the smallest set of keys, or the rows, by which two runs differ."""
