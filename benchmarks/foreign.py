@@ -18,7 +18,7 @@ import copy
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,8 @@ def _compare(network: ForeignNetwork) -> Comparison:
     with torch.no_grad():
         expected = network.choose_logits(module.eval()(torch.from_numpy(x))).numpy()
     losses, compile_s = train_jax(imported, variables, batches)
-    in_64_bits = _try_float64(network, batches)
+    double = copy.deepcopy(network.module).double()
+    in_64_bits = _try_float64(replace(network, module=double), batches)
     in_32_bits = train_torch(network, batches, torch.float32)
     return _begin(
         network,
@@ -213,9 +214,8 @@ def to_samples(x: np.ndarray) -> np.ndarray:
 
 def _try_float64(network: ForeignNetwork, batches: Batches) -> list[float]:
     """Return PyTorch's losses in float64; NaN if the network fixes float32."""
-    double = ForeignNetwork(**{**vars(network), "module": copy.deepcopy(network.module).double()})
     try:
-        return train_torch(double, batches, torch.float64)
+        return train_torch(network, batches, torch.float64)
     except RuntimeError:
         return [float("nan")] * STEPS
 
