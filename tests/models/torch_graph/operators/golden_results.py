@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def write_results(results: Mapping[str, Results]) -> None:
     np.savez_compressed(FILE, allow_pickle=False, index=text, **arrays)
 
 
+@cache
 def read_results() -> dict[str, Results]:
     """Return the results and gradients of operators by name."""
     with np.load(FILE) as data:
