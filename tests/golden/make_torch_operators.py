@@ -1,6 +1,6 @@
 """Results and gradients of operators by PyTorch, for the cases that seed 0 draws.
 
-    python -m tests.golden.make_torch_operators        with torch 2.13.0 (CPU) and this project
+python -m tests.golden.make_torch_operators        with torch 2.13.0 (CPU) and this project
 """
 
 from __future__ import annotations
