@@ -48,6 +48,12 @@ def test_every_operator_is_compared() -> None:
     assert set(read_results()) == set(CASES)
 
 
+def test_experts_of_transformers_are_grouped_products() -> None:
+    names = ("transformers.grouped_mm_fallback.default", "aten._grouped_mm.default")
+    theirs, ours = (OPERATORS[name].function for name in names)
+    assert theirs is ours
+
+
 @pytest.mark.slow
 def test_page_lists_the_core_operators_of_torch() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
