@@ -34,6 +34,7 @@ from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, 
 from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
 from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerError
 from pipeline.models.torch_graph.conversion.layer_list import list_layers, set_class_features
+from pipeline.models.torch_graph.conversion.output_choice import choose_tensor
 from pipeline.models.torch_graph.graph import SampleSpec, TorchGraph
 from pipeline.models.torch_graph.onnx.import_onnx import find_sample_shape, import_onnx
 from pipeline.models.torch_graph.onnx.onnx_file import SUFFIX as ONNX
@@ -93,7 +94,7 @@ def _convert_module(
     inputs = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
     module.eval()
     with torch.no_grad():
-        logits = module(torch.from_numpy(inputs)).numpy()
+        logits = choose_tensor(torch, module(torch.from_numpy(inputs))).numpy()
     _write_network(graph, target, ReferenceLogits("PyTorch", inputs, logits))
 
 

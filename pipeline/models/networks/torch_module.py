@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from inspect import isfunction
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.registry import FilePath, Seq, component
-from pipeline.models.layers.fields import replace_classes
+from pipeline.models.layers.fields import CLASSES, replace_classes
 from pipeline.models.layers.model_spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -41,7 +42,11 @@ class TorchModule(ModelSpec):
     graph: FilePath | None = None
     """File of a graph that `convert model` wrote, such as `net.torch.json`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the constructor; `$classes` stands for the dataset's number of classes."""
+    """Arguments of the constructor; `$classes` stands for the dataset's number of classes, which a
+    parameter `classes` or `num_classes` gets by default."""
+    output: Annotated[str, Field(max_length=500)] | None = None
+    """Name of the logits, if `forward` returns several tensors: a key, a field or a position; null:
+    `logits`, or the only tensor."""
     seed: Annotated[NonNegativeInt, Field(json_schema_extra=_allow_seed_reference)] = 0
     """Seed for initial weights, which torch draws in the constructor."""
     input_shape: Seq[PositiveInt] | None = None
@@ -58,19 +63,16 @@ class TorchModule(ModelSpec):
         imported = getattr(self, "import")
         if imported is not None and self.graph is not None:
             raise ValueError("has both import and graph; one must be null")
+        if self.output is not None and self.graph is not None:
+            raise ValueError("has both output and graph, which has one output; one must be null")
         return self
 
     def list_inputs(self) -> tuple[str, ...] | None:
         """Return the names of several inputs in the signature of the module's `forward`. None for
         one, for a graph, and if only the module that a function makes has the signature."""
-        from pipeline.core.plugins.loading import find_object
         from pipeline.models.imported.calls import list_inputs
 
-        imported = getattr(self, "import")
-        try:
-            target = None if imported is None else find_object(imported)
-        except ValueError:  # which `build` raises
-            return None
+        target = self._find_target()
         forward = getattr(target, "forward", None)
         if not callable(forward):
             return None
@@ -94,9 +96,15 @@ class TorchModule(ModelSpec):
         if self.graph is not None:
             source = GraphFile(self.graph)
         elif imported is not None:
-            arguments = json.dumps(replace_classes(self.arguments, classes))
+            arguments = {**self._list_class_counts(), **self.arguments}
             source = ImportedModule(
-                imported, arguments, self.seed, self.input_shape, self.input_dtype, self.batch
+                imported,
+                json.dumps(replace_classes(arguments, classes)),
+                self.seed,
+                self.input_shape,
+                self.input_dtype,
+                self.batch,
+                self.output,
             )
         else:
             raise ValueError(
@@ -104,3 +112,23 @@ class TorchModule(ModelSpec):
                 "such as net.torch.json"
             )
         return TorchNetwork(source, dtype)
+
+    def _list_class_counts(self) -> dict[str, str]:
+        """Return the parameters of the constructor for the number of classes."""
+        from pipeline.models.imported.calls import CLASS_COUNTS, list_parameters
+
+        target = self._find_target()
+        if not (isinstance(target, type) or isfunction(target)):
+            return {}
+        return {name: CLASSES for name in list_parameters(target) if name in CLASS_COUNTS}
+
+    def _find_target(self) -> Any:
+        """Return what `import` names; None without it, and if it can't be imported, for which
+        exporting raises an error."""
+        from pipeline.core.plugins.loading import find_object
+
+        imported = getattr(self, "import")
+        try:
+            return None if imported is None else find_object(imported)
+        except ValueError:
+            return None

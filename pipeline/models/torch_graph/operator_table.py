@@ -136,14 +136,16 @@ def aten(
     draws: bool = False,
     full_weights: bool = False,
     settings: Callable[..., Any] | None = None,
+    library: str = "aten",
 ) -> Callable[[Function], Function]:
-    """Return a decorator that registers a function for ATen operators such as `relu.default`."""
+    """Return a decorator that registers a function for operators such as `relu.default`, of ATen or
+    of another library."""
 
     def decorate(function: Function) -> Function:
         operator = AtenOperator(function, kind, draws, full_weights, settings)
         for name in names:
-            assert f"aten.{name}" not in OPERATORS, f"{name} is registered twice"
-            OPERATORS[f"aten.{name}"] = operator
+            assert f"{library}.{name}" not in OPERATORS, f"{name} is registered twice"
+            OPERATORS[f"{library}.{name}"] = operator
         return function
 
     return decorate

@@ -187,6 +187,43 @@ def test_inputs_are_in_the_signature_of_forward(
     assert conf_model("torch", **{"import": "my_nets:MyNet", "seed": 0}).list_inputs() == inputs
 
 
+class Classifier:
+    def __init__(self, width: int = 2, num_classes: int = 1000) -> None: ...
+
+
+def make_classifier(classes: int, **options: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "passed"),
+    [
+        (Classifier, {}, '{"num_classes": 7}'),
+        (Classifier, {"width": 3}, '{"num_classes": 7, "width": 3}'),
+        (Classifier, {"num_classes": 2}, '{"num_classes": 2}'),
+        (make_classifier, {}, '{"classes": 7}'),
+        (OneInput, {}, "{}"),
+        (Classifier(), {}, "{}"),
+    ],
+)
+def test_number_of_classes_is_passed_to_the_constructor(
+    target: Any, arguments: Any, passed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.core.plugins.loading.find_object", lambda _: target)
+    model = conf_model("torch", **{"import": "nets:Net", "seed": 0, "arguments": arguments})
+    assert model.build(7, "float32").source.arguments == passed
+
+
+def test_output_of_a_module_is_named() -> None:
+    model = conf_model("torch", **{"import": "nets:Net", "seed": 0, "output": "scores"})
+    assert model.build(10, "float32").source.output == "scores"
+
+
+@pytest.mark.medium
+def test_output_of_a_graph_file_is_refused(tiny: Compose) -> None:
+    with pytest.raises(RecipeError, match="has both output and graph, which has one output"):
+        tiny("model=torch", "model.graph=net.torch.json", "model.output=logits")
+
+
 def test_settings_of_one_input_are_refused_for_several() -> None:
     module = ImportedModule("my_nets:MyNet", "{}", 0, (3, 4), None, None)
     samples = [SampleSpec((4, 8, 1), name="image"), SampleSpec((4,), name="features")]

@@ -51,6 +51,8 @@ class ImportedModule:
     """Type of an input sample, or None for int64 of whole numbers, else float32."""
     batch: int | None
     """The only batch size that the module accepts, or None for any."""
+    output: str | None = None
+    """Name of the logits among several outputs, or None for `logits` or the only tensor."""
 
     def graph_for(self, *samples: SampleSpec) -> TorchGraph:
         """Make the module, and export it for samples.
@@ -109,4 +111,10 @@ def _export(source: ImportedModule, samples: tuple[tuple[str, TensorSpec], ...])
 
     maker = find_object(source.reference)
     module = make_module(source.reference, maker, json.loads(source.arguments), source.seed)
-    return export_module(module, dict(samples), origin=source.reference, batch=source.batch)
+    return export_module(
+        module,
+        dict(samples),
+        origin=source.reference,
+        batch=source.batch,
+        output=source.output,
+    )

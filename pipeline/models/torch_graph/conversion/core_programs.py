@@ -16,17 +16,21 @@ from pipeline.models.torch_graph.conversion.functional_form import (
 from pipeline.models.torch_graph.operators.known_operators import OPERATORS
 
 
-def read_program(torch: Any, program: Any) -> Draft:
-    """Return the form of a program. Raises ValueError if it has none."""
+def read_program(torch: Any, program: Any, output: str | None = None) -> Draft:
+    """Return the form of a program, whose output has a name if the program has several.
+
+    Raises ValueError if it has none.
+    """
     try:
-        draft = ProgramReader(torch, program).read()
+        draft = ProgramReader(torch, program, output).read()
     except SharedMemoryError:
         # A tensor changes in place through a view. Torch can rewrite that, but takes seconds.
         program = program.run_decompositions({})
-        draft = ProgramReader(torch, program).read()
+        draft = ProgramReader(torch, program, output).read()
     if all(node.op in OPERATORS for node in draft.form.nodes):
         return draft
-    return ProgramReader(torch, program.run_decompositions(_list_decompositions(torch))).read()
+    program = program.run_decompositions(_list_decompositions(torch))
+    return ProgramReader(torch, program, output).read()
 
 
 def _list_decompositions(torch: Any) -> Any:

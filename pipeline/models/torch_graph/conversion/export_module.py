@@ -97,12 +97,16 @@ def export_module(
     origin: str = "",
     dtype: str = "float32",
     batch: int | None = None,
+    output: str | None = None,
 ) -> TorchGraph:
     """Export a torch module for samples, in training and in evaluation.
 
     `samples` is the shape of the samples of an only input, whose type is `dtype`, or the samples of
     several inputs by name. `forward` gets several by name if it has parameters of these names, as a
     dictionary if it has one parameter, else by position.
+
+    `output` names the logits if the module returns several tensors: a key, a field or a position;
+    None for `logits`, or the only tensor.
 
     The graph accepts any batch size, or only `batch` if that isn't None. The module's mode isn't
     changed. Raises ValueError of one line for an unknown operator, and if torch.export fails, for
@@ -126,9 +130,9 @@ def export_module(
     ]
     try:
         module.train()
-        train = _export_draft(torch, origin, module, call, batch)
+        train = _export_draft(torch, origin, module, call, batch, output)
         module.eval()
-        evaluate = _export_draft(torch, origin, module, call, batch)
+        evaluate = _export_draft(torch, origin, module, call, batch, output)
     finally:
         module.train(was_training)
     names = _choose_names(module)
@@ -173,7 +177,12 @@ def _bind_inputs(origin: str, module: Any, examples: Mapping[str, Any]) -> inspe
 
 
 def _export_draft(
-    torch: Any, origin: str, module: Any, call: inspect.BoundArguments, batch: int | None
+    torch: Any,
+    origin: str,
+    module: Any,
+    call: inspect.BoundArguments,
+    batch: int | None,
+    output: str | None,
 ) -> Draft:
     """Export the module in its current mode, to a form with torch's names of arrays."""
     dims = None
@@ -187,7 +196,7 @@ def _export_draft(
                 module, call.args, call.kwargs, dynamic_shapes=dims, strict=False
             )
         inline_regions(torch, program.graph_module)
-        return read_program(torch, program)
+        return read_program(torch, program, output)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from pipeline.models.torch_graph.backward_passes import COTANGENT, CUSTOM_GRADIENT
+from pipeline.models.torch_graph.conversion.output_choice import choose_output, name_outputs
 from pipeline.models.torch_graph.conversion.program_nodes import (
     VIEWS,
     describe_node,
@@ -103,6 +104,8 @@ class ProgramReader:
 
     torch: Any
     program: Any
+    output: str | None = None
+    """Name of the output that the form has; None for the logits, or the only tensor."""
     nodes: list[GraphNode] = field(default_factory=list)
     current: dict[str, Any] = field(default_factory=dict)
     """Current value of each fx node: a reference to a result or to an array."""
@@ -124,7 +127,7 @@ class ProgramReader:
         """Read all nodes.
 
         Raises SharedMemoryError if an in-place call changes memory that other values share, and
-        ValueError unless the output is one tensor, and each node calls an operator.
+        ValueError unless an output is the logits, and each node calls an operator.
         """
         output: Any = None
         for node in self.program.graph.nodes:
@@ -160,20 +163,20 @@ class ProgramReader:
         mutated = signature.buffers_to_mutate
         for name in signature.parameters_to_mutate.values():
             raise ValueError(_describe_changed_parameter(name))
-        outputs = []
-        for result in node.args[0]:
+        names = name_outputs(self.program.call_spec.out_spec)
+        # The tensors that change come first.
+        count = len(node.args[0]) - len(names)
+        for result in node.args[0][:count]:
             if result is not None and result.name in mutated:
                 value = self._find_value(result)
                 if isinstance(value, ValueOf):
                     self.updates[mutated[result.name]] = value
-            elif result is not None and result.name not in signature.user_inputs_to_mutate:
-                # A program also returns its input if that changes in place.
-                outputs.append(result)
-        if len(outputs) != 1:
-            raise ValueError(
-                f"the network returns {len(outputs)} tensors; must return one, the logits"
-            )
-        value = self._find_value(outputs[0])
+        outputs = {
+            name: result
+            for name, result in zip(names, node.args[0][count:], strict=True)
+            if hasattr(result, "meta") and hasattr(result.meta.get("val"), "shape")
+        }
+        value = self._find_value(choose_output(outputs, self.output))
         if not isinstance(value, ValueOf):
             raise ValueError("the network's output must depend on its input")
         return value

@@ -116,7 +116,7 @@ class NetworkWeights:
                 array = self.initializers[name]
                 is_number = array.size == 1 and not is_layer
                 is_float = array.dtype.name in ("float16", "bfloat16", "float32", "float64")
-                if is_float and not is_number and np.isfinite(array).all():
+                if is_float and not is_number and not np.isinf(array).any():
                     trained.add(name)
             elif name in self._producers and self._producers[name].op not in _CONSTANT:
                 inner = {(source, False) for source in self._producers[name].inputs}

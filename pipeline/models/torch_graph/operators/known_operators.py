@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from pipeline.models.torch_graph.backward_passes import find_backward_passes
 from pipeline.models.torch_graph.graph import GraphNode, TorchGraph
 from pipeline.models.torch_graph.operator_table import OPERATORS, AtenOperator
@@ -58,8 +60,10 @@ def require_computable(graph: TorchGraph) -> None:
     """Raise ValueError for the unknown operators, else for the first node that can't be computed.
 
     Such a node has arguments that don't match the operator's parameters, or draws random numbers
-    in evaluation. Also for a custom backward pass that isn't separate.
+    in evaluation. Also for a custom backward pass that isn't separate, and for weights that are
+    NaN.
     """
+    _require_numbers(graph)
     require_known((*graph.training.nodes, *graph.evaluation.nodes))
     for form in (graph.training, graph.evaluation):
         find_backward_passes(form)
@@ -73,6 +77,18 @@ def require_computable(graph: TorchGraph) -> None:
             raise ValueError(
                 f"{node.op} of {node.describe_place()} draws random numbers in evaluation; must do "
                 "so only in training, by self.training"
+            )
+
+
+def _require_numbers(graph: TorchGraph) -> None:
+    for spec in graph.arrays:
+        array = graph.values[spec.name]
+        is_weight = spec.role in ("parameter", "buffer") and array.dtype.kind == "f"
+        count = int(np.isnan(array).sum()) if is_weight else 0
+        if count:
+            raise ValueError(
+                f"{graph.origin}: {spec.role} {spec.name} has {count:,} NaN among {array.size:,} "
+                "values; must be numbers"
             )
 
 

@@ -161,6 +161,8 @@ aten("linalg_cross.default")(plain(lambda x, y, *, dim=-1: jnp.cross(x, y, axis=
 aten("cross.default")(plain(lambda x, y, dim=-1: jnp.cross(x, y, axis=dim)))
 
 
+# A program of torch.export has the second name, of transformers' experts.
+@aten("grouped_mm_fallback.default", library="transformers")
 @aten("_grouped_mm.default")
 @plain
 def grouped_products(

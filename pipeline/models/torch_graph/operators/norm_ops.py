@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -102,11 +102,11 @@ def batch_norm_functional(
     running_var: TorchTensor,
     settings: BatchNormSettings,
 ) -> tuple[TorchTensor | None, ...]:
-    """Normalize each channel by the batch. Results 3 and 4 are the new running statistics."""
-    settings = replace(settings, training=True)
+    """Normalize each channel. Results 3 and 4 are the running statistics, new in training."""
     result = batch_norm(x, weight, bias, running_mean, running_var, settings)
-    assert isinstance(result, NormResult)
-    return result.y, None, None, to_tensor(result.mean), to_tensor(result.var)
+    if isinstance(result, NormResult):
+        return result.y, None, None, to_tensor(result.mean), to_tensor(result.var)
+    return result, None, None, running_mean, running_var
 
 
 @aten("_native_batch_norm_legit.default", kind="batch_norm", full_weights=True)

@@ -115,8 +115,10 @@ aten("triu.default")(plain(jnp.triu))
 
 
 @aten("repeat_interleave.self_int")
-def repeat_interleave(x: TorchTensor, repeats: int, dim: int | None = None) -> TorchTensor:
-    """Repeat each value along an axis."""
+def repeat_interleave(
+    x: TorchTensor, repeats: int, dim: int | None = None, *, output_size: Any = None
+) -> TorchTensor:
+    """Repeat each value along an axis, whose size is then `output_size`."""
     if dim is None:
         return to_tensor(jnp.repeat(x.plain().reshape(-1), repeats))
     return x.with_array(jnp.repeat(x.array, repeats, x.axis(dim)))
@@ -219,7 +221,7 @@ def narrow(x: TorchTensor, dim: int, start: int, length: int) -> TorchTensor:
     return slice_axis(x, dim, start, start + length)
 
 
-@aten("split.Tensor", "split.default")
+@aten("split.Tensor")
 def split(x: TorchTensor, split_size: int, dim: int = 0) -> tuple[TorchTensor, ...]:
     """Split an axis into pieces of one size; the last may be smaller."""
     size = x.shape[dim]
@@ -228,7 +230,7 @@ def split(x: TorchTensor, split_size: int, dim: int = 0) -> tuple[TorchTensor, .
     return tuple(slice_axis(x, dim, start, min(start + split_size, size)) for start in starts)
 
 
-@aten("split_with_sizes.default", "split.sizes")
+@aten("split_with_sizes.default", "split.sizes", "split.default")
 def split_with_sizes(x: TorchTensor, sizes: Sizes, dim: int = 0) -> tuple[TorchTensor, ...]:
     """Split an axis into pieces of several sizes."""
     _require_few(len(sizes))

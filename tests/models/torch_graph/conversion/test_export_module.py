@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -424,13 +426,64 @@ def test_images_of_the_wrong_shape_are_refused() -> None:
         export_module(Net(), (3, 6, 6))
 
 
-def test_several_outputs_are_refused() -> None:
-    class Two(Net):
-        def forward(self, x: Any) -> Any:
-            return super().forward(x), x
+Pair = namedtuple("Pair", "features logits")
 
-    with pytest.raises(ValueError, match="returns 2 tensors; must return one, the logits"):
-        export_module(Two(), (2, 6, 6))
+
+class Several(Net):
+    """A network with two outputs in training, and one or two in evaluation."""
+
+    def __init__(self, pack: Callable[[Any, Any], Any], *, evaluates_one: bool = False) -> None:
+        super().__init__()
+        self.pack = pack
+        self.evaluates_one = evaluates_one
+
+    def forward(self, x: Any) -> Any:
+        y = super().forward(x)
+        return y if self.evaluates_one and not self.training else self.pack(y, x)
+
+
+@pytest.mark.parametrize(
+    ("pack", "output"),
+    [
+        (lambda y, x: {"features": x, "logits": y}, None),
+        (lambda y, x: Pair(x, y), None),
+        (lambda y, x: {"hidden": x, "scores": y}, "scores"),
+        (lambda y, x: (x, {"scores": (x, y)}), "1.scores.1"),
+        (lambda y, x: [y, x], "0"),
+        (lambda y, x: (y, None), None),
+    ],
+)
+@pytest.mark.parametrize("evaluates_one", [False, True])
+def test_logits_are_chosen_among_several_outputs(
+    pack: Callable[[Any, Any], Any], output: str | None, evaluates_one: bool
+) -> None:
+    module = Several(pack, evaluates_one=evaluates_one)
+    graph = export_module(module, (2, 6, 6), output=output)
+    x = np.random.default_rng(0).normal(size=(3, 2, 6, 6)).astype(np.float32)
+    images = jnp.asarray(x.transpose(0, 2, 3, 1))
+    for train in (False, True):
+        ours = network_of(graph).apply(initial_variables_of(graph), images, train=train)
+        with torch.no_grad():
+            theirs = Net.forward(module.train(train), torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pack", "output", "words"),
+    [
+        (lambda y, x: (y, x), None, "returns 2 tensors, 0, 1; model.output must name one of them"),
+        (
+            lambda y, x: {"a": y, "b": (x, x)},
+            "c",
+            r"returns no output c; model.output must name one of a, b\.0, b\.1",
+        ),
+    ],
+)
+def test_outputs_without_logits_are_refused(
+    pack: Callable[[Any, Any], Any], output: str | None, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        export_module(Several(pack), (2, 6, 6), output=output)
 
 
 def test_weights_follow_the_seed() -> None:

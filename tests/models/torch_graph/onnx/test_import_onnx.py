@@ -183,6 +183,7 @@ def import_bytes(
 
 
 WEIGHT = np.ones((6, 6), np.float32)
+UNKNOWN = np.where(np.eye(6) > 0, np.float32(np.nan), WEIGHT)
 
 
 def test_last_softmax_is_removed_unless_requested(tmp_path: Path) -> None:
@@ -326,6 +327,10 @@ def test_channels_last_images_are_supported(tmp_path: Path) -> None:
             r"Relu, opset 17 reads b, which is not before it",
         ),
         (model([node("Relu", ["x"], "x")]), r"computes x again"),
+        (
+            model([node("MatMul", ["x", "w"], "y")], [tensor("w", UNKNOWN)]),
+            r"net\.onnx.*: parameter .* has 6 NaN among 36 values; must be numbers",
+        ),
         (model([node("Relu", ["x"], "z")]), r"no node computes output y"),
         (
             model([node("Relu", ["x"], "y")], input=signature("x", "batch", 7)),

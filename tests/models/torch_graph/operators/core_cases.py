@@ -24,8 +24,11 @@ class Case:
     kwargs: dict[str, Any] = field(default_factory=dict)
     num_slopes: int | None = None
     """Number of results, from the first, whose gradients are compared; None for all."""
-    is_value_compared: bool = True
-    """False if only shapes and dtypes are compared."""
+    num_values: int | None = None
+    """Number of results, from the first, whose values are compared; None for all. Of the others,
+    such as random numbers, the shapes and dtypes are."""
+    dtype: str = "float64"
+    """Dtype in which torch computes the operator."""
 
 
 class Draws:
@@ -236,19 +239,20 @@ def _(d: Draws) -> Case:
 
 
 # Reductions.
-def _reduced(d: Draws) -> tuple[np.ndarray, int]:
+def draw_reduced(d: Draws, *, smooth: bool = False) -> tuple[np.ndarray, int]:
+    """An array, whose values all differ if it is smooth, and an axis."""
     shape = d.shape()
-    return d.floats(shape), d.axis(shape)
+    return d.smooth(shape) if smooth else d.floats(shape), d.axis(shape)
 
 
 case_of("mean.default", "prod.default")(lambda d: Case((d.floats(d.shape(0)),)))
 case_of("any.default")(lambda d: Case((d.choice(d.mask(d.shape()), d.floats(d.shape())),)))
-case_of("any.dim")(lambda d: Case((*_reduced(d), d.flag())))
+case_of("any.dim")(lambda d: Case((*draw_reduced(d), d.flag())))
 case_of("max.dim", "min.dim", "argmax.default", "argmin.default", "prod.dim_int")(
-    lambda d: Case((*_reduced(d), d.flag()))
+    lambda d: Case((*draw_reduced(d), d.flag()))
 )
-case_of("cumsum.default")(lambda d: Case(_reduced(d)))
-case_of("_softmax.default", "_log_softmax.default")(lambda d: Case((*_reduced(d), False)))
+case_of("cumsum.default")(lambda d: Case(draw_reduced(d)))
+case_of("_softmax.default", "_log_softmax.default")(lambda d: Case((*draw_reduced(d), False)))
 
 
 @case_of("amax.default", "amin.default", "mean.dim", "sum.dim_IntList", "any.dims")
@@ -419,8 +423,8 @@ case_of("_to_copy.default")(
         {"dtype": TypeOf(d.choice("float32", "int64", "int32", "bool", "uint8"))},
     )
 )
-case_of("empty.memory_format")(lambda d: Case((d.shape(0),), is_value_compared=False))
-case_of("empty_strided.default")(lambda d: Case(((2, 3), (3, 1)), is_value_compared=False))
+case_of("empty.memory_format")(lambda d: Case((d.shape(0),), num_values=0))
+case_of("empty_strided.default")(lambda d: Case(((2, 3), (3, 1)), num_values=0))
 case_of("sym_size.int")(lambda d: Case((d.floats((2, 3, 4)), d.number(-3, 2))))
 case_of("sym_numel.default")(lambda d: Case((d.floats(d.shape(0)),)))
 case_of("sym_stride.int")(lambda d: Case((d.floats((2, 3, 4)), d.number(-3, 2))))

@@ -43,7 +43,7 @@ def _(d: Draws) -> Case:
 
 
 # Convolutions.
-def _convolution(d: Draws) -> tuple[tuple[Any, ...], int]:
+def draw_convolution(d: Draws) -> tuple[tuple[Any, ...], int]:
     """Arguments of a convolution, and the number of its outputs."""
     axes = d.number(1, 3)
     groups = d.choice(1, 1, 2)
@@ -65,13 +65,13 @@ def _convolution(d: Draws) -> tuple[tuple[Any, ...], int]:
 
 @case_of("convolution.default")
 def _(d: Draws) -> Case:
-    (x, weight, *options), outputs = _convolution(d)
+    (x, weight, *options), outputs = draw_convolution(d)
     return Case((x, weight, d.maybe(d.floats((outputs,))), *options))
 
 
 @case_of("convolution_backward.default")
 def _(d: Draws) -> Case:
-    (x, weight, *options), outputs = _convolution(d)
+    (x, weight, *options), outputs = draw_convolution(d)
     stride, padding, dilation, transposed, extra, _ = options
     sizes = []
     for size, taps, step, pad, gap, more in zip(
@@ -103,7 +103,7 @@ def _(d: Draws) -> Case:
 
 
 # Pools.
-def _pool(d: Draws, axes: int, *, dilated: bool) -> tuple[Any, ...]:
+def draw_pool(d: Draws, axes: int, *, dilated: bool) -> tuple[Any, ...]:
     kernel = tuple(d.number(1, 3) for _ in range(axes))
     stride = d.choice((), tuple(d.number(1, 3) for _ in range(axes)))
     padding = tuple(d.number(0, k // 2) for k in kernel)
@@ -111,7 +111,7 @@ def _pool(d: Draws, axes: int, *, dilated: bool) -> tuple[Any, ...]:
     return (kernel, stride, padding, *dilation, d.flag())
 
 
-def _image(d: Draws, axes: int, *, smooth: bool = False) -> np.ndarray:
+def draw_image(d: Draws, axes: int, *, smooth: bool = False) -> np.ndarray:
     shape = (*d.choice((2, 3), (1, 2)), *(d.number(5, 7) for _ in range(axes)))
     return d.smooth(shape) if smooth else d.floats(shape)
 
@@ -121,19 +121,19 @@ for _axes in (1, 2, 3):
     @case_of(f"avg_pool{_axes}d.default")
     def _(d: Draws, axes: int = _axes) -> Case:
         divisor = (d.choice(None, 3),) if axes > 1 else ()
-        return Case((_image(d, axes), *_pool(d, axes, dilated=False), d.flag(), *divisor))
+        return Case((draw_image(d, axes), *draw_pool(d, axes, dilated=False), d.flag(), *divisor))
 
     if _axes > 1:
 
         @case_of(f"max_pool{_axes}d_with_indices.default")
         def _(d: Draws, axes: int = _axes) -> Case:
-            return Case((_image(d, axes), *_pool(d, axes, dilated=True)), num_slopes=1)
+            return Case((draw_image(d, axes), *draw_pool(d, axes, dilated=True)), num_slopes=1)
 
     _name = "adaptive_avg_pool1d" if _axes == 1 else f"_adaptive_avg_pool{_axes}d"
 
     @case_of(f"{_name}.default")
     def _(d: Draws, axes: int = _axes) -> Case:
-        return Case((_image(d, axes), tuple(d.number(1, 8) for _ in range(axes))))
+        return Case((draw_image(d, axes), tuple(d.number(1, 8) for _ in range(axes))))
 
 
 case_of("_adaptive_avg_pool2d_backward.default")(
@@ -155,7 +155,7 @@ def _pooled(x: np.ndarray, window: Sequence[Any], gaps: Sequence[int]) -> Shape:
 
 @case_of("avg_pool2d_backward.default")
 def _(d: Draws) -> Case:
-    x, window = _image(d, 2), _pool(d, 2, dilated=False)
+    x, window = draw_image(d, 2), draw_pool(d, 2, dilated=False)
     return Case((d.smooth(_pooled(x, window, (1, 1))), x, *window, d.flag(), d.choice(None, 3)))
 
 
@@ -172,24 +172,24 @@ def _(d: Draws) -> Case:
 
 
 # Norms.
-def _norm(d: Draws) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+def draw_norm(d: Draws) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     x = d.smooth((4, 3, *d.choice((), (5,), (2, 3))))
     return x, d.maybe(d.smooth((3,))), d.maybe(d.smooth((3,)))
 
 
-def _statistics(d: Draws) -> tuple[np.ndarray, np.ndarray]:
+def draw_statistics(d: Draws) -> tuple[np.ndarray, np.ndarray]:
     """Running statistics, in float64, which have no gradients."""
     return d.random.normal(size=3), d.random.uniform(0.5, 2, 3)
 
 
 case_of("_native_batch_norm_legit_no_training.default")(
-    lambda d: Case((*_norm(d), *_statistics(d), 0.1, 1e-3), num_slopes=1)
+    lambda d: Case((*draw_norm(d), *draw_statistics(d), 0.1, 1e-3), num_slopes=1)
 )
 case_of("_native_batch_norm_legit.default")(
-    lambda d: Case((*_norm(d), *_statistics(d), d.flag(), 0.1, 1e-3), num_slopes=1)
+    lambda d: Case((*draw_norm(d), *draw_statistics(d), d.flag(), 0.1, 1e-3), num_slopes=1)
 )
 case_of("_native_batch_norm_legit.no_stats")(
-    lambda d: Case((*_norm(d), True, 0.1, 1e-3), num_slopes=1)
+    lambda d: Case((*draw_norm(d), True, 0.1, 1e-3), num_slopes=1)
 )
 
 
@@ -271,5 +271,5 @@ case_of("upsample_bilinear2d.vec")(
 case_of("native_dropout.default")(
     lambda d: Case((d.floats(d.shape()), *d.choice((0.5, False), (0.0, True), (1.0, True))))
 )
-case_of("rand.default", "randn.default")(lambda d: Case((d.shape(0),), is_value_compared=False))
-case_of("randperm.default")(lambda d: Case((d.number(1, 9),), is_value_compared=False))
+case_of("rand.default", "randn.default")(lambda d: Case((d.shape(0),), num_values=0))
+case_of("randperm.default")(lambda d: Case((d.number(1, 9),), num_values=0))

@@ -1,0 +1,274 @@
+"""Networks of timm and transformers, imported: logits and losses beside PyTorch's, and refusals.
+
+    python -m benchmarks.foreign --save             60 families of timm and 34 of transformers
+    python -m benchmarks.foreign --networks timm/beit,transformers/llama
+
+Needs `pip install timm transformers` besides torch. The families and their variants are drawn by
+`--seed`, the networks are small, and their weights are random: nothing is downloaded. For each
+network, from the same weights with the same batches: the largest difference of logits in
+evaluation, relative to the largest logit; the largest relative difference of the losses of three
+steps of SGD in float32, beside the same of PyTorch's float32 to its float64; the seconds of the
+import, and those of the compilation of the step. Draws of dropout are off, since they differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+from torch import nn
+
+from benchmarks.foreign_networks import (
+    COUNTS,
+    ForeignNetwork,
+    draw_families,
+    make_network,
+)
+from benchmarks.measure import add_save, heading, publish, table
+from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
+from pipeline.models.torch_graph.conversion.export_module import export_module
+
+PACKAGES = ("jax", "jaxlib", "torch", "timm", "transformers")
+BOUND = 1e-5
+"""Largest relative difference of the losses."""
+RATE = 1e-3
+STEPS = 3
+BATCH = 4
+Batches = Sequence[tuple[np.ndarray, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Figures of one network; `refusal` is why it isn't imported."""
+
+    package: str
+    family: str
+    variant: str = ""
+    shape: tuple[int, ...] = ()
+    parameters: int = 0
+    nodes: int = 0
+    logits: float = float("nan")
+    losses: float = float("nan")
+    torch_losses: float = float("nan")
+    import_s: float = float("nan")
+    compile_s: float = float("nan")
+    refusal: str = ""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the losses are PyTorch's."""
+        return self.losses <= BOUND
+
+    def make_row(self) -> list[str]:
+        """Return the figures as a row of the table."""
+        return [
+            f"{self.package}/{self.family}",
+            self.variant,
+            "x".join(map(str, self.shape)),
+            f"{self.parameters / 1e6:.2f}",
+            f"{self.nodes:,}",
+            f"{self.logits:.1e}",
+            f"{self.losses:.1e}",
+            f"{self.torch_losses:.1e}",
+            f"{self.import_s:.1f}",
+            f"{self.compile_s:.1f}",
+            self._name_cause(),
+        ]
+
+    def _name_cause(self) -> str:
+        if self.refusal or self.is_equal:
+            return self.refusal.replace("|", "/")
+        if self.losses <= 4 * self.torch_losses:
+            return "as far as PyTorch's float32 from its float64"
+        return "unknown"
+
+
+def main() -> None:
+    """Compare and print Markdown tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="of the draw of families and weights")
+    parser.add_argument("--networks", help="such as timm/beit,transformers/llama; all by default")
+    parser.add_argument(
+        "--rows", type=Path, help="file to which rows are added, and whose are kept"
+    )
+    add_save(parser, "foreign.md")
+    args = parser.parse_args()
+    names = args.networks.split(",") if args.networks else list_networks(args.seed)
+    done = _read_rows(args.rows)
+    for name in names:
+        if name not in done or args.networks:
+            done[name] = compare(name, args.seed)
+            print(" | ".join(done[name].make_row()), flush=True)
+            if args.rows is not None:
+                with args.rows.open("a") as file:
+                    file.write(json.dumps(asdict(done[name])) + "\n")
+    comparisons = [done[name] for name in names]
+    publish(format_page(comparisons), args.save)
+
+
+def _read_rows(path: Path | None) -> dict[str, Comparison]:
+    """Return the comparisons of earlier runs by name; the last one counts."""
+    if path is None or not path.exists():
+        return {}
+    rows = [Comparison(**json.loads(line)) for line in path.read_text().splitlines()]
+    return {f"{row.package}/{row.family}": row for row in rows}
+
+
+def list_networks(seed: int) -> list[str]:
+    """Return the names of the networks that a seed draws."""
+    return [f"{package}/{name}" for package in COUNTS for name in draw_families(package, seed)]
+
+
+def format_page(comparisons: Sequence[Comparison]) -> str:
+    """Return the page of results."""
+    text = heading(
+        "Networks of timm and transformers, imported", "python -m benchmarks.foreign", PACKAGES
+    )
+    text += f"\nLosses within {BOUND:.0e} of PyTorch's, in float32:\n\n"
+    for package in COUNTS:
+        rows = [row for row in comparisons if row.package == package]
+        equal = sum(row.is_equal for row in rows)
+        named = sum(not row.is_equal and row._name_cause() != "unknown" for row in rows)
+        text += f"* {package}: {equal} of {len(rows)} families; {named} others with their cause.\n"
+    header = ["network", "variant", "sample", "parameters, M", "nodes", "logits", "losses"]
+    header += ["PyTorch float32 to float64", "import, s", "compile, s", "cause"]
+    return f"{text}\n{table(header, [row.make_row() for row in comparisons])}"
+
+
+def compare(name: str, seed: int) -> Comparison:
+    """Compare an imported network with PyTorch's."""
+    package, _, family = name.partition("/")
+    assert package in COUNTS
+    try:
+        network = make_network(package, family, seed)
+    except Exception as error:
+        return Comparison(package, family, refusal=f"isn't made: {_describe(error)}")
+    try:
+        return _compare(network)
+    except Exception as error:
+        return _begin(network, refusal=_describe(error))
+
+
+def _describe(error: Exception) -> str:
+    """Return the first line of an error."""
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return f"{kind}{(str(error).splitlines() or [''])[0]}"[:300]
+
+
+def _begin(network: ForeignNetwork, **figures: Any) -> Comparison:
+    count = sum(parameter.numel() for parameter in network.module.parameters())
+    return Comparison(
+        network.package, network.family, network.variant, network.shape, count, **figures
+    )
+
+
+def _compare(network: ForeignNetwork) -> Comparison:
+    module = network.module
+    started_at = time.perf_counter()
+    graph = export_module(module, network.shape, origin=network.family, dtype=network.dtype)
+    import_s = time.perf_counter() - started_at
+    imported = TorchNetwork(graph, "float32")
+    variables = initial_variables_of(graph)
+    batches = list(network.draw_batches(STEPS, BATCH))
+    x, _ = batches[0]
+    apply = jax.jit(lambda variables, x: imported.apply(variables, x, train=False))
+    logits = np.asarray(apply(variables, to_samples(x)))
+    with torch.no_grad():
+        expected = network.choose_logits(module.eval()(torch.from_numpy(x))).numpy()
+    losses, compile_s = train_jax(imported, variables, batches)
+    double = copy.deepcopy(network.module).double()
+    in_64_bits = _try_float64(replace(network, module=double), batches)
+    in_32_bits = train_torch(network, batches, torch.float32)
+    return _begin(
+        network,
+        nodes=len(graph.training.nodes),
+        logits=float(np.abs(logits - expected).max() / np.abs(expected).max()),
+        losses=_find_largest(losses, in_32_bits),
+        torch_losses=_find_largest(in_64_bits, in_32_bits),
+        import_s=import_s,
+        compile_s=compile_s,
+    )
+
+
+def _find_largest(losses: Sequence[float], expected: Sequence[float]) -> float:
+    return float((np.abs(np.subtract(losses, expected)) / np.abs(expected)).max())
+
+
+def to_samples(x: np.ndarray) -> np.ndarray:
+    """Return samples as a network of this project reads them."""
+    if x.dtype == np.int64:
+        return x.astype(np.int32)
+    return np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if x.ndim == 4 else x
+
+
+def _try_float64(network: ForeignNetwork, batches: Batches) -> list[float]:
+    """Return PyTorch's losses in float64; NaN if the network fixes float32."""
+    try:
+        return train_torch(network, batches, torch.float64)
+    except RuntimeError:
+        return [float("nan")] * STEPS
+
+
+def train_torch(network: ForeignNetwork, batches: Batches, dtype: torch.dtype) -> list[float]:
+    """Train a module, and return the loss of each step."""
+    optimizer = torch.optim.SGD(network.module.train().parameters(), lr=RATE)
+    losses = []
+    for x, labels in batches:
+        optimizer.zero_grad()
+        samples = torch.from_numpy(x)
+        samples = samples if network.dtype == "int64" else samples.to(dtype)
+        logits = network.choose_logits(network.module(samples))
+        targets = torch.from_numpy(labels).flatten()
+        loss = nn.functional.cross_entropy(logits.flatten(0, -2), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def train_jax(network: TorchNetwork, variables: Any, batches: Batches) -> tuple[list[float], float]:
+    """Train an imported network; return the loss of each step, and the seconds to compile it."""
+    optimizer = optax.sgd(RATE)
+
+    def step(params: Any, stats: Any, state: Any, x: Any, labels: Any) -> Any:
+        def compute_loss(params: Any) -> Any:
+            logits, changed = network.apply(
+                {"params": params, "batch_stats": stats},
+                x,
+                train=True,
+                mutable=["batch_stats"],
+                rngs={"dropout": jax.random.key(0)},
+            )
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return losses.mean(), changed.get("batch_stats", {})
+
+        (loss, stats), gradients = jax.value_and_grad(compute_loss, has_aux=True)(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), stats, state, loss
+
+    params, stats = jax.tree.map(jnp.asarray, (variables["params"], variables["batch_stats"]))
+    state = optimizer.init(params)
+    arrays = [(jnp.asarray(to_samples(x)), jnp.asarray(labels)) for x, labels in batches]
+    started_at = time.perf_counter()
+    compiled = jax.jit(step).lower(params, stats, state, *arrays[0]).compile()
+    compile_s = time.perf_counter() - started_at
+    losses = []
+    for x, labels in arrays:
+        params, stats, state, loss = compiled(params, stats, state, x, labels)
+        losses.append(float(loss))
+    return losses, compile_s
+
+
+if __name__ == "__main__":
+    main()
