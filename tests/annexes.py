@@ -116,6 +116,7 @@ ANNEXES: Mapping[str, Annex] = {
             "cli.folds",
             "cli.recommend",
             "cli.runs.runs",
+            "cli.test",
             "cli.train",
             "inspect.report.origin",
             "inspect.report.out_of_fold",

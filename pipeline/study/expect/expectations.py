@@ -111,7 +111,7 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class TestedRecipe:
+class RecipeTest:
     """A recipe and its expectations."""
 
     name: str
@@ -196,7 +196,7 @@ def _parse_rule(name: str, value: Any) -> Bound | Value:
     )
 
 
-def read_tested_recipe(name: str) -> TestedRecipe:
+def read_tested_recipe(name: str) -> RecipeTest:
     """Read a recipe, by its name or file. Raises RecipeError with every problem."""
     overrides = [f"+recipe={name}"]
     recipe = compose_and_check(overrides)
@@ -205,10 +205,10 @@ def read_tested_recipe(name: str) -> TestedRecipe:
     if section is None:
         raise RecipeError([f"{name}: has no section {SECTION}, which says what a run must reach"])
     file = Path(name) if name.endswith(YAML) else find_recipes(Path.cwd())[name]
-    return TestedRecipe(name, file, recipe, parse_expectations(section))
+    return RecipeTest(name, file, recipe, parse_expectations(section))
 
 
-def find_tested_recipes(names: Sequence[str]) -> list[TestedRecipe]:
+def find_tested_recipes(names: Sequence[str]) -> list[RecipeTest]:
     """Read recipes by name or file; without names, those in `recipes/` that have the section.
 
     Raises RecipeError with every problem of the recipes, UsageError if none has the section.
@@ -219,7 +219,7 @@ def find_tested_recipes(names: Sequence[str]) -> list[TestedRecipe]:
     if not names:
         rule = f"none of them has a section {SECTION}; name a recipe that has one"
         raise UsageError(["recipes/*.yaml"], rule)
-    recipes: list[TestedRecipe] = []
+    recipes: list[RecipeTest] = []
     problems: list[str] = []
     for name in dict.fromkeys(names):
         try:

@@ -22,7 +22,7 @@ from pipeline.study.expect.expectations import (
     TIMES,
     Bound,
     Expectation,
-    TestedRecipe,
+    RecipeTest,
     Value,
 )
 from pipeline.study.expect.learning import judge_learning
@@ -47,8 +47,9 @@ ERROR = 0.01
 """Upper bound of the probability that sides without a difference are said to differ."""
 MIN_PAIRS = 9
 """Fewest pairs that can decide at `ERROR`."""
-TIMED_PAIRS = 3
-"""Pairs of a process if a time is compared, so that sides alternate."""
+FEW_PAIRS = 3
+"""Pairs of a process after the first `MIN_PAIRS`; from the start if a time is compared, so that
+sides alternate."""
 Judgement = tuple[Verdict, str]
 
 
@@ -65,7 +66,7 @@ class Reference:
 class Progress:
     """A recipe's expectations, and what is known about them so far."""
 
-    tested: TestedRecipe
+    tested: RecipeTest
     scratch: Path
     other: Side | None
     most_pairs: int
@@ -84,7 +85,7 @@ class Progress:
 
 
 def judge_recipe(
-    tested: TestedRecipe, against: Side | Path | None, *, most_pairs: int, records: bool = False
+    tested: RecipeTest, against: Side | Path | None, *, most_pairs: int, records: bool = False
 ) -> list[Outcome]:
     """Return the outcome of each expectation of a recipe.
 
@@ -121,7 +122,7 @@ def judge_recipe(
     ]
 
 
-def _record(tested: TestedRecipe, run_dir: Path) -> None:
+def _record(tested: RecipeTest, run_dir: Path) -> None:
     """Record the figures of a run that the recipe compares with recorded ones."""
     figures = {item.key: value for item, value in _read_recordable(tested, run_dir)}
     origin = read_origin(run_dir)
@@ -129,7 +130,7 @@ def _record(tested: TestedRecipe, run_dir: Path) -> None:
         write_record(tested.file, origin, figures)
 
 
-def _read_recordable(tested: TestedRecipe, run_dir: Path) -> Iterator[tuple[Expectation, float]]:
+def _read_recordable(tested: RecipeTest, run_dir: Path) -> Iterator[tuple[Expectation, float]]:
     for item in tested.expectations:
         if isinstance(item.rule, Value) and item.rule.value is None:
             value = read_figure(run_dir, item.name, item.step)
@@ -158,12 +159,12 @@ def _judge_run(progress: Progress, run_dir: Path) -> None:
             progress.judgements[item] = "met" if is_met else "not met", format_figure(figure)
 
 
-def _list_recorded(tested: TestedRecipe) -> list[Reference]:
+def _list_recorded(tested: RecipeTest) -> list[Reference]:
     records = read_records(tested.file)
     return [Reference("the record", origin, figures) for origin, figures in records]
 
 
-def _read_reference(tested: TestedRecipe, run_dir: Path) -> Reference:
+def _read_reference(tested: RecipeTest, run_dir: Path) -> Reference:
     figures = {item.key: read_figure(run_dir, item.name, item.step) for item in tested.expectations}
     return Reference(show_name(run_dir.name), read_origin(run_dir), figures)
 
@@ -255,9 +256,10 @@ def _judge_by_pairs(progress: Progress, other: Side) -> None:
     num_pairs = 0
     while progress.pending and num_pairs < progress.most_pairs:
         is_timed = any(item.name in TIMES for item in progress.pending)
-        count = TIMED_PAIRS if is_timed else MIN_PAIRS if num_pairs == 0 else TIMED_PAIRS
-        # One seed wouldn't be a sweep.
-        count = max(min(count, progress.most_pairs - num_pairs), 2)
+        size = FEW_PAIRS if is_timed or num_pairs else MIN_PAIRS
+        num_left = progress.most_pairs - num_pairs
+        # A single pair must not be left, since one seed is no sweep.
+        count = num_left if num_left <= size + 1 else size
         seeds = range(first_seed + num_pairs, first_seed + num_pairs + count)
         begun = time.perf_counter()
         pairs = _train_pairs(progress, other, seeds)
