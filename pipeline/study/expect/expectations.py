@@ -39,6 +39,7 @@ STEP_FIGURES = ("loss", "learning_rate", "grad_norm", "loss_scale")
 """Figures of every step in metrics.jsonl."""
 FORMS = "a bound as in '>= 0.98' or '<= 1.2x', recorded, or a number as in 0.76 +- 2%"
 MAX_STEP = 10**12
+"""Step after the last of any run."""
 _NUMBER = r"[+-]?(?:\d{1,30}\.?\d{0,30}|\.\d{1,30})(?:e[+-]?\d{1,3})?"
 _BOUND = re.compile(rf"(<=|>=|<|>) ?({_NUMBER})(x?)")
 _VALUE = re.compile(rf"({RECORDED}|{_NUMBER})(?: ?\+- ?({_NUMBER})(%?))?")

@@ -19,6 +19,7 @@ from pipeline.core.errors import PipelineError
 from pipeline.core.files.name_text import show_name
 from pipeline.study.expect.expectations import (
     LEARNS,
+    MAX_STEP,
     TIMES,
     Bound,
     Expectation,
@@ -50,6 +51,14 @@ MIN_PAIRS = 9
 FEW_PAIRS = 3
 """Pairs of a process after the first `MIN_PAIRS`; from the start if a time is compared, so that
 sides alternate."""
+LOSS = "loss"
+AMPLIFICATION = 100
+"""Least ratio of a change of the evaluation's loss to that of the training's losses by which the
+evaluations differ. Weights that differ by rounding change both losses alike."""
+MIN_ROUNDING = 1e-6
+"""Relative rounding that evaluations may have although training has the same bits."""
+MIN_LOSS = 1e-3
+"""Losses below are compared as if they were so large, since rounding is of larger numbers."""
 Judgement = tuple[Verdict, str]
 
 
@@ -240,7 +249,31 @@ def _judge_by_side(progress: Progress, run_dir: Path, other: Side) -> None:
             progress.judgements[item] = "not comparable", f"{other.label} has no finite {item.key}"
         elif figure == value and isinstance(item.rule, Value):
             progress.judgements[item] = _judge_bits(figure, value, other.label)
+        elif item.name == LOSS and item.step is None and isinstance(item.rule, Value):
+            change = _compare_evaluations(run_dir, other_dir)
+            if change is not None:
+                progress.judgements[item] = "not met", f"{change} in {other.label}"
     _judge_by_pairs(progress, other)
+
+
+def _compare_evaluations(run_dir: Path, other_dir: Path) -> str | None:
+    """Return how the evaluation differs if the training of two runs differs by rounding alone.
+
+    Then the weights are the same but for rounding, so one run of each side shows a change of the
+    evaluation, which over seeds may go in both directions. Returns None if nothing can be said.
+    """
+    curves = [read_series(folder, LOSS, MAX_STEP) for folder in (run_dir, other_dir)]
+    losses = [read_figure(folder, LOSS, None) for folder in (run_dir, other_dir)]
+    if curves[0].keys() != curves[1].keys() or not curves[0] or None in losses:
+        return None
+    ours, others = (np.array(list(curve.values())) for curve in curves)
+    rounding = float(np.max(np.abs(ours - others) / np.maximum(np.abs(others), MIN_LOSS)))
+    loss, other_loss = (value for value in losses if value is not None)
+    change = abs(loss - other_loss) / max(abs(other_loss), MIN_LOSS)
+    if change <= AMPLIFICATION * max(rounding, MIN_ROUNDING):
+        return None
+    text = f"training is the same but for {rounding:.1g} of the losses, the evaluation isn't"
+    return f"{text}: loss {format_figure(loss)}, and {format_figure(other_loss)}"
 
 
 def _find_last_step(expectations: Iterable[Expectation]) -> int | None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.config.recipe import Recipe
 from pipeline.stages.data import read_selected
+from pipeline.study.expect.expectations import MAX_STEP
 from pipeline.study.expect.sides import read_figure, read_series
 
 MIN_STEPS = 20
@@ -23,7 +24,7 @@ def judge_learning(run_dir: Path, recipe: Recipe) -> tuple[bool | None, str]:
     A loss that falls isn't enough: a network that learns the share of each class alone lowers it.
     Raises DataError if the log or the data can't be read.
     """
-    losses = list(read_series(run_dir, "loss", 2**62).values())
+    losses = list(read_series(run_dir, "loss", MAX_STEP).values())
     if len(losses) < MIN_STEPS:
         return None, f"{len(losses)} steps are too few to tell; must be {MIN_STEPS}"
     count = len(losses) // 10

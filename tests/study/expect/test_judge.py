@@ -168,6 +168,29 @@ def test_noise_without_a_difference_is_met(run_test: Callable[..., list[Outcome]
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
+    ("rounding", "change", "verdict"), [(1e-6, 0.01, "not met"), (1e-3, 0.01, "met")]
+)
+def test_evaluation_that_differs_after_equal_training_is_found(
+    run_test: Callable[..., list[Outcome]], rounding: float, change: float, verdict: str
+) -> None:
+    """In both directions over the seeds, so pairs alone wouldn't find it."""
+
+    def write(folder: Path, seed: int) -> None:
+        sign = 1 if seed % 2 else -1
+        write_run(folder, [2.0, 1.0 + rounding], {"loss": 0.5 + sign * change})
+
+    def write_other(folder: Path, seed: int) -> None:
+        write_run(folder, [2.0, 1.0], {"loss": 0.5})
+
+    (outcome,) = run_test({"loss": "recorded"}, write, make_side(write_other))
+    assert outcome.verdict == verdict
+    assert outcome.figure.startswith("training is the same but for 1e-06 of the losses") is (
+        verdict == "not met"
+    )
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
     ("shift", "verdict"), [(0.5, "not met"), (0.0, "met")], ids=["slower", "as fast"]
 )
 def test_time_is_compared_by_pairs(
