@@ -30,7 +30,7 @@ from pipeline import load_recipe, run
 from pipeline.stages.data import read_selected
 from pipeline.study.expect import judge
 from pipeline.study.expect.expectations import RecipeTest, parse_expectations
-from pipeline.study.expect.sides import Side
+from pipeline.study.expect.sides import CodeSide
 from pipeline.training import step
 
 PACKAGES = ("jax", "jaxlib")
@@ -142,7 +142,7 @@ def draw_bug(rng: np.random.Generator) -> Bug:
 
 
 @dataclass(frozen=True)
-class LocalSide(Side):
+class LocalSide(CodeSide):
     """A side whose runs are in this process."""
 
     keys: tuple[str, ...]

@@ -13,6 +13,7 @@ import ast
 import io
 import json
 import re
+import struct
 import sys
 import tempfile
 from collections import defaultdict
@@ -45,10 +46,10 @@ HOST_ONLY: Mapping[str, str] = {
     "monitor.log_level": "which messages are shown, and a tiny run has none",
 }
 """Keys whose change a run of a moment doesn't show, and why."""
+UNTRIED = "untried: no other value is known for its type"
 COPIES = {"Chip": "Hardware"}
 """Classes whose fields are copied, by name, to those of another class."""
 TIMES = re.compile(r"\d[\d,.:e+-]*")
-_WORDS = re.compile(rb"[A-Za-z_/ ]{6,}")
 
 
 def list_specs() -> set[type[Spec]]:
@@ -163,6 +164,10 @@ def list_values(annotation: Any) -> list[Any]:
     }
     if annotation in plain:
         return plain[annotation]
+    if origin is tuple:
+        return [[], *([value] for value in list_values(get_args(annotation)[0]))]
+    if origin is dict:
+        return [{"another": 1}]
     if isinstance(annotation, type) and issubclass(annotation, Spec):
         required = [f for f in annotation.model_fields.values() if f.default is PydanticUndefined]
         return [] if required else [{}]
@@ -205,13 +210,26 @@ def observe(recipe: Recipe) -> dict[str, Any]:
         for part in ("time", "run_dir", "versions", "feed", "modelled", "recipe"):
             summary.pop(part, None)
         seen["summary"] = summary
-        lines = output.getvalue().splitlines()
+        lines = output.getvalue().replace(str(run_dir), "RUN_DIR").splitlines()
         seen["lines"] = sorted({TIMES.sub("#", line) for line in lines})
-        events = [file.read_bytes() for file in run_dir.glob("events*")]
-        seen["events"] = sorted({word for data in events for word in _WORDS.findall(data)})
-        sizes = [file for file in run_dir.rglob("*") if file.is_file() and "ckpt" in file.name]
-        seen["sizes"] = [file.stat().st_size for file in sizes]
+        seen["events"] = sorted(
+            size for file in run_dir.glob("events*") for size in _list_sizes(file.read_bytes())
+        )
     return seen
+
+
+def _list_sizes(events: bytes) -> Iterator[int]:
+    """Yield the sizes of the records in a file of TensorBoard, whose bytes have times.
+
+    Records with texts are left out: they show the recipe itself.
+    """
+    start = 0
+    while start < len(events):
+        (size,) = struct.unpack_from("<Q", events, start)
+        record = events[start : start + size]
+        if b"text" not in record and b"hparams" not in record:
+            yield size
+        start += 8 + 4 + size + 4
 
 
 def explain_key(recipe: Recipe, key: Key, before: Mapping[str, Any]) -> str | None:
@@ -219,11 +237,13 @@ def explain_key(recipe: Recipe, key: Key, before: Mapping[str, Any]) -> str | No
 
     `before` is what is seen of the recipe itself.
     """
+    if not list_values(key.annotation):
+        return UNTRIED
     is_accepted = False
     for changed in list(change_key(recipe, key))[:3]:
         is_accepted = True
         after = observe(changed)
-        for name in before.keys() | after.keys():
+        for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
                 return name
     return None if is_accepted else "refused"

@@ -66,6 +66,14 @@ def test_planted_key_of_the_schema_is_unread() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", BASES)
+def test_recipe_is_seen_the_same_twice(cache: Path, name: str) -> None:
+    """Else every key would seem to show."""
+    recipe, before = see_base(name, cache)
+    assert observe(recipe) == before
+
+
+@pytest.mark.slow
 @settings(max_examples=NUM_KEYS, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_changed_key_is_observable(cache: Path, data: st.DataObject) -> None:

@@ -12,13 +12,13 @@ from pipeline.stages.record.run_directory import find_run_dir
 from pipeline.study.expect.expectations import find_tested_recipes
 from pipeline.study.expect.judge import judge_recipe
 from pipeline.study.expect.outcomes import (
-    Outcome,
+    ExpectationOutcome,
     count_verdicts,
     describe_facts,
     find_exit_status,
     write_junit,
 )
-from pipeline.study.expect.sides import Side, open_commit
+from pipeline.study.expect.sides import CodeSide, open_commit
 
 
 def main(
@@ -36,7 +36,7 @@ def main(
     neither a run nor a commit.
     """
     tested_recipes = find_tested_recipes(recipes)
-    outcomes: list[Outcome] = []
+    outcomes: list[ExpectationOutcome] = []
     with _open_side(against) as other:
         for tested in tested_recipes:
             judged = judge_recipe(tested, other, most_pairs=pairs, records=record)
@@ -50,7 +50,7 @@ def main(
 
 
 @contextmanager
-def _open_side(against: str | None) -> Iterator[Side | Path | None]:
+def _open_side(against: str | None) -> Iterator[CodeSide | Path | None]:
     """Open the run or the commit to compare with, during the block."""
     run_dir = None if against is None else find_run_dir(Path(against))
     if against is None or run_dir is not None:

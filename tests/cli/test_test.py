@@ -109,7 +109,7 @@ def test_workflow_calls_commands_that_exist() -> None:
         with COMMANDS.make_context("pipeline", words[3:]) as context:
             _, command, rest = COMMANDS.resolve_command(context, words[3:])
             assert command is not None
-            command.make_context("test", rest)
+            command.make_context("test", list(rest))
             recipes = [word for word in rest if (RECIPES / f"{word}.yaml").exists()]
     assert recipes == ["lenet5_digits"]
 

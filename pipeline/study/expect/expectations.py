@@ -48,7 +48,7 @@ _HOLDS: Mapping[str, Callable[[float, float], bool]] = {"<=": le, ">=": ge, "<":
 
 
 @dataclass(frozen=True)
-class Bound:
+class FigureBound:
     """A figure on one side of a number."""
 
     sign: str
@@ -67,7 +67,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Value:
+class FigureValue:
     """A figure that equals a value."""
 
     value: float | None
@@ -94,16 +94,16 @@ class Expectation:
     """Name of the figure."""
     step: int | None
     """The step of metrics.jsonl that has the figure; None: the run's summary has it."""
-    rule: Bound | Value | None
+    rule: FigureBound | FigureValue | None
     """None: the run learns."""
 
     @property
     def needs_other_side(self) -> bool:
         """Whether the rule compares with recorded values or another side."""
         match self.rule:
-            case Bound(is_factor=is_factor):
+            case FigureBound(is_factor=is_factor):
                 return is_factor
-            case Value(value=value):
+            case FigureValue(value=value):
                 return value is None
         return False
 
@@ -169,7 +169,7 @@ def _parse_expectation(key: str, value: Any) -> Expectation:
     return Expectation(key, text, name, step, _parse_rule(name, value))
 
 
-def _parse_rule(name: str, value: Any) -> Bound | Value:
+def _parse_rule(name: str, value: Any) -> FigureBound | FigureValue:
     """Parse the rule of a figure. Raises ValueError for another form."""
     text = " ".join(value.split()) if isinstance(value, str) else ""
     if bound := _BOUND.fullmatch(text):
@@ -177,7 +177,7 @@ def _parse_rule(name: str, value: Any) -> Bound | Value:
         is_factor = bool(bound[3])
         if is_factor and number <= 0:
             raise ValueError("a multiple must be above 0")
-        return Bound(bound[1], number, is_factor)
+        return FigureBound(bound[1], number, is_factor)
     match = _VALUE.fullmatch(text)
     if match is None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -190,7 +190,7 @@ def _parse_rule(name: str, value: Any) -> Bound | Value:
         raise ValueError("a tolerance must be at least 0")
     if number == RECORDED and name in TIMES:
         raise ValueError("a time never repeats; must be a bound as in '<= 1.2x'")
-    return Value(
+    return FigureValue(
         None if number == RECORDED else float(number),
         None if tolerance is None else float(tolerance) / (100 if percent else 1),
         bool(percent),

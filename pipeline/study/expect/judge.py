@@ -21,21 +21,21 @@ from pipeline.study.expect.expectations import (
     LEARNS,
     MAX_STEP,
     TIMES,
-    Bound,
     Expectation,
+    FigureBound,
+    FigureValue,
     RecipeTest,
-    Value,
 )
 from pipeline.study.expect.learning import judge_learning
-from pipeline.study.expect.outcomes import Outcome, Verdict
+from pipeline.study.expect.outcomes import ExpectationOutcome, Verdict
 from pipeline.study.expect.recorded_figures import (
-    Origin,
+    BitsOrigin,
     read_origin,
     read_records,
     write_record,
 )
 from pipeline.study.expect.sides import (
-    Side,
+    CodeSide,
     SideError,
     make_here,
     make_keys,
@@ -63,21 +63,21 @@ Judgement = tuple[Verdict, str]
 
 
 @dataclass(frozen=True)
-class Reference:
+class KnownFigures:
     """Figures to compare with: recorded ones, or those of a run."""
 
     label: str
-    origin: Origin | None
+    origin: BitsOrigin | None
     figures: Mapping[str, float | None]
 
 
 @dataclass
-class Progress:
+class RecipeProgress:
     """A recipe's expectations, and what is known about them so far."""
 
     tested: RecipeTest
     scratch: Path
-    other: Side | None
+    other: CodeSide | None
     most_pairs: int
     judgements: dict[Expectation, Judgement] = field(default_factory=dict)
     seconds: dict[Expectation, float] = field(default_factory=dict)
@@ -94,16 +94,16 @@ class Progress:
 
 
 def judge_recipe(
-    tested: RecipeTest, against: Side | Path | None, *, most_pairs: int, records: bool = False
-) -> list[Outcome]:
+    tested: RecipeTest, against: CodeSide | Path | None, *, most_pairs: int, records: bool = False
+) -> list[ExpectationOutcome]:
     """Return the outcome of each expectation of a recipe.
 
     `against` is another side, or the directory of a run. At most `most_pairs` pairs are run. With
     `records`, figures of this run are recorded before they are compared.
     """
     with tempfile.TemporaryDirectory(prefix="pipeline-test-") as scratch:
-        other = against if isinstance(against, Side) else None
-        progress = Progress(tested, Path(scratch), other, most_pairs)
+        other = against if isinstance(against, CodeSide) else None
+        progress = RecipeProgress(tested, Path(scratch), other, most_pairs)
         try:
             run_dir = progress.scratch / "run"
             begun = time.perf_counter()
@@ -126,7 +126,9 @@ def judge_recipe(
             text = " ".join(str(error).split())
             progress.judgements.update(dict.fromkeys(progress.pending, (verdict, text)))
     return [
-        Outcome(tested.name, str(item), *progress.judgements[item], progress.seconds.get(item, 0.0))
+        ExpectationOutcome(
+            tested.name, str(item), *progress.judgements[item], progress.seconds.get(item, 0.0)
+        )
         for item in tested.expectations
     ]
 
@@ -141,13 +143,13 @@ def _record(tested: RecipeTest, run_dir: Path) -> None:
 
 def _read_recordable(tested: RecipeTest, run_dir: Path) -> Iterator[tuple[Expectation, float]]:
     for item in tested.expectations:
-        if isinstance(item.rule, Value) and item.rule.value is None:
+        if isinstance(item.rule, FigureValue) and item.rule.value is None:
             value = read_figure(run_dir, item.name, item.step)
             if value is not None:
                 yield item, value
 
 
-def _judge_run(progress: Progress, run_dir: Path) -> None:
+def _judge_run(progress: RecipeProgress, run_dir: Path) -> None:
     """Judge what needs this side's run alone."""
     for item in progress.pending:
         if item.key == LEARNS:
@@ -162,23 +164,25 @@ def _judge_run(progress: Progress, run_dir: Path) -> None:
             assert item.rule is not None
             is_met = (
                 item.rule.holds(figure)
-                if isinstance(item.rule, Bound)
+                if isinstance(item.rule, FigureBound)
                 else item.rule.holds(figure, item.rule.value or 0.0)
             )
             progress.judgements[item] = "met" if is_met else "not met", format_figure(figure)
 
 
-def _list_recorded(tested: RecipeTest) -> list[Reference]:
+def _list_recorded(tested: RecipeTest) -> list[KnownFigures]:
     records = read_records(tested.file)
-    return [Reference("the record", origin, figures) for origin, figures in records]
+    return [KnownFigures("the record", origin, figures) for origin, figures in records]
 
 
-def _read_reference(tested: RecipeTest, run_dir: Path) -> Reference:
+def _read_reference(tested: RecipeTest, run_dir: Path) -> KnownFigures:
     figures = {item.key: read_figure(run_dir, item.name, item.step) for item in tested.expectations}
-    return Reference(show_name(run_dir.name), read_origin(run_dir), figures)
+    return KnownFigures(show_name(run_dir.name), read_origin(run_dir), figures)
 
 
-def _judge_by_reference(progress: Progress, run_dir: Path, references: Sequence[Reference]) -> None:
+def _judge_by_reference(
+    progress: RecipeProgress, run_dir: Path, references: Sequence[KnownFigures]
+) -> None:
     """Judge by figures that can't be computed again."""
     origin = read_origin(run_dir)
     for item in progress.pending:
@@ -187,7 +191,7 @@ def _judge_by_reference(progress: Progress, run_dir: Path, references: Sequence[
         assert item.rule is not None
         having = [known for known in references if known.figures.get(item.key) is not None]
         same = next((known for known in having if known.origin == origin), None)
-        if isinstance(item.rule, Bound):
+        if isinstance(item.rule, FigureBound):
             progress.judgements[item] = _judge_factor(item.key, item.rule, figure, same)
         elif same is not None:
             progress.judgements[item] = _judge_bits(figure, same.figures[item.key], same.label)
@@ -197,7 +201,9 @@ def _judge_by_reference(progress: Progress, run_dir: Path, references: Sequence[
             )
 
 
-def _judge_factor(key: str, rule: Bound, figure: float, same: Reference | None) -> Judgement:
+def _judge_factor(
+    key: str, rule: FigureBound, figure: float, same: KnownFigures | None
+) -> Judgement:
     """Judge a multiple of a figure that a run of this processor has."""
     value = None if same is None else same.figures[key]
     if same is None or not value:
@@ -215,7 +221,11 @@ def _judge_bits(figure: float, value: float | None, label: str) -> Judgement:
 
 
 def _judge_elsewhere(
-    rule: Value, key: str, figure: float, having: Sequence[Reference], origin: Origin | None
+    rule: FigureValue,
+    key: str,
+    figure: float,
+    having: Sequence[KnownFigures],
+    origin: BitsOrigin | None,
 ) -> Judgement:
     """Judge a figure whose references have another processor or other versions."""
     if not having:
@@ -232,7 +242,7 @@ def _judge_elsewhere(
     return "met" if rule.holds(figure, value) else "not met", where
 
 
-def _judge_by_side(progress: Progress, run_dir: Path, other: Side) -> None:
+def _judge_by_side(progress: RecipeProgress, run_dir: Path, other: CodeSide) -> None:
     """Judge by a run of the other side, then by pairs."""
     if not progress.pending:
         return
@@ -247,9 +257,9 @@ def _judge_by_side(progress: Progress, run_dir: Path, other: Side) -> None:
         value = read_figure(other_dir, item.name, item.step)
         if value is None:
             progress.judgements[item] = "not comparable", f"{other.label} has no finite {item.key}"
-        elif figure == value and isinstance(item.rule, Value):
+        elif figure == value and isinstance(item.rule, FigureValue):
             progress.judgements[item] = _judge_bits(figure, value, other.label)
-        elif item.name == LOSS and item.step is None and isinstance(item.rule, Value):
+        elif item.name == LOSS and item.step is None and isinstance(item.rule, FigureValue):
             change = _compare_evaluations(run_dir, other_dir)
             if change is not None:
                 progress.judgements[item] = "not met", f"{change} in {other.label}"
@@ -281,7 +291,7 @@ def _find_last_step(expectations: Iterable[Expectation]) -> int | None:
     return None if None in steps else max(step for step in steps if step is not None)
 
 
-def _judge_by_pairs(progress: Progress, other: Side) -> None:
+def _judge_by_pairs(progress: RecipeProgress, other: CodeSide) -> None:
     """Train both sides over seeds until each expectation is decided, or the pairs are used."""
     differences: dict[Expectation, list[float]] = {item: [] for item in progress.pending}
     # The recipe's own seed has been compared.
@@ -309,7 +319,7 @@ def _judge_by_pairs(progress: Progress, other: Side) -> None:
 
 
 def _train_pairs(
-    progress: Progress, other: Side, seeds: Sequence[int]
+    progress: RecipeProgress, other: CodeSide, seeds: Sequence[int]
 ) -> dict[int, tuple[Path, Path]]:
     """Return the runs of this side and of the other by seed."""
     name = progress.tested.name
@@ -329,16 +339,16 @@ def _measure_difference(item: Expectation, run_dir: Path, other_dir: Path) -> fl
     """
     figures: list[float] = []
     for folder in (run_dir, other_dir):
-        if item.step is not None and isinstance(item.rule, Value):
+        if item.step is not None and isinstance(item.rule, FigureValue):
             series = read_series(folder, item.name, item.step)
             figure = float(np.mean(list(series.values()))) if item.step in series else None
         else:
             figure = read_figure(folder, item.name, item.step)
-        if figure is None or (isinstance(item.rule, Bound) and figure <= 0):
+        if figure is None or (isinstance(item.rule, FigureBound) and figure <= 0):
             raise SideError(f"a run has no finite {item.key} above 0", is_refused=False)
         figures.append(figure)
     ours, others = figures
-    if isinstance(item.rule, Bound):
+    if isinstance(item.rule, FigureBound):
         return math.log(ours / others) - math.log(item.rule.number)
     return ours - others
 
@@ -350,7 +360,7 @@ def _decide(item: Expectation, differences: np.ndarray, label: str) -> dict[Expe
         return None
     mean = float(differences.mean())
     pairs = f"in {len(differences)} pairs"
-    if isinstance(item.rule, Bound):
+    if isinstance(item.rule, FigureBound):
         is_met = (mean < 0) == item.rule.is_upper
         factor = math.exp(mean) * item.rule.number
         return "met" if is_met else "not met", f"{factor:.3g}x {pairs}"
@@ -363,7 +373,7 @@ def _conclude(item: Expectation, differences: np.ndarray) -> Judgement:
     """Return the judgement of differences that don't decide."""
     mean = float(differences.mean())
     pairs = f"{len(differences)} pairs"
-    if not isinstance(item.rule, Bound):
+    if not isinstance(item.rule, FigureBound):
         return "met", f"bits differ, but no difference is found in {pairs}: {mean:+.2g}"
     factor = math.exp(mean) * item.rule.number
     is_met = item.rule.holds(factor)

@@ -18,7 +18,7 @@ MARKS: dict[Verdict, str] = {"not met": "failure", "not comparable": "skipped", 
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExpectationOutcome:
     """An expectation, whether it is met, and by which figure."""
 
     recipe: str
@@ -32,14 +32,14 @@ class Outcome:
         return f"{self.recipe:<22} {self.expectation:<30} {self.verdict:<14} {self.figure}"
 
 
-def count_verdicts(outcomes: Sequence[Outcome]) -> str:
+def count_verdicts(outcomes: Sequence[ExpectationOutcome]) -> str:
     """Return a line such as `3 expectations: 2 met, 1 not met`."""
     counts = Counter(outcome.verdict for outcome in outcomes)
     parts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     return f"{count_noun(len(outcomes), 'expectation')}: {parts}"
 
 
-def find_exit_status(outcomes: Sequence[Outcome]) -> int:
+def find_exit_status(outcomes: Sequence[ExpectationOutcome]) -> int:
     """Return 2 if a recipe is refused, 1 if something isn't met or nothing compares, else 0."""
     verdicts = {outcome.verdict for outcome in outcomes}
     if "refused" in verdicts:
@@ -47,12 +47,12 @@ def find_exit_status(outcomes: Sequence[Outcome]) -> int:
     return 0 if "not met" not in verdicts and "met" in verdicts else 1
 
 
-def describe_facts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def describe_facts(outcomes: Sequence[ExpectationOutcome]) -> dict[str, Any]:
     """Return the outcomes for JSON."""
     return {"expectations": [asdict(outcome) for outcome in outcomes]}
 
 
-def write_junit(file: Path, outcomes: Sequence[Outcome]) -> None:
+def write_junit(file: Path, outcomes: Sequence[ExpectationOutcome]) -> None:
     """Write a JUnit file with a suite for each recipe. Raises RunError if it can't be written."""
     root = Element("testsuites", name="expectations")
     for name in dict.fromkeys(outcome.recipe for outcome in outcomes):

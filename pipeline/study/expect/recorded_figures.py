@@ -25,8 +25,8 @@ DECIDING = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What decides the bits of a run besides its recipe and code."""
+class BitsOrigin:
+    """Processor, versions and settings, which decide the bits of a run of a recipe and its code."""
 
     processor: str
     """The processor, its instructions and cores."""
@@ -35,7 +35,7 @@ class Origin:
     settings: str
     """Variables of the environment, empty without those that change numbers."""
 
-    def describe_difference(self, other: Origin) -> str | None:
+    def describe_difference(self, other: BitsOrigin) -> str | None:
         """Return what the other origin has instead; None if they are equal."""
         ours, others = asdict(self), asdict(other)
         changes = [f"{key} {others[key] or 'none'}" for key in ours if ours[key] != others[key]]
@@ -45,7 +45,7 @@ class Origin:
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    origin: Origin
+    origin: BitsOrigin
     figures: dict[str, float]
 
 
@@ -55,7 +55,7 @@ class _Records(BaseModel):
     records: list[_Record]
 
 
-def read_origin(run_dir: Path) -> Origin | None:
+def read_origin(run_dir: Path) -> BitsOrigin | None:
     """Return the origin of a run; None without provenance. Raises DataError for a damaged file."""
     processes = read_provenance(run_dir)
     if not processes:
@@ -63,7 +63,7 @@ def read_origin(run_dir: Path) -> Origin | None:
     process = processes[0]
     machine = _section(process, "machine")
     versions = _section(process, "versions")
-    return Origin(
+    return BitsOrigin(
         processor=f"{machine.get('processor')}, {machine.get('instructions')}",
         device=str(machine.get("device")),
         versions=", ".join(f"{name} {versions.get(name)}" for name in DECIDING),
@@ -81,7 +81,7 @@ def find_file(recipe_file: Path) -> Path:
     return recipe_file.parent / FOLDER / f"{recipe_file.stem}.json"
 
 
-def read_records(recipe_file: Path) -> list[tuple[Origin, Mapping[str, float]]]:
+def read_records(recipe_file: Path) -> list[tuple[BitsOrigin, Mapping[str, float]]]:
     """Return the recorded figures by origin; [] without a file. Raises DataError for a bad one."""
     file = find_file(recipe_file)
     try:
@@ -95,7 +95,7 @@ def read_records(recipe_file: Path) -> list[tuple[Origin, Mapping[str, float]]]:
     return [(item.origin, item.figures) for item in validate_file(_Records, tree, file).records]
 
 
-def write_record(recipe_file: Path, origin: Origin, figures: Mapping[str, float]) -> Path:
+def write_record(recipe_file: Path, origin: BitsOrigin, figures: Mapping[str, float]) -> Path:
     """Write the figures of an origin, and keep those of others. Raises RunError if it fails."""
     file = find_file(recipe_file)
     records = [(o, f) for o, f in read_records(recipe_file) if o != origin]

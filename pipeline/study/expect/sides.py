@@ -40,7 +40,7 @@ class SideError(Exception):
 
 
 @dataclass(frozen=True)
-class Side:
+class CodeSide:
     """Code and recipes of a side."""
 
     label: str
@@ -94,13 +94,13 @@ def _set_folder(key: str, folder: Path) -> str:
     return f"{key}={quote_value(str(folder.absolute()))}"
 
 
-def make_here() -> Side:
+def make_here() -> CodeSide:
     """Return the side of this code and the working folder."""
-    return Side("this checkout", Path.cwd(), PACKAGE.parent)
+    return CodeSide("this checkout", Path.cwd(), PACKAGE.parent)
 
 
 @contextmanager
-def open_commit(ref: str) -> Iterator[Side]:
+def open_commit(ref: str) -> Iterator[CodeSide]:
     """Check out a commit of the working folder's repository during the block.
 
     If the repository has the package, its code is that of the commit, else this code. Raises
@@ -117,7 +117,7 @@ def open_commit(ref: str) -> Iterator[Side]:
             working_folder = folder / Path.cwd().resolve().relative_to(root.resolve())
             if not working_folder.is_dir():
                 raise UsageError([f"--against {ref}"], "that commit lacks the working folder")
-            yield Side(f"{ref} ({commit[:10]})", working_folder, parent)
+            yield CodeSide(f"{ref} ({commit[:10]})", working_folder, parent)
         finally:
             _run_git(root, ref, "worktree", "remove", "--force", str(folder))
 

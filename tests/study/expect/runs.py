@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.study.expect.sides import Side
+from pipeline.study.expect.sides import CodeSide
 
 HERE = {"processor": "here", "instructions": "avx"}
 
@@ -33,7 +33,7 @@ def write_run(
 
 
 @dataclass(frozen=True)
-class WrittenSide(Side):
+class WrittenSide(CodeSide):
     """A side whose runs are written by a function of the seed."""
 
     write: Callable[[Path, int], object]

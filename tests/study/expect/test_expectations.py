@@ -11,8 +11,8 @@ from pipeline import load_recipe
 from pipeline.core.errors import RecipeError, UsageError
 from pipeline.core.files.package_paths import RECIPES
 from pipeline.study.expect.expectations import (
-    Bound,
-    Value,
+    FigureBound,
+    FigureValue,
     find_tested_recipes,
     parse_expectations,
 )
@@ -33,16 +33,16 @@ def write_recipe(folder: Path, text: str, name: str = "mine") -> Path:
 @pytest.mark.parametrize(
     ("key", "value", "rule"),
     [
-        ("accuracy", ">= 0.985", Bound(">=", 0.985, False)),
-        ("step_ms", "<= 1.2x", Bound("<=", 1.2, True)),
-        ("loss@100", "recorded", Value(None, None, False)),
-        ("loss@100", "recorded +- 20%", Value(None, 0.2, True)),
-        ("loss@100", "0.76+-1e-3", Value(0.76, 0.001, False)),
-        ("train_accuracy", "> 0.5", Bound(">", 0.5, False)),
+        ("accuracy", ">= 0.985", FigureBound(">=", 0.985, False)),
+        ("step_ms", "<= 1.2x", FigureBound("<=", 1.2, True)),
+        ("loss@100", "recorded", FigureValue(None, None, False)),
+        ("loss@100", "recorded +- 20%", FigureValue(None, 0.2, True)),
+        ("loss@100", "0.76+-1e-3", FigureValue(0.76, 0.001, False)),
+        ("train_accuracy", "> 0.5", FigureBound(">", 0.5, False)),
         ("learns", True, None),
     ],
 )
-def test_section_is_parsed(key: str, value: Any, rule: Bound | Value | None) -> None:
+def test_section_is_parsed(key: str, value: Any, rule: FigureBound | FigureValue | None) -> None:
     (expectation,) = parse_expectations({key: value})
     assert expectation.rule == rule
     assert expectation.step == (100 if "@" in key else None)

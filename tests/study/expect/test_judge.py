@@ -13,9 +13,9 @@ from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.study.expect import judge
 from pipeline.study.expect.expectations import RecipeTest, parse_expectations
-from pipeline.study.expect.outcomes import Outcome
+from pipeline.study.expect.outcomes import ExpectationOutcome
 from pipeline.study.expect.recorded_figures import find_file
-from pipeline.study.expect.sides import Side, SideError
+from pipeline.study.expect.sides import CodeSide, SideError
 from tests.study.expect.runs import HERE, make_side, write_run
 
 Write = Callable[[Path, int], object]
@@ -30,16 +30,16 @@ def digits() -> Recipe:
 @pytest.fixture
 def run_test(
     digits: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., list[Outcome]]:
+) -> Callable[..., list[ExpectationOutcome]]:
     """Judge a section by runs that `write` writes, against another side."""
 
     def run(
         section: dict[str, Any],
         write: Write,
-        against: Side | Path | None = None,
+        against: CodeSide | Path | None = None,
         *,
         records: bool = False,
-    ) -> list[Outcome]:
+    ) -> list[ExpectationOutcome]:
         monkeypatch.setattr(judge, "make_here", lambda: make_side(write, "here"))
         tested = RecipeTest("mine", tmp_path / "mine.yaml", digits, parse_expectations(section))
         return judge.judge_recipe(tested, against, most_pairs=16, records=records)
@@ -61,7 +61,7 @@ def write_noisy(shift: float, number: int, scale: float = 0.1) -> Write:
     return write
 
 
-def verdicts(outcomes: list[Outcome]) -> list[str]:
+def verdicts(outcomes: list[ExpectationOutcome]) -> list[str]:
     return [outcome.verdict for outcome in outcomes]
 
 
@@ -77,7 +77,7 @@ def verdicts(outcomes: list[Outcome]) -> list[str]:
     ],
 )
 def test_figure_is_held_against_its_bound(
-    run_test: Callable[..., list[Outcome]], rule: str, verdict: str
+    run_test: Callable[..., list[ExpectationOutcome]], rule: str, verdict: str
 ) -> None:
     (outcome,) = run_test({"accuracy": rule}, write_constant(0.5))
     assert (outcome.verdict, outcome.figure) == (verdict, "0.9")
@@ -85,7 +85,7 @@ def test_figure_is_held_against_its_bound(
 
 @pytest.mark.medium
 def test_record_is_compared_to_the_bit_on_its_processor(
-    run_test: Callable[..., list[Outcome]],
+    run_test: Callable[..., list[ExpectationOutcome]],
 ) -> None:
     section = {"loss@2": "recorded +- 50%"}
     assert verdicts(run_test(section, write_constant(0.5))) == ["not comparable"]
@@ -106,7 +106,7 @@ def test_record_is_compared_to_the_bit_on_its_processor(
     ],
 )
 def test_record_of_another_processor_needs_a_tolerance(
-    run_test: Callable[..., list[Outcome]], rule: str, loss: float, verdict: str
+    run_test: Callable[..., list[ExpectationOutcome]], rule: str, loss: float, verdict: str
 ) -> None:
     run_test({"loss@2": rule}, write_constant(0.5, machine=THERE), records=True)
     (outcome,) = run_test({"loss@2": rule}, write_constant(loss, machine=HERE))
@@ -115,7 +115,9 @@ def test_record_of_another_processor_needs_a_tolerance(
 
 
 @pytest.mark.medium
-def test_damaged_record_is_refused(run_test: Callable[..., list[Outcome]], tmp_path: Path) -> None:
+def test_damaged_record_is_refused(
+    run_test: Callable[..., list[ExpectationOutcome]], tmp_path: Path
+) -> None:
     file = find_file(tmp_path / "mine.yaml")
     file.parent.mkdir()
     file.write_text("[]")
@@ -125,7 +127,9 @@ def test_damaged_record_is_refused(run_test: Callable[..., list[Outcome]], tmp_p
 
 
 @pytest.mark.medium
-def test_run_is_the_other_side(run_test: Callable[..., list[Outcome]], tmp_path: Path) -> None:
+def test_run_is_the_other_side(
+    run_test: Callable[..., list[ExpectationOutcome]], tmp_path: Path
+) -> None:
     run_dir = write_run(tmp_path / "run", [2.0, 0.5], {"accuracy": 0.9}, step_ms=0.5)
     section = {"loss@2": "recorded", "step_ms": "<= 1.2x", "accuracy": ">= 0.99x"}
     assert verdicts(run_test(section, write_constant(0.5), run_dir)) == ["met", "not met", "met"]
@@ -136,7 +140,7 @@ def test_run_is_the_other_side(run_test: Callable[..., list[Outcome]], tmp_path:
 
 
 @pytest.mark.medium
-def test_equal_bits_need_no_pairs(run_test: Callable[..., list[Outcome]]) -> None:
+def test_equal_bits_need_no_pairs(run_test: Callable[..., list[ExpectationOutcome]]) -> None:
     seeds: list[int] = []
 
     def write(folder: Path, seed: int) -> None:
@@ -149,7 +153,9 @@ def test_equal_bits_need_no_pairs(run_test: Callable[..., list[Outcome]]) -> Non
 
 
 @pytest.mark.medium
-def test_systematic_difference_is_found_by_pairs(run_test: Callable[..., list[Outcome]]) -> None:
+def test_systematic_difference_is_found_by_pairs(
+    run_test: Callable[..., list[ExpectationOutcome]],
+) -> None:
     section = {"loss@5": "recorded", "accuracy": "recorded"}
     side = make_side(write_noisy(0.0, 1))
     outcomes = run_test(section, write_noisy(-0.3, 0), side)
@@ -158,7 +164,9 @@ def test_systematic_difference_is_found_by_pairs(run_test: Callable[..., list[Ou
 
 
 @pytest.mark.medium
-def test_noise_without_a_difference_is_met(run_test: Callable[..., list[Outcome]]) -> None:
+def test_noise_without_a_difference_is_met(
+    run_test: Callable[..., list[ExpectationOutcome]],
+) -> None:
     (outcome,) = run_test(
         {"loss@5": "recorded"}, write_noisy(0.0, 0), make_side(write_noisy(0.0, 1))
     )
@@ -171,7 +179,7 @@ def test_noise_without_a_difference_is_met(run_test: Callable[..., list[Outcome]
     ("rounding", "change", "verdict"), [(1e-6, 0.01, "not met"), (1e-3, 0.01, "met")]
 )
 def test_evaluation_that_differs_after_equal_training_is_found(
-    run_test: Callable[..., list[Outcome]], rounding: float, change: float, verdict: str
+    run_test: Callable[..., list[ExpectationOutcome]], rounding: float, change: float, verdict: str
 ) -> None:
     """In both directions over the seeds, so pairs alone wouldn't find it."""
 
@@ -194,7 +202,7 @@ def test_evaluation_that_differs_after_equal_training_is_found(
     ("shift", "verdict"), [(0.5, "not met"), (0.0, "met")], ids=["slower", "as fast"]
 )
 def test_time_is_compared_by_pairs(
-    run_test: Callable[..., list[Outcome]], shift: float, verdict: str
+    run_test: Callable[..., list[ExpectationOutcome]], shift: float, verdict: str
 ) -> None:
     (outcome,) = run_test(
         {"step_ms": "<= 1.2x"}, write_noisy(shift, 0), make_side(write_noisy(0.0, 1))
@@ -204,7 +212,7 @@ def test_time_is_compared_by_pairs(
 
 
 @pytest.mark.medium
-def test_failed_run_ends_no_other_recipe(run_test: Callable[..., list[Outcome]]) -> None:
+def test_failed_run_ends_no_other_recipe(run_test: Callable[..., list[ExpectationOutcome]]) -> None:
     def fail(folder: Path, seed: int) -> None:
         raise SideError("mine ended with status 1", is_refused=False)
 
@@ -214,7 +222,7 @@ def test_failed_run_ends_no_other_recipe(run_test: Callable[..., list[Outcome]])
 
 
 @pytest.mark.medium
-def test_missing_figure_is_not_met(run_test: Callable[..., list[Outcome]]) -> None:
+def test_missing_figure_is_not_met(run_test: Callable[..., list[ExpectationOutcome]]) -> None:
     outcomes = run_test({"loss@9": "recorded", "top5": "> 0"}, write_constant(0.5))
     assert verdicts(outcomes) == ["not met", "not met"]
     assert outcomes[0].figure == "the run has no finite loss@9"
@@ -222,7 +230,7 @@ def test_missing_figure_is_not_met(run_test: Callable[..., list[Outcome]]) -> No
 
 @pytest.mark.medium
 def test_other_sides_missing_figure_is_not_comparable(
-    run_test: Callable[..., list[Outcome]],
+    run_test: Callable[..., list[ExpectationOutcome]],
 ) -> None:
     def write(folder: Path, seed: int) -> None:
         write_run(folder, [2.0])

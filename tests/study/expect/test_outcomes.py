@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.core.errors import RunError
 from pipeline.study.expect.outcomes import (
-    Outcome,
+    ExpectationOutcome,
     Verdict,
     count_verdicts,
     find_exit_status,
@@ -17,8 +17,11 @@ from pipeline.study.expect.outcomes import (
 )
 
 
-def make_outcomes(*verdicts: Verdict) -> list[Outcome]:
-    return [Outcome("mine", f"loss@{n}: recorded", v, "0.5", 1.5) for n, v in enumerate(verdicts)]
+def make_outcomes(*verdicts: Verdict) -> list[ExpectationOutcome]:
+    return [
+        ExpectationOutcome("mine", f"loss@{n}: recorded", v, "0.5", 1.5)
+        for n, v in enumerate(verdicts)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,7 @@ def test_counts_are_one_line() -> None:
 
 def test_junit_file_has_a_case_for_each_expectation(tmp_path: Path) -> None:
     outcomes = make_outcomes("met", "not met", "not comparable", "refused")
-    outcomes.append(Outcome("other", "a: < 1", "met", "a \x07 bell <&>"))
+    outcomes.append(ExpectationOutcome("other", "a: < 1", "met", "a \x07 bell <&>"))
     write_junit(tmp_path / "x.xml", outcomes)
     root = ElementTree.parse(tmp_path / "x.xml").getroot()
     suites = root.findall("testsuite")

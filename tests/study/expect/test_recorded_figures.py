@@ -9,14 +9,14 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.study.expect.recorded_figures import (
-    Origin,
+    BitsOrigin,
     find_file,
     read_origin,
     read_records,
     write_record,
 )
 
-HERE = Origin("AMD EPYC, avx512 x2", "cpu:0 cpu", "jax 0.10", "")
+HERE = BitsOrigin("AMD EPYC, avx512 x2", "cpu:0 cpu", "jax 0.10", "")
 THERE = replace(HERE, processor="Neoverse, neon x4", settings="XLA_FLAGS=a")
 
 

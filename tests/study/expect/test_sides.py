@@ -10,7 +10,7 @@ import pytest
 from pipeline.core.errors import UsageError
 from pipeline.core.files.package_paths import PACKAGE
 from pipeline.study.expect.sides import (
-    Side,
+    CodeSide,
     SideError,
     make_keys,
     open_commit,
@@ -93,7 +93,7 @@ def test_failed_run_is_explained(tmp_path: Path, status: int, is_refused: bool) 
     program = f"import sys; print('no data', file=sys.stderr); sys.exit({status})"
     (tmp_path / "pipeline" / "__main__.py").write_text(program)
     (tmp_path / "pipeline" / "__init__.py").write_text("")
-    side = Side("there", tmp_path, tmp_path)
+    side = CodeSide("there", tmp_path, tmp_path)
     with pytest.raises(SideError, match=f"mine ended with status {status} in there: no data") as e:
         side.train("mine", (), tmp_path / "run")
     assert e.value.is_refused is is_refused
