@@ -37,11 +37,14 @@ ROOT = Path(__file__).parents[1]
 KeyPath = tuple[str | int, ...]
 
 HOST_ONLY: Mapping[str, str] = {
+    "autotune_search": "only with autotune=tune: how lowerings are searched",
+    "dataset.mirrors": "only for a download: where the files come from",
     "cache.root": "where copies and programs are stored; numbers are the same",
     "debug": "whether an unexpected error shows its traceback",
     "train.dispatch_seconds": "how soon a signal is handled in a long sink",
     "train.remat_bytes": "only with remat: auto: where memory is saved",
     "train.resume_changed": "only for a run that resumes",
+    "train.iterations_per_loop": "another word for sink_size: refused unless it has its value",
     "train.planned_for": "only for a run that resumes: finds it by its deadline",
     "monitor.log_level": "which messages are shown, and a tiny run has none",
 }
@@ -178,12 +181,12 @@ def change_key(recipe: Recipe, key: Key) -> Iterator[Recipe]:
     """Yield valid recipes in which the key, and if need be nothing else, has another value."""
     before = recipe.whole_tree()
     for value in list_values(key.annotation):
-        if value == key.value and type(value) is type(key.value):
-            continue
         tree = json.loads(json.dumps(before))
         node = tree
         for part in key.path[:-1]:
             node = node[part]
+        if json.dumps(node[key.path[-1]]) == json.dumps(value):
+            continue
         node[key.path[-1]] = value
         try:
             yield check_tree(tree, length_replaced=True)

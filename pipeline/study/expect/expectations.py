@@ -29,13 +29,14 @@ from pipeline.core.errors import RecipeError, UsageError
 from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.core.files.value_text import show
 from pipeline.study.runs.ranking import directions
+from pipeline.training.state import Record
 
 SECTION = "expect"
 LEARNS = "learns"
 RECORDED = "recorded"
 TIMES = ("step_ms", "median_step_ms", "train_s", "total_s")
 """Times of a summary."""
-STEP_FIGURES = ("loss", "learning_rate", "grad_norm", "loss_scale")
+STEP_FIGURES = Record._fields
 """Figures of every step in metrics.jsonl."""
 FORMS = "a bound as in '>= 0.98' or '<= 1.2x', recorded, or a number as in 0.76 +- 2%"
 MAX_STEP = 10**12
