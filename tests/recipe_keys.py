@@ -40,6 +40,12 @@ HOST_ONLY: Mapping[str, str] = {
     "autotune_search": "only with autotune=tune: how lowerings are searched",
     "dataset.mirrors": "only for a download: where the files come from",
     "cache.root": "where copies and programs are stored; numbers are the same",
+    "checkpoint.every_seconds": "how much work a crash loses: the run is shorter",
+    "checkpoint.keep_minutes": "which checkpoints stay after minutes: the run is shorter",
+    "checkpoint.optimizer": "only with checkpoint.prefix: what MindSpore's files have",
+    "checkpoint.partial": "only with checkpoint.restore",
+    "checkpoint.renames": "only with checkpoint.restore",
+    "checkpoint.rules": "only with checkpoint.restore",
     "debug": "whether an unexpected error shows its traceback",
     "train.dispatch_seconds": "how soon a signal is handled in a long sink",
     "train.remat_bytes": "only with remat: auto: where memory is saved",
@@ -160,7 +166,7 @@ def list_values(annotation: Any) -> list[Any]:
         return list(get_args(annotation))
     plain: Mapping[Any, list[Any]] = {
         bool: [True, False],
-        int: [2, 3, 1, 5, 7, 0],
+        int: [2, 1, 0, 3, 5, 7],
         float: [0.5, 0.25, 1.5, 2.0, 0.01, 0.0],
         str: ["another"],
         NoneType: [None],
@@ -243,7 +249,7 @@ def explain_key(recipe: Recipe, key: Key, before: Mapping[str, Any]) -> str | No
     if not list_values(key.annotation):
         return UNTRIED
     is_accepted = False
-    for changed in list(change_key(recipe, key))[:3]:
+    for changed in list(change_key(recipe, key))[:4]:
         is_accepted = True
         after = observe(changed)
         for name in sorted(before.keys() | after.keys()):

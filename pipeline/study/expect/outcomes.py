@@ -66,7 +66,9 @@ def write_junit(file: Path, outcomes: Sequence[ExpectationOutcome]) -> None:
         }
         attributes = {key: str(number) for key, number in numbers.items()}
         seconds = sum(outcome.seconds for outcome in of_recipe)
-        suite = SubElement(root, "testsuite", name=name, time=f"{seconds:.3f}", **attributes)
+        suite = SubElement(
+            root, "testsuite", {"name": name, "time": f"{seconds:.3f}", **attributes}
+        )
         for outcome in of_recipe:
             case = SubElement(
                 suite,
