@@ -46,6 +46,7 @@ HOST_ONLY: Mapping[str, str] = {
     "checkpoint.partial": "only with checkpoint.restore",
     "checkpoint.renames": "only with checkpoint.restore",
     "checkpoint.rules": "only with checkpoint.restore",
+    "model.init.conv": "only for networks with convolutions, which these don't have",
     "debug": "whether an unexpected error shows its traceback",
     "train.dispatch_seconds": "how soon a signal is handled in a long sink",
     "train.remat_bytes": "only with remat: auto: where memory is saved",
@@ -54,7 +55,7 @@ HOST_ONLY: Mapping[str, str] = {
     "train.planned_for": "only for a run that resumes: finds it by its deadline",
     "monitor.log_level": "which messages are shown, and a tiny run has none",
 }
-"""Keys whose change a run of a moment doesn't show, and why."""
+"""Keys or sections whose change a run of a moment doesn't show, and why."""
 UNTRIED = "untried: no other value is known for its type"
 COPIES = {"Chip": "Hardware"}
 """Classes whose fields are copied, by name, to those of another class."""
@@ -260,7 +261,8 @@ def explain_key(recipe: Recipe, key: Key, before: Mapping[str, Any]) -> str | No
 
 def describe_host_only(key: Key) -> str | None:
     """Return why a key needs no observable change; None if it needs one."""
-    return HOST_ONLY.get(str(key))
+    reasons = (reason for name, reason in HOST_ONLY.items() if f"{key}.".startswith(f"{name}."))
+    return next(reasons, None)
 
 
 def main() -> int:
