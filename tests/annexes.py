@@ -154,6 +154,7 @@ ANNEXES: Mapping[str, Annex] = {
             "cli.recommend",
             "cli.runs.bisect",
             "cli.runs.runs",
+            "cli.test",
             "cli.train",
             "inspect.bisect.paired_metric",
             "inspect.report.origin",

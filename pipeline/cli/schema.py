@@ -14,6 +14,13 @@ DEFAULTS = {
     "items": {"anyOf": [{"type": "object"}, {"type": "string"}]},
 }
 
+EXPECT = {
+    "type": "object",
+    "description": "What a run must reach, for the command `test`, as in loss@100 and accuracy",
+    "propertyNames": {"pattern": r"^\w+(@\d+)?$"},
+    "additionalProperties": {"type": ["string", "boolean", "null"]},
+}
+
 
 def main() -> int:
     """Print the schema; the exit status is 0."""
@@ -33,6 +40,7 @@ def recipe_schema() -> dict[str, Any]:
     schema["properties"] = {
         "defaults": DEFAULTS,
         "hydra": {"type": "object"},
+        "expect": EXPECT,
         **schema["properties"],
     }
     dialect = "https://json-schema.org/draft/2020-12/schema"

@@ -30,6 +30,8 @@ from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import suggest_missing_flag
 
 _NOTHING = object()
+OTHER_SECTIONS = ("hydra", "expect")
+"""Sections of a composed config that no run reads: Hydra's, and that of the command `test`."""
 
 UNCOMPOSABLE = (
     HydraException,
@@ -69,12 +71,12 @@ def check(config: DictConfig, overrides: Iterable[str], *, length_replaced: bool
     """
     try:
         require_bounded(cast(dict[str, Any], OmegaConf.to_container(config)))
-        tree = OmegaConf.to_container(config, resolve=True)
+        tree = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     except OmegaConfBaseException as error:
         raise RecipeError([f"{error.full_key}: {first_line(error)}"]) from error
     except ValueError as error:
         raise RecipeError([str(error)]) from error
-    plain = {key: value for key, value in cast(dict[str, Any], tree).items() if key != "hydra"}
+    plain = {key: value for key, value in tree.items() if key not in OTHER_SECTIONS}
     keys = {get_key(override) for override in overrides}
     lengths = keys & set(LENGTHS)
     if lengths and isinstance(plain.get("train"), dict):
@@ -99,8 +101,7 @@ def check_tree(
         raise RecipeError(
             describe_problems(error, tree, find_unfit_components(tree, override_keys))
         ) from error
-    problems = find_conflicts(recipe, length_replaced=length_replaced)
-    if problems:
+    if problems := find_conflicts(recipe, length_replaced=length_replaced):
         raise RecipeError(problems)
     return recipe
 
@@ -183,8 +184,7 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
     reason = first_line(culprit_error or error)
     if reason.startswith(SEVERAL_VALUES) and culprit:
         return [explain_several_values(culprit)], remaining
-    subject = show(culprit) if culprit else "overrides"
-    return [f"{subject}: {reason}"], remaining
+    return [f"{show(culprit) if culprit else 'overrides'}: {reason}"], remaining
 
 
 def explain_several_values(override: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipeline.cli.commands.command import Argument, ComparingCommand, LazyCommand, Option, flag
 from pipeline.cli.commands.parameters import (
+    FilePath,
     OneOf,
     Override,
     count_option,
@@ -96,6 +97,40 @@ RECIPE_COMMANDS = (
             page_option("Write a page with the pairs and the running interval."),
         ],
         example="better +recipe=lenet5_digits -- train.optimizer.lr=0.04",
+    ),
+    LazyCommand(
+        "test",
+        "do runs of recipes meet their section `expect`?",
+        """Train recipes, and print a line for each expectation of their section `expect`. Against
+        another side, equal bits need one short run of each; else both train over the same seeds,
+        until a test at 99 % finds a difference, or the pairs are used.
+
+        Exit status: 0 all are met, 1 one isn't or nothing could be compared, 2 a recipe is
+        wrong.""",
+        [
+            Argument(
+                "recipes",
+                nargs=-1,
+                metavar="[RECIPE ...]",
+                text="Names or files; without them, those in recipes/ that have the section.",
+            ),
+            Option(
+                "--against",
+                metavar="COMMIT|RUN",
+                help="The other side: a commit of the folder's repository, or a run.",
+            ),
+            Option(
+                "--junit",
+                type=FilePath(checks_folder=True),
+                metavar="FILE",
+                help="Also write a JUnit file.",
+            ),
+            count_option(
+                "--pairs", "Most pairs of runs for an expectation.", least=9, most=1000, default=16
+            ),
+            flag("--record", text="Record the figures of this run, then compare."),
+        ],
+        example="test lenet5_digits --against HEAD~1 --junit expectations.xml",
     ),
     LazyCommand(
         "folds",

@@ -1,0 +1,169 @@
+"""Sides of a test: this checkout, and a commit of it in a folder of its own.
+
+Each run of a side is a process of its own, which imports the code of that side.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.overrides import quote_value
+from pipeline.core.errors import UsageError, first_line
+from pipeline.core.files.package_paths import PACKAGE
+from pipeline.engine.monitors.log_lines import METRICS, finite_number, read_lines
+from pipeline.stages.record.member_runs import find_jobs
+from pipeline.stages.record.run_directory import read_outcome
+from pipeline.study.sweep.directory import read_overrides
+
+QUIET = ("monitor.tensorboard=false", "monitor.sample_images=0", "train.resume=null")
+"""Keys of all runs of a test, which change no figure."""
+SHORT_STAGES = "stages=[data,build,compile,train]"
+GIT_S = 120.0
+"""Time limit of git in seconds."""
+Series = dict[int, float]
+"""A figure by step."""
+
+
+class SideError(Exception):
+    """A run of a side has failed; `is_refused` is whether its recipe or data are wrong."""
+
+    def __init__(self, message: str, *, is_refused: bool) -> None:
+        super().__init__(message)
+        self.is_refused = is_refused
+
+
+@dataclass(frozen=True)
+class CodeSide:
+    """Code and recipes of a side."""
+
+    label: str
+    folder: Path
+    """The working folder, in which recipes are found."""
+    package_parent: Path
+    """The folder that has the package."""
+
+    def train(self, name: str, keys: Sequence[str], run_dir: Path) -> None:
+        """Train a recipe. Raises SideError if the run fails."""
+        self._run([f"+recipe={name}", *keys, _set_folder("hydra.run.dir", run_dir)], name)
+
+    def train_seeds(
+        self, name: str, keys: Sequence[str], seeds: Sequence[int], folder: Path
+    ) -> dict[int, Path]:
+        """Train a recipe with several seeds by one process; return the runs by seed.
+
+        Raises SideError if a run fails.
+        """
+        # With one seed there would be no sweep.
+        values = ",".join(map(str, seeds))
+        sweep = ["-m", f"+recipe={name}", *keys, f"seed={values}"]
+        self._run([*sweep, _set_folder("hydra.sweep.dir", folder)], name)
+        runs: dict[int, Path] = {}
+        for job_dir in find_jobs(folder):
+            seed = (read_overrides(job_dir) or {}).get("seed")
+            if isinstance(seed, int):
+                runs[seed] = job_dir
+        return runs
+
+    def _run(self, words: Sequence[str], name: str) -> None:
+        paths = [str(self.package_parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        # -P: modules of the working folder must not be imported, such as another checkout.
+        result = subprocess.run(
+            [sys.executable, "-P", "-m", "pipeline", *words],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+        )
+        if result.returncode:
+            lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
+            problem = "; ".join(lines[:3]) or "without a message"
+            raise SideError(
+                f"{name} ended with status {result.returncode} in {self.label}: {problem}",
+                is_refused=result.returncode == 2,
+            )
+
+
+def _set_folder(key: str, folder: Path) -> str:
+    return f"{key}={quote_value(str(folder.absolute()))}"
+
+
+def make_here() -> CodeSide:
+    """Return the side of this code and the working folder."""
+    return CodeSide("this checkout", Path.cwd(), PACKAGE.parent)
+
+
+@contextmanager
+def open_commit(ref: str) -> Iterator[CodeSide]:
+    """Check out a commit of the working folder's repository during the block.
+
+    If the repository has the package, its code is that of the commit, else this code. Raises
+    UsageError if the folder isn't in a repository or `ref` isn't a commit.
+    """
+    root = Path(_run_git(Path.cwd(), ref, "rev-parse", "--show-toplevel"))
+    commit = _run_git(root, ref, "rev-parse", "--verify", "--end-of-options", f"{ref}^{{commit}}")
+    with tempfile.TemporaryDirectory(prefix="pipeline-test-") as scratch:
+        folder = Path(scratch) / "commit"
+        _run_git(root, ref, "worktree", "add", "--detach", str(folder), commit)
+        try:
+            has_package = (folder / "pipeline" / "__main__.py").is_file()
+            parent = folder if has_package else PACKAGE.parent
+            working_folder = folder / Path.cwd().resolve().relative_to(root.resolve())
+            if not working_folder.is_dir():
+                raise UsageError([f"--against {ref}"], "that commit lacks the working folder")
+            yield CodeSide(f"{ref} ({commit[:10]})", working_folder, parent)
+        finally:
+            _run_git(root, ref, "worktree", "remove", "--force", str(folder))
+
+
+def _run_git(folder: Path, ref: str, *words: str) -> str:
+    """Return what git prints. Raises UsageError if it fails."""
+    try:
+        result = subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=GIT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        stderr = getattr(error, "stderr", None)
+        reason = first_line(error) if not isinstance(stderr, str) else stderr.strip()
+        rule = f"must be a run or a commit of the folder's repository: {reason.splitlines()[0]}"
+        raise UsageError([f"--against {ref}"], rule) from error
+    return result.stdout.strip()
+
+
+def make_keys(steps: int | None) -> tuple[str, ...]:
+    """Return the keys of a run that ends after `steps`; None: at its end."""
+    if steps is None:
+        return QUIET
+    return (*QUIET, f"train.end_step={steps}", SHORT_STAGES)
+
+
+def read_series(run_dir: Path, name: str, last: int) -> Series:
+    """Return a figure of each step up to the step `last`. Raises DataError for a damaged log."""
+    series: Series = {}
+    log = run_dir / METRICS
+    for line in read_lines(log) if log.exists() else ():
+        if line.step > last:
+            break
+        value = line.numbers().get(name)
+        if value is not None:
+            series[line.step] = value
+    return series
+
+
+def read_figure(run_dir: Path, name: str, step: int | None) -> float | None:
+    """Return a figure of a step, or of the summary; None if the run lacks it or it isn't finite.
+
+    Raises DataError for a damaged log.
+    """
+    if step is not None:
+        return read_series(run_dir, name, step).get(step)
+    outcome = read_outcome(run_dir)
+    sections = [outcome.get("metrics"), outcome.get("time")]
+    figures = [section.get(name) for section in sections if isinstance(section, dict)]
+    return next((value for value in map(finite_number, figures) if value is not None), None)
