@@ -319,6 +319,8 @@ def configure_row(row: Published) -> ExecutionConfig:
         name = "pytorch_eager" if row.framework.startswith("PyTorch") else "mindspore_eager"
     match = VERSION.search(row.framework)
     version = match[1].replace("x", "0") if match else ""
+    if version.startswith("2.") and name == "mindspore_graph":
+        version = "2.0"
     software = f"{name}@{version}" if version in load_stacks()[name] else name
     return ExecutionConfig(
         row.precision,

@@ -82,3 +82,4 @@ def test_batch_advice_is_none_if_parameters_do_not_fit() -> None:
     assert message.endswith(
         "No batch size fits (requested: 8): memory that doesn't depend on it is too large."
     )
+    assert "It fits into one pool for parameters and feature maps, as MindSpore has" in message
