@@ -116,10 +116,11 @@ class Published:
 def load_published_steps(file: Path = PUBLISHED) -> tuple[Published, ...]:
     """Return the rows of a table, in its order. Raises ValueError for an invalid row."""
     with file.open(newline="", encoding="utf-8") as lines:
-        return tuple(_parse_row(row) for row in csv.DictReader(lines))
+        return tuple(parse_row(row) for row in csv.DictReader(lines))
 
 
-def _parse_row(row: Mapping[str, str]) -> Published:
+def parse_row(row: Mapping[str, str]) -> Published:
+    """Return a row of a table, by column. Raises KeyError, and ValueError for an invalid row."""
     names = [field.name for field in fields(Published) if field.name != "suspicion"]
     columns: Any = {name: row[name] for name in names}
     try:
