@@ -90,7 +90,7 @@ def test_spread_of_few_steps_is_near_that_of_community_code() -> None:
         ),
         (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,2.0\n", "step 3: must have a value for each column"),
         (f"{HEAD}\n{STEP}\n{STEP}\n{STEP},1\n", "step 3: must have a value for each column"),
-        (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,many,2.0,ascend910\n", "step 3: batch = many: must be a whole"),
+        (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,many,2.0,ascend910\n", "batch = many: must be a whole"),
         (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,0,2.0,ascend910\n", "step 3: batch = 0: must be at"),
         (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,,ascend910\n", "step 3: lacks step_ms"),
         (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,-2,ascend910\n", "step_ms = -2: must be above 0"),
