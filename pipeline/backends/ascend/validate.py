@@ -42,6 +42,7 @@ from pipeline.backends.ascend.published.seal_log import (
 from pipeline.backends.ascend.published.workloads import (
     ATLAS_A2,
     DESCRIBED,
+    DESCRIBED_LATER,
     PUBLISHED,
     SEALED,
     Published,
@@ -302,7 +303,7 @@ def _read_commit() -> str:
 def _print_parts(plot: Path | None) -> None:
     print("\nNetworks described after the calibration, which reads none of these rows:")
     classes = load_classes()
-    priced_rows = price_file(DESCRIBED)
+    priced_rows = (*price_file(DESCRIBED), *price_file(DESCRIBED_LATER))
     _print_table(priced_rows)
     print("\nwith the interval of published.csv:")
     _print_scores(_score_groups(priced_rows, classes))

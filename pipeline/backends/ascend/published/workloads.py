@@ -55,6 +55,8 @@ from pipeline.training.step_config import StepConfig
 PUBLISHED = Path(__file__).with_name("published.csv")
 DESCRIBED = Path(__file__).with_name("described.csv")
 """Steps of the parts `fit` and `look` (protocol.py) that the calibration doesn't read."""
+DESCRIBED_LATER = Path(__file__).with_name("described_later.csv")
+"""Steps of these parts that were described after the populations were fitted, which read none."""
 SEALED = Path(__file__).with_name("sealed.csv")
 """Steps of the part `seal`, which `validate --seal` alone prices."""
 ATLAS_A2 = Path(__file__).with_name("atlas_a2.csv")
