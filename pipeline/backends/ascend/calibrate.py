@@ -25,7 +25,7 @@ from pipeline.backends.ascend.published.workloads import (
     parse_row,
     trace_row,
 )
-from pipeline.core.errors import PipelineError, RunError
+from pipeline.core.errors import PipelineError, RunError, first_line
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.name_text import find_nearest
 from pipeline.core.files.package_paths import CONF
@@ -107,12 +107,24 @@ def calibrate_chip(file: Path, chip: str) -> str:
         raise CalibrationError(f"--chip {chip}: must be the name of a chip, such as ascend910")
     rows = read_steps(file, chip)
     output = file.with_suffix(".yaml")
-    if output.exists() and not output.read_text(encoding="utf-8").startswith(HEAD):
-        raise CalibrationError(f"{output}: isn't of an earlier --calibrate; must be moved away")
+    _check_output(output)
     fitted = fit_factor(file, rows, priced_chip)
     text = "\n".join(_format_chip(file, chip, priced_chip, fitted)) + "\n"
-    write_whole(output, text.encode())
+    try:
+        write_whole(output, text)
+    except OSError as error:
+        raise RunError(f"{output}: can't be written: {error}") from error
     return "\n".join(_format_result(rows, output, fitted))
+
+
+def _check_output(output: Path) -> None:
+    """Raise CalibrationError if a file that isn't of an earlier calibration would be lost."""
+    try:
+        is_other = output.exists() and not output.read_bytes().startswith(HEAD.encode())
+    except OSError:
+        is_other = True
+    if is_other:
+        raise CalibrationError(f"{output}: isn't of an earlier --calibrate; must be moved away")
 
 
 def read_steps(file: Path, chip: str) -> tuple[Published, ...]:
@@ -204,8 +216,8 @@ def fit_factor(file: Path, rows: Sequence[Published], chip: PricedChip) -> Fitte
     for row in rows:
         try:
             pricings.append(Pricing(trace_row(row), chip, calibration))
-        except RunError as error:
-            raise CalibrationError(f"{file}, step {row.id}: {error}") from error
+        except (RunError, ValueError, TypeError, ArithmeticError) as error:
+            raise CalibrationError(f"{file}, step {row.id}: {first_line(error)}") from error
 
     def measure(factor: float) -> np.ndarray:
         figures = scale_figures(chip.hardware, factor)

@@ -76,7 +76,8 @@ class MemoryPlan:
     """Device memory of one step on one device.
 
     `live_bytes` has the bytes that are live during each task, in all pools. `peak_task` is the task
-    with the most. `components` are the live bytes of that task by purpose.
+    with the most. `components` are the live bytes of that task by purpose. `has_one_pool` is
+    whether parameters and feature maps share one (`join_pools`).
     """
 
     placements: tuple[Placement, ...]
@@ -84,6 +85,7 @@ class MemoryPlan:
     live_bytes: tuple[int, ...]
     peak_task: int
     components: Mapping[Component, int]
+    has_one_pool: bool = False
 
     @property
     def used_bytes(self) -> int:
@@ -118,6 +120,8 @@ class MemoryPlan:
 
         Parameters may take all of it, and feature maps what these leave.
         """
+        if self.has_one_pool:
+            return self
         parameters, maps = self.pools["parameters"], self.pools["feature maps"]
         limit = parameters.limit_bytes + maps.limit_bytes
         left = limit - parameters.used_bytes
@@ -125,7 +129,7 @@ class MemoryPlan:
             "parameters": replace(parameters, limit_bytes=limit),
             "feature maps": replace(maps, limit_bytes=left) if left > 0 else maps,
         }
-        return replace(self, pools={**self.pools, **changed})
+        return replace(self, pools={**self.pools, **changed}, has_one_pool=True)
 
 
 @dataclass(frozen=True)
