@@ -185,7 +185,7 @@ def _parse_step(file: Path, number: int, row: Mapping[Any, Any], chip: str) -> P
     values |= {
         "id": str(number),
         "model": cells["model"],
-        "family": "own",
+        "family": "measured",
         "batch": cells["batch"],
         "fusion": "",
         "op_launch_us": "",
@@ -257,15 +257,15 @@ def _format_chip(
     yield f"{HEAD} {file.name}"
     yield f"# {count} take {fitted.factor:.3f} times as long as modelled, at the median."
     yield f"defaults: [{chip}, _self_]"
-    yield f"chip: {priced_chip.name} by own steps"
+    yield f"chip: {priced_chip.name} by measured steps"
     yield (
-        f"own_steps: {{rows: {len(fitted.log_ratios)}, networks: {fitted.networks}, "
+        f"measured_steps: {{rows: {len(fitted.log_ratios)}, networks: {fitted.networks}, "
         f"log_sd: {fitted.log_sd:.3f}}}"
     )
     for name, value in scale_figures(priced_chip.hardware, fitted.factor).items():
         before = getattr(priced_chip.hardware, name)
         sign = "/" if name in SPEEDS else "x"
-        source = f"{before:g} {sign} {fitted.factor:.3f}, by {count} of my own"
+        source = f"{before:g} {sign} {fitted.factor:.3f}, by {count} that I measured"
         yield f'{name}: {{value: {value:.6g}, source: "{source}", confidence: derived}}'
     source = "the steps are of this chip"
     yield f'other_chip_spread_ratio: {{value: 0, source: "{source}", confidence: measured}}'

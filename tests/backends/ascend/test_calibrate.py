@@ -50,8 +50,8 @@ def test_chip_made_by_slower_steps_takes_as_long_as_these(
     assert "the device's work takes 1.500 times as long" in capsys.readouterr().out
 
     made = chipset(str(tmp_path / "mine.yaml"))
-    assert made.own_steps is not None
-    assert (made.own_steps.rows, made.own_steps.networks) == (3, 1)
+    assert made.measured_steps is not None
+    assert (made.measured_steps.rows, made.measured_steps.networks) == (3, 1)
     assert made.hardware.ai_core_clock_mhz == pytest.approx(1000 / 1.5, rel=1e-3)
     assert made.hardware.hccs_bus_gb_per_s == chip.hardware.hccs_bus_gb_per_s
     for pricing, config, ms in pricings:

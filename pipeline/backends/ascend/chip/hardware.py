@@ -160,7 +160,7 @@ UNREAD = frozenset({"ai_cpu_workers_count", "core_pipelines_count", "data_queue_
 """Figures of earlier chip files that no formula reads."""
 
 
-class OwnSteps(Spec):
+class MeasuredSteps(Spec):
     """Steps of a user by which `validate --calibrate` made a chip file.
 
     `log_sd` is the standard deviation of the log of (measured / modelled) of another step.
@@ -178,7 +178,7 @@ class ChipSpec(Spec):
     core: Core
     dtypes: Annotated[tuple[Dtype, ...], Field(strict=False, min_length=1)]
     """Types that the chip computes in. Steps with other types are refused."""
-    own_steps: OwnSteps | None = None
+    measured_steps: MeasuredSteps | None = None
     """The steps that the file's figures were fitted to; None if it wasn't fitted to any."""
 
     @model_validator(mode="before")
@@ -262,12 +262,17 @@ class PricedChip:
     hardware: Hardware
     core: Core = "joined"
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
-    own_steps: OwnSteps | None = None
+    measured_steps: MeasuredSteps | None = None
 
 
 def to_priced_chip(chip: Any) -> PricedChip:
     """Return a checked chip for pricing."""
     sources = {name: getattr(chip, name).source for name in FIGURES}
     return PricedChip(
-        chip.chip, tuple(chip.dtypes), extract_hardware(chip), chip.core, sources, chip.own_steps
+        chip.chip,
+        tuple(chip.dtypes),
+        extract_hardware(chip),
+        chip.core,
+        sources,
+        chip.measured_steps,
     )

@@ -212,7 +212,7 @@ class Pricing:
             calibration=self.calibration,
             hardware=self.chip.hardware,
             sources=self.chip.sources,
-            own_steps=self.chip.own_steps,
+            measured_steps=self.chip.measured_steps,
         )
 
     def tasks(self, config: ExecutionConfig) -> tuple[TaskGraph, tuple[TaskTime, ...]]:

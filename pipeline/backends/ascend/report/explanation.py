@@ -49,10 +49,10 @@ of a report. They are the described rows of community code, 12 in the part `look
 
 def describe_track_record(step: PricedStep) -> tuple[str, ...]:
     """Return which steps the interval of a step comes from, in lines of a report."""
-    own = step.own_steps
-    if own is None:
+    steps = step.measured_steps
+    if steps is None:
         return TRACK_RECORD
-    counts = f"{count_noun(own.rows, 'step')} of {count_noun(own.networks, 'network')}"
+    counts = f"{count_noun(steps.rows, 'step')} of {count_noun(steps.networks, 'network')}"
     return (f"interval of {counts} of your own, which the chip's file was fitted to",)
 
 
@@ -168,7 +168,7 @@ def list_interval_sources(step: PricedStep) -> tuple[SourcedNumber, ...]:
     """Return the factors and spreads that make a step's interval."""
     population = step.population
     eager = step.config.mode == "op_by_op"
-    whose = "from outside" if step.own_steps is None else "of your own"
+    whose = "from outside" if step.measured_steps is None else "of your own"
     read = (
         f"{count_noun(population.rows, 'step')} of {count_noun(population.networks, 'network')} "
         f"{whose}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pipeline.backends.ascend.chip.hardware import Hardware, OwnSteps
+from pipeline.backends.ascend.chip.hardware import Hardware, MeasuredSteps
 from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError
 from pipeline.backends.ascend.chip.tasks import Task, TaskBound, TaskGraph, TaskTime
 from pipeline.backends.ascend.cost.efficiency import Calibration
@@ -77,7 +77,7 @@ class PricedStep:
 
     `batch_size` is the number of samples of one device. `batch_pixels` is height x width of an
     image, None without images. `times` has one entry for each task of `graph`.
-    `sources` are the sources of the hardware's figures, by name. `own_steps` are the steps of a
+    `sources` are the sources of the hardware's figures, by name. `measured_steps` are the steps of a
     user that the figures were fitted to, if any.
     """
 
@@ -92,7 +92,7 @@ class PricedStep:
     calibration: Calibration
     hardware: Hardware
     sources: Mapping[str, str]
-    own_steps: OwnSteps | None
+    measured_steps: MeasuredSteps | None
 
     def __repr__(self) -> str:
         low, high = self.interval_ms
@@ -113,9 +113,9 @@ class PricedStep:
         These are the user's own if the chip was fitted to them, else those of community code, which
         nobody tuned.
         """
-        own = self.own_steps
-        if own is not None:
-            return Population(1.0, 1.0, 1.0, 0.0, own.log_sd, 0.0, own.rows, own.networks)
+        steps = self.measured_steps
+        if steps is not None:
+            return Population(1.0, 1.0, 1.0, 0.0, steps.log_sd, 0.0, steps.rows, steps.networks)
         return load_populations().by_name["community"]
 
     @cached_property
