@@ -86,7 +86,7 @@ class LayerExplanation:
     """Explanation of a layer's time. `str` returns it as text.
 
     `interval_sources` are the factors and spreads that the step's 80 % interval comes from,
-    `track_record` the steps behind them.
+    `track_record` the steps that these were fitted to.
     """
 
     layer: str

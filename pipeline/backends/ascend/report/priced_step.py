@@ -77,8 +77,8 @@ class PricedStep:
 
     `batch_size` is the number of samples of one device. `batch_pixels` is height x width of an
     image, None without images. `times` has one entry for each task of `graph`.
-    `sources` are the sources of the hardware's figures, by name. `measured_steps` are the steps of a
-    user that the figures were fitted to, if any.
+    `sources` are the sources of the hardware's figures, by name. `measured_steps` are the steps of
+    a user that the figures were fitted to, if any.
     """
 
     chip: str
