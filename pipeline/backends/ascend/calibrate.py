@@ -1,4 +1,4 @@
-"""A chip's file from a user's own measured steps: `validate --calibrate MINE.csv`.
+"""A chip's file from a user's measured steps: `validate --calibrate MINE.csv`.
 
 A factor makes the device slower or faster, so that the median step takes as long as measured. The
 host, the links and the memory stay those of the chip.
@@ -48,7 +48,7 @@ TOLERANCE = 1e-4
 MAX_ROUNDS = 30
 """Enough for steps of which a fourth is the device's work; others can't tell its speed."""
 PRIOR_ROWS = 4
-"""Steps that the spread of community code counts as, beside the user's own."""
+"""Steps that the spread of community code counts as, beside the user's steps."""
 HEAD = "# Written by python -m pipeline.backends.ascend.validate --calibrate"
 
 REQUIRED = ("model", "batch", "step_ms", "chip")
@@ -65,7 +65,7 @@ WITHOUT_UNIT = ("ms", "step", "time", "step_time", "seconds", "s", "us")
 """Names of a column of times that don't say both what is timed and in which unit."""
 
 
-class CalibrationError(PipelineError):
+class MeasuredStepsError(PipelineError):
     """A table of measured steps that no chip's file can be made from."""
 
     exit_status = 2
@@ -87,7 +87,7 @@ class FittedChip:
     def log_sd(self) -> float:
         """Standard deviation of the log of another step's time.
 
-        The steps' own spread and that of community code, weighted as `PRIOR_ROWS` steps, as in a
+        The spread of the steps and of community code, weighted as `PRIOR_ROWS` steps, as in a
         normal model with a conjugate prior (Gelman et al. 2013, section 3.3).
         """
         community = load_populations().by_name["community"]
@@ -100,11 +100,11 @@ class FittedChip:
 def calibrate_chip(file: Path, chip: str) -> str:
     """Write the chip's file beside a table of steps, and return a text about it.
 
-    Raises CalibrationError for a bad table, ChipError for an unknown chip.
+    Raises MeasuredStepsError for a bad table, ChipError for an unknown chip.
     """
     priced_chip = chipset(chip)
     if not (CONF / "device" / f"{chip}.yaml").is_file():
-        raise CalibrationError(f"--chip {chip}: must be the name of a chip, such as ascend910")
+        raise MeasuredStepsError(f"--chip {chip}: must be the name of a chip, such as ascend910")
     rows = read_steps(file, chip)
     output = file.with_suffix(".yaml")
     _check_output(output)
@@ -118,17 +118,17 @@ def calibrate_chip(file: Path, chip: str) -> str:
 
 
 def _check_output(output: Path) -> None:
-    """Raise CalibrationError if a file that isn't of an earlier calibration would be lost."""
+    """Raise MeasuredStepsError if a file that isn't of an earlier calibration would be lost."""
     try:
         is_other = output.exists() and not output.read_bytes().startswith(HEAD.encode())
     except OSError:
         is_other = True
     if is_other:
-        raise CalibrationError(f"{output}: isn't of an earlier --calibrate; must be moved away")
+        raise MeasuredStepsError(f"{output}: isn't of an earlier --calibrate; must be moved away")
 
 
 def read_steps(file: Path, chip: str) -> tuple[Published, ...]:
-    """Return the steps of a table. Raises CalibrationError with what is missing."""
+    """Return the steps of a table. Raises MeasuredStepsError with what is missing."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.DictReader(lines)
@@ -136,10 +136,10 @@ def read_steps(file: Path, chip: str) -> tuple[Published, ...]:
             reader.fieldnames = columns
             rows = [dict(row) for row in reader]
     except (OSError, UnicodeError, csv.Error) as error:
-        raise CalibrationError(f"{file}: not readable as a table: {error}") from error
+        raise MeasuredStepsError(f"{file}: not readable as a table: {error}") from error
     _check_columns(file, columns)
     if len(rows) < MIN_ROWS:
-        raise CalibrationError(
+        raise MeasuredStepsError(
             f"{file}: has {count_noun(len(rows), 'step')}; a factor needs at least {MIN_ROWS}, of "
             "networks or batches like those to be priced"
         )
@@ -149,12 +149,12 @@ def read_steps(file: Path, chip: str) -> tuple[Published, ...]:
 def _check_columns(file: Path, columns: Sequence[str]) -> None:
     for name in columns:
         if name in WITHOUT_UNIT and "step_ms" not in columns:
-            raise CalibrationError(
+            raise MeasuredStepsError(
                 f"{file}, column {name}: has no unit; must be step_ms, the milliseconds of a step"
             )
     missing = [name for name in REQUIRED if name not in columns]
     if missing:
-        raise CalibrationError(
+        raise MeasuredStepsError(
             f"{file}: lacks {', '.join(missing)}; must have the columns {', '.join(REQUIRED)}, "
             f"and may have {', '.join(DEFAULTS)}"
         )
@@ -163,7 +163,7 @@ def _check_columns(file: Path, columns: Sequence[str]) -> None:
         if name not in known:
             guess = find_nearest(name, known)
             question = f"; did you mean {guess}?" if guess else ""
-            raise CalibrationError(
+            raise MeasuredStepsError(
                 f"{file}, column {show(name)}: must be one of {', '.join(known)}{question}"
             )
 
@@ -171,13 +171,13 @@ def _check_columns(file: Path, columns: Sequence[str]) -> None:
 def _parse_step(file: Path, number: int, row: Mapping[Any, Any], chip: str) -> Published:
     place = f"{file}, step {number}"
     if None in row or None in row.values():
-        raise CalibrationError(f"{place}: must have a value for each column")
+        raise MeasuredStepsError(f"{place}: must have a value for each column")
     cells = {name: text.strip() for name, text in row.items()}
     empty = [name for name in REQUIRED if not cells[name]]
     if empty:
-        raise CalibrationError(f"{place}: lacks {', '.join(empty)}")
+        raise MeasuredStepsError(f"{place}: lacks {', '.join(empty)}")
     if cells["chip"] != chip:
-        raise CalibrationError(
+        raise MeasuredStepsError(
             f"{place}: chip = {show(cells['chip'])}: must be {chip}; steps of another chip are "
             "calibrated with --chip, in a table of their own"
         )
@@ -196,19 +196,19 @@ def _parse_step(file: Path, number: int, row: Mapping[Any, Any], chip: str) -> P
     try:
         step = parse_row(values)
     except ValueError as error:
-        raise CalibrationError(f"{place}: {error}".replace("ms = ", "step_ms = ")) from error
+        raise MeasuredStepsError(f"{place}: {error}".replace("ms = ", "step_ms = ")) from error
     for name in ("batch", "pixels", "classes", "devices"):
         if getattr(step, name) < 1:
-            raise CalibrationError(f"{place}: {name} = {getattr(step, name)}: must be at least 1")
+            raise MeasuredStepsError(f"{place}: {name} = {getattr(step, name)}: must be at least 1")
     if not (math.isfinite(step.ms) and step.ms > 0):
-        raise CalibrationError(f"{place}: step_ms = {step.ms:g}: must be above 0, and finite")
+        raise MeasuredStepsError(f"{place}: step_ms = {step.ms:g}: must be above 0, and finite")
     return step
 
 
 def fit_factor(file: Path, rows: Sequence[Published], chip: PricedChip) -> FittedChip:
     """Return the factor with which the median step takes as long as measured.
 
-    Raises CalibrationError for a step that can't be priced, a factor beyond `MAX_FACTOR`, or steps
+    Raises MeasuredStepsError for a step that can't be priced, a factor beyond `MAX_FACTOR`, or steps
     that no factor explains, as they wait for the host.
     """
     calibration = load_calibration()
@@ -217,7 +217,7 @@ def fit_factor(file: Path, rows: Sequence[Published], chip: PricedChip) -> Fitte
         try:
             pricings.append(Pricing(trace_row(row), chip, calibration))
         except (RunError, ValueError, TypeError, ArithmeticError) as error:
-            raise CalibrationError(f"{file}, step {row.id}: {first_line(error)}") from error
+            raise MeasuredStepsError(f"{file}, step {row.id}: {first_line(error)}") from error
 
     def measure(factor: float) -> np.ndarray:
         figures = scale_figures(chip.hardware, factor)
@@ -238,7 +238,7 @@ def fit_factor(file: Path, rows: Sequence[Published], chip: PricedChip) -> Fitte
         if not 1 / MAX_FACTOR < factor < MAX_FACTOR:
             break
         ratios = measure(factor)
-    raise CalibrationError(
+    raise MeasuredStepsError(
         f"{file}: no factor from {1 / MAX_FACTOR:g} to {MAX_FACTOR:g} on the device explains these "
         "steps; must be milliseconds of one step each, which doesn't wait for the host"
     )

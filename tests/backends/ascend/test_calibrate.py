@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.backends.ascend.calibrate import (
-    CalibrationError,
     FittedChip,
+    MeasuredStepsError,
     calibrate_chip,
     read_steps,
     scale_figures,
@@ -102,7 +102,7 @@ def test_table_that_no_factor_comes_from_says_what_is_missing(
 ) -> None:
     table = tmp_path / "mine.csv"
     table.write_text(text)
-    with pytest.raises(CalibrationError) as caught:
+    with pytest.raises(MeasuredStepsError) as caught:
         read_steps(table, "ascend910")
     assert message in str(caught.value)
     assert str(caught.value).startswith(str(table))
@@ -121,7 +121,7 @@ def test_table_that_no_factor_comes_from_says_what_is_missing(
 def test_steps_that_no_factor_explains_are_refused(step: str, message: str, tmp_path: Path) -> None:
     table = tmp_path / "mine.csv"
     table.write_text("\n".join([f"{HEAD},pixels,classes", *3 * [f"{step},32,10"]]) + "\n")
-    with pytest.raises(CalibrationError) as caught:
+    with pytest.raises(MeasuredStepsError) as caught:
         calibrate_chip(table, "ascend910")
     assert message in str(caught.value)
     assert not (tmp_path / "mine.yaml").exists()

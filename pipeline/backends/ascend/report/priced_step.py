@@ -110,7 +110,7 @@ class PricedStep:
     def population(self) -> Population:
         """The steps that `interval_ms` comes from.
 
-        These are the user's own if the chip was fitted to them, else those of community code, which
+        These are the user's if the chip was fitted to them, else community code, which
         nobody tuned.
         """
         steps = self.measured_steps
