@@ -208,8 +208,8 @@ def _parse_step(file: Path, number: int, row: Mapping[Any, Any], chip: str) -> P
 def fit_factor(file: Path, rows: Sequence[Published], chip: PricedChip) -> FittedChip:
     """Return the factor with which the median step takes as long as measured.
 
-    Raises MeasuredStepsError for a step that can't be priced, a factor beyond `MAX_FACTOR`, or steps
-    that no factor explains, as they wait for the host.
+    Raises MeasuredStepsError for a step that can't be priced, a factor beyond `MAX_FACTOR`, or
+    steps that no factor explains, as they wait for the host.
     """
     calibration = load_calibration()
     pricings = []
