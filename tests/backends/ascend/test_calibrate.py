@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import load_recipe
 from pipeline.backends.ascend.calibrate import (
     FittedChip,
     MeasuredStepsError,
@@ -60,6 +61,9 @@ def test_chip_made_by_slower_steps_takes_as_long_as_these(
         low, high = report.interval_ms
         assert math.sqrt(low * high) == pytest.approx(report.step_ms), "no factor of other code"
         assert "interval of 3 steps of 1 network of your own" in str(report)
+
+    recipe = load_recipe("lenet5_digits", [f"device={tmp_path / 'mine.yaml'}"])
+    assert recipe.device.measured_steps == made.measured_steps  # type: ignore[attr-defined]
 
     assert main(["--calibrate", str(table)]) == 0, "its own file is written again"
     (tmp_path / "mine.yaml").write_text("chip: other\n")
