@@ -231,10 +231,10 @@ def fit_factor(file: Path, rows: Sequence[Published], chip: PricedChip) -> Fitte
     factor = 1.0
     ratios = measure(factor)
     for _ in range(MAX_ROUNDS):
-        error = float(np.median(ratios))
-        if abs(error) < TOLERANCE:
+        distance = float(np.median(ratios))
+        if abs(distance) < TOLERANCE:
             return FittedChip(factor, tuple(ratios.tolist()), len({row.model for row in rows}))
-        factor *= math.exp(error)
+        factor *= math.exp(distance)
         if not 1 / MAX_FACTOR < factor < MAX_FACTOR:
             break
         ratios = measure(factor)

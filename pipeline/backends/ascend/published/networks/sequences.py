@@ -91,7 +91,10 @@ def gru_translator(x: Array, classes: int) -> Array:
         dropout(embed(x[:, :, 0, side], rows, 256), 0.5) for side, rows in ((0, 8154), (1, classes))
     )
     cells = (nn.GRUCell(512), nn.GRUCell(512, name="reverse"))
-    read = [nn.RNN(cells[0])(source), nn.RNN(cells[1], reverse=True, keep_order=True)(source)]
+    read: list[Any] = [
+        nn.RNN(cells[0])(source),
+        nn.RNN(cells[1], reverse=True, keep_order=True)(source),
+    ]
     source = jnp.concatenate(read, -1)
     state = jnp.tanh(dense(source[:, -1], 512))
     energy, score = nn.Dense(512), nn.Dense(1, use_bias=False)
