@@ -24,7 +24,7 @@ from pipeline.backends.ascend.pricing.traced_step import (
     pause_garbage_collection,
     trace_step,
 )
-from pipeline.backends.ascend.report.explanation import TRACK_RECORD
+from pipeline.backends.ascend.report.explanation import describe_track_record
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.text import Recommendation, format_report, name_devices
 from pipeline.backends.ascend.tune.autotune import (
@@ -90,7 +90,7 @@ class AscendEstimate:
 
     @property
     def track_record(self) -> str:
-        return " ".join(TRACK_RECORD)
+        return " ".join(describe_track_record(self.report))
 
     def _choose_config(self, pricing: Pricing) -> ExecutionConfig:
         """Return the options of the recipe's steps. With `sink: auto`, choose the sink by price."""

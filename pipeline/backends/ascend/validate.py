@@ -4,6 +4,7 @@
     python -m pipeline.backends.ascend.validate FILE --chip atlas_a2
     python -m pipeline.backends.ascend.validate --plot coverage.svg
     python -m pipeline.backends.ascend.validate --seal           # scores alone, once in seven days
+    python -m pipeline.backends.ascend.validate --calibrate MINE.csv     # a chip's file, MINE.yaml
 
 Each published row is priced with a calibration that is fitted to all other families of networks. If
 the host may have been slower than the device, the published time is an upper bound of the device's
@@ -25,6 +26,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import kstest, norm
 
+from pipeline.backends.ascend.calibrate import calibrate_chip
 from pipeline.backends.ascend.chip.hardware import PricedChip
 from pipeline.backends.ascend.cost.efficiency import Calibration, load_calibration
 from pipeline.backends.ascend.cost.populations import NORMAL_90, load_populations
@@ -40,6 +42,7 @@ from pipeline.backends.ascend.published.seal_log import (
 from pipeline.backends.ascend.published.workloads import (
     ATLAS_A2,
     DESCRIBED,
+    DESCRIBED_LATER,
     PUBLISHED,
     SEALED,
     Published,
@@ -300,7 +303,7 @@ def _read_commit() -> str:
 def _print_parts(plot: Path | None) -> None:
     print("\nNetworks described after the calibration, which reads none of these rows:")
     classes = load_classes()
-    priced_rows = price_file(DESCRIBED)
+    priced_rows = (*price_file(DESCRIBED), *price_file(DESCRIBED_LATER))
     _print_table(priced_rows)
     print("\nwith the interval of published.csv:")
     _print_scores(_score_groups(priced_rows, classes))
@@ -346,6 +349,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--plot", metavar="SVG", type=Path, help="write observed by nominal coverage of both parts"
     )
+    parser.add_argument(
+        "--calibrate", metavar="CSV", type=Path, help="make a chip's file from your measured steps"
+    )
     options = parser.parse_args(arguments)
     file: Path | None = options.file
     try:
@@ -353,7 +359,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise RunError(f"{file}: its rows stay unseen; must be scored by --seal")
         if options.plot is not None:
             _check_plot(options)
-        if options.seal:
+        if options.calibrate is not None:
+            if file is not None or options.row is not None or options.seal or options.plot:
+                raise RunError("--calibrate: must be without FILE, --row, --seal and --plot")
+            print(calibrate_chip(options.calibrate, options.chip))
+        elif options.seal:
             if file is not None or options.row is not None:
                 raise RunError("--seal: scores the sealed rows; must be without FILE and --row")
             _print_scores(score_sealed(today=date.today(), commit=_read_commit()))

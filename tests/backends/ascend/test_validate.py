@@ -304,7 +304,8 @@ def test_chart_of_both_parts_is_written(monkeypatch: pytest.MonkeyPatch, tmp_pat
     few = [rows[parts.index("fit")], rows[parts.index("look")]]
     priced_rows = tuple(PricedRow(row, row.ms, row.ms / 2, row.ms * 2) for row in few)
     module = "pipeline.backends.ascend.validate"
-    monkeypatch.setattr(f"{module}.price_file", lambda *_: priced_rows)
+    by_file = {DESCRIBED: priced_rows}
+    monkeypatch.setattr(f"{module}.price_file", lambda file, *_: by_file.get(file, ()))
     monkeypatch.setattr(
         f"{module}.validate",
         lambda rows: tuple(PricedRow(row, row.ms, row.ms / 2, row.ms * 2) for row in rows),

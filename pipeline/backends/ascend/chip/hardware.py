@@ -160,6 +160,17 @@ UNREAD = frozenset({"ai_cpu_workers_count", "core_pipelines_count", "data_queue_
 """Figures of earlier chip files that no formula reads."""
 
 
+class MeasuredSteps(Spec):
+    """Steps of a user by which `validate --calibrate` made a chip file.
+
+    `log_sd` is the standard deviation of the log of (measured / modelled) of another step.
+    """
+
+    rows: Annotated[int, Field(ge=1)]
+    networks: Annotated[int, Field(ge=1)]
+    log_sd: Annotated[float, Field(gt=0, le=3)]
+
+
 class ChipSpec(Spec):
     """Keys of every chip file besides its figures."""
 
@@ -167,6 +178,8 @@ class ChipSpec(Spec):
     core: Core
     dtypes: Annotated[tuple[Dtype, ...], Field(strict=False, min_length=1)]
     """Types that the chip computes in. Steps with other types are refused."""
+    measured_steps: MeasuredSteps | None = None
+    """The steps that the file's figures were fitted to; None if it wasn't fitted to any."""
 
     @model_validator(mode="before")
     @classmethod
@@ -249,9 +262,17 @@ class PricedChip:
     hardware: Hardware
     core: Core = "joined"
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
+    measured_steps: MeasuredSteps | None = None
 
 
 def to_priced_chip(chip: Any) -> PricedChip:
     """Return a checked chip for pricing."""
     sources = {name: getattr(chip, name).source for name in FIGURES}
-    return PricedChip(chip.chip, tuple(chip.dtypes), extract_hardware(chip), chip.core, sources)
+    return PricedChip(
+        chip.chip,
+        tuple(chip.dtypes),
+        extract_hardware(chip),
+        chip.core,
+        sources,
+        chip.measured_steps,
+    )

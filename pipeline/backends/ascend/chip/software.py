@@ -14,20 +14,38 @@ from pipeline.core.files.safe_yaml import parse_written_yaml
 
 EAGER = ("mindspore_eager", "pytorch_eager")
 """Stacks that launch op by op: MindSpore's PyNative mode and torch_npu's eager mode."""
+ONE_POOL_SINCE = "1.5"
+"""MindSpore's first version whose parameters and feature maps share one pool: 30 of 32 GB, with
+parameters from its end and feature maps from its start (notes on the code of r1.5)."""
 _VERSION = re.compile(r"(\d{1,4}\.\d{1,4})(\.\d{1,4})?")
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A software stack. `missing_fusions` are the fusions that its version lacks."""
+    """A software stack. `missing_fusions` are the fusions that its version lacks.
+
+    `version` is None if none was named.
+    """
 
     name: str
     missing_fusions: frozenset[str] = frozenset()
+    version: str | None = None
 
     @property
     def is_eager(self) -> bool:
         """Whether the host launches every op."""
         return self.name in EAGER
+
+    @property
+    def has_one_pool(self) -> bool:
+        """Whether parameters and feature maps share one pool of memory.
+
+        Eager frameworks allocate all from one, and MindSpore since `ONE_POOL_SINCE`. A MindSpore
+        whose version isn't named has the pools of CANN's documents.
+        """
+        if self.name == "mindspore_graph":
+            return self.version is not None and _rank(self.version) >= _rank(ONE_POOL_SINCE)
+        return True
 
 
 @cache
@@ -65,7 +83,7 @@ def find_stack(software: str) -> Stack:
         raise ValueError(
             f"this version isn't known; the nearest is {name}@{closest}, of {', '.join(known)}"
         )
-    return Stack(name, frozenset(known[match[1]]))
+    return Stack(name, frozenset(known[match[1]]), match[1])
 
 
 def _rank(version: str) -> int:

@@ -149,13 +149,22 @@ def _is_along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
 
 
 def _find_rearranged(graph: Graph, phases: Phases) -> set[int]:
-    """Return the transposes and reversals of weights and gradients that products include."""
+    """Return the moves that are part of the op that reads them.
+
+    These are the transposes and reversals of weights and gradients that products include, and the
+    zeros that JAX puts between the gradients of sums of windows: AvgPoolGrad reads these as they
+    are, and adds each to its window.
+    """
     users = list_users(graph.nodes)
     rearranged = set(find_absorbed_transposes(graph))
     for position, node in enumerate(graph.nodes):
+        out = node.outputs[0]
+        if node.primitive == "pad" and phases.of_node[position] == "backward":
+            readers = {user.primitive for user in users[out]}
+            if readers == {"reduce_window_sum"}:
+                rearranged.add(position)
         if node.primitive not in ("transpose", "rev"):
             continue
-        out = node.outputs[0]
         into_product = all(
             classify_primitive(user.primitive) in ("conv", "matmul", "view")
             or user.primitive == "transpose"

@@ -361,7 +361,8 @@ class _Lowering:
         """Add a pooling. A max pooling may write a mask of the maxima's positions too."""
         backward = kernel.phase == "backward"
         values = self.graph.values
-        sizes = [values[index].size for index in (*node.inputs, *node.outputs)]
+        inputs = (self.alias[index] for index in node.inputs)
+        sizes = [values[index].size for index in (*inputs, *node.outputs)]
         largest = max(node.outputs, key=lambda index: values[index].size)
         pooled = min((size for size in sizes if size > 1), default=1)
         sources = (self.buffers.get(index) for index in kernel.sources if values[index].size > 1)

@@ -6,7 +6,7 @@ If they don't, a message names the failing kernel, the largest tensors, and a ba
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -76,7 +76,8 @@ class MemoryPlan:
     """Device memory of one step on one device.
 
     `live_bytes` has the bytes that are live during each task, in all pools. `peak_task` is the task
-    with the most. `components` are the live bytes of that task by purpose.
+    with the most. `components` are the live bytes of that task by purpose. `has_one_pool` is
+    whether parameters and feature maps share one (`join_pools`).
     """
 
     placements: tuple[Placement, ...]
@@ -84,6 +85,7 @@ class MemoryPlan:
     live_bytes: tuple[int, ...]
     peak_task: int
     components: Mapping[Component, int]
+    has_one_pool: bool = False
 
     @property
     def used_bytes(self) -> int:
@@ -107,6 +109,27 @@ class MemoryPlan:
         if share > 1:
             return "out of memory"
         return "tight" if share > 1 - TIGHT else "fits"
+
+    @property
+    def fits_one_pool(self) -> bool:
+        """Whether the plan fits a chip whose parameters and feature maps share one pool."""
+        return self.join_pools().verdict != "out of memory"
+
+    def join_pools(self) -> MemoryPlan:
+        """Return the plan with parameters and feature maps in one pool, as large as both.
+
+        Parameters may take all of it, and feature maps what these leave.
+        """
+        if self.has_one_pool:
+            return self
+        parameters, maps = self.pools["parameters"], self.pools["feature maps"]
+        limit = parameters.limit_bytes + maps.limit_bytes
+        left = limit - parameters.used_bytes
+        changed: dict[Pool, PoolUse] = {
+            "parameters": replace(parameters, limit_bytes=limit),
+            "feature maps": replace(maps, limit_bytes=left) if left > 0 else maps,
+        }
+        return replace(self, pools={**self.pools, **changed}, has_one_pool=True)
 
 
 @dataclass(frozen=True)
@@ -287,6 +310,11 @@ def explain_out_of_memory(plan: MemoryPlan, graph: TaskGraph, batch: int, device
         shape = "x".join(map(str, buffer.shape)) or "scalar"
         size = f"{placed.nbytes / MIB:.1f} MiB"
         lines.append(f"  {size:>12}  {buffer.name}  {shape}  {buffer.dtype}  {buffer.layout}")
+    if plan.fits_one_pool:
+        lines.append(
+            "It fits into one pool for parameters and feature maps, as MindSpore has since 1.5 "
+            "(device.software=mindspore_graph@2.0). With CANN's two pools:"
+        )
     lines.append(_format_advice(batch, estimate_largest_batch(plan, graph, batch), devices))
     return "\n".join(lines)
 

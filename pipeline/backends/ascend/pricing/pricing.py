@@ -212,6 +212,7 @@ class Pricing:
             calibration=self.calibration,
             hardware=self.chip.hardware,
             sources=self.chip.sources,
+            measured_steps=self.chip.measured_steps,
         )
 
     def tasks(self, config: ExecutionConfig) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
@@ -311,11 +312,12 @@ class Pricing:
     def plan_memory(self, config: ExecutionConfig) -> MemoryPlan:
         """Return the memory plan, which is the same for `graph_sink` and `loop_sink`."""
         num_shards = config.devices if config.shares_state else 1
-        key = (self._make_lowering_options(config), config.devices > 1, num_shards)
+        one_pool = config.stack.has_one_pool
+        key = (self._make_lowering_options(config), config.devices > 1, num_shards, one_pool)
         if key not in self._shared.memory:
             graph, _ = self.tasks(config)
-            hardware = self.chip.hardware
-            self._shared.memory[key] = plan_memory(graph, hardware, config.devices, num_shards)
+            plan = plan_memory(graph, self.chip.hardware, config.devices, num_shards)
+            self._shared.memory[key] = plan.join_pools() if one_pool else plan
         return self._shared.memory[key]
 
     def with_figures(self, **figures: float) -> Pricing:

@@ -55,6 +55,8 @@ from pipeline.training.step_config import StepConfig
 PUBLISHED = Path(__file__).with_name("published.csv")
 DESCRIBED = Path(__file__).with_name("described.csv")
 """Steps of the parts `fit` and `look` (protocol.py) that the calibration doesn't read."""
+DESCRIBED_LATER = Path(__file__).with_name("described_later.csv")
+"""Steps of these parts that were described after the populations were fitted, which read none."""
 SEALED = Path(__file__).with_name("sealed.csv")
 """Steps of the part `seal`, which `validate --seal` alone prices."""
 ATLAS_A2 = Path(__file__).with_name("atlas_a2.csv")
@@ -116,10 +118,11 @@ class Published:
 def load_published_steps(file: Path = PUBLISHED) -> tuple[Published, ...]:
     """Return the rows of a table, in its order. Raises ValueError for an invalid row."""
     with file.open(newline="", encoding="utf-8") as lines:
-        return tuple(_parse_row(row) for row in csv.DictReader(lines))
+        return tuple(parse_row(row) for row in csv.DictReader(lines))
 
 
-def _parse_row(row: Mapping[str, str]) -> Published:
+def parse_row(row: Mapping[str, str]) -> Published:
+    """Return a row of a table, by column. Raises KeyError, and ValueError for an invalid row."""
     names = [field.name for field in fields(Published) if field.name != "suspicion"]
     columns: Any = {name: row[name] for name in names}
     try:
@@ -319,6 +322,8 @@ def configure_row(row: Published) -> ExecutionConfig:
         name = "pytorch_eager" if row.framework.startswith("PyTorch") else "mindspore_eager"
     match = VERSION.search(row.framework)
     version = match[1].replace("x", "0") if match else ""
+    if version.startswith("2.") and name == "mindspore_graph":
+        version = "2.0"
     software = f"{name}@{version}" if version in load_stacks()[name] else name
     return ExecutionConfig(
         row.precision,

@@ -13,6 +13,7 @@ from pipeline.backends.ascend.chip.tasks import Task
 from pipeline.backends.ascend.cost.efficiency import GROUPS
 from pipeline.backends.ascend.cost.task_time import CUBE_CLASSES, runs_on_vector
 from pipeline.core.files.safe_yaml import parse_written_yaml
+from pipeline.core.files.value_text import count_noun
 
 if TYPE_CHECKING:
     from pipeline.backends.ascend.report.priced_step import PricedStep, TaskCost
@@ -38,12 +39,21 @@ def find_formula(task: Task, hw: Hardware) -> dict[str, Any]:
 
 
 TRACK_RECORD = (
-    "interval of 67 steps of 40 networks from outside; 11 of 12 that no fit read are inside.",
+    "interval of 67 steps of 40 networks from outside; 12 of 12 that no fit read are inside.",
     "The modelled time misses such steps by 51 % (median): compare options by it",
 )
 """Which published steps the interval comes from, and how far they were from modelled ones, in lines
 of a report. They are the described rows of community code, 12 in the part `look`
 (benchmarks/results/ascend_populations.md)."""
+
+
+def describe_track_record(step: PricedStep) -> tuple[str, ...]:
+    """Return which steps the interval of a step comes from, in lines of a report."""
+    steps = step.measured_steps
+    if steps is None:
+        return TRACK_RECORD
+    counts = f"{count_noun(steps.rows, 'step')} of {count_noun(steps.networks, 'network')}"
+    return (f"interval of {counts} of your own, which the chip's file was fitted to",)
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,8 @@ class ExplainedTask:
 class LayerExplanation:
     """Explanation of a layer's time. `str` returns it as text.
 
-    `interval_sources` are the factors and spreads that the step's 80 % interval comes from.
+    `interval_sources` are the factors and spreads that the step's 80 % interval comes from,
+    `track_record` the steps that these were fitted to.
     """
 
     layer: str
@@ -83,6 +94,7 @@ class LayerExplanation:
     share: float
     tasks: tuple[ExplainedTask, ...]
     interval_sources: tuple[SourcedNumber, ...]
+    track_record: tuple[str, ...]
 
     def __str__(self) -> str:
         return "\n".join(self._format_lines())
@@ -120,7 +132,7 @@ class LayerExplanation:
         yield "the interval of the step comes from"
         for number in self.interval_sources:
             yield from _wrap_lines(f"{number.name} {number.value:.3g}: {number.source}")
-        yield from _wrap_lines(" ".join(TRACK_RECORD))
+        yield from _wrap_lines(" ".join(self.track_record))
 
 
 def _wrap_lines(text: str) -> list[str]:
@@ -156,7 +168,11 @@ def list_interval_sources(step: PricedStep) -> tuple[SourcedNumber, ...]:
     """Return the factors and spreads that make a step's interval."""
     population = step.population
     eager = step.config.mode == "op_by_op"
-    read = f"{population.rows} steps of {population.networks} networks from outside"
+    whose = "from outside" if step.measured_steps is None else "of your own"
+    read = (
+        f"{count_noun(population.rows, 'step')} of {count_noun(population.networks, 'network')} "
+        f"{whose}"
+    )
     ratio = step.hardware.other_chip_spread_ratio
     other_chip = SourcedNumber(
         "spread from chip to chip", ratio, step.sources.get("other_chip_spread_ratio", "")

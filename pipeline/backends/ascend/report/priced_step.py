@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.hardware import Hardware, MeasuredSteps
 from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError
 from pipeline.backends.ascend.chip.tasks import Task, TaskBound, TaskGraph, TaskTime
 from pipeline.backends.ascend.cost.efficiency import Calibration
@@ -20,6 +20,7 @@ from pipeline.backends.ascend.cost.populations import (
 )
 from pipeline.backends.ascend.report.explanation import (
     LayerExplanation,
+    describe_track_record,
     explain_task,
     list_interval_sources,
 )
@@ -76,7 +77,8 @@ class PricedStep:
 
     `batch_size` is the number of samples of one device. `batch_pixels` is height x width of an
     image, None without images. `times` has one entry for each task of `graph`.
-    `sources` are the sources of the hardware's figures, by name.
+    `sources` are the sources of the hardware's figures, by name. `measured_steps` are the steps of
+    a user that the figures were fitted to, if any.
     """
 
     chip: str
@@ -90,6 +92,7 @@ class PricedStep:
     calibration: Calibration
     hardware: Hardware
     sources: Mapping[str, str]
+    measured_steps: MeasuredSteps | None
 
     def __repr__(self) -> str:
         low, high = self.interval_ms
@@ -105,7 +108,14 @@ class PricedStep:
 
     @property
     def population(self) -> Population:
-        """The steps that `interval_ms` comes from: community code, which nobody tuned."""
+        """The steps that `interval_ms` comes from.
+
+        These are the user's if the chip was fitted to them, else community code, which
+        nobody tuned.
+        """
+        steps = self.measured_steps
+        if steps is not None:
+            return Population(1.0, 1.0, 1.0, 0.0, steps.log_sd, 0.0, steps.rows, steps.networks)
         return load_populations().by_name["community"]
 
     @cached_property
@@ -261,6 +271,7 @@ class PricedStep:
                 explain_task(cost, self) for cost in self.tasks if name_layer(cost.task) == layer
             ),
             interval_sources=list_interval_sources(self),
+            track_record=describe_track_record(self),
         )
 
     @cached_property

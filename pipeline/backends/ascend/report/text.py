@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from pipeline.backends.ascend.memory.memory_plan import GIB
-from pipeline.backends.ascend.report.explanation import TRACK_RECORD
+from pipeline.backends.ascend.report.explanation import describe_track_record
 from pipeline.backends.ascend.report.html_timeline import LABELS
 from pipeline.backends.ascend.simulate.timeline import FORMAT
 from pipeline.core.files.value_text import count_noun, format_duration
@@ -127,7 +127,7 @@ def _format_head(report: Report, steps: int | None) -> Iterator[str]:
         f"  step       {report.step_ms:,.2f} ms, 80 % interval {low:,.2f} to {high:,.2f} ms; "
         f"{report.samples_per_s:,.0f} {_name_unit(report)}"
     )
-    yield from (f"             {line}" for line in TRACK_RECORD)
+    yield from (f"             {line}" for line in describe_track_record(report))
     if report.hardware.other_chip_spread_ratio:
         yield "             wide, as the fit has no kernel and no step of this chip"
     if steps is not None:

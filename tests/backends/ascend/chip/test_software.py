@@ -55,6 +55,22 @@ def test_versions_omit_only_existing_fusions() -> None:
         assert all(names.issuperset(missing) for missing in versions.values())
 
 
+@pytest.mark.parametrize(
+    ("software", "has_one_pool"),
+    [
+        ("mindspore_graph", False),
+        ("mindspore_graph@0.3", False),
+        ("mindspore_graph@1.5", True),
+        ("mindspore_graph@1.10", True),
+        ("mindcv_graph", True),
+        ("mindspore_eager", True),
+        ("pytorch_eager@1.8", True),
+    ],
+)
+def test_stacks_with_one_pool_of_memory(software: str, has_one_pool: bool) -> None:
+    assert find_stack(software).has_one_pool == has_one_pool
+
+
 def test_patch_release_matches_its_minor_version() -> None:
     assert find_stack("mindspore_graph@1.10.1") == find_stack("mindspore_graph@1.10")
     assert find_stack("mindspore_graph").missing_fusions == frozenset()

@@ -167,6 +167,26 @@ def unknown(p: Array, x: Array) -> Array:
     return jnp.fft.fft(x @ p).real
 
 
+def test_gradient_of_mean_pooling_reads_no_zeros() -> None:
+    """JAX puts zeros between the gradients, 15 x 15 a window here; AvgPoolGrad doesn't read them.
+
+    Each gradient is added to its window: the taps are those of the forward pass.
+    """
+
+    def forward(scale: Array, images: Array) -> Array:
+        windows = (1, 15, 15, 1)
+        return lax.reduce_window(images * scale, 0.0, lax.add, windows, windows, "VALID")
+
+    graph = gradient_step(forward, of(16), of(4, 60, 60, 16)).tasks("O0")
+    pools = [task for task in graph.tasks if task.cost_class == "avg_pool"]
+    assert [task.type for task in pools] == ["AvgPool", "AvgPoolGrad"]
+    assert {(task.vector.elements, task.vector.simple) for task in pools if task.vector} == {
+        (4 * 4 * 4 * 16, 15 * 15)
+    }
+    assert [graph.buffers[index].shape for index in pools[1].reads] == [(4, 4, 4, 16)]
+    assert "PadD" not in types(graph)
+
+
 def test_unknown_primitive_is_counted_or_refused() -> None:
     traced = gradient_step(unknown, of(WIDTH, WIDTH), of(ROWS, WIDTH))
     graph = traced.tasks(None)

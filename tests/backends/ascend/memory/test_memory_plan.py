@@ -301,6 +301,26 @@ def test_parameters_have_a_separate_limit(hw: Hardware) -> None:
     assert (plan.verdict, plan.tightest.pool) == ("out of memory", "parameters")
 
 
+@pytest.mark.parametrize(
+    ("parameters_gib", "maps_gib", "verdict", "fullest"),
+    [
+        (11.25, 12.94, "fits", "feature maps"),  # Stable Diffusion 1.5, three images, ran.
+        (0.2, 29.1, "tight", "feature maps"),  # RCAN, 160 patches, ran.
+        (4, 27.1, "out of memory", "feature maps"),
+        (32, 1, "out of memory", "parameters"),
+    ],
+)
+def test_parameters_and_feature_maps_in_one_pool(
+    parameters_gib: float, maps_gib: float, verdict: str, fullest: str, hw: Hardware
+) -> None:
+    buffers = (buffer(0, int(parameters_gib * GIB), "parameter"), buffer(1, int(maps_gib * GIB)))
+    plan = plan_memory(TaskGraph(buffers, (task([0], [1]),)), hw)
+    assert plan.verdict == "out of memory"
+    joined = plan.join_pools()
+    assert (joined.verdict, joined.tightest.pool) == (verdict, fullest)
+    assert joined.placements == plan.placements
+
+
 def test_pool_limits_scale_with_device_memory(hw: Hardware) -> None:
     limits = plan_memory(chain(2), replace(hw, hbm_gib=16)).pools.values()
     assert [limit.limit_bytes / GIB for limit in limits] == [2.5, 13, 0.5]

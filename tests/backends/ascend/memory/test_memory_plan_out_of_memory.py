@@ -82,3 +82,13 @@ def test_batch_advice_is_none_if_parameters_do_not_fit() -> None:
     assert message.endswith(
         "No batch size fits (requested: 8): memory that doesn't depend on it is too large."
     )
+    assert "It fits into one pool for parameters and feature maps, as MindSpore has" in message
+
+
+def test_plan_that_no_pool_holds_names_no_other_pool() -> None:
+    chip = extract_hardware(load_chip("ascend910"))
+    graph = TaskGraph((buffer(0, 40 * GIB),), (task([], [0]),))
+    for plan in (plan_memory(graph, chip), plan_memory(graph, chip).join_pools()):
+        assert plan.verdict == "out of memory"
+        assert "It fits" not in explain_out_of_memory(plan, graph, 8, 1)
+        assert plan.join_pools().verdict == "out of memory"

@@ -159,3 +159,11 @@ def test_unknown_stack_or_mode_is_refused(given: Any, message: str) -> None:
         price(step, WEIGHTS, BATCH, **given)
     assert message in str(caught.value)
     assert caught.value.exit_status == 2
+
+
+def test_memory_is_one_pool_in_eager_stacks_and_newer_mindspore() -> None:
+    limits = {}
+    for name in ("mindspore_graph", "mindspore_graph@1.5", "pytorch_eager"):
+        pools = price(step, WEIGHTS, BATCH, software=name).memory.pools
+        limits[name] = round(pools["parameters"].limit_bytes / 2**30)
+    assert limits == {"mindspore_graph": 5, "mindspore_graph@1.5": 31, "pytorch_eager": 31}

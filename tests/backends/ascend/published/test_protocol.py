@@ -12,7 +12,12 @@ from pipeline.backends.ascend.published.protocol import (
     load_classes,
     split_by_name,
 )
-from pipeline.backends.ascend.published.workloads import DESCRIBED, SEALED, load_published_steps
+from pipeline.backends.ascend.published.workloads import (
+    DESCRIBED,
+    DESCRIBED_LATER,
+    SEALED,
+    load_published_steps,
+)
 
 
 def test_every_priced_row_has_a_class() -> None:
@@ -44,8 +49,9 @@ def test_split_is_by_name_alone() -> None:
 
 def test_sealed_rows_are_apart_from_the_others() -> None:
     classes = load_classes()
-    described = load_published_steps(DESCRIBED)
+    described = (*load_published_steps(DESCRIBED), *load_published_steps(DESCRIBED_LATER))
     sealed = load_published_steps(SEALED)
     assert {classes[row.id].part for row in described} == {"fit", "look"}
     assert {classes[row.id].part for row in sealed} == {"seal"}
     assert {classes[row.id].row_class for row in (*described, *sealed)} == {"device"}
+    assert len({row.id for row in (*described, *sealed)}) == len(described) + len(sealed)

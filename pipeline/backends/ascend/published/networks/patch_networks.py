@@ -39,6 +39,33 @@ def beit(x: Array, classes: int) -> Array:
     return dense(layer_norm(tokens[:, 1:].mean(1)), classes)
 
 
+def cmt_small(x: Array, classes: int) -> Array:
+    """CMT-S (Guo et al. 2022): attention to shrunk maps, and depthwise convolutions around it."""
+    for stride in (2, 1, 1):
+        x = norm(gelu(conv(x, 32, 3, stride, use_bias=True)))
+    for stage, blocks in enumerate((3, 3, 16, 3)):
+        x = layer_norm(conv(x, 64 * 2**stage, 2, 2, use_bias=True))
+        shrink = 8 // 2**stage
+        places = x.shape[1] * x.shape[2]
+        bias = _make_parameter(2**stage, places, places // shrink**2)
+        for _ in range(blocks):
+            x = _cmt_block(x, bias, shrink)
+    return head(nn.silu(norm(conv(x, 1280, 1))), classes)
+
+
+def _cmt_block(x: Array, bias: Array, shrink: int) -> Array:
+    batch, features = x.shape[0], x.shape[-1]
+    x = x + depthwise(x, use_bias=True)
+    y = layer_norm(x)
+    memory = layer_norm(depthwise(y, shrink, shrink, use_bias=True)) if shrink > 1 else y
+    tokens, memory = (part.reshape(batch, -1, features) for part in (y, memory))
+    query, key, value = (dense(part, features) for part in (tokens, memory, memory))
+    x = x + dense(attend(query, key, value, bias.shape[0], bias), features).reshape(x.shape)
+    y = norm(gelu(conv(layer_norm(x), 4 * features, 1)))
+    y = norm(y + gelu(depthwise(y)))
+    return x + norm(conv(y, features, 1))
+
+
 class _Parameter(nn.Module):
     shape: tuple[int, ...]
 

@@ -68,6 +68,113 @@ def crnn(x: Array, classes: int) -> Array:
     return dense(lstm(y, 256, both=True), classes)
 
 
+def cnn_ctc(x: Array, classes: int) -> Array:
+    """A ResNet of 29 layers for lines of text, and CTC (Baek et al. 2019, None-ResNet-None-CTC)."""
+    x = max_pool(conv_norm(conv_norm(x, 32), 64))
+    for stage, (features, blocks) in enumerate(((128, 1), (256, 2), (512, 5), (512, 3))):
+        for _ in range(blocks):
+            y = norm(conv(conv_norm(x, features), features))
+            x = nn.relu(y + (x if x.shape == y.shape else norm(conv(x, features, 1))))
+        x = conv_norm(x, features) if stage < 3 else x
+        if stage == 0:
+            x = max_pool(x)
+        elif stage == 1:
+            x = nn.max_pool(x, (2, 2), (2, 1), ((0, 0), (1, 1)))
+    x = conv_norm(x, 512, 2, (2, 1), padding=((0, 0), (1, 1)))
+    x = conv_norm(x, 512, 2, padding="VALID")
+    return dense(x.mean(1), classes)
+
+
+def gru_translator(x: Array, classes: int) -> Array:
+    """A GRU in each direction, and a GRU that attends to their results (Bahdanau et al. 2015)."""
+    source, target = (
+        dropout(embed(x[:, :, 0, side], rows, 256), 0.5) for side, rows in ((0, 8154), (1, classes))
+    )
+    cells = (nn.GRUCell(512), nn.GRUCell(512, name="reverse"))
+    read: list[Any] = [
+        nn.RNN(cells[0])(source),
+        nn.RNN(cells[1], reverse=True, keep_order=True)(source),
+    ]
+    source = jnp.concatenate(read, -1)
+    state = jnp.tanh(dense(source[:, -1], 512))
+    energy, score = nn.Dense(512), nn.Dense(1, use_bias=False)
+    decoder, results = nn.GRUCell(512), []
+    for place in range(target.shape[1] - 1):
+        word = target[:, place]
+        repeated = jnp.broadcast_to(state[:, None], (*source.shape[:2], 512))
+        scores = score(jnp.tanh(energy(jnp.concatenate([repeated, source], -1))))
+        context = (jax.nn.softmax(scores, 1) * source).sum(1)
+        state, _ = decoder(state, jnp.concatenate([word, context], -1))
+        results.append(jnp.concatenate([state, context, word], -1))
+    return dense(jnp.stack(results, 1), classes)
+
+
+def deep_attention_matching(x: Array, classes: int) -> Array:
+    """DAM (Zhou et al. 2018): products of nine turns and a response of 50 words."""
+    words = embed(x[..., 0], 434_512, 200)
+    turns = words[:, :9].reshape(-1, 50, 200)
+    reply = jnp.broadcast_to(words[:, 9:], words[:, :9].shape).reshape(-1, 50, 200)
+
+    def attended(query: Array, memory: Array) -> Array:
+        y = nn.LayerNorm()(query + attend(query, memory, memory, 1))
+        return nn.LayerNorm()(y + feed_forward(y, 200, nn.relu))
+
+    maps = []
+    left, right = turns, reply
+    for level in range(6):
+        if level:
+            left, right = attended(left, left), attended(right, right)
+        maps.append(left @ right.swapaxes(1, 2) / 200**0.5)
+        crossed = attended(left, right), attended(right, left)
+        maps.append(crossed[0] @ crossed[1].swapaxes(1, 2) / 200**0.5)
+    y = jnp.stack(maps, -1).reshape(x.shape[0], 9, 50, 50, 12)
+    for features in (32, 16):
+        y = nn.elu(conv(y, features, use_bias=True))
+        y = nn.max_pool(y, (3, 3, 3), (3, 3, 3), "SAME")
+    return dense(y.reshape(x.shape[0], -1), classes)
+
+
+def mel_gan(x: Array, classes: int) -> Array:
+    """MelGAN (Kumar et al. 2019): a generator, and three discriminators of real and made sounds.
+
+    `x` has a spectrogram and its sounds, (batch, 64, 1, 80 + 256).
+    """
+    sounds = x[..., 80:].reshape(x.shape[0], -1, 1, 1)
+    made = _generate_sounds(x[..., :80])
+    joined = jnp.concatenate([sounds, made, jax.lax.stop_gradient(made)])
+    outputs = []
+    for _ in range(3):
+        outputs.append(_judge_sounds(joined).reshape(-1, 1))
+        joined = nn.avg_pool(joined, (4, 1), (2, 1), "SAME")
+    return jnp.concatenate(outputs).reshape(x.shape[0], -1)
+
+
+def _leaky(x: Array) -> Array:
+    return nn.leaky_relu(x, 0.2)
+
+
+def _generate_sounds(x: Array) -> Array:
+    options: Any = {"use_bias": True}
+    x = conv(x, 512, (7, 1), **options)
+    for features, stride in ((256, 8), (128, 8), (64, 2), (32, 2)):
+        up = nn.ConvTranspose(features, (2 * stride, 1), (stride, 1))
+        x = up(_leaky(x))
+        for dilation in (1, 3, 9):
+            y = conv(_leaky(x), features, (3, 1), kernel_dilation=(dilation, 1), **options)
+            x = conv(x, features, 1, **options) + conv(_leaky(y), features, 1, **options)
+    return jnp.tanh(conv(_leaky(x), 1, (7, 1), **options))
+
+
+def _judge_sounds(x: Array) -> Array:
+    x = _leaky(conv(x, 16, (15, 1), use_bias=True))
+    for features in (64, 256, 1024, 1024):
+        groups = x.shape[-1] // 4
+        x = conv(x, features, (41, 1), (4, 1), feature_group_count=groups, use_bias=True)
+        x = _leaky(x)
+    x = _leaky(conv(x, 1024, (5, 1), use_bias=True))
+    return conv(x, 1, (3, 1), use_bias=True)
+
+
 def post_norm_block(x: Array, heads: int, hidden: int, memory: Array | None = None) -> Array:
     """Return a block of the first Transformer, whose norms come last (Vaswani et al. 2017)."""
     rate, width = 0.1, x.shape[-1]

@@ -91,6 +91,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "mnasnet": Workload(classifiers.inverted(classifiers.MNASNET, 32, 16, 1280), parameters=4.38),
     "spnasnet": Workload(classifiers.inverted(classifiers.SPNASNET, 32, 16, 1280), parameters=4.42),
     "efficientnet_v2_s": Workload(classifiers.efficientnet_v2_s, parameters=21.46),
+    "cmt_small": Workload(patch_networks.cmt_small, optimizer="adamw", parameters=25.1),
     "van_b2": Workload(patch_networks.van_b2, optimizer="adamw", parameters=26.6),
     "light_cnn9": Workload(identity_networks.light_cnn9, (128, 128, 1), parameters=5.56, classes=0),
     "shufflenet_v2_plus": Workload(classifiers.shufflenet_v2_plus, parameters=5.1),
@@ -159,6 +160,12 @@ WORKLOADS: Mapping[str, Workload] = {
     "crnn": Workload(sequences.crnn, (32, 100, 1), (24,), parameters=8.3, classes=37),
     "transformer_big": Workload(sequences.transformer, (128, 1, 2), (128,), optimizer="adam"),
     "seq2seq_lstm": Workload(sequences.seq2seq, (51, 1, 2), (51,), optimizer="adam"),
+    "cnnctc": Workload(
+        sequences.cnn_ctc, (32, 100, 3), (26,), optimizer="adam", parameters=44.3, classes=37
+    ),
+    "gru": Workload(sequences.gru_translator, (32, 1, 2), (31,), optimizer="adam", classes=6113),
+    "dam": Workload(sequences.deep_attention_matching, (10, 50, 1), optimizer="adam", classes=2),
+    "melgan": _maps(sequences.mel_gan, (64, 1, 336), loss=square_loss, optimizer="adam"),
     "gnmt": Workload(sequences.gnmt, (51, 1, 2), (51,), optimizer="adam"),
     "text_rcnn": Workload(sequences.text_rcnn, (50, 1, 1), optimizer="adam"),
     "deepfm": Workload(sequences.deepfm, (39, 1, 2), optimizer="adam"),

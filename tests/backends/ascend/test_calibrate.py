@@ -1,0 +1,139 @@
+"""A chip's file from measured steps: its factor, its interval, and tables that are refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from pipeline import load_recipe
+from pipeline.backends.ascend.calibrate import (
+    FittedChip,
+    MeasuredStepsError,
+    calibrate_chip,
+    read_steps,
+    scale_figures,
+)
+from pipeline.backends.ascend.cost.efficiency import load_calibration
+from pipeline.backends.ascend.cost.populations import load_populations
+from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
+from pipeline.backends.ascend.published.workloads import configure_row, parse_row, trace_row
+from pipeline.backends.ascend.validate import main
+
+HEAD = "model,batch,step_ms,chip"
+STEP = "lenet5,32,2.0,ascend910"
+
+
+@pytest.mark.medium
+def test_chip_made_by_slower_steps_takes_as_long_as_these(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps of a device at 1 / 1.5 of the speeds give this factor, from three rows."""
+    chip = chipset("ascend910")
+    rows, pricings = [], []
+    for batch in (256, 512, 1024):
+        cells = {
+            "id": "1", "model": "lenet5", "family": "own", "batch": str(batch), "pixels": "32",
+            "classes": "10", "devices": "1", "precision": "O2", "mode": "loop_sink", "fusion": "",
+            "op_launch_us": "", "ms": "1", "quality": "device", "framework": "MindSpore",
+            "source": "own",
+        }  # fmt: skip
+        step = parse_row(cells)
+        pricing = Pricing(trace_row(step), chip, load_calibration())
+        slower = pricing.with_figures(**scale_figures(chip.hardware, 1.5))
+        ms = slower.price_step(configure_row(step)).step_ms
+        rows.append(f"lenet5,{batch},{ms},ascend910,32,10")
+        pricings.append((pricing, configure_row(step), ms))
+    table = tmp_path / "mine.csv"
+    table.write_text("\n".join([f"{HEAD},pixels,classes", *rows]) + "\n")
+    assert main(["--calibrate", str(table)]) == 0
+    assert "the device's work takes 1.500 times as long" in capsys.readouterr().out
+
+    made = chipset(str(tmp_path / "mine.yaml"))
+    assert made.measured_steps is not None
+    assert (made.measured_steps.rows, made.measured_steps.networks) == (3, 1)
+    assert made.hardware.ai_core_clock_mhz == pytest.approx(1000 / 1.5, rel=1e-3)
+    assert made.hardware.hccs_bus_gb_per_s == chip.hardware.hccs_bus_gb_per_s
+    for pricing, config, ms in pricings:
+        report = Pricing(pricing.traced, made, load_calibration()).price_modes(config)
+        assert report.step_ms == pytest.approx(ms, rel=2e-3)
+        low, high = report.interval_ms
+        assert math.sqrt(low * high) == pytest.approx(report.step_ms), "no factor of other code"
+        assert "interval of 3 steps of 1 network of your own" in str(report)
+
+    recipe = load_recipe("lenet5_digits", [f"device={tmp_path / 'mine.yaml'}"])
+    assert recipe.device.measured_steps == made.measured_steps  # type: ignore[attr-defined]
+
+    assert main(["--calibrate", str(table)]) == 0, "its own file is written again"
+    (tmp_path / "mine.yaml").write_text("chip: other\n")
+    assert main(["--calibrate", str(table)]) == 2
+    assert (tmp_path / "mine.yaml").read_text() == "chip: other\n"
+
+
+def test_spread_of_few_steps_is_near_that_of_community_code() -> None:
+    """By hand: (4 x community variance + 2 x 0.1^2) / (4 + 3 - 1) x (1 + 1 / 3)."""
+    community = load_populations().by_name["community"]
+    variance = community.network_log_sd**2 + community.row_log_sd**2
+    by_hand = math.sqrt((4 * variance + 0.02) / 6 * 4 / 3)
+    assert FittedChip(1.2, (-0.1, 0.0, 0.1), 3).log_sd == pytest.approx(by_hand)
+    assert FittedChip(1.2, (0.0,) * 40, 9).log_sd < by_hand / 2, "many steps that agree"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model,batch,time,chip\n", "column time: has no unit; must be step_ms, the milliseconds"),
+        ("model,batch\n", "lacks step_ms, chip; must have the columns model, batch, step_ms, chip"),
+        ("", "lacks model, batch, step_ms, chip; must have"),
+        (f"{HEAD},devises\n", "column devises: must be one of model, "),
+        (f"{HEAD}\n{STEP}\n", "has 1 step; a factor needs at least 3"),
+        (
+            f"{HEAD}\n{STEP}\n{STEP}\n{STEP.replace('910', '910_proa')}\n",
+            "step 3: chip = ascend910_proa: must be ascend910; steps of another chip",
+        ),
+        (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,2.0\n", "step 3: must have a value for each column"),
+        (f"{HEAD}\n{STEP}\n{STEP}\n{STEP},1\n", "step 3: must have a value for each column"),
+        (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,many,2.0,ascend910\n", "batch = many: must be a whole"),
+        (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,0,2.0,ascend910\n", "step 3: batch = 0: must be at"),
+        (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,,ascend910\n", "step 3: lacks step_ms"),
+        (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,-2,ascend910\n", "step_ms = -2: must be above 0"),
+        (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,nan,ascend910\n", "step_ms = nan: must be above 0"),
+    ],
+)
+def test_table_that_no_factor_comes_from_says_what_is_missing(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    table = tmp_path / "mine.csv"
+    table.write_text(text)
+    with pytest.raises(MeasuredStepsError) as caught:
+        read_steps(table, "ascend910")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(str(table))
+    assert caught.value.exit_status == 2
+    assert not (tmp_path / "mine.yaml").exists()
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("lenet55,32,2.0,ascend910", "step 1: network 'lenet55': must be one of"),
+        ("lenet5,32,2000000,ascend910", "no factor from 0.1 to 10 on the device explains these"),
+    ],
+)
+def test_steps_that_no_factor_explains_are_refused(step: str, message: str, tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+    table.write_text("\n".join([f"{HEAD},pixels,classes", *3 * [f"{step},32,10"]]) + "\n")
+    with pytest.raises(MeasuredStepsError) as caught:
+        calibrate_chip(table, "ascend910")
+    assert message in str(caught.value)
+    assert not (tmp_path / "mine.yaml").exists()
+
+
+@pytest.mark.parametrize("others", [["own.csv"], ["--row", "MS0081"], ["--seal"]])
+def test_calibration_beside_other_requests_is_refused(
+    others: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--calibrate", "mine.csv", *others]) != 0
+    assert "--calibrate: must be without" in capsys.readouterr().err
