@@ -140,7 +140,7 @@ def adapt_network(network: nn.Module, rule: AdapterRule) -> nn.Module:
         for field in fields(network)
         if field.init and field.name not in ("parent", "name")
     }
-    adapted: nn.Module = _adapt_class(type(network))(**settings, adapters=rule)
+    adapted: nn.Module = _adapt_class(type(network))(**settings, adapters=rule)  # type: ignore[arg-type]
     return adapted
 
 

@@ -34,9 +34,12 @@ class AdversarialRule(StepFeature):
     """
 
     name: ClassVar[str] = "adversarial"
-    predicts: ClassVar[bool] = True
     spec: AdversarialSpec
     scale: PixelScale
+
+    @property
+    def predicts(self) -> bool:  # type: ignore[override]
+        return True
 
     @property
     def beta(self) -> float | None:
