@@ -184,15 +184,15 @@ def _parse_rule(name: str, value: Any) -> FigureBound | FigureValue:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         what = "a number needs a tolerance; " if is_number else ""
         raise ValueError(f"{what}must be {FORMS}")
-    number, tolerance, percent = match.groups()
-    if tolerance is None and number != RECORDED:
+    figure, tolerance, percent = match.groups()
+    if tolerance is None and figure != RECORDED:
         raise ValueError(f"a number needs a tolerance; must be {FORMS}")
     if tolerance is not None and float(tolerance) < 0:
         raise ValueError("a tolerance must be at least 0")
-    if number == RECORDED and name in TIMES:
+    if figure == RECORDED and name in TIMES:
         raise ValueError("a time never repeats; must be a bound as in '<= 1.2x'")
     return FigureValue(
-        None if number == RECORDED else float(number),
+        None if figure == RECORDED else float(figure),
         None if tolerance is None else float(tolerance) / (100 if percent else 1),
         bool(percent),
     )

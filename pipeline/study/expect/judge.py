@@ -353,8 +353,8 @@ def _measure_difference(item: Expectation, run_dir: Path, other_dir: Path) -> fl
     return ours - others
 
 
-def _decide(item: Expectation, differences: np.ndarray, label: str) -> dict[Expectation, Judgement]:
-    """Return the judgement if the differences decide, else nothing."""
+def _decide(item: Expectation, differences: np.ndarray, label: str) -> Judgement | None:
+    """Return the judgement if the differences decide; else None."""
     evidence = float(compute_evidence(differences)[-1])
     if len(differences) < MIN_PAIRS or evidence < 1 / ERROR:
         return None
