@@ -22,7 +22,7 @@ from rich.console import Console
 from benchmarks.measure import add_save, heading, publish, table
 from pipeline import load_recipe
 from pipeline.backends.loading.loader import make_loader
-from pipeline.backends.loading.window_buffer import LoaderSource
+from pipeline.backends.loading.window import LoaderSource
 from pipeline.backends.xla import XlaExecutable
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset

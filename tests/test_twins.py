@@ -171,13 +171,8 @@ COVERED = {
     ),
     # Devices, programs and plans.
     "pipeline.backends.base": ("backends/test_xla.py", "types"),
-    "pipeline.backends.compile_program": (
-        "backends/test_kept_programs.py",
-        "programs that are compiled and kept",
-    ),
     "pipeline.backends.device_spec": ("stages/test_run.py", "types"),
     "pipeline.backends.devices.xla": ("config/test_device_checks.py", WHOLE_RUN),
-    "pipeline.backends.loading.window": ("backends/loading/test_loader.py", "types"),
     "pipeline.backends.find_draws": (
         "backends/test_initialisation.py",
         "draws of every initialiser",
@@ -194,10 +189,6 @@ COVERED = {
     "pipeline.backends.planner.decisions": (
         "backends/planner/test_search.py",
         "prices of decisions, against every plan",
-    ),
-    "pipeline.backends.planner.region_groups": (
-        "backends/planner/test_find_blocks.py",
-        "regions of networks",
     ),
     "pipeline.backends.planner.traced_loss": (
         "backends/planner/test_find_blocks.py",

@@ -14,8 +14,7 @@ import numpy as np
 
 from benchmarks.loading import MEAN, PAD, STD, Loaded, Work
 from pipeline.backends.loading.loader import Loader, make_loader
-from pipeline.backends.loading.window import Inputs, read_batch
-from pipeline.backends.loading.window_buffer import LoaderSource
+from pipeline.backends.loading.window import Inputs, LoaderSource, read_batch
 from pipeline.data.columns import Split
 from pipeline.data.ops.geometry import RandomCrop, RandomHorizontalFlip
 from pipeline.data.ops.values import Normalize, Rescale

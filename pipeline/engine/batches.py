@@ -17,8 +17,7 @@ import numpy as np
 
 from pipeline.backends.loading.loader import WINDOW_LIMIT_BYTES, Loader, make_loader
 from pipeline.backends.loading.loader_stats import PrepareTime
-from pipeline.backends.loading.window import Window, put_inputs
-from pipeline.backends.loading.window_buffer import LoaderSource
+from pipeline.backends.loading.window import LoaderSource, Window, put_inputs
 from pipeline.core.errors import DataError
 from pipeline.data.columns import Column, Split
 from pipeline.data.order import Batches, SampleOrder

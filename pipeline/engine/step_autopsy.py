@@ -11,9 +11,12 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue
-from pipeline.backends.graph.replay.origins import NamedTensor, Origin, find_cause
-from pipeline.backends.graph.replay.ranges import (
+from pipeline.backends.graph.replay import (
+    Interpreter,
+    NamedTensor,
+    Origin,
+    ReplayValue,
+    find_cause,
     find_largest_magnitude,
     find_non_finite,
     find_range,

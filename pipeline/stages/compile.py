@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from pipeline.backends.base import Backend, CompileInputs, CompileReport, Executable, ProgramReport
 from pipeline.backends.loading.loader import Loader, make_loader
-from pipeline.backends.loading.window_buffer import LoaderSource
+from pipeline.backends.loading.window import LoaderSource
 from pipeline.config.cache import find_program_folder
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import list_event_periods
@@ -248,7 +248,7 @@ def compile_to_executable(
         reporter.print_stage("compile", ONEDNN_NOTE)
     if len(backend.placement.devices) > 1:
         # Imported here, since few runs have several devices.
-        from pipeline.backends.graph.hlo_collectives import read_collectives
+        from pipeline.backends.graph.hlo_program import read_collectives
 
         # The sizes are of whole arrays, not of one device's part.
         collectives = [

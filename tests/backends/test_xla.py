@@ -16,7 +16,7 @@ import pytest
 from pipeline.backends.base import CompileInputs, Executable, Mechanism
 from pipeline.backends.loading import loader as loader_module
 from pipeline.backends.loading.loader import make_loader
-from pipeline.backends.loading.window_buffer import LoaderSource
+from pipeline.backends.loading.window import LoaderSource
 from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError

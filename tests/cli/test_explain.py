@@ -15,7 +15,7 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.backends.loading import loader as loader_module
 from pipeline.backends.loading.loader import make_loader
-from pipeline.backends.loading.window_buffer import LoaderSource
+from pipeline.backends.loading.window import LoaderSource
 from pipeline.backends.sink_choice import Cost, Costs, SinkChoice
 from pipeline.cli import explain as command
 from pipeline.cli.explain import make_calendar, make_dispatch, measure_memory

@@ -1,14 +1,24 @@
-"""Operations of a compiled program: kinds, bytes, FLOP and scopes, from its HLO text."""
+"""A compiled program by its HLO, XLA's text of a program: operations and collectives.
+
+Operations have kinds, bytes, FLOP and scopes; collectives kinds, counts, bytes and group sizes.
+Lines that aren't known are left out.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from pipeline.backends.graph.hlo_text import HloArray, HloLine, read_hlo_text
-
+_COMPUTATION = re.compile(r"(ENTRY )?%?([\w.$-]+) \(.*\) -> .* \{")
+_INSTRUCTION = re.compile(r"\s*(ROOT )?%?([\w.$-]+) = (.*?[\])}]) ([\w-]+)\((.*)")
+# Arrays such as f32[2,3]. Of f8e4m3fn[2], the type is read as f8.
+_ARRAY = re.compile(r"([a-z]+\d*)(?:e\dm\d\w*)?\[([\d,]*)\]")
+_OPERAND = re.compile(r"%([\w.$-]+)")
+_CALLED = re.compile(r"calls=%?([\w.$-]+)")
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _SCOPE = re.compile(r'metadata=\{[^}]*?op_name="([^"]*)"')
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 # A letter for each dimension of a convolution's kernel: `01io` in `dim_labels=b01f_01io->b01f`.
@@ -37,6 +47,109 @@ CONVERSION_KIND = "conversions of types"
 """Kind of the operations in a profile for which `HloInstruction.converts` is true."""
 MAX_DISTANCE = 4
 """Largest distance, in edges, from an instruction to the instruction whose scope it inherits."""
+# HLO has three notations of groups of devices. {{0,1},{2,3}} lists them; [2,2]<=[4] has the numbers
+# of groups and of devices in a group; mesh['x'=2,'y'=2] {'x'} has the axes that a group spans.
+_LIST = re.compile(r"replica_groups=\{\{([0-9,]*)\}")
+_IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=")
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
+_AXIS = re.compile(r"'(\w+)'(?:=([0-9]+))?")
+
+KINDS = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "collective-permute": "send",
+}
+"""Kinds of collectives by XLA's opcode."""
+
+
+@dataclass(frozen=True)
+class HloArray:
+    """An array in a program: its element type, such as `bf16`, and its dimensions."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements. An element has at least one byte; it has one in `pred`."""
+        bits = "".join(filter(str.isdigit, self.dtype))
+        return self.elements * max(1, int(bits or 8) // 8)
+
+
+@dataclass(frozen=True)
+class HloLine:
+    """An instruction: its opcode, the arrays of its result, and the text from its operands on."""
+
+    name: str
+    opcode: str
+    arrays: tuple[HloArray, ...]
+    arguments: str
+    is_root: bool = False
+
+    @property
+    def elements(self) -> int:
+        return sum(array.elements for array in self.arrays)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the instructions whose results it reads."""
+        return tuple(_OPERAND.findall(self.arguments.partition("), ")[0]))
+
+    @property
+    def called_computation(self) -> str | None:
+        """Name of the computation that a fusion or a call computes."""
+        called = _CALLED.search(self.arguments)
+        return called[1] if called else None
+
+    @property
+    def target(self) -> str:
+        target = _TARGET.search(self.arguments)
+        return target[1] if target else ""
+
+
+@dataclass(frozen=True)
+class HloText:
+    """A program: instructions by computation and name. `entry` is the computation that it runs."""
+
+    header: str
+    computations: Mapping[str, Mapping[str, HloLine]]
+    entry: str
+
+    def parse_lines(self) -> Iterator[HloLine]:
+        for computation in self.computations.values():
+            yield from computation.values()
+
+
+def read_hlo_text(text: str) -> HloText:
+    """Read a program. Instructions outside of any computation are in the computation ""."""
+    computations: dict[str, dict[str, HloLine]] = {}
+    current = ""
+    entry = ""
+    for line in text.splitlines():
+        if begin := _COMPUTATION.match(line):
+            is_entry, current = begin.groups()
+            if is_entry:
+                entry = current
+            computations.setdefault(current, {})
+        elif match := _INSTRUCTION.match(line):
+            root, name, shape, opcode, arguments = match.groups()
+            arrays = tuple(
+                HloArray(dtype, tuple(int(size) for size in sizes.split(",") if size))
+                for dtype, sizes in _ARRAY.findall(shape)
+            )
+            instruction = HloLine(name, opcode, arrays, arguments, bool(root))
+            computations.setdefault(current, {})[name] = instruction
+    return HloText(text.lstrip().partition("\n")[0], computations, entry)
 
 
 @dataclass(frozen=True)
@@ -221,3 +334,56 @@ def _count_products_per_output(kernel: HloArray, output_features_axis: int) -> f
     if not kernel.sizes:
         return 0.0
     return kernel.elements / max(1, kernel.sizes[output_features_axis])
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CompiledCollective:
+    """Collectives of one kind over groups of one size in a compiled program.
+
+    `nbytes` is the size of all `count` arrays together on one device: of arrays that all-reduces
+    read and write, that all-gathers write, or that reduce-scatters read. Instructions in a loop are
+    counted once.
+    """
+
+    kind: str
+    group_size: int
+    count: int
+    nbytes: int
+
+
+def read_collectives(text: str) -> tuple[CompiledCollective, ...]:
+    """Return the collectives of `compiled.as_text()`, by kind and group size."""
+    sizes: dict[tuple[str, int], list[int]] = {}
+    for line in read_hlo_text(text).parse_lines():
+        opcode = line.opcode.removesuffix("-start")  # of an asynchronous collective
+        if opcode not in KINDS:
+            continue
+        group_size = _find_group_size(line.arguments)
+        nbytes = _count_bytes(line) * (group_size if opcode == "reduce-scatter" else 1)
+        sizes.setdefault((KINDS[opcode], group_size), []).append(nbytes)
+    return tuple(
+        CompiledCollective(kind, group_size, len(nbytes), sum(nbytes))
+        for (kind, group_size), nbytes in sorted(sizes.items())
+    )
+
+
+def _count_bytes(line: HloLine) -> int:
+    """Return the bytes of a result, without the operands that some `-start` opcodes also return."""
+    sizes = [array.nbytes for array in line.arrays]
+    if len(sizes) > 1 and line.opcode == "all-gather-start":
+        return sum(sizes[len(sizes) // 2 :])
+    if len(sizes) > 1 and line.opcode == "collective-permute-start":
+        return sizes[0]
+    return sum(sizes)
+
+
+def _find_group_size(arguments: str) -> int:
+    """Return the number of devices in a group; 2 for a permutation, which has pairs of devices."""
+    if listed_ids := _LIST.search(arguments):
+        return listed_ids[1].count(",") + 1
+    if iota := _IOTA.search(arguments):
+        return int(iota[1].rpartition(",")[2])
+    if mesh := _MESH.search(arguments):
+        sizes = {name: int(size) for name, size in _AXIS.findall(mesh[1])}
+        return math.prod(sizes[name] for name, _ in _AXIS.findall(mesh[2]))
+    return 2

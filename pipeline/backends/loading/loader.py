@@ -2,12 +2,26 @@
 
 A resident loader puts the split on the device once. Then it transfers only the order of samples. A
 streaming loader transfers the samples of each window while the device uses the previous one.
+
+Windows of a split that doesn't fit on the device: samples are transferred with their window.
+
+Threads read one window ahead: several threads if samples are decoded one by one (`ReadingThreads`
+chooses the number). They read parts of a window into its buffer, and the thread that completes the
+window transfers it. A reader can start at any step without reading the samples before it.
+
+The fastest number of threads that read samples at once, found while a run reads.
+
+Decoders that hold Python's lock are faster with one thread than with two, others with all threads.
+The number may change at any time, since a sample is the same in every thread.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 import jax.numpy as jnp
@@ -20,9 +34,14 @@ from pipeline.backends.loading.loader_stats import (
     PrepareTime,
     WindowHandoff,
 )
-from pipeline.backends.loading.stream import StreamedWindows
-from pipeline.backends.loading.window import Window, put_inputs, read_batch
-from pipeline.backends.loading.window_buffer import LoaderSource
+from pipeline.backends.loading.window import (
+    LoaderSource,
+    ReadPlan,
+    Window,
+    WindowBuffer,
+    put_inputs,
+    read_batch,
+)
 from pipeline.data.batch import Batch
 from pipeline.data.columns import BatchedColumn, LazyColumn, Split, count_split_bytes
 from pipeline.data.host_ops import HostMappedColumn
@@ -38,6 +57,12 @@ WINDOW_STEPS = 1024
 """Largest number of steps of a window, for all sink sizes, so that they use the same program."""
 Prepared = tuple[Window, PrepareTime]
 """A window and the time that it took to prepare."""
+Part = tuple[PrepareTime, Window | None]
+"""The time of reading a part of a window, and the window if this part has completed it."""
+SHORTEST_TRIAL_S = 0.1
+"""Least seconds of reading in a trial, which also has at least as many reads as threads."""
+TRIALS_BEFORE_RETRY = 50
+"""Number of trials of the fastest number of threads after which all numbers are tried again."""
 
 
 class WindowSource(Protocol):
@@ -207,3 +232,160 @@ def _pad_rows(values: np.ndarray, padding: int) -> np.ndarray:
     if not padding:
         return values
     return np.concatenate([values, np.zeros((padding, *values.shape[1:]), values.dtype)])
+
+
+class StreamedWindows:
+    """Windows whose samples are read while the previous window is in use."""
+
+    kind: Literal["resident", "stream"] = "stream"
+
+    def __init__(self, source: LoaderSource, window_steps: int) -> None:
+        self._plan = ReadPlan(source, window_steps)
+        self._threads = ReadingThreads(self._plan.threads)
+        # One window is used while the next one is transferred.
+        self.device_bytes = 2 * window_steps * self._plan.batch_bytes
+        self._reader: Reader | None = None
+
+    def count_ready_steps(self, step: int) -> int:
+        reader = self._reader
+        return reader.count_ready_steps() if reader is not None and reader.step == step else 0
+
+    def take(self, step: int) -> tuple[Window, PrepareTime]:
+        if self._reader is None or self._reader.step != step:
+            self.close()
+            self._reader = Reader(self._plan, step, self._threads)
+        try:
+            return self._reader.take()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+class Reader:
+    """Reads window after window from boundary `step` on."""
+
+    def __init__(self, plan: ReadPlan, step: int, threads: ReadingThreads) -> None:
+        self.step: int | None = step
+        """Start of the next window; None after the last one."""
+        self._plan = plan
+        self._threads = threads
+        self._first_step = step
+        self._pool = ThreadPoolExecutor(plan.threads, thread_name_prefix="reader")
+        self._read_window(0)
+
+    def _read_window(self, number: int) -> None:
+        """Begin to read window `number`, which `take` then returns."""
+        self._number = number
+        self._steps = self._plan.list_steps(self._first_step, number)
+        is_early = self._plan.is_early(number)
+        buffer = self._pool.submit(WindowBuffer, self._plan, self._steps, is_early=is_early)
+        self._parts = [
+            self._pool.submit(self._read_part, buffer, part) for part in range(self._plan.parts)
+        ]
+
+    def _read_part(self, buffer: Future[WindowBuffer], part: int) -> Part:
+        window = buffer.result()
+        with self._threads.limit_readers(window.count_samples(part)):
+            return window.read(part)
+
+    def count_ready_steps(self) -> int:
+        """Return the number of steps of the next window that have been read."""
+        if self.step is None:
+            return 0
+        return sum(part.done() for part in self._parts) * len(self._steps) // self._plan.parts
+
+    def take(self) -> tuple[Window, PrepareTime]:
+        """Return the next window, after threads have begun to read the window after it."""
+        parts = self._parts
+        stop = self._steps.stop
+        self.step = stop if stop != self._plan.source.stop else None
+        if self.step is not None:
+            self._read_window(self._number + 1)
+        results = [part.result() for part in parts]
+        (window,) = (window for _, window in results if window is not None)
+        return window, PrepareTime.sum_times(time for time, _ in results)
+
+    def close(self) -> None:
+        """Stop reading ahead; parts that are being read are finished and dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class ReadingThreads:
+    """Limits the threads that read at once: in trials to all, half, ..., 1, then to the fastest."""
+
+    def __init__(self, max_threads: int) -> None:
+        self.limit = max_threads
+        """Number of threads that may read at once."""
+        self._free = threading.Condition()
+        self._limits = [max_threads]
+        while self._limits[-1] > 1:
+            self._limits.append(self._limits[-1] // 2)
+        self._rates: dict[int, float] = {}
+        self._trial = 0
+        self._active = 0
+        self._fastest_trials = 0
+        self._changed_at = 0.0
+        self._begin_trial()
+
+    def _begin_trial(self) -> None:
+        self._reads = 0
+        self._samples = 0
+        self._read_s = 0.0  # Of all reads that ended in the trial.
+        self._busy_s = 0.0  # With at least one reader.
+        self._thread_s = 0.0  # With a reader, summed over readers.
+
+    @contextmanager
+    def limit_readers(self, samples: int) -> Iterator[None]:
+        """Wait until one more thread may read. The body of `with` reads `samples` samples."""
+        with self._free:
+            self._free.wait_for(lambda: self._active < self.limit)
+            self._change_readers(1)
+            trial = self._trial
+            started_at = self._changed_at
+        try:
+            yield
+        finally:
+            with self._free:
+                self._change_readers(-1)
+                # A read that began in an earlier trial had another number of threads beside it.
+                if trial == self._trial:
+                    self._reads += 1
+                    self._samples += samples
+                    self._read_s += self._changed_at - started_at
+                    self._end_trial()
+                self._free.notify_all()
+
+    def _change_readers(self, change: int) -> None:
+        """Add the time since the last change of the number of readers, and change the number."""
+        time_s = time.perf_counter()
+        if self._active:
+            self._busy_s += time_s - self._changed_at
+            self._thread_s += self._active * (time_s - self._changed_at)
+        self._active += change
+        self._changed_at = time_s
+
+    def _end_trial(self) -> None:
+        """End a trial that is long enough: begin the next one, or use the fastest number."""
+        if len(self._limits) == 1 or self._reads < self.limit or self._busy_s < SHORTEST_TRIAL_S:
+            return
+        # The rate of one reader times the mean number of readers, since reads don't end together.
+        mean_readers = self._thread_s / self._busy_s
+        self._rates[self.limit] = mean_readers * self._samples / max(self._read_s, 1e-9)
+        untried = [number for number in self._limits if number not in self._rates]
+        if untried:
+            limit = untried[0]
+        else:
+            limit = max(self._rates, key=self._rates.__getitem__)
+            self._fastest_trials += 1
+            if self._fastest_trials == TRIALS_BEFORE_RETRY:
+                self._fastest_trials = 0
+                self._rates.clear()
+        if limit != self.limit:
+            self._trial += 1
+        self.limit = limit
+        self._begin_trial()

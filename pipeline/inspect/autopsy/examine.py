@@ -19,9 +19,17 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue
-from pipeline.backends.graph.replay.origins import COLUMN, Cause, NamedTensor, Origin, find_cause
-from pipeline.backends.graph.replay.ranges import find_non_finite, find_range
+from pipeline.backends.graph.replay import (
+    COLUMN,
+    Cause,
+    Interpreter,
+    NamedTensor,
+    Origin,
+    ReplayValue,
+    find_cause,
+    find_non_finite,
+    find_range,
+)
 from pipeline.core.host.jax_private import disable_compile_cache
 from pipeline.core.host.tree_paths import flatten_by_path, list_leaf_paths
 from pipeline.data.batch import Batch

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pipeline.backends.graph.replay.ranges import Range
+from pipeline.backends.graph.replay import Range
 from pipeline.core.files.value_text import join_first
 
 Phase = Literal["data", "update", "forward", "loss", "backward", "gradient norm"]

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from pipeline.backends.base import Executable
-from pipeline.backends.graph.replay.ranges import find_largest_magnitude
+from pipeline.backends.graph.replay import find_largest_magnitude
 from pipeline.checkpoint.autopsy_archive import AUTOPSY
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import format_json

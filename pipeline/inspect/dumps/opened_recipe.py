@@ -14,7 +14,7 @@ from rich.console import Console
 from pipeline.backends.base import Backend
 from pipeline.backends.initialisation import initialise_state
 from pipeline.backends.loading.loader import make_loader
-from pipeline.backends.loading.window_buffer import LoaderSource
+from pipeline.backends.loading.window import LoaderSource
 from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
 from pipeline.config.compose import check_tree
 from pipeline.config.recipe import Recipe

@@ -19,7 +19,7 @@ from pipeline.backends.gpu.gpu_backend import (
 from pipeline.backends.gpu.step_programs import Graphs, make_compiler_options
 from pipeline.backends.loading import loader as loader_module
 from pipeline.backends.loading.loader import make_loader
-from pipeline.backends.loading.window_buffer import LoaderSource
+from pipeline.backends.loading.window import LoaderSource
 from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder
 from pipeline.data.random import seed_words

@@ -1,4 +1,4 @@
-"""Programs are read in one place: jaxprs by host/jaxpr, HLO by hlo_text, traces by trace_file."""
+"""Programs are read in one place: jaxprs by jaxpr, HLO by hlo_program, traces by trace_file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ READERS = {
     # Parameters with what an equation calls.
     r'"(call_jaxpr|fun_jaxpr|cond_jaxpr|num_consts|ft_in)"': {"jaxpr.py"},
     # An instruction of HLO, and its element types.
-    r"\(\.\*\?\[\\\]\)\}\]\)": {"hlo_text.py"},
-    r"custom_call_target=": {"hlo_text.py"},
+    r"\(\.\*\?\[\\\]\)\}\]\)": {"hlo_program.py"},
+    r"custom_call_target=": {"hlo_program.py"},
     r'"ph":': {"trace_file.py"},
     r"(?i)KEY_BYTES =|MASK_BYTES =": {"item_sizes.py"},
 }

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.backends.loading import loader, window_buffer
+from pipeline.backends.loading import loader, window
 from pipeline.backends.loading.loader import Loader, make_loader
-from pipeline.backends.loading.window_buffer import LoaderSource
+from pipeline.backends.loading.window import LoaderSource
 from pipeline.core.errors import DataError
 from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder
@@ -57,7 +57,7 @@ def make(
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, read_s: Callable[[], float]) -> None:
     """Let loaders read the seconds from a function."""
-    for module in (loader, window_buffer):
+    for module in (loader, window):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=read_s))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.backends.loading import loader as loader_module
-from pipeline.backends.loading import window_buffer
+from pipeline.backends.loading import window
 from pipeline.backends.loading.loader import Loader
 from pipeline.backends.loading.loader_stats import (
     LoaderStats,
@@ -171,7 +171,7 @@ def make_watched(column: LazyNumbers, reported: Reports) -> Loader:
     """Windows of two steps of three samples, read by one thread."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loader_module, "WINDOW_STEPS", 2)
-        patch.setattr(window_buffer, "DECODING_THREADS", 1)
+        patch.setattr(window, "DECODING_THREADS", 1)
         order, split = make_order(shuffle=False), Split({"image": column})
         loader = make("stream", split, order, notify=lambda *what: reported.append(what), stop=8)
         loader.get_window(0)

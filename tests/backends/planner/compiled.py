@@ -17,7 +17,7 @@ import jax
 from flax import linen as nn
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from pipeline.backends.graph.hlo_collectives import CompiledCollective, read_collectives
+from pipeline.backends.graph.hlo_program import CompiledCollective, read_collectives
 from pipeline.backends.planner.parallel_plan import Axes, ParallelPlan
 from pipeline.backends.planner.rates import load_host_rates
 from pipeline.backends.planner.search import search

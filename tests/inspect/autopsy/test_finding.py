@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.backends.graph.replay.ranges import find_range
+from pipeline.backends.graph.replay import find_range
 from pipeline.inspect.autopsy.finding import MAX_LINES, Autopsy, Finding, NonFiniteSamples, Tensor
 
 BAD = Tensor("activation", "dense_0", find_range(np.array([1.0, np.nan], np.float32)))

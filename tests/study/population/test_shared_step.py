@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.backends.base import CompileInputs
 from pipeline.backends.loading.loader import make_loader
-from pipeline.backends.loading.window_buffer import LoaderSource
+from pipeline.backends.loading.window import LoaderSource
 from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
 from pipeline.data.batch import Batch

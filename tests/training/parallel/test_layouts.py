@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe
-from pipeline.backends.graph.hlo_collectives import read_collectives
+from pipeline.backends.graph.hlo_program import read_collectives
 from pipeline.checkpoint.restore import read_saved
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.backends.loading import reading_threads
-from pipeline.backends.loading.reading_threads import TRIALS_BEFORE_RETRY, ReadingThreads
+from pipeline.backends.loading import loader
+from pipeline.backends.loading.loader import TRIALS_BEFORE_RETRY, ReadingThreads
 
 PART_S = 0.5
 """Seconds that a thread reads at once, many times the length of a trial: an ordinary part of a
@@ -29,7 +29,7 @@ class _Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     clock = _Clock()
-    monkeypatch.setattr(reading_threads, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(loader, "time", SimpleNamespace(perf_counter=clock))
     return clock
 
 

@@ -12,14 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.backends import kept_programs
+from pipeline.backends import compile_program as kept_programs
 from pipeline.backends.compile_program import (
+    MAX_IN_MEMORY,
     LaterProgram,
     ProgramSpec,
+    compile_once,
     compile_program,
     find_compiled,
 )
-from pipeline.backends.kept_programs import MAX_IN_MEMORY, compile_once
 from pipeline.core.files.compile_cache import enable_compile_cache
 
 DEVICES = jax.devices()[:1]

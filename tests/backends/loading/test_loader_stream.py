@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from pipeline.backends.loading import loader as loader_module
-from pipeline.backends.loading import window_buffer
-from pipeline.backends.loading.window import read_batch
-from pipeline.backends.loading.window_buffer import WindowBuffer
+from pipeline.backends.loading import window as window_buffer
+from pipeline.backends.loading.window import WindowBuffer, read_batch
 from pipeline.core.errors import DataError
 from pipeline.core.files.npy import ALIGNMENT_BYTES, make_aligned_zeros
 from pipeline.data.columns import Split

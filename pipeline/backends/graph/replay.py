@@ -1,4 +1,7 @@
-"""Interpreter that runs a jaxpr equation by equation and inspects every result.
+"""Replay of a jaxpr, equation by equation, with the origins of non-finite values.
+
+The interpreter inspects every result: the ranges of tensors, and the samples with non-finite
+values. Origins are a graph from a result back to the first cause.
 
 Calls, iterations of loops and the branches that values choose are run equation by equation too.
 Each equation has the scope that it was traced in, so that its layer is known.
@@ -14,8 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from pipeline.backends.graph.replay.origins import COLUMN, MOVES, NamedTensor, Operand, Origin
-from pipeline.backends.graph.replay.ranges import find_largest_magnitude, find_range, is_float
 from pipeline.core.host.jaxpr import (
     bind_equation,
     find_called_jaxpr,
@@ -27,7 +28,180 @@ from pipeline.core.host.jaxpr import (
 )
 from pipeline.models.modules.name_stack import find_layer
 
+COLUMN = "input column"
+"""Kind of the tensors that are columns of the dataset."""
+MOVES = frozenset(
+    {"broadcast_in_dim", "concatenate", "copy", "dynamic_update_slice", "gather", "max", "pad",
+     "reduce_max", "reduce_window_max", "reshape", "scatter", "select_n"}
+)  # fmt: skip
+"""Primitives that pass on intended minus infinities, such as the padding of a maximum or the mask
+of a softmax."""
 BITCAST = "bitcast_convert_type"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Statistics of a tensor's finite values (None without any), and numbers of NaN and Inf."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    min: float | None
+    max: float | None
+    mean: float | None
+    nan: int
+    inf: int
+
+    def __str__(self) -> str:
+        counts = [
+            f"{count:,} {name}" for name, count in (("NaN", self.nan), ("Inf", self.inf)) if count
+        ]
+        text = f"{self.dtype} {'x'.join(map(str, self.shape)) or 'scalar'}"
+        if counts:
+            text += f" with {' and '.join(counts)}"
+        if self.min is None:
+            return text
+        lead = ", else" if counts else ","
+        if self.shape == ():
+            return f"{text}{lead} {self.min:.4g}"
+        return f"{text}{lead} {self.min:.4g} to {self.max:.4g}, mean {self.mean:.4g}"
+
+
+def find_range(array: Any) -> Range:
+    values = np.asarray(array)
+    dtype = str(values.dtype)
+    shape = tuple(values.shape)
+    wide = values.astype(np.float64)
+    finite = wide[np.isfinite(wide)]
+    nan = int(np.isnan(wide).sum())
+    inf = wide.size - nan - finite.size
+    if not finite.size:
+        return Range(dtype, shape, None, None, None, nan, inf)
+    low = float(finite.min())
+    high = float(finite.max())
+    return Range(dtype, shape, low, high, float(finite.mean()), nan, inf)
+
+
+def is_float(array: Any) -> bool:
+    """Return whether a tensor can hold NaN or infinity, unlike random keys and integers."""
+    return jnp.issubdtype(array.dtype, jnp.inexact)
+
+
+def find_largest_magnitude(array: Any) -> float:
+    """Return the greatest magnitude in an array; NaN if the array has a NaN, 0 if it is empty."""
+    values = np.asarray(array)
+    if not values.size:
+        return 0.0
+    # `min` and `max` make no copy of the array, unlike `abs` or `isfinite`.
+    with np.errstate(all="ignore"):
+        return float(np.maximum(abs(float(values.min())), abs(float(values.max()))))
+
+
+def find_non_finite(array: Any, batch_size: int, *, last: bool = False) -> tuple[int, ...] | None:
+    """Return the samples of a batch that have a non-finite value in an array.
+
+    The first axis is the batch, or the batch times another size; with `last`, the last axis is
+    another size times the batch. Returns None if the axis isn't a multiple of the batch size.
+    """
+    values = np.asarray(array)
+    if not values.ndim or not values.size or values.shape[-1 if last else 0] % batch_size:
+        return None
+    shape = (-1, batch_size) if last else (batch_size, -1)
+    rows = ~np.isfinite(values).reshape(shape).all(axis=0 if last else 1)
+    return tuple(np.flatnonzero(rows).tolist())
+
+
+@dataclass(frozen=True)
+class NamedTensor:
+    """The kind of a tensor, such as "parameter", and its name."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An operand of an equation."""
+
+    source: str
+    """Its name, or the primitive and the layer that computed it."""
+    range: Range
+    named: NamedTensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """The equation that produced a non-finite value, or an input that has one.
+
+    `causes` are the origins of the operands. `result`, `array` and `operands` are recorded only if
+    nothing is a cause, or the equation computes NaN from infinities.
+    """
+
+    number: int
+    """Position in the order of execution; -1 for an input."""
+    primitive: str
+    scope: str
+    has_nan: bool
+    causes: tuple[Origin, ...] = ()
+    result: Range | None = None
+    operands: tuple[Operand, ...] = ()
+    array: Any = None
+    iteration: int = 0
+    """Iteration of the outermost loop around the equation; 0 if none exists."""
+    named: NamedTensor | None = None
+    line: str = ""
+    """The line of the user's code that made the equation, if its result is recorded."""
+    intended: bool = False
+    """Whether the equation passes on an infinite constant, such as a padding or a mask."""
+
+    @property
+    def makes_nan(self) -> bool:
+        """Whether the equation produces NaN from values without NaN."""
+        return self.has_nan and not any(cause.has_nan for cause in self.causes)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The cause of a non-finite value."""
+
+    origin: Origin
+    reader: Origin | None = None
+    """The first equation that reads `origin`, if that is an input."""
+
+    @property
+    def number(self) -> int:
+        """Position in the order of execution of the equation that computed or read the value."""
+        return self.origin.number if self.reader is None else self.reader.number
+
+
+def find_cause(outcome: Origin) -> Cause:
+    """Return the first cause of a non-finite value, among all values that it depends on.
+
+    An equation that computes NaN from infinities is the cause only without an unintended cause,
+    and an intended infinite constant (padding, mask) only if there is neither.
+    """
+    first_readers = {outcome: outcome}
+    unvisited = [outcome]
+    while unvisited:
+        reader = unvisited.pop()
+        for origin in reader.causes:
+            if origin not in first_readers:
+                unvisited.append(origin)
+                first_readers[origin] = reader
+            elif reader.number < first_readers[origin].number:
+                first_readers[origin] = reader
+    unintended: list[Cause] = []
+    nan_makers: list[Cause] = []
+    intended: list[Cause] = []
+    for origin, reader in first_readers.items():
+        cause = Cause(origin, reader if origin.number < 0 else None)
+        if origin.causes and origin.makes_nan:
+            nan_makers.append(cause)
+        elif not origin.causes and origin.intended:
+            intended.append(cause)
+        elif not origin.causes:
+            unintended.append(cause)
+    return min(unintended or nan_makers or intended, key=lambda cause: cause.number)
+
 
 Names = Mapping[Any, NamedTensor]
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.backends.graph.hlo_text import HloArray, read_hlo_text
+from pipeline.backends.graph.hlo_program import HloArray, read_hlo_text
 
 TEXT = """HloModule jit_f, is_scheduled=true
 

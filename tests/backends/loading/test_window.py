@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.backends.loading import loader as loader_module
-from pipeline.backends.loading import window_buffer
-from pipeline.backends.loading.window_buffer import LoaderSource, ReadPlan
+from pipeline.backends.loading import window as window_buffer
+from pipeline.backends.loading.window import LoaderSource, ReadPlan
 from pipeline.data.columns import Split
 from pipeline.training.parallel.placement import DevicePlacement
 from tests.backends.loading.small_loader import (

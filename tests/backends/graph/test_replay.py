@@ -1,4 +1,7 @@
-"""Equation by equation a program gives what it gives compiled, and says where it stops being so."""
+"""The first cause among all values that a bad one depends on.
+
+Equation by equation a program gives what it gives compiled, and says where it stops being so.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,111 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from jax import Array, lax
 
-from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue
-from pipeline.backends.graph.replay.origins import Cause, Origin, find_cause
+from pipeline.backends.graph.replay import (
+    Cause,
+    Interpreter,
+    Origin,
+    Range,
+    ReplayValue,
+    find_cause,
+    find_largest_magnitude,
+    find_non_finite,
+    find_range,
+    is_float,
+)
+
+SPOILT = np.array([[1.0, np.nan, 3.0], [np.inf, -np.inf, -2.0]], np.float32)
+
+
+def test_range_covers_finite_values_and_counts_non_finite_values() -> None:
+    found = find_range(SPOILT)
+    assert found == Range("float32", (2, 3), -2.0, 3.0, pytest.approx(2 / 3), 1, 2)
+    assert str(found) == "float32 2x3 with 1 NaN and 2 Inf, else -2 to 3, mean 0.6667"
+
+
+def test_array_without_finite_values_has_no_range() -> None:
+    assert str(find_range(np.array([np.nan, np.inf]))) == "float64 2 with 1 NaN and 1 Inf"
+
+
+def test_scalar_range_is_its_value() -> None:
+    assert str(find_range(jnp.bfloat16(2.5))) == "bfloat16 scalar, 2.5"
+
+
+@pytest.mark.slow
+@settings(deadline=None)
+@given(
+    arrays.arrays(
+        st.sampled_from([np.float16, np.float32, np.float64]),
+        arrays.array_shapes(max_dims=3, max_side=4),
+        elements={"allow_nan": True, "allow_infinity": True},
+    )
+)
+def test_largest_magnitude_is_finite_if_all_values_are(array: np.ndarray) -> None:
+    assert np.isfinite(find_largest_magnitude(array)) == np.isfinite(array).all()
+    assert np.isnan(find_largest_magnitude(array)) == np.isnan(array).any()
+    if np.isfinite(array).all():
+        assert find_largest_magnitude(array) == np.abs(array).max()
+
+
+def test_keys_and_integers_are_not_floats() -> None:
+    import jax
+
+    assert not is_float(jax.random.key(0))
+    assert not is_float(np.zeros(3, np.int32))
+    assert is_float(jnp.zeros(3, jnp.bfloat16))
+
+
+def test_non_finite_rows_are_detected_along_the_batch_axis() -> None:
+    images = np.zeros((4, 2, 2, 3), np.float32)
+    images[2, 1, 0, 1] = np.nan
+    assert find_non_finite(images, 4) == (2,)
+    assert find_non_finite(images.reshape(16, 3), 4) == (2,)
+    assert find_non_finite(images.transpose(1, 2, 3, 0), 4, last=True) == (2,)
+    assert find_non_finite(images.transpose(3, 1, 2, 0).reshape(3, -1), 4, last=True) == (2,)
+
+
+def test_array_without_batch_axis_has_no_rows() -> None:
+    assert find_non_finite(SPOILT, 5) is None
+    assert find_non_finite(np.float32(np.nan), 4) is None
+
+
+def origin(number: int, *causes: Origin, nan: bool = False, intended: bool = False) -> Origin:
+    return Origin(number, "add", "", nan, causes, intended=intended)
+
+
+def test_earliest_origin_without_causes_is_the_cause() -> None:
+    late = origin(5, nan=True)
+    early = origin(2)
+    outcome = origin(9, origin(7, late, nan=True), origin(8, early), nan=True)
+    assert find_cause(outcome) == Cause(early)
+
+
+def test_input_is_attributed_to_its_first_reader() -> None:
+    column = origin(-1, nan=True)
+    reader = origin(4, column, nan=True)
+    outcome = origin(9, origin(6, column, nan=True), reader, nan=True)
+    cause = find_cause(outcome)
+    assert (cause.origin, cause.reader, cause.number) == (column, reader, 4)
+
+
+def test_intended_infinity_is_a_cause_only_without_another() -> None:
+    mask = origin(1, intended=True)
+    makes_nan = origin(3, mask, nan=True)
+    assert find_cause(origin(5, mask)) == Cause(mask)
+    assert find_cause(origin(5, makes_nan, nan=True)) == Cause(makes_nan)
+    overflow = origin(4)
+    assert find_cause(origin(5, makes_nan, overflow, nan=True)) == Cause(overflow)
+
+
+def test_value_without_causes_is_its_cause() -> None:
+    outcome = origin(3, nan=True)
+    assert find_cause(outcome) == Cause(outcome)
+    assert outcome.makes_nan
 
 
 def interpreted(function: Callable[..., Any], *args: Any) -> tuple[list[ReplayValue], Interpreter]:

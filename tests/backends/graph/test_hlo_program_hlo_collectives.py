@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.backends.graph.hlo_collectives import (
+from pipeline.backends.graph.hlo_program import (
     CompiledCollective,
     read_collectives,
 )
