@@ -127,21 +127,13 @@ COVERED = {
         "backends/ascend/chip/test_chip_files.py",
         "figures by their files",
     ),
-    "pipeline.backends.ascend.chip.options": (
-        "backends/ascend/pricing/test_pricing.py",
-        "options by the prices that they change",
-    ),
     "pipeline.backends.ascend.chip.tasks": ("backends/ascend/cost/test_task_time.py", "types"),
-    "pipeline.backends.ascend.compiler.dataflow": (
-        "backends/ascend/compiler/test_kernels.py",
-        "part of every graph's kernels",
-    ),
     "pipeline.backends.ascend.compiler.horizontal_fusion": (
         "backends/ascend/compiler/test_kernels.py",
         "part of every graph's kernels",
     ),
     "pipeline.backends.ascend.compiler.map_layouts": (
-        "backends/ascend/compiler/test_map_moves.py",
+        "backends/ascend/compiler/test_dataflow.py",
         "conversions of maps",
     ),
     "pipeline.backends.ascend.cost.vector_work": (
@@ -156,10 +148,6 @@ COVERED = {
     "pipeline.backends.ascend.published.workloads": (
         "backends/ascend/test_validate.py",
         "all published steps",
-    ),
-    "pipeline.backends.ascend.report.text": (
-        "backends/ascend/report/test_report.py",
-        "texts of reports",
     ),
     "pipeline.backends.ascend.simulate.streams": (
         "backends/ascend/simulate/test_launch_modes.py",

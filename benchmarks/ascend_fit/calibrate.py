@@ -21,9 +21,9 @@ from scipy.optimize import least_squares
 from pipeline.backends.ascend.cost.efficiency import (
     CALIBRATION_FILE,
     GROUPS,
+    NORMAL_90,
     calibrate_with,
 )
-from pipeline.backends.ascend.cost.populations import NORMAL_90
 from pipeline.backends.ascend.published.workloads import (
     LEFT_OUT_FILE,
     Published,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.ascend_fit.populations import Deviation, fit_population, measure_deviations
-from pipeline.backends.ascend.cost.populations import NORMAL_90
+from pipeline.backends.ascend.cost.efficiency import NORMAL_90
 from pipeline.backends.ascend.published.protocol import Part, load_classes
 from pipeline.backends.ascend.published.workloads import DESCRIBED, load_published_steps
 from pipeline.backends.ascend.validate import PricedRow, price_rows

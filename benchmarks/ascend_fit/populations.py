@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 from scipy.optimize import minimize
 
-from pipeline.backends.ascend.cost.populations import POPULATIONS_FILE, load_populations
+from pipeline.backends.ascend.cost.efficiency import POPULATIONS_FILE, load_populations
 from pipeline.backends.ascend.published.protocol import Part, load_classes
 from pipeline.backends.ascend.published.workloads import DESCRIBED, load_published_steps
 from pipeline.backends.ascend.validate import PricedRow, price_rows

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import jax
 
 from pipeline.backends.ascend.chip.options import EmulatedDevice
-from pipeline.backends.ascend.report.text import name_devices
+from pipeline.backends.ascend.report.report import name_devices
 from pipeline.backends.base import Estimate, StepToPrice
 from pipeline.backends.xla import XlaBackend
 from pipeline.training.parallel.devices import count_devices, make_host_placement

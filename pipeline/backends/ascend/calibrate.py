@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.backends.ascend.chip.hardware import Hardware, PricedChip
-from pipeline.backends.ascend.cost.efficiency import load_calibration
-from pipeline.backends.ascend.cost.populations import NORMAL_90, load_populations
+from pipeline.backends.ascend.cost.efficiency import NORMAL_90, load_calibration, load_populations
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import (
     Published,

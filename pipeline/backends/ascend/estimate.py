@@ -26,7 +26,7 @@ from pipeline.backends.ascend.pricing.traced_step import (
 )
 from pipeline.backends.ascend.report.explanation import describe_track_record
 from pipeline.backends.ascend.report.priced_step import PricedStep
-from pipeline.backends.ascend.report.text import Recommendation, format_report, name_devices
+from pipeline.backends.ascend.report.report import Recommendation, format_report, name_devices
 from pipeline.backends.ascend.tune.autotune import (
     find_custom_bank,
     find_result_folder,

@@ -28,16 +28,21 @@ from scipy.stats import kstest, norm
 
 from pipeline.backends.ascend.calibrate import calibrate_chip
 from pipeline.backends.ascend.chip.hardware import PricedChip
-from pipeline.backends.ascend.cost.efficiency import Calibration, load_calibration
-from pipeline.backends.ascend.cost.populations import NORMAL_90, load_populations
+from pipeline.backends.ascend.cost.efficiency import (
+    NORMAL_90,
+    Calibration,
+    load_calibration,
+    load_populations,
+)
 from pipeline.backends.ascend.pricing.pricing import chipset
-from pipeline.backends.ascend.published.coverage import draw_coverage
-from pipeline.backends.ascend.published.protocol import ClassedRow, load_classes
-from pipeline.backends.ascend.published.seal_log import (
+from pipeline.backends.ascend.published.protocol import (
     COLUMNS,
     SEAL_LOG,
+    ClassedRow,
     append_scores,
     check_seal,
+    draw_coverage,
+    load_classes,
 )
 from pipeline.backends.ascend.published.workloads import (
     ATLAS_A2,

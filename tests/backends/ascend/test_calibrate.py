@@ -15,8 +15,7 @@ from pipeline.backends.ascend.calibrate import (
     read_steps,
     scale_figures,
 )
-from pipeline.backends.ascend.cost.efficiency import load_calibration
-from pipeline.backends.ascend.cost.populations import load_populations
+from pipeline.backends.ascend.cost.efficiency import load_calibration, load_populations
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import configure_row, parse_row, trace_row
 from pipeline.backends.ascend.validate import main

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.backends.ascend.chip.options import ExecutionConfig
-from pipeline.backends.ascend.cost.efficiency import load_calibration
-from pipeline.backends.ascend.cost.populations import load_populations
+from pipeline.backends.ascend.cost.efficiency import load_calibration, load_populations
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.protocol import ClassedRow, load_classes
 from pipeline.backends.ascend.published.workloads import (

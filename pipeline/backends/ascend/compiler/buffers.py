@@ -22,9 +22,8 @@ from pipeline.backends.ascend.chip.tasks import (
     VectorWork,
     simplify_permutation,
 )
-from pipeline.backends.ascend.compiler.dataflow import Dataflow
+from pipeline.backends.ascend.compiler.dataflow import Dataflow, find_channel_axes
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
-from pipeline.backends.ascend.compiler.map_moves import find_channel_axes
 from pipeline.backends.ascend.compiler.phases import Phases, Signature, find_half_type
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Value

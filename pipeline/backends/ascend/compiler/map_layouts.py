@@ -6,13 +6,13 @@ import math
 
 from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Permutation, VectorWork
 from pipeline.backends.ascend.compiler.buffers import InsertedOps
-from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
-from pipeline.backends.ascend.compiler.map_moves import (
+from pipeline.backends.ascend.compiler.dataflow import (
     MAP_MOVES,
     SLICES,
     find_map_permutation,
     list_edges,
 )
+from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.primitives import OPS
 from pipeline.backends.graph.graph import Node
 

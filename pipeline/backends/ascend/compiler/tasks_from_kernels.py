@@ -20,8 +20,13 @@ from pipeline.backends.ascend.chip.tasks import (
     VectorWork,
     simplify_permutation,
 )
-from pipeline.backends.ascend.compiler.autocast import cast_operands, choose_autocast_dtypes
 from pipeline.backends.ascend.compiler.buffers import Buffers, InsertedOps
+from pipeline.backends.ascend.compiler.conversions import (
+    cast_operands,
+    choose_autocast_dtypes,
+    convert_formats,
+    keep_norms_in_float32,
+)
 from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS, find_dataflow, find_gradients
 from pipeline.backends.ascend.compiler.fusion import fuse_kernels
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
@@ -37,7 +42,6 @@ from pipeline.backends.ascend.compiler.matmul_work import (
     measure_convolution,
     measure_matmul,
 )
-from pipeline.backends.ascend.compiler.matrix_formats import convert_formats, keep_norms_in_float32
 from pipeline.backends.ascend.compiler.phases import Signature, choose_dtypes, find_phases
 from pipeline.backends.ascend.compiler.primitives import (
     OPS,

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError
 from pipeline.backends.ascend.pricing.pricing import Pricing
-from pipeline.backends.ascend.report.text import Recommendation
+from pipeline.backends.ascend.report.report import Recommendation
 
 LONG_SINK = 1000
 """Steps of a recommended sink."""

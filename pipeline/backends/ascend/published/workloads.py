@@ -19,8 +19,7 @@ from pydantic import BeforeValidator, ValidationError
 from pydantic.dataclasses import dataclass
 
 from pipeline.backends.ascend.chip.hardware import PricedChip
-from pipeline.backends.ascend.chip.options import ExecutionConfig, Mode, Precision
-from pipeline.backends.ascend.chip.software import load_stacks
+from pipeline.backends.ascend.chip.options import ExecutionConfig, Mode, Precision, load_stacks
 from pipeline.backends.ascend.cost.efficiency import GROUPS, Calibration, calibrate_with
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.pricing.traced_step import (
@@ -29,11 +28,9 @@ from pipeline.backends.ascend.pricing.traced_step import (
     pause_garbage_collection,
     trace_step,
 )
-from pipeline.backends.ascend.published.convnext import ConvNeXt
-from pipeline.backends.ascend.published.dbnet import dbnet
 from pipeline.backends.ascend.published.networks.parts import Net
 from pipeline.backends.ascend.published.networks.workload_table import WORKLOADS
-from pipeline.backends.ascend.published.swin import Swin
+from pipeline.backends.ascend.published.vision_networks import ConvNeXt, Swin, dbnet
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.core.errors import RunError
 from pipeline.core.files.error_text import describe_problems

@@ -12,9 +12,9 @@ from typing import Any
 from pipeline.backends.ascend.chip.hardware import Hardware, MeasuredSteps
 from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError
 from pipeline.backends.ascend.chip.tasks import Task, TaskBound, TaskGraph, TaskTime
-from pipeline.backends.ascend.cost.efficiency import Calibration
-from pipeline.backends.ascend.cost.populations import (
+from pipeline.backends.ascend.cost.efficiency import (
     NORMAL_90,
+    Calibration,
     Population,
     load_populations,
 )

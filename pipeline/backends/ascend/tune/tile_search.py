@@ -1,4 +1,4 @@
-"""Searches of the tilings of one product.
+"""Searches of the tilings of one product, and rules of experience that cost less than prices.
 
 Searches are exhaustive, genetic, in a tree of decisions that a network guides, or both of the last.
 """
@@ -31,7 +31,6 @@ from pipeline.backends.ascend.tune.decision_network import (
     DecisionNetwork,
     make_inputs,
 )
-from pipeline.backends.ascend.tune.experience import rate_tilings
 from pipeline.core.files.knowledge_bank import Round
 
 POPULATION_COUNT = 24
@@ -52,6 +51,10 @@ CHILD_TRIES = 8
 
 Genes = tuple[int, int, int, int, int]
 """Cores of the batch, m, k, n, and the index of the block."""
+CORE_FRACTALS = 64
+"""Fewest products of fractals that are worth starting a core for."""
+DEPTH_FACTOR = 2.0
+"""Cost of splitting the depth, whose sums must be added in memory, if cores can share the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,3 +346,29 @@ def _choose_option(node: _Node, options: Sequence[int], chances: NDArray[np.floa
     places = range(len(options))
     is_open = [not node.children.get(options[place], _Node()).is_closed for place in places]
     return options[max(filter(is_open.__getitem__, places), key=compute_bound)]
+
+
+def rate_tilings(
+    limits: Sequence[int], cores_count: float, rows: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the expected cost of each tiling relative to an ideal one, from rows (tilings, 6).
+
+    `limits` are the batch, m, k and n of the product, in fractals. As many cores as are worth it
+    should be busy, with equal parts, and parts should be multiples of their blocks. Each row of a
+    block is loaded again for its columns and the reverse, so square blocks load least. The depth
+    should be split only if there is nothing else to share.
+    """
+    sizes = np.array(limits, dtype=np.float64)
+    cores = rows[:, :4]
+    parts = np.ceil(sizes / cores)
+    part_padding = (parts * cores).prod(axis=1) / sizes.prod()
+    sides = parts[:, [1, 3]]
+    blocks = np.minimum(rows[:, 4:], sides)
+    block_padding = (np.ceil(sides / blocks) * blocks / sides).prod(axis=1)
+    loads = 1 + (1 / blocks).sum(axis=1)
+    useful_cores = np.clip(sizes.prod() / CORE_FRACTALS, 1, cores_count)
+    used_cores = cores.prod(axis=1)
+    mismatch = np.maximum(used_cores / useful_cores, useful_cores / used_cores)
+    can_share = sizes[[0, 1, 3]].prod() >= useful_cores
+    depth = np.where(can_share & (rows[:, 2] > 1), DEPTH_FACTOR, 1.0)
+    return np.asarray(part_padding * block_padding * loads * mismatch * depth)

@@ -11,13 +11,12 @@ import pytest
 
 from pipeline.backends.ascend.chip.options import MODES, ExecutionConfig
 from pipeline.backends.ascend.cost.collectives import Group, collective_us
-from pipeline.backends.ascend.cost.populations import load_populations
+from pipeline.backends.ascend.cost.efficiency import load_populations
 from pipeline.backends.ascend.pricing.advice import advise
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import trace_image_step
 from pipeline.backends.ascend.report.explanation import TRACK_RECORD
-from pipeline.backends.ascend.report.report import Report
-from pipeline.backends.ascend.report.text import format_report
+from pipeline.backends.ascend.report.report import Report, format_report
 from pipeline.models.modules.name_stack import find_layer
 
 ASKED = ExecutionConfig(sink_size=100, devices=8, host_workers=12)

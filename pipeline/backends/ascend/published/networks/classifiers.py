@@ -9,13 +9,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from pipeline.backends.ascend.published.networks.backbones import (
-    bottleneck,
-    hrnet,
-    resnet,
-)
 from pipeline.backends.ascend.published.networks.parts import (
     avg_pool,
+    bottleneck,
     conv,
     conv_norm,
     dense,
@@ -23,10 +19,12 @@ from pipeline.backends.ascend.published.networks.parts import (
     dropout,
     gelu,
     head,
+    hrnet,
     keep,
     max_pool,
     norm,
     resize,
+    resnet,
     squeeze,
     upsample,
 )

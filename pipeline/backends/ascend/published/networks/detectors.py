@@ -10,22 +10,20 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from pipeline.backends.ascend.published.networks.backbones import (
-    bottleneck,
-    csp_stage,
-    mobilenet_v2,
-    pyramid,
-    relu6,
-    resnet,
-)
 from pipeline.backends.ascend.published.networks.parts import (
+    bottleneck,
     conv,
     conv_norm,
+    csp_stage,
     depthwise,
     flatten,
     max_pool,
+    mobilenet_v2,
     norm,
+    pyramid,
+    relu6,
     resize,
+    resnet,
     upsample,
 )
 

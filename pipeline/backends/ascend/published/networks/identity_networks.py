@@ -8,9 +8,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from pipeline.backends.ascend.published.networks.backbones import (
-    resnet,
-)
 from pipeline.backends.ascend.published.networks.parts import (
     avg_pool,
     conv,
@@ -21,6 +18,7 @@ from pipeline.backends.ascend.published.networks.parts import (
     max_pool,
     norm,
     prelu,
+    resnet,
 )
 
 

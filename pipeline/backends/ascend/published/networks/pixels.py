@@ -9,24 +9,22 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from pipeline.backends.ascend.published.networks.backbones import (
-    VGG16,
-    hrnet,
-    mobilenet_v2,
-    resnet,
-    vgg,
-)
 from pipeline.backends.ascend.published.networks.parts import (
+    VGG16,
     avg_pool,
     conv,
     conv_norm,
     dropout,
+    hrnet,
     max_pool,
+    mobilenet_v2,
     norm,
     resize,
+    resnet,
     shuffle_pixels,
     squeeze,
     transposed,
+    vgg,
 )
 
 

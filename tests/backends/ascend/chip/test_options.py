@@ -6,8 +6,7 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.backends.ascend import price
-from pipeline.backends.ascend.chip.options import OptionError
-from pipeline.backends.ascend.chip.software import find_stack, load_stacks
+from pipeline.backends.ascend.chip.options import OptionError, find_stack, load_stacks
 from pipeline.backends.ascend.compiler.primitives import load_patterns
 from pipeline.backends.ascend.compiler.tasks_from_kernels import ADAM_FUSION
 from pipeline.core.errors import RecipeError

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from jax import Array
 
 from pipeline.backends.ascend.chip.tasks import Permutation, TaskGraph
-from pipeline.backends.ascend.compiler.dataflow import find_dataflow
-from pipeline.backends.ascend.compiler.map_moves import find_channel_axes, find_map_permutation
+from pipeline.backends.ascend.compiler.dataflow import (
+    find_channel_axes,
+    find_dataflow,
+    find_map_permutation,
+)
 from pipeline.backends.ascend.compiler.phases import find_phases
 from pipeline.backends.ascend.cost.task_time import price_tasks
 from pipeline.backends.graph.tracing import make_graph

@@ -1,4 +1,6 @@
-"""Conversions of formats around matrix products, and of types around batch normalisation.
+"""Conversions of formats around matrix products, and of types around normalisation and under O1.
+
+Under O1, apex's casts at each call, each type has a list of functions.
 
 A MatMul reads and writes FRACTAL_NZ, blocks of 16 x 16. The trace of AlexNet (2023) has a TransData
 after the product of its 10 classes and before its gradient, and none between products of 4,096
@@ -8,16 +10,24 @@ softmax_v2, layer_norm). Moves, and matrices with other edges, are plain: a Tran
 each product that reads a plain matrix, and before each move of a product's result. All readers
 share its copy. Eager frameworks run each op on plain tensors, so every product converts, except
 results of other products.
+
+Convolutions and products compute in float16. The functions of apex's float32 list do so in float32:
+softmax, layer norm, GELU, exponentials and logarithms (apex/amp/lists, its files
+functional_overrides.py and torch_overrides.py). Other ops compute in the widest type of their
+operands, so the tokens of a transformer are float32 from their positions' embedding on.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Buffer, Task, TaskGraph, VectorWork
 from pipeline.backends.ascend.compiler.buffers import append_copy, is_aligned, pad_to_blocks
+from pipeline.backends.ascend.compiler.phases import Phases, find_half_type
+from pipeline.backends.graph.graph import Graph, Node
 from pipeline.core.host.item_sizes import get_stored_bytes
 
 Matrices = tuple[int, int, int]
@@ -27,6 +37,12 @@ SUMS = ("reduce", "bias_grad", "bn_reduce")
 IN_BLOCKS = (*SUMS, "elementwise", "rows", "cast", "bn_update")
 """Classes of the vector unit's kernels that support FRACTAL_NZ."""
 CONVOLUTIONS = ("conv", "depthwise")
+FLOAT32_FUNCTIONS = frozenset(("gelu", "layer_norm", "log_softmax", "softmax", "_softmax"))
+"""Names of jitted functions, and of layers without their numbers."""
+FLOAT32_PRIMITIVES = frozenset(
+    ("cumsum", "cumprod", "erf", "erfc", "exp", "exp2", "expm1", "log", "log1p", "log2")
+)
+"""The error function is GELU's. Powers and roots are left out, as parts of a normalisation."""
 
 
 def convert_formats(graph: TaskGraph, *, op_by_op: bool) -> TaskGraph:
@@ -288,3 +304,60 @@ def make_cast(task: Task, source: int, copy: int, work: VectorWork) -> Task:
         "Cast", task.scope, "vector", task.phase, "cast", (source,), (copy,),
         vector=VectorWork(work.elements, "float32"), repeat=task.repeat,
     )  # fmt: skip
+
+
+def choose_autocast_dtypes(
+    graph: Graph, phases: Phases, kinds: Sequence[str], inputs: Collection[int]
+) -> tuple[str, ...]:
+    """Return the type of every value on the device under O1; `kinds` are the nodes' kinds.
+
+    Vectors and `inputs` stay float32: ops such as batch normalisation read vectors without a cast.
+    """
+    float32_values = {*phases.weights, *phases.gradients, *inputs}
+    dtypes = [value.dtype for value in graph.values]
+    half = find_half_type(dtypes)
+
+    def is_float32_operand(index: int) -> bool:
+        is_tensor = sum(size > 1 for size in graph.values[index].shape) > 1
+        return dtypes[index] == "float32" and is_tensor and index not in graph.constants
+
+    for node, kind, phase in zip(graph.nodes, kinds, phases.of_node, strict=True):
+        if phase == "optimizer" or (kind not in ("conv", "matmul") and _is_listed(node, kind)):
+            continue
+        if kind in ("conv", "matmul") or not any(map(is_float32_operand, node.inputs)):
+            for out in node.outputs:
+                is_tensor = dtypes[out] == "float32" and len(graph.values[out].shape) > 1
+                if is_tensor and out not in float32_values:
+                    dtypes[out] = half
+    return tuple(dtypes)
+
+
+def _is_listed(node: Node, kind: str) -> bool:
+    """Return whether a node belongs to a function of apex's float32 list."""
+    if kind == "rows" or node.primitive in FLOAT32_PRIMITIVES:
+        return True
+    layer = node.scope.rpartition("/")[2].rstrip("_0123456789")
+    return not FLOAT32_FUNCTIONS.isdisjoint((*node.calls, layer))
+
+
+def cast_operands(graph: TaskGraph) -> TaskGraph:
+    """Return the graph with a Cast of each feature map of 16 bits that a float32 kernel reads.
+
+    All kernels that read the operand share its copy.
+    """
+    buffers = list(graph.buffers)
+    copies: dict[int, int] = {}
+    tasks: list[Task] = []
+    places: dict[int, int] = {}
+    for place, task in enumerate(graph.tasks):
+        work = task.vector
+        if work is not None and work.dtype == "float32" and task.cost_class != "cast":
+            for index in task.reads:
+                if is_half_map(buffers[index], work) and index not in copies:
+                    copies[index] = add_float32_copy(buffers, index)
+                    tasks.append(make_cast(task, index, copies[index], work))
+            reads = tuple(copies.get(index, index) for index in task.reads)
+            task = replace(task, reads=reads)
+        places[place] = len(tasks)
+        tasks.append(task)
+    return graph.with_tasks(tasks, places, buffers)
