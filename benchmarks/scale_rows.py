@@ -182,8 +182,7 @@ def restore(parameters: int) -> float:
 
 
 def _measure_checkpoint_gb_per_s(parameters: int) -> tuple[float, float]:
-    from pipeline.checkpoint.checkpointer import Checkpoints, read_state
-    from pipeline.checkpoint.retention import Retention
+    from pipeline.checkpoint.checkpointer import Checkpoints, Retention, read_state
     from pipeline.training.state import TrainState
 
     rows = max(1, parameters // (1 << 20))

@@ -75,7 +75,6 @@ LAZY_MODULES = {
     "pipeline.training.optimizers.thor.thor_spec",
     # The start of a command, and what few runs need.
     "pipeline.checkpoint.checkpointer",
-    "pipeline.checkpoint.restore",
     "pipeline.config.compose",
     "pipeline.config.robustness_checks",
     "pipeline.data.folds",

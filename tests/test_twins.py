@@ -185,10 +185,6 @@ COVERED = {
     "pipeline.backends.rates": ("backends/planner/test_rates.py", "rates of both kinds of devices"),
     "pipeline.backends.step_loops": ("backends/test_xla.py", "loops of compiled steps"),
     # What a run keeps, and its recipe.
-    "pipeline.checkpoint.parse_host_state": (
-        "checkpoint/test_host_state.py",
-        "states there and back",
-    ),
     "pipeline.config.compose": ("config/test_checks.py", "all problems of a recipe at once"),
     "pipeline.core.files.error_text": ("config/test_checks.py", "texts of all kinds of problems"),
     "pipeline.core.host.limited_child": (

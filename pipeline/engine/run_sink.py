@@ -13,10 +13,9 @@ import jax
 import numpy as np
 
 from pipeline.backends.loading.loader import Loader
-from pipeline.checkpoint.checkpointer import Checkpoints
+from pipeline.checkpoint.checkpointer import Checkpoints, Retention
 from pipeline.checkpoint.host_state import LOGS, HostState
 from pipeline.checkpoint.restore import set_others_aside, warn_on_stderr
-from pipeline.checkpoint.retention import Retention
 from pipeline.core.errors import PipelineError, RunError
 from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.core.files.folder_lock import Lock

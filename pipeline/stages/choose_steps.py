@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.checkpoint.checkpointer import Checkpoints
-from pipeline.checkpoint.retention import Retention
+from pipeline.checkpoint.checkpointer import Checkpoints, Retention
 from pipeline.config.deadline import find_deadline
 from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.config.run_length import MAX_STEPS, UNPLANNED_STEPS, schedule_events

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.checkpoint import array_database
 from pipeline.checkpoint.array_database import DATABASE, NAMED_TYPES, read_database, write_arrays
-from pipeline.checkpoint.orbax_arrays import _read_with_orbax
+from pipeline.checkpoint.restore import _read_with_orbax
 
 ARRAYS = {
     "params/kernel": np.arange(3000, dtype=np.float32).reshape(30, 100),
@@ -87,7 +87,7 @@ def test_arrays_need_no_tensorstore(tmp_path: Path) -> None:
         "import sys; sys.modules.update(tensorstore=None, orbax=None);"
         "from pathlib import Path; import numpy as np;"
         "from pipeline.checkpoint.checkpointer import write_arrays;"
-        "from pipeline.checkpoint.orbax_arrays import read_arrays;"
+        "from pipeline.checkpoint.restore import read_arrays;"
         f"folder = Path({str(tmp_path / 'state')!r});"
         "write_arrays(folder, {'x': np.arange(3)}); print(read_arrays(folder)['x'])"
     )

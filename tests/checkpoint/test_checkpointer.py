@@ -18,9 +18,8 @@ import pytest
 
 from pipeline.backends.xla import XlaExecutable
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path, make_draft_path
-from pipeline.checkpoint.checkpointer import Checkpoints, describe_disk_error
+from pipeline.checkpoint.checkpointer import Checkpoints, Retention, describe_disk_error
 from pipeline.checkpoint.restore import read_checkpoint
-from pipeline.checkpoint.retention import Retention
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
 from pipeline.stages.record.saved_recipe import restore_state, restore_weights

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.checkpoint.host_state import HostState
-from pipeline.checkpoint.parse_host_state import parse_host_state
+from pipeline.checkpoint.restore import parse_host_state
 
 
 def test_host_state_round_trips() -> None:

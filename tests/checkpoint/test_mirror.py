@@ -21,6 +21,7 @@ from pipeline.checkpoint.checkpoint_folder import (
     make_checkpoint_path,
     remove_checkpoint,
 )
+from pipeline.checkpoint.checkpointer import add_metrics
 from pipeline.checkpoint.manifest import verify_files, write_manifest
 from pipeline.checkpoint.mirror import (
     MirroredRun,
@@ -28,7 +29,6 @@ from pipeline.checkpoint.mirror import (
     read_mirror,
 )
 from pipeline.checkpoint.mirror_writer import Mirror, MirrorWriter
-from pipeline.checkpoint.retention import add_metrics
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.core.files import storage
 from pipeline.core.files.storage import Storage, open_storage

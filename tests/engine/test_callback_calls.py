@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pipeline.backends.base import Mechanism
 from pipeline.checkpoint.host_state import HostState, RateChange, Requests
-from pipeline.checkpoint.parse_host_state import parse_host_state
+from pipeline.checkpoint.restore import parse_host_state
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import schedule_events
 from pipeline.core.errors import RunError

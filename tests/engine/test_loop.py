@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.backends.base import Mechanism
-from pipeline.checkpoint.parse_host_state import parse_host_state
+from pipeline.checkpoint.restore import parse_host_state
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import schedule_events
 from pipeline.core.errors import RunError

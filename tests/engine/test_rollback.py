@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.checkpoint.checkpointer import Checkpoints, read_state
-from pipeline.checkpoint.parse_host_state import parse_host_state
-from pipeline.checkpoint.retention import Retention
+from pipeline.checkpoint.checkpointer import Checkpoints, Retention, read_state
+from pipeline.checkpoint.restore import parse_host_state
 from pipeline.core.errors import RunError
 from pipeline.engine.rollback import Rollbacks
 from pipeline.engine.schedule import is_due

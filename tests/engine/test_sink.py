@@ -148,7 +148,7 @@ def test_killed_run_continues_with_the_same_bits(tmp_path: Path, kind: str) -> N
 
 
 def read_arrays(folder: Path) -> Any:
-    from pipeline.checkpoint.orbax_arrays import read_arrays
+    from pipeline.checkpoint.restore import read_arrays
 
     return read_arrays(folder)
 

@@ -26,9 +26,8 @@ from pipeline.checkpoint.checkpoint_folder import (
     make_draft_path,
 )
 from pipeline.checkpoint.checkpoint_folder import RECIPE as SAVED_RECIPE
-from pipeline.checkpoint.checkpointer import Checkpoints
+from pipeline.checkpoint.checkpointer import Checkpoints, Retention
 from pipeline.checkpoint.manifest import DamagedError, read_json, write_manifest
-from pipeline.checkpoint.retention import Retention
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import list_event_periods
 from pipeline.core.errors import DataError

@@ -252,8 +252,7 @@ def _open_checkpoints(
     if "checkpoint" not in recipe.stages:
         return None
     # Imported here, since a run without the stage doesn't need it.
-    from pipeline.checkpoint.checkpointer import Checkpoints, NoCheckpoints
-    from pipeline.checkpoint.retention import Retention
+    from pipeline.checkpoint.checkpointer import Checkpoints, NoCheckpoints, Retention
     from pipeline.stages.record.recorded_recipe import hash_recipe
 
     if not context.ranks.is_first:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.backends.sink_choice import SinkChoice
-from pipeline.checkpoint.parse_host_state import parse_host_state
+from pipeline.checkpoint.restore import parse_host_state
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.checkpoint.checkpoint_folder import MANIFEST
+from pipeline.checkpoint.checkpointer import Retention
 from pipeline.checkpoint.manifest import SAVED_AT
-from pipeline.checkpoint.retention import Retention
 
 
 def saved_at(root: Path, minutes: list[float]) -> list[int]:
