@@ -22,7 +22,7 @@ from benchmarks.tasks import Task
 from pipeline import load_recipe
 from pipeline.checkpoint.host_state import HostState
 from pipeline.config.observer_settings import make_observer_settings
-from pipeline.config.run_length import schedule_events
+from pipeline.config.resolved_settings import schedule_events
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.engine.callbacks.events import Monitor

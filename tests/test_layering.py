@@ -76,7 +76,7 @@ LAZY_MODULES = {
     # The start of a command, and what few runs need.
     "pipeline.checkpoint.checkpointer",
     "pipeline.config.compose",
-    "pipeline.config.robustness_checks",
+    "pipeline.config.privacy_robustness_checks",
     "pipeline.data.folds",
     "pipeline.__main__",
     "pipeline.backends.ascend",

@@ -9,10 +9,9 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.config.foreign.adopt import Adoption, KeyRow, adopt, make_recipe_text
 from pipeline.config.foreign.keras_script import adopt_keras, uses_keras
 from pipeline.config.foreign.lightning import adopt_lightning, is_lightning, is_uncomposed
-from pipeline.config.foreign.mindcv import RULES
+from pipeline.config.foreign.mindcv import RULES, adopt_timm
 from pipeline.config.foreign.npu_run_config import adopt_npu_run_config, sets_npu_run_config
 from pipeline.config.foreign.script import parse_script
-from pipeline.config.foreign.timm import adopt_timm
 from pipeline.config.foreign.training_arguments import (
     adopt_training_arguments,
     is_training_arguments,

@@ -21,7 +21,7 @@ from pipeline.backends.sink_choice import Cost, SinkChoice, choose, choose_no_si
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import list_event_periods
+from pipeline.config.resolved_settings import list_event_periods
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.strict_json import format_json
 from pipeline.core.reporter import Reporter

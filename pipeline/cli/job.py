@@ -23,8 +23,7 @@ from pipeline.config.device_checks import check_processes
 from pipeline.config.files import find_recipes
 from pipeline.config.overrides import hide_secret_values, value_of
 from pipeline.config.recipe import Recipe
-from pipeline.config.recipe_file import YAML
-from pipeline.config.references import iterate_texts
+from pipeline.config.recipe_file import YAML, iterate_texts
 from pipeline.core.errors import RecipeError, RunError, UsageError
 from pipeline.core.files.package_paths import RECIPES
 from pipeline.core.files.tree_diff import format_key

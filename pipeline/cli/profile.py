@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.train import compose_run, train_run
+from pipeline.config.inspection_specs import parse_profiling_variables
 from pipeline.config.overrides import get_key
-from pipeline.config.profile_spec import parse_profiling_variables
 from pipeline.core.errors import UsageError, printable_lines
 from pipeline.core.files.bounded_read import read_json
 from pipeline.stages.record.run_directory import PROFILE

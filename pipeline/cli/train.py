@@ -31,6 +31,7 @@ from pipeline.config.compose import (
 )
 from pipeline.config.hydra_options import resolve_recipe
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS, allow_lazy_help, get_args_parser
+from pipeline.config.inspection_specs import parse_profiling_variables
 from pipeline.config.overrides import (
     expand_sweeps,
     get_key,
@@ -39,7 +40,6 @@ from pipeline.config.overrides import (
     require_hydra_keys,
     value_of,
 )
-from pipeline.config.profile_spec import parse_profiling_variables
 from pipeline.config.recipe import Recipe
 from pipeline.config.recipe_file import YAML
 from pipeline.core.errors import (

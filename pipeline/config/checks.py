@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 
 from pipeline.config import device_checks
 from pipeline.config.adapter_words import find_loop_problems
-from pipeline.config.precision import resolve_level, resolve_precision
-from pipeline.config.privacy_checks import check_privacy
+from pipeline.config.privacy_robustness_checks import check_privacy, check_robustness
 from pipeline.config.recipe import STAGES, Recipe, list_deciding_metrics
-from pipeline.config.robustness_checks import check_robustness
-from pipeline.config.run_length import check_deadline, check_one_length, count_total_steps
+from pipeline.config.resolved_settings import (
+    check_deadline,
+    check_one_length,
+    count_total_steps,
+    resolve_level,
+    resolve_precision,
+)
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.core.files.value_text import show

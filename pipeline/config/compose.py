@@ -20,7 +20,7 @@ from pipeline.config.hydra_options import DEFAULT_RECIPE, LENGTHS, resolve_recip
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS, find_stored_recipe, store_option
 from pipeline.config.overrides import find_parse_problems, get_key, sets_key, value_of
 from pipeline.config.recipe import Recipe
-from pipeline.config.references import require_bounded
+from pipeline.config.recipe_file import require_bounded
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.error_text import describe_problems
 from pipeline.core.files.name_text import explain_unknown_name

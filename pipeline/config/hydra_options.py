@@ -13,11 +13,11 @@ from pipeline.config.defaults import (
     fill_component,
     fill_missing,
     make_option,
+    mark_optional_keys,
     names_every_component,
 )
 from pipeline.config.files import SECTIONS, find_recipes
 from pipeline.config.hydra_versions import store_option
-from pipeline.config.optional_keys import mark_optional_keys
 from pipeline.config.overrides import find_unparsable, get_key, value_of
 from pipeline.config.recipe_file import (
     YAML,
@@ -27,7 +27,7 @@ from pipeline.config.recipe_file import (
     read_recipe_file,
     reset_user_keys,
 )
-from pipeline.config.run_length import LENGTH_UNITS
+from pipeline.config.resolved_settings import LENGTH_UNITS
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.tree_diff import find_value

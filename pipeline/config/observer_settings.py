@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.config.precision import resolve_loss_scale
 from pipeline.config.recipe import Recipe
+from pipeline.config.resolved_settings import resolve_loss_scale
 from pipeline.engine.monitors.observers import ObserverSettings
 
 

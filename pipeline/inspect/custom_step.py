@@ -21,7 +21,7 @@ from pipeline.backends.loading.window import Inputs, read_batch
 from pipeline.backends.xla import XlaBackend
 from pipeline.checkpoint.host_state import HostState
 from pipeline.config.cache import cache_root
-from pipeline.config.profile_spec import ProfileSpec
+from pipeline.config.inspection_specs import ProfileSpec
 from pipeline.config.recipe import CacheSpec
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import convert_write_errors

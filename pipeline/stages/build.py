@@ -13,9 +13,14 @@ import optax
 from flax import linen as nn
 from jax.extend.core import ClosedJaxpr
 
-from pipeline.config.precision import resolve_level, resolve_loss_scale, resolve_precision
 from pipeline.config.recipe import Recipe, TrainSpec
-from pipeline.config.run_length import count_total_steps, schedule_run
+from pipeline.config.resolved_settings import (
+    count_total_steps,
+    resolve_level,
+    resolve_loss_scale,
+    resolve_precision,
+    schedule_run,
+)
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.value_text import count_noun
 from pipeline.core.host.array_values import allow_reads, find_shapes, is_value_read

@@ -19,7 +19,7 @@ import numpy as np
 from pipeline.checkpoint.checkpointer import Checkpoints, Retention
 from pipeline.config.deadline import find_deadline
 from pipeline.config.recipe import Recipe, TrainSpec
-from pipeline.config.run_length import MAX_STEPS, UNPLANNED_STEPS, schedule_events
+from pipeline.config.resolved_settings import MAX_STEPS, UNPLANNED_STEPS, schedule_events
 from pipeline.core.errors import RecipeError
 from pipeline.engine.deadline import Deadline, MovableEnd, find_last_step
 from pipeline.engine.hooks import refuse_evaluation

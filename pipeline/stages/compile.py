@@ -18,7 +18,7 @@ from pipeline.backends.loading.loader import Loader, make_loader
 from pipeline.backends.loading.window import LoaderSource
 from pipeline.config.cache import find_program_folder
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import list_event_periods
+from pipeline.config.resolved_settings import list_event_periods
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.compile_cache import enable_compile_cache

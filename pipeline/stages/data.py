@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import count_total_steps
+from pipeline.config.resolved_settings import count_total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import count_noun, join_first

@@ -20,7 +20,7 @@ from pipeline.backends.sink_choice import Cost, Costs, SinkChoice
 from pipeline.cli import explain as command
 from pipeline.cli.explain import make_calendar, make_dispatch, measure_memory
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import list_event_periods
+from pipeline.config.resolved_settings import list_event_periods
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.stages.data import load_data

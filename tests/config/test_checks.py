@@ -11,7 +11,7 @@ from pipeline import load_recipe
 from pipeline.config import device_checks
 from pipeline.config.checks import CHECKS
 from pipeline.config.hydra_options import resolve_recipe
-from pipeline.config.privacy_checks import check_privacy
+from pipeline.config.privacy_robustness_checks import check_privacy
 from pipeline.core.errors import RecipeError
 
 

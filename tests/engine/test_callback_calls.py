@@ -19,7 +19,7 @@ from pipeline.backends.base import Mechanism
 from pipeline.checkpoint.host_state import HostState, RateChange, Requests
 from pipeline.checkpoint.restore import parse_host_state
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import schedule_events
+from pipeline.config.resolved_settings import schedule_events
 from pipeline.core.errors import RunError
 from pipeline.core.host.signals import Signals
 from pipeline.engine.callback_calls import (

@@ -11,7 +11,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.backends.ascend.chip.chip_files import ChipError, load_chip
 from pipeline.config.compose import load_recipe as compose
-from pipeline.config.references import MAX_CHAIN, require_bounded
+from pipeline.config.recipe_file import MAX_CHAIN, require_bounded
 from pipeline.core.errors import RecipeError
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import UNPLANNED_STEPS
+from pipeline.config.resolved_settings import UNPLANNED_STEPS
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.host.signals import Signals
 from pipeline.engine.callbacks.callback import Callback, RunControl
@@ -171,7 +171,7 @@ def test_recipe_of_a_run_that_ends_in_its_warmup_repeats_it(
 def test_more_steps_than_compiled_rates_are_reproducible(
     tiny: Compose, pace: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    for module in ("pipeline.config.run_length", "pipeline.stages.choose_steps"):
+    for module in ("pipeline.config.resolved_settings", "pipeline.stages.choose_steps"):
         monkeypatch.setattr(f"{module}.UNPLANNED_STEPS", 8)
     pace(1.5)
     steps = run(tiny(*COSINE, "train.minutes=1"), tmp_path / "run").steps

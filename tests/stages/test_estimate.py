@@ -15,7 +15,7 @@ from pipeline import load_recipe
 from pipeline.backends.base import StepToPrice
 from pipeline.config.checks import make_batching
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import count_total_steps
+from pipeline.config.resolved_settings import count_total_steps
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.reporter import Reporter
 from pipeline.stages.build import build

@@ -12,7 +12,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.checkpoint.host_state import RateChange
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import schedule_run
+from pipeline.config.resolved_settings import schedule_run
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.engine.callback_calls import change_rates
 from pipeline.stages.build import make_learning_rates

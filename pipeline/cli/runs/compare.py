@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.config.dump_spec import What
+from pipeline.config.inspection_specs import What
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.name_text import find_nearest

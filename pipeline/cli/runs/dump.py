@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.config.dump_spec import Content, What, parse_steps
+from pipeline.config.inspection_specs import Content, What, parse_steps
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.reporter import Reporter

@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
 from pipeline.checkpoint.restore import join_problems
 from pipeline.config.compose import compose_and_check
-from pipeline.config.dump_spec import What
+from pipeline.config.inspection_specs import What
 from pipeline.config.overrides import get_key
 from pipeline.core.errors import DataError, first_line
 from pipeline.core.files.name_text import find_nearest

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config.dump_spec import Content
+from pipeline.config.inspection_specs import Content
 from pipeline.core.errors import DataError, printable
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes, read_json, read_text

@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from pipeline.config.dump_spec import parse_steps
-from pipeline.config.precision import resolve_level
+from pipeline.config.inspection_specs import parse_steps
 from pipeline.config.recipe import Recipe
+from pipeline.config.resolved_settings import resolve_level
 from pipeline.core.errors import PipelineError, RecipeError
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.data.batch import Batch

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from pipeline.config.dump_spec import What
+from pipeline.config.inspection_specs import What
 from pipeline.core.errors import RecipeError
 from pipeline.inspect.dumps.layer_programs import LayerTensors
 from pipeline.models.layers.path_patterns import covers, require_covered

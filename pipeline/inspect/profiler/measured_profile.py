@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.backends.graph.hlo_program import HloProgram
 from pipeline.backends.loading.loader_stats import LoaderReport
-from pipeline.config.profile_spec import ProfileSpec
+from pipeline.config.inspection_specs import ProfileSpec
 from pipeline.core.host.machine_load import describe_load
 from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.iterations import (

@@ -13,10 +13,9 @@ from pipeline.backends.graph.hlo_program import FREE, HloProgram, parse_program
 from pipeline.backends.loading.loader import RESIDENT_LIMIT_BYTES
 from pipeline.backends.sink_choice import choose, predict_ms
 from pipeline.config.cache import cache_root
-from pipeline.config.precision import resolve_level
-from pipeline.config.profile_spec import LEAST_STEPS, ProfileSpec
+from pipeline.config.inspection_specs import LEAST_STEPS, ProfileSpec
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import list_event_periods
+from pipeline.config.resolved_settings import list_event_periods, resolve_level
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.core.host.machine_load import LoadWatch

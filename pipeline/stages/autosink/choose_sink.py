@@ -19,7 +19,7 @@ from pipeline.backends.sink_choice import (
 )
 from pipeline.checkpoint.host_state import HostState, SinkState
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import list_event_periods
+from pipeline.config.resolved_settings import list_event_periods
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import Event, RunSchedule

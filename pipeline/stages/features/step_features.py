@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.config.precision import resolve_loss_scale
 from pipeline.config.recipe import Recipe
+from pipeline.config.resolved_settings import resolve_loss_scale
 from pipeline.stages.key_errors import blaming_key
 from pipeline.training.features.feature_spec import FeatureContext
 from pipeline.training.features.freezing import FreezePhase, Freezing

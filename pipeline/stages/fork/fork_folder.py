@@ -29,7 +29,7 @@ from pipeline.checkpoint.checkpoint_folder import RECIPE as SAVED_RECIPE
 from pipeline.checkpoint.checkpointer import Checkpoints, Retention
 from pipeline.checkpoint.manifest import DamagedError, read_json, write_manifest
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import list_event_periods
+from pipeline.config.resolved_settings import list_event_periods
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit, convert_write_errors, write_whole
 from pipeline.core.files.strict_json import format_json

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import LENGTH_UNITS
+from pipeline.config.resolved_settings import LENGTH_UNITS
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json

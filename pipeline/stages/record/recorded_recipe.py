@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import LENGTH_UNITS
+from pipeline.config.resolved_settings import LENGTH_UNITS
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import sync_ancestors, write_whole
 from pipeline.core.files.safe_yaml import read_yaml

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING
 
-from pipeline.config.run_length import LENGTH_UNITS, check_deadline, list_event_periods
+from pipeline.config.resolved_settings import LENGTH_UNITS, check_deadline, list_event_periods
 from pipeline.core.files.value_text import format_bytes, format_duration
 from pipeline.core.host.limits import find_usable_bytes
 from pipeline.core.host.platforms import get_platform

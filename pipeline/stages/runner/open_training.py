@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
 from pipeline.config.recipe import EarlyStopSpec, Recipe
-from pipeline.config.run_length import list_event_periods, schedule_events
+from pipeline.config.resolved_settings import list_event_periods, schedule_events
 from pipeline.core.errors import RecipeError, first_line, get_exit_status
 from pipeline.core.files.value_text import show
 from pipeline.core.host.signals import end_with

@@ -18,7 +18,7 @@ from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.config.run_length import list_event_periods
+from pipeline.config.resolved_settings import list_event_periods
 from pipeline.core.files.value_text import format_duration, format_moment
 from pipeline.core.host.limits import find_usable_bytes
 from pipeline.core.host.platforms import get_platform

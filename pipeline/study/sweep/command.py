@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.config.optional_keys import mark_optional_keys
+from pipeline.config.defaults import mark_optional_keys
 from pipeline.config.overrides import hide_secret_values
 from pipeline.core.errors import DataError, RecipeError, hide_secrets_in_tree
 from pipeline.core.files.atomic_write import write_whole

@@ -25,7 +25,7 @@ from pipeline.checkpoint.checkpoint_folder import (
 )
 from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import count_total_steps, list_event_periods, schedule_run
+from pipeline.config.resolved_settings import count_total_steps, list_event_periods, schedule_run
 from pipeline.core.errors import PipelineError, RecipeError
 from pipeline.core.files.folder_lock import lock_file
 from pipeline.core.files.tree_diff import iterate_leaves

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
-from pipeline.config.optional_keys import mark_optional_keys
+from pipeline.config.defaults import mark_optional_keys
 from pipeline.config.overrides import find_parse_problems, get_key
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.value_text import show

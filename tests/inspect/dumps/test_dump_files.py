@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.config.dump_spec import Content, parse_steps
+from pipeline.config.inspection_specs import Content, parse_steps
 from pipeline.core.errors import DataError
 from pipeline.inspect.dumps import dump_files
 from pipeline.inspect.dumps.dump_files import (

@@ -12,7 +12,7 @@ import pytest
 from flax import linen as nn
 
 from pipeline import load_recipe
-from pipeline.config.precision import resolve_precision
+from pipeline.config.resolved_settings import resolve_precision
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.precision import LEVELS, Level, PathListing, ToFloat, TypeRule

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.config.precision import resolve_level
+from pipeline.config.resolved_settings import resolve_level
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.data.columns import ColumnSpec, Split

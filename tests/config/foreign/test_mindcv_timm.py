@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline import load_recipe
 from pipeline.config.foreign.adopt import make_recipe_text, read_table
-from pipeline.config.foreign.timm import adopt_timm
+from pipeline.config.foreign.mindcv import adopt_timm
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from tests.config.foreign.files import TIMM

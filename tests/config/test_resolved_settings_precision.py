@@ -11,8 +11,8 @@ import pytest
 from flax import linen as nn
 
 from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
-from pipeline.config.precision import resolve_level, resolve_precision
 from pipeline.config.recipe import Recipe
+from pipeline.config.resolved_settings import resolve_level, resolve_precision
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.models.layers.precision import find_type_rule
 from tests import outcome

@@ -1,14 +1,20 @@
-"""The length of a run and the periods of its events, in steps, computed from its recipe."""
+"""Settings of a recipe in steps and types: length, periods of events, precision, loss scale.
+
+They are computed from its keys, with `auto` resolved.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
+from pipeline.config.recipe import Recipe
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
+from pipeline.models.layers.precision import LEVELS, Level, Precision
+from pipeline.training.features.loss_scales import LossScaling
 
 if TYPE_CHECKING:
-    from pipeline.config.recipe import Recipe, TrainSpec
+    from pipeline.config.recipe import TrainSpec
 
 LENGTH_UNITS = ("epochs", "sink_epochs", "steps", "minutes", "until")
 MAX_STEPS = 100_000_000
@@ -126,3 +132,22 @@ def check_deadline(recipe: Recipe) -> Iterator[str]:
         yield f"privacy: must be null, as its noise depends on the steps, {condition}"
     if recipe.profile.mode == "only":
         yield f"profile.mode = only: must be off or on {condition}"
+
+
+def resolve_level(recipe: Recipe) -> Level:
+    """Return the precision level of a recipe; auto is resolved by the device."""
+    level = recipe.train.precision
+    return recipe.device.auto_precision if level == "auto" else level
+
+
+def resolve_precision(recipe: Recipe) -> Precision:
+    """Return the dtypes that the layers compute in: the level's, then `to_float`'s."""
+    level = LEVELS[resolve_level(recipe)]
+    if recipe.train.keep_batchnorm_fp32 is not None:
+        level = level.with_batch_norm(in_float32=recipe.train.keep_batchnorm_fp32)
+    return Precision(level.dtype, (*level.rules, *recipe.train.to_float))
+
+
+def resolve_loss_scale(recipe: Recipe) -> LossScaling:
+    """Return the loss scale of a recipe; auto is resolved by the level."""
+    return recipe.train.loss_scale.resolve(resolve_level(recipe))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import count_total_steps, schedule_events, schedule_run
+from pipeline.config.resolved_settings import count_total_steps, schedule_events, schedule_run
 from pipeline.data.order import SampleOrder
 from pipeline.engine.schedule import Event, RunSchedule
 
