@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.core.pages.drawing import Drawing
+from pipeline.core.pages.page import Drawing
 from tests.test_layering import PUBLIC, ROOMS, imports, modules, room_of
 
 PICTURE = Path(__file__).parents[1] / "docs" / "rooms.svg"

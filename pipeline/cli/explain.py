@@ -22,8 +22,7 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.config.resolved_settings import list_event_periods
-from pipeline.core.files.atomic_write import convert_write_errors, write_whole
-from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.atomic_write import convert_write_errors, format_json, write_whole
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import RunSchedule
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, build_recipe

@@ -12,8 +12,7 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.core.pages.charts import Curve, draw_curves
-from pipeline.core.pages.drawing import Drawing
-from pipeline.core.pages.page import Charts, Page, Section, write_page
+from pipeline.core.pages.page import Charts, Drawing, Page, Section, write_page
 from pipeline.core.reporter import Reporter
 from pipeline.study.rate_search import RateCurve, RateSuggestion, measure_rate_curve, suggest_rate
 

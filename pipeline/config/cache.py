@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pipeline.config.recipe import CacheSpec
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.ownership import find_foreign_owner, find_writers
 from pipeline.core.files.package_paths import find_user_cache
+from pipeline.core.files.trusted_files import find_foreign_owner, find_writers
 
 PROGRAMS = "xla-2"
 """Name of the folder of compiled programs. Its number is raised if their format changes."""

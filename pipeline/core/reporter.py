@@ -1,10 +1,11 @@
-"""Reporter: prints lines on the console and to run.log, and shows a progress bar."""
+"""Reporter: prints lines on the terminal and to run.log, and shows a progress bar."""
 
 from __future__ import annotations
 
 import io
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -13,14 +14,13 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from threading import Lock, Timer
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Literal, Self, TextIO
 
 from rich.console import Console
 
 from pipeline.core.errors import printable_lines, redirect_to_null
-from pipeline.core.files.real_files import open_unshared
+from pipeline.core.files.trusted_files import open_unshared
 from pipeline.core.files.value_text import format_duration
-from pipeline.core.host.terminals import can_redraw
 
 MARGIN = 10
 """Width of the margin, in characters. It has the name of a stage or a severity."""
@@ -32,6 +32,10 @@ BAR_WIDTH = 40
 """Width of a bar of time, in characters."""
 MEMORY_S = 30.0
 """Seconds after which a step counts less in the remaining time, by a factor of e."""
+KERNEL = "JPY_PARENT_PID"
+"""Variable that Jupyter sets for kernels, and that their child processes inherit."""
+NO_CURSOR = ("dumb", "unknown")
+"""Values of TERM of terminals that can't move the cursor."""
 
 
 class Reporter:
@@ -314,3 +318,14 @@ class Bar:
     def close(self) -> None:
         """Remove the bar from the screen."""
         self._progress.stop()
+
+
+def can_redraw(file: TextIO) -> bool:
+    """Return whether a file is a terminal on which a line can be replaced.
+
+    Not so is the pseudo-terminal that a notebook opens for `!command`: the notebook saves whatever
+    is written to it, each frame of a bar too.
+    """
+    if KERNEL in os.environ or os.environ.get("TERM") in NO_CURSOR:
+        return False
+    return file.isatty()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pipeline.checkpoint.host_state import HostState, PendingBoundary, Requests
 from pipeline.core.errors import RunError
-from pipeline.core.host.heap import HeapTrimmer
+from pipeline.core.host.memory import HeapTrimmer
 from pipeline.engine.callback_calls import change_rates, combine_changes, with_parameters
 from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.history import History, Progress

@@ -19,7 +19,7 @@ from pipeline.checkpoint.restore import set_others_aside, warn_on_stderr
 from pipeline.core.errors import PipelineError, RunError
 from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.core.files.folder_lock import Lock
-from pipeline.core.host.environment import require_usable_clock
+from pipeline.core.host.process_start import require_usable_clock
 from pipeline.core.host.signals import Signals, handle_signals
 from pipeline.data.columns import SampleUnit
 from pipeline.engine.batches import BatchSource, open_source

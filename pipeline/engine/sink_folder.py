@@ -20,7 +20,7 @@ from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.folder_lock import LOCK, Lock, try_lock_folder
-from pipeline.core.files.real_files import require_real, require_real_trees
+from pipeline.core.files.trusted_files import require_real, require_real_trees
 from pipeline.engine.step_checks import ADDRESS, describe
 from pipeline.engine.user_step import CustomState, UserStep
 from pipeline.models.lowerings.tune.tuner import LoweringChoice

@@ -20,9 +20,8 @@ from pipeline.config.cache import find_program_folder
 from pipeline.config.recipe import Recipe
 from pipeline.config.resolved_settings import list_event_periods
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.files.compile_cache import enable_compile_cache
-from pipeline.core.files.strict_json import format_json
 from pipeline.core.files.value_text import format_bytes, format_duration
 from pipeline.core.host.jax_private import with_names_in_cache_key
 from pipeline.core.host.memory import read_available_bytes

@@ -18,8 +18,8 @@ from pipeline.backends.base import Backend, Executable, Mechanism, WrappedExecut
 from pipeline.backends.xla import Programs, XlaExecutable
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, first_line
-from pipeline.core.host.heap import return_free_pages
 from pipeline.core.host.limits import find_usable_bytes, read_limits
+from pipeline.core.host.memory import return_free_pages
 from pipeline.core.host.memory_watch import end_without_memory
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter

@@ -19,7 +19,7 @@ from jax.tree_util import register_dataclass
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.strict_json import write_json
+from pipeline.core.files.atomic_write import write_json
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import read_chunks
 from pipeline.data.dataset import Dataset

@@ -7,8 +7,8 @@ import jax
 from pipeline.backends.base import Backend, CompileReport
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
-from pipeline.core.host.heap import return_free_pages
 from pipeline.core.host.limits import find_usable_bytes
+from pipeline.core.host.memory import return_free_pages
 from pipeline.core.host.platforms import get_platform
 from pipeline.stages.build import Built
 from pipeline.training.parallel.microbatches import find_smaller_microbatches

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pipeline.core.host.environment import require_usable_environment
+from pipeline.core.host.process_start import require_usable_environment
 from pipeline.core.host.signals import Interrupted
 from pipeline.engine.loop import exhaust, train
 from pipeline.stages.autosink.sink_plan import make_sink_plan

@@ -1,7 +1,10 @@
+"""A pipe and a notebook's pseudo-terminal show no frames of bars."""
+
 from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 import sys
 import time
@@ -11,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipeline.core.reporter import RecentPace, Reporter, make_console
+from pipeline.core.reporter import KERNEL, RecentPace, Reporter, can_redraw, make_console
 from tests.engine.monitors.disk import files_end_at
 
 
@@ -284,3 +287,26 @@ def test_bar_shows_the_remaining_time_in_days(monkeypatch: pytest.MonkeyPatch) -
     bar.advance_to(10, 2.3)
     bar.close()
     assert "6 days 23 h left" in file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, True), ({KERNEL: "12"}, False), ({"TERM": "dumb"}, False)],
+)
+def test_terminal_is_redrawn_unless_a_notebook_reads_it(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: bool
+) -> None:
+    monkeypatch.delenv(KERNEL, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    leader, follower = os.openpty()
+    with open(leader, "rb"), open(follower, "w") as terminal:
+        assert can_redraw(terminal) == expected
+
+
+def test_files_are_not_redrawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(KERNEL, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with (tmp_path / "file").open("w") as file:
+        assert not can_redraw(file)

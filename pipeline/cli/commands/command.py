@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import click
 
 from pipeline.core.errors import RecipeError, UsageError
-from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.atomic_write import format_json
 from pipeline.core.host.signals import raise_interrupts, replace_interrupt_output
 
 PROGRAM = "python -m pipeline"

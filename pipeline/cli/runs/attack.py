@@ -10,9 +10,9 @@ from pydantic import TypeAdapter
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import UsageError
+from pipeline.core.files.atomic_write import write_json
 from pipeline.core.files.name_text import explain_unknown_name
-from pipeline.core.files.real_files import require_real
-from pipeline.core.files.strict_json import write_json
+from pipeline.core.files.trusted_files import require_real
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import (
     OpenedRecipe,

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.inspection_specs import Content, What, parse_steps
 from pipeline.core.errors import DataError, UsageError
-from pipeline.core.files.real_files import require_real_trees
+from pipeline.core.files.trusted_files import require_real_trees
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.dump_step import DumpRequest, compare_losses, dump_step
 from pipeline.inspect.dumps.layer_programs import Weights, layer_kinds

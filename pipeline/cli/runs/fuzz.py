@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from pipeline.cli.commands.command import CommandResult
+from pipeline.core.files.atomic_write import format_json
 from pipeline.core.files.csv_file import format_csv
-from pipeline.core.files.real_files import require_real_trees
-from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.trusted_files import require_real_trees
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.inspect.dumps.opened_recipe import find_newest_step, open_run_recipe

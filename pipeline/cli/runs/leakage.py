@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import UsageError
-from pipeline.core.files.real_files import require_real
-from pipeline.core.files.strict_json import write_json
+from pipeline.core.files.atomic_write import write_json
+from pipeline.core.files.trusted_files import require_real
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import find_newest_step, open_run_recipe
 from pipeline.inspect.leakage.membership import (

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.core.errors import DataError, UsageError, printable
+from pipeline.core.files.atomic_write import format_json
 from pipeline.core.files.name_text import explain_unknown_name
-from pipeline.core.files.strict_json import format_json
 from pipeline.core.files.value_text import count_noun
 from pipeline.study.runs.page import write_page
 from pipeline.study.runs.ranking import is_larger_better, main_metric

@@ -1,4 +1,6 @@
-"""Atomic writes: readers see complete files alone, also after a crash or a power cut.
+"""Atomic writes of bytes, texts and strict JSON: readers see complete files alone.
+
+That also holds after a crash or a power cut. In strict JSON, NaN and infinities are null.
 
 The system may write names to the disk before contents, so a file that was renamed but not synced
 may be empty after a power cut. A draft is therefore synced before it is renamed.
@@ -7,14 +9,16 @@ may be empty after a power cut. A draft is therefore synced before it is renamed
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pipeline.core.errors import RunError, get_system_reason
 
@@ -125,3 +129,22 @@ def sync(path: Path) -> None:
             return
         error.filename = str(path)
         raise
+
+
+def format_json(value: Any, indent: int | None = None) -> str:
+    """Return `value` as JSON; NaN and infinities, which JSON can't represent, become null."""
+    return json.dumps(_replace_non_finite(value), indent=indent, allow_nan=False)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as an indented JSON file, atomically. Raises RunError if the disk refuses."""
+    with convert_write_errors(path):
+        write_whole(path, format_json(value, indent=1) + "\n")
+
+
+def _replace_non_finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _replace_non_finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_non_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,7 +18,7 @@ from pathlib import Path
 import jax
 
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.ownership import find_foreign_owner, find_writers, make_private
+from pipeline.core.files.trusted_files import find_foreign_owner, find_writers, make_private
 from pipeline.core.host.jax_private import (
     UNWRITABLE_PROGRAM,
     find_opened_program_files,

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from pipeline.core.files.ownership import make_private
-from pipeline.core.files.real_files import open_real
+from pipeline.core.files.trusted_files import make_private, open_real
 
 LOCK = ".lock"
 NOT_HELD = -1

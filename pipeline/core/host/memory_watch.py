@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pipeline.core.errors import RunError
-from pipeline.core.host.heap import return_free_pages
-from pipeline.core.host.memory import read_available_bytes
+from pipeline.core.host.memory import read_available_bytes, return_free_pages
 
 PERIOD_S = 0.05
 """Time between two measurements of the available memory."""

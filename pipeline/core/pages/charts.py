@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.core.pages.drawing import Drawing
+from pipeline.core.pages.page import Drawing
 
 WIDTH = 420
 HEIGHT = 260

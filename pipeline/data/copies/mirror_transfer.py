@@ -29,7 +29,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from pipeline.core.errors import DataError, printable
 from pipeline.core.files.atomic_write import commit
-from pipeline.core.host.terminals import can_redraw
+from pipeline.core.reporter import can_redraw
 from pipeline.data.copies.checksums import RemoteFile, compute_checksum
 
 STALL_S = 30.0

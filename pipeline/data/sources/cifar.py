@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit
-from pipeline.core.files.ownership import make_private
+from pipeline.core.files.trusted_files import make_private
 from pipeline.core.registry import component
 from pipeline.data.columns import RawData, Split
 from pipeline.data.copies.checksums import (

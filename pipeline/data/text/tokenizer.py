@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.atomic_write import format_json
 from pipeline.core.host.limited_process import (
     ChildLimitError,
     ChildLimits,

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.files.value_text import format_duration
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.training.telemetry import Telemetry

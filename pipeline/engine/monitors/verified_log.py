@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, cast
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit, sync
-from pipeline.core.files.real_files import open_unshared
+from pipeline.core.files.trusted_files import open_unshared
 from pipeline.engine.monitors.log_lines import (
     LONGEST_BYTES,
     MAX_RANGES,

@@ -12,8 +12,7 @@ import numpy as np
 from pipeline.backends.base import Executable
 from pipeline.backends.graph.replay import find_largest_magnitude
 from pipeline.checkpoint.autopsy_archive import AUTOPSY
-from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.host.signals import Interrupted
 from pipeline.core.plugins.loading import list_loaded_plugins, to_flags
 from pipeline.data.columns import Split

@@ -27,9 +27,8 @@ from pipeline.checkpoint.restore import arrange_arrays
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import CacheSpec, Recipe
 from pipeline.core.errors import DataError, PipelineError, RunError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, Split

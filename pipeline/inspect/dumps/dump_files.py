@@ -26,10 +26,9 @@ import numpy as np
 
 from pipeline.config.inspection_specs import Content
 from pipeline.core.errors import DataError, printable
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.files.bounded_read import read_bytes, read_json, read_text
 from pipeline.core.files.npy import parse_npy
-from pipeline.core.files.strict_json import format_json
 from pipeline.core.files.value_text import join_first
 from pipeline.inspect.dumps.tensor_names import TensorName, parse_name
 

@@ -14,7 +14,7 @@ from pipeline.config.inspection_specs import parse_steps
 from pipeline.config.recipe import Recipe
 from pipeline.config.resolved_settings import resolve_level
 from pipeline.core.errors import PipelineError, RecipeError
-from pipeline.core.files.real_files import require_real_trees
+from pipeline.core.files.trusted_files import require_real_trees
 from pipeline.data.batch import Batch
 from pipeline.engine.callbacks.events import Monitor
 from pipeline.inspect.dumps.captured_step import capture_step

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.limits import read_limits
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.host.shortest_time import measure_shortest_s

@@ -9,12 +9,11 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.files.trace_file import TraceEvent, TraceRow, write_trace_file
 from pipeline.core.files.value_text import format_bytes
 from pipeline.core.pages.charts import WIDE, Lane, LaneBar, draw_lanes, stack_blocks
-from pipeline.core.pages.drawing import Drawing, stack_drawings
+from pipeline.core.pages.page import Drawing, stack_drawings
 from pipeline.inspect.profiler.iterations import Iteration, Traced
 from pipeline.inspect.profiler.step_profile import LayerTime, StepProfile, StepVerdict
 

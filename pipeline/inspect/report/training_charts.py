@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pipeline.core.pages.charts import Curve, draw_curves
-from pipeline.core.pages.drawing import Drawing
-from pipeline.core.pages.page import HEADS
+from pipeline.core.pages.page import HEADS, Drawing
 
 HEADLINES = ("accuracy", "micro_f1", "r2")
 """Metrics for the chart, by priority: the first that the run logged is drawn."""

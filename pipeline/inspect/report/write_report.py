@@ -11,15 +11,15 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.csv_file import format_csv
-from pipeline.core.files.real_files import require_real_trees
+from pipeline.core.files.trusted_files import require_real_trees
 from pipeline.core.pages.charts import draw_histogram, draw_scatter
-from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import (
     GENERATOR,
     MAX_ROWS,
     Beside,
     Block,
     Charts,
+    Drawing,
     Legend,
     Matrix,
     Page,

@@ -22,9 +22,8 @@ import numpy as np
 from jax import export
 
 from pipeline.core.errors import DataError, RecipeError, RunError
-from pipeline.core.files.atomic_write import convert_write_errors, write_whole
+from pipeline.core.files.atomic_write import convert_write_errors, format_json, write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.array_values import explain_value_read, is_value_read
 from pipeline.data.text.file_names import TOKENIZER
 from pipeline.data.text.text_format import write_tokenizer

@@ -31,8 +31,7 @@ from pipeline.checkpoint.manifest import DamagedError, read_json, write_manifest
 from pipeline.config.recipe import Recipe
 from pipeline.config.resolved_settings import list_event_periods
 from pipeline.core.errors import DataError
-from pipeline.core.files.atomic_write import commit, convert_write_errors, write_whole
-from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.atomic_write import commit, convert_write_errors, format_json, write_whole
 from pipeline.core.files.tree_diff import Difference
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, LogLine, read_lines

@@ -13,7 +13,7 @@ from threading import Timer
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, first_line, get_exit_status
-from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.atomic_write import format_json
 from pipeline.core.host.launchers import RankPlace, find_place
 from pipeline.core.plugins.loading import FLAG, list_loaded_plugins
 from pipeline.stages.record.summary import find_version, list_versions

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from pipeline.core.files.real_files import open_unshared
-from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.atomic_write import format_json
+from pipeline.core.files.trusted_files import open_unshared
 
 DESCENDANTS = "descendants.jsonl"
 Made = Literal["exported", "converted", "reproduced"]

@@ -19,10 +19,9 @@ from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.config.resolved_settings import LENGTH_UNITS
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.ownership import make_private
-from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.trusted_files import make_private
 from pipeline.core.host.limits import read_limits
 
 FOLDER = "times-2"

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError, get_system_reason
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.strict_json import format_json
 
 PROVENANCE = "provenance.json"
 

@@ -36,7 +36,7 @@ from pipeline.checkpoint.checkpoint_folder import MIRROR_DRAFT
 from pipeline.core.errors import DataError, RunError, printable
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.folder_lock import LOCK, Lock, try_lock_folder
-from pipeline.core.files.real_files import require_real, require_real_trees
+from pipeline.core.files.trusted_files import require_real, require_real_trees
 from pipeline.core.files.value_text import join_first
 from pipeline.data.text.file_names import TOKENIZER
 from pipeline.engine.monitors.live_status import STATUS

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.core.errors import RunError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.strict_json import format_json
 from pipeline.core.files.value_text import count_noun
 from pipeline.core.plugins.parts import COMPONENTS, list_entries
 

@@ -16,9 +16,9 @@ from pipeline.checkpoint.mirror_writer import Mirror, MirrorWriter
 from pipeline.config.defaults import normalise_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, get_exit_status
+from pipeline.core.files.atomic_write import format_json
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.files.storage import open_storage
-from pipeline.core.files.strict_json import format_json
 from pipeline.core.reporter import Reporter
 from pipeline.data.text.file_names import TOKENIZER
 from pipeline.stages.record.guards import convert_os_errors

@@ -13,10 +13,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from pipeline.core.errors import DataError, RunError, get_system_reason
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.error_text import validate_file
-from pipeline.core.files.strict_json import format_json
 from pipeline.stages.record.provenance import read_provenance
 
 FOLDER = "expected"

@@ -26,8 +26,7 @@ from pipeline.core.errors import (
     printable,
     report_errors,
 )
-from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.host.launchers import find_place
 from pipeline.core.host.signals import Signals
 from pipeline.stages.record.guards import convert_os_errors

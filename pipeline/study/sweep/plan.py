@@ -21,7 +21,7 @@ from pipeline.config.overrides import sets_key
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.folder_lock import LOCK
-from pipeline.core.files.real_files import require_real, require_real_folder, require_real_trees
+from pipeline.core.files.trusted_files import require_real, require_real_folder, require_real_trees
 from pipeline.core.files.value_text import join_first
 from pipeline.stages.record.member_runs import find_jobs
 from pipeline.stages.record.run_directory import RECIPE, require_unused

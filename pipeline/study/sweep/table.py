@@ -28,8 +28,7 @@ from pipeline.core.pages.charts import (
     make_horizontal_axis,
     make_vertical_axis,
 )
-from pipeline.core.pages.drawing import Drawing
-from pipeline.core.pages.page import Charts, Page, Section, render_page
+from pipeline.core.pages.page import Charts, Drawing, Page, Section, render_page
 from pipeline.stages.record.member_runs import find_jobs
 from pipeline.stages.record.run_directory import OVERRIDES, SUMMARY, read_written_at_ns
 from pipeline.study.population.groups import FOLD

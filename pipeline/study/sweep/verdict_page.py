@@ -17,11 +17,11 @@ from pipeline.core.pages.charts import (
     make_horizontal_axis,
     make_vertical_axis,
 )
-from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import (
     MAX_ROWS,
     Block,
     Charts,
+    Drawing,
     Page,
     RowTable,
     Section,

@@ -22,7 +22,7 @@ from pipeline.core.pages.charts import (
     round_values,
     stack_blocks,
 )
-from pipeline.core.pages.drawing import Drawing, stack_drawings
+from pipeline.core.pages.page import Drawing, stack_drawings
 
 HOSTILE = "</svg></style><script>alert(1)</script>\"'&\x00\ud800"
 

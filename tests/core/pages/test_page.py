@@ -1,4 +1,7 @@
-"""Pages: whole, safe from names of strangers, and usable on a narrow screen."""
+"""Pages: whole, safe from names of strangers, and usable on a narrow screen.
+
+Drawings are XML that any parser reads, whatever names they show.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,19 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from xml.etree.ElementTree import fromstring
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.core.pages.charts import Lane, draw_lanes
-from pipeline.core.pages.drawing import read_template
 from pipeline.core.pages.page import (
+    MARGIN,
     Beside,
     Block,
     Charts,
+    Drawing,
     Legend,
     Matrix,
     Page,
@@ -25,7 +32,9 @@ from pipeline.core.pages.page import (
     SampleGrid,
     Section,
     Words,
+    read_template,
     render_page,
+    stack_drawings,
 )
 
 HOSTILE = "</title></style><script>alert(1)</script>\"'&\ud800"
@@ -39,6 +48,7 @@ BLOCKS: list[Block] = [
     SampleGrid([Sample(b"png", HOSTILE, HOSTILE, HOSTILE)]),
     Beside([Words(HOSTILE)]),
 ]
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 class Reader(HTMLParser):
@@ -124,3 +134,38 @@ def test_jinja2_is_not_imported_before_a_page_is_written() -> None:
     script = f"import sys, {modules}; print('jinja2' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ran.stdout.strip() == "False", ran.stderr
+
+
+@pytest.mark.medium
+@given(words=st.text(), tip=st.text(), label=st.text())
+def test_any_text_is_escaped(words: str, tip: str, label: str) -> None:
+    drawing = Drawing(10, 10, label)
+    drawing.add("text", "name", words, tip, x=1)
+    (element,) = fromstring(drawing.to_element())[0:1]
+    text = element if element.tag == "text" else element[0]
+    assert text.get("class") == "name"
+    assert len(text.text or "") <= len(words)
+    assert fromstring(drawing.to_file_text()).tag == f"{SVG}svg"
+
+
+def test_numbers_have_six_digits() -> None:
+    drawing = Drawing(10, 10, "a")
+    drawing.add("circle", r=1 / 3, cx=1_234_567.0)
+    assert 'r="0.333333"' in drawing.to_element()
+    assert 'cx="1.23457e+06"' in drawing.to_element()
+
+
+def test_drawing_file_has_margin_and_dark_style() -> None:
+    drawing = Drawing(100, 50, "a")
+    drawing.add("circle", r=1)
+    text = drawing.to_file_text()
+    box = fromstring(text).get("viewBox")
+    assert box == f"{-MARGIN:g} {-MARGIN:g} {100 + 2 * MARGIN:g} {50 + 2 * MARGIN:g}"
+    assert "prefers-color-scheme: dark" in text
+    assert "var(--" not in text
+
+
+def test_stacked_drawings_are_placed_below_each_other() -> None:
+    stack = stack_drawings([Drawing(10, 20, "a"), Drawing(30, 40, "b")], "both", gap=5)
+    assert (stack.width, stack.height) == (30, 65)
+    assert "translate(0,25)" in stack.to_element()

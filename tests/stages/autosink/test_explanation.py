@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from pipeline.backends.sink_choice import Bounds, Cost, Costs, choose, choose_no_sink
-from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.atomic_write import format_json
 from pipeline.stages.autosink.explanation import (
     Achieved,
     Calendar,

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.atomic_write import format_json
 from pipeline.stages.record.continuity import (
     compare_settings,
     require_same_origin,

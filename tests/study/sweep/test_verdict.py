@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import RunError
-from pipeline.core.files.strict_json import format_json
+from pipeline.core.files.atomic_write import format_json
 from pipeline.stages.record.run_directory import SUMMARY
 from pipeline.study.sweep.directory import JobSummary, write_overrides
 from pipeline.study.sweep.verdict import PairedVerdict, judge_pairs, read_verdict

@@ -28,7 +28,7 @@ from scipy.stats import norm
 from pipeline.core.errors import RunError
 from pipeline.core.files.value_text import count_noun
 from pipeline.core.pages.charts import Curve, draw_curves
-from pipeline.core.pages.drawing import Drawing
+from pipeline.core.pages.page import Drawing
 
 CLASSES_FILE = Path(__file__).with_name("classes.csv")
 

@@ -16,8 +16,7 @@ from pipeline.backends.ascend.simulate.timeline import KINDS, STREAMS, Kind, Spa
 from pipeline.core.files.trace_file import TraceEvent, TraceRow, write_trace_file
 from pipeline.core.pages.charts import LABELS as LABEL_WIDTH
 from pipeline.core.pages.charts import WIDE, Lane, LaneBar, draw_lanes, stack_blocks
-from pipeline.core.pages.drawing import Drawing
-from pipeline.core.pages.page import Charts, Legend, Page, RowTable, Section, render_page
+from pipeline.core.pages.page import Charts, Drawing, Legend, Page, RowTable, Section, render_page
 
 COLOURS: dict[Kind, str] = {
     "cube": "blue", "vector": "green", "format": "amber", "communication": "red",

@@ -42,7 +42,7 @@ from pipeline.core.files.knowledge_bank import (
     make_operator_record,
     reuse_or_search,
 )
-from pipeline.core.files.ownership import find_foreign_owner, find_writers
+from pipeline.core.files.trusted_files import find_foreign_owner, find_writers
 
 BUILT_IN = Path(__file__).with_name("built_in.json")
 """Bank of the matrix products of ResNet-50 with a batch of 32, from an exhaustive search."""

@@ -16,7 +16,7 @@ import jaxlib
 
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.ownership import make_private
+from pipeline.core.files.trusted_files import make_private
 from pipeline.core.host.platforms import get_platform
 from pipeline.models.lowerings.problem.lowering import WIDENED, Engine
 

@@ -9,14 +9,14 @@ import sys
 import numpy as np
 import pytest
 
-from pipeline.core.host import heap
-from pipeline.core.host.heap import PERIOD_S, HeapTrimmer
+from pipeline.core.host import memory
+from pipeline.core.host.memory import PERIOD_S, HeapTrimmer
 from pipeline.core.host.process_start import SETTINGS
 
 PROGRAM = """
 import ctypes
 import resource
-from pipeline.core.host.heap import return_free_pages
+from pipeline.core.host.memory import return_free_pages
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -68,11 +68,11 @@ class Machine:
         self.peaks: list[int] = []
         """Resident memory before each return of pages."""
         self.read_at_s: list[float] = []
-        monkeypatch.setattr(heap.time, "monotonic", lambda: self.now_s)
-        monkeypatch.setattr(heap, "return_free_pages", self._return_pages)
-        monkeypatch.setattr(heap, "read_resident_bytes", self._read_resident_bytes)
+        monkeypatch.setattr(memory.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(memory, "return_free_pages", self._return_pages)
+        monkeypatch.setattr(memory, "read_resident_bytes", self._read_resident_bytes)
         monkeypatch.setattr(
-            heap, "read_available_bytes", lambda: 8_000_000_000 - self.resident_bytes
+            memory, "read_available_bytes", lambda: 8_000_000_000 - self.resident_bytes
         )
 
     def _return_pages(self) -> None:
