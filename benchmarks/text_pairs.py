@@ -17,8 +17,7 @@ import numpy as np
 
 from benchmarks.measure import add_save, heading, publish, table
 from pipeline import load_recipe, run
-from pipeline.data.sources.text_csv import mark_eval_rows
-from pipeline.data.sources.text_pairs import SHIPPED, TextPairs
+from pipeline.data.sources.text_csv import SHIPPED_PAIRS, TextPairs, mark_eval_rows
 from pipeline.data.text.text_columns import read_text_columns
 from pipeline.data.text.tokenizer import split_words
 
@@ -54,7 +53,7 @@ def measure_tf_idf() -> tuple[int, list[float]]:
     """Return the number of held-out pairs, and the recall of TF-IDF at each of `RECALLS`."""
     dataset = load_recipe(RECIPE).dataset
     assert isinstance(dataset, TextPairs), "the recipe's dataset is of pairs"
-    rows = read_text_columns(SHIPPED, ("function", "docstring"))
+    rows = read_text_columns(SHIPPED_PAIRS, ("function", "docstring"))
     is_eval = mark_eval_rows([""] * len(rows), dataset.eval_fraction)
     texts = [
         text for row, held_out in zip(rows, is_eval, strict=True) if not held_out for text in row

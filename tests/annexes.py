@@ -97,7 +97,7 @@ ANNEXES: Mapping[str, Annex] = {
     },
     "config.foreign": Annex(("cli.adopt",), ("adopt", "config.yaml"), "config.foreign"),
     "data.records": Annex(
-        ("cli.convert.records", "data.sources.example_files", "data.sources.records"),
+        ("cli.convert.records", "data.sources.example_files"),
         ("dataset=records", "dataset.root=folder", "train.steps=1"),
         "records",
     ),

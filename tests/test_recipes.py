@@ -14,7 +14,7 @@ from pipeline import load_recipe
 from pipeline.config.files import read_description
 from pipeline.config.hydra_options import DEFAULT_RECIPE
 from pipeline.core.files.package_paths import RECIPES
-from pipeline.data.audio import vowels
+from pipeline.data.sources import audio_folder
 from tests import outcome
 from tests.conftest import ROOT
 from tests.image_folders import save_images, save_masks
@@ -204,7 +204,7 @@ def test_text_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -
 def test_sound_recipe_trains_end_to_end(
     name: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vowels, "COUNTS", {"train": 4, "eval": 2})
+    monkeypatch.setattr(audio_folder, "COUNTS", {"train": 4, "eval": 2})
     keys = ["train.batch_size=8", "++train.epochs=null", "train.steps=4", "train.sink_size=2"]
     recipe = load_recipe(name, [*keys, "++eval.every_epochs=null", f"cache.root={tmp_path}"])
     summary = run(recipe, tmp_path / "run")

@@ -198,7 +198,10 @@ COVERED = {
         "data/copies/test_download.py",
         "transfers that are cut and resumed",
     ),
-    "pipeline.data.records.*": ("data/sources/test_records.py", "records written and read"),
+    "pipeline.data.records.*": (
+        "data/sources/test_example_files_records.py",
+        "records written and read",
+    ),
     "pipeline.data.records.example_images": (
         "data/sources/test_example_files.py",
         "images of examples",
@@ -212,7 +215,6 @@ COVERED = {
         "columns of folders",
     ),
     "pipeline.data.tables.parquet_child": ("hostile/test_parquet_files.py", "files good and bad"),
-    "pipeline.data.tables.read_parquet": ("hostile/test_parquet_files.py", "files good and bad"),
     "pipeline.data.text.tokenizer_child": ("hostile/test_tokenizer_files.py", "files good and bad"),
     # The loop.
     "pipeline.engine.batches": ("engine/test_sink.py", "batches of custom loops"),

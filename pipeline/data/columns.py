@@ -15,7 +15,7 @@ from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets
 
 if TYPE_CHECKING:
-    from pipeline.data.audio.audio_format import AudioFormat
+    from pipeline.data.audio import AudioFormat
     from pipeline.data.series.scale_series import ScaleSeries
     from pipeline.data.text.text_format import TextFormat
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.data.batch import Batch, read_chunks
 from pipeline.data.columns import Split
-from pipeline.data.poisson_order import PoissonOrder
+from pipeline.data.order_kinds import PoissonOrder
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.losses import compute_losses

@@ -220,7 +220,7 @@ def _plant_canaries(
         return raw, order
     # Imported here, since few runs are audited.
     from pipeline.data.canaries import choose_canaries, plant_canaries
-    from pipeline.data.poisson_order import PoissonOrder
+    from pipeline.data.order_kinds import PoissonOrder
 
     assert isinstance(order, PoissonOrder), "an audit needs Poisson sampling"
     with prefixing_problems("privacy.audit: "):
@@ -298,7 +298,7 @@ def _make_map_ops(
     with prefixing_problems(f"dataset.{key}."):
         # A number for each image can't be the labels of its pixels.
         if specs["label"].shape and any(op.moves_pixels for op in ops):
-            from pipeline.data.ops.joint import make_joint_ops
+            from pipeline.data.ops.together import make_joint_ops
 
             ops = make_joint_ops(ops, specs, recipe.dataset.ignore_index)
         return (*encode, *ops), compute_column_specs(ops, specs)
@@ -320,7 +320,7 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         "shard_id": spec.shard_id or 0,
     }
     if recipe.privacy is not None and recipe.privacy.sampling == "poisson":
-        from pipeline.data.poisson_order import make_poisson_order
+        from pipeline.data.order_kinds import make_poisson_order
 
         with prefixing_problems("train."):
             privacy = recipe.privacy
@@ -344,7 +344,7 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         )
     with prefixing_problems("train.batch_size: "):
         if spec.interleave is not None:
-            from pipeline.data.group_orders import FileShardedOrder, InterleavedOrder
+            from pipeline.data.order_kinds import FileShardedOrder, InterleavedOrder
 
             settings |= {"cycle_length": spec.interleave, "files": files}
             if spec.file_shards is None:
@@ -353,7 +353,7 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         order = SampleOrder(**settings)
     if not spec.balance:
         return order
-    from pipeline.data.group_orders import BalancedOrder
+    from pipeline.data.order_kinds import BalancedOrder
 
     labels = raw.train.columns["label"]
     if raw.targets.task != "classification" or len(labels.shape) != 1:

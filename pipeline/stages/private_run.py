@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.checkpoint.restore import read_to_resume
 from pipeline.core.errors import RecipeError
 from pipeline.data.dataset import Dataset
-from pipeline.data.poisson_order import PoissonOrder
+from pipeline.data.order_kinds import PoissonOrder
 from pipeline.engine.history import History
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.stages.runner.run_feature import RunFeature

@@ -77,7 +77,7 @@ def order_in_buckets(
     """
     if not buckets:
         return order
-    from pipeline.data.group_orders import BucketedOrder
+    from pipeline.data.order_kinds import BucketedOrder
 
     numbers = assign_buckets(split.columns[SIZE][:], buckets)
     with prefixing_problems("dataset.buckets: "):

@@ -21,9 +21,9 @@ from pipeline.data.ops.geometry import (
     RandomHorizontalFlip,
     RandomVerticalFlip,
 )
-from pipeline.data.ops.joint import make_joint_ops
 from pipeline.data.ops.policies import AutoAugment, RandAugment
 from pipeline.data.ops.resize import RandomResizedCrop, RandomSize, Resize
+from pipeline.data.ops.together import make_joint_ops
 from pipeline.data.ops.values import Hwc2Chw, OneHot, Rescale
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops, compute_column_specs

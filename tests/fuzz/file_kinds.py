@@ -29,11 +29,11 @@ from pipeline.data.columns import Column, ColumnSpec, RawData, Split
 from pipeline.data.records.record_writer import write_records
 from pipeline.data.sources.audio_folder import AudioFolder
 from pipeline.data.sources.cifar import Release, read_split, unpack
+from pipeline.data.sources.example_files import Records
 from pipeline.data.sources.idx import read_split as read_idx_split
 from pipeline.data.sources.image_folder import ImageFolder
 from pipeline.data.sources.image_masks import ImageMasks
 from pipeline.data.sources.npz import NumpyArchive
-from pipeline.data.sources.records import Records
 from pipeline.data.targets import Targets
 from pipeline.models.lowerings.tune.tuner import BUILT_IN
 from pipeline.models.lowerings.tune.tuner import check_lowering_entry as checked_lowering

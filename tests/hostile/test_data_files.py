@@ -22,14 +22,14 @@ from PIL import Image
 from pipeline.core.errors import DataError
 from pipeline.data.image_file import MAX_PIXELS
 from pipeline.data.sources.cifar import Release, unpack
+from pipeline.data.sources.example_files import Records
 from pipeline.data.sources.idx import read_idx
 from pipeline.data.sources.image_columns import decode
 from pipeline.data.sources.image_folder import ImageFolder
 from pipeline.data.sources.npz import NumpyArchive
-from pipeline.data.sources.records import Records
 from tests.conftest import ROOT
 from tests.data.section import section
-from tests.data.sources.test_records import write
+from tests.data.sources.test_example_files_records import write
 
 SMALL = Release("small", "small", {"a.bin": 1}, {"t.bin": 1}, label_bytes=1, classes=10)
 FEW_BYTES = 200 * 2**20

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.data.tables import read_parquet as reader
+from pipeline.data.tables import table_files as reader
 from pipeline.data.tables.raw_table import RawTable, Texts
 from tests.slow_cases import mark_slow_except
 

@@ -27,8 +27,7 @@ from pipeline.core.files.value_text import count_noun
 from pipeline.core.reporter import WARNING
 from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_columns import read_text_columns
-from pipeline.data.text.text_files import read_text_lines
-from pipeline.data.text.text_format import PAIR, TextFormat
+from pipeline.data.text.text_format import PAIR, TextFormat, read_text_lines
 from pipeline.stages.export.export import is_export, read_export
 from pipeline.stages.export.inference_files import (
     Arrays,

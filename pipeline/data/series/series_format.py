@@ -11,9 +11,8 @@ from pipeline.core.errors import DataError
 from pipeline.core.registry import Seq, Spec
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.file_errors import name_file
-from pipeline.data.series.raw_series import stack_series
 from pipeline.data.series.regular_times import read_times
-from pipeline.data.series.series_files import SUFFIXES, LongForm, read_series
+from pipeline.data.series.series_files import SUFFIXES, LongForm, read_series, stack_series
 from pipeline.data.table import Kind, TableFormat
 from pipeline.data.tables.fit_table import read_table
 

@@ -1,4 +1,7 @@
-"""Datasets in files of many examples: TFRecord, MindSpore's MindRecord, and webdataset's tars."""
+"""Datasets in files of many examples: ArrayRecord, TFRecord, MindRecord, and webdataset's tars.
+
+ArrayRecord files are written by `python -m pipeline convert records`.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,13 @@ from pipeline.data.records.example_images import (
     stack_boxes,
 )
 from pipeline.data.records.mindrecord_file import index_mindrecord
+from pipeline.data.records.record_format import (
+    DESCRIPTION,
+    RecordSplitSpec,
+    RecordsSpec,
+    open_column,
+    read_description,
+)
 from pipeline.data.records.tar_shard import index_tar
 from pipeline.data.records.tfrecord_file import index_tfrecord
 from pipeline.data.sources.class_folders import EVAL_FOLDERS, require_within
@@ -302,3 +312,43 @@ class WebDataset(ExampleFilesSpec):
         names = self.classes or ()
         labels = {name: label for label, name in enumerate(names, start=self.first_label)}
         return partial(index_tar, labels=labels)
+
+
+@component("dataset")
+class Records(LocalDatasetSpec):
+    """Samples of another source, stored in ArrayRecord files with random access. Images are read on
+    demand, so they may be larger than memory. Labels are in memory."""
+
+    root_must_be = f"a folder with {DESCRIPTION}"
+    name: Literal["records"] = "records"
+    root: RequiredRoot
+    """The folder with records.json."""
+
+    def read(self, cache: Path) -> RawData:
+        """Return columns with the shapes and dtypes of the source that was converted."""
+        spec = read_description(self.root)
+        return RawData(
+            train=self._open_split(spec, spec.train),
+            eval=self._open_split(spec, spec.eval),
+            targets=spec.targets,
+            inputs=spec.inputs,
+        )
+
+    def _open_split(self, spec: RecordsSpec, split: RecordSplitSpec) -> Split:
+        """Return a split. Raises DataError for a damaged file, and for labels in memory that
+        aren't classes or `ignore_index`."""
+        columns = {name: open_column(self.root, column) for name, column in split.columns.items()}
+        label = columns["label"]
+        if isinstance(label, np.ndarray) and label.dtype.kind in "iu":
+            valid = label[label != self.ignore_index]
+            lowest = int(valid.min(initial=0))
+            highest = int(valid.max(initial=0))
+            if lowest < 0 or highest >= len(spec.classes):
+                raise DataError(
+                    f"{self.root}: has labels from {lowest} to {highest}; they must be 0 to "
+                    f"{len(spec.classes) - 1}, or dataset.ignore_index"
+                )
+        # The parts of a split that an order may interleave.
+        first = next(name for name in (*spec.inputs, *columns) if name != "label")
+        files = split.columns[first].files
+        return Split(columns, tuple(file.samples for file in files))

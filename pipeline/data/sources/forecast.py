@@ -1,8 +1,11 @@
-"""Forecasts: windows of the user's series, from a table with a column of times."""
+"""Forecasts: windows of the user's series, from a table with a column of times.
+
+Windows are split in time. They are compared with the seasonal naive forecast.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -10,17 +13,12 @@ import numpy as np
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from pipeline.core.files.name_text import show_name
+from pipeline.core.host.memory import require_room
 from pipeline.core.registry import Seq, component
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
-from pipeline.data.series.forecast_windows import (
-    WindowSizes,
-    cut_windows,
-    forecast_seasonal_naive,
-    split_time,
-)
 from pipeline.data.series.package_file import PackageName, resolve_root
 from pipeline.data.series.regular_times import read_times
 from pipeline.data.series.scale_series import fit_scale
@@ -168,3 +166,66 @@ def _stack_columns(table: RawTable, names: tuple[str, ...]) -> np.ndarray:
                 "such as with the mean of its neighbours"
             )
     return np.stack([table.get_numbers(name) for name in names], axis=1)
+
+
+@dataclass(frozen=True)
+class WindowSizes:
+    """Sizes of windows, in steps."""
+
+    inputs: int
+    """Steps that a network reads."""
+    horizon: int
+    """Steps after them that it predicts."""
+    stride: int
+    """Steps from one training window to the next."""
+
+    @property
+    def length(self) -> int:
+        """Steps of a window."""
+        return self.inputs + self.horizon
+
+
+def split_time(rows: int, share: float, sizes: WindowSizes) -> int:
+    """Return the number of rows of the training part, which precedes the evaluation part.
+
+    `share` of the rows is evaluated. Raises ValueError if a part is shorter than a window.
+    """
+    train_rows = rows - round(rows * share)
+    for name, count in (("training", train_rows), ("evaluation", rows - train_rows)):
+        if count < sizes.length:
+            raise ValueError(
+                f"has {rows:,} rows, of which dataset.eval_fraction = {share:g} leaves {count:,} "
+                f"for {name}; a window has dataset.input_length + dataset.horizon = "
+                f"{sizes.length:,}"
+            )
+    return train_rows
+
+
+def cut_windows(
+    inputs: np.ndarray, targets: np.ndarray, sizes: WindowSizes, stride: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return all windows inside of one part of a series, in the order of time.
+
+    `inputs` are (rows, channels) and `targets` (rows, columns). The windows' inputs are (n, inputs,
+    channels), and their targets (n, horizon * columns), step after step. Raises ValueError for too
+    little memory.
+    """
+    starts = np.arange(0, len(inputs) - sizes.length + 1, stride)
+    values = sizes.inputs * inputs.shape[1] + sizes.horizon * targets.shape[1]
+    require_room(inputs.dtype.itemsize * len(starts) * values, f"{len(starts):,} windows")
+    read = starts[:, None] + np.arange(sizes.inputs)
+    predicted = starts[:, None] + sizes.inputs + np.arange(sizes.horizon)
+    return inputs[read], targets[predicted].reshape(len(starts), -1)
+
+
+def forecast_seasonal_naive(targets: np.ndarray, sizes: WindowSizes, period: int) -> np.ndarray:
+    """Return the values of one season before, for the windows of `cut_windows` with stride 1.
+
+    `targets` are (rows, columns). A step that is further away than one `period` gets the value of
+    the last season that the window's inputs have. The result is (n, horizon * columns).
+    """
+    starts = np.arange(len(targets) - sizes.length + 1)
+    steps = np.arange(sizes.horizon)
+    seasons = steps // period + 1
+    rows = starts[:, None] + sizes.inputs + steps - seasons * period
+    return targets[rows].reshape(len(starts), -1)

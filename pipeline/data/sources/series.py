@@ -15,9 +15,8 @@ from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import split_rows
 from pipeline.data.series.package_file import PackageName, resolve_root
-from pipeline.data.series.raw_series import RawSeries, stack_series
 from pipeline.data.series.scale_series import fit_scale
-from pipeline.data.series.series_files import LongForm, read_series
+from pipeline.data.series.series_files import LongForm, RawSeries, read_series, stack_series
 from pipeline.data.targets import Targets, make_number_targets
 
 _TRAIN, _TEST = "_TRAIN.ts", "_TEST.ts"

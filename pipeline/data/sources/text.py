@@ -17,8 +17,7 @@ from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
 from pipeline.data.targets import Targets
-from pipeline.data.text.text_files import list_text_files, read_files
-from pipeline.data.text.text_format import TextFormat, make_tokenizer
+from pipeline.data.text.text_format import TextFormat, list_text_files, make_tokenizer, read_files
 from pipeline.data.text.tokenizer import Tokenizer, decode_utf8
 from pipeline.data.text.windows import make_window_columns, to_narrow_dtype
 

@@ -24,7 +24,7 @@ from pipeline.data.tables.raw_table import (
     RawTable,
     Texts,
 )
-from pipeline.data.tables.read_parquet import read_parquet
+from pipeline.data.tables.table_files import read_parquet
 from pipeline.data.tables.table_targets import require_one_type
 
 PARQUET = (".parquet", ".pq")
@@ -56,7 +56,7 @@ def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
         if path.suffix.lower() in PARQUET:
             return read_parquet(path, kind_of)
         # Few runs read tables, and importing pyarrow takes a while.
-        from pipeline.data.tables.read_csv import read_csv
+        from pipeline.data.tables.table_files import read_csv
 
         return read_csv(path, form, kind_of)
 

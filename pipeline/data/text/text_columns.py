@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.core.files.name_text import show_name
 from pipeline.data.file_errors import name_file
-from pipeline.data.text.text_files import read_file
+from pipeline.data.text.text_format import read_file
 from pipeline.data.text.tokenizer import decode_utf8
 
 MAX_FIELD = 2**20

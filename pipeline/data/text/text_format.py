@@ -1,7 +1,11 @@
-"""The format of a network's texts: the tokenizer, and what is predicted from it."""
+"""Texts: the format that a network reads, by the tokenizer, and files of texts.
+
+Files are read whole or by lines, or are columns of CSV files.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +17,8 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.name_text import show_name
+from pipeline.core.host.memory import require_room
+from pipeline.data.file_errors import name_file
 from pipeline.data.inputs import name_mask
 from pipeline.data.text.file_names import TOKENIZER
 from pipeline.data.text.tokenizer import (
@@ -20,6 +26,7 @@ from pipeline.data.text.tokenizer import (
     ByteTokenizer,
     LibraryTokenizer,
     Tokenizer,
+    decode_utf8,
     make_character_tokenizer,
     make_word_tokenizer,
     parse_tokenizer,
@@ -36,6 +43,9 @@ Predicts = Literal["next_token", "class", "pair"]
 PAIR = ("text_a", "text_b")
 """Columns of a pair of texts, int32 (tokens,). The mask of each, bool (tokens,), is false for
 padding."""
+MAX_TEXT_BYTES = 16 * 2**30
+ROOM_PER_BYTE = 24
+"""Bytes of memory for each byte of a text, for its bytes, characters and tokens, with copies."""
 
 
 @dataclass(frozen=True)
@@ -165,3 +175,55 @@ def read_text_format(folder: Path, record: Mapping[str, Any]) -> TextFormat | No
             tokenizer = read_tokenizer(folder / TOKENIZER, special_tokens=True)
             return TextFormat(tokenizer, "pair", (first, second))
     raise ValueError("text is not described as a run describes it")
+
+
+def list_text_files(root: Path, pattern: str) -> list[Path]:
+    """Return `root` if it is a file, else the files in it that match `pattern`, sorted. Raises
+    DataError if none match, and for links out of `root`."""
+    if root.is_file():
+        return [root]
+    if not root.is_dir():
+        raise DataError(f"{root}: there is no such file or folder")
+    files = sorted(path for path in root.glob(pattern) if path.is_file())
+    if not files:
+        raise DataError(
+            f"{root}: holds no file that matches dataset.pattern = {show_name(pattern)}"
+        )
+    resolved_root = root.resolve()
+    for file in files:
+        if not file.resolve().is_relative_to(resolved_root):
+            raise DataError(f"{file}: leads out of {root}, to {file.resolve()}; copy its target")
+    return files
+
+
+def read_files(files: list[Path]) -> list[bytes]:
+    """Return the content of each file. Raises DataError for an unreadable file, or too little
+    memory."""
+    size_bytes = 0
+    for file in files:
+        with name_file(file):
+            size_bytes += file.stat().st_size
+    with name_file(files[0].parent):
+        description = f"{len(files):,} files of {size_bytes / 1e6:,.1f} MB"
+        require_room(ROOM_PER_BYTE * size_bytes, description)
+    return [read_file(file) for file in files]
+
+
+def read_text_lines(file: Path) -> list[str]:
+    """Return the stripped lines of a text file that aren't empty. Raises DataError without any."""
+    with name_file(file):
+        # Windows writes a byte order mark. Only \n, \r\n and \r end a line.
+        text = decode_utf8(read_file(file)).removeprefix("\ufeff")
+        lines = [line.strip() for line in io.StringIO(text, newline=None)]
+    texts = [line for line in lines if line]
+    if not texts:
+        raise DataError(f"{file}: holds no text; must have one on each line")
+    return texts
+
+
+def read_file(file: Path) -> bytes:
+    """Return the content of a file. Raises DataError if it can't be read, or for too little
+    memory."""
+    with name_file(file):
+        require_room(ROOM_PER_BYTE * file.stat().st_size, f"the text of {file.name}")
+        return read_bytes(file, MAX_TEXT_BYTES)

@@ -34,7 +34,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.inputs import NetworkInput, NetworkInputs
-from pipeline.data.ops.joint import make_joint_ops
+from pipeline.data.ops.together import make_joint_ops
 from pipeline.data.padding.buckets import Padding, sort_buckets
 from pipeline.data.tables.encode_table import EncodeTable
 from pipeline.data.targets import Targets

@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.core.errors import DataError, first_line, get_system_reason
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.npy import read_npy
-from pipeline.data.audio.sound_file import SUFFIXES as SOUND_SUFFIXES
+from pipeline.data.audio import SUFFIXES as SOUND_SUFFIXES
 from pipeline.data.image_file import (
     FORMATS,
     SUFFIXES,

@@ -16,7 +16,7 @@ from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.cuda import find_plugin
 from pipeline.core.plugins.loading import list_loaded_plugins, take_flags, to_flags
-from pipeline.data.audio.audio_format import AudioFormat, parse_audio_format
+from pipeline.data.audio import AudioFormat, parse_audio_format
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.series.scale_series import ScaleSeries
 from pipeline.data.series.series_format import SeriesFormat, describe_series

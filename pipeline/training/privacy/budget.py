@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.core.errors import RecipeError
 from pipeline.data.order import SampleOrder
-from pipeline.data.poisson_order import PoissonOrder
+from pipeline.data.order_kinds import PoissonOrder
 from pipeline.training.privacy.accounting import Accounting
 from pipeline.training.privacy.add_noise import (
     COUNTED_SHARE,

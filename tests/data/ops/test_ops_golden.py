@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.data.ops import color_changes
+from pipeline.data.ops import policies
 from pipeline.data.ops.affine import RandomRotation
 from pipeline.data.ops.color import RandomColorAdjust, look_up_blend, make_blend_table
-from pipeline.data.ops.color_changes import Change, make_level_table
 from pipeline.data.ops.geometry import CenterCrop, Pad, RandomHorizontalFlip, RandomVerticalFlip
+from pipeline.data.ops.policies import Change, make_level_table
 from pipeline.data.ops.resize import Box, crop_and_resize
 from pipeline.data.ops.values import Hwc2Chw, Normalize, OneHot, Rescale, TypeCast
 
@@ -33,7 +33,7 @@ def one(number):
 
 
 def table(values, tables):
-    return color_changes.look_up(np, values, np.asarray(tables)[None, None])
+    return policies.look_up(np, values, np.asarray(tables)[None, None])
 
 
 def rotated(text, **given):
@@ -56,7 +56,7 @@ def adjusted(values, name, text):
 
 def sharpened(values, text):
     tables = make_blend_table(float(text), "value")
-    return look_up_blend(np, color_changes.smooth(np, values), values, tables, one(0))
+    return look_up_blend(np, policies.smooth(np, values), values, tables, one(0))
 
 
 def ours(op, name, text, values):
@@ -97,16 +97,16 @@ def ours(op, name, text, values):
         case "invert":
             output = table(values, make_level_table(Change("Invert")))
         case "autocontrast":
-            output = color_changes.look_up(
+            output = policies.look_up(
                 np,
                 values,
-                color_changes.make_stretch_table(np, color_changes.count_levels(np, values)),
+                policies.make_stretch_table(np, policies.count_levels(np, values)),
             )
         case "equalize":
-            output = color_changes.look_up(
+            output = policies.look_up(
                 np,
                 values,
-                color_changes.make_equalize_table(np, color_changes.count_levels(np, values)),
+                policies.make_equalize_table(np, policies.count_levels(np, values)),
             )
         case _:
             output = adjusted(values, op, text)

@@ -20,9 +20,8 @@ from pipeline.data.ops.geometry import (
     RandomHorizontalFlip,
     RandomVerticalFlip,
 )
-from pipeline.data.ops.joint import make_joint_ops
 from pipeline.data.ops.resize import RandomResizedCrop, RandomSize, Resize
-from pipeline.data.ops.together import CopyColumn, MoveTogether
+from pipeline.data.ops.together import CopyColumn, MoveTogether, make_joint_ops
 from pipeline.data.ops.values import Rescale
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops, compute_column_specs, list_read_columns

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data.series.raw_series import RawSeries
-from pipeline.data.series.series_files import LongForm, read_series
+from pipeline.data.series.series_files import LongForm, RawSeries, read_series
 
 FORM = LongForm("series", "time", "label", None, None)
 HEAD = "series,time,u,v,label\n"

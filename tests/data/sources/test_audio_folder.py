@@ -1,4 +1,7 @@
-"""Folders of sound: classes, splits, lengths, and files that don't belong together."""
+"""Folders of sound: classes, splits, lengths, and files that don't belong together.
+
+Vowels of the formula: their pitch and formants, and their files.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,18 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.core.errors import DataError
-from pipeline.data.audio import vowels
-from pipeline.data.audio.audio_format import AudioFormat
+from pipeline.data.audio import AudioFormat
 from pipeline.data.columns import RawData, name_sample
 from pipeline.data.selections import Readable, apply_selections
-from pipeline.data.sources.audio_folder import AudioFolder, make_vowels_once
+from pipeline.data.sources import audio_folder
+from pipeline.data.sources.audio_folder import (
+    RATE_HZ,
+    WORDS,
+    AudioFolder,
+    make_vowel,
+    make_vowels_once,
+    write_vowels,
+)
 from tests.data.section import section
 from tests.sound_files import save_wav
 
@@ -213,7 +223,7 @@ def test_messages_and_notes_speak_of_sounds(tmp_path: Path) -> None:
 
 
 def test_vowels_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vowels, "COUNTS", {"train": 2, "eval": 1})
+    monkeypatch.setattr(audio_folder, "COUNTS", {"train": 2, "eval": 1})
     data = folder(None).read(tmp_path)
     assert (len(data.train), len(data.eval), len(data.classes)) == (20, 10, 10)
     made = make_vowels_once(tmp_path)
@@ -225,3 +235,40 @@ def test_vowels_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     content = changed.read_bytes()
     folder(None).read(tmp_path)
     assert changed.read_bytes() == content
+
+
+def test_vowel_is_a_pure_function_of_word_and_voice() -> None:
+    sound = make_vowel("heed", 3)
+    np.testing.assert_array_equal(sound, make_vowel("heed", 3))
+    assert np.abs(sound).max() <= 1
+    assert 0.25 * RATE_HZ <= len(sound) <= 0.45 * RATE_HZ
+    assert len({len(make_vowel("heed", number)) for number in range(8)}) > 6
+
+
+def test_energy_is_near_the_formants() -> None:
+    """The first formant of heed is below 500 Hz, of hod above; the second the other way round."""
+
+    def measure(word: str, low: float, high: float) -> float:
+        shares = []
+        for number in range(12):
+            sound = make_vowel(word, number)
+            power = np.abs(np.fft.rfft(sound)) ** 2
+            hz = np.arange(len(power)) * RATE_HZ / len(sound)
+            shares.append(power[(hz >= low) & (hz < high)].sum() / power.sum())
+        return float(np.median(shares))
+
+    assert measure("heed", 100, 500) > 2 * measure("hod", 100, 500)
+    assert measure("hod", 600, 1500) > 3 * measure("heed", 600, 1500)
+
+
+@pytest.mark.medium
+def test_files_of_both_splits_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audio_folder, "COUNTS", {"train": 2, "eval": 1})
+    write_vowels(tmp_path / "vowels")
+    files = sorted((tmp_path / "vowels").rglob("*.wav"))
+    assert len(files) == 3 * len(WORDS)
+    with wave.open(str(tmp_path / "vowels/train/hid/001.wav"), "rb") as file:
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (RATE_HZ, 1, 2)
+        numbers = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+    expected = np.rint(make_vowel("hid", 3) * 32767)
+    np.testing.assert_array_equal(numbers, expected)

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.text.text_columns import make_locate, read_text_columns
-from tests.data.text.test_text_files import write
+from tests.data.text.test_text_format import write
 
 
 def test_rows_have_both_columns(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from pipeline.data.dataset_spec import MapOp
 from pipeline.data.ops.geometry import CenterCrop
 from pipeline.data.ops.image import Axis
 from pipeline.data.ops.interpolation import Taps, find_nearest_pixels, make_opencv_taps
-from pipeline.data.ops.log_mel import LogMel
 from pipeline.data.ops.resize import Resize, compute_target_size
+from pipeline.data.ops.series import LogMel
 from pipeline.data.ops.together import CopyColumn
 from pipeline.data.ops.values import Hwc2Chw, Normalize, Rescale, TypeCast
 from pipeline.data.series.scale_series import ScaleSeries

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.data.ops.log_mel import LogMel
+from pipeline.data.ops.series import LogMel
 from pipeline.stages.export.onnx.graph_builder import IR_VERSION, OPSET, GraphBuilder, NodeOutput
 from pipeline.stages.export.onnx.op_nodes import add_ops
 

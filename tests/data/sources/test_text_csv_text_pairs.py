@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
-from pipeline.data.sources.text_pairs import SHIPPED, TextPairs
+from pipeline.data.sources.text_csv import SHIPPED_PAIRS, TextPairs
 from pipeline.data.text.text_columns import read_text_columns
 from tests.data.section import section
 
@@ -116,8 +116,8 @@ def test_unusable_setting_is_refused(fields: dict[str, Any], message: str) -> No
 
 
 def test_shipped_pairs_are_as_described() -> None:
-    rows = read_text_columns(SHIPPED, ("function", "docstring", "package"))
-    license_text = SHIPPED.with_name("python_license.txt").read_text()
+    rows = read_text_columns(SHIPPED_PAIRS, ("function", "docstring", "package"))
+    license_text = SHIPPED_PAIRS.with_name("python_license.txt").read_text()
     said = re.search(r"python_functions.csv holds ([\d,]+) functions", license_text)
     assert said is not None
     assert said[1] == f"{len(rows):,}"

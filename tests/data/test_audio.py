@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data.audio.audio_format import AudioFormat, parse_audio_format
-from pipeline.data.audio.sound_file import SoundHeader
+from pipeline.data.audio import AudioFormat, SoundHeader, parse_audio_format
 from tests.sound_files import save_wav
 
 RAMP = np.arange(1, 8) * 2**10

@@ -19,10 +19,10 @@ from pipeline.backends.loading.window import read_batch
 from pipeline.core.errors import DataError, RunError
 from pipeline.data.columns import LazyColumn, RawData, Split
 from pipeline.data.padding.buckets import RaggedColumn, make_ragged_array
-from pipeline.data.records import record_column, record_writer
+from pipeline.data.records import record_format, record_writer
 from pipeline.data.records.record_format import DESCRIPTION
 from pipeline.data.records.record_writer import write_records
-from pipeline.data.sources.records import Records
+from pipeline.data.sources.example_files import Records
 from pipeline.data.targets import Targets
 from tests.backends.loading.small_loader import LazyNumbers, make, make_order
 from tests.data.section import section
@@ -239,7 +239,7 @@ def test_bug_is_not_reported_as_damage(
     def fail(*args: object) -> None:
         raise TypeError("a bug")
 
-    monkeypatch.setattr(record_column, function, fail)
+    monkeypatch.setattr(record_format, function, fail)
     with pytest.raises(TypeError, match="a bug"):
         read_everything(sharded)
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from pipeline.core.files import unpacked_file
 from pipeline.data.table import Kind, TableFormat
-from pipeline.data.tables import read_csv as module
+from pipeline.data.tables import table_files as module
 from pipeline.data.tables.raw_table import RawTable, Texts
-from pipeline.data.tables.read_csv import read_csv
+from pipeline.data.tables.table_files import read_csv
 
 MISSING = ("", "NA")
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data.series.raw_series import RawSeries
-from pipeline.data.series.series_files import LongForm, read_series
+from pipeline.data.series.series_files import LongForm, RawSeries, read_series
 
 FORM = LongForm("series", "time", "label", None, None)
 HEADER = "#about\n% more\n@problemName a\n@timeStamps false\n@classLabel true x y\n@data\n"

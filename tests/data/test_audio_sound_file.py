@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data.audio.sound_file import SoundHeader, read_header, read_sound
+from pipeline.data.audio import SoundHeader, read_header, read_sound
 from tests.sound_files import save_wav
 
 RAMP = np.array([-4, -1, 0, 1, 3])
@@ -68,7 +68,7 @@ def test_file_that_is_cut_after_its_header_was_read_is_named(
 ) -> None:
     path = save_wav(tmp_path / "a.wav", RAMP)
     header = SoundHeader(8000, 1, 9)
-    monkeypatch.setattr("pipeline.data.audio.sound_file._read_header", lambda path: header)
+    monkeypatch.setattr("pipeline.data.audio._read_header", lambda path: header)
     with pytest.raises(DataError, match="ends after 5 of 9 samples"):
         read_sound(path, 0, 9)
 

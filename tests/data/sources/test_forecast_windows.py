@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.data.series.forecast_windows import (
+from pipeline.data.sources.forecast import (
     WindowSizes,
     cut_windows,
     forecast_seasonal_naive,

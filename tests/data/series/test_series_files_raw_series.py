@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data.series.raw_series import RawSeries, stack_series
+from pipeline.data.series.series_files import RawSeries, stack_series
 
 
 def make(*lengths: int, channels: int = 1) -> RawSeries:

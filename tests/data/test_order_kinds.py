@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.group_orders import (
+from pipeline.data.order import compute_order_at
+from pipeline.data.order_kinds import (
     BalancedOrder,
     BucketedOrder,
     FileShardedOrder,
     InterleavedOrder,
     interleave,
 )
-from pipeline.data.order import compute_order_at
 from pipeline.data.padding.buckets import assign_buckets
 
 BUCKETED_GOLDEN = json.loads(

@@ -1,1 +1,0 @@
-"""Sound: files, their format, and vowels made by a formula."""
