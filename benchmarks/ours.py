@@ -25,7 +25,7 @@ from pipeline.config.observer_settings import make_observer_settings
 from pipeline.config.resolved_settings import schedule_events
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
-from pipeline.engine.callbacks.events import Monitor
+from pipeline.engine.callbacks.callback import Monitor
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks
 from pipeline.engine.loop import Program, exhaust, train

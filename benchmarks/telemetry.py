@@ -30,9 +30,9 @@ from pipeline.config.observer_settings import make_observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import WARNING, Reporter
 from pipeline.engine.loop import SinkClock
-from pipeline.engine.monitors.event_file import PREFIX
 from pipeline.engine.monitors.log_lines import METRICS, last_step
 from pipeline.engine.monitors.observers import open_observers
+from pipeline.engine.monitors.tensorboard_files import PREFIX
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
 

@@ -19,7 +19,7 @@ from pipeline import load_recipe
 from pipeline.backends.loading import loader as loader_module
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
-from pipeline.engine.callbacks.events import Monitor, SinkReport
+from pipeline.engine.callbacks.callback import Monitor, SinkReport
 from pipeline.engine.monitors import metrics_log, tensorboard
 from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.record.summary import Summary

@@ -219,12 +219,9 @@ COVERED = {
     # The loop.
     "pipeline.engine.batches": ("engine/test_sink.py", "batches of custom loops"),
     "pipeline.engine.callbacks.callback": ("engine/test_callback_calls.py", "calls of every hook"),
-    "pipeline.engine.callbacks.events": ("engine/monitors/test_monitors.py", "every event"),
-    "pipeline.engine.hooks": ("engine/test_loop.py", "hooks of the loop"),
     "pipeline.engine.run_sink": ("engine/test_sink.py", "sinks of custom loops"),
     "pipeline.engine.sink_folder": ("engine/test_sink.py", "folders that resume custom loops"),
     "pipeline.engine.sink_settings": ("engine/test_sink.py", "settings of custom loops"),
-    "pipeline.engine.user_step": ("engine/test_sink.py", "steps of custom loops"),
     # One run looked at.
     "pipeline.inspect.autopsy.*": ("inspect/autopsy/test_on_failure.py", "autopsies of runs"),
     "pipeline.inspect.compare.*": ("cli/runs/test_compare.py", "the command, of runs and dumps"),

@@ -21,8 +21,7 @@ from pipeline.core.host.signals import Interrupted, Signals
 from pipeline.data.columns import ColumnSpec, SplitKey
 from pipeline.data.dataset import Dataset
 from pipeline.engine.callback_calls import RunView
-from pipeline.engine.callbacks.callback import Callback, RunControl
-from pipeline.engine.callbacks.events import Evaluation, SinkReport
+from pipeline.engine.callbacks.callback import Callback, Evaluation, RunControl, SinkReport
 from pipeline.engine.loop import exhaust
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
 from pipeline.models.layers.path_patterns import is_frozen

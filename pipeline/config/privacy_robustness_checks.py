@@ -12,7 +12,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.resolved_settings import resolve_loss_scale
 from pipeline.core.files.value_text import show
 from pipeline.data.dataset_spec import BatchOp
-from pipeline.engine.callbacks.events import TRAINED
+from pipeline.engine.callbacks.callback import TRAINED
 from pipeline.training.robustness.attack_specs import (
     AdversarialSpec,
     complete_attacks,

@@ -27,8 +27,7 @@ from pipeline.checkpoint.host_state import (
 from pipeline.core.errors import RunError, first_line, printable
 from pipeline.core.files.bounded_read import parse_json
 from pipeline.core.files.value_text import show
-from pipeline.engine.callbacks.callback import Callback, RunControl
-from pipeline.engine.callbacks.events import Evaluation
+from pipeline.engine.callbacks.callback import Callback, Evaluation, RunControl
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.parallel.ranks import Agree, is_readable
 from pipeline.training.telemetry import count_updates

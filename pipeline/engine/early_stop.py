@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pipeline.checkpoint.host_state import EarlyStopState
-from pipeline.engine.callbacks.events import Evaluation
+from pipeline.engine.callbacks.callback import Evaluation
 
 if TYPE_CHECKING:
     from pipeline.training.metric_names import Direction

@@ -16,10 +16,9 @@ from pipeline.checkpoint.host_state import HostState, PendingBoundary, Requests
 from pipeline.core.errors import RunError
 from pipeline.core.host.memory import HeapTrimmer
 from pipeline.engine.callback_calls import change_rates, combine_changes, with_parameters
-from pipeline.engine.callbacks.events import SinkReport
-from pipeline.engine.history import History, Progress
+from pipeline.engine.callbacks.callback import SinkReport
+from pipeline.engine.history import History, NonFiniteStepError, Progress, advise
 from pipeline.engine.hooks import Hooks
-from pipeline.engine.non_finite_step import NonFiniteStepError, advise
 from pipeline.engine.schedule import DispatchSize, Event, RunSchedule, Schedule, Segment
 from pipeline.training.telemetry import Telemetry, count_skipped
 

@@ -23,16 +23,15 @@ from pipeline.core.host.process_start import require_usable_clock
 from pipeline.core.host.signals import Signals, handle_signals
 from pipeline.data.columns import SampleUnit
 from pipeline.engine.batches import BatchSource, open_source
-from pipeline.engine.callbacks.events import Monitor, SinkReport
-from pipeline.engine.history import History
+from pipeline.engine.callbacks.callback import Monitor, SinkReport
+from pipeline.engine.history import History, NonFiniteStepError
 from pipeline.engine.hooks import Hooks, Saves
 from pipeline.engine.loop import Decision, Program, exhaust, train
-from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
 from pipeline.engine.monitors.log_lines import METRICS, read_last_line
 from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import LockMonitor
+from pipeline.engine.monitors.observers import BackgroundMonitor, BestEffortMonitor
 from pipeline.engine.monitors.tensorboard import TensorBoard
-from pipeline.engine.non_finite_step import NonFiniteStepError
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
 from pipeline.engine.sink_folder import (
     DATA,

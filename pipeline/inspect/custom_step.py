@@ -28,10 +28,9 @@ from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.core.host.machine_load import LoadWatch
 from pipeline.core.host.platforms import get_platform
 from pipeline.engine.batches import IteratorBatches
-from pipeline.engine.history import History
+from pipeline.engine.history import History, NonFiniteStepError
 from pipeline.engine.hooks import Hooks
 from pipeline.engine.loop import Program, exhaust, train
-from pipeline.engine.non_finite_step import NonFiniteStepError
 from pipeline.engine.run_sink import (
     PreparedSink,
     choose_size,

@@ -21,8 +21,7 @@ from pipeline.config.deadline import find_deadline
 from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.config.resolved_settings import MAX_STEPS, UNPLANNED_STEPS, schedule_events
 from pipeline.core.errors import RecipeError
-from pipeline.engine.deadline import Deadline, MovableEnd, find_last_step
-from pipeline.engine.hooks import refuse_evaluation
+from pipeline.engine.hooks import Deadline, MovableEnd, find_last_step, refuse_evaluation
 from pipeline.engine.schedule import Event
 from pipeline.stages.autosink.dispatch_costs import Evaluate, TimedRuns, Variant, time_evaluation
 from pipeline.stages.autosink.sink_plan import SinkPlan

@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.backends.base import Executable
 from pipeline.core.errors import RunError
 from pipeline.data.dataset import Dataset
-from pipeline.engine.callbacks.events import TRAINED, Evaluation
+from pipeline.engine.callbacks.callback import TRAINED, Evaluation
 from pipeline.engine.schedule import DispatchSize
 from pipeline.training.component_specs import MetricSpec
 from pipeline.training.metrics import EvalSums, summarize

@@ -30,7 +30,7 @@ from pipeline.training.parallel.ranks import Ranks
 if TYPE_CHECKING:
     from pipeline.backends.base import Estimate
     from pipeline.config.recipe import Recipe
-    from pipeline.engine.callbacks.events import SinkReport
+    from pipeline.engine.callbacks.callback import SinkReport
     from pipeline.stages.autosink.sink_plan import SinkPlan
     from pipeline.stages.record.summary import Summary
     from pipeline.stages.runner.context import CompiledRun, RunContext, RunOptions

@@ -15,8 +15,7 @@ import pipeline
 from pipeline import Trainer
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
-from pipeline.engine.callbacks.callback import Callback, RunControl
-from pipeline.engine.callbacks.events import SinkReport
+from pipeline.engine.callbacks.callback import Callback, RunControl, SinkReport
 from pipeline.models.weights.files.weight_files import read_weights
 from pipeline.training.telemetry import Telemetry
 from tests import outcome

@@ -30,12 +30,10 @@ from pipeline.engine.callback_calls import (
     change_rates,
     combine_changes,
 )
-from pipeline.engine.callbacks.callback import Callback, RunControl
-from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
+from pipeline.engine.callbacks.callback import Callback, Evaluation, Monitor, RunControl, SinkReport
 from pipeline.engine.history import History
-from pipeline.engine.hooks import Hooks, Saves
+from pipeline.engine.hooks import Hooks, NoRollbacks, Rollbacks, Saves
 from pipeline.engine.loop import Program, exhaust, train
-from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.component_specs import RateRule
 from pipeline.training.features.non_finite_steps import NonFiniteStepCounts

@@ -6,7 +6,7 @@ from math import nan
 
 import pytest
 
-from pipeline.engine.callbacks.events import Evaluation
+from pipeline.engine.callbacks.callback import Evaluation
 from pipeline.engine.early_stop import EarlyStop
 
 

@@ -19,7 +19,7 @@ LATER = {"batches.py", "run_sink.py", "sink_folder.py", "user_step.py"}
 """Files that `pipeline.sink` imports when it runs: they read data and checkpoints."""
 LOADED = [
     *(file for file in ENGINE if file.parent.name == "engine" and file.name not in LATER),
-    *(ROOT / "engine" / "callbacks" / name for name in ("callback.py", "events.py")),
+    ROOT / "engine" / "callbacks" / "callback.py",
 ]
 RECIPE = ("hydra", "omegaconf", "pydantic", "pipeline.config", "pipeline.stages")
 

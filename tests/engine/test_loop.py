@@ -16,10 +16,9 @@ from pipeline.config.resolved_settings import schedule_events
 from pipeline.core.errors import RunError
 from pipeline.core.host.signals import Signals, handle_signals
 from pipeline.engine import loop as stage
-from pipeline.engine.callbacks.events import Evaluation, SinkReport
-from pipeline.engine.deadline import Deadline
+from pipeline.engine.callbacks.callback import Evaluation, SinkReport
 from pipeline.engine.history import MAX_TIMED_DISPATCHES, History
-from pipeline.engine.hooks import Hooks, Saves
+from pipeline.engine.hooks import Deadline, Hooks, Saves
 from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.runner.open_training import make_early_stop

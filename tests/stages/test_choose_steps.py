@@ -18,9 +18,8 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.resolved_settings import UNPLANNED_STEPS
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.host.signals import Signals
-from pipeline.engine.callbacks.callback import Callback, RunControl
-from pipeline.engine.callbacks.events import SinkReport
-from pipeline.engine.deadline import Deadline, MovableEnd
+from pipeline.engine.callbacks.callback import Callback, RunControl, SinkReport
+from pipeline.engine.hooks import Deadline, MovableEnd
 from pipeline.engine.schedule import DispatchSize, Schedule
 from pipeline.stages import choose_steps
 from pipeline.stages.autosink.choose_sink import SinkPlan

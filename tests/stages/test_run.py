@@ -19,8 +19,7 @@ from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RunError
 from pipeline.core.host.signals import Signals
-from pipeline.engine.callbacks.callback import Callback, RunControl
-from pipeline.engine.callbacks.events import SinkReport
+from pipeline.engine.callbacks.callback import Callback, RunControl, SinkReport
 from pipeline.stages import run as run_module
 from pipeline.stages.record import saved_recipe
 from pipeline.stages.runner import programs

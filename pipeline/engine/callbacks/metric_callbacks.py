@@ -14,7 +14,7 @@ from pipeline.engine.early_stop import EarlyStop
 from pipeline.training.component_specs import list_metric_directions
 
 if TYPE_CHECKING:
-    from pipeline.engine.callbacks.events import Evaluation
+    from pipeline.engine.callbacks.callback import Evaluation
     from pipeline.training.metric_names import Direction
 
 

@@ -26,13 +26,12 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.registry import Seq, component
-from pipeline.engine.callbacks.callback import Callback, OnFailure, RunControl
-from pipeline.engine.callbacks.events import metric_tag
+from pipeline.engine.callbacks.callback import Callback, OnFailure, RunControl, metric_tag
 from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
 from pipeline.training.telemetry import PLACES
 
 if TYPE_CHECKING:
-    from pipeline.engine.callbacks.events import Evaluation
+    from pipeline.engine.callbacks.callback import Evaluation
     from pipeline.training.telemetry import Telemetry
 
 FOLDER = "trackers"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.files.value_text import format_duration
-from pipeline.engine.callbacks.events import Evaluation, Monitor
+from pipeline.engine.callbacks.callback import Evaluation, Monitor
 from pipeline.training.telemetry import Telemetry
 
 STATUS = "status.json"

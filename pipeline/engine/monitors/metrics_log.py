@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.files.atomic_write import convert_write_errors, format_json
-from pipeline.engine.callbacks.events import Evaluation, Monitor
+from pipeline.engine.callbacks.callback import Evaluation, Monitor
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, read_lines
 from pipeline.engine.monitors.verified_log import LogFindings, VerifiedLog, open_log, read_mark
 from pipeline.engine.schedule import RunSchedule

@@ -16,7 +16,7 @@ from pipeline.core.files.folder_lock import Lock
 from pipeline.core.files.value_text import format_duration, join_first
 from pipeline.core.reporter import Bar, Reporter
 from pipeline.data.columns import IMAGES, SampleUnit
-from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
+from pipeline.engine.callbacks.callback import Evaluation, Monitor, SinkReport
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
 

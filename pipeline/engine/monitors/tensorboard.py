@@ -18,11 +18,12 @@ from pipeline.backends.base import Estimate
 from pipeline.core.errors import printable
 from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.data.columns import IMAGES, SampleUnit
-from pipeline.engine.callbacks.events import TRAINED, Evaluation, Monitor, SinkReport, metric_tag
-from pipeline.engine.monitors.event_file import EventFile, find_purging
-from pipeline.engine.monitors.projector import (
+from pipeline.engine.callbacks.callback import TRAINED, Evaluation, Monitor, SinkReport, metric_tag
+from pipeline.engine.monitors.tensorboard_files import (
     PICTURED_CHANNELS,
+    EventFile,
     add_captions,
+    find_purging,
     stretch_range,
     write_embeddings,
 )

@@ -17,7 +17,7 @@ from pipeline.core.host.signals import Interrupted
 from pipeline.core.plugins.loading import list_loaded_plugins, to_flags
 from pipeline.data.columns import Split
 from pipeline.data.row_views import find_place
-from pipeline.engine.non_finite_step import Examination
+from pipeline.engine.history import Examination
 from pipeline.inspect.autopsy.examine import examine
 from pipeline.inspect.autopsy.finding import Autopsy, NonFiniteSamples
 from pipeline.inspect.autopsy.reproducer import write_reproducer

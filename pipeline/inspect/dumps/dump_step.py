@@ -16,7 +16,7 @@ from pipeline.config.resolved_settings import resolve_level
 from pipeline.core.errors import PipelineError, RecipeError
 from pipeline.core.files.trusted_files import require_real_trees
 from pipeline.data.batch import Batch
-from pipeline.engine.callbacks.events import Monitor
+from pipeline.engine.callbacks.callback import Monitor
 from pipeline.inspect.dumps.captured_step import capture_step
 from pipeline.inspect.dumps.dump_files import (
     DumpHeader,

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from pipeline.data.image_file import draw_masks
-from pipeline.engine.monitors.projector import PICTURED_CHANNELS
+from pipeline.engine.monitors.tensorboard_files import PICTURED_CHANNELS
 
 MAX_SIDE = 192
 """The longer side of a picture has at most this many pixels."""

@@ -20,7 +20,7 @@ from pipeline.checkpoint.host_state import HostState
 from pipeline.config.observer_settings import make_observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
-from pipeline.engine.callbacks.events import Evaluation, Monitor
+from pipeline.engine.callbacks.callback import Evaluation, Monitor
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks, refuse_evaluation
 from pipeline.engine.loop import Program, exhaust, train

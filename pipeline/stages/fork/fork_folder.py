@@ -33,7 +33,7 @@ from pipeline.config.resolved_settings import list_event_periods
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit, convert_write_errors, format_json, write_whole
 from pipeline.core.files.tree_diff import Difference
-from pipeline.engine.callbacks.events import Evaluation
+from pipeline.engine.callbacks.callback import Evaluation
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, LogLine, read_lines
 from pipeline.engine.schedule import Event, is_due
 from pipeline.stages.record.continuity import FORK

@@ -16,9 +16,8 @@ from pipeline.core.files.folder_lock import Lock
 from pipeline.core.host.signals import Signals
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.engine.callbacks.callback import Callback
-from pipeline.engine.callbacks.events import Pruner
-from pipeline.engine.deadline import Deadline, MovableEnd
+from pipeline.engine.callbacks.callback import Callback, Pruner
+from pipeline.engine.hooks import Deadline, MovableEnd
 from pipeline.stages.build import Built
 from pipeline.stages.record.provenance import Provenance
 from pipeline.stages.record.run_directory import RunFolder

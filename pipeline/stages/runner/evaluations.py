@@ -18,7 +18,7 @@ from pipeline.core.errors import first_line
 from pipeline.core.files.value_text import count_noun
 from pipeline.core.host.process_start import collect_seldom
 from pipeline.core.host.signals import Interrupted
-from pipeline.engine.callbacks.events import Evaluation
+from pipeline.engine.callbacks.callback import Evaluation
 from pipeline.engine.history import History
 from pipeline.engine.monitors.metrics_log import require_logs
 from pipeline.engine.monitors.monitors import describe_never_predicted, format_class_table

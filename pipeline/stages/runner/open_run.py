@@ -19,8 +19,8 @@ from pipeline.core.host.array_values import convert_value_reads
 from pipeline.core.host.signals import Interrupted, conclude, end_with, handle_signals
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
+from pipeline.engine.history import NonFiniteStepError
 from pipeline.engine.monitors.log_levels import log_by_level
-from pipeline.engine.non_finite_step import NonFiniteStepError
 from pipeline.stages.record import recorded_recipe, run_directory
 from pipeline.stages.record.environment import describe_process
 from pipeline.stages.record.guards import convert_os_errors, convert_out_of_memory, write_summary

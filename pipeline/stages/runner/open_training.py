@@ -15,16 +15,12 @@ from pipeline.core.errors import RecipeError, first_line, get_exit_status
 from pipeline.core.files.value_text import show
 from pipeline.core.host.signals import end_with
 from pipeline.engine.callback_calls import Callbacks, NoCallbacks, RunView
-from pipeline.engine.callbacks.callback import Callback
-from pipeline.engine.callbacks.events import Monitor
-from pipeline.engine.deadline import Deadline
+from pipeline.engine.callbacks.callback import Callback, Monitor
 from pipeline.engine.early_stop import EarlyStop
-from pipeline.engine.history import History
-from pipeline.engine.hooks import Hooks, Saves, do_nothing
+from pipeline.engine.history import Examination, History
+from pipeline.engine.hooks import Deadline, Hooks, NoRollbacks, Rollbacks, Saves, do_nothing
 from pipeline.engine.loop import Program
 from pipeline.engine.monitors.observers import Observers
-from pipeline.engine.non_finite_step import Examination
-from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import Event, Schedule, is_due
 from pipeline.stages.record.guards import record_time
 from pipeline.stages.record.run_directory import HeldWrites

@@ -23,7 +23,7 @@ from pipeline.core.files.value_text import format_duration, format_moment
 from pipeline.core.host.limits import find_usable_bytes
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
-from pipeline.engine.callbacks.events import Evaluation, Monitor
+from pipeline.engine.callbacks.callback import Evaluation, Monitor
 from pipeline.engine.history import History
 from pipeline.engine.schedule import Event, is_due, list_multiples
 from pipeline.stages.record.kept_times import KeptTimes, keep_times, locate_times, read_times

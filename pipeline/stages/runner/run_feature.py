@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from pipeline.checkpoint.host_state import HostState
     from pipeline.config.recipe import Recipe
     from pipeline.data.dataset import Dataset
-    from pipeline.engine.callbacks.events import Monitor
-    from pipeline.engine.history import History
-    from pipeline.engine.non_finite_step import Examination
+    from pipeline.engine.callbacks.callback import Monitor
+    from pipeline.engine.history import Examination, History
     from pipeline.stages.autosink.sink_plan import SinkPlan
     from pipeline.stages.compile import CompileOptions
     from pipeline.stages.record.summary import Summary

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.core.files.value_text import show
-from pipeline.engine.callbacks.events import Evaluation, Pruner, SinkReport
+from pipeline.engine.callbacks.callback import Evaluation, Pruner, SinkReport
 from pipeline.study.runs.ranking import TRAIN_LOSS, directions
 from pipeline.study.sweep.storage import open_storage
 from pipeline.training.telemetry import Telemetry

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.engine.callbacks.callback import Callback, RunControl
-from pipeline.engine.callbacks.events import Evaluation
+from pipeline.engine.callbacks.callback import Callback, Evaluation, RunControl
 from pipeline.engine.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
 from tests import outcome
 from tests.whole_run import run

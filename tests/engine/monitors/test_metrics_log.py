@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError, RunError
-from pipeline.engine.callbacks.events import Evaluation
+from pipeline.engine.callbacks.callback import Evaluation
 from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.verified_log import VerifiedLog
 from pipeline.engine.schedule import RunSchedule

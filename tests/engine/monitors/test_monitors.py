@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import SampleUnit
-from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
+from pipeline.engine.callbacks.callback import Evaluation, Monitor, SinkReport
 from pipeline.engine.monitors.monitors import (
     EvalMonitor,
     LossMonitor,

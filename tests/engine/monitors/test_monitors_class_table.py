@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.engine.callbacks.events import Evaluation
+from pipeline.engine.callbacks.callback import Evaluation
 from pipeline.engine.monitors.monitors import describe_never_predicted, format_class_table
 
 

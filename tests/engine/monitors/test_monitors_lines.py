@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.engine.callbacks.events import Evaluation
+from pipeline.engine.callbacks.callback import Evaluation
 from pipeline.engine.monitors.monitors import BANNER, FunctionalMonitor
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry

@@ -8,7 +8,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline.core.reporter import Reporter
-from pipeline.engine.callbacks.events import SinkReport
+from pipeline.engine.callbacks.callback import SinkReport
 from pipeline.engine.monitors.monitors import NonFiniteStepMonitor
 from pipeline.engine.monitors.tensorboard import TensorBoard
 from tests.step_rows import telemetry_of

@@ -19,9 +19,9 @@ from tensorboard.plugins.hparams.metadata import (
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipeline.core.errors import RunError
-from pipeline.engine.callbacks.events import Evaluation, SinkReport
-from pipeline.engine.monitors.projector import add_captions
+from pipeline.engine.callbacks.callback import Evaluation, SinkReport
 from pipeline.engine.monitors.tensorboard import TensorBoard, draw_confusion
+from pipeline.engine.monitors.tensorboard_files import add_captions
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.disk import files_end_at
 from tests.engine.monitors.test_monitors import EVALUATION, Modelled

@@ -18,7 +18,7 @@ from pipeline.__main__ import main
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError, UsageError
 from pipeline.data.columns import Split
-from pipeline.engine.non_finite_step import Examination
+from pipeline.engine.history import Examination
 from pipeline.inspect.autopsy import on_failure
 from pipeline.inspect.autopsy.finding import Autopsy, NonFiniteSamples
 from pipeline.stages.runner.context import CompiledRun
@@ -27,7 +27,7 @@ from pipeline.training.telemetry import Telemetry
 from tests import outcome
 from tests.command_line import autopsy
 from tests.conftest import compose_tiny
-from tests.engine.test_non_finite_step_policies import VICTIM, poisoned_data
+from tests.engine.test_history_policies import VICTIM, poisoned_data
 from tests.step_rows import telemetry_of
 from tests.whole_run import run
 

@@ -224,7 +224,7 @@ def test_stopped_study_continues_its_trial_after_any_number_of_stops(
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.engine.monitors.background.BackgroundMonitor.on_sink", terminate)
+        patch.setattr("pipeline.engine.monitors.observers.BackgroundMonitor.on_sink", terminate)
         assert [search(*asked), search(*asked)] == [75, 75]
     (row,) = read_table(tmp_path / "mine")
     assert (row["status"], row["steps"]) == ("stopped", "30")
@@ -247,7 +247,7 @@ def test_signal_stops_a_study_while_a_trial_is_pruned(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.engine.monitors.background.BackgroundMonitor.on_sink", terminate)
+        patch.setattr("pipeline.engine.monitors.observers.BackgroundMonitor.on_sink", terminate)
         assert search(*poor, "hydra.sweeper.n_trials=2") == 75
     (row,) = read_table(tmp_path / "mine")
     assert (row["status"], row["steps"]) == ("pruned", "30")

@@ -7,7 +7,7 @@ import pytest
 
 optuna = pytest.importorskip("optuna", reason="pip install -e '.[dev]' brings Optuna")
 
-from pipeline.engine.callbacks.events import SinkReport  # noqa: E402
+from pipeline.engine.callbacks.callback import SinkReport  # noqa: E402
 from pipeline.study.sweep.study import TrialPruner  # noqa: E402
 from tests.step_rows import telemetry_of  # noqa: E402
 

@@ -519,7 +519,7 @@ def test_stopped_sweep_continues(
     assert pipeline(*asked, "hydra.sweep.dir=whole") == 0
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.engine.monitors.background.BackgroundMonitor.on_sink", terminate)
+        patch.setattr("pipeline.engine.monitors.observers.BackgroundMonitor.on_sink", terminate)
         assert pipeline(*asked, "hydra.sweep.dir=mine") == 75
     sweep_dir = tmp_path / "mine"
     assert pipeline(*asked, "hydra.sweep.dir=mine") == 0
@@ -604,7 +604,7 @@ def test_sweep_never_continues_a_single_run(
 def test_signal_stops_all_jobs(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.engine.monitors.background.BackgroundMonitor.on_sink", terminate)
+    monkeypatch.setattr("pipeline.engine.monitors.observers.BackgroundMonitor.on_sink", terminate)
     assert pipeline("-m", STEPS, "seed=1,2,3", "train.sink_size=7") == 75
     (sweep_dir,) = sweeps(tmp_path)
     rows = read_table(sweep_dir)
@@ -620,7 +620,7 @@ def test_late_signal_stops_the_sweep_after_its_job(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the last dispatch of a job that has no further stage: it is done, no other begins."""
-    monkeypatch.setattr("pipeline.engine.monitors.background.BackgroundMonitor.on_sink", terminate)
+    monkeypatch.setattr("pipeline.engine.monitors.observers.BackgroundMonitor.on_sink", terminate)
     trained = "stages=[data,build,compile,train]"
     assert pipeline("-m", STEPS, "seed=1,2", "train.sink_size=45", trained) == 75
     (sweep_dir,) = sweeps(tmp_path)

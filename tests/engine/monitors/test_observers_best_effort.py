@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from pipeline.core.errors import RunError
-from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
-from tests.engine.monitors.test_background import REPORT, Diary, events_of, telemetry
+from pipeline.engine.monitors.observers import BackgroundMonitor, BestEffortMonitor
 from tests.engine.monitors.test_monitors import EVALUATION
+from tests.engine.monitors.test_observers import REPORT, Diary, events_of, telemetry
 
 
 class Failing(Diary):

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from pipeline.core.host.jaxpr import iterate_equations
-from pipeline.engine.begin_step import begin_step
+from pipeline.engine.user_step import begin_step
 from tests.slow_cases import mark_slow_except
 
 
