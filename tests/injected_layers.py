@@ -26,10 +26,9 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.data.batch import Batch
-from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
-from pipeline.inspect.dumps.captured_step import capture_step
-from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights
-from pipeline.inspect.dumps.wide_replay import QUICK
+from pipeline.inspect.compare.layer_errors import ForcedComparison, ReferenceStep
+from pipeline.inspect.dumps.dump_step import capture_step
+from pipeline.inspect.dumps.layer_programs import QUICK, LayerPrograms, Weights
 from pipeline.models.lowerings.conv2d_formulas import CONVOLUTIONS
 from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings, RecordingPolicy
 from pipeline.models.modules.layout import find_layer_without_chwn

@@ -28,8 +28,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from pipeline.data.batch import Batch
 from pipeline.data.transform import apply_ops
-from pipeline.inspect.autopsy.examine import examine
-from pipeline.inspect.autopsy.finding import Autopsy
+from pipeline.inspect.autopsy.examine import Autopsy, examine
 from pipeline.training.state import TrainState
 from pipeline.training.step_config import StepConfig
 from tests.patched_layers import build_silently, patch_layers

@@ -48,7 +48,6 @@ COVERED = {
     "pipeline.data.tables.*": ("data/tables/test_tables.py", "tables from files to predictions"),
     "pipeline.cli.runs.step": ("inspect/step/test_step_report.py", "steps of runs and bundles"),
     "pipeline.inspect.step.step_bundle": ("inspect/step/test_step_report.py", "bundles of steps"),
-    "pipeline.inspect.replay.promises": ("inspect/replay/test_open_at.py", "promises of a replay"),
     "pipeline.stages.fork.fork_folder": ("cli/runs/test_fork.py", "forks of runs"),
     "pipeline.inspect.bisect.*": ("cli/runs/test_bisect.py", "searches of planted changes"),
     "pipeline.inspect.dumps.*": ("inspect/dumps/test_dump_step.py", "dumps of runs"),
@@ -110,7 +109,7 @@ COVERED = {
     "pipeline.cli.runs.export": ("cli/runs/test_infer.py", "exports that `infer` reads"),
     "pipeline.cli.runs.fuzz": ("inspect/fuzz/test_fuzz_search.py", "the command, of small runs"),
     "pipeline.cli.runs.leakage": (
-        "inspect/leakage/test_shadow_networks.py",
+        "inspect/test_leakage.py",
         "the command, of small runs",
     ),
     "pipeline.cli.forecast": ("cli/test_commands.py", "the command and its refusals"),

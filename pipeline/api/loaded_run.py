@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.api.trainer import Trainer
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
-from pipeline.inspect.report.training_charts import HEADLINES, draw_training_charts
+from pipeline.inspect.report.pictures import HEADLINES, draw_training_charts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -63,8 +63,7 @@ def parse_run(arguments: Sequence[str]) -> CommandResult:
         raise UsageError(arguments[1:], rule)
     # Imported here: the other use of the command composes a recipe before it imports jax.
     from pipeline.core.files.atomic_write import convert_write_errors
-    from pipeline.inspect.profiler.profile_files import write_profile
-    from pipeline.inspect.profiler.run_record import find_profile, read_report
+    from pipeline.inspect.profiler.profile_files import find_profile, read_report, write_profile
 
     folder = find_profile(path)
     report = read_report(folder)

@@ -52,7 +52,6 @@ from pipeline.engine.user_step import (
     lower_step,
 )
 from pipeline.inspect.forecast.host_forecast import HOST_STEPS, HostForecast, time_parts
-from pipeline.inspect.profiler.compilations import watch_compilations
 from pipeline.inspect.profiler.measured_profile import (
     bytes_of_tree,
     profile_with_peaks,
@@ -60,7 +59,7 @@ from pipeline.inspect.profiler.measured_profile import (
     record_run,
 )
 from pipeline.inspect.profiler.profile_files import ProfileReport, write_profile
-from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable
+from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable, watch_compilations
 from pipeline.inspect.profiler.run_profile import (
     MAX_STEPS,
     SHORT_MS,

@@ -19,7 +19,7 @@ from pipeline.inspect.dumps.opened_recipe import (
     find_newest_step,
     open_run_recipe,
 )
-from pipeline.inspect.replay.open_at import replay_state
+from pipeline.inspect.replay import replay_state
 from pipeline.stages.measure_robustness import RobustnessMeasure, plan_attacks
 from pipeline.stages.record.run_directory import ROBUSTNESS
 from pipeline.stages.record.trained_run import read_run_recipe

@@ -7,7 +7,7 @@ from pathlib import Path
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import printable_lines
 from pipeline.inspect.autopsy.examine import examine
-from pipeline.inspect.autopsy.reproducer import read_reproducer
+from pipeline.inspect.autopsy.on_failure import read_reproducer
 
 
 def main(run_dir: Path) -> CommandResult:

@@ -20,7 +20,7 @@ from pipeline.inspect.bisect.find_smallest import find_smallest
 from pipeline.inspect.bisect.mixtures import FirstSteps, list_changes
 from pipeline.inspect.bisect.paired_metric import PairedMetric, without_seed
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, open_run_recipe
-from pipeline.inspect.replay.promises import (
+from pipeline.inspect.replay import (
     describe_changed_data,
     list_changed_causes,
     read_step_ms,

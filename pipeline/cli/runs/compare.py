@@ -15,8 +15,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.name_text import find_nearest
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.compare.cause_hints import format_layers, list_hints
-from pipeline.inspect.compare.comparison_page import write_page
+from pipeline.inspect.compare.layer_errors import format_layers, list_hints
 from pipeline.inspect.compare.reference import pair_reference, read_reference
 from pipeline.inspect.compare.sides import (
     CompareRequest,
@@ -37,11 +36,11 @@ from pipeline.inspect.compare.tensor_rows import (
     format_rows,
     require_mapped,
     to_csv,
+    write_page,
 )
-from pipeline.inspect.dumps.dump_files import find_dump, read_dump
+from pipeline.inspect.dumps.dump_files import find_dump, is_selected, read_dump, require_layers
 from pipeline.inspect.dumps.dump_step import compare_losses
-from pipeline.inspect.dumps.tensor_names import is_selected, require_layers
-from pipeline.inspect.replay.open_at import mark
+from pipeline.inspect.replay import mark
 from pipeline.stages.record.run_directory import RECIPE
 
 USAGE = "compare takes A B, or A or +recipe=NAME with --against CHANGES or --reference FOLDER"

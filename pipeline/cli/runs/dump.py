@@ -11,11 +11,11 @@ from pipeline.config.inspection_specs import Content, What, parse_steps
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files.trusted_files import require_real_trees
 from pipeline.core.reporter import Reporter
+from pipeline.inspect.dumps.dump_files import require_layers
 from pipeline.inspect.dumps.dump_step import DumpRequest, compare_losses, dump_step
 from pipeline.inspect.dumps.layer_programs import Weights, layer_kinds
 from pipeline.inspect.dumps.opened_recipe import logged_loss
-from pipeline.inspect.dumps.tensor_names import require_layers
-from pipeline.inspect.replay.open_at import mark, open_replay
+from pipeline.inspect.replay import mark, open_replay
 from pipeline.stages.record.run_directory import DUMP, RECIPE, describe_missing_run
 
 

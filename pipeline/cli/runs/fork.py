@@ -22,7 +22,7 @@ from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
-from pipeline.inspect.replay.open_at import Replay, find_last_step, open_replay
+from pipeline.inspect.replay import Replay, find_last_step, open_replay
 from pipeline.stages.build import Built, build, fingerprint_rate_files
 from pipeline.stages.data import load_data
 from pipeline.stages.fork.equal_steps import RateTable, list_earlier_changes

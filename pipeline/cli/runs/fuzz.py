@@ -19,6 +19,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.inspect.dumps.opened_recipe import find_newest_step, open_run_recipe
 from pipeline.inspect.fuzz.faults import FaultRow, count_right, measure_faults
 from pipeline.inspect.fuzz.fuzz_search import (
+    ChangeLimits,
     FoolingMutant,
     FuzzResult,
     FuzzSearch,
@@ -27,8 +28,7 @@ from pipeline.inspect.fuzz.fuzz_search import (
     make_predict,
     require_fuzzable,
 )
-from pipeline.inspect.fuzz.mutations import ChangeLimits
-from pipeline.inspect.replay.open_at import replay_state
+from pipeline.inspect.replay import replay_state
 from pipeline.inspect.report.pictures import picture, png, sheet
 from pipeline.inspect.report.report_files import replace_files
 from pipeline.stages.record.run_directory import FUZZ

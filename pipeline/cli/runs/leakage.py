@@ -11,14 +11,14 @@ from pipeline.core.files.atomic_write import write_json
 from pipeline.core.files.trusted_files import require_real
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import find_newest_step, open_run_recipe
-from pipeline.inspect.leakage.membership import (
+from pipeline.inspect.leakage import (
     LEAST_SHADOWS,
     PrivacyBound,
+    plan_audit,
     rate_scores,
     score_by_shadows,
 )
-from pipeline.inspect.leakage.shadow_networks import plan_audit
-from pipeline.inspect.replay.open_at import replay_state
+from pipeline.inspect.replay import replay_state
 from pipeline.stages.record.run_directory import LEAKAGE
 
 

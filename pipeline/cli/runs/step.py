@@ -19,16 +19,17 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.inspect.dumps.dump_step import compare_losses
 from pipeline.inspect.dumps.opened_recipe import logged_loss
-from pipeline.inspect.replay.open_at import Replay, mark, open_replay
-from pipeline.inspect.step.sample_terms import SampleShares, measure_samples
+from pipeline.inspect.replay import Replay, mark, open_replay
 from pipeline.inspect.step.step_bundle import is_bundle, read_bundle, require_empty, write_bundle
 from pipeline.inspect.step.step_report import (
     SampleRow,
+    SampleShares,
     format_layer_rows,
     format_sample_rows,
     list_features,
     make_layer_rows,
     make_sample_rows,
+    measure_samples,
     place_samples,
     read_record,
 )

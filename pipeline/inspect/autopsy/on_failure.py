@@ -1,35 +1,82 @@
-"""Autopsy of a run that a non-finite step ended: replay, finding, files."""
+"""Autopsy of a run that a non-finite step ended: replay, finding, files, and a reproducer.
+
+    reproducer/  recipe.yaml  lowerings.json  arrays.npz  step.json
+
+`arrays.npz` has the part of the state that gradients depend on, and the batch before the map ops.
+Nothing in the folder is ever executed.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from dataclasses import asdict
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax.errors import FlaxError
+from flax.traverse_util import unflatten_dict
 
 from pipeline.backends.base import Executable
 from pipeline.backends.graph.replay import find_largest_magnitude
-from pipeline.checkpoint.autopsy_archive import AUTOPSY
+from pipeline.checkpoint.autopsy_archive import AUTOPSY, REPRODUCER
+from pipeline.checkpoint.restore import arrange_arrays
+from pipeline.config.cache import cache_root
+from pipeline.config.recipe import CacheSpec, Recipe
+from pipeline.core.errors import DataError, PipelineError, RunError
 from pipeline.core.files.atomic_write import format_json, write_whole
+from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.signals import Interrupted
+from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.plugins.loading import list_loaded_plugins, to_flags
-from pipeline.data.columns import Split
+from pipeline.data.batch import Batch
+from pipeline.data.columns import ColumnSpec, Split
+from pipeline.data.dataset_spec import MapOp
+from pipeline.data.inputs import NetworkInput, NetworkInputs
+from pipeline.data.ops.together import make_joint_ops
+from pipeline.data.padding.buckets import Padding, sort_buckets
 from pipeline.data.row_views import find_place
+from pipeline.data.tables.encode_table import EncodeTable
+from pipeline.data.targets import Targets
+from pipeline.data.transform import compute_column_specs
 from pipeline.engine.history import Examination
-from pipeline.inspect.autopsy.examine import examine
-from pipeline.inspect.autopsy.finding import Autopsy, NonFiniteSamples
-from pipeline.inspect.autopsy.reproducer import write_reproducer
+from pipeline.inspect.autopsy.examine import Autopsy, NonFiniteSamples, compute_outcome, examine
+from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
+from pipeline.models.modules.network import Network
+from pipeline.models.weights.files.weight_files import read_weights, write_weights
+from pipeline.stages.build import make_step_config
+from pipeline.stages.lower import LOWERINGS, list_problems, read_choice
+from pipeline.stages.record.run_directory import RECIPE
+from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.stages.runner.context import CompiledRun
-from pipeline.training.features.freezing import select_phase
+from pipeline.training.features.accumulation import count_microbatches
+from pipeline.training.features.freezing import Freezing, select_phase
+from pipeline.training.initial_state import init_state, init_with_output
+from pipeline.training.parallel.microbatches import compute_microbatch_size
 from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.state import TrainState
+from pipeline.training.step_config import StepConfig
 
 MAX_PLACES = 8
 """Most samples whose files are named."""
 EXAMINATION_TIMEOUT_S = 3_600.0
 """Seconds that other processes wait while the first one examines a step."""
+ARRAYS = "arrays.npz"
+STEP = "step.json"
+_BATCH = {
+    "columns": "columns",
+    "seed": "seed",
+    "pass_": "epoch",
+    "sample": "sample",
+    "count": "count",
+}
+"""Fields of a batch by their names in the file."""
 
 
 def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> Examination:
@@ -113,3 +160,192 @@ def repeat_step(executable: Executable, state: TrainState, step: int) -> Autopsy
     loss = float(outcome.loss[-1])
     grad_norm = float(outcome.grad_norm[-1])
     return Autopsy(step, loss, grad_norm, None, reason, is_fault_of_machine=True)
+
+
+@dataclass(frozen=True)
+class Reproducer:
+    """The inputs of a step to compute again, and what its run found."""
+
+    step_config: StepConfig
+    state: TrainState
+    batch: Batch
+    device: jax.Device
+    """Device of the run, or jax's default device if this machine lacks it."""
+    facts: Mapping[str, Any]
+    """Findings of the run, as JSON."""
+    left_out: tuple[str, ...] = ()
+    """Features of the run's step that a reproducer doesn't have, such as a teacher."""
+
+
+def write_reproducer(
+    run_dir: Path, step_config: StepConfig, state: TrainState, batch: Batch, autopsy: Autopsy
+) -> Path:
+    """Write the folder into a run directory and return its path. Raises OSError and RunError."""
+    folder = run_dir / REPRODUCER
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    write_inputs(folder, run_dir, step_config, state, batch, {"autopsy": autopsy.to_dict()})
+    return folder
+
+
+def write_inputs(
+    folder: Path,
+    run_dir: Path,
+    step_config: StepConfig,
+    state: TrainState,
+    batch: Batch,
+    facts: Mapping[str, Any],
+) -> None:
+    """Write the inputs of a step and facts about it into a folder. Raises OSError and RunError."""
+    for name in (RECIPE, LOWERINGS):
+        if (run_dir / name).exists():
+            shutil.copyfile(run_dir / name, folder / name)
+    tree = {
+        "state": step_config.select_gradient_state(state),
+        "batch": {name: getattr(batch, field) for name, field in _BATCH.items()},
+    }
+    arrays = {path: np.asarray(leaf) for path, leaf in flatten_by_path(tree).items()}
+    write_weights(folder / ARRAYS, arrays)
+    first_op = next(iter(step_config.train_ops), None)
+    document = {
+        "inputs": asdict(step_config.inputs),
+        "classes": len(step_config.targets),
+        "frozen": list(step_config.frozen),
+        "features": [feature.name for feature in step_config.features],
+        # The op that encodes rows of a table; None for other data.
+        "table": first_op.model_dump(mode="json") if isinstance(first_op, EncodeTable) else None,
+        "class_counts": list(step_config.targets.counts),
+        "samples": batch.num_samples,
+        "padded_column": step_config.padding.column,
+        **facts,
+    }
+    write_whole(folder / STEP, format_json(document, indent=2) + "\n")
+
+
+def read_reproducer(folder: Path) -> Reproducer:
+    """Read the reproducer in a folder or a run. Raises DataError, RecipeError and RunError."""
+    source = next((path for path in (folder / REPRODUCER, folder) if (path / STEP).is_file()), None)
+    if source is None:
+        raise DataError(
+            f"{folder}: has no {REPRODUCER}; a run writes it if a step whose loss or gradient "
+            "is not finite ends the run"
+        )
+    return read_inputs(source, "autopsy", "text")
+
+
+def read_inputs(source: Path, key: str, required: str) -> Reproducer:
+    """Read a folder of `write_inputs`, whose facts are the object `key` with the key `required`.
+    Raises DataError, RecipeError and RunError."""
+    recipe = read_run_recipe(source)
+    tree = _read_arrays(source / ARRAYS)
+    try:
+        document = read_json(source / STEP)
+        facts = dict(document[key])
+        facts[required]  # raises KeyError without it
+        samples = document["samples"]
+        features = [str(name) for name in document["features"]]
+        arrays = {_BATCH[name]: array for name, array in tree["batch"].items()}
+        batch = Batch(**arrays, num_samples=None if samples is None else int(samples))
+        _require_samples(batch)
+        step_config = _make_step_config(recipe, document, batch)
+        state = _arrange_state(step_config, source / ARRAYS, tree["state"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise DataError(f"{source / STEP}: does not describe a step: {error}") from error
+    try:
+        jax.eval_shape(partial(compute_outcome, step_config), state, batch)
+    except (ValueError, TypeError, LookupError, AttributeError, FlaxError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(
+            f"{source}: recipe, arrays and step don't belong to one run: {reason}"
+        ) from error
+    try:
+        device = recipe.device.open(recipe.parallel).device
+    except PipelineError:  # the reproducer may have been copied to another machine
+        device = jax.devices()[0]
+    own = {feature.name for feature in step_config.features}
+    left_out = tuple(name for name in features if name not in own)
+    step_config = _apply_lowerings(step_config, source, state, batch, device)
+    return Reproducer(step_config, state, batch, device, facts, left_out)
+
+
+def _require_samples(batch: Batch) -> None:
+    """Raise ValueError unless a batch has between one and all of its rows."""
+    rows = min(map(len, batch.columns.values()))
+    if not 1 <= int(batch.count) <= rows:
+        raise ValueError(f"the batch has {int(batch.count)} samples; must have from 1 to {rows}")
+
+
+def _make_step_config(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepConfig:
+    """Make the step's configuration from the recipe and `document`, the content of step.json."""
+    inputs = _read_inputs(document["inputs"])
+    columns = Split({name: np.asarray(c) for name, c in batch.columns.items()}).specs()
+    ops: tuple[MapOp, ...] = ()
+    if document["table"] is not None:
+        ops = (EncodeTable.model_validate(document["table"]),)
+        columns = compute_column_specs(ops, columns)
+    ops += make_joint_ops(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
+    counts = tuple(map(int, document["class_counts"]))
+    targets = Targets(tuple(map(str, range(int(document["classes"])))), counts=counts)
+    spec = recipe.dataset
+    # Reproducers of earlier versions have no padded column, and images alone had buckets.
+    column = str(document.get("padded_column", "image"))
+    padding = Padding(sort_buckets(spec.buckets or ()), spec.padding_mask, column)
+    step_config = make_step_config(recipe, targets, inputs, ops, (), padding)
+    frozen = tuple(map(str, document["frozen"]))
+    others = [feature for feature in step_config.features if not isinstance(feature, Freezing)]
+    return replace(step_config, features=(Freezing(frozen), *others))
+
+
+def _read_inputs(document: Mapping[str, Any]) -> NetworkInputs:
+    arrays = []
+    for array in document["arrays"]:
+        spec = array["spec"]
+        shape = tuple(map(int, spec["shape"]))
+        if spec["layout"] not in ("hwc", "chw"):
+            raise ValueError(f"layout = {spec['layout']!r:.80}: must be hwc or chw")
+        column = ColumnSpec(shape, str(spec["dtype"]), spec["layout"])
+        arrays.append(NetworkInput(str(array["name"]), str(array["column"]), column))
+    return NetworkInputs(tuple(arrays), is_named=bool(document["is_named"]))
+
+
+def _arrange_state(step_config: StepConfig, path: Path, tree: Mapping[str, Any]) -> TrainState:
+    """Return the state with the arrays of a tree. Raises DataError if they are of another step."""
+
+    def init(seed: Any) -> TrainState:
+        _, variables = init_with_output(step_config, seed)
+        return step_config.select_gradient_state(init_state(step_config, variables))
+
+    like = jax.eval_shape(init, jax.ShapeDtypeStruct((2,), np.uint32))
+    parts = {name: part for name, part in tree["features"].items() if name in like.features}
+    return arrange_arrays(path, flatten_by_path({**tree, "features": parts}), like)
+
+
+def _read_arrays(path: Path) -> Mapping[str, Any]:
+    arrays = {name: jnp.asarray(array) for name, array in read_weights(path).items()}
+    try:
+        return unflatten_dict(arrays, sep="/")
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path}: must have the arrays of a state and a batch: {error}") from error
+
+
+def _apply_lowerings(
+    step_config: StepConfig, folder: Path, state: TrainState, batch: Batch, device: jax.Device
+) -> StepConfig:
+    """Return the configuration with the run's lowerings, if the run and this machine have them."""
+    file = folder / LOWERINGS
+    network = step_config.network
+    if not file.exists() or not isinstance(network, Network):
+        return step_config
+    choice = read_choice(file)
+    size = compute_microbatch_size(batch.sample.shape[0], count_microbatches(step_config.features))
+    laid_out = replace(step_config, network=network.clone(layout=choice.layout))
+    problems = list_problems(laid_out, state, size, size)
+    # The cache is the user's, since the recipe may come from a stranger.
+    cache = cache_root(CacheSpec(root=None, compiled=False)) / "autotune"
+    tuning = Tuning("off", "exhaustive", cache, choice.lowerings)
+    try:
+        choose_lowerings(problems, device, tuning, lambda _: nullcontext())
+    except RunError:
+        return step_config
+    lowered = network.clone(policy=choice.lowerings, layout=choice.layout)
+    return replace(step_config, network=lowered)

@@ -1,4 +1,7 @@
-"""Error of each single layer, and the error that its type explains.
+"""Errors of single layers, the errors that their types explain, and likely causes.
+
+The examined side's layers compute from the reference's inputs. Causes are those that CANN's
+documents list.
 
 Both sides compute every layer from the inputs of the reference's layers, forward and backward. The
 error is the distance from the reference's layers in float64. The expected error is the error of the
@@ -8,17 +11,21 @@ reference's layers with the plainest lowerings, in the types of the examined sid
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import inf, nan, prod, sqrt
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf, isnan, nan, prod, sqrt
 from statistics import median
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.inspect.compare.accuracy_columns import compute_norm
-from pipeline.inspect.dumps.layer_programs import LayerTensors
-from pipeline.inspect.dumps.tensor_names import OUTPUT_ROLES, TensorName, named_tensors
+from pipeline.core.files.value_text import align_columns
+from pipeline.inspect.compare.tensor_rows import TensorRow, compute_norm
+from pipeline.inspect.dumps.dump_files import LOSS, OUTPUT_ROLES, TensorName, named_tensors
+from pipeline.inspect.dumps.dump_step import CapturedStep, StepPass, join_passes
+from pipeline.inspect.dumps.layer_programs import LayerPrograms, LayerTensors, Weights
 
 FACTOR = 2.0
 """Multiple of the expected error above which a 16-bit error is a finding. Both sides round at the
@@ -39,6 +46,14 @@ MAX_EXCUSE = 3.0
 MIN_ROUNDING = 0.25
 """Relative error, in units of rounding, that any result may have: about half of the error from
 rounding each element once."""
+GAIN = 4.0
+"""Ratio of output error to input error above which a layer counts as an amplifier."""
+MIN_DISTANCE = 1e-6
+"""Relative Euclidean distance up to which an input error is ignored."""
+WEAK = 1000.0
+"""Ratio of error to expected error below which a layer counts as inaccurate, not as wrong."""
+MAX_NAMED_LAYERS = 3
+MAX_LISTED_LAYERS = 12
 
 
 @dataclass(frozen=True)
@@ -246,3 +261,155 @@ def find_worst_by_layer(errors: Sequence[LayerError]) -> Mapping[str, LayerError
         if current is None or error.score > current.score:
             worst[error.name.layer] = error
     return worst
+
+
+@dataclass(frozen=True)
+class ForcedComparison:
+    """Errors of the layers of a side."""
+
+    errors: Sequence[LayerError]
+
+    @property
+    def findings(self) -> tuple[LayerError, ...]:
+        """The worst error of each layer that has a finding, the largest score first."""
+        blamed = [error for error in find_worst_by_layer(self.errors).values() if error.score > 1]
+        return tuple(sorted(blamed, key=lambda error: -error.score))
+
+
+@dataclass
+class ReferenceStep:
+    """A step of the reference, with which other sides are compared layer by layer."""
+
+    programs: LayerPrograms
+    step: CapturedStep
+    _wide: LayerTensors | None = None
+    """Results in float64."""
+    _expected: dict[Any, LayerTensors] = field(default_factory=dict)
+    """Results by types and loss scale."""
+
+    def compare(self, examined: LayerPrograms, weights: Weights | None = None) -> ForcedComparison:
+        """Compute each layer of `examined` from the reference's inputs, and return the errors.
+
+        `weights` are the examined side's weights, if they differ from the reference's. The expected
+        error is always computed with the reference's weights.
+        """
+        network = examined.config.network
+        reference_network = self.programs.config.network
+        loss_scale = None if weights is None else weights.loss_scale
+        forced = self._compute_passes(examined.compute_forced, weights, loss_scale)
+        expected = [self.expected_in(network, loss_scale)]
+        if (network.dtype, network.rules) == (reference_network.dtype, reference_network.rules):
+            expected.append(self.step.merge_passes())
+        lowerings = getattr(network.policy, "chosen", ())
+        errors = measure_layer_errors(
+            forced,
+            expected,
+            self.compute_float64(),
+            self.step.merge_passes(),
+            has_winograd=any(lowering.family.startswith("winograd") for _, lowering in lowerings),
+        )
+        return ForcedComparison(errors)
+
+    def compute_float64(self) -> LayerTensors:
+        """Return the layers' results in float64, computed once."""
+        if self._wide is None:
+            network = self.programs.config.network.clone(dtype="float32", rules=())
+            compute = self.programs.with_types_of(network).compute_forced
+            self._wide = self._compute_passes(partial(compute, wide=True))
+        return self._wide
+
+    def expected_in(self, network: Any, loss_scale: Any = None) -> LayerTensors:
+        """Return the reference's results in the types of `network`, with `loss_scale`; cached."""
+        key = network.dtype, network.rules, None if loss_scale is None else float(loss_scale)
+        if key not in self._expected:
+            compute = self.programs.with_types_of(network).compute_forced
+            self._expected[key] = self._compute_passes(compute, None, loss_scale)
+        return self._expected[key]
+
+    def _compute_passes(
+        self,
+        compute: Callable[..., LayerTensors],
+        weights: Weights | None = None,
+        loss_scale: Any = None,
+    ) -> LayerTensors:
+        """Compute all portions with `weights`, or the reference's weights if None."""
+
+        def compute_pass(step_pass: StepPass) -> LayerTensors:
+            # Weights of the reference's passes have the batch statistics after earlier passes.
+            pass_weights = step_pass.weights
+            if weights is not None and weights.params is not self.step.passes[0].weights.params:
+                pass_weights = weights
+            if loss_scale is not None:
+                pass_weights = replace(pass_weights, loss_scale=loss_scale)
+            return compute(pass_weights, step_pass.portion, step_pass.tensors)
+
+        shards = [
+            [compute_pass(step_pass) for step_pass in microbatches]
+            for microbatches in self.step.shards
+        ]
+        parts = [tensors for shard in shards for tensors in shard]
+        return join_passes(parts, [shard[-1].statistics for shard in shards])
+
+
+def list_hints(rows: Sequence[TensorRow], forced: ForcedComparison | None) -> list[str]:
+    """Return a line for every likely cause; `forced` is None if single layers weren't compared."""
+    hints = []
+    unpaired = [row for row in rows if row.left is None or row.right is None]
+    if unpaired:
+        hints.append(
+            f"op fusion or constant folding: {len(unpaired)} tensors have no counterpart (*); "
+            "--map LEFT:RIGHT+RIGHT names those that belong together"
+        )
+    mixed_dtypes = [row.dtypes for row in rows if len(set(row.dtypes)) > 1]
+    if any("int8" in dtype for dtypes in mixed_dtypes for dtype in dtypes):
+        hints.append("int8: a side is quantized, with an error of half a step of its scale")
+    gains = find_amplifiers(rows)
+    if gains:
+        amplified = ", ".join(
+            f"{layer} {gain:,.1f} times" for layer, gain in list(gains)[:MAX_NAMED_LAYERS]
+        )
+        hints.append(f"amplifier structures: errors of inputs grow in {amplified}")
+    weak = [] if forced is None else [item for item in forced.findings if item.ratio < WEAK]
+    if weak:
+        layers = ", ".join(error.name.layer for error in weak[:MAX_NAMED_LAYERS])
+        hints.append(f"weak accuracy of an operator: {layers}")
+    return hints
+
+
+def find_amplifiers(rows: Sequence[TensorRow]) -> list[tuple[str, float]]:
+    """Return (layer, factor) for layers that amplify their input's error, the largest first."""
+    errors: Mapping[tuple[str, str], float] = {
+        (row.left.layer, row.left.role): row.columns.relative_euclidean
+        for row in rows
+        if row.left is not None and not isnan(row.columns.relative_euclidean)
+    }
+    gains = []
+    for (layer, role), error in errors.items():
+        input_error = errors.get((layer, "input"), 0.0)
+        if role == "output" and input_error > MIN_DISTANCE and error > GAIN * input_error:
+            gains.append((layer, error / input_error))
+    return sorted(gains, key=lambda gain: -gain[1])
+
+
+def format_layers(forced: ForcedComparison) -> list[str]:
+    """Return a table of the layers with the largest scores; `!` marks findings."""
+    # Of the loss, only the gradient is listed.
+    errors = [e for e in forced.errors if e.name.layer != LOSS or e.name.role == "input_gradient"]
+    worst = sorted(find_worst_by_layer(errors).values(), key=lambda error: -error.score)
+    blamed_layers = {finding.name.layer for finding in forced.findings}
+    table = [("Layer", "Kind", "Type", "Tensor", "Error", "Expected", "Ratio", "Pattern")]
+    table += [
+        (
+            error.name.layer,
+            error.kind,
+            error.dtype,
+            error.name.tensor_index,
+            f"{error.error:.3g}",
+            f"{error.expected:.3g}",
+            f"{error.ratio:.3g}",
+            f"{error.pattern:.3g}",
+        )
+        for error in worst[:MAX_LISTED_LAYERS]
+    ]
+    lines = zip(table, align_columns(table, right=range(4, 8)), strict=True)
+    return [f"{'!' if row[0] in blamed_layers else ' '} {line}".rstrip() for row, line in lines]

@@ -25,9 +25,8 @@ from pipeline.core.errors import DataError, printable
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.npy import read_npy
 from pipeline.core.files.value_text import join_first
-from pipeline.inspect.compare.accuracy_columns import compute_cosine
-from pipeline.inspect.compare.tensor_rows import Mapped, TensorSide
-from pipeline.inspect.dumps.tensor_names import DATA, LOSS, ROLES, TensorName
+from pipeline.inspect.compare.tensor_rows import Mapped, TensorSide, compute_cosine
+from pipeline.inspect.dumps.dump_files import DATA, LOSS, ROLES, TensorName
 
 ORDER = "*execution_order*"
 MAX_FILES = 100_000

@@ -18,25 +18,25 @@ from pipeline.core.errors import DataError, first_line
 from pipeline.core.files.name_text import find_nearest
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.compare.accuracy_columns import compare_arrays
-from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
+from pipeline.inspect.compare.layer_errors import ForcedComparison, ReferenceStep
 from pipeline.inspect.compare.tensor_rows import (
     Mapped,
     TensorRow,
     TensorSide,
     Thresholds,
+    compare_arrays,
     compare_tensors,
     require_mapped,
 )
-from pipeline.inspect.dumps.captured_step import CapturedStep, capture_step
+from pipeline.inspect.dumps.dump_files import DATA, is_selected, named_tensors, require_layers
+from pipeline.inspect.dumps.dump_step import CapturedStep, capture_step
 from pipeline.inspect.dumps.layer_programs import Weights, layer_kinds
 from pipeline.inspect.dumps.opened_recipe import (
     OpenedRecipe,
     logged_loss,
     open_recipe,
 )
-from pipeline.inspect.dumps.tensor_names import DATA, is_selected, named_tensors, require_layers
-from pipeline.inspect.replay.open_at import (
+from pipeline.inspect.replay import (
     Replay,
     RunAtStep,
     find_last_step,

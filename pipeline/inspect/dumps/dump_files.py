@@ -1,4 +1,6 @@
-"""Files of a dump, written and read.
+"""Files of a dump, written and read, and the names of the tensors in them.
+
+Names don't depend on device, precision or lowering.
 
     {path}/{time}/{device}/{model}/{model id}/{steps done}/     CANN's layout
       dump.json       run, step, loss, and whether the dump is complete
@@ -16,21 +18,22 @@ import hashlib
 import io
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from pipeline.config.inspection_specs import Content
-from pipeline.core.errors import DataError, printable
+from pipeline.config.inspection_specs import Content, What
+from pipeline.core.errors import DataError, RecipeError, printable
 from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.files.bounded_read import read_bytes, read_json, read_text
 from pipeline.core.files.npy import parse_npy
 from pipeline.core.files.value_text import join_first
-from pipeline.inspect.dumps.tensor_names import TensorName, parse_name
+from pipeline.inspect.dumps.layer_programs import LayerTensors
+from pipeline.models.layers.path_patterns import covers, require_covered
 
 ABOUT = "dump.json"
 TENSORS = "tensors.jsonl"
@@ -43,6 +46,20 @@ MAX_INDEX_BYTES = 256 << 20
 MAX_TENSOR_BYTES = 64 << 30
 _DAMAGE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """Errors from parsing an index that is damaged or of another origin."""
+Role = Literal["input", "output", "output_gradient", "input_gradient", "gradient", "statistics"]
+ROLES: tuple[Role, ...] = get_args(Role)
+DATA = "dataset.train.ops"
+"""Name of the map ops, which are listed like a layer."""
+LOSS = "train.loss"
+"""Name of the loss, which is listed like a layer."""
+
+OUTPUT_ROLES: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
+"""Roles of the tensors that a layer returns."""
+_ROLES_BY_CHOICE: Mapping[What, tuple[Role, ...]] = {
+    "input": ("input", "output_gradient"),
+    "output": OUTPUT_ROLES,
+    "all": ROLES,
+}
 
 
 @dataclass(frozen=True)
@@ -271,3 +288,95 @@ def _parse_entry(fields: Any) -> DumpEntry:
         raise ValueError(f"{file!r:.80} must be the name of a file in this folder")
     shape = tuple(int(size) for size in fields["shape"])
     return DumpEntry(shape, file, digest)
+
+
+@dataclass(frozen=True, order=True)
+class TensorName:
+    """Name of a tensor: its layer's path, its role, and an index or the name of a parameter.
+
+    In the backward pass a layer reads `output_gradient` and returns `input_gradient`. `gradient` is
+    the gradient of a parameter; `statistics` are running means and variances.
+    """
+
+    layer: str
+    role: Role
+    index: str = "0"
+
+    def __str__(self) -> str:
+        return f"{self.layer}:{self.role}:{self.index}"
+
+    @property
+    def tensor_index(self) -> str:
+        """Role and index in the layer, such as output:0."""
+        return f"{self.role}:{self.index}"
+
+    def file_name(self, time_us: int) -> str:
+        """Return the name of the .npy file: / becomes _, : becomes a dot, and the time is last."""
+        return f"{str(self).replace('/', '_').replace(':', '.')}.{time_us}.npy"
+
+
+def parse_name(text: str) -> TensorName:
+    """Parse layer:role:index. Raises ValueError for a text of another form."""
+    layer, role, index = text.rsplit(":", 2)
+    if not layer or role not in ROLES:
+        raise ValueError(f"{text!r:.80} isn't the name of a tensor; must be layer:role:index")
+    return TensorName(layer, ROLES[ROLES.index(role)], index)
+
+
+def named_tensors(
+    tensors: LayerTensors, inputs: Mapping[str, np.ndarray]
+) -> Iterator[tuple[TensorName, np.ndarray]]:
+    """Yield tensors by name, in forward order; `inputs` is what the network reads."""
+    for name, array in inputs.items():
+        yield TensorName(DATA, "output", name), array
+    parameters: Mapping[Role, Mapping[str, Mapping[str, np.ndarray]]] = {
+        "gradient": _group_by_layer(tensors.parameters, tensors.forms),
+        "statistics": _group_by_layer(tensors.statistics, tensors.forms),
+    }
+    arrays: Mapping[Role, Mapping[str, np.ndarray]] = {
+        "input": tensors.inputs,
+        "output": tensors.outputs,
+        "output_gradient": tensors.output_gradients,
+        "input_gradient": tensors.input_gradients,
+    }
+    for layer in tensors.forms:
+        for role, by_layer in arrays.items():
+            if layer in by_layer:
+                yield TensorName(layer, role), by_layer[layer]
+        for role, groups in parameters.items():
+            for name, array in groups.get(layer, {}).items():
+                yield TensorName(layer, role, name), array
+    yield TensorName(LOSS, "input"), tensors.logits
+    yield TensorName(LOSS, "output"), np.asarray(tensors.loss)
+    yield TensorName(LOSS, "input_gradient"), tensors.logits_gradient
+
+
+def _group_by_layer(
+    arrays: Mapping[str, np.ndarray], layers: Mapping[str, object]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Return arrays by the innermost layer that holds them, then by their path in that layer."""
+    groups: dict[str, dict[str, np.ndarray]] = {}
+    for path, array in arrays.items():
+        scopes = path.split("/")
+        for depth in range(len(scopes) - 1, 0, -1):
+            layer = "/".join(scopes[:depth])
+            if layer in layers:
+                groups.setdefault(layer, {})["/".join(scopes[depth:])] = array
+                break
+    return groups
+
+
+def require_layers(patterns: Sequence[str], layers: Sequence[str], key: str) -> None:
+    """Raise RecipeError for a pattern that covers no layer; `key` is their option or key."""
+    names = [*layers, DATA, LOSS]
+    try:
+        require_covered(patterns, [tuple(layer.split("/")) for layer in names], "layers")
+    except ValueError as error:
+        raise RecipeError([f"{key}: {error}"]) from error
+
+
+def is_selected(name: TensorName, patterns: Sequence[str], what: What) -> bool:
+    """Whether layer and role of a tensor are requested; no patterns request all layers."""
+    path = tuple(name.layer.split("/"))
+    is_covered = not patterns or any(covers(pattern, path) for pattern in patterns)
+    return is_covered and name.role in _ROLES_BY_CHOICE[what]

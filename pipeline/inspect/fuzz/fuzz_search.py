@@ -1,26 +1,46 @@
-"""Search for changed images with wrong predictions, guided by the coverage of layers."""
+"""Search for changed images with wrong predictions, guided by the coverage of layers.
+
+Changes of images that keep their classes: affine maps, brightness, contrast, blur and noise.
+
+Images are bytes (B, H, W, C) of 1 or 3 channels. Random numbers are a pure function of (seed,
+round, place in the round).
+
+Coverage of a network's layers: k-multisection and boundary coverage of neurons.
+
+A neuron is a feature of a layer's output, averaged over positions (Pei et al. 2017, DeepXplore).
+Its range on training samples is cut into k equal sections. A set of samples covers the share of
+sections that one of its samples reaches, and of the corners beyond both ends of the range (Ma et
+al. 2018, DeepGauge: KMNC and NBC).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pipeline.core.errors import RecipeError
 from pipeline.data.batch import Batch
 from pipeline.data.columns import IMAGES
 from pipeline.data.dataset import Dataset
+from pipeline.data.ops.affine import RandomAffine
+from pipeline.data.ops.color import adjust_brightness, adjust_contrast
+from pipeline.data.ops.image import list_steps
 from pipeline.data.order import draw_words
-from pipeline.data.random import seed_words
+from pipeline.data.random import scale_to_integers, seed_words, uniforms
+from pipeline.inspect.dumps.layer_observer import LayerObserver
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe
-from pipeline.inspect.fuzz.coverage import NeuronCoverage, apply_with_neurons
-from pipeline.inspect.fuzz.mutations import KINDS, ChangeLimits, mutate
+from pipeline.models.modules.apply_layers import intercept_layers
+from pipeline.models.modules.layout import to_nhwc
 from pipeline.training.step import map_batch
+from pipeline.training.step_config import StepConfig
 
 ROUND_SAMPLES = 256
 """Images that the network computes at once."""
@@ -33,6 +53,22 @@ STREAM = 3 << 60
 
 Predict = Callable[[Any, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """(variables, raw images (n, H, W, C)) -> logits (n, classes) and neurons (n, neurons), float32."""
+AFFINE = RandomAffine(
+    degrees=15.0,
+    translate_x=(-0.1, 0.1),
+    translate_y=(-0.1, 0.1),
+    scale=(0.9, 1.1),
+    shear_x=(-10.0, 10.0),
+    interpolation="linear",
+)
+KINDS = ("affine", "brightness", "contrast", "blur", "noise")
+FACTORS = list_steps(0.7, 1.3)
+"""Factors of brightness and contrast."""
+FIRST_DRAW = 1 << 20
+"""Number of the first draw, which no map op has."""
+SECTIONS = 100
+SAME_VALUES = ("flatten", "dropout")
+"""Layers whose outputs are the values of their inputs."""
 
 
 @dataclass(frozen=True)
@@ -208,3 +244,115 @@ def require_fuzzable(dataset: Dataset, name: str) -> None:
         problem = "doesn't have one class for each image"
     if problem is not None:
         raise RecipeError(f"dataset = {name}: {problem}; fuzz needs images of one class each")
+
+
+@dataclass(frozen=True)
+class ChangeLimits:
+    """The limits of all changes except affine maps."""
+
+    radius: float
+    """Largest change of a pixel from its reference, as a share of `white`."""
+    white: int
+    """The brightest value of a pixel."""
+
+
+def mutate(
+    limits: ChangeLimits,
+    images: Array,
+    references: Array,
+    is_affine: Array,
+    seed: Array,
+    number: Array,
+) -> tuple[Array, Array, Array]:
+    """Change images at random; return them, their references, and indices of KINDS, int32 (B,).
+
+    `number` is the round's. An affine map also changes the reference, and is applied only without
+    `is_affine`, bool (B,). Other changes keep pixels within `limits` of the reference (DeepHunter,
+    Xie et al. 2019).
+    """
+    places = jnp.arange(len(images))
+
+    def draw(index: int, count: int) -> Array:
+        numbers: Array = uniforms(jnp, seed, number, places, FIRST_DRAW + index, count)
+        return numbers
+
+    affine = draw(0, AFFINE.draws)
+    factors = scale_to_integers(jnp, draw(1, 1)[:, 0], len(FACTORS))
+    kinds = scale_to_integers(jnp, draw(2, 1)[:, 0], len(KINDS))
+    kinds = jnp.where(is_affine & (kinds == 0), len(KINDS) - 1, kinds)
+    max_change = limits.radius * limits.white
+    noise = (2 * draw(3, prod(images.shape[1:])).reshape(images.shape) - 1) * max_change
+    is_kind = [(kinds == kind)[:, None, None, None] for kind in range(len(KINDS))]
+    references = jnp.where(is_kind[0], AFFINE(jnp, references, affine), references)
+    changed = jnp.select(
+        is_kind,
+        [
+            AFFINE(jnp, images, affine),
+            adjust_brightness(jnp, images, FACTORS, factors),
+            adjust_contrast(jnp, images, FACTORS, factors),
+            _blur(images),
+            jnp.rint(images + noise).clip(0, 255).astype(jnp.uint8),
+        ],
+    )
+    levels = references.astype(jnp.int32)
+    limit = int(max_change + 1e-6)
+    high = jnp.minimum(levels + limit, limits.white)
+    changed = changed.astype(jnp.int32).clip(jnp.maximum(levels - limit, 0), high)
+    return changed.astype(jnp.uint8), references, kinds
+
+
+def _blur(images: Array) -> Array:
+    """Average 3x3 pixels with binomial weights; pixels outside repeat the edge."""
+    levels = images.astype(jnp.int32)
+    for axis in (1, 2):
+        size = levels.shape[axis]
+        before = jnp.take(levels, jnp.maximum(jnp.arange(size) - 1, 0), axis=axis)
+        after = jnp.take(levels, jnp.minimum(jnp.arange(size) + 1, size - 1), axis=axis)
+        levels = before + 2 * levels + after
+    return ((levels + 8) // 16).astype(jnp.uint8)
+
+
+def apply_with_neurons(config: StepConfig, variables: Any, images: Any) -> tuple[Array, Array]:
+    """Return the logits of a network that lists layers, and its neurons, float32 (B, neurons)."""
+    observer = LayerObserver()
+    with intercept_layers(observer):
+        logits: Any = config.network.apply(variables, images, train=False)
+    neurons = []
+    for path, output in observer.outputs.items():
+        form = observer.forms[path]
+        if form.kind in SAME_VALUES:
+            continue
+        values = to_nhwc(output, form.layout).astype(jnp.float32)
+        features = values.mean(axis=tuple(range(1, values.ndim - 1)))
+        # Layers inside `views` have a row for each view, after one another for an image.
+        neurons.append(features.reshape(len(images), -1, features.shape[-1]).mean(1))
+    return logits.astype(jnp.float32), jnp.concatenate(neurons, axis=1)
+
+
+class NeuronCoverage:
+    """The sections that samples have reached in the ranges of training samples' neurons, float32
+    (n, neurons)."""
+
+    def __init__(self, neurons: np.ndarray) -> None:
+        self._low = neurons.min(axis=0)
+        self._high = neurons.max(axis=0)
+        self.reached = np.zeros((neurons.shape[1], SECTIONS + 2), bool)
+        """The first and last section of a neuron are corners."""
+
+    def add(self, neurons: np.ndarray) -> bool:
+        """Add a sample, float32 (neurons,), and return whether it reaches a new section."""
+        span = np.maximum(self._high.astype(np.float64) - self._low, np.finfo(np.float32).tiny)
+        places = np.floor((neurons.astype(np.float64) - self._low) / span * SECTIONS)
+        sections = 1 + places.clip(0, SECTIONS - 1).astype(np.int64)
+        sections[neurons < self._low] = 0
+        sections[neurons > self._high] = SECTIONS + 1
+        rows = np.arange(len(sections))
+        is_new = not self.reached[rows, sections].all()
+        self.reached[rows, sections] = True
+        return is_new
+
+    def compute_shares(self) -> dict[str, float]:
+        """Return the shares of reached sections (KMNC) and corners (NBC)."""
+        sections = float(self.reached[:, 1:-1].mean())
+        corners = float(self.reached[:, [0, -1]].mean())
+        return {"multisection": sections, "boundary": corners}

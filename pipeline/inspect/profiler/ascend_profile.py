@@ -9,8 +9,8 @@ from pipeline.backends.ascend.report.priced_step import name_layer
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.base import Estimate
 from pipeline.config.recipe import Recipe
-from pipeline.inspect.profiler.iterations import IterationTimes
 from pipeline.inspect.profiler.step_profile import LayerTime, OperatorTime, PhaseTime, StepProfile
+from pipeline.inspect.profiler.trace import IterationTimes
 
 
 def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile | None:

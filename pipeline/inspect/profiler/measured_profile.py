@@ -18,26 +18,31 @@ from pipeline.backends.graph.hlo_program import HloProgram
 from pipeline.backends.loading.loader_stats import LoaderReport
 from pipeline.config.inspection_specs import ProfileSpec
 from pipeline.core.host.machine_load import describe_load
-from pipeline.inspect.profiler.compilations import Compilation
-from pipeline.inspect.profiler.iterations import (
-    PHASES,
-    IterationTimes,
-    Traced,
-    compute_iteration_times,
-    find_median_iteration,
-    split_trace,
+from pipeline.inspect.profiler.profiled_executable import (
+    Compilation,
+    ProfiledExecutable,
+    TimedDispatch,
 )
-from pipeline.inspect.profiler.peaks import TRIAD_BYTES, Peaks, peaks_of
-from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable, TimedDispatch
 from pipeline.inspect.profiler.step_profile import (
+    TRIAD_BYTES,
     Coverage,
     HostTime,
     LayerTime,
     OperatorTime,
+    Peaks,
     PhaseTime,
     StepProfile,
+    peaks_of,
 )
-from pipeline.inspect.profiler.trace import TracedOp
+from pipeline.inspect.profiler.trace import (
+    PHASES,
+    IterationTimes,
+    Traced,
+    TracedOp,
+    compute_iteration_times,
+    find_median_iteration,
+    split_trace,
+)
 
 WARM_SHARE = 0.25
 """Share of the untraced steps, at the start, that warm the process up and are left out."""

@@ -1,21 +1,31 @@
-"""Files of a profile: profile.json, table.txt, trace.json and picture.svg."""
+"""Files of a profile: profile.json, table.txt, trace.json, picture.svg, and the run's record.
+
+The command `profile RUN` writes the report again from this record, as `msprof` parses raw data.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline.core.errors import DataError, first_line, get_system_reason
 from pipeline.core.files.atomic_write import format_json, write_whole
+from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.trace_file import TraceEvent, TraceRow, write_trace_file
 from pipeline.core.files.value_text import format_bytes
 from pipeline.core.pages.charts import WIDE, Lane, LaneBar, draw_lanes, stack_blocks
 from pipeline.core.pages.page import Drawing, stack_drawings
-from pipeline.inspect.profiler.iterations import Iteration, Traced
+from pipeline.inspect.profiler.measured_profile import ProfiledRun, measured_profile
 from pipeline.inspect.profiler.step_profile import LayerTime, StepProfile, StepVerdict
+from pipeline.inspect.profiler.trace import Iteration, Traced, read_operations
+from pipeline.inspect.profiler.verdict import Evidence, decide
+from pipeline.stages.record.run_directory import PROFILE
 
 JSON = "profile.json"
 TABLE = "table.txt"
@@ -46,6 +56,11 @@ COLOURS = {
 """Colours by phase; a phase that isn't listed has the colour of `other`."""
 MAX_LAYERS = 12
 LINE_CHARACTERS = 150
+RAW = "raw"
+"""Folder of the record in the folder of a profile."""
+RECORD = "record.json"
+XSPACE = "trace.xplane.pb"
+MAX_RAW_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -326,3 +341,65 @@ def _split_layer(layer: LayerTime) -> Iterator[tuple[str, float, str]]:
     yield COLOURS["forward"], layer.forward_ms, f"forward {layer.forward_ms:.3g} ms"
     yield COLOURS["backward"], layer.backward_ms, f"backward {layer.backward_ms:.3g} ms"
     yield COLOURS[phase], update_ms, f"{phase} {update_ms:.3g} ms"
+
+
+@dataclass(frozen=True)
+class ProfileRecord:
+    """A profiled run without its trace."""
+
+    run: ProfiledRun
+    evidence: Evidence
+    verdict: StepVerdict
+    """The verdict, with the measured gain of its change."""
+    modelled: StepProfile | None
+    """The profile of an emulated device."""
+
+
+def write_record(record: ProfileRecord, raw: bytes, folder: Path) -> None:
+    """Write a record and the profiler's file into the folder of a profile. Raises OSError."""
+    (folder / RAW).mkdir(exist_ok=True)
+    write_whole(folder / RAW / XSPACE, raw)
+    write_whole(folder / RAW / RECORD, TypeAdapter(ProfileRecord).dump_json(record).decode())
+
+
+def find_profile(path: Path) -> Path:
+    """Return the folder of a recorded profile, at `path` or in the run there. Raises DataError."""
+    folder = path if (path / RAW).is_dir() else path / PROFILE
+    if not (folder / RAW).is_dir():
+        raise DataError(
+            f"{path}: has no recorded trace, {PROFILE}/{RAW}; profile the run with "
+            "profile.mode=on, or name the folder of its profile.output"
+        )
+    return folder
+
+
+def read_report(folder: Path) -> ProfileReport:
+    """Return the report of a recorded run. Raises DataError if its files are damaged."""
+    try:
+        events = read_operations(read_bytes(folder / RAW / XSPACE, MAX_RAW_BYTES))
+        text = read_bytes(folder / RAW / RECORD, MAX_RAW_BYTES)
+        record = TypeAdapter(ProfileRecord).validate_json(text)
+        evidence = record.evidence
+        peaks = evidence.profile.peaks
+        if peaks is None:
+            raise ValueError(f"{RECORD} has no peaks of the device")
+        profile, traced = measured_profile(record.run, peaks, events)
+    except OSError as error:
+        raise DataError(f"{folder / RAW}: can't be read: {get_system_reason(error)}") from error
+    except ValidationError as error:
+        raise DataError(f"{folder / RAW / RECORD}: isn't a record: {first_line(error)}") from error
+    except (ValueError, LookupError, ArithmeticError) as error:
+        raise DataError(f"{folder / RAW}: isn't a recorded trace: {first_line(error)}") from error
+    host = evidence.host
+    evidence = replace(evidence, profile=replace(profile, host=host, step_ms=host.step))
+    verdict = decide(evidence)
+    # The recorded verdict has a measured gain, so it is replaced only if the rules now differ.
+    if verdict.name != record.verdict.name:
+        record = replace(record, verdict=verdict)
+    return make_report(record, evidence, traced)
+
+
+def make_report(record: ProfileRecord, evidence: Evidence, traced: Traced) -> ProfileReport:
+    """Return the report of a recorded run and its traced operations."""
+    profiles = tuple(filter(None, (evidence.profile, record.modelled)))
+    return ProfileReport(profiles, record.verdict, traced)

@@ -24,7 +24,6 @@ from pipeline.data.columns import count_split_bytes
 from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.inspect.profiler.ascend_profile import modelled_profile
-from pipeline.inspect.profiler.compilations import Compilations, watch_compilations
 from pipeline.inspect.profiler.measured_profile import (
     ProfiledRun,
     bytes_of_tree,
@@ -33,9 +32,17 @@ from pipeline.inspect.profiler.measured_profile import (
     record_run,
     select_untraced,
 )
-from pipeline.inspect.profiler.profile_files import write_profile
-from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable
-from pipeline.inspect.profiler.run_record import ProfileRecord, make_report, write_record
+from pipeline.inspect.profiler.profile_files import (
+    ProfileRecord,
+    make_report,
+    write_profile,
+    write_record,
+)
+from pipeline.inspect.profiler.profiled_executable import (
+    Compilations,
+    ProfiledExecutable,
+    watch_compilations,
+)
 from pipeline.inspect.profiler.step_profile import StepProfile
 from pipeline.inspect.profiler.trial import try_change
 from pipeline.inspect.profiler.verdict import RESIDENT, EventCost, Evidence, SinkGain, decide

@@ -15,11 +15,11 @@ from typing import Literal
 
 from pipeline.backends.graph.hlo_program import CONVERSION_KIND
 from pipeline.backends.loading.loader_stats import LoaderReport
-from pipeline.inspect.profiler.compilations import Compilation
-from pipeline.inspect.profiler.peaks import Peaks
+from pipeline.inspect.profiler.profiled_executable import Compilation
 from pipeline.inspect.profiler.step_profile import (
     HostTime,
     OperatorTime,
+    Peaks,
     PredictedChange,
     StepProfile,
     StepVerdict,

@@ -50,6 +50,7 @@ from pipeline.inspect.report.origin import origin_sections
 from pipeline.inspect.report.pictures import (
     PARTS,
     can_picture,
+    draw_training_charts,
     join_masks,
     list_mask_colours,
     picture,
@@ -75,7 +76,6 @@ from pipeline.inspect.report.suspicious_labels import (
     make_ledger_sections,
     read_ledger,
 )
-from pipeline.inspect.report.training_charts import draw_training_charts
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import read_network
 from pipeline.stages.record.compare_steps import read_arrays

@@ -2,7 +2,7 @@
 
     FOLDER/  recipe.yaml  lowerings.json  arrays.npz  step.json  samples.csv
 
-It is a reproducer (inspect/autopsy/reproducer.py) with the facts of the step.
+It is a reproducer (inspect/autopsy/on_failure.py) with the facts of the step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.csv_file import format_csv
 from pipeline.data.batch import Batch
-from pipeline.inspect.autopsy.reproducer import STEP, Reproducer, read_inputs, write_inputs
+from pipeline.inspect.autopsy.on_failure import STEP, Reproducer, read_inputs, write_inputs
 from pipeline.training.state import TrainState
 from pipeline.training.step_config import StepConfig
 

@@ -20,7 +20,7 @@ from pipeline.core.errors import DataError, RunError, UsageError
 from pipeline.data.columns import Split
 from pipeline.engine.history import Examination
 from pipeline.inspect.autopsy import on_failure
-from pipeline.inspect.autopsy.finding import Autopsy, NonFiniteSamples
+from pipeline.inspect.autopsy.examine import Autopsy, NonFiniteSamples
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.inspect.compare.layer_errors import LayerError, measure_pattern
-from pipeline.inspect.dumps.tensor_names import TensorName
+from pipeline.inspect.dumps.dump_files import TensorName
 from tests.injected_layers import (
     CleanPair,
     Fault,

@@ -19,11 +19,9 @@ from pipeline import run
 from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.checkpoint.restore import read_checkpoint
 from pipeline.core.errors import DataError, RecipeError, UsageError
-from pipeline.inspect.compare.accuracy_columns import compare_arrays
 from pipeline.inspect.compare.reference import pair_reference, read_reference
-from pipeline.inspect.compare.tensor_rows import TensorSide
-from pipeline.inspect.dumps.dump_files import find_dump, read_dump
-from pipeline.inspect.dumps.tensor_names import TensorName
+from pipeline.inspect.compare.tensor_rows import TensorSide, compare_arrays
+from pipeline.inspect.dumps.dump_files import TensorName, find_dump, read_dump
 from tests.command_line import compare as main
 from tests.command_line import dump
 from tests.conftest import TINY, compose_tiny

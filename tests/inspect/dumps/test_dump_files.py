@@ -19,12 +19,13 @@ from pipeline.inspect.dumps.dump_files import (
     TENSORS,
     DumpHeader,
     DumpReport,
+    TensorName,
     dump_folder,
     find_dump,
+    parse_name,
     read_dump,
     write_dump,
 )
-from pipeline.inspect.dumps.tensor_names import TensorName, parse_name
 
 ARRAYS = {
     TensorName("stage_0/conv", "input"): np.arange(24, dtype=np.float32).reshape(2, 3, 4),

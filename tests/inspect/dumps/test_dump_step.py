@@ -17,9 +17,8 @@ from pipeline.checkpoint.restore import list_saved_steps, read_checkpoint
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError, UsageError
 from pipeline.inspect.dumps import dump_files
-from pipeline.inspect.dumps.dump_files import find_dump, read_dump
+from pipeline.inspect.dumps.dump_files import TensorName, find_dump, read_dump
 from pipeline.inspect.dumps.opened_recipe import open_recipe
-from pipeline.inspect.dumps.tensor_names import TensorName
 from tests.command_line import dump as main
 from tests.compiling import optimized
 

@@ -11,7 +11,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from pipeline.config.recipe import Recipe
-from pipeline.inspect.dumps.captured_step import CapturedStep, capture_step
+from pipeline.inspect.dumps.dump_step import CapturedStep, capture_step
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, open_recipe
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from jax import Array, lax
 from jax.extend.core import jaxpr_as_fun
 
-from pipeline.inspect.forecast.flat_program import flatten
-from pipeline.inspect.forecast.step_parts import StepPart, parts_of
+from pipeline.inspect.forecast.step_parts import StepPart, flatten, parts_of
 
 X, W = np.ones((8, 8), np.float32), np.ones((8, 8), np.float32)
 

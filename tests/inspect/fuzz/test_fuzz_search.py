@@ -1,27 +1,47 @@
-"""Searches of small runs: mutants fool the network, again and within the radius."""
+"""Searches of small runs: mutants fool the network, again and within the radius.
+
+Changes of images stay within their limits, whatever is drawn.
+Coverage of neurons against its definition.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
 from pipeline.cli.runs import fuzz
 from pipeline.config.compose import load_recipe
+from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.data.columns import IMAGES, ColumnSpec
+from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
 from pipeline.inspect.dumps.opened_recipe import make_silent_reporter, open_recipe
-from pipeline.inspect.fuzz.fuzz_search import FuzzSearch, make_predict, require_fuzzable
-from pipeline.inspect.fuzz.mutations import ChangeLimits
-from pipeline.inspect.replay.open_at import replay_state
+from pipeline.inspect.fuzz.fuzz_search import (
+    KINDS,
+    SECTIONS,
+    ChangeLimits,
+    FuzzSearch,
+    NeuronCoverage,
+    _blur,
+    apply_with_neurons,
+    make_predict,
+    mutate,
+    require_fuzzable,
+)
+from pipeline.inspect.replay import replay_state
 from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.training.step import get_evaluated_weights
 from tests.conftest import MLP
@@ -126,3 +146,110 @@ def test_inputs_without_pixels_are_refused(changed: dict[str, Any], problem: str
     facts |= {"targets": Targets(("a", "b")), "raw_image": ColumnSpec((8, 8, 1), "uint8")}
     with pytest.raises(RecipeError, match=f"dataset = made up: .*{problem}"):
         require_fuzzable(SimpleNamespace(**{**facts, **changed}), "made up")  # type: ignore[arg-type]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("radius", "white", "channels"),
+    [
+        pytest.param(0.0, 255, 1, marks=pytest.mark.slow),
+        pytest.param(0.3, 16, 1, marks=pytest.mark.slow),
+        (0.11, 255, 3),
+    ],
+)
+def test_changes_are_within_the_limits(radius: float, white: int, channels: int) -> None:
+    seed = 5
+    generator = np.random.default_rng(seed)
+    images = generator.integers(0, white + 1, (40, 8, 8, channels), dtype=np.uint8)
+    is_affine = generator.random(40) < 0.5
+    words = seed_words(seed)
+    change = jax.jit(partial(mutate, ChangeLimits(radius, white)))
+    changed, references, kinds = map(
+        np.asarray, change(images, images, is_affine, words, np.int32(3))
+    )
+    distance = np.abs(changed.astype(int) - references.astype(int))
+    assert distance.max() <= radius * white + 1e-6
+    assert changed.max() <= white
+    assert not (is_affine & (kinds == 0)).any()
+    assert np.array_equal(references[kinds != 0], images[kinds != 0])
+    again = change(images, images, is_affine, words, np.int32(3))
+    assert np.array_equal(changed, np.asarray(again[0]))
+
+
+@pytest.mark.medium
+def test_every_change_is_drawn_and_changes() -> None:
+    generator = np.random.default_rng(0)
+    images = generator.integers(50, 150, (256, 8, 8, 1), dtype=np.uint8)
+    nothing = np.zeros(256, bool)
+    change = jax.jit(partial(mutate, ChangeLimits(0.3, 255)))
+    changed, _, kinds = map(np.asarray, change(images, images, nothing, seed_words(1), np.int32(0)))
+    assert set(kinds.tolist()) == set(range(len(KINDS)))
+    is_changed = (changed != images).any(axis=(1, 2, 3))
+    for kind in range(len(KINDS)):
+        assert is_changed[kinds == kind].mean() > 0.8
+
+
+@pytest.mark.medium
+def test_blur_is_a_binomial_average() -> None:
+    image = np.random.default_rng(2).integers(0, 256, (1, 5, 7, 1), dtype=np.uint8)
+    padded = np.pad(image[0, :, :, 0].astype(int), 1, mode="edge")
+    weights = np.outer([1, 2, 1], [1, 2, 1])
+    for row in range(5):
+        for column in range(7):
+            mean = (padded[row : row + 3, column : column + 3] * weights).sum() / 16
+            assert int(_blur(jnp.asarray(image))[0, row, column, 0]) == pytest.approx(mean, abs=0.5)
+
+
+def test_sections_match_the_definition() -> None:
+    generator = np.random.default_rng(1)
+    train = generator.normal(size=(50, 6)).astype(np.float32)
+    train[:, 5] = 2.0
+    coverage = NeuronCoverage(train)
+    reached: set[tuple[int, int]] = set()
+    for sample in generator.normal(scale=2, size=(300, 6)).astype(np.float32):
+        before = len(reached)
+        for neuron, value in enumerate(sample.tolist()):
+            low = float(train[:, neuron].min())
+            high = float(train[:, neuron].max())
+            if value < low:
+                section = 0
+            elif value > high:
+                section = SECTIONS + 1
+            else:
+                section = 1 + min(int((value - low) / (high - low) * SECTIONS), SECTIONS - 1)
+            reached.add((neuron, section))
+        assert coverage.add(sample) == (len(reached) > before)
+    inside = [section for _, section in reached if 0 < section <= SECTIONS]
+    shares = coverage.compute_shares()
+    assert shares["multisection"] == len(inside) / (6 * SECTIONS)
+    assert shares["boundary"] == (len(reached) - len(inside)) / 12
+    assert coverage.reached.sum() == len(reached)
+
+
+@pytest.mark.medium
+def test_neurons_are_features_of_all_layers(tiny: Callable[..., Recipe]) -> None:
+    opened = open_recipe(tiny())
+    config = opened.programs(0).config
+    variables = get_evaluated_weights(config, opened.fresh_state())
+    images = jnp.asarray(np.random.default_rng(0).random((3, 32, 32, 1), np.float32))
+    logits, neurons = apply_with_neurons(config, variables, images)
+    expected = config.network.apply(variables, images, train=False)
+    assert np.array_equal(logits, expected)
+    # The last layer's features are the logits.
+    assert np.array_equal(neurons[:, -10:], logits)
+    assert neurons.shape[1] > 200
+
+
+@pytest.mark.medium
+def test_neurons_inside_views_are_means_over_views(tiny: Callable[..., Recipe]) -> None:
+    layers = "[{name: views, shift: 1, body: [flatten, {name: dense, features: $classes}]}, tanh]"
+    opened = open_recipe(tiny("model=layers", f"model.layers={layers}"))
+    config = opened.programs(0).config
+    variables = get_evaluated_weights(config, opened.fresh_state())
+    images = jnp.asarray(np.random.default_rng(0).random((3, 32, 32, 1), np.float32))
+    logits, neurons = apply_with_neurons(config, variables, images)
+    # The network's dense layer, its views and the activation.
+    assert neurons.shape == (3, 30)
+    means, last = neurons[:, :20].reshape(3, 2, 10), neurons[:, 20:]
+    assert np.allclose(means, np.arctanh(logits)[:, None], atol=1e-5)
+    assert np.array_equal(last, logits)

@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 
 from pipeline.backends.loading.loader_stats import LoaderReport, SlowSample
-from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.measured_profile import exceeds_peaks
-from pipeline.inspect.profiler.peaks import TRIAD_BYTES, Peaks
-from pipeline.inspect.profiler.step_profile import HostTime, OperatorTime, StepProfile
+from pipeline.inspect.profiler.profiled_executable import Compilation
+from pipeline.inspect.profiler.step_profile import (
+    TRIAD_BYTES,
+    HostTime,
+    OperatorTime,
+    Peaks,
+    StepProfile,
+)
 from pipeline.inspect.profiler.verdict import EventCost, Evidence, SinkGain, decide
 
 PEAKS = Peaks(flops=1e11, bytes_per_s=1e10)

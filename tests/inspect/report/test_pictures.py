@@ -12,12 +12,15 @@ from pipeline.data.image_file import IGNORED_COLOUR, draw_masks
 from pipeline.inspect.report.pictures import (
     MAX_SIDE,
     can_picture,
+    draw_training_charts,
     join_masks,
     list_mask_colours,
     picture,
     png,
     sheet,
 )
+
+STEPS = np.arange(1, 4)
 
 
 @pytest.mark.parametrize(
@@ -83,3 +86,17 @@ def test_masks_are_scaled_to_the_size_of_the_image() -> None:
     wide = sheet([strip.resize((96, 32))] * 3, [("a", "b")] * 3)
     assert wide.width > 6 * 128
     assert wide.height > 2 * 128
+
+
+def test_charts_are_of_the_logged_values_and_the_first_headline() -> None:
+    log = {"step": STEPS, "loss": np.array([3.0, 2.0, 1.0]), "learning_rate": np.ones(3)}
+    evaluations = {"step": STEPS, "r2": np.ones(3), "micro_f1": np.zeros(3), "loss": np.ones(3)}
+    charts = draw_training_charts(log, evaluations)
+    labels = {name: chart.label for name, chart in charts.items()}
+    titles = {"loss.svg": "loss", "metric.svg": "micro f1", "learning_rate.svg": "learning rate"}
+    assert labels == titles
+    assert len(list(charts["loss.svg"].marks.iter("polyline"))) == 2
+
+
+def test_empty_logs_have_no_charts() -> None:
+    assert draw_training_charts({}, {}) == {}

@@ -1,5 +1,7 @@
 """A run opened at a step: the nearest checkpoint, replayed by the program that the run compiled.
 
+Promises of a replay are what must be as it was in the run, and what has changed since.
+
 The trip count of a training loop is an argument, so the same machine code runs to any step. Every
 replayed step, and the step after the last one, is compared with metrics.jsonl. If a bit differs,
 the state isn't the run's: the replay ends, or goes on as an approximation that is marked.
@@ -8,11 +10,12 @@ the state isn't the run's: the replay ends, or goes on as an approximation that 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,7 +25,9 @@ from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps, make
 from pipeline.checkpoint.manifest import DamagedError
 from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
 from pipeline.core.errors import DataError, RunError
-from pipeline.core.files.value_text import count_noun, format_duration, join_first
+from pipeline.core.files.name_text import show_name
+from pipeline.core.files.tree_diff import find_value
+from pipeline.core.files.value_text import count_noun, format_duration, join_first, show
 from pipeline.core.reporter import Reporter
 from pipeline.engine.monitors.log_lines import METRICS, LogLine, last_step, read_lines
 from pipeline.engine.schedule import DispatchSize
@@ -32,14 +37,20 @@ from pipeline.inspect.dumps.opened_recipe import (
     open_run_recipe,
     place_as_planned,
 )
-from pipeline.inspect.replay.promises import (
-    describe_changed_data,
-    list_changed_causes,
-    read_step_ms,
-)
-from pipeline.stages.compile import CompileOptions, compile_programs
+from pipeline.stages.build import fingerprint_rate_files
+from pipeline.stages.compile import MACHINE_KEYS, CompileOptions, compile_programs
 from pipeline.stages.record.compare_steps import find_discrepancy
-from pipeline.stages.record.run_directory import PLAN, RECIPE, describe_missing_run
+from pipeline.stages.record.continuity import (
+    FORK,
+    compare_settings,
+    describe_changed_software,
+    find_changed_data,
+    find_changed_plugins,
+)
+from pipeline.stages.record.environment import describe_process, fingerprint_columns
+from pipeline.stages.record.provenance import read_provenance
+from pipeline.stages.record.run_directory import PLAN, RECIPE, describe_missing_run, read_outcome
+from pipeline.stages.record.summary import list_versions
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
@@ -49,6 +60,8 @@ DISPATCH_S = 1.0
 """Longest time of a dispatch in seconds: Ctrl-C takes effect at its end."""
 APPROXIMATE = "--approximate"
 ADVICE = f"; {APPROXIMATE} goes on and marks every figure"
+BATCH_DATA = ("train", "learning rates")
+"""Data in provenance.json that decide steps; the evaluation's data don't."""
 
 
 def mark(lost: Sequence[str], text: str) -> str:
@@ -302,3 +315,92 @@ def replay_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Repor
     """
     with Replay(opened, run_dir, reporter, advice="") as replay:
         return replay.go_to(step)
+
+
+def describe_changed_data(opened: OpenedRecipe, run_dir: Path) -> str | None:
+    """Describe what differs between the run's training data and the data now; None if equal.
+
+    Runs whose provenance is gone are trusted. Raises DataError if provenance.json is damaged or a
+    sample can't be read.
+    """
+    recipe = opened.recipe
+    recorded = [
+        {**process, "data": {name: data[name] for name in BATCH_DATA if name in data}}
+        for process in read_provenance(run_dir)
+        if isinstance(data := process.get("data"), Mapping)
+    ]
+    current: dict[str, Any] = {"train": _as_trees(fingerprint_columns(opened.dataset.train))}
+    if rate_files := fingerprint_rate_files(recipe.train):
+        current["learning rates"] = rate_files
+    changes = find_changed_data(recorded, current)
+    if not changes:
+        return None
+    files = [f"dataset.{key} = {path}" for key, path in _iterate_paths(recipe.dataset.model_dump())]
+    names = f" ({', '.join(files)})" if files else ""
+    return f"the data have changed since the run was trained{names}: {'; '.join(changes)}"
+
+
+def _as_trees(fingerprints: Mapping[str, Any]) -> dict[str, Any]:
+    return {column: vars(fingerprint) for column, fingerprint in fingerprints.items()}
+
+
+def _iterate_paths(value: Any, key: str = "") -> Iterator[tuple[str, Path]]:
+    """Yield the paths in a section of a recipe with their keys."""
+    if isinstance(value, Path):
+        yield key, value
+    entries: Any = ()
+    if isinstance(value, Mapping):
+        entries = value.items()
+    elif isinstance(value, list | tuple):
+        entries = enumerate(value)
+    for name, entry in entries:
+        yield from _iterate_paths(entry, f"{key}.{name}" if key else str(name))
+
+
+def list_changed_causes(opened: OpenedRecipe, run_dir: Path) -> list[str]:
+    """List what may make a replay round differently than the run did, each with both values.
+
+    These are versions and code, the machine, settings, plug-ins, and what a run does that a replay
+    doesn't: callbacks, rollbacks and the schedule before a resume with another length.
+    """
+    recipe = opened.recipe
+    backend = opened.backend
+    versions = list_versions(backend.describe())
+    current = describe_process(recipe.seed, versions, backend.device, {})
+    causes = []
+    try:
+        processes = read_provenance(run_dir)
+    except DataError:
+        processes = []
+    if not processes:
+        causes.append("its provenance.json is gone")
+    if software := describe_changed_software(processes, current):
+        causes.append(f"other software ({software})")
+    machine = processes[0].get("machine") if processes else None
+    if isinstance(machine, Mapping):
+        causes += [
+            f"another {name} ({show_name(str(machine[name]))} -> {current.machine[name]})"
+            for name in MACHINE_KEYS
+            if name in machine and machine[name] != current.machine[name]
+        ]
+    causes += [f"another setting ({line})" for line in compare_settings(processes, current)[0]]
+    causes += [f"another plug-in ({line})" for line in find_changed_plugins(processes, current)]
+    forks = [process[FORK] for process in processes if isinstance(process.get(FORK), Mapping)]
+    if forks:
+        origin = show_name(str(forks[-1].get("run")))
+        step = show(forks[-1].get("step"))
+        causes.append(f"it is a fork, whose steps up to {step} are those of {origin}")
+    elif len(processes) > 1:
+        causes.append("the run was resumed, perhaps with another length")
+    if recipe.train.callbacks:
+        causes.append("its callbacks aren't called")
+    if find_value(read_outcome(run_dir), ("bad_steps", "rollbacks")):
+        causes.append("it went back after a non-finite step")
+    return causes
+
+
+def read_step_ms(run_dir: Path) -> float | None:
+    """Return the milliseconds of a step of the run; None if it was killed."""
+    value = find_value(read_outcome(run_dir), ("time", "step_ms"))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None

@@ -13,8 +13,14 @@ from pydantic import TypeAdapter
 
 from pipeline.__main__ import main
 from pipeline.config.recipe import Recipe
-from pipeline.inspect.profiler.profile_files import ProfileReport
-from pipeline.inspect.profiler.run_record import RAW, RECORD, XSPACE, ProfileRecord, read_report
+from pipeline.inspect.profiler.profile_files import (
+    RAW,
+    RECORD,
+    XSPACE,
+    ProfileRecord,
+    ProfileReport,
+    read_report,
+)
 from tests.conftest import MLP, compose_tiny
 from tests.whole_run import run
 

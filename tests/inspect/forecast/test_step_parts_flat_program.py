@@ -13,7 +13,7 @@ from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Literal, Var
 
-from pipeline.inspect.forecast.flat_program import FlatProgram, bytes_of, flatten, values_of
+from pipeline.inspect.forecast.step_parts import FlatProgram, bytes_of, flatten, values_of
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 

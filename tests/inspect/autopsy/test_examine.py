@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.backends.graph.replay import find_range
-from pipeline.inspect.autopsy.finding import MAX_LINES, Autopsy, Finding, NonFiniteSamples, Tensor
+from pipeline.inspect.autopsy.examine import MAX_LINES, Autopsy, Finding, NonFiniteSamples, Tensor
 
 BAD = Tensor("activation", "dense_0", find_range(np.array([1.0, np.nan], np.float32)))
 GOOD = Tensor("parameter", "kernel", find_range(np.array([1.0, 3.0], np.float32)))

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.backends.graph.hlo_program import parse_program
-from pipeline.inspect.profiler.iterations import (
+from pipeline.inspect.profiler.trace import (
     COPIES,
+    TracedOp,
     compute_iteration_times,
     describe_operation,
     phase_of,
     share_clock,
     split_trace,
 )
-from pipeline.inspect.profiler.trace import TracedOp
 
 LOOP = "jit(loop)/while/body"
 TEXT = f"""

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.inspect.profiler import compilations
-from pipeline.inspect.profiler.compilations import (
+from pipeline.inspect.profiler import profiled_executable
+from pipeline.inspect.profiler.profiled_executable import (
     LAST_EVENT,
     MAX_GAP_S,
     Compilations,
@@ -50,7 +50,9 @@ def test_compilation_time_excludes_earlier_tracing(
         (1.030 + 3 * MAX_GAP_S, LAST_EVENT, 0.026),
     )
     ends = iter([ended_s for ended_s, _, _ in events])
-    monkeypatch.setattr(compilations, "time", SimpleNamespace(perf_counter=lambda: next(ends)))
+    monkeypatch.setattr(
+        profiled_executable, "time", SimpleNamespace(perf_counter=lambda: next(ends))
+    )
     for _, event, length_s in events:
         watch.record_event(event, length_s, fun_name="step")
     (found,) = watch.compilations

@@ -1,1 +1,0 @@
-"""Leakage: whether the weights of a run show which samples it was trained on."""

@@ -1,1 +1,0 @@
-"""Replay: a run opened at any of its steps, with the bits that it had there."""
