@@ -128,7 +128,10 @@ ANNEXES: Mapping[str, Annex] = {
     ),
     "inspect.step": Annex(("cli.runs.step",), ("step", "run", "1"), "inspect.step"),
     "models.torch_graph": Annex(
-        ("cli.convert.model", "models.networks.onnx_network", "models.networks.torch_module"),
+        (
+            "cli.convert.model",
+            "models.networks.foreign_networks",
+        ),
         ("model=onnx", "model.file=network.onnx", "train.steps=1"),
         "models.torch_graph",
     ),

@@ -31,7 +31,7 @@ from pipeline.inspect.dumps.dump_step import capture_step
 from pipeline.inspect.dumps.layer_programs import QUICK, LayerPrograms, Weights
 from pipeline.models.lowerings.conv2d_formulas import CONVOLUTIONS
 from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings, RecordingPolicy
-from pipeline.models.modules.layout import find_layer_without_chwn
+from pipeline.models.modules.apply_layers import find_layer_without_chwn
 from pipeline.training.state import TrainState
 from pipeline.training.step_config import StepConfig
 from tests.patched_layers import build_silently, patch_layers

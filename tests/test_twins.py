@@ -230,7 +230,6 @@ COVERED = {
         "models/imported/test_imported_runs.py",
         "runs of custom networks",
     ),
-    "pipeline.models.layers.model_spec": ("models/layers/test_standard.py", "types"),
     "pipeline.models.layers.tokens": (
         "models/modules/test_tokens.py",
         "each layer with its module",
@@ -242,10 +241,6 @@ COVERED = {
     "pipeline.models.lowerings.problem.problems": (
         "models/lowerings/problem/test_lowering.py",
         "problems and their lowerings",
-    ),
-    "pipeline.models.modules.convolution": (
-        "models/modules/test_standard.py",
-        "convolutions by loops",
     ),
     "pipeline.models.modules.recurrent": (
         "models/modules/test_layers_golden.py",

@@ -43,7 +43,7 @@ from pipeline.models.lowerings.tune.machine import describe_device
 from pipeline.models.lowerings.tune.rule import choose_layout_by_rule, has_choice
 from pipeline.models.lowerings.tune.timing import Timer, make_random_operand
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, find_layout
-from pipeline.models.modules.layout import LaidOutNetwork
+from pipeline.models.modules.apply_layers import LaidOutNetwork
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
 from pipeline.training.initial_state import shape_inputs

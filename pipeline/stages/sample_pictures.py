@@ -21,7 +21,7 @@ from pipeline.data.transform import apply_ops, has_constant_labels
 from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.models.layers.standard import Adversarial
 from pipeline.models.modules.adversarial import GENERATOR
-from pipeline.models.modules.layout import to_nhwc
+from pipeline.models.modules.apply_layers import to_nhwc
 from pipeline.models.modules.network import Network
 from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.stages.build import Built

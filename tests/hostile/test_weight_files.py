@@ -26,7 +26,7 @@ from pipeline.config.renames import RenameSpec
 from pipeline.core.errors import DataError, PipelineError, RunError
 from pipeline.core.files.knowledge_bank import read_bank
 from pipeline.models.lowerings.tune.tuner import check_lowering_entry as checked_lowering
-from pipeline.models.weights.files import torch_pickle
+from pipeline.models.weights.files import torch_file
 from pipeline.models.weights.files.weight_files import read_weights
 from pipeline.stages.export.export import DESCRIPTION, read_export
 
@@ -144,7 +144,7 @@ def test_pickles_are_not_executed(
 def test_number_of_pickle_opcodes_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_pickle, "MAX_OPCODES", 1000)
+    monkeypatch.setattr(torch_file, "MAX_OPCODES", 1000)
     path = as_torch(tmp_path / "w.pt", b"\x80\x02" + b"]" * 2000 + b".")
     assert "has more than 1,000 opcodes" in refusal(lambda: read_weights(path))
 

@@ -37,9 +37,8 @@ from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.inspect.dumps.layer_observer import LayerForm, LayerObserver
 from pipeline.inspect.dumps.portions import Portion
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
-from pipeline.models.modules.apply_layers import intercept_layers, record_layers
+from pipeline.models.modules.apply_layers import intercept_layers, record_layers, to_nhwc
 from pipeline.models.modules.layer_capture import tap
-from pipeline.models.modules.layout import to_nhwc
 from pipeline.models.modules.network import Network
 from pipeline.stages.build import Built
 from pipeline.training.features.loss_scales import get_loss_scale_state

@@ -37,8 +37,7 @@ from pipeline.data.order import draw_words
 from pipeline.data.random import scale_to_integers, seed_words, uniforms
 from pipeline.inspect.dumps.layer_observer import LayerObserver
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe
-from pipeline.models.modules.apply_layers import intercept_layers
-from pipeline.models.modules.layout import to_nhwc
+from pipeline.models.modules.apply_layers import intercept_layers, to_nhwc
 from pipeline.training.step import map_batch
 from pipeline.training.step_config import StepConfig
 

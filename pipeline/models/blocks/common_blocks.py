@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.models.layers.fields import Padding, Size
-from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.model_spec import LayerSpec, Padding, Size
 from pipeline.models.layers.standard import (
     BatchNorm,
     Conv,

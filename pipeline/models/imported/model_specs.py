@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.core.plugins.loading import find_object
 from pipeline.core.registry import component
-from pipeline.models.layers.fields import replace_classes
-from pipeline.models.layers.model_spec import InitRules, ModelSpec
+from pipeline.models.layers.model_spec import InitRules, ModelSpec, replace_classes
 
 if TYPE_CHECKING:
     from flax import linen as nn

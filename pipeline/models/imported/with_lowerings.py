@@ -34,18 +34,16 @@ from pipeline.core.host.jaxpr import (
     join_scope,
     run_traced,
 )
-from pipeline.models.imported.gradient_equations import (
-    Gradient,
-    GradientTable,
-    RolePolicy,
-    find_gradients,
-)
 from pipeline.models.imported.replaced_equations import (
     CONVOLUTION,
     MAXIMA,
     REPLACED,
+    Gradient,
+    GradientTable,
+    RolePolicy,
     compute_replaced,
     explain_no_lowering,
+    find_gradients,
 )
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy

@@ -16,17 +16,19 @@ from pydantic import (
 )
 
 from pipeline.core.registry import Seq, component
-from pipeline.models.layers.fields import (
+from pipeline.models.layers.model_spec import (
     CLASSES,
     AdaptiveSize,
     Count,
     Features,
+    Initializer,
+    Layers,
+    LayerSpec,
     Padding,
     Size,
     VolumeSize,
     pair,
 )
-from pipeline.models.layers.model_spec import Initializer, Layers, LayerSpec
 
 
 def require_even_groups(layer: Any) -> Any:

@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.registry import Spec, component
-from pipeline.models.layers.fields import Features
-from pipeline.models.layers.model_spec import Initializer, Layers, LayerSpec
+from pipeline.models.layers.model_spec import Features, Initializer, Layers, LayerSpec
 from pipeline.models.layers.standard import require_even_groups
 
 

@@ -1,4 +1,9 @@
-"""Application of a list of layers: each layer's computation, and the context of the computation."""
+"""Application of a list of layers: each layer's computation, its context, the layout of images.
+
+NHWC is the layout of the input, and every layer can compute in it. In CHWN the batch is the
+innermost axis, so vectors consist of samples instead of channels. That is faster for few channels.
+Height and width are axes 1 and 2 in both. Parameters are the same, so a checkpoint fits both.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +14,39 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, singledispatch
 from importlib import import_module
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
 from flax import linen as nn
-from jax import Array
+from jax import Array, lax
 
-from pipeline.models.layers.model_spec import InitSpec, LayerSpec
+from pipeline.models.layers import standard
+from pipeline.models.layers.model_spec import InitSpec, LayerSpec, Padding
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.models.layers.precision import TypeRule, find_type_rule
 from pipeline.models.layers.standard import name_scopes
+from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
-from pipeline.models.modules.layout import shape_nhwc
 
 Computation = TypeVar("Computation", bound=Callable[..., Any])
 """A class of flax modules or a function."""
+WindowPadding = Padding | Literal["causal"]
+"""Padding of a window; causal: zeros before each axis only."""
+
+_CHWN_LAYERS = (
+    standard.Activation,
+    standard.AdaptivePool,
+    standard.AvgPool,
+    standard.BatchNorm,
+    standard.Conv,
+    standard.Dense,
+    standard.Dropout,
+    standard.Flatten,
+    standard.GlobalAvgPool,
+    standard.MaxPool,
+)
+"""Layers that can be computed in CHWN."""
 
 
 @dataclass(frozen=True)
@@ -297,3 +319,61 @@ def require_mask(shape: tuple[int, ...], context: LayerContext) -> Array | None:
             "no layer before may add or drop tokens"
         )
     return mask
+
+
+@runtime_checkable
+class LaidOutNetwork(Protocol):
+    """A network that computes in either layout, if all its layers can."""
+
+    dtype: str
+    layout: Layout
+
+    def can_be_batch_last(self, image: tuple[int, ...]) -> bool:
+        """Return whether images (height, width, channels) can be computed in CHWN."""
+
+    def structure(self, image: tuple[int, ...]) -> str:
+        """Return a text that is equal for networks of equal speed, if dtype and batch are equal."""
+
+
+def to_nhwc(x: Array, layout: Layout) -> Array:
+    """Transpose images from a layout to NHWC; other arrays are returned unchanged."""
+    return x.transpose(3, 1, 2, 0) if channel_axis(x, layout) == 0 else x
+
+
+def channel_axis(x: Array, layout: Layout) -> int:
+    """Return the axis of an image's channels, 0 or -1; of other arrays the features' axis, -1."""
+    return 0 if x.ndim == 4 and layout == "chwn" else -1
+
+
+def shape_nhwc(x: Array, layout: Layout) -> tuple[int, ...]:
+    """Return the shape of x; of images in any layout as (batch, height, width, channels)."""
+    if channel_axis(x, layout) != 0:
+        return x.shape
+    channels, height, width, batch = x.shape
+    return batch, height, width, channels
+
+
+def find_layer_without_chwn(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
+    """Return the first layer that can't be computed in CHWN; None if all can."""
+    for layer in stack:
+        if not isinstance(layer, _CHWN_LAYERS) or getattr(layer, "groups", 1) != 1:
+            return layer
+    return None
+
+
+def compute_pads(
+    sizes: Sequence[int],
+    window: Sequence[int],
+    strides: Sequence[int],
+    padding: WindowPadding,
+) -> tuple[Pair, ...]:
+    """Return the pads (before, after) of each axis; `window` has the kernel's dilated sizes."""
+    if padding == "causal":
+        return tuple((size - 1, 0) for size in window)
+    if padding == "symmetric":
+        return tuple(((size - 1) // 2, (size - 1) // 2) for size in window)
+    if isinstance(padding, str):
+        return tuple(lax.padtype_to_pads(sizes, window, strides, padding.upper()))
+    if isinstance(padding, int):
+        return ((padding, padding),) * len(sizes)
+    return padding

@@ -27,10 +27,10 @@ from jax.tree_util import register_dataclass
 from pipeline.core.errors import RecipeError
 from pipeline.core.host.array_values import find_shapes
 from pipeline.models.layers import standard
-from pipeline.models.layers.fields import pair
+from pipeline.models.layers.model_spec import pair
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, compute_reach, make_window
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.modules.layout import compute_pads, shape_nhwc
+from pipeline.models.modules.apply_layers import compute_pads, shape_nhwc
 
 
 @register_dataclass

@@ -16,8 +16,12 @@ from pipeline.models.layers.precision import TypeRule
 from pipeline.models.layers.standard import Branches
 from pipeline.models.lowerings.problem.image_layout import Layout, swap_layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
-from pipeline.models.modules.apply_layers import LayerContext, apply_layers
-from pipeline.models.modules.layout import find_layer_without_chwn, to_nhwc
+from pipeline.models.modules.apply_layers import (
+    LayerContext,
+    apply_layers,
+    find_layer_without_chwn,
+    to_nhwc,
+)
 
 
 def lowers_itself(network: Any) -> bool:

@@ -19,7 +19,7 @@ from pipeline.models.modules.apply_layers import (
     require_number,
     require_tokens,
 )
-from pipeline.models.modules.dense import add_bias
+from pipeline.models.modules.convolution import add_bias
 
 State = tuple[Array, ...]
 """Arrays (batch, features). The first is the layer's result for a token."""

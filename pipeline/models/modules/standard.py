@@ -10,7 +10,7 @@ from flax import linen as nn
 from jax import Array
 
 from pipeline.models.layers import standard
-from pipeline.models.layers.fields import pair
+from pipeline.models.layers.model_spec import pair
 from pipeline.models.lowerings.formulas.adaptive_pools import average_windows, max_windows
 from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
@@ -18,15 +18,15 @@ from pipeline.models.lowerings.problem.image_layout import swap_layout
 from pipeline.models.modules.activations import activate
 from pipeline.models.modules.apply_layers import (
     LayerContext,
+    channel_axis,
     computes,
     require_groups,
     require_images,
     require_number,
+    to_nhwc,
 )
 from pipeline.models.modules.batch_norm import BatchNormModule
-from pipeline.models.modules.convolution import find_pads
-from pipeline.models.modules.dense import DenseModule
-from pipeline.models.modules.layout import channel_axis, to_nhwc
+from pipeline.models.modules.convolution import DenseModule, find_pads
 
 
 @computes(standard.Dense)

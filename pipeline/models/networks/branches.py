@@ -10,8 +10,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from pipeline.core.registry import Seq, component
 from pipeline.models.blocks.common_blocks import HALVE, Stack, conv_norm, imagenet_stem
 from pipeline.models.blocks.layered_model import LayeredModelSpec, StridedModelSpec
-from pipeline.models.layers.fields import Count, Padding, Size
-from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.model_spec import Count, LayerSpec, Padding, Size
 from pipeline.models.layers.standard import (
     AvgPool,
     BatchNorm,

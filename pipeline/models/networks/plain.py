@@ -8,8 +8,7 @@ from pydantic import Field, PositiveInt
 
 from pipeline.core.registry import Seq, component
 from pipeline.models.blocks.layered_model import LayeredModelSpec
-from pipeline.models.layers.fields import Count
-from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.model_spec import Count, LayerSpec
 from pipeline.models.layers.standard import BatchNorm, Conv, Dense, Dropout, Flatten, MaxPool, Relu
 
 

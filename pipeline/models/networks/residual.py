@@ -18,8 +18,7 @@ from pipeline.models.blocks.common_blocks import (
     squeeze_excite,
 )
 from pipeline.models.blocks.layered_model import StageBlock, StridedModelSpec, plan_blocks
-from pipeline.models.layers.fields import Count
-from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.model_spec import Count, LayerSpec
 from pipeline.models.layers.standard import (
     BatchNorm,
     Conv,

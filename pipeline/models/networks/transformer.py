@@ -9,8 +9,7 @@ from pydantic import Field, PositiveInt, model_validator
 from pipeline.core.registry import component
 from pipeline.models.blocks.common_blocks import Stack
 from pipeline.models.blocks.layered_model import LayeredModelSpec
-from pipeline.models.layers.fields import Count
-from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.model_spec import Count, LayerSpec
 from pipeline.models.layers.standard import (
     Conv,
     Dense,

@@ -10,8 +10,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.registry import list_components
 from pipeline.models.imported.model_specs import ImportedModelSpec
-from pipeline.models.networks.onnx_network import OnnxNetwork
-from pipeline.models.networks.torch_module import TorchModule
+from pipeline.models.networks.foreign_networks import OnnxNetwork, TorchModule
 
 ABSENT = "(absent)"
 # fmt: off

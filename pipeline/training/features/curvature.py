@@ -17,12 +17,12 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from pipeline.core.errors import RecipeError
+from pipeline.models.modules.apply_layers import shape_nhwc
 from pipeline.models.modules.layer_capture import (
     LayerCapture,
     Observations,
     grad_observing_layers,
 )
-from pipeline.models.modules.layout import shape_nhwc
 from pipeline.models.modules.name_stack import UPDATE
 from pipeline.training.forward_pass import ForwardPass, PassResults
 from pipeline.training.state import Gradients, TrainState

@@ -26,8 +26,8 @@ from pipeline.core.errors import RecipeError
 from pipeline.models.layers.tokens import Embedding
 from pipeline.models.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
+from pipeline.models.modules.apply_layers import to_nhwc
 from pipeline.models.modules.layer_capture import LayerCapture, Observations
-from pipeline.models.modules.layout import to_nhwc
 from pipeline.models.modules.name_stack import UPDATE
 
 Params = Mapping[str, Array]

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.models.blocks.layered_model import LayeredModelSpec, StridedModelSpec
-from pipeline.models.layers.fields import pair
-from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.model_spec import LayerSpec, pair
 from pipeline.models.layers.standard import Conv, Pool
-from pipeline.models.modules.layout import compute_pads
+from pipeline.models.modules.apply_layers import compute_pads
 from tests.models.build import conf_model, shapes
 from tests.models.test_conf import FILES
 

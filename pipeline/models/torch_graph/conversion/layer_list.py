@@ -14,8 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from pipeline.models.layers import standard
-from pipeline.models.layers.fields import CLASSES
-from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.model_spec import CLASSES, LayerSpec
 from pipeline.models.layers.standard import name_scopes
 from pipeline.models.torch_graph.conversion.known_layers import (
     Chain,

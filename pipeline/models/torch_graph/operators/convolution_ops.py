@@ -16,7 +16,7 @@ from pipeline.models.lowerings.conv2d_transpose import transpose_window
 from pipeline.models.lowerings.dense import multiply_dense
 from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
-from pipeline.models.modules.dense import add_bias
+from pipeline.models.modules.convolution import add_bias
 from pipeline.models.torch_graph.graph import HWIO, IO
 from pipeline.models.torch_graph.operator_table import OPERATORS, OperatorContext, aten, plain
 from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor

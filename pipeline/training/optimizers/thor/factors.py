@@ -25,8 +25,8 @@ from jax import Array, lax
 
 from pipeline.models.lowerings.formulas.matmuls import make_patches, multiply_by_rows
 from pipeline.models.lowerings.problem.conv_window import ConvWindow
+from pipeline.models.modules.apply_layers import to_nhwc
 from pipeline.models.modules.layer_capture import LayerCapture
-from pipeline.models.modules.layout import to_nhwc
 from pipeline.training.optimizers.thor.inverses import invert_stacks
 
 MAX_CHUNK_BYTES = 8 << 20

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipeline.models.lowerings.formulas.matmuls import make_patches
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
+from pipeline.models.modules.apply_layers import to_nhwc
 from pipeline.models.modules.layer_capture import LayerCapture
-from pipeline.models.modules.layout import to_nhwc
 from pipeline.training.features.curvature import count_positions
 from pipeline.training.optimizers.thor.factors import (
     Factors,

@@ -1,4 +1,7 @@
-"""Networks of PyTorch: a module in a plug-in, or a graph exported from a module."""
+"""Networks of other frameworks: a module of PyTorch, a graph exported from one, an ONNX file.
+
+A module is in a plug-in. Any framework may have written an ONNX file.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.registry import FilePath, Seq, component
-from pipeline.models.layers.fields import CLASSES, replace_classes
-from pipeline.models.layers.model_spec import ModelSpec
+from pipeline.models.layers.model_spec import CLASSES, ModelSpec, replace_classes
 
 if TYPE_CHECKING:
     from flax import linen as nn
@@ -132,3 +134,40 @@ class TorchModule(ModelSpec):
             return None if imported is None else find_object(imported)
         except ValueError:
             return None
+
+
+@component("model")
+class OnnxNetwork(ModelSpec):
+    """The network of an ONNX file, which JAX computes and trains.
+
+    The file is data and needs neither onnx nor `--plugin`. Training starts from its weights; of
+    `init` only `rules` are used. Batch norm and dropout train. A file with several inputs reads the
+    columns of their names, or those of `model.inputs`.
+    """
+
+    name: Literal["onnx"] = "onnx"
+    file: FilePath | None = None
+    """The file, `net.onnx`; external data lies in its folder."""
+    output: Annotated[str, Field(max_length=500)] | None = None
+    """Name of the tensor of logits; null: the file's output, or what its last softmax reads."""
+
+    def list_inputs(self) -> tuple[str, ...] | None:
+        """Return the names of several inputs of the file; None for one, and without a file."""
+        from pipeline.models.torch_graph.onnx.import_onnx import list_onnx_inputs
+
+        if self.file is None:
+            return None
+        names = list_onnx_inputs(self.file, self.output)
+        return names if len(names) > 1 else None
+
+    def build(self, classes: int, dtype: str) -> nn.Module:
+        """Return the network, which reads the file for its first images.
+
+        Raises ValueError without a file.
+        """
+        from pipeline.models.torch_graph.computation.sources import OnnxFile
+        from pipeline.models.torch_graph.computation.torch_network import TorchNetwork
+
+        if self.file is None:
+            raise ValueError("file = null: must name the file, as model.file=net.onnx")
+        return TorchNetwork(OnnxFile(self.file, self.output), dtype)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.models.layers.fields import Count, Features, Padding, Size, pair
+from pipeline.models.layers.model_spec import Count, Features, Padding, Size, pair
 
 
 def test_size_is_height_and_width() -> None:

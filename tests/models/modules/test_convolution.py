@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 from jax import Array
 
-from pipeline.models.modules.dense import DenseModule, add_bias
+from pipeline.models.modules.convolution import DenseModule, add_bias
 
 X = np.random.default_rng(0).normal(size=(3, 5, 4)).astype(np.float32)
 
