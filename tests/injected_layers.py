@@ -29,7 +29,7 @@ from pipeline.data.batch import Batch
 from pipeline.inspect.compare.layer_errors import ForcedComparison, ReferenceStep
 from pipeline.inspect.dumps.dump_step import capture_step
 from pipeline.inspect.dumps.layer_programs import QUICK, LayerPrograms, Weights
-from pipeline.models.lowerings.conv2d_formulas import CONVOLUTIONS
+from pipeline.models.lowerings.candidates import CONVOLUTIONS
 from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings, RecordingPolicy
 from pipeline.models.modules.apply_layers import find_layer_without_chwn
 from pipeline.training.state import TrainState

@@ -234,10 +234,6 @@ COVERED = {
         "models/modules/test_tokens.py",
         "each layer with its module",
     ),
-    "pipeline.models.lowerings.conv2d_formulas": (
-        "models/lowerings/test_candidates.py",
-        "a list that the test goes through",
-    ),
     "pipeline.models.lowerings.problem.problems": (
         "models/lowerings/problem/test_lowering.py",
         "problems and their lowerings",

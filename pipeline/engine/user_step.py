@@ -49,7 +49,7 @@ from pipeline.core.host.platforms import get_platform
 from pipeline.data.batch import Batch
 from pipeline.engine.step_checks import LOSS, StepSignature, is_key
 from pipeline.models.imported.with_lowerings import list_unreplaced, with_lowerings
-from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.conv_window import Layout
 from pipeline.models.lowerings.problem.lowering import RecordingPolicy
 from pipeline.models.lowerings.problem.problems import Problem
 from pipeline.models.lowerings.tune.rule import choose_step_layout_by_rule

@@ -36,12 +36,12 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.inputs import NetworkInputs
 from pipeline.models.imported.with_lowerings import UnreplacedOperation, list_unreplaced, scope_root
 from pipeline.models.lowerings.candidates import require_formula
-from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.conv_window import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULT, LoweringPolicy, RecordingPolicy
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem, Problem
 from pipeline.models.lowerings.tune.machine import describe_device
 from pipeline.models.lowerings.tune.rule import choose_layout_by_rule, has_choice
-from pipeline.models.lowerings.tune.timing import Timer, make_random_operand
+from pipeline.models.lowerings.tune.search import Timer, make_random_operand
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, find_layout
 from pipeline.models.modules.apply_layers import LaidOutNetwork
 from pipeline.stages.build import Built

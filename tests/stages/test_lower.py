@@ -24,8 +24,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
-from pipeline.models.lowerings.problem.conv_window import make_window
-from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.conv_window import Layout, make_window
 from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem, Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, TimedLowering, TunedProblem, Tuning

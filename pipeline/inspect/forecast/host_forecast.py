@@ -31,7 +31,7 @@ from pipeline.core.host.shortest_time import measure_shortest_s
 from pipeline.engine.schedule import RunSchedule
 from pipeline.engine.step_checks import is_key
 from pipeline.inspect.forecast.step_parts import Kind, StepPart, bytes_of, parts_of, values_of
-from pipeline.models.lowerings.tune.timing import Timer, make_random_operand
+from pipeline.models.lowerings.tune.search import Timer, make_random_operand
 from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns
 from pipeline.training.state import TrainState
 

@@ -24,11 +24,9 @@ from jax import Array, lax
 from jax.extend import core
 
 from pipeline.core.host.jaxpr import bind_equation, iterate_equations
-from pipeline.models.lowerings.conv2d import conv2d
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
-from pipeline.models.lowerings.dense import multiply_dense
-from pipeline.models.lowerings.max_pool import pool_max
-from pipeline.models.lowerings.problem.image_layout import Layout, swap_layout
+from pipeline.models.lowerings.lowered_layers import conv2d, multiply_dense, pool_max
+from pipeline.models.lowerings.problem.conv_window import Layout, swap_layout
 from pipeline.models.lowerings.problem.lowering import DEFAULT, Lowering, LoweringPolicy, Role
 from pipeline.models.lowerings.problem.problems import Problem
 

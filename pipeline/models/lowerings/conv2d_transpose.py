@@ -15,9 +15,9 @@ import jax
 from jax import Array, lax
 
 from pipeline.models.lowerings.candidates import plan_layer
-from pipeline.models.lowerings.conv2d import XLA_CONVOLUTION, Plan, convolve
 from pipeline.models.lowerings.formulas import conv2d_weight_grad
 from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap, slide
+from pipeline.models.lowerings.lowered_layers import XLA_CONVOLUTION, Plan, convolve
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, make_window
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy, Role
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem

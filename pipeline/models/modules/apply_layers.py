@@ -25,8 +25,7 @@ from pipeline.models.layers.model_spec import InitSpec, LayerSpec, Padding
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.models.layers.precision import TypeRule, find_type_rule
 from pipeline.models.layers.standard import name_scopes
-from pipeline.models.lowerings.problem.conv_window import Pair
-from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.conv_window import Layout, Pair
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 
 Computation = TypeVar("Computation", bound=Callable[..., Any])

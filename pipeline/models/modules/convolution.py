@@ -15,9 +15,8 @@ from jax import Array
 
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import pair, triple
-from pipeline.models.lowerings.conv2d import conv2d
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
-from pipeline.models.lowerings.dense import multiply_dense
+from pipeline.models.lowerings.lowered_layers import conv2d, multiply_dense
 from pipeline.models.lowerings.problem.conv_window import Pair, compute_reach
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.modules.apply_layers import (

@@ -28,8 +28,12 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.host.array_values import find_shapes
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import pair
-from pipeline.models.lowerings.problem.conv_window import ConvWindow, compute_reach, make_window
-from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.conv_window import (
+    ConvWindow,
+    Layout,
+    compute_reach,
+    make_window,
+)
 from pipeline.models.modules.apply_layers import compute_pads, shape_nhwc
 
 

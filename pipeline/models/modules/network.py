@@ -14,7 +14,7 @@ from pipeline.data.inputs import MASK, name_mask
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.layers.standard import Branches
-from pipeline.models.lowerings.problem.image_layout import Layout, swap_layout
+from pipeline.models.lowerings.problem.conv_window import Layout, swap_layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.modules.apply_layers import (
     LayerContext,

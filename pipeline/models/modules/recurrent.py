@@ -11,7 +11,7 @@ from jax import Array
 
 from pipeline.models.layers import tokens
 from pipeline.models.layers.initializers import Uniform
-from pipeline.models.lowerings.dense import multiply_dense
+from pipeline.models.lowerings.lowered_layers import multiply_dense
 from pipeline.models.modules.apply_layers import (
     LayerContext,
     computes,

@@ -11,10 +11,9 @@ from jax import Array
 
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import pair
-from pipeline.models.lowerings.formulas.adaptive_pools import average_windows, max_windows
-from pipeline.models.lowerings.max_pool import pool_max
-from pipeline.models.lowerings.problem.conv_window import Pair
-from pipeline.models.lowerings.problem.image_layout import swap_layout
+from pipeline.models.lowerings.formulas.pools import average_windows, max_windows
+from pipeline.models.lowerings.lowered_layers import pool_max
+from pipeline.models.lowerings.problem.conv_window import Pair, swap_layout
 from pipeline.models.modules.activations import activate
 from pipeline.models.modules.apply_layers import (
     LayerContext,

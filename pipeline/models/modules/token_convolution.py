@@ -7,7 +7,7 @@ from flax import linen as nn
 from jax import Array
 
 from pipeline.models.layers import tokens
-from pipeline.models.lowerings.conv2d import conv2d
+from pipeline.models.lowerings.lowered_layers import conv2d
 from pipeline.models.lowerings.problem.conv_window import compute_reach
 from pipeline.models.modules.apply_layers import computes, require_mask, require_tokens
 from pipeline.models.modules.convolution import (

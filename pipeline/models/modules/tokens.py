@@ -9,7 +9,7 @@ from jax import Array
 
 from pipeline.models.layers import tokens
 from pipeline.models.layers.standard import Dense, RmsNorm
-from pipeline.models.lowerings.max_pool import pool_max
+from pipeline.models.lowerings.lowered_layers import pool_max
 from pipeline.models.modules.apply_layers import (
     LayerContext,
     apply_layer,

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.models.layers.precision import TypeRule
-from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.conv_window import Layout
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.torch_graph.graph import TypeOf
 from pipeline.models.torch_graph.tensor import TorchTensor, align, move_batch_first, to_tensor

@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.conv_window import Layout
 
 NHWC = (0, 2, 3, 1)
 """Order of the axes of images, as axes of PyTorch's NCHW."""

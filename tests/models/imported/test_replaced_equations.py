@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from jax import Array, lax
 
 from pipeline.models.imported.with_lowerings import list_unreplaced, with_lowerings
-from pipeline.models.lowerings.problem.conv_window import make_window
-from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.conv_window import Layout, make_window
 from pipeline.models.lowerings.problem.lowering import (
     DEFAULTS,
     ROLES,

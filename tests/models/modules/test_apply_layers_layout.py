@@ -21,7 +21,7 @@ from pipeline.models.layers.standard import (
     Relu,
     Tanh,
 )
-from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.conv_window import Layout
 from pipeline.models.lowerings.problem.lowering import RecordingPolicy
 from pipeline.models.lowerings.problem.problems import Problem
 from pipeline.models.lowerings.tune.rule import choose_layout_by_rule

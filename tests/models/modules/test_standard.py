@@ -38,10 +38,10 @@ from pipeline.models.layers.standard import (
     Tanh,
     Upsample,
 )
-from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.conv_window import Layout
 from pipeline.models.modules.network import Network
 from tests.models.build import initialise, network, parameters, random, shapes
-from tests.models.lowerings.test_conv2d import by_loops
+from tests.models.lowerings.test_lowered_layers import by_loops
 
 IMAGES = random(3, 6, 5, 4)
 ROWS = random(6, 4)

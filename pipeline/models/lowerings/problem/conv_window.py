@@ -1,16 +1,17 @@
-"""Geometry of a kernel that slides over images."""
+"""Geometry of a kernel that slides over images, and layouts of images: orders of their axes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import starmap
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
-from jax import lax
+from jax import Array, lax
 
 Pair = tuple[int, int]
 Sizes = TypeVar("Sizes", bound=tuple[int, ...])
+Layout = Literal["nhwc", "chwn"]
 
 
 def compute_reach(kernel: Sizes, dilation: Sizes) -> Sizes:
@@ -150,3 +151,8 @@ def make_window(
     pads = [(before, after) for before, after in padding]
     rows, columns = starmap(Axis, zip(sizes, kernel, strides, dilation, pads, strict=True))
     return ConvWindow(rows, columns, groups)
+
+
+def swap_layout(images: Array) -> Array:
+    """Transpose images from NHWC to CHWN, or back."""
+    return images.transpose(3, 1, 2, 0)

@@ -23,7 +23,7 @@ from pipeline.core.files.knowledge_bank import (
 )
 from pipeline.core.host.platforms import get_platform
 from pipeline.models.lowerings.candidates import can_compute, list_candidates
-from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.conv_window import Layout
 from pipeline.models.lowerings.problem.lowering import (
     DEFAULT,
     DEFAULTS,
@@ -35,8 +35,7 @@ from pipeline.models.lowerings.problem.lowering import (
 from pipeline.models.lowerings.problem.problems import Problem
 from pipeline.models.lowerings.tune.machine import find_engines, list_scopes
 from pipeline.models.lowerings.tune.rule import choose_by_rule, is_worth_a_call
-from pipeline.models.lowerings.tune.search import Mode, Strategy, search
-from pipeline.models.lowerings.tune.timing import Stopwatch
+from pipeline.models.lowerings.tune.search import Mode, Stopwatch, Strategy, search
 
 BUILT_IN = Path(__file__).parent / "built_in.json"
 """Bank of the shapes in the shipped recipes, on the devices in its keys."""

@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from pipeline.models.layers.precision import TypeRule
-from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.conv_window import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.torch_graph.computation.apply_graph import apply_form, make_input
 from pipeline.models.torch_graph.computation.sources import GraphSource

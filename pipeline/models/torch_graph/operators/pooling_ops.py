@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from pipeline.models.lowerings.formulas.adaptive_pools import (
+from pipeline.models.lowerings.formulas.pools import (
     average_windows,
     max_windows,
 )
-from pipeline.models.lowerings.max_pool import pool_max
+from pipeline.models.lowerings.lowered_layers import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten, plain
 from pipeline.models.torch_graph.operators.convolution_ops import as_pair, list_sizes

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pipeline.models.lowerings.formulas.adaptive_pools import multiply_axis
+from pipeline.models.lowerings.formulas.pools import multiply_axis
 from pipeline.models.torch_graph.operator_table import aten
 from pipeline.models.torch_graph.tensor import TorchTensor, choose_image_order
 

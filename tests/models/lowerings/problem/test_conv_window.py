@@ -1,17 +1,21 @@
-"""Geometry of sliding kernels, against the shapes and gradients of JAX's convolutions."""
+"""Geometry of sliding kernels, against the shapes and gradients of JAX's convolutions.
+
+The order of axes with the batch innermost.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
-from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
+from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window, swap_layout
 
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
@@ -78,3 +82,10 @@ def test_pointwise_window_is_recognised() -> None:
     assert make_window((4, 4), (1, 1), (2, 2), "VALID", (1, 1), 1).is_pointwise
     assert not make_window((4, 4), (1, 1), (1, 1), ((1, 0), (0, 0)), (1, 1), 1).is_pointwise
     assert not make_window((4, 4), (1, 1), (1, 1), "VALID", (1, 1), 2).is_pointwise
+
+
+def test_layout_swap_moves_the_batch_to_the_end_and_back() -> None:
+    images = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    moved = swap_layout(jnp.asarray(images))
+    np.testing.assert_array_equal(moved, np.moveaxis(np.moveaxis(images, 0, -1), 2, 0))
+    np.testing.assert_array_equal(swap_layout(moved), images)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from pipeline.models.lowerings.candidates import list_candidates
-from pipeline.models.lowerings.conv2d import conv2d
+from pipeline.models.lowerings.lowered_layers import conv2d
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.models.lowerings.problem.lowering import (
     DEFAULT,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.models.lowerings.candidates import compute, list_candidates
-from pipeline.models.lowerings.formulas.max_pools import POOLINGS
-from pipeline.models.lowerings.max_pool import max_pool, pool_max
+from pipeline.models.lowerings.formulas.pools import POOLINGS
+from pipeline.models.lowerings.lowered_layers import max_pool, pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.lowering import (
     Engine,

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.models.lowerings import dense
-from pipeline.models.lowerings.dense import FEW_FEATURES, multiply_dense
+from pipeline.models.lowerings import lowered_layers
+from pipeline.models.lowerings.lowered_layers import FEW_FEATURES, multiply_dense
 from tests.models.build import random
 
 
@@ -50,7 +50,7 @@ def test_gradients_on_other_platforms_match_jax(
 
     inputs, kernel = random(6, 17), random(17, 10, seed=1)
     expected = gradients(jnp.matmul, inputs, kernel)
-    monkeypatch.setattr(dense.lax, "platform_dependent", elsewhere)
+    monkeypatch.setattr(lowered_layers.lax, "platform_dependent", elsewhere)
     for ours, derived in zip(gradients(multiply_dense, inputs, kernel), expected, strict=True):
         np.testing.assert_array_equal(ours, derived)
 

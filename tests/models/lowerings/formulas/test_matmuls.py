@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.models.lowerings.candidates import compute, list_candidates
-from pipeline.models.lowerings.dense import multiply_dense
-from pipeline.models.lowerings.formulas.dense_matmuls import PRODUCTS
+from pipeline.models.lowerings.formulas.matmuls import PRODUCTS
+from pipeline.models.lowerings.lowered_layers import multiply_dense
 from pipeline.models.lowerings.problem.lowering import (
     ROLES,
     Engine,

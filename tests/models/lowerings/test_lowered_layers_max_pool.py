@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from pipeline.models.lowerings.max_pool import max_pool
+from pipeline.models.lowerings.lowered_layers import max_pool
 from tests.models.build import random
 
 Pair = tuple[int, int]

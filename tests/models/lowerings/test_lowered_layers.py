@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pipeline.models.lowerings import conv2d as conv2d_module
-from pipeline.models.lowerings.conv2d import conv2d
+from pipeline.models.lowerings import lowered_layers as conv2d_module
+from pipeline.models.lowerings.lowered_layers import conv2d
 from tests.models.build import random
 
 CANONICAL = "b01f_01io->b01f"

@@ -14,8 +14,8 @@ import pytest
 from pipeline.models.lowerings.candidates import compute, list_candidates
 from pipeline.models.lowerings.problem.lowering import ROLES, Role
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
-from pipeline.models.lowerings.tune import timing
-from pipeline.models.lowerings.tune.timing import MAX_CALLS, ROUND_S, ROUNDS, SHORTEST_S, Stopwatch
+from pipeline.models.lowerings.tune import search
+from pipeline.models.lowerings.tune.search import MAX_CALLS, ROUND_S, ROUNDS, SHORTEST_S, Stopwatch
 from tests.models.lowerings.engines import engines_here, keep_no_programs
 from tests.models.lowerings.tune.made_up import PLAIN, convolution
 
@@ -38,7 +38,7 @@ def small(role: Role, dtype: str = "float32") -> ConvolutionProblem:
 
 
 def operands(problem: ConvolutionProblem) -> list[jax.Array]:
-    return [timing.make_random_operand(shape, problem.dtype) for shape in problem.operand_shapes]
+    return [search.make_random_operand(shape, problem.dtype) for shape in problem.operand_shapes]
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_timing_loop_computes_the_complete_result(role: Role, dtype: str) -> Non
     all_expected = compiled(once, *made)(*made)
     for lowering, expected in zip(lowerings, all_expected, strict=True):
         count = np.int32(3)
-        run = timing.jit_repeated(partial(compute, problem, lowering))
+        run = search.jit_repeated(partial(compute, problem, lowering))
         result = compiled(run, made, count)(made, count)
         assert (result.shape, result.dtype) == (expected.shape, dtype)
         largest = np.abs(np.asarray(expected, np.float32)).max()
@@ -78,7 +78,7 @@ def test_repetitions_depend_on_the_previous_one(dtype: str) -> None:
 
     problem = small("forward", dtype)
     made = operands(problem)
-    run = timing.jit_repeated(double)
+    run = search.jit_repeated(double)
     corners = [float(run(made, np.int32(count))[0, 0, 0, 0]) for count in range(1, 5)]
     np.testing.assert_allclose(np.divide(corners[1:], corners[:-1]), 2, rtol=0.02)
 
