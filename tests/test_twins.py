@@ -258,14 +258,6 @@ COVERED = {
         "models/torch_graph/conversion/test_export_module.py",
         "modules of PyTorch",
     ),
-    "pipeline.models.torch_graph.graph": (
-        "models/torch_graph/computation/test_graph_file.py",
-        "types",
-    ),
-    "pipeline.models.torch_graph.operator_table": (
-        "models/torch_graph/computation/test_torch_network.py",
-        "every operator of the table",
-    ),
     # Stages of a run.
     "pipeline.stages.export.export": ("cli/runs/test_infer.py", "exports, there and back"),
     "pipeline.stages.layer_table": ("cli/test_summary.py", "the table that `summary` prints"),

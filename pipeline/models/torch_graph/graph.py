@@ -1,4 +1,4 @@
-"""The graph of a PyTorch network, as frozen data without torch.
+"""The graph of a PyTorch network, as frozen data without torch, and its custom backward passes.
 
 A graph has arrays and two forms, one for training and one for evaluation. A form lists its nodes,
 each a call of an operator.
@@ -6,11 +6,16 @@ each a call of an operator.
 A graph is a program of `torch.export`, with ATen's operators, after three changes. No operator
 works in place. A value that is computed from constants alone is an array whose role is constant.
 Nodes compute the sizes that depend on the batch.
+
+A `torch.autograd.Function` is three parts of a form. Its forward pass is plain nodes. A node
+`pipeline.cotangent` stands for the gradient that reaches an output, and all nodes that depend on it
+are the backward pass. A node `pipeline.custom_gradient` (inputs, outputs, cotangents, gradients)
+returns the outputs, and is differentiated by the backward pass alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -28,6 +33,8 @@ HWIO = (2, 3, 1, 0)
 IO = (1, 0)
 KERNEL_AXES: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
 """Axis i of a kernel that is stored in `order` is PyTorch's axis `KERNEL_AXES[order][i]`."""
+COTANGENT = "pipeline.cotangent.default"
+CUSTOM_GRADIENT = "pipeline.custom_gradient.default"
 
 
 @dataclass(frozen=True)
@@ -191,3 +198,98 @@ def find_references(node: GraphNode) -> list[ValueOf | ArrayOf]:
     """Return the references in the arguments of a node, including those in tuples."""
     leaves = jax.tree.leaves((node.args, node.kwargs))
     return [leaf for leaf in leaves if isinstance(leaf, ValueOf | ArrayOf)]
+
+
+@dataclass(frozen=True)
+class BackwardPass:
+    """The nodes that compute the gradients of one node `pipeline.custom_gradient`."""
+
+    numbers: tuple[int, ...]
+    """Indices of the nodes in their form, in the order of computation."""
+    reads: tuple[ValueOf | ArrayOf, ...]
+    """Arrays and results of the forward pass that the nodes, or the gradients, refer to."""
+
+
+def find_backward_passes(form: Form) -> Mapping[str, BackwardPass]:
+    """Return the backward passes of a form by their node `pipeline.custom_gradient`.
+
+    Raises ValueError if a node outside of a backward pass depends on its results.
+    """
+    by_cotangent = {
+        reference.node: node.name
+        for node in form.nodes
+        if node.op == CUSTOM_GRADIENT
+        for reference in _read_list(node, 2)
+        if isinstance(reference, ValueOf)
+    }
+    owners: dict[str, str] = {}
+    numbers: dict[str, list[int]] = {name: [] for name in by_cotangent.values()}
+    for number, node in enumerate(form.nodes):
+        owner = _find_owner(node, owners, by_cotangent)
+        if owner is not None:
+            owners[node.name] = owner
+            numbers[owner].append(number)
+    for name, reference in (("", form.output), *form.updates):
+        if reference.node in owners:
+            what = f"buffer {name} changes" if name else "the network's output depends on a value"
+            raise ValueError(f"{what} in a backward pass; must do so in the forward pass")
+    return {
+        node.name: BackwardPass(
+            tuple(numbers.get(node.name, ())),
+            tuple(_find_reads(form, node, numbers.get(node.name, ()), owners)),
+        )
+        for node in form.nodes
+        if node.op == CUSTOM_GRADIENT
+    }
+
+
+def _find_owner(
+    node: GraphNode, owners: Mapping[str, str], by_cotangent: Mapping[str, str]
+) -> str | None:
+    """Return the node `pipeline.custom_gradient` whose backward pass has a node; None for none."""
+    if node.op == COTANGENT:
+        if node.name not in by_cotangent:
+            raise ValueError(f"{node.op} of {node.describe_place()} has no custom gradient")
+        return by_cotangent[node.name]
+    if node.op == CUSTOM_GRADIENT:
+        forward = (*_read_list(node, 0), *_read_list(node, 1))
+        gradients = _read_list(node, 3)
+        wrong = [r for r in forward if isinstance(r, ValueOf) and r.node in owners]
+        wrong += [
+            r
+            for r in gradients
+            if isinstance(r, ValueOf) and owners.get(r.node, node.name) != node.name
+        ]
+        if wrong or len(gradients) != len(_read_list(node, 0)):
+            raise ValueError(
+                f"{node.op} of {node.describe_place()}: its gradients must be of its inputs, and "
+                "depend on its cotangents alone"
+            )
+        return None
+    found = {
+        owners[reference.node]
+        for reference in find_references(node)
+        if isinstance(reference, ValueOf) and reference.node in owners
+    }
+    if len(found) > 1:
+        raise ValueError(f"{node.op} of {node.describe_place()} is of two backward passes")
+    return found.pop() if found else None
+
+
+def _read_list(node: GraphNode, index: int) -> tuple[object, ...]:
+    """Return a list among the four arguments of a custom gradient. Raises ValueError if missing."""
+    value = node.args[index] if len(node.args) == 4 else None
+    if not isinstance(value, tuple):
+        raise ValueError(f"{node.op} of {node.describe_place()} must have four lists")
+    return value
+
+
+def _find_reads(
+    form: Form, node: GraphNode, numbers: tuple[int, ...] | list[int], owners: Mapping[str, str]
+) -> Iterator[ValueOf | ArrayOf]:
+    """Yield each reference of a backward pass to what isn't part of it, once."""
+    references = [r for number in numbers for r in find_references(form.nodes[number])]
+    references += [r for r in _read_list(node, 3) if isinstance(r, ValueOf | ArrayOf)]
+    for reference in dict.fromkeys(references):
+        if isinstance(reference, ArrayOf) or owners.get(reference.node) != node.name:
+            yield reference

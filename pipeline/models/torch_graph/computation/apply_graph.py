@@ -1,9 +1,12 @@
-"""Computation of a graph: its nodes in order, each by the function of its operator."""
+"""Computation of a graph: its nodes in order, each by the function of its operator.
+
+A value may have a function's result as its gradient, instead of JAX's derivative.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,38 +19,39 @@ from pipeline.core.errors import first_line
 from pipeline.models.layers.precision import find_type_rule
 from pipeline.models.lowerings.problem.conv_window import Layout, make_window
 from pipeline.models.modules.layer_capture import is_observing, observe_layer
-from pipeline.models.torch_graph.backward_passes import (
-    CUSTOM_GRADIENT,
-    BackwardPass,
-    find_backward_passes,
-)
-from pipeline.models.torch_graph.computation.custom_gradient import replace_gradient
 from pipeline.models.torch_graph.graph import (
+    CUSTOM_GRADIENT,
     INPUT,
     KERNEL_AXES,
     ArrayOf,
+    BackwardPass,
     Form,
     GraphNode,
     TensorSpec,
     TorchGraph,
     ValueOf,
+    find_backward_passes,
     fits_sizes,
     refer_to_inputs,
 )
 from pipeline.models.torch_graph.operator_table import (
     ARGUMENT_ERRORS,
+    IMAGE_ORDERS,
+    NHWC,
     AtenOperator,
     OperatorContext,
+    TorchTensor,
     is_float,
+    to_tensor,
 )
 from pipeline.models.torch_graph.operators.convolution_ops import Convolution, as_pair, make_pads
 from pipeline.models.torch_graph.operators.known_operators import draws, find_operator
 from pipeline.models.torch_graph.operators.norm_ops import NormResult
-from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
 
 DENSE = "aten.linear.default"
 OBSERVED = frozenset((DENSE, "aten.conv2d.default", "aten.conv2d.padding"))
 """Operators of dense and convolutional layers, whose inputs some optimizers read."""
+Gradients = Sequence[Array]
 
 
 def apply_form(
@@ -335,3 +339,29 @@ def _require_shapes(node: GraphNode, result: Any) -> None:
         if isinstance(x, TorchTensor) and not fits_sizes(x.shape, spec.shape):
             described = tuple("batch" if size is None else size for size in spec.shape)
             raise ValueError(f"returns shape {x.shape}; must be {described}")
+
+
+def replace_gradient(
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    saved: Sequence[Array],
+    backward: Callable[[Sequence[Array], Gradients], Gradients],
+) -> list[Array]:
+    """Return the outputs, with `backward` as their derivative with respect to the inputs.
+
+    `backward` computes the gradients of the inputs from `saved` and from the gradients of the
+    outputs. How the outputs were computed from the inputs has no effect on gradients.
+    """
+
+    @jax.custom_vjp
+    def connect(inputs: Any, outputs: Any, saved: Any) -> Any:
+        return outputs
+
+    def compute_forward(inputs: Any, outputs: Any, saved: Any) -> Any:
+        return outputs, saved
+
+    def compute_backward(saved: Any, cotangents: Any) -> Any:
+        return list(backward(saved, cotangents)), None, None
+
+    connect.defvjp(compute_forward, compute_backward)
+    return list(connect(list(inputs), list(outputs), list(saved)))

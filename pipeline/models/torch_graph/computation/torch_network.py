@@ -26,9 +26,8 @@ from pipeline.models.torch_graph.graph import (
     TensorSpec,
     TorchGraph,
 )
-from pipeline.models.torch_graph.operator_table import OperatorContext
+from pipeline.models.torch_graph.operator_table import OperatorContext, TorchTensor
 from pipeline.models.torch_graph.operators.convolution_ops import Convolution
-from pipeline.models.torch_graph.tensor import TorchTensor
 
 COLLECTIONS: Mapping[Role, str] = {"parameter": "params", "buffer": "batch_stats"}
 CONVOLUTIONS = frozenset(("aten.conv2d.default", "aten.conv2d.padding"))

@@ -20,13 +20,16 @@ import numpy as np
 from pipeline.core.errors import first_line
 from pipeline.core.plugins.loading import INSTALL
 from pipeline.models.imported.calls import list_inputs, list_parameters
-from pipeline.models.torch_graph.conversion.core_programs import read_program
 from pipeline.models.torch_graph.conversion.custom_functions import (
     record_backward_passes,
     refuse_gradient_hooks,
 )
-from pipeline.models.torch_graph.conversion.functional_form import Draft, find_array_uses
-from pipeline.models.torch_graph.conversion.mode_regions import inline_regions
+from pipeline.models.torch_graph.conversion.functional_form import (
+    Draft,
+    find_array_uses,
+    read_program,
+)
+from pipeline.models.torch_graph.conversion.program_nodes import inline_regions
 from pipeline.models.torch_graph.graph import (
     INPUT,
     KERNEL_AXES,

@@ -3,6 +3,11 @@
 An in-place call of a program becomes a call that returns a new value, which later calls read
 instead of the operand. That is wrong if another value shares the operand's memory and is read
 later; then torch must rewrite the program first, which is slow. Torch computes all constants.
+
+Programs of torch.export whose operators are computed, by torch's decompositions if necessary.
+
+Torch decomposes most of its operators into a core set. That takes seconds, so a program is
+rewritten only if it has an operator that the table lacks, and only such operators are.
 """
 
 from __future__ import annotations
@@ -17,7 +22,6 @@ from typing import Any
 
 import jax
 
-from pipeline.models.torch_graph.backward_passes import COTANGENT, CUSTOM_GRADIENT
 from pipeline.models.torch_graph.conversion.output_choice import choose_output, name_outputs
 from pipeline.models.torch_graph.conversion.program_nodes import (
     VIEWS,
@@ -27,6 +31,8 @@ from pipeline.models.torch_graph.conversion.program_nodes import (
     parse_base_name,
 )
 from pipeline.models.torch_graph.graph import (
+    COTANGENT,
+    CUSTOM_GRADIENT,
     INPUT,
     ArrayOf,
     Form,
@@ -392,3 +398,29 @@ def find_array_uses(form: Form) -> Mapping[str, set[tuple[str, int]]]:
                 indices = [n for n, argument in enumerate(node.args) if argument == reference]
                 uses[reference.name].update((node.op, index) for index in indices or [-1])
     return uses
+
+
+def read_program(torch: Any, program: Any, output: str | None = None) -> Draft:
+    """Return the form of a program, whose output has a name if the program has several.
+
+    Raises ValueError if it has none.
+    """
+    try:
+        draft = ProgramReader(torch, program, output).read()
+    except SharedMemoryError:
+        # A tensor changes in place through a view. Torch can rewrite that, but takes seconds.
+        program = program.run_decompositions({})
+        draft = ProgramReader(torch, program, output).read()
+    if all(node.op in OPERATORS for node in draft.form.nodes):
+        return draft
+    program = program.run_decompositions(_list_decompositions(torch))
+    return ProgramReader(torch, program, output).read()
+
+
+def _list_decompositions(torch: Any) -> Any:
+    """Return torch's decompositions of the operators that the table lacks."""
+    table = torch.export.default_decompositions()
+    for core_operator in list(table.keys()):
+        if str(core_operator) in OPERATORS:
+            table.pop(core_operator)
+    return table

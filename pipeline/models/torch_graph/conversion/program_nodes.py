@@ -1,4 +1,7 @@
-"""Nodes of the programs of torch.export: the names of their operators, and their places in code."""
+"""Nodes of the programs of torch.export: operators' names, places in code, regions of modes.
+
+A region sets a mode, such as `torch.no_grad`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,11 @@ VIEWS = frozenset((
     "select", "slice", "split", "split_with_sizes", "squeeze", "swapaxes", "swapdims", "t", "to",
     "transpose", "type_as", "unbind", "unflatten", "unsqueeze", "view", "view_as",
 ))
+_REGIONS = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled": 1}
+"""Calls of a region, by the index of the region among the arguments. Settings come before it, and
+what the region reads after it."""
+
+
 # fmt: on
 """Operators whose result may share the memory of their first argument."""
 
@@ -48,3 +56,72 @@ def find_line(node: Any) -> str:
 
 def describe_node(node: Any) -> str:
     return describe_place(find_module(node)[0], find_line(node))
+
+
+def inline_regions(torch: Any, module: Any, activations: frozenset[Any] = frozenset()) -> None:
+    """Replace regions of a program that set a mode by their nodes.
+
+    The recipe determines the dtypes of `torch.autocast`. Results of a region without gradients,
+    under `torch.no_grad`, are detached. Raises ValueError if an activation changes in place there.
+    `activations` are inputs of the module that the program computes.
+    """
+    graph = module.graph
+    for node in list(graph.nodes):
+        kind = getattr(node.target, "__name__", "")
+        if kind not in _REGIONS:
+            continue
+        first = _REGIONS[kind]
+        has_gradients = kind == "wrap_with_autocast" or node.args[0]
+        region = getattr(module, node.args[first].target)
+        inputs = [inner for inner in region.graph.nodes if inner.op == "placeholder"]
+        outer = dict(zip(inputs, node.args[first + 1 :], strict=True))
+        computed = frozenset(
+            inner for inner, x in outer.items() if x.op == "call_function" or x in activations
+        )
+        inline_regions(torch, region, computed)
+        if not has_gradients:
+            _refuse_changes(region, computed)
+        with graph.inserting_before(node):
+            results = graph.graph_copy(region.graph, dict(outer))
+            if not has_gradients:
+                results = [_detach(torch, graph, result) for result in results]
+        for user in list(node.users):
+            user.replace_all_uses_with(results[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
+
+
+def _refuse_changes(region: Any, activations: frozenset[Any]) -> None:
+    """Raise ValueError if an activation changes in place in a region without gradients.
+
+    Torch changes the value, but not the gradient.
+    """
+    for node in region.graph.nodes:
+        name = parse_base_name(str(node.target))
+        is_call = node.op == "call_function" and str(node.target).startswith("aten.")
+        if not is_call or not name.endswith("_") or name.startswith("__"):
+            continue
+        if _find_memory(node.args[0]) in activations:
+            raise ValueError(
+                f"a tensor changes in place under torch.no_grad in {describe_node(node)}, which "
+                "isn't supported; compute a new tensor"
+            )
+
+
+def _find_memory(node: Any) -> Any:
+    """Return the node in a region whose memory the result of a view or in-place call shares."""
+    while node.op == "call_function" and node.args and hasattr(node.args[0], "op"):
+        name = parse_base_name(str(node.target))
+        if name not in VIEWS and not name.endswith("_"):
+            break
+        node = node.args[0]
+    return node
+
+
+def _detach(torch: Any, graph: Any, node: Any) -> Any:
+    """Return a node with the value of a region's result, without its gradient."""
+    if not hasattr(node, "meta") or not isinstance(node.meta.get("val"), torch.Tensor):
+        return node
+    detached = graph.call_function(torch.ops.aten.detach.default, (node,))
+    detached.meta = dict(node.meta)
+    return detached

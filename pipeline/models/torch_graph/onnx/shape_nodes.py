@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.models.torch_graph.graph import TypeOf
-from pipeline.models.torch_graph.onnx.graph_builder import BATCH, Length, OnnxValue
-from pipeline.models.torch_graph.onnx.node_reader import (
+from pipeline.models.torch_graph.onnx.graph_builder import (
+    BATCH,
+    Length,
     OnnxNodeReader,
+    OnnxValue,
     Results,
     onnx_operator,
     require_axis,

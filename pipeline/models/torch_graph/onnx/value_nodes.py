@@ -9,9 +9,9 @@ from functools import reduce
 import numpy as np
 
 from pipeline.models.torch_graph.graph import TypeOf
-from pipeline.models.torch_graph.onnx.graph_builder import OnnxValue
-from pipeline.models.torch_graph.onnx.node_reader import (
+from pipeline.models.torch_graph.onnx.graph_builder import (
     OnnxNodeReader,
+    OnnxValue,
     Results,
     onnx_operator,
     require_axis,

@@ -1,6 +1,11 @@
-"""PyTorch's operators of gradients, computed by JAX's derivatives of the forward operators.
+"""PyTorch's operators of gradients, and operators of custom backward passes.
+
+Gradients are computed by JAX's derivatives of the forward operators; `apply_graph` computes custom
+backward passes.
 
 Programs have them if a custom backward pass calls `torch.autograd.grad`.
+
+Their functions here have the parameters, against which arguments are checked.
 """
 
 from __future__ import annotations
@@ -12,8 +17,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.models.torch_graph.operator_table import OPERATORS, OperatorContext, aten, plain
-from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
+from pipeline.models.torch_graph.graph import COTANGENT, CUSTOM_GRADIENT
+from pipeline.models.torch_graph.operator_table import (
+    OPERATORS,
+    AtenOperator,
+    OperatorContext,
+    TorchTensor,
+    aten,
+    plain,
+    to_tensor,
+)
 
 Gradients = tuple[TorchTensor | None, ...]
 
@@ -143,3 +156,15 @@ def differentiate_group_norm(cotangent: Any, x: Any, mean: Any, *others: Any) ->
     dx = _differentiate_norm(y, scaled.reshape(grouped), deviation, (2,))
     weighted = (slope * y.reshape(slope.shape)).sum((0, 2))
     return _select((dx.reshape(x.shape).astype(x.dtype), weighted, slope.sum((0, 2))), mask)
+
+
+def _take_cotangent(output: Any) -> Any:
+    raise ValueError("is computed in a backward pass only")
+
+
+def _take_gradient(inputs: Any, outputs: Any, cotangents: Any, gradients: Any) -> Any:
+    raise ValueError("is computed with its backward pass only")
+
+
+OPERATORS[COTANGENT] = AtenOperator(_take_cotangent)
+OPERATORS[CUSTOM_GRADIENT] = AtenOperator(_take_gradient)

@@ -18,8 +18,16 @@ from pipeline.models.lowerings.lowered_layers import multiply_dense
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
 from pipeline.models.modules.convolution import add_bias
 from pipeline.models.torch_graph.graph import HWIO, IO
-from pipeline.models.torch_graph.operator_table import OPERATORS, OperatorContext, aten, plain
-from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
+from pipeline.models.torch_graph.operator_table import (
+    IMAGE_ORDERS,
+    NHWC,
+    OPERATORS,
+    OperatorContext,
+    TorchTensor,
+    aten,
+    plain,
+    to_tensor,
+)
 
 
 def as_pair(sizes: int | Sequence[int]) -> Pair:

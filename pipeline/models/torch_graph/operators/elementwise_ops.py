@@ -12,6 +12,8 @@ from jax import Array, lax
 from pipeline.models.torch_graph.graph import TypeOf
 from pipeline.models.torch_graph.operator_table import (
     OperatorContext,
+    TorchTensor,
+    align,
     aten,
     broadcasting,
     cast_array,
@@ -20,7 +22,6 @@ from pipeline.models.torch_graph.operator_table import (
     valuewise,
 )
 from pipeline.models.torch_graph.operators.linear_algebra_ops import power_norm
-from pipeline.models.torch_graph.tensor import TorchTensor, align
 
 # fmt: off
 _SAME_NAMES = (

@@ -18,11 +18,12 @@ from pipeline.models.torch_graph.operator_table import (
     OPERATORS,
     AtenOperator,
     OperatorContext,
+    TorchTensor,
     aten,
     plain,
+    to_tensor,
 )
 from pipeline.models.torch_graph.operators.scatter_ops import combine_at, place_along
-from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 
 
 @aten("index.Tensor")

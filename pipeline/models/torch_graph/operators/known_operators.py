@@ -6,14 +6,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pipeline.models.torch_graph.backward_passes import find_backward_passes
-from pipeline.models.torch_graph.graph import GraphNode, TorchGraph
+from pipeline.models.torch_graph.graph import GraphNode, TorchGraph, find_backward_passes
 from pipeline.models.torch_graph.operator_table import OPERATORS, AtenOperator
 from pipeline.models.torch_graph.operators import backward_ops as backward_ops
 from pipeline.models.torch_graph.operators import convolution_ops as convolution_ops
 from pipeline.models.torch_graph.operators import elementwise_ops as elementwise_ops
-from pipeline.models.torch_graph.operators import fourier_ops as fourier_ops
-from pipeline.models.torch_graph.operators import gradient_ops as gradient_ops
 from pipeline.models.torch_graph.operators import index_ops as index_ops
 from pipeline.models.torch_graph.operators import linear_algebra_ops as linear_algebra_ops
 from pipeline.models.torch_graph.operators import norm_ops as norm_ops
@@ -21,11 +18,9 @@ from pipeline.models.torch_graph.operators import pooling_ops as pooling_ops
 from pipeline.models.torch_graph.operators import random_ops as random_ops
 from pipeline.models.torch_graph.operators import reduction_ops as reduction_ops
 from pipeline.models.torch_graph.operators import resize_ops as resize_ops
-from pipeline.models.torch_graph.operators import sampling_ops as sampling_ops
 from pipeline.models.torch_graph.operators import scatter_ops as scatter_ops
 from pipeline.models.torch_graph.operators import sequence_ops as sequence_ops
 from pipeline.models.torch_graph.operators import shape_ops as shape_ops
-from pipeline.models.torch_graph.operators import sorting_ops as sorting_ops
 
 MAX_NAMED = 8
 """Most operators that a message names."""

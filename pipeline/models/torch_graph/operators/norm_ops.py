@@ -17,8 +17,7 @@ from pipeline.models.modules.batch_norm import (
     normalise,
     normalise_by_batch,
 )
-from pipeline.models.torch_graph.operator_table import aten, pack_result
-from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
+from pipeline.models.torch_graph.operator_table import TorchTensor, aten, pack_result, to_tensor
 
 
 class NormResult(NamedTuple):

@@ -20,10 +20,17 @@ from pipeline.models.lowerings.formulas.pools import (
 )
 from pipeline.models.lowerings.lowered_layers import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
-from pipeline.models.torch_graph.operator_table import OperatorContext, aten, plain
+from pipeline.models.torch_graph.operator_table import (
+    NHWC,
+    OperatorContext,
+    TorchTensor,
+    aten,
+    choose_image_order,
+    plain,
+    to_tensor,
+)
 from pipeline.models.torch_graph.operators.convolution_ops import as_pair, list_sizes
 from pipeline.models.torch_graph.operators.resize_ops import resize_images
-from pipeline.models.torch_graph.tensor import NHWC, TorchTensor, choose_image_order, to_tensor
 
 Sizes = int | Sequence[int]
 

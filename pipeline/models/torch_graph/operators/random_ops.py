@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.models.torch_graph.operator_table import OperatorContext, aten
-from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
+from pipeline.models.torch_graph.operator_table import OperatorContext, TorchTensor, aten, to_tensor
 
 
 def drop_values(x: Array, rate: float, key: Array, shape: tuple[int, ...] | None = None) -> Array:

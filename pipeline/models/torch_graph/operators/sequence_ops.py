@@ -11,9 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pipeline.models.torch_graph.operator_table import OperatorContext, aten, compute_in_float32
+from pipeline.models.torch_graph.operator_table import (
+    OperatorContext,
+    TorchTensor,
+    aten,
+    compute_in_float32,
+    to_tensor,
+)
 from pipeline.models.torch_graph.operators.random_ops import drop_values
-from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pipeline.models.torch_graph.operator_table import aten, cast_array, plain
-from pipeline.models.torch_graph.tensor import (
+from pipeline.models.torch_graph.operator_table import (
     TorchTensor,
+    aten,
+    cast_array,
     count_values,
     drop_axes,
     permute_axes,
+    plain,
     reshape_axes,
     to_tensor,
 )

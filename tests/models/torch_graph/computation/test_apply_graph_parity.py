@@ -13,8 +13,7 @@ import pytest
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
 from pipeline.models.torch_graph.graph import GraphNode, TypeOf
-from pipeline.models.torch_graph.operator_table import OPERATORS, OperatorContext
-from pipeline.models.torch_graph.tensor import to_tensor
+from pipeline.models.torch_graph.operator_table import OPERATORS, OperatorContext, to_tensor
 from tests.models.torch_graph.golden_graphs import (
     NAMES,
     golden_graph,

@@ -15,8 +15,13 @@ from pipeline.models.layers.precision import KindRule, PathListing, ToFloat
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, RecordingPolicy
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
-from pipeline.models.torch_graph.operator_table import OPERATORS, OperatorContext
-from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor
+from pipeline.models.torch_graph.operator_table import (
+    IMAGE_ORDERS,
+    NHWC,
+    OPERATORS,
+    OperatorContext,
+    TorchTensor,
+)
 from tests.models.torch_graph.golden_graphs import (
     NAMES,
     golden_graph,

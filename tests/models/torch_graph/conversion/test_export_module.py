@@ -16,8 +16,7 @@ from pipeline.models.torch_graph.computation.torch_network import initial_variab
 from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
 from pipeline.models.torch_graph.graph import TensorSpec, TorchGraph, TypeOf
 from pipeline.models.torch_graph.operator_table import OPERATORS as FUNCTIONS
-from pipeline.models.torch_graph.operator_table import OperatorContext
-from pipeline.models.torch_graph.tensor import to_tensor
+from pipeline.models.torch_graph.operator_table import OperatorContext, to_tensor
 from tests.models.torch_graph.golden_graphs import golden_graph, network_of
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

@@ -16,8 +16,8 @@ import pytest
 from pipeline.models.torch_graph.computation.graph_file import graph_of_document, graph_to_text
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
 from pipeline.models.torch_graph.graph import SampleSpec, TorchGraph
+from pipeline.models.torch_graph.onnx.graph_builder import ONNX_OPERATORS
 from pipeline.models.torch_graph.onnx.import_onnx import import_onnx
-from pipeline.models.torch_graph.onnx.node_reader import ONNX_OPERATORS
 from tests.models.build import QUICK
 from tests.models.torch_graph.golden_graphs import network_of
 from tests.models.torch_graph.onnx.golden_onnx import (

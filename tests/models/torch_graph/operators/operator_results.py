@@ -11,9 +11,8 @@ import numpy as np
 
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.torch_graph.graph import TypeOf
-from pipeline.models.torch_graph.operator_table import OperatorContext
+from pipeline.models.torch_graph.operator_table import OperatorContext, TorchTensor
 from pipeline.models.torch_graph.operators.known_operators import OPERATORS
-from pipeline.models.torch_graph.tensor import TorchTensor
 from tests.models.torch_graph.operators.core_cases import Case
 
 Arrays = list[np.ndarray | None]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.models.torch_graph.computation.custom_gradient import replace_gradient
+from pipeline.models.torch_graph.computation.apply_graph import replace_gradient
 
 
 def test_gradient_is_that_of_the_backward_pass() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.models.torch_graph.tensor import (
+from pipeline.models.torch_graph.operator_table import (
     NHWC,
     TorchTensor,
     align,

@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.models.torch_graph.backward_passes import (
+from pipeline.models.torch_graph.graph import (
     COTANGENT,
     CUSTOM_GRADIENT,
+    INPUT,
+    ArrayOf,
+    Form,
+    GraphNode,
+    ValueOf,
     find_backward_passes,
 )
-from pipeline.models.torch_graph.graph import INPUT, ArrayOf, Form, GraphNode, ValueOf
 
 
 def node(name: str, op: str, *args: Any) -> GraphNode:
