@@ -17,7 +17,7 @@ from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path, make_dra
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
 from pipeline.engine.monitors import verified_log
-from pipeline.stages.record import saved_recipe
+from pipeline.stages.record import trained_run
 from tests import outcome
 from tests.conftest import MLP, TINY
 from tests.test_shared_machines import At, log_of
@@ -123,14 +123,14 @@ def test_checkpoint_without_marks_can_be_resumed(
     marks: object, half: Path, unbroken: Path, tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of somebody else's, whose marks are none."""
-    restore = saved_recipe.restore_state
+    restore = trained_run.restore_state
 
     def without_marks(*args: Any) -> Any:
         state, host = restore(*args)
         assert set(host.logs) == {"metrics.jsonl", "evals.jsonl"}
         return state, replace(host, logs=marks or {})
 
-    monkeypatch.setattr(saved_recipe, "restore_state", without_marks)
+    monkeypatch.setattr(trained_run, "restore_state", without_marks)
     run(tiny(*LENGTH, f"train.resume={half}"))
     for name in ("metrics.jsonl", "evals.jsonl"):
         assert (half / name).read_bytes() == (unbroken / name).read_bytes()

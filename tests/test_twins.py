@@ -265,8 +265,6 @@ COVERED = {
         "stages/test_collect.py",
         "graphs that TensorBoard shows",
     ),
-    "pipeline.stages.record.run_record": ("cli/runs/test_reproduce.py", "records of two runs"),
-    "pipeline.stages.record.saved_recipe": ("checkpoint/test_restore.py", "recipes of checkpoints"),
     "pipeline.stages.warm_start": ("stages/test_fine_tuning.py", "weights of other runs and files"),
     "pipeline.study.population.shared_program": (
         "study/sweep/test_vectorized.py",
@@ -307,13 +305,9 @@ COVERED = {
         "training/privacy/test_clip_samples_steps.py",
         "gradients of private steps",
     ),
-    "pipeline.stages.features.feature_context": (
-        "stages/features/test_step_features.py",
-        "features of recipes",
-    ),
     "pipeline.training.step_config": ("training/test_step.py", "configurations of steps"),
     "pipeline.training.step_feature": (
-        "stages/features/test_step_features.py",
+        "stages/test_step_features.py",
         "features of recipes",
     ),
     "pipeline.training.metric_names": ("engine/test_early_stop.py", "a list"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pipeline
-from pipeline.stages.record.environment import describe_code
+from pipeline.stages.record.provenance import describe_code
 
 ROOT = Path(__file__).parents[1]
 

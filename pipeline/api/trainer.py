@@ -30,7 +30,7 @@ from pipeline.stages import run as stages
 from pipeline.stages.data import load_data, read_batch
 from pipeline.stages.export.prediction import compile_predict
 from pipeline.stages.fine_tuning import make_phases
-from pipeline.stages.record.compare_steps import read_arrays
+from pipeline.stages.record.run_record import read_arrays
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.record.trained_run import Samples, TrainedRun, read_trained_run
 from pipeline.stages.runner.context import RunOptions

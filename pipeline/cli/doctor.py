@@ -39,7 +39,7 @@ from pipeline.data.copies.checksums import SUMS
 from pipeline.data.copies.download import DownloadError
 from pipeline.data.copies.remote_copy import find_copy_folder
 from pipeline.stages.data import read_selected
-from pipeline.stages.record.environment import fingerprint_columns
+from pipeline.stages.record.provenance import fingerprint_columns
 from pipeline.stages.record.run_directory import OUTPUTS
 from pipeline.stages.record.summary import list_versions
 

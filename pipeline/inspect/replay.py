@@ -39,7 +39,6 @@ from pipeline.inspect.dumps.opened_recipe import (
 )
 from pipeline.stages.build import fingerprint_rate_files
 from pipeline.stages.compile import MACHINE_KEYS, CompileOptions, compile_programs
-from pipeline.stages.record.compare_steps import find_discrepancy
 from pipeline.stages.record.continuity import (
     FORK,
     compare_settings,
@@ -47,9 +46,9 @@ from pipeline.stages.record.continuity import (
     find_changed_data,
     find_changed_plugins,
 )
-from pipeline.stages.record.environment import describe_process, fingerprint_columns
-from pipeline.stages.record.provenance import read_provenance
+from pipeline.stages.record.provenance import describe_process, fingerprint_columns, read_provenance
 from pipeline.stages.record.run_directory import PLAN, RECIPE, describe_missing_run, read_outcome
+from pipeline.stages.record.run_record import find_discrepancy
 from pipeline.stages.record.summary import list_versions
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry

@@ -47,10 +47,15 @@ from pipeline.stages.build_checks import (
     require_attackable,
     require_pair_inputs,
 )
-from pipeline.stages.features.feature_context import make_feature_context, require_distinct
-from pipeline.stages.features.step_features import NO_INPUTS, FeatureInputs, make_step_features
 from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.probabilities import warn_of_probabilities
+from pipeline.stages.step_features import (
+    NO_INPUTS,
+    FeatureInputs,
+    make_feature_context,
+    make_step_features,
+    require_distinct,
+)
 from pipeline.training.component_specs import ScheduleSpec
 from pipeline.training.features.freezing import get_freezing, select_phase
 from pipeline.training.initial_state import init_state, init_with_output

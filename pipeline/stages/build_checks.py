@@ -28,8 +28,8 @@ from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.standard import Branches
 from pipeline.models.modules.network import Network
-from pipeline.stages.features.feature_context import require_same_form
 from pipeline.stages.key_errors import blaming_key
+from pipeline.stages.step_features import require_same_form
 from pipeline.training.component_specs import METRICS, list_losses
 from pipeline.training.features.accumulation import count_microbatches
 from pipeline.training.features.gradient_rules import GradientRule

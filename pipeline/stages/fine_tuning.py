@@ -24,8 +24,8 @@ from pipeline.models.layers.path_patterns import (
 from pipeline.models.layers.standard import name_scopes
 from pipeline.models.modules.jit_layers import record_module_paths
 from pipeline.models.modules.network import Network, is_imported
-from pipeline.stages.features.step_features import FeatureInputs, make_step_features
 from pipeline.stages.key_errors import blaming_key
+from pipeline.stages.step_features import FeatureInputs, make_step_features
 from pipeline.training.features.freezing import FreezePhase, optimize_by_phase
 from pipeline.training.initial_state import init_with_output
 from pipeline.training.state import list_paths, require_trainable, split_params

@@ -27,9 +27,9 @@ from pipeline.models.modules.network import Network
 from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.stages.build import count_trained, make_step_config
 from pipeline.stages.data import choose_inputs, load_data
-from pipeline.stages.features.step_features import NO_INPUTS
 from pipeline.stages.fine_tuning import plan_fine_tuning
 from pipeline.stages.key_errors import blaming_key
+from pipeline.stages.step_features import NO_INPUTS
 from pipeline.training.features.freezing import Freezing, get_freezing
 from pipeline.training.features.parameter_rates import LayerRates
 from pipeline.training.initial_state import init_with_output

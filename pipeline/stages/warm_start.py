@@ -23,7 +23,7 @@ from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
 from pipeline.stages.export.matching import match_weights
 from pipeline.stages.export.network import trace_model_arrays
-from pipeline.stages.record.saved_recipe import list_changes_of_meaning, restore_weights
+from pipeline.stages.record.trained_run import list_changes_of_meaning, restore_weights
 from pipeline.training.state import TrainState, split_params
 from pipeline.training.step_config import StepConfig
 

@@ -22,7 +22,7 @@ from pipeline.checkpoint.checkpointer import Checkpoints, Retention, describe_di
 from pipeline.checkpoint.restore import read_checkpoint
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
-from pipeline.stages.record.saved_recipe import restore_state, restore_weights
+from pipeline.stages.record.trained_run import restore_state, restore_weights
 from pipeline.training.state import TrainState
 from tests import outcome
 from tests.conftest import MLP, compose_tiny

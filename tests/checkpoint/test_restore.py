@@ -32,7 +32,7 @@ from pipeline.checkpoint.restore import (
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.stages.record.recorded_recipe import hash_recipe
-from pipeline.stages.record.saved_recipe import list_changes, list_changes_of_meaning, restore_state
+from pipeline.stages.record.trained_run import list_changes, list_changes_of_meaning, restore_state
 from tests import outcome
 from tests.checkpoint.test_checkpointer import EVAL_ONLY, kept, state_of
 from tests.whole_run import run

@@ -21,7 +21,7 @@ from pipeline.core.errors import PipelineError, RunError
 from pipeline.core.host.signals import Signals
 from pipeline.engine.callbacks.callback import Callback, RunControl, SinkReport
 from pipeline.stages import run as run_module
-from pipeline.stages.record import saved_recipe
+from pipeline.stages.record import trained_run
 from pipeline.stages.runner import programs
 from tests import outcome
 from tests.conftest import TINY
@@ -93,13 +93,13 @@ def damage_checkpoints(run_dir: Path, patch: Patch) -> None:
 
 def damage_log(run_dir: Path, patch: Patch) -> None:
     """Without the marks of a checkpoint nothing says what a log has lost."""
-    restore = saved_recipe.restore_state
+    restore = trained_run.restore_state
 
     def without_marks(*args: Any) -> Any:
         state, host = restore(*args)
         return state, replace(host, logs={})
 
-    patch.setattr(saved_recipe, "restore_state", without_marks)
+    patch.setattr(trained_run, "restore_state", without_marks)
     lines = (run_dir / "metrics.jsonl").read_bytes() + b'{"step": 30}\n'
     (run_dir / "metrics.jsonl").write_bytes(lines)
     (run_dir / "evals.jsonl").write_text("not a step\n")

@@ -26,8 +26,8 @@ from pipeline.inspect.replay import (
     read_step_ms,
 )
 from pipeline.inspect.step.step_report import place_samples
-from pipeline.stages.record.compare_steps import Discrepancy, compare_steps
 from pipeline.stages.record.run_directory import RECIPE, describe_missing_run, read_status
+from pipeline.stages.record.run_record import Discrepancy, compare_steps
 from pipeline.stages.record.trained_run import read_run_recipe, spare_gpus
 from pipeline.study.runs.ranking import directions
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.engine.monitors.log_lines import METRICS
-from pipeline.stages.record.compare_steps import compare_steps
 from pipeline.stages.record.run_record import (
     SideBySide,
     compare_origins,
     compare_outcomes,
+    compare_steps,
     differences_to_dicts,
     read_record,
 )

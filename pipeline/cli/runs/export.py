@@ -11,9 +11,8 @@ from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.stages.export.export import export_run, holds_other_files
 from pipeline.stages.export.mindspore_checkpoints import write_checkpoints
 from pipeline.stages.export.prediction import read_network
-from pipeline.stages.record.descendants import note_descendant
 from pipeline.stages.record.member_runs import list_members
-from pipeline.stages.record.run_directory import find_run_dir
+from pipeline.stages.record.run_directory import find_run_dir, note_descendant
 from pipeline.stages.record.trained_run import TrainedRun
 
 # fmt: off

@@ -34,8 +34,7 @@ from pipeline.stages.fork.fork_folder import (
     write_fork,
 )
 from pipeline.stages.record.continuity import require_same_origin
-from pipeline.stages.record.environment import describe_process
-from pipeline.stages.record.provenance import Provenance
+from pipeline.stages.record.provenance import Provenance, describe_process
 from pipeline.stages.record.recorded_recipe import FREE_TO_CHANGE, LENGTH, find_changes
 from pipeline.stages.record.run_directory import RECIPE, create_run_dir, make_run_dir
 from pipeline.stages.record.summary import list_versions

@@ -28,14 +28,14 @@ from pipeline.core.files.tree_diff import Difference
 from pipeline.core.host.signals import find_stops
 from pipeline.engine.monitors.log_lines import METRICS, last_step
 from pipeline.stages.record import run_directory
-from pipeline.stages.record.compare_steps import Comparison, compare_steps
-from pipeline.stages.record.descendants import note_descendant
-from pipeline.stages.record.run_directory import LOWERINGS, RECIPE
+from pipeline.stages.record.run_directory import LOWERINGS, RECIPE, note_descendant
 from pipeline.stages.record.run_record import (
+    Comparison,
     RunRecord,
     SideBySide,
     compare_origins,
     compare_outcomes,
+    compare_steps,
     differences_to_dicts,
     read_record,
 )

@@ -20,9 +20,9 @@ from pipeline.core.files.tree_diff import TreePath, find_value, format_key
 from pipeline.core.files.value_text import show
 from pipeline.engine.monitors.log_lines import METRICS
 from pipeline.inspect.bisect.find_smallest import Outcome
-from pipeline.stages.record.compare_steps import compare_steps
 from pipeline.stages.record.recorded_recipe import FREE_TO_CHANGE, LENGTH, find_changes
 from pipeline.stages.record.run_directory import LOWERINGS
+from pipeline.stages.record.run_record import compare_steps
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
 

@@ -16,9 +16,8 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.tree_diff import find_value
 from pipeline.core.pages.page import Beside, Block, RowTable, Section, Words
 from pipeline.inspect.dumps.dump_files import ABOUT
-from pipeline.stages.record.descendants import read_descendants
 from pipeline.stages.record.provenance import read_provenance
-from pipeline.stages.record.run_directory import DUMP, FUZZ, LEAKAGE, ROBUSTNESS
+from pipeline.stages.record.run_directory import DUMP, FUZZ, LEAKAGE, ROBUSTNESS, read_descendants
 from pipeline.study.runs.lineage import join_ops, name_data
 from pipeline.study.runs.recorded_run import RecordedRun, read_run
 

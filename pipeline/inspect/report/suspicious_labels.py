@@ -18,8 +18,7 @@ from pipeline.data.selections import hash_samples
 from pipeline.data.text.text_format import SPECIAL_TOKENS, TextFormat
 from pipeline.inspect.report.pictures import can_picture, picture, png
 from pipeline.stages.record.continuity import find_changed_data
-from pipeline.stages.record.environment import fingerprint_columns
-from pipeline.stages.record.provenance import read_provenance
+from pipeline.stages.record.provenance import fingerprint_columns, read_provenance
 from pipeline.stages.record.trained_run import TrainedRun
 from pipeline.stages.sample_pictures import format_label
 from pipeline.training.features.ledger import EARLY_READINGS, SampleLedger, make_ledger

@@ -78,9 +78,9 @@ from pipeline.inspect.report.suspicious_labels import (
 )
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import read_network
-from pipeline.stages.record.compare_steps import read_arrays
 from pipeline.stages.record.member_runs import list_members
 from pipeline.stages.record.run_directory import REPORT, require_run_dir
+from pipeline.stages.record.run_record import read_arrays
 from pipeline.stages.record.trained_run import TrainedRun
 
 PAGE = "index.html"

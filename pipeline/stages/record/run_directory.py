@@ -1,4 +1,4 @@
-"""Run directories: names of their files, creation and locks.
+"""Run directories: names of their files, creation and locks, and the list of descendants.
 
 The constants below name these files and folders:
 
@@ -23,26 +23,33 @@ outputs/<date>/<time>_<recipe>/
 
 from __future__ import annotations
 
+import json
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pipeline.checkpoint.autopsy_archive import AUTOPSY, EARLIER_AUTOPSY, REPRODUCER
 from pipeline.checkpoint.checkpoint_folder import FOLDER as CHECKPOINTS
 from pipeline.checkpoint.checkpoint_folder import MIRROR_DRAFT
 from pipeline.core.errors import DataError, RunError, printable
+from pipeline.core.files.atomic_write import format_json
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.folder_lock import LOCK, Lock, try_lock_folder
-from pipeline.core.files.trusted_files import require_real, require_real_trees
+from pipeline.core.files.trusted_files import open_unshared, require_real, require_real_trees
 from pipeline.core.files.value_text import join_first
 from pipeline.data.text.file_names import TOKENIZER
 from pipeline.engine.monitors.live_status import STATUS
-from pipeline.stages.record.descendants import DESCENDANTS
 from pipeline.training.parallel.ranks import Ranks
 
+DESCENDANTS = "descendants.jsonl"
+Made = Literal["exported", "converted", "reproduced"]
+"""How a descendant was made."""
+MAX_BYTES = 1 << 20
+"""Most bytes of the file that are read, enough for ten thousand entries."""
 OUTPUTS = Path("outputs")
 RECIPE = "recipe.yaml"
 SUMMARY = "summary.json"
@@ -86,6 +93,54 @@ HYDRA_FILES = {"config.yaml", "hydra.yaml", "overrides.yaml"}
 """Files that Hydra writes before a run begins, in the folder `hydra.output_subdir`."""
 MAX_ENTRIES = 3
 """Most entries of a directory that a message names."""
+
+
+@dataclass(frozen=True)
+class Descendant:
+    """An export, converted weights or a reproduction of a run."""
+
+    made: Made
+    to: str
+    """Absolute path."""
+    at: str = ""
+    """Time, ISO 8601."""
+
+
+def note_descendant(run_dir: Path, made: Made, to: Path) -> None:
+    """Append a descendant at the path `to`. Errors of the file system are ignored."""
+    entry = Descendant(made, os.path.abspath(to), time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+    with (
+        suppress(OSError),
+        open(run_dir / DESCENDANTS, "a", encoding="utf-8", opener=open_unshared) as file,
+    ):
+        file.write(format_json(asdict(entry)) + "\n")
+
+
+def read_descendants(run_dir: Path) -> Sequence[Descendant]:
+    """Read the descendants of a run; for each kind and path the newest entry.
+
+    Invalid lines are skipped, since the file may come from a stranger.
+    """
+    file = run_dir / DESCENDANTS
+    if not file.is_file():
+        return []
+    try:
+        with file.open("rb") as opened:
+            lines = opened.read(MAX_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    descendants: dict[tuple[str, str], Descendant] = {}
+    for line in lines:
+        try:
+            entry = json.loads(line)
+            made = entry.get("made")
+            to = entry.get("to")
+            at = entry.get("at")
+        except (ValueError, AttributeError, RecursionError):
+            continue
+        if made in get_args(Made) and isinstance(to, str):
+            descendants[made, to] = Descendant(made, to, at if isinstance(at, str) else "")
+    return list(descendants.values())
 
 
 def create_run_dir(name: str, outputs: Path = OUTPUTS) -> Path:

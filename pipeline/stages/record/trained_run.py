@@ -1,4 +1,7 @@
-"""A trained run that is read from its directory: recipe, weights and sample format."""
+"""A trained run that is read from its directory: recipe, weights and sample format.
+
+The recipe of a checkpoint may differ from the recipe that uses the checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
-from pipeline.checkpoint.restore import join_problems, read_saved
+from pipeline.checkpoint.host_state import HostState
+from pipeline.checkpoint.restore import (
+    Checkpoint,
+    Warn,
+    arrange_arrays,
+    join_problems,
+    read_saved,
+    read_to_resume,
+)
 from pipeline.config.compose import compose_and_check
+from pipeline.config.defaults import normalise_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.bounded_read import read_json
+from pipeline.core.files.tree_diff import Difference
 from pipeline.core.host.cuda import find_plugin
 from pipeline.core.plugins.loading import list_loaded_plugins, take_flags, to_flags
 from pipeline.data.audio import AudioFormat, parse_audio_format
@@ -27,9 +40,10 @@ from pipeline.data.transform import replace_targets
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.stages.record.brightness import Brightness, parse_brightness
 from pipeline.stages.record.provenance import read_provenance
+from pipeline.stages.record.recorded_recipe import find_changes, hash_recipe
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir, require_run_dir
-from pipeline.stages.record.saved_recipe import list_changes
 from pipeline.training.parallel.devices import hide_gpus
+from pipeline.training.state import TrainState
 
 T = TypeVar("T")
 DTYPES = frozenset(("bool", "uint8", "int32", "float32"))
@@ -272,3 +286,71 @@ def _read_samples(summary: Path, recipe: Recipe) -> Samples:
         targets = Targets(tuple(map(str, range(facts.classes))))
         targets = replace_targets(recipe.dataset.eval.ops, targets)
         return Samples({"image": facts.specs()["image"]}, targets)
+
+
+def list_changes(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:
+    """Return a line for each key that decides a run's numbers and differs in `recipe`."""
+    return list(map(str, _find_differences(saved, recipe)))
+
+
+def list_changes_of_meaning(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:
+    """Return a line for each key that decides the network's function and differs in `recipe`.
+
+    These are the keys of the layers, and if the dataset is the same, of the map ops of
+    evaluation. Other datasets need other map ops.
+    """
+    changes = _find_differences(saved, recipe)
+    sections: list[tuple[str, ...]] = [("model",)]
+    if not any(change.path == ("dataset", "name") for change in changes):
+        sections += [("dataset", "eval", "host_ops"), ("dataset", "eval", "ops")]
+    return [
+        str(change)
+        for change in changes
+        if any(change.path[: len(section)] == section for section in sections)
+        and change.path[:2] != ("model", "init")
+    ]
+
+
+def restore_state(
+    run_dir: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
+) -> tuple[TrainState, HostState] | None:
+    """Read state and host state from the newest undamaged checkpoint of a run; None without one.
+
+    Warns of newer damaged checkpoints. Raises DataError if no checkpoint can be read or if it has
+    another network, RecipeError if its recipe trains to other losses than `recipe`.
+    """
+    saved = read_to_resume(run_dir, warn)
+    if saved is None:
+        return None
+    if saved.has_former_layout:
+        raise DataError(
+            f"{saved.folder}: was saved by an earlier version with other names of states, so the "
+            f"run can't be resumed; start a new run with checkpoint.restore={run_dir}"
+        )
+    if changes := list_changes(saved, recipe):
+        raise RecipeError([f"{change} in {saved.folder}" for change in changes])
+    return arrange_arrays(saved.folder, saved.arrays, like), saved.host
+
+
+def restore_weights(
+    folder: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
+) -> tuple[TrainState, Checkpoint]:
+    """Return `like` with the weights and batch statistics of a checkpoint, and the checkpoint.
+
+    `folder` is as in `read_saved`. Raises DataError if the checkpoint is missing or has another
+    network; the message lists the keys of `recipe` that differ.
+    """
+    saved = read_saved(folder, warn)
+    try:
+        arranged = arrange_arrays(saved.folder, saved.select_weights(), like.variables)
+        return like.replace_variables(arranged), saved
+    except DataError as error:
+        changes = join_problems(list_changes(saved, recipe))
+        raise DataError(f"{error}; {changes}" if changes else str(error)) from error
+
+
+def _find_differences(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[Difference]:
+    # Recipes are nearly always equal, and comparing hashes is faster than finding differences.
+    if hash_recipe(saved.recipe) == hash_recipe(recipe):
+        return []
+    return find_changes(recipe, normalise_recipe(saved.recipe))

@@ -129,7 +129,7 @@ def _read_last_checkpoint(context: RunContext, built: Built) -> tuple[TrainState
     """Read the last checkpoint of a run to resume; None without one."""
     # Imported here, since few runs are resumed.
     from pipeline.checkpoint.restore import set_others_aside
-    from pipeline.stages.record.saved_recipe import restore_state
+    from pipeline.stages.record.trained_run import restore_state
 
     tree = context.recipe.model_dump(mode="json")
     like = built.step_config.select_saved(built.state)

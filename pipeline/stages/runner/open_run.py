@@ -22,9 +22,8 @@ from pipeline.data.dataset import Dataset
 from pipeline.engine.history import NonFiniteStepError
 from pipeline.engine.monitors.log_levels import log_by_level
 from pipeline.stages.record import recorded_recipe, run_directory
-from pipeline.stages.record.environment import describe_process
 from pipeline.stages.record.guards import convert_os_errors, convert_out_of_memory, write_summary
-from pipeline.stages.record.provenance import add_provenance
+from pipeline.stages.record.provenance import add_provenance, describe_process
 from pipeline.stages.record.recorded_reference import describe_comparison, find_reference
 from pipeline.stages.record.run_directory import HeldWrites, RunFolder
 from pipeline.stages.record.summary import Summary, describe_start_up, list_versions

@@ -121,7 +121,7 @@ RUN_FEATURES = (
     Listed(
         "privacy.audit",
         lambda recipe: bool(recipe.privacy is not None and recipe.privacy.audit),
-        "pipeline.stages.audit_canaries:CanaryAudit",
+        "pipeline.stages.private_run:CanaryAudit",
     ),
     Listed(
         "eval.robustness",

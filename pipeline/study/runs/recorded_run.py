@@ -20,9 +20,15 @@ from pipeline.core.files.safe_yaml import MAX_BYTES, RepeatedYaml, parse_written
 from pipeline.core.files.tree_diff import find_value
 from pipeline.engine.monitors.live_status import STATUS, LiveStatus
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, LogLine, finite_number, parse_line
-from pipeline.stages.record.descendants import Descendant, read_descendants
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
-from pipeline.stages.record.run_directory import FOLDERS, RECIPE, SUMMARY, is_free
+from pipeline.stages.record.run_directory import (
+    FOLDERS,
+    RECIPE,
+    SUMMARY,
+    Descendant,
+    is_free,
+    read_descendants,
+)
 from pipeline.training.telemetry import PLACES
 
 MAX_DEPTH = 8

@@ -13,8 +13,7 @@ from pipeline.stages.record.continuity import (
     compare_settings,
     require_same_origin,
 )
-from pipeline.stages.record.environment import describe_numerics
-from pipeline.stages.record.provenance import Provenance, read_provenance
+from pipeline.stages.record.provenance import Provenance, describe_numerics, read_provenance
 from pipeline.stages.record.run_record import compare_origins, read_record
 from tests.conftest import MLP, TINY
 

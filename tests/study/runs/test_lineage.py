@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.stages.record.descendants import Descendant
+from pipeline.stages.record.run_directory import Descendant
 from pipeline.study.runs.lineage import (
     DataUse,
     Link,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.stages.record.compare_steps import MAX_NAMES, read_arrays
+from pipeline.stages.record.run_record import MAX_NAMES, read_arrays
 
 
 def test_log_is_read_into_an_array_per_name(tmp_path: Path) -> None:

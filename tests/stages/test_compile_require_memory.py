@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
-from pipeline.stages import require_memory
+from pipeline.stages import compile as require_memory
 from tests.conftest import MLP
 from tests.whole_run import run
 

@@ -10,7 +10,7 @@ from pipeline.data.columns import Column, Split
 from pipeline.data.image_facts import ImageFacts, make_blank_data
 from pipeline.data.padding.buckets import Padding, make_ragged_array
 from pipeline.data.padding.pad_samples import pad_split
-from pipeline.stages.record.environment import MAX_HASHED_SAMPLES, Fingerprint, fingerprint_columns
+from pipeline.stages.record.provenance import MAX_HASHED_SAMPLES, Fingerprint, fingerprint_columns
 from tests.backends.loading.small_loader import CountedColumn, make_split
 
 IMAGES = np.arange(300 * 4, dtype=np.float32).reshape(300, 2, 2, 1)

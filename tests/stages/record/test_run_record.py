@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.engine.monitors.log_lines import read_lines
-from pipeline.stages.record.compare_steps import Discrepancy, compare_steps, find_discrepancy
+from pipeline.stages.record.run_record import Discrepancy, compare_steps, find_discrepancy
 from pipeline.training.telemetry import Telemetry
 
 
