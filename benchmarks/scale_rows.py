@@ -258,7 +258,7 @@ def _write_record_column(samples: int) -> tuple[Any, Any]:
 
 def count_shared_processors(jobs: int) -> float:
     """Return the processors of all jobs of submitit_local, as a multiple of the machine's."""
-    from pipeline.study.sweep.threads import count_jobs_at_once, count_processors
+    from pipeline.study.sweep.jobs import count_jobs_at_once, count_processors
 
     launcher = {"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"}
     processors = max(1, count_processors() // count_jobs_at_once(launcher, jobs))

@@ -93,7 +93,6 @@ LAZY_MODULES = {
     "pipeline.core.plugins.loading",
     "pipeline.data.copies.download",
     "pipeline.data.tables.fit_table",
-    "pipeline.study.sweep.history",
     "pipeline.study.sweep.jobs",
     "pipeline.engine.sink",
     "pipeline.training.step_config",

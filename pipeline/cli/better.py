@@ -22,9 +22,15 @@ from pipeline.config.overrides import (
 from pipeline.core.errors import UsageError, printable
 from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.study.runs.ranking import directions
-from pipeline.study.sweep.comparable_sides import describe_contrast, require_comparable
-from pipeline.study.sweep.verdict import PairedVerdict, read_pairs, read_verdict
-from pipeline.study.sweep.verdict_page import SideTexts, write_verdict_page
+from pipeline.study.sweep.verdict import (
+    PairedVerdict,
+    SideTexts,
+    describe_contrast,
+    read_pairs,
+    read_verdict,
+    require_comparable,
+    write_verdict_page,
+)
 
 SIDE_B = "-side_b"
 """Suffix of the name under which Hydra stores side B's recipe. Side B needs a copy, since choosing

@@ -204,8 +204,7 @@ def run_sweep(arguments: TrainArguments) -> tuple[Path, int]:
     job_overrides = [override for override in overrides if get_key(override) not in excluded]
     # Imported here, as in other functions about sweeps, since a run needs none.
     from pipeline.stages.record.member_runs import find_jobs
-    from pipeline.study.sweep.command import find_sweep, read_command
-    from pipeline.study.sweep.directory import find_failures
+    from pipeline.study.sweep.directory import find_failures, find_sweep, read_command
 
     existing = _find_directory(flags, typed, overrides)
     is_auto = value_of(overrides, "launch") in (None, "auto")
@@ -280,7 +279,7 @@ def _find_directory(
     if not folder and resume != "auto":
         rule = f"a sweep can go on with one of the same command: auto, or {SWEEP_DIR}=DIR"
         raise RecipeError([f"{RESUME} = {resume}: {rule}"])
-    from pipeline.study.sweep.command import find_sweep, make_command
+    from pipeline.study.sweep.directory import find_sweep, make_command
 
     swept = list_swept_keys(overrides)
     if SWEEP_DIR in swept:

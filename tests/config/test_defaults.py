@@ -30,7 +30,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.safe_yaml import parse_written_yaml
 from pipeline.core.registry import list_components
-from pipeline.study.sweep.command import Command, Sweeper
+from pipeline.study.sweep.directory import Command, Sweeper
 
 KEYS = [
     "seed",

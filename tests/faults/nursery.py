@@ -32,7 +32,7 @@ def main() -> int:
     import tensorboardX.record_writer  # noqa: F401
 
     import pipeline.stages.run
-    import pipeline.study.sweep.command  # noqa: F401
+    import pipeline.study.sweep.directory  # noqa: F401
     from pipeline.__main__ import main as command
     from pipeline.cli import train
     from pipeline.core.host.signals import interrupt_command

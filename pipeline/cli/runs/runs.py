@@ -20,9 +20,8 @@ from pipeline.core.files.atomic_write import format_json
 from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.core.files.value_text import count_noun
 from pipeline.study.runs.page import write_page
-from pipeline.study.runs.ranking import is_larger_better, main_metric
+from pipeline.study.runs.ranking import is_larger_better, main_metric, print_ties
 from pipeline.study.runs.recorded_run import MINOR, RecordedRun, list_differing_keys, read_runs
-from pipeline.study.runs.ties import print_ties
 
 PAGE = "runs.html"
 MAX_KEYS = 4

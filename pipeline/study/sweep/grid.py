@@ -11,10 +11,9 @@ from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import list_swept_keys
 from pipeline.core.errors import RecipeError
 from pipeline.study.population.groups import group_recipes, require_population
-from pipeline.study.sweep.command import make_command
+from pipeline.study.sweep.directory import make_command
 from pipeline.study.sweep.jobs import Job
-from pipeline.study.sweep.plan import PlannedJob, enter_jobs, plan_jobs
-from pipeline.study.sweep.run_pending import run_all
+from pipeline.study.sweep.plan import PlannedJob, enter_jobs, plan_jobs, run_all
 from pipeline.study.sweep.vectorized import choose_launch, read_places
 
 SHARE = "hydra.sweeper.share"

@@ -21,14 +21,18 @@ from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.study.paired_test import MIN_PAIRS
 from pipeline.study.population.groups import list_member_problems, require_members
 from pipeline.study.runs.ranking import directions
-from pipeline.study.sweep.command import make_command, resolve_sweeper
-from pipeline.study.sweep.comparable_sides import require_comparable
-from pipeline.study.sweep.jobs import Job
-from pipeline.study.sweep.plan import PlannedJob, compose_job, enter_jobs, plan_jobs
-from pipeline.study.sweep.run_pending import Launch, run_all
-from pipeline.study.sweep.threads import count_jobs_at_once, count_processors
+from pipeline.study.sweep.directory import make_command, resolve_sweeper
+from pipeline.study.sweep.jobs import Job, count_jobs_at_once, count_processors
+from pipeline.study.sweep.plan import (
+    Launch,
+    PlannedJob,
+    compose_job,
+    enter_jobs,
+    plan_jobs,
+    run_all,
+)
 from pipeline.study.sweep.vectorized import Places, choose_launch, read_places
-from pipeline.study.sweep.verdict import SIDES, PairedVerdict, read_verdict
+from pipeline.study.sweep.verdict import SIDES, PairedVerdict, read_verdict, require_comparable
 
 SEED = "seed"
 MAX_PAIRS = 1_000

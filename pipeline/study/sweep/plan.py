@@ -1,42 +1,65 @@
-"""Planning of a sweep's jobs from its command, and their entry into its directory."""
+"""Planning of a sweep's jobs from its command, and their execution until all are finished.
+
+Jobs are entered into its directory, and executed by this process or by others.
+"""
 
 from __future__ import annotations
 
 import copy
 import os
+import sys
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from pipeline.config.compose import check
-from pipeline.config.hydra_versions import BasicSweeper, apply_overrides, set_override_dirname
-from pipeline.config.overrides import sets_key
+from pipeline.config.hydra_versions import (
+    BasicLauncher,
+    BasicSweeper,
+    apply_overrides,
+    set_override_dirname,
+)
+from pipeline.config.overrides import quote_value, sets_key
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RecipeError, RunError
+from pipeline.core.errors import PipelineError, RecipeError, RunError, printable, printable_lines
 from pipeline.core.files.folder_lock import LOCK
 from pipeline.core.files.trusted_files import require_real, require_real_folder, require_real_trees
 from pipeline.core.files.value_text import join_first
 from pipeline.stages.record.member_runs import find_jobs
 from pipeline.stages.record.run_directory import RECIPE, require_unused
 from pipeline.stages.runner.resumed_run import list_changed_keys
-from pipeline.study.sweep.command import Command, read_command, write_command
 from pipeline.study.sweep.directory import (
     BEATS,
     JOURNAL,
     JOURNAL_LOCK,
+    Command,
     format_changed,
     hold_planning_lock,
+    is_finished,
+    is_held,
+    read_command,
     read_overrides,
     read_values,
+    write_command,
     write_overrides,
 )
+from pipeline.study.sweep.jobs import share_processors
+
+POLL_S = 0.5
+"""Seconds between two checks whether other processes have finished their jobs."""
+MAX_FUTILE_STARTS = 3
+"""Successive starts without a finished job after which the launcher counts as broken."""
 
 
 @dataclass(frozen=True)
@@ -241,3 +264,82 @@ def _list_differences(job: PlannedJob) -> list[str]:
     lines = list_changed_keys(job.recipe, job.folder)
     # After the semicolon is advice for a run to resume.
     return [f"job {job.folder.name}: {line.partition(';')[0]}" for line in lines]
+
+
+Launch = Callable[[Sequence[PlannedJob]], Sequence[JobReturn]]
+"""Function that starts jobs, and returns when they have ended."""
+
+
+def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Launch) -> None:
+    """Run jobs until all are finished, by this process or by others.
+
+    Jobs of dead processes are started again. Raises RunError if the launcher seems broken, since
+    repeated starts finish no job, and the PipelineError of a launch, for example of a full disk.
+    """
+    futile_starts = 0
+    is_waiting = False
+    while unfinished := _find_unfinished(jobs, failures):
+        free = [job for job in unfinished if not is_held(job.folder)]
+        if not free:
+            if not is_waiting:
+                names = _join_names(unfinished)
+                print(f"\nwaiting for other processes, which run jobs {names}", flush=True)
+            is_waiting = True
+            time.sleep(POLL_S)
+            continue
+        is_waiting = False
+        reason = _try_launch(launch, free)
+        lost = [job for job in _find_unfinished(free, failures) if not is_held(job.folder)]
+        futile_starts = futile_starts + 1 if len(lost) == len(free) else 0
+        if futile_starts == MAX_FUTILE_STARTS:
+            ended = f"started {MAX_FUTILE_STARTS} times, and ended each time {reason}"
+            raise RunError(f"jobs {_join_names(lost)}: {ended}")
+
+
+def _find_unfinished(jobs: Sequence[PlannedJob], failures: Mapping[str, int]) -> list[PlannedJob]:
+    return [job for job in jobs if not is_finished(job.folder, failures)]
+
+
+def _join_names(jobs: Sequence[PlannedJob]) -> str:
+    return printable(", ".join(job.folder.name for job in jobs))
+
+
+def _try_launch(launch: Launch, jobs: Sequence[PlannedJob]) -> str:
+    """Launch jobs, whose processes may be killed, and return how the launch ended, as text.
+
+    Raises only a PipelineError of the launch.
+    """
+    try:
+        for job in launch(jobs):
+            if job.status == JobStatus.FAILED:
+                # Reading the value raises the job's error, after Hydra has printed its overrides.
+                with redirect_stderr(StringIO()):
+                    job.return_value  # noqa: B018
+    except PipelineError:
+        raise
+    except Exception as error:
+        reason = f"with {type(error).__name__}: {error}".splitlines()[0]
+        print(printable_lines(f"warning: a launch ended {reason}"), file=sys.stderr)
+        return reason
+    return "without an error"
+
+
+def launch_jobs(sweeper: BasicSweeper, jobs: Sequence[PlannedJob]) -> list[JobReturn]:
+    """Start jobs by the sweeper's launcher, at most `max_batch_size` at once, and wait for them.
+
+    Hydra's basic launcher gets one job at a time, so that each has its number.
+    """
+    launcher = sweeper.launcher
+    assert launcher is not None
+    size = 1 if isinstance(launcher, BasicLauncher) else sweeper.max_batch_size or len(jobs)
+    config = getattr(launcher, "config", None)
+    settings: Mapping[str, Any] = {} if config is None else config.hydra.launcher
+    returns: list[JobReturn] = []
+    for start in range(0, len(jobs), size):
+        batch = jobs[start : start + size]
+        overrides = [
+            [*job.overrides, f"hydra.sweep.subdir={quote_value(job.folder.name)}"] for job in batch
+        ]
+        with share_processors(settings, len(batch)):
+            returns += launcher.launch(overrides, initial_job_idx=batch[0].number)
+    return returns

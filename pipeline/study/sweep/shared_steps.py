@@ -42,8 +42,7 @@ from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
 from pipeline.study.sweep.directory import claim_job
 from pipeline.study.sweep.jobs import train_in_one_process
-from pipeline.study.sweep.plan import PlannedJob
-from pipeline.study.sweep.run_pending import launch_jobs
+from pipeline.study.sweep.plan import PlannedJob, launch_jobs
 
 KEY = "hydra.sweeper.share"
 SHARED = ".shared"

@@ -32,12 +32,11 @@ from pipeline.core.pages.page import Charts, Drawing, Page, Section, render_page
 from pipeline.stages.record.member_runs import find_jobs
 from pipeline.stages.record.run_directory import OVERRIDES, SUMMARY, read_written_at_ns
 from pipeline.study.population.groups import FOLD
-from pipeline.study.runs.ranking import is_larger_better, main_metric
-from pipeline.study.runs.ties import print_ties
-from pipeline.study.sweep.command import read_command
+from pipeline.study.runs.ranking import is_larger_better, main_metric, print_ties
 from pipeline.study.sweep.directory import (
     JobSummary,
     format_changed,
+    read_command,
     read_overrides,
     read_state,
     read_summary,

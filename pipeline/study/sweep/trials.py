@@ -23,19 +23,26 @@ from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import get_key
 from pipeline.core.errors import RunError, printable
 from pipeline.study.population.groups import require_members
-from pipeline.study.sweep.command import Command, make_command
-from pipeline.study.sweep.directory import hold_planning_lock, read_summary
+from pipeline.study.sweep.directory import Command, hold_planning_lock, make_command, read_summary
 from pipeline.study.sweep.history import EARLIER, read_trials
 from pipeline.study.sweep.jobs import Job
-from pipeline.study.sweep.plan import PlannedJob, compose_job, enter_jobs, plan_job
-from pipeline.study.sweep.run_pending import POLL_S, Launch, run_all
+from pipeline.study.sweep.plan import (
+    POLL_S,
+    Launch,
+    PlannedJob,
+    compose_job,
+    enter_jobs,
+    plan_job,
+    run_all,
+)
 from pipeline.study.sweep.space import read_space, to_overrides, vary_one_at_a_time
-from pipeline.study.sweep.storage import BaseHeartbeat, send_heartbeats
 from pipeline.study.sweep.study import (
+    BaseHeartbeat,
     StudySettings,
     find_first_number,
     open_study,
     read_settings,
+    send_heartbeats,
 )
 from pipeline.study.sweep.vectorized import Populations, choose_launch, read_places
 

@@ -28,13 +28,16 @@ from pipeline.study.population.groups import (
 )
 from pipeline.study.population.shared_program import Places, SharedProgram
 from pipeline.study.population.shared_step import CompiledInError
-from pipeline.study.sweep.command import resolve_sweeper
-from pipeline.study.sweep.directory import claim_job, format_changed, is_finished, read_summary
-from pipeline.study.sweep.jobs import Job, run_with_summary
-from pipeline.study.sweep.plan import PlannedJob
-from pipeline.study.sweep.run_pending import Launch, launch_jobs
+from pipeline.study.sweep.directory import (
+    claim_job,
+    format_changed,
+    is_finished,
+    read_summary,
+    resolve_sweeper,
+)
+from pipeline.study.sweep.jobs import Job, count_processors, run_with_summary
+from pipeline.study.sweep.plan import Launch, PlannedJob, launch_jobs
 from pipeline.study.sweep.table import update_table
-from pipeline.study.sweep.threads import count_processors
 
 KEY = "hydra.sweeper.vectorize"
 MAX_PROGRAMS = 4

@@ -1,4 +1,8 @@
-"""Verdict on the two sides of a sweep of pairs, by the results of its jobs."""
+"""Verdict on the two sides of a sweep of pairs, by the results of its jobs, and its page.
+
+The page has pairs, the interval after each pair, and the cost without pairs. A metric must measure
+the same in the runs of both recipes.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,30 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.core.errors import RunError, printable
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError, RunError, printable
 from pipeline.core.files.name_text import explain_unknown_name
+from pipeline.core.files.tree_diff import Difference, TreePath, list_differences
+from pipeline.core.files.value_text import join_first, show
+from pipeline.core.pages.charts import (
+    Curve,
+    draw_curves,
+    draw_frame,
+    format_points,
+    make_horizontal_axis,
+    make_vertical_axis,
+)
+from pipeline.core.pages.page import (
+    MAX_ROWS,
+    Block,
+    Charts,
+    Drawing,
+    Page,
+    RowTable,
+    Section,
+    Words,
+    write_page,
+)
 from pipeline.stages.record.member_runs import find_jobs
 from pipeline.study.paired_test import (
     MIN_PAIRS,
@@ -30,6 +56,19 @@ SHARES = ("accuracy", "top5")
 """Metrics that are the share of the samples that are predicted right."""
 TWO_SIDED_95 = 1.96
 """Standard errors on each side of a normal mean that hold 95 %."""
+KIND = "better"
+TITLE = "Is B better than A?"
+MAX_INTERVALS = 60
+"""The chart has at most this many intervals, since each takes a search over means."""
+TRAINING_DATA = (("dataset", "train"), ("dataset", "exclude"))
+"""Keys and sections of data in which sides may differ, since they don't change the evaluation."""
+FOLDED_DATA = (("dataset", "train", "select"), ("dataset", "exclude"))
+"""Keys of `TRAINING_DATA` that decide which samples are in the fold that is evaluated."""
+EVALUATION = (("stages",), ("eval", "samples"), ("eval", "metrics"))
+"""Keys and sections that decide what is measured."""
+LOSSES = ("loss", TRAIN_LOSS)
+MAX_NAMED = 4
+"""Most keys by which sides are named."""
 
 
 @dataclass(frozen=True)
@@ -216,3 +255,161 @@ def _compute_split_error(
     samples = int(numbers["count"])
     share = float(values.mean())
     return samples, TWO_SIDED_95 * math.sqrt(share * (1 - share) / samples)
+
+
+@dataclass(frozen=True)
+class SideTexts:
+    """Sentences about sides A and B."""
+
+    contrast: str
+    """The values that differ, which is at the top of the page."""
+    arguments: str
+    """The arguments of both, which are at the end."""
+
+
+def write_verdict_page(
+    path: Path,
+    verdict: PairedVerdict | str,
+    pairs: Mapping[int, tuple[JobSummary, JobSummary]],
+    sides: SideTexts,
+) -> None:
+    """Write the page of a verdict, or of the reason why it can't be given.
+
+    `pairs` are the results of sides A and B by seed. Raises RunError if the file can't be written.
+    """
+    if isinstance(verdict, PairedVerdict):
+        page = _make_verdict_page(verdict, pairs, sides)
+    else:
+        page = Page(KIND, TITLE, f"{sides.contrast}. Result: {verdict}.", footer=sides.arguments)
+    write_page(path, page)
+
+
+def _make_verdict_page(
+    verdict: PairedVerdict, pairs: Mapping[int, tuple[JobSummary, JobSummary]], sides: SideTexts
+) -> Page:
+    metric = verdict.metric
+    # Pairs after the one that decides don't count.
+    seeds = list(pairs)[: verdict.pairs]
+    values = np.array([[summary.numbers()[metric] for summary in pairs[seed]] for seed in seeds])
+    differences = values[:, 1] - values[:, 0]
+    figures = {"pairs": f"{verdict.pairs}", "mean of B - A": f"{verdict.difference:.3g}"}
+    if math.isfinite(verdict.low):
+        figures["95 %"] = f"{verdict.low:.2g} to {verdict.high:.2g}"
+    figures["runs"] = f"{2 * verdict.pairs}"
+    if verdict.unpaired_runs is not None:
+        figures["runs if unpaired"] = f"{verdict.unpaired_runs:,}"
+    curves = [
+        Curve(side, np.array(seeds), values[:, column], marked=True)
+        for column, side in enumerate(SIDES)
+    ]
+    charts = [_draw_running_interval(differences), draw_curves(metric, curves, "seed")]
+    rows = [
+        {"seed": str(seed), "A": float(a), "B": float(b), "B - A": float(b - a)}
+        for seed, (a, b) in zip(seeds, values, strict=True)
+    ]
+    shown = f"The first {MAX_ROWS} of {len(rows):,}" if len(rows) > MAX_ROWS else "All"
+    sections = [
+        Section(
+            "After each pair",
+            "Dots are the pairs, the line is the mean so far; bars are its 95 % intervals, from "
+            f"pair {MIN_PAIRS} on. The test may stop after any pair.",
+            [Charts([chart for chart in charts if chart is not None], pairs=True)],
+        ),
+        Section("Without pairs", "", _describe_unpaired(verdict, values)),
+        Section("Pairs", f"{shown} pairs that the verdict is about.", [RowTable(rows)]),
+    ]
+    about = ". ".join(
+        filter(None, [f"{sides.contrast}. Result: {verdict}", verdict.describe_split()])
+    )
+    return Page(KIND, TITLE, f"{about}.", sections, figures, sides.arguments)
+
+
+def _describe_unpaired(verdict: PairedVerdict, values: np.ndarray) -> Sequence[Block]:
+    """Return a table of the runs that are needed with and without common seeds."""
+    if verdict.pairs < 2:
+        return [Words("A single pair has no spread.")]
+    if verdict.unpaired_runs is None:
+        return [Words("All differences are equal, so that no number of separate seeds compares.")]
+    common_std = float((values[:, 1] - values[:, 0]).std())
+    separate_std = math.hypot(*values.std(axis=0))
+    error = common_std / math.sqrt(verdict.pairs)
+    columns = ("seeds of A and B", "standard deviation of B - A", "runs")
+    cells = [
+        ("common", common_std, 2 * verdict.pairs),
+        ("separate", separate_std, verdict.unpaired_runs),
+    ]
+    rows = [dict(zip(columns, row, strict=True)) for row in cells]
+    about = f"Runs for a mean of B - A with a standard error of {error:.2g}."
+    return [Words(about), RowTable(rows)]
+
+
+def _draw_running_interval(differences: np.ndarray) -> Drawing:
+    """Draw the mean of the first n differences, float64 (pairs,), and its interval, over n."""
+    pairs = len(differences)
+    counts = range(1, pairs + 1)
+    means = np.cumsum(differences) / np.array(counts)
+    num_ends = min(MAX_INTERVALS, max(0, pairs - MIN_PAIRS + 1))
+    ends = np.linspace(MIN_PAIRS, pairs, num_ends, dtype=int)
+    bounds = np.array([compute_interval(differences[:end]) for end in ends]).reshape(-1, 2)
+    reached = np.concatenate([means, differences, bounds.ravel(), [0.0]])
+    margin = 0.05 * float(np.ptp(reached)) or 0.5
+    x = make_horizontal_axis(0.5, pairs + 0.5)
+    y = make_vertical_axis(float(reached.min()) - margin, float(reached.max()) + margin)
+    chart = draw_frame("B - A", x, y, "pairs")
+    chart.add("line", "ideal", x1=x.begin, y1=y.to_pixel(0), x2=x.end, y2=y.to_pixel(0))
+    for end, (low, high) in zip(ends.tolist(), bounds, strict=True):
+        place = x.to_pixel(end)
+        chart.add(
+            "line", "dot curve blue", x1=place, y1=y.to_pixel(low), x2=place, y2=y.to_pixel(high)
+        )
+    places = zip(map(x.to_pixel, counts), map(y.to_pixel, means), strict=True)
+    chart.add("polyline", "curve blue", points=format_points(places))
+    for count, value in zip(counts, differences, strict=True):
+        tip = f"pair {count}: {value:.4g}"
+        chart.add("circle", "dot blue", tip=tip, cx=x.to_pixel(count), cy=y.to_pixel(value), r=2.6)
+    return chart
+
+
+def require_comparable(recipe: Recipe, other: Recipe, metric: str | None) -> None:
+    """Raise RecipeError if a key of side B changes what the metric measures, or if none differs."""
+    changes = list_differences(other.model_dump(mode="json"), recipe.model_dump(mode="json"))
+    if not changes:
+        raise RecipeError("side B: has the recipe of side A; must differ in a key")
+    problems = [
+        f"{change} on side A; {reason}"
+        for change in changes
+        if (reason := _explain_refusal(change, recipe, metric)) is not None
+    ]
+    if problems:
+        raise RecipeError(problems)
+
+
+def describe_contrast(recipe: Recipe, other: Recipe) -> str:
+    """Return the values that differ between side A and side B as a sentence, at most `MAX_NAMED`.
+
+    Passwords are hidden.
+    """
+    changes = list_differences(other.model_dump(mode="json"), recipe.model_dump(mode="json"))
+    side_a = [f"{change.key}={show(change.other_value)}" for change in changes]
+    side_b = [f"{change.key}={show(change.value)}" for change in changes]
+    return f"A has {join_first(side_a, MAX_NAMED)}; B has {join_first(side_b, MAX_NAMED)}"
+
+
+def _explain_refusal(change: Difference, recipe: Recipe, metric: str | None) -> str | None:
+    """Return the reason why sides can't differ in a key; None if they can."""
+    path = change.path
+    if path[-1] == "seed":
+        return "must be equal: each pair has the same seed on both sides"
+    if path[0] == "dataset" and not _is_below(path, TRAINING_DATA):
+        return "must be equal: both sides are evaluated on the same samples"
+    if recipe.dataset.folds is not None and _is_below(path, FOLDED_DATA):
+        return "must be equal with dataset.folds: the fold would have other samples"
+    if _is_below(path, EVALUATION):
+        return "must be equal: both sides are measured in the same way"
+    if metric in LOSSES and _is_below(path, (("train", "loss"),)):
+        return f"must be equal with --metric {metric}, which would be two different losses"
+    return None
+
+
+def _is_below(path: TreePath, sections: Sequence[TreePath]) -> bool:
+    return any(path[: len(section)] == section for section in sections)

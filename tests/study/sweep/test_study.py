@@ -18,8 +18,13 @@ optuna = pytest.importorskip("optuna", reason="pip install -e '.[dev]' brings Op
 from pipeline.__main__ import main  # noqa: E402
 from pipeline.core.errors import RecipeError, RunError  # noqa: E402
 from pipeline.core.files.package_paths import CONF  # noqa: E402
-from pipeline.study.sweep.storage import FileLock, send_heartbeats  # noqa: E402
-from pipeline.study.sweep.study import find_first_number, open_study, read_settings  # noqa: E402
+from pipeline.study.sweep.study import (  # noqa: E402  # noqa: E402
+    FileLock,
+    find_first_number,
+    open_study,
+    read_settings,
+    send_heartbeats,
+)
 from pipeline.study.sweep.trials import StudySearch, requeue_dead_trials  # noqa: E402
 from tests.conftest import MLP, STEPS, TINY  # noqa: E402
 
@@ -296,7 +301,7 @@ def test_invalid_journal_is_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pipeline.study.sweep.storage.MAX_JOURNAL_BYTES", 1000)
+    monkeypatch.setattr("pipeline.study.sweep.study.MAX_JOURNAL_BYTES", 1000)
     journal = tmp_path / "study.log"
     os.mkfifo(journal) if content is None else journal.write_bytes(content)
     with pytest.raises(RunError) as caught:

@@ -21,8 +21,13 @@ from pipeline import load_recipe
 from pipeline.__main__ import main
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.study.population.groups import require_members
-from pipeline.study.sweep.command import Command, Sweeper, write_command
-from pipeline.study.sweep.directory import claim_job, write_overrides
+from pipeline.study.sweep.directory import (
+    Command,
+    Sweeper,
+    claim_job,
+    write_command,
+    write_overrides,
+)
 from pipeline.study.sweep.jobs import train_in_one_process
 from pipeline.study.sweep.table import conclude_sweep, read_jobs, update_table, write_table
 from tests import outcome

@@ -11,8 +11,7 @@ import pytest
 from pipeline.core.errors import RunError
 from pipeline.study.paired_test import compute_interval
 from pipeline.study.sweep.directory import JobSummary
-from pipeline.study.sweep.verdict import judge_pairs
-from pipeline.study.sweep.verdict_page import SideTexts, write_verdict_page
+from pipeline.study.sweep.verdict import SideTexts, judge_pairs, write_verdict_page
 from tests.study.sweep.test_verdict import make_pairs
 
 EFFECT = [0.02, 0.021, 0.019, 0.02, 0.022, 0.018]

@@ -13,7 +13,7 @@ import optuna
 import pytest
 from scipy import integrate, stats
 
-from pipeline.study.sweep.gaussian_process import (
+from pipeline.study.sweep.history import (
     UCB_DEVIATIONS,
     Acquisition,
     GaussianProcessSampler,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.host.cuda import MEMORY_SHARE
-from pipeline.study.sweep.threads import (
+from pipeline.study.sweep.jobs import (
     THREADS,
     compute_shares,
     count_jobs_at_once,
@@ -20,7 +20,7 @@ from pipeline.study.sweep.threads import (
 def test_jobs_at_once_of_a_launcher(
     launcher: dict[str, Any], jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.study.sweep.threads.count_processors", lambda: 8)
+    monkeypatch.setattr("pipeline.study.sweep.jobs.count_processors", lambda: 8)
     assert count_jobs_at_once(launcher) == jobs
 
 
@@ -28,9 +28,9 @@ def test_jobs_at_once_of_a_launcher(
 def test_processors_are_divided_among_jobs(
     jobs: int, threads: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.study.sweep.threads.count_processors", lambda: 8)
+    monkeypatch.setattr("pipeline.study.sweep.jobs.count_processors", lambda: 8)
     environment: dict[str, str] = {}
-    monkeypatch.setattr("pipeline.study.sweep.threads.os.environ", environment)
+    monkeypatch.setattr("pipeline.study.sweep.jobs.os.environ", environment)
     environment.update(compute_shares({"n_jobs": jobs}))
     assert environment.get(THREADS) == threads
     environment[THREADS] = "5"
@@ -59,9 +59,9 @@ RAY = {"_target_": "hydra_plugins.hydra_ray_launcher.ray_launcher.RayLauncher"}
 def test_separate_processes_share_the_processors(
     launcher: dict[str, Any], given: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.study.sweep.threads.count_processors", lambda: 8)
+    monkeypatch.setattr("pipeline.study.sweep.jobs.count_processors", lambda: 8)
     environment: dict[str, str] = {}
-    monkeypatch.setattr("pipeline.study.sweep.threads.os.environ", environment)
+    monkeypatch.setattr("pipeline.study.sweep.jobs.os.environ", environment)
     assert count_jobs_at_once(launcher, given) == at_once
     with share_processors(launcher, given):
         assert environment.get(THREADS) == (str(8 // at_once) if at_once > 1 else None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.study.runs.importance import compute_importances
+from pipeline.study.runs.page import compute_importances
 from pipeline.study.runs.recorded_run import list_differing_keys, read_runs
 from tests.study.runs.made_up import make_study
 

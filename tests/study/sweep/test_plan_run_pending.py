@@ -12,8 +12,7 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from pipeline.core.errors import RunError
 from pipeline.study.sweep.directory import claim_job, is_held
-from pipeline.study.sweep.plan import PlannedJob
-from pipeline.study.sweep.run_pending import run_all
+from pipeline.study.sweep.plan import PlannedJob, run_all
 
 
 def planned(sweep_dir: Path, count: int) -> list[PlannedJob]:

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.study.sweep.comparable_sides import describe_contrast, require_comparable
+from pipeline.study.sweep.verdict import describe_contrast, require_comparable
 
 Tiny = Callable[..., Recipe]
 
