@@ -276,13 +276,12 @@ COVERED = {
         "sums over made-up layers",
     ),
     "pipeline.training.features.accumulation": ("training/test_state.py", "gradients of steps"),
-    "pipeline.training.features.average": ("training/test_update.py", "averages after updates"),
     "pipeline.training.features.common_features": (
-        "training/features/components/test_lookahead.py",
+        "training/features/components/test_weight_averages.py",
         "copies of weights",
     ),
     "pipeline.training.features.feature_spec": (
-        "training/features/components/test_lookahead.py",
+        "training/features/components/test_weight_averages.py",
         "types",
     ),
     "pipeline.training.optimizers.kronecker": (
@@ -290,7 +289,7 @@ COVERED = {
         "updates of SOAP",
     ),
     "pipeline.training.optimizers.schedule_free": (
-        "training/features/test_schedule_free.py",
+        "training/features/test_averages.py",
         "sequences of updates",
     ),
     "pipeline.training.features.hardest_samples": (
@@ -301,10 +300,6 @@ COVERED = {
     "pipeline.training.estimated_step": ("stages/test_estimate.py", "estimated steps of recipes"),
     "pipeline.training.forward_pass": ("training/test_step.py", "gradients of steps"),
     "pipeline.training.initial_state": ("training/test_step.py", "states at step 0"),
-    "pipeline.training.privacy.private_gradients": (
-        "training/privacy/test_clip_samples_steps.py",
-        "gradients of private steps",
-    ),
     "pipeline.training.step_config": ("training/test_step.py", "configurations of steps"),
     "pipeline.training.step_feature": (
         "stages/test_step_features.py",

@@ -34,7 +34,7 @@ from pipeline.stages.record.run_record import read_arrays
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.record.trained_run import Samples, TrainedRun, read_trained_run
 from pipeline.stages.runner.context import RunOptions
-from pipeline.training.features.average import find_evaluated
+from pipeline.training.features.averages import find_evaluated
 from pipeline.training.state import merge_params
 
 PREDICT_BATCH = 64

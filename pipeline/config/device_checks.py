@@ -8,7 +8,7 @@ from pipeline.backends.devices.xla import Gpu
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.value_text import show
 from pipeline.training.parallel.microbatches import compute_batch_multiple
-from pipeline.training.parallel.shards import count_shards
+from pipeline.training.parallel.parallel_spec import count_shards
 
 COMPILE_STAGES = ("data", "build", "compile")
 """Stages that run nothing on a device."""

@@ -50,8 +50,7 @@ from pipeline.training.features.feature_spec import FeatureSpec
 from pipeline.training.features.loss_scales import LossScale
 from pipeline.training.features.non_finite_steps import OnNan
 from pipeline.training.optimizers.first_order import ClipSpec
-from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec
-from pipeline.training.parallel.shards import count_shards
+from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec, count_shards
 from pipeline.training.privacy.privacy_spec import PrivacySpec
 from pipeline.training.robustness.attack_specs import AdversarialSpec, AttackSpec
 

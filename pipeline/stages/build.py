@@ -60,7 +60,7 @@ from pipeline.training.component_specs import ScheduleSpec
 from pipeline.training.features.freezing import get_freezing, select_phase
 from pipeline.training.initial_state import init_state, init_with_output
 from pipeline.training.losses import TrainingObjective
-from pipeline.training.parallel.shards import Shards, make_shards
+from pipeline.training.parallel.parallel_spec import Shards, make_shards
 from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.state import TrainState, count_bytes, split_params
 from pipeline.training.step import TrainStep, make_train_step

@@ -40,8 +40,8 @@ from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.record.kept_times import KeptTimes, keep_times, locate_times, read_times
 from pipeline.stages.record.run_directory import COMPILED
 from pipeline.training.parallel.microbatches import find_smaller_microbatches
+from pipeline.training.parallel.parallel_spec import make_shards
 from pipeline.training.parallel.sharding_rules import make_sharding_rules
-from pipeline.training.parallel.shards import make_shards
 from pipeline.training.parallel.state_sharing import make_state_sharing
 from pipeline.training.state import count_bytes
 

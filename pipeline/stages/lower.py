@@ -48,9 +48,9 @@ from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
 from pipeline.training.initial_state import shape_inputs
 from pipeline.training.parallel.microbatches import compute_microbatch_size
+from pipeline.training.parallel.parallel_spec import make_shards
 from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.parallel.sharding_rules import make_sharding_rules
-from pipeline.training.parallel.shards import make_shards
 from pipeline.training.state import Inputs, TrainState
 from pipeline.training.step_config import StepConfig
 

@@ -29,8 +29,6 @@ from pipeline.stages.record.run_directory import ROBUSTNESS
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.parallel.placement import gather_arrays
-from pipeline.training.robustness.attack_images import attack_images
-from pipeline.training.robustness.attack_losses import AttackedNetwork
 from pipeline.training.robustness.attack_specs import (
     AnyAttack,
     ApgdAttack,
@@ -39,6 +37,7 @@ from pipeline.training.robustness.attack_specs import (
     PgdAttack,
     complete_attacks,
 )
+from pipeline.training.robustness.attacks import AttackedNetwork, attack_images
 from pipeline.training.robustness.ball import compute_l2
 from pipeline.training.robustness.corruptions import CORRUPTIONS, corrupt
 from pipeline.training.robustness.pixel_scale import PixelScale

@@ -28,8 +28,7 @@ from pipeline.engine.history import History
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.losses import compute_losses
-from pipeline.training.privacy.audit_bound import CONFIDENCE, bound_epsilon
-from pipeline.training.privacy.budget import Budget
+from pipeline.training.privacy.budget import CONFIDENCE, Budget, bound_epsilon
 from pipeline.training.privacy.private_gradients import PRIVACY, get_privacy
 from pipeline.training.state import TrainState
 from pipeline.training.step import get_evaluated_weights, predict

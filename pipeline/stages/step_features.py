@@ -36,7 +36,7 @@ from pipeline.training.step_feature import StepFeature, has_moment
 from pipeline.training.telemetry import PLACES
 
 if TYPE_CHECKING:
-    from pipeline.training.privacy.add_noise import PrivacyRule
+    from pipeline.training.privacy.private_gradients import PrivacyRule
     from pipeline.training.robustness.pixel_scale import PixelScale
     from pipeline.training.step_config import StepConfig
 
@@ -167,7 +167,7 @@ def _make_schedule_free(recipe: Recipe, inputs: FeatureInputs) -> StepFeature | 
     rule = recipe.train.optimizer.iterate_average()
     if rule is None:
         return None
-    from pipeline.training.features.schedule_free import ScheduleFree
+    from pipeline.training.features.averages import ScheduleFree
 
     return ScheduleFree(rule)
 
@@ -187,7 +187,7 @@ def _make_listed(recipe: Recipe, inputs: FeatureInputs) -> Sequence[StepFeature]
 def _make_average(recipe: Recipe, inputs: FeatureInputs) -> StepFeature | None:
     if recipe.train.ema.decay is None:
         return None
-    from pipeline.training.features.average import MovingAverage
+    from pipeline.training.features.averages import MovingAverage
 
     return MovingAverage(recipe.train.ema)
 

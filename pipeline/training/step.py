@@ -40,7 +40,7 @@ from pipeline.training.parallel.fixed_sum import (
     sum_local_shards,
     sum_shards,
 )
-from pipeline.training.parallel.shards import Shards
+from pipeline.training.parallel.parallel_spec import Shards
 from pipeline.training.state import COLUMNS, Gradients, Inputs, MappedBatch, Record, TrainState
 from pipeline.training.step_config import StepConfig
 from pipeline.training.step_feature import ComputeGradients

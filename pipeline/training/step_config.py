@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pipeline.models.lowerings.problem.lowering import LoweringPolicy
     from pipeline.training.component_specs import MetricSpec
     from pipeline.training.losses import TrainingObjective
-    from pipeline.training.parallel.shards import Shards
+    from pipeline.training.parallel.parallel_spec import Shards
     from pipeline.training.parallel.state_sharing import StateSharing
     from pipeline.training.state import TrainState
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.training.privacy import add_noise
+from pipeline.training.privacy import private_gradients
 from tests.stages.test_private_run import MLP, RUN, SETTINGS, Compose
 from tests.whole_run import run
 
@@ -34,7 +34,9 @@ def test_audit_refutes_a_run_without_noise(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Planted mistake: noise off."""
-    monkeypatch.setattr(add_noise, "draw_normals", lambda key, step, number, size: np.zeros(size))
+    monkeypatch.setattr(
+        private_gradients, "draw_normals", lambda key, step, number, size: np.zeros(size)
+    )
     privacy = (
         "+privacy={noise: 30.0, delta: 1.0e-3, expected_batch_size: 48, accountant: rdp,"
         " clip: 10.0, audit: {canaries: 48}}"

@@ -25,7 +25,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
-from pipeline.training.features.components.lookahead import LookaheadSpec
+from pipeline.training.features.components.weight_averages import LookaheadSpec
 from pipeline.training.step_feature import StepFeature
 from tests.conftest import ROOT
 from tests.outcome import arrays

@@ -8,7 +8,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.inputs import NetworkInput, NetworkInputs
 from pipeline.data.targets import Targets
 from pipeline.training.features.accumulation import Accumulation
-from pipeline.training.features.average import MovingAverage
+from pipeline.training.features.averages import MovingAverage
 from pipeline.training.features.curvature import LayerCurvature
 from pipeline.training.features.freezing import Freezing
 from pipeline.training.features.gradient_rules import GradientRule

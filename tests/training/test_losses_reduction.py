@@ -13,7 +13,7 @@ from flax import linen as nn
 from pipeline.data.batch import Batch
 from pipeline.training.losses import compute_divisor, reduce_losses
 from pipeline.training.metrics import summarize
-from pipeline.training.parallel.shards import Shards
+from pipeline.training.parallel.parallel_spec import Shards
 from tests.training.test_step import (
     CLASSES,
     RATES,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.training.component_specs import AverageSpec
-from pipeline.training.features.average import update_ema
+from pipeline.training.features.averages import update_ema
 from pipeline.training.update import apply_directions
 from tests.training.test_step import make_config
 

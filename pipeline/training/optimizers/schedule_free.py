@@ -2,7 +2,7 @@
 
 With the direction d at y, z <- z - lr * d, x <- x + c * (z - x) and y <- z + b1 * (x - z). Update k
 has the weight w = k^step_power * (largest lr so far)^rate_power, and c = w / (sum of the weights).
-Evaluations and exports use x; `features/schedule_free.py` has the sequences.
+Evaluations and exports use x; `features/averages.py` has the sequences.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def find_basis(factor: Array) -> Array:
 
 
 # On the CPU decompositions are written out. A batch of LAPACK's may wait forever for the threads of
-# the pool that it runs on (`thor/inverses.py`).
+# the pool that it runs on (`thor/thor_transform.py`).
 
 
 def reflect_to_basis(matrix: Array) -> Array:

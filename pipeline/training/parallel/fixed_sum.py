@@ -20,7 +20,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from pipeline.data.batch import Batch
-from pipeline.training.parallel.shards import Shards
+from pipeline.training.parallel.parallel_spec import Shards
 
 T = TypeVar("T")
 

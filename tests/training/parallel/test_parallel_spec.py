@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.training.parallel.parallel_spec import MAX_DEVICES, MeshSpec, ShardingSpec
-from tests.training.parallel.test_shards import parallel
+from tests.training.parallel.test_parallel_spec_shards import parallel
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class Thor(OptimizerSpec):
     def curvature(self) -> CurvatureRule:
         """Return the rule: second moments of each layer's inputs and output gradients."""
         from pipeline.training.features.curvature import CurvatureRule
-        from pipeline.training.optimizers.thor.factors import sum_moments
+        from pipeline.training.optimizers.thor.thor_transform import sum_moments
 
         return CurvatureRule(
             partial(sum_moments, split_dim=self.split_dim),

@@ -1,4 +1,7 @@
-"""SWA and LAWA against means in numpy, and the statistics of batch norm with them."""
+"""SWA and LAWA against means in numpy, and the statistics of batch norm with them.
+
+Lookahead against a loop in numpy.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import RecipeError
-from pipeline.training.features.components.weight_averages import Lawa, Swa, SwaSpec
+from pipeline.training.features.components.weight_averages import Lawa, Lookahead, Swa, SwaSpec
 from pipeline.training.step import get_evaluated_weights
 from tests.training.test_step import CLASSES, RATES, flat, make_batch, make_config, make_step, start
 
@@ -104,3 +107,26 @@ def test_run_without_a_second_average_is_refused() -> None:
     with pytest.raises(ValueError, match="from update 150 on, every 100 updates, and the run has"):
         SwaSpec().build(context)
     assert SwaSpec(steps=50).build(context) == Swa(150, 50)
+
+
+@pytest.mark.slow
+def test_slow_weights_follow_the_fast_ones() -> None:
+    """Two runs: one without lookahead gives each update from the same weights."""
+    steps, rate = 3, 0.5
+    features = make_config().features
+    step = make_step(features=(*features, Lookahead(steps, rate)))
+    plain = make_step()
+    state = start(step)
+    fast = start(plain)
+    slow = flat(fast.params)
+    for number in range(7):
+        batch = make_batch(number)
+        state, _ = step.step(state, batch, RATES)
+        fast, _ = plain.step(fast, batch, RATES)
+        expected = flat(fast.params)
+        if (number + 1) % steps == 0:
+            slow = slow + rate * (expected - slow)
+            fast = fast.replace_variables({"params": state.params, **fast.collections})
+            expected = slow
+        np.testing.assert_allclose(flat(state.params), expected, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(flat(state.features["lookahead"]), slow, rtol=1e-6, atol=1e-7)

@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.data.targets import Targets
-from pipeline.training.focal_losses import BinaryFocal, Focal
 from pipeline.training.losses import BinaryCrossEntropy, CrossEntropy
+from pipeline.training.target_losses import BinaryFocal, Focal
 from tests.training.loss_formulas import assert_agrees, softmax
 
 GENERATOR = np.random.default_rng(5)

@@ -13,7 +13,7 @@ import pytest
 from pipeline import load_run, run
 from pipeline.checkpoint.restore import read_saved
 from pipeline.core.errors import RecipeError
-from pipeline.training.features.schedule_free import ScheduleFree
+from pipeline.training.features.averages import ScheduleFree
 from pipeline.training.optimizers.schedule_free import ScheduleFreeAdamW, ScheduleFreeSgd
 from pipeline.training.state import Gradients, TrainState
 from pipeline.training.step import get_evaluated_weights

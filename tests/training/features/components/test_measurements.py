@@ -1,4 +1,7 @@
-"""The noise scale of a linear regression, whose gradients have a known covariance."""
+"""The noise scale of a linear regression, whose gradients have a known covariance.
+
+Labels per second and utilisation from steps of a known time.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,17 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from pipeline.training.features.components.gradient_noise import GradientNoise
+from pipeline.training.features.components.measurements import (
+    GradientNoise,
+    Throughput,
+    measure_peak,
+)
 from pipeline.training.features.loss_scales import LossScaleState
 from pipeline.training.state import Gradients, TrainState
+from pipeline.training.telemetry import Telemetry
+from tests.training.test_step import RATES, make_batch, make_config, make_step, start
 
 DIMENSIONS, BATCH, PARTS = 5, 64, 4
 
@@ -47,3 +57,23 @@ def test_ratio_is_the_trace_of_the_covariance_by_the_squared_gradient() -> None:
         noise, signal = averages["dense"]
         np.testing.assert_allclose(noise / signal, expected, rtol=0.1)
         assert averages["all"] == averages["dense"]
+
+
+def test_rates_are_of_all_steps_of_a_dispatch() -> None:
+    telemetry = Telemetry(0, {"labels": np.array([32.0, 16.0], np.float32)})
+    measured = Throughput(3e9, 1.5).measure(telemetry, 0.5)
+    assert measured["labels_per_s"].tolist() == [96.0, 96.0]
+    assert measured["model_flops_utilisation"] == pytest.approx([0.008, 0.008])
+
+
+@pytest.mark.slow
+def test_step_counts_its_valid_labels() -> None:
+    step = make_step(features=(*make_config().features, Throughput(1.0, 1.0)))
+    _, record = step.step(start(step), make_batch(count=np.int32(3)), RATES)
+    assert record.extras == (3.0,)
+    assert step.columns[-1] == "labels"
+
+
+@pytest.mark.slow
+def test_peak_is_that_of_a_processor() -> None:
+    assert 1e9 < measure_peak() < 1e16

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.training.parallel.parallel_spec import ParallelSpec
-from pipeline.training.parallel.shards import count_shards, make_shards
+from pipeline.training.parallel.parallel_spec import ParallelSpec, count_shards, make_shards
 
 
 def parallel(**fields: Any) -> ParallelSpec:

@@ -13,10 +13,9 @@ import pytest
 
 from pipeline.core.registry import make_component
 from pipeline.data.batch import Batch
-from pipeline.training.privacy import add_noise
-from pipeline.training.privacy.add_noise import PrivacyRule
+from pipeline.training.privacy import private_gradients
 from pipeline.training.privacy.privacy_spec import AdaptiveClip
-from pipeline.training.privacy.private_gradients import get_privacy
+from pipeline.training.privacy.private_gradients import PrivacyRule, get_privacy
 from pipeline.training.state import TrainState
 from pipeline.training.step import compute_step_gradients, make_train_step
 from pipeline.training.step_config import StepConfig
@@ -86,7 +85,9 @@ def test_microbatches_clip_samples_instead_of_their_sums() -> None:
 @pytest.mark.medium
 def test_divisor_is_the_expected_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted mistake: dividing by the drawn batch."""
-    monkeypatch.setattr(add_noise, "draw_normals", lambda key, step, number, size: jnp.zeros(size))
+    monkeypatch.setattr(
+        private_gradients, "draw_normals", lambda key, step, number, size: jnp.zeros(size)
+    )
     config = make_private(optimizer=make_plain_optimizer())
     step = jax.jit(make_train_step(config).step)
     sum_batch = make_sum(config)

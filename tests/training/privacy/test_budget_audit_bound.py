@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.training.privacy.audit_bound import bound_epsilon, compute_p_value
+from pipeline.training.privacy.budget import bound_epsilon, compute_p_value
 
 
 def answer_randomly(epsilon: float, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from pipeline.data.targets import Targets
 from pipeline.training.losses import CrossEntropy
-from pipeline.training.mask_losses import Dice, DiceCrossEntropy, LovaszSoftmax
+from pipeline.training.target_losses import Dice, DiceCrossEntropy, LovaszSoftmax
 from tests.training.loss_formulas import assert_agrees, softmax
 
 CLASSES = 3

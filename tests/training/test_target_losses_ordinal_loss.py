@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.data.targets import Targets
 from pipeline.training.losses import CrossEntropy
-from pipeline.training.ordinal_loss import Ordinal
+from pipeline.training.target_losses import Ordinal
 from tests.training.loss_formulas import assert_agrees, softmax
 
 GENERATOR = np.random.default_rng(6)

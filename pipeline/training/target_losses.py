@@ -1,25 +1,120 @@
-"""Losses of masks: overlaps of areas, which count a small object as much as a large one.
+"""Losses for some targets: unbalanced labels, masks, and classes in an order.
+
+Focal losses (Lin et al. 2017, "Focal Loss for Dense Object Detection"): easy labels count less.
+
+The loss of a label is its cross-entropy times (1 - p)^gamma, with p the predicted probability of
+what is true. Soft targets get the sum over what may be true, weighted by the targets. So the loss
+of labels that are mixed by lambda is the same mixture of their losses.
+
+Losses of masks: overlaps of areas, which count a small object as much as a large one.
 
 A network predicts a class at every position of a sample, such as its pixels: logits (B, ..., C) and
 labels (B, ...) int. Areas are compared within each sample, over its valid labels, so the loss of a
 sample doesn't depend on its batch.
+
+The loss of classes in an order, such as grades: far errors cost more than near ones.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from pipeline.core.registry import component
 from pipeline.data.targets import Targets, Task
 from pipeline.training.component_specs import LossSpec
-from pipeline.training.losses import CrossEntropy, cast_to_float32
+from pipeline.training.losses import (
+    ClassWeights,
+    CrossEntropy,
+    LabelLoss,
+    OutputLoss,
+    cast_to_float32,
+    fit_class_weights,
+    make_class_weights,
+)
 
 if TYPE_CHECKING:
     import jax
+
+
+@component("loss")
+class Focal(LabelLoss):
+    """Softmax cross-entropy of each label, times (1 - p)^gamma for probability p of its class.
+
+    `gamma` 0 is cross-entropy. Class weights, the paper's alpha, multiply the loss of each class.
+    The mean divides by the number of labels.
+    """
+
+    tasks: ClassVar[tuple[Task, ...]] = ("classification", "next_token")
+    reads_logits: ClassVar[bool] = True
+    name: Literal["focal"] = "focal"
+    gamma: NonNegativeFloat = 2.0
+    class_weights: ClassWeights = None
+
+    @property
+    def needs_class_counts(self) -> bool:
+        return self.class_weights == "balanced"
+
+    def fit_to_targets(self, targets: Targets) -> Self:
+        """Return the loss with a number for each class in place of `balanced`. Raises ValueError as
+        `fit_class_weights` does."""
+        if self.class_weights is None:
+            return self
+        weights = fit_class_weights(self.class_weights, targets)
+        return self.model_copy(update={"class_weights": weights})
+
+    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        import jax.numpy as jnp
+        from jax.nn import log_softmax
+
+        weights = make_class_weights(self.class_weights)
+
+        def focal(logits: jax.Array, targets: jax.Array) -> jax.Array:
+            log_shares = log_softmax(logits, axis=-1)
+            # A probability that is 1 but for rounding can be above 1.
+            losses = -log_shares * _raise(jnp.maximum(-jnp.expm1(log_shares), 0), self.gamma)
+            if weights is not None:
+                losses = losses * weights
+            return (jnp.where(targets != 0, losses, 0) * targets).sum(axis=-1)
+
+        return focal
+
+
+@component("loss")
+class BinaryFocal(OutputLoss):
+    """Cross-entropy of the sigmoid of each output, times (1 - p)^gamma for probability p of its
+    label. The mean over the outputs of a sample.
+
+    `alpha` multiplies the loss of labels that are 1, and 1 - alpha the others; null:
+    both weigh 1.
+    """
+
+    tasks: ClassVar[tuple[Task, ...]] = ("multi_label",)
+    reads_logits: ClassVar[bool] = True
+    name: Literal["binary_focal"] = "binary_focal"
+    gamma: NonNegativeFloat = 2.0
+    alpha: Annotated[float, Field(gt=0, lt=1)] | None = 0.25
+
+    def compare(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
+        from jax.nn import log_sigmoid, sigmoid
+
+        positive = -log_sigmoid(outputs) * _raise(sigmoid(-outputs), self.gamma)
+        negative = -log_sigmoid(-outputs) * _raise(sigmoid(outputs), self.gamma)
+        if self.alpha is not None:
+            positive, negative = self.alpha * positive, (1 - self.alpha) * negative
+        return targets * positive + (1 - targets) * negative
+
+
+def _raise(bases: jax.Array, exponent: float) -> jax.Array:
+    """Return non-negative bases to a power, with a gradient of 0 at 0, where it may be infinite."""
+    import jax.numpy as jnp
+
+    if exponent == 0:
+        return jnp.ones_like(bases)
+    return jnp.where(bases > 0, jnp.where(bases > 0, bases, 1) ** exponent, 0)
 
 
 class Areas(NamedTuple):
@@ -179,3 +274,40 @@ class LovaszSoftmax(AreaLoss):
         is_present = sizes[:, 0] > 0
         present = jnp.maximum(is_present.sum(axis=-1), 1)
         return jnp.where(is_present, losses, 0).sum(axis=-1) / present
+
+
+@component("loss")
+class Ordinal(LabelLoss):
+    """Mean over the C - 1 thresholds of the binary cross-entropy of whether the class is above.
+
+    These are the binary tasks of ordinal regression (Niu et al. 2016, Cao et al. 2020). The
+    probability of classes above a threshold is the sum of their softmax, so it can't rise with the
+    threshold, and a network has C outputs as with cross-entropy, which is this loss for 2 classes.
+    The classes have the order of their names in the dataset. Soft targets are a distribution.
+    """
+
+    tasks: ClassVar[tuple[Task, ...]] = ("classification",)
+    reads_logits: ClassVar[bool] = True
+    name: Literal["ordinal"] = "ordinal"
+
+    def fit_to_targets(self, targets: Targets) -> Self:
+        """Return the loss. Raises ValueError for a single class, which has no threshold."""
+        if len(targets) < 2:
+            raise ValueError(f"needs at least 2 classes, not {len(targets)}")
+        return self
+
+    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        import jax.numpy as jnp
+        from jax.lax import cumlogsumexp
+        from jax.nn import log_softmax
+
+        def ordinal(logits: jax.Array, targets: jax.Array) -> jax.Array:
+            axis = logits.ndim - 1
+            log_shares = log_softmax(logits, axis=axis)
+            log_up_to = cumlogsumexp(log_shares, axis=axis)[..., :-1]
+            log_above = cumlogsumexp(log_shares, axis=axis, reverse=True)[..., 1:]
+            up_to = jnp.cumsum(targets, axis=axis)[..., :-1]
+            above = targets.sum(axis=axis, keepdims=True) - up_to
+            return -(up_to * log_up_to + above * log_above).mean(axis=axis)
+
+        return ordinal

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pipeline.training.privacy.accounting import Accounting
+from pipeline.training.privacy.budget import Accounting
 
 dp_accounting = pytest.importorskip("dp_accounting")
 STEPS = 200

@@ -1,8 +1,14 @@
-"""Distillation: the network learns the outputs of a teacher besides the labels.
+"""Features that add a term to the loss: distillation, and a penalty on the inputs' gradient.
+
+Distillation: the network learns the outputs of a teacher besides the labels.
 
 Hinton, Vinyals and Dean, Distilling the knowledge in a neural network, 2015 (arXiv 1503.02531);
 with an average of the network as teacher: Tarvainen and Valpola, Mean teachers are better role
 models, 2017 (arXiv 1703.01780).
+
+A penalty on the gradient of the loss by the inputs.
+
+Drucker and LeCun, Improving generalization performance using double backpropagation, 1992.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
     from jax import Array
 
     from pipeline.training.forward_pass import ForwardPass, Outputs
-    from pipeline.training.state import Gradients, TrainState
+    from pipeline.training.state import Gradients, Inputs, TrainState
     from pipeline.training.telemetry import StepOutcome
 
 AVERAGE = "ema"
@@ -128,3 +134,41 @@ class Distillation(StepFeature):
         rate = 1 - self.spec.decay
         moved = jax.tree.map(lambda a, p: a + rate * (p - a), average, params)
         return after.replace_part(self.name, moved)
+
+
+@component("feature")
+class GradientPenaltySpec(FeatureSpec):
+    """Adds `weight` / 2 times the squared norm of the gradient of each sample's loss by its inputs,
+    as the network reads them."""
+
+    applies_network: ClassVar[bool] = True
+    name: Literal["gradient_penalty"] = "gradient_penalty"
+    weight: PositiveFloat = 0.1
+
+    def build(self, context: FeatureContext) -> StepFeature:
+        if context.reads_tokens:
+            raise ValueError("tokens have no gradients; must be left out for texts")
+        return GradientPenalty(self.weight)
+
+
+@dataclass(frozen=True)
+class GradientPenalty(StepFeature):
+    """The penalty, which is a part of each sample's loss."""
+
+    name: ClassVar[str] = "gradient_penalty"
+    weight: float
+
+    def change_outputs(self, forward: ForwardPass, trained: Any, outputs: Outputs) -> Outputs:
+        import jax
+        import jax.numpy as jnp
+
+        from pipeline.training.losses import compute_losses
+
+        def sum_losses(inputs: Inputs) -> Array:
+            logits, _ = forward.apply(trained, forward.collections, inputs)
+            losses = compute_losses(forward.config, logits, forward.batch.labels)
+            return jnp.where(forward.batch.mask, losses, 0).sum()
+
+        by_inputs = jax.tree.leaves(jax.grad(sum_losses)(forward.batch.inputs))
+        squares = sum(jnp.square(leaf).sum(axis=tuple(range(1, leaf.ndim))) for leaf in by_inputs)
+        return outputs._replace(losses=outputs.losses + self.weight / 2 * squares)
