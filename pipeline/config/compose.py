@@ -31,7 +31,7 @@ from pipeline.core.plugins.loading import suggest_missing_flag
 
 _NOTHING = object()
 OTHER_SECTIONS = ("hydra", "expect")
-"""Sections of a composed config that no run reads: Hydra's, and that of the command `test`."""
+"""Sections of a composed config that no run reads: Hydra's, and the one for the command `test`."""
 
 UNCOMPOSABLE = (
     HydraException,

@@ -157,13 +157,13 @@ def _check_columns(file: Path, columns: Sequence[str]) -> None:
             f"{file}: lacks {', '.join(missing)}; must have the columns {', '.join(REQUIRED)}, "
             f"and may have {', '.join(DEFAULTS)}"
         )
-    known = (*REQUIRED, *DEFAULTS)
+    allowed = (*REQUIRED, *DEFAULTS)
     for name in columns:
-        if name not in known:
-            guess = find_nearest(name, known)
+        if name not in allowed:
+            guess = find_nearest(name, allowed)
             question = f"; did you mean {guess}?" if guess else ""
             raise MeasuredStepsError(
-                f"{file}, column {show(name)}: must be one of {', '.join(known)}{question}"
+                f"{file}, column {show(name)}: must be one of {', '.join(allowed)}{question}"
             )
 
 

@@ -156,14 +156,14 @@ def _search_by_metric(
 def _compare_rows(good: Path, bad: Path, first: Discrepancy, reporter: Reporter) -> CommandResult:
     """Print the rows that the first differing step reads, and that differ between the data."""
     opened = [_open_with_data(run_dir) for run_dir in (good, bad)]
-    if any(each.dataset.table is not None for each in opened):
+    if any(side.dataset.table is not None for side in opened):
         problem = "a table's rows are encoded by statistics of all rows, so each would differ"
         raise DataError(f"{good} and {bad}: {problem}; `diff {good} {bad}` names columns")
-    batches = [each.batch(first.step - 1) for each in opened]
+    batches = [side.batch(first.step - 1) for side in opened]
     rows = _find_differing_rows(batches[0], batches[1], f"{good} and {bad}")
     places = [
-        place_samples(each.dataset.train, batch)
-        for each, batch in zip(opened, batches, strict=True)
+        place_samples(side.dataset.train, batch)
+        for side, batch in zip(opened, batches, strict=True)
     ]
     if not rows:
         problem = f"the rows of step {first.step:,} are equal in both"

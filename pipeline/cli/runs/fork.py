@@ -116,8 +116,8 @@ def _plan_fork(replay: Replay, step: int, overrides: Sequence[str]) -> tuple[For
         rule = f"{total:,} steps in all, and the fork begins after step {step:,} of {run_dir}"
         raise RecipeError(f"train: {rule}; set a greater length, as in train.steps={2 * step or 1}")
     evaluates = any(
-        is_evaluation_due(each, schedule.steps_per_epoch, step)
-        for each, schedule in (
+        is_evaluation_due(side, schedule.steps_per_epoch, step)
+        for side, schedule in (
             (opened.recipe, opened.built.run_schedule),
             (recipe, built.run_schedule),
         )
@@ -137,10 +137,10 @@ def _plan_fork(replay: Replay, step: int, overrides: Sequence[str]) -> tuple[For
     return fork, process
 
 
-def _require_same_arrays(one: Built, other: Built, subject: str) -> None:
+def _require_same_arrays(left: Built, right: Built, subject: str) -> None:
     """Raise RecipeError if two states have arrays of other names, shapes or types."""
     try:
-        arrange_arrays(Path("state"), flatten_by_path(one.state), other.state)
+        arrange_arrays(Path("state"), flatten_by_path(left.state), right.state)
     except DataError as error:
         _, _, problems = str(error).partition("of another recipe: ")
         text = f"{subject} the state has other arrays: {problems}"

@@ -1,6 +1,6 @@
 """Settings of the training scripts of mindcv and of timm.
 
-Those of timm, in its `args.yaml`, are translated to mindcv's.
+timm's, in its `args.yaml`, are translated to mindcv's.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class SeriesFormat(Spec):
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """The ends of names of its files, besides those of arrays."""
+        """The ends of names of its files, besides arrays' ones."""
         tables = tuple(suffix for suffix in SUFFIXES if suffix not in (".npz", ".ts"))
         return (".ts", *tables) if self.kind == "labelled" else tables
 

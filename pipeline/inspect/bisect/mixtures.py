@@ -68,7 +68,7 @@ def _widen(path: TreePath, tree: Any, other: Any) -> TreePath:
         part = path[:length]
         if isinstance(path[length], int):
             return part
-        names = [find_value(each, (*part, NAME)) for each in (tree, other)]
+        names = [find_value(node, (*part, NAME)) for node in (tree, other)]
         if names[0] != names[1]:
             return part
     return path
@@ -77,7 +77,7 @@ def _widen(path: TreePath, tree: Any, other: Any) -> TreePath:
 def _describe(paths: Sequence[TreePath], tree: Any, other: Any) -> str:
     texts = []
     for path in paths:
-        one, two = (find_value(each, path) for each in (tree, other))
+        one, two = (find_value(node, path) for node in (tree, other))
         if one == two:
             continue
         if isinstance(one, dict) and isinstance(two, dict):
@@ -102,7 +102,7 @@ def mix_recipes(good: Recipe, bad: Recipe, changes: Sequence[RecipeChange]) -> R
 
 @dataclass(eq=False)
 class FirstSteps:
-    """The first steps of mixtures, compared with those of two runs."""
+    """The first steps of mixtures, compared with two runs' first steps."""
 
     good_dir: Path
     bad_dir: Path

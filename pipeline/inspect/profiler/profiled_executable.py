@@ -1,4 +1,4 @@
-"""What is observed while a profiled run trains: dispatches, traced steps, compilations.
+"""Observations while a profiled run trains: dispatches, traced steps, compilations.
 
 An executable times its dispatches and traces some of its steps. Compilations are known from JAX's
 events and log lines.

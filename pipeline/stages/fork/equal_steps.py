@@ -32,27 +32,27 @@ def changes_only_rates(change: Difference) -> bool:
     return any(change.path[: len(path)] == path for path in RATE_PATHS)
 
 
-def count_equal_steps(one: RateTable, other: RateTable) -> int:
+def count_equal_steps(left: RateTable, right: RateTable) -> int:
     """Return the number of steps with the same learning rates from the start."""
-    total = min(one.total, other.total)
-    if one.rates.shape[1:] != other.rates.shape[1:]:
+    total = min(left.total, right.total)
+    if left.rates.shape[1:] != right.rates.shape[1:]:
         return 0
-    length = min(len(one.rates), len(other.rates))
-    differs = one.rates[:length] != other.rates[:length]
+    length = min(len(left.rates), len(right.rates))
+    differs = left.rates[:length] != right.rates[:length]
     rows = np.flatnonzero(differs.any(axis=1) if differs.ndim > 1 else differs)
     if not len(rows):
         return total
-    return min(total, int(rows[0]) * one.update_steps)
+    return min(total, int(rows[0]) * left.update_steps)
 
 
 def list_earlier_changes(
-    changes: Sequence[Difference], one: RateTable, other: RateTable, step: int
+    changes: Sequence[Difference], left: RateTable, right: RateTable, step: int
 ) -> list[Difference]:
-    """Return those of the changes that would have changed steps up to `step`.
+    """Return the changes that would have changed steps up to `step`.
 
     `changes` are keys that a resumed run can't change, and keys of the length.
     """
     if step == 0:
         return []
-    has_equal_rates = count_equal_steps(one, other) >= step
+    has_equal_rates = count_equal_steps(left, right) >= step
     return [change for change in changes if not (has_equal_rates and changes_only_rates(change))]

@@ -249,7 +249,7 @@ class OutlookMonitor(Monitor):
     """Steps since then."""
     seconds: float = 0.0
     early: tuple[int, float] = (0, 0.0)
-    """Those of `steps` and `seconds` that don't count."""
+    """Part of `steps` and `seconds` that doesn't count."""
     is_checked: bool = False
     _evaluations_s: list[float] = field(default_factory=list)
 

@@ -191,7 +191,7 @@ class ResumedRun(RunFeature):
         return find_run_to_resume(recipe)
 
     def resume(self, recipe: Recipe, run_dir: Path) -> Recipe:
-        """Return the recipe; that of a fork doesn't name the fork, as if the run had made all
+        """Return the recipe; a fork's doesn't name the fork, as if the run had made all
         steps."""
         if not is_fork(run_dir):
             return recipe

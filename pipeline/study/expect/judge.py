@@ -53,8 +53,8 @@ FEW_PAIRS = 3
 sides alternate."""
 LOSS = "loss"
 AMPLIFICATION = 100
-"""Least ratio of a change of the evaluation's loss to that of the training's losses by which the
-evaluations differ. Weights that differ by rounding change both losses alike."""
+"""Least ratio of the change of the evaluation\'s loss to the change of the training\'s losses by
+which the evaluations differ. Weights that differ by rounding change both losses alike."""
 MIN_ROUNDING = 1e-6
 """Relative rounding that evaluations may have although training has the same bits."""
 MIN_LOSS = 1e-3
@@ -64,7 +64,7 @@ Judgement = tuple[Verdict, str]
 
 @dataclass(frozen=True)
 class KnownFigures:
-    """Figures to compare with: recorded ones, or those of a run."""
+    """Figures to compare with: recorded ones, or a run's."""
 
     label: str
     origin: BitsOrigin | None
@@ -189,8 +189,8 @@ def _judge_by_reference(
         figure = read_figure(run_dir, item.name, item.step)
         assert figure is not None
         assert item.rule is not None
-        having = [known for known in references if known.figures.get(item.key) is not None]
-        same = next((known for known in having if known.origin == origin), None)
+        having = [past for past in references if past.figures.get(item.key) is not None]
+        same = next((past for past in having if past.origin == origin), None)
         if isinstance(item.rule, FigureBound):
             progress.judgements[item] = _judge_factor(item.key, item.rule, figure, same)
         elif same is not None:
@@ -230,13 +230,13 @@ def _judge_elsewhere(
     """Judge a figure whose references have another processor or other versions."""
     if not having:
         return "not comparable", f"{format_figure(figure)}; nothing is recorded; --record does it"
-    known = having[-1]
-    value = known.figures[key]
+    reference = having[-1]
+    value = reference.figures[key]
     assert value is not None
     change = "an unknown processor"
-    if origin is not None and known.origin is not None:
-        change = origin.describe_difference(known.origin) or change
-    where = f"{format_figure(figure)}; {known.label} has {format_figure(value)} with {change}"
+    if origin is not None and reference.origin is not None:
+        change = origin.describe_difference(reference.origin) or change
+    where = f"{format_figure(figure)}; {reference.label} has {format_figure(value)} with {change}"
     if rule.tolerance is None:
         return "not comparable", f"{where}; a tolerance is missing, as in recorded +- 2%"
     return "met" if rule.holds(figure, value) else "not met", where

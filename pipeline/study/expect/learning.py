@@ -15,7 +15,7 @@ from pipeline.study.expect.sides import read_figure, read_series
 MIN_STEPS = 20
 """Fewest steps whose losses can tell a fall from noise."""
 STANDARD_ERRORS = 3
-"""Least distance of an accuracy from that of the most frequent class."""
+"""Least distance of an accuracy from the most frequent class's."""
 
 
 def judge_learning(run_dir: Path, recipe: Recipe) -> tuple[bool | None, str]:

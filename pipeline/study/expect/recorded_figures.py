@@ -95,7 +95,7 @@ def read_records(recipe_file: Path) -> list[tuple[BitsOrigin, Mapping[str, float
 
 
 def write_record(recipe_file: Path, origin: BitsOrigin, figures: Mapping[str, float]) -> Path:
-    """Write the figures of an origin, and keep those of others. Raises RunError if it fails."""
+    """Write the figures of an origin, and keep other origins'. Raises RunError if it fails."""
     file = find_file(recipe_file)
     records = [(o, f) for o, f in read_records(recipe_file) if o != origin]
     records.append((origin, figures))

@@ -71,7 +71,7 @@ class SharingJob:
     table: RateTable
     steps_per_epoch: int
     digest: str
-    """Digest of all keys but those of length and schedule."""
+    """Digest of all keys but length and schedule."""
 
     def is_saved(self, step: int) -> bool:
         """Return whether a checkpoint is due at a step, besides the last one."""

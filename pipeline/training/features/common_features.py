@@ -34,8 +34,8 @@ class EvaluatedWeights(WeightCopy):
     """A feature whose state has weights that evaluations use in place of the trained parameters:
     {"evaluated": a tree in their form, ...}.
 
-    Running statistics, such as batch norm's, are those of the evaluated weights: each step applies
-    the network to its batch with these too. Without such statistics there is no second pass.
+    Running statistics, such as batch norm's, belong to the evaluated weights: each step applies the
+    network to its batch with these too. Without such statistics there is no second pass.
     """
 
     def init(self, trained: Any) -> dict[str, Any]:

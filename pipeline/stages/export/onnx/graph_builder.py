@@ -29,7 +29,7 @@ class NodeOutput:
     order: Order = "nhwc"
     """Order of the tensor's axes: channels last or first, also for tokens and volumes."""
     dtype: str = "float32"
-    """float32 within the network; of samples, that of their column."""
+    """float32 within the network; of samples, their column's."""
 
     @property
     def has_positions(self) -> bool:
