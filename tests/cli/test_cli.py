@@ -536,7 +536,7 @@ def test_schema_is_json_with_valid_references(say: Say) -> None:
     said = say("schema")
     schema = json.loads(said.out)
     assert (said.status, schema) == (0, json.loads(json.dumps(recipe_schema())))
-    assert set(schema["properties"]) == {*Recipe.model_fields, "defaults", "hydra"}
+    assert set(schema["properties"]) == {*Recipe.model_fields, "defaults", "hydra", "expect"}
     references = re.findall(r'"\$ref": "#/\$defs/([^"]+)"', said.out)
     assert len(references) > 40
     assert set(references) <= set(schema["$defs"])
