@@ -126,7 +126,9 @@ ANNEXES: Mapping[str, Annex] = {
         ("report", "run"),
         "inspect.report",
     ),
-    "inspect.step": Annex(("cli.runs.step",), ("step", "run", "1"), "inspect.step"),
+    "inspect.step": Annex(
+        ("cli.runs.bisect", "cli.runs.step"), ("step", "run", "1"), "inspect.step"
+    ),
     "models.torch_graph": Annex(
         (
             "cli.convert.model",
