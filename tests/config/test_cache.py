@@ -113,4 +113,4 @@ def test_run_with_refused_program_folder_warns_once(
     log = (tmp_path / "run" / "run.log").read_text()
     assert log.count(f"warning    {root}: can be written by everybody") == 1
     # A knowledge bank is data, which is checked when it is read.
-    assert sorted(path.name for path in root.iterdir()) == ["autotune", "times-1"]
+    assert sorted(path.name for path in root.iterdir()) == ["autotune", "times-2"]

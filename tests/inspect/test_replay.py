@@ -21,8 +21,7 @@ from pipeline.cli.commands.root import ROOT as COMMANDS
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
-from pipeline.inspect import replay as open_at
-from pipeline.inspect.replay import open_replay
+from pipeline.inspect.replay import open_at, open_replay
 from tests.command_line import compare, dump
 from tests.conftest import MLP, ROOT, compose_tiny
 
