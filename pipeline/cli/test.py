@@ -52,7 +52,8 @@ def main(
 @contextmanager
 def _open_side(against: str | None) -> Iterator[CodeSide | Path | None]:
     """Open the run or the commit to compare with, during the block."""
-    run_dir = None if against is None else find_run_dir(Path(against))
+    is_path = against is not None and Path(against).exists()
+    run_dir = find_run_dir(Path(against)) if against is not None and is_path else None
     if against is None or run_dir is not None:
         yield run_dir
         return

@@ -55,7 +55,7 @@ from pipeline.backends.ascend.published.workloads import (
     load_published_steps,
     price_row,
 )
-from pipeline.core.errors import PipelineError, RunError
+from pipeline.core.errors import PipelineError, RunError, UsageError
 
 HARD_FAMILIES = {
     "depthwise networks, graph and eager": ("mobilenet", "efficientnet", "shufflenet"),
@@ -366,11 +366,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _check_plot(options)
         if options.calibrate is not None:
             if file is not None or options.row is not None or options.seal or options.plot:
-                raise RunError("--calibrate: must be without FILE, --row, --seal and --plot")
+                raise UsageError(["--calibrate"], "must be without FILE, --row, --seal and --plot")
             print(calibrate_chip(options.calibrate, options.chip))
         elif options.seal:
             if file is not None or options.row is not None:
-                raise RunError("--seal: scores the sealed rows; must be without FILE and --row")
+                rule = "scores the sealed rows; must be without FILE and --row"
+                raise UsageError(["--seal"], rule)
             _print_scores(score_sealed(today=date.today(), commit=_read_commit()))
         elif options.row is not None:
             print("\n".join(describe_row(options.row, file or PUBLISHED)))
@@ -385,9 +386,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_plot(options: Namespace) -> None:
-    """Raise RunError if a chart can't be written, before ten minutes of pricing."""
+    """Raise RunError if a chart can't be written, before ten minutes of pricing; UsageError beside
+    other options."""
     if options.seal or options.row is not None or options.file is not None:
-        raise RunError("--plot: is of the package's rows; must be without FILE, --row and --seal")
+        rule = "is of the package's rows; must be without FILE, --row and --seal"
+        raise UsageError(["--plot"], rule)
     folder: Path = options.plot.parent
     if not folder.is_dir():
         raise RunError(f"--plot {options.plot}: there is no folder {folder}; must be in a folder")

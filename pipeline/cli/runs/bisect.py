@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from math import ceil, log2
 from pathlib import Path
 from typing import Literal
@@ -132,6 +133,8 @@ def _search_by_metric(
     with reporter.clock("comparing both runs"):
         low, high = paired.measure(changes)
     text = f"{metric} of {bad} is worse by {low:.2g} to {high:.2g} (95 %)"
+    if not math.isfinite(low):
+        text = f"{bad} fails, so mixtures that fail are searched"
     reporter.print_stage("metric", text)
     with reporter.clock("comparing mixtures"):
         smallest = find_smallest(changes, paired.probe)
@@ -144,7 +147,7 @@ def _search_by_metric(
     reporter.print_stage("verdict", f"{verdict}{comparisons}{note}")
     facts = {
         "metric": metric,
-        "worse_by": [low, high],
+        "worse_by": [low, high] if math.isfinite(low) else None,
         "changes": len(changes),
         "keys": [change.text for change in smallest],
         "comparisons": paired.num_comparisons,

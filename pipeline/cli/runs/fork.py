@@ -15,7 +15,7 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.train import train_run
 from pipeline.config.overrides import get_key
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import DataError, RecipeError, UsageError
+from pipeline.core.errors import DataError, RecipeError, RunError, UsageError
 from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import join_first
 from pipeline.core.host.tree_paths import flatten_by_path
@@ -36,7 +36,12 @@ from pipeline.stages.fork.fork_folder import (
 from pipeline.stages.record.continuity import require_same_origin
 from pipeline.stages.record.provenance import Provenance, describe_process
 from pipeline.stages.record.recorded_recipe import FREE_TO_CHANGE, LENGTH, find_changes
-from pipeline.stages.record.run_directory import RECIPE, create_run_dir, make_run_dir
+from pipeline.stages.record.run_directory import (
+    RECIPE,
+    create_run_dir,
+    make_run_dir,
+    require_unused,
+)
 from pipeline.stages.record.summary import list_versions
 from pipeline.stages.record.trained_run import read_run_recipe
 
@@ -60,8 +65,8 @@ def main(place: Path, overrides: Sequence[str] = (), out: Path | None = None) ->
     run_dir, step_text = split_place(place)
     if keys := [word for word in overrides if get_key(word) in OWN_KEYS]:
         raise UsageError(keys, "can't be set: a fork has its own start, and --out its own folder")
-    if out is not None and out.exists():
-        make_run_dir(out)
+    if out is not None:
+        _require_folder(out)
     with Reporter() as reporter, open_replay(run_dir, reporter, advice="") as replay:
         step = find_last_step(run_dir) if step_text == END else int(step_text)
         replay.require_steps([step])
@@ -69,13 +74,27 @@ def main(place: Path, overrides: Sequence[str] = (), out: Path | None = None) ->
         host = _read_host_state(replay, fork)
         state = replay.go_to(step)
         folder = create_run_dir(f"{fork.recipe.name}_fork") if out is None else make_run_dir(out)
-        write_fork(folder, fork, asdict(process), state, host)
+        select = replay.opened.built.step_config.select_saved
+        write_fork(folder, fork, asdict(process), state, host, select=select)
         reporter.print_stage("fork", f"{folder} begins with step {step:,} of {run_dir}")
     train = fork.recipe.train.model_copy(update={"resume": str(folder)})
     recipe = fork.recipe.model_copy(update={"train": train})
     summary = train_run((recipe, None), [f"+recipe={folder / RECIPE}"], started_at)
     facts = {**fork.to_dict(), "fork": str(folder), "status": summary.status}
     return CommandResult({**facts, "metrics": summary.metrics}, summary.exit_status)
+
+
+def _require_folder(out: Path) -> None:
+    """Raise UsageError if the new run can't be written to `out`, before a long replay."""
+    try:
+        if out.exists():
+            require_unused(out)
+        elif not next(path for path in out.absolute().parents if path.exists()).is_dir():
+            raise UsageError([f"--out {out}"], "must be in a folder")
+    except RunError as error:
+        raise UsageError([f"--out {out}"], "must be a new or an empty folder") from error
+    except OSError as error:
+        raise UsageError([f"--out {out}"], f"can't be made: {error.strerror}") from error
 
 
 def split_place(place: Path) -> tuple[Path, str]:

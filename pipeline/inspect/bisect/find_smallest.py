@@ -1,7 +1,7 @@
 """Search for the smallest set of changes that turns one result into another.
 
-It relies on two facts of bits: what a change does isn't undone by further ones, and two changes
-that each matter don't make up for each other.
+It relies on one fact of bits: what some changes do isn't undone by further ones. Changes may act
+only together, so a set without an effect may have a part of the smallest set.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ Probe = Callable[[Sequence[T]], Outcome]
 def find_smallest(changes: Sequence[T], probe: Probe[T]) -> list[T]:
     """Return the smallest set of changes with which the good run has the bad run's numbers.
 
-    All of `changes` together must have the outcome bad, and none of them good. For a set of one
-    change among n, `probe` is called ceil(log2 n) times, and at most 2 ceil(log2 n) + 1 times for
-    one of two.
+    All of `changes` together must have the outcome bad, and none of them good. For a set of k
+    changes among n, `probe` is called at most k (ceil(log2 n) + 1) times.
     """
     required: list[T] = []
     candidates = list(changes)
@@ -29,18 +28,13 @@ def find_smallest(changes: Sequence[T], probe: Probe[T]) -> list[T]:
         if required and probe(required) == "bad":
             break
         # Of the first `low` candidates too few turn the result, of the first `high` enough.
-        low, high, harmless = 0, len(candidates), 0
+        low, high = 0, len(candidates)
         while high - low > 1:
             middle = (low + high) // 2
-            outcome = probe([*candidates[:middle], *required])
-            if outcome == "bad":
+            if probe([*candidates[:middle], *required]) == "bad":
                 high = middle
             else:
                 low = middle
-            if outcome == "good":
-                harmless = middle
         required.insert(0, candidates[high - 1])
-        if harmless == high - 1 and len(required) == 1:
-            break
-        candidates = candidates[harmless : high - 1]
+        candidates = candidates[: high - 1]
     return required

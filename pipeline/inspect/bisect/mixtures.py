@@ -158,6 +158,6 @@ def _shorten(recipe: Recipe, steps: int) -> Recipe:
         "monitor": recipe.monitor.model_copy(update={"tensorboard": False}),
     }
     if not recipe.train.callbacks and recipe.monitor.early_stop.metric is None:
-        never = {"every_steps": None, "every_epochs": None}
+        never = {"every_steps": None, "every_epochs": None, "every_seconds": None}
         update["eval"] = recipe.eval.model_copy(update=never)
     return recipe.model_copy(update=update)

@@ -31,7 +31,8 @@ SEED = ("seed",)
 class PairedMetric:
     """Mixtures compared with the good run by a metric, in pairs of equal seeds.
 
-    A mixture is bad if it loses at least half of what the bad run loses.
+    A mixture is bad if it loses at least half of what the bad run loses, or if it fails, as by a
+    step that isn't finite. Of a bad run that fails, only mixtures that fail are bad.
     """
 
     good: Recipe
@@ -44,14 +45,20 @@ class PairedMetric:
     num_comparisons: int = 0
     num_uncertain: int = 0
     """Comparisons that the pairs didn't decide, so that the mean did."""
-    _values: dict[tuple[int, tuple[str, ...]], float] = field(default_factory=dict)
+    _values: dict[tuple[int, tuple[str, ...]], float | None] = field(default_factory=dict)
 
     def measure(self, changes: Sequence[RecipeChange]) -> tuple[float, float]:
-        """Return the interval of what all changes lose; sets the threshold.
+        """Return the interval of what all changes lose, infinite if they fail; sets the threshold.
 
-        Raises DataError if the good run isn't better.
+        Raises DataError if the good run fails or isn't better.
         """
-        losses = [self._lose(changes, number) for number in range(max(self.pairs, MIN_PAIRS))]
+        losses: list[float] = []
+        for number in range(max(self.pairs, MIN_PAIRS)):
+            loss = self._lose(changes, number)
+            if loss is None:
+                self.threshold = math.inf
+                return math.inf, math.inf
+            losses.append(loss)
         low, high = compute_interval(np.array(losses))
         if not low > 0:
             worse = "the other one is better" if high < 0 else "no difference is found"
@@ -68,7 +75,10 @@ class PairedMetric:
         losses: list[float] = []
         try:
             for number in range(max(self.pairs, MIN_PAIRS)):
-                losses.append(self._lose(changes, number))
+                loss = self._lose(changes, number)
+                if loss is None:
+                    return "bad"
+                losses.append(loss)
                 low, high = compute_interval(np.array(losses))
                 if low > self.threshold:
                     return "bad"
@@ -76,19 +86,21 @@ class PairedMetric:
                     return "good"
         except RecipeError:
             return "other"
-        self.num_uncertain += 1
+        self.num_uncertain += math.isfinite(self.threshold)
         return "bad" if np.mean(losses) > self.threshold else "good"
 
-    def _lose(self, changes: Sequence[RecipeChange], number: int) -> float:
-        """Return by how much a mixture is worse than the good run, with the same seed."""
+    def _lose(self, changes: Sequence[RecipeChange], number: int) -> float | None:
+        """Return by how much a mixture is worse than the good run, with the same seed; None if it
+        fails. Raises DataError if the good run fails."""
+        value, mixed = self._run((), number), self._run(changes, number)
+        if value is None:
+            raise DataError(f"the good run fails with seed {self.good.seed + number}")
         sign = 1 if is_larger_better(self.metric) else -1
-        return sign * (self._run((), number) - self._run(changes, number))
+        return None if mixed is None else sign * (value - mixed)
 
-    def _run(self, changes: Sequence[RecipeChange], number: int) -> float:
-        """Return the metric of a whole run. Raises DataError if it has none.
-
-        A run that ends by an error, as by a step that isn't finite, has the worst value so far.
-        """
+    def _run(self, changes: Sequence[RecipeChange], number: int) -> float | None:
+        """Return the metric of a whole run; None for a run that ends by an error, or with a metric
+        that isn't finite. Raises DataError if it has none."""
         seed = self.good.seed + number
         key = seed, tuple(sorted(change.text for change in changes))
         if key not in self._values:
@@ -97,7 +109,7 @@ class PairedMetric:
             self._values[key] = self._train(recipe)
         return self._values[key]
 
-    def _train(self, recipe: Recipe) -> float:
+    def _train(self, recipe: Recipe) -> float | None:
         with tempfile.TemporaryDirectory() as folder:
             console = Console(file=io.StringIO())
             try:
@@ -105,13 +117,11 @@ class PairedMetric:
             except RecipeError:
                 raise
             except PipelineError:
-                known = self._values.values()
-                return (min if is_larger_better(self.metric) else max)(known, default=0.0)
-        value = finite_number(summary.metrics.get(self.metric))
-        if value is None:
+                return None
+        if self.metric not in summary.metrics:
             names = ", ".join(sorted(summary.metrics)) or "none"
             raise DataError(f"--metric {self.metric}: the runs don't have it; they have {names}")
-        return value
+        return finite_number(summary.metrics[self.metric])
 
 
 def _save_nothing(recipe: Recipe) -> dict[str, Any]:

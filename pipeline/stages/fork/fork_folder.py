@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -125,10 +125,13 @@ def write_fork(
     process: Mapping[str, Any],
     state: TrainState,
     host: Mapping[str, Any],
+    *,
+    select: Callable[[TrainState], TrainState],
 ) -> None:
     """Write the directory of a fork, whose state is in numpy; its recipe comes last.
 
-    `process` describes this process, as in provenance.json, and `host` is the host's state.
+    `process` describes this process, as in provenance.json, `host` is the host's state, and
+    `select` returns the part of a state that checkpoints have.
     Raises RunError if it can't be written, or if the folder holds a run; DataError if it holds
     other files, or if a log of the run can't be read.
     """
@@ -138,7 +141,7 @@ def write_fork(
         retention = Retention(KEEP_ALL, fork.recipe.checkpoint.best)
         lines = [line for line in fork.list_evaluations() if line.step == fork.step]
         metrics = _read_evaluation(lines[0]).scalars() if lines else None
-        with Checkpoints(folder, retention, tree, hash_recipe(tree)) as checkpoints:
+        with Checkpoints(folder, retention, tree, hash_recipe(tree), select=select) as checkpoints:
             checkpoints.save(fork.step, state, host, metrics)
             checkpoints.finish()
         write_recipe(folder, fork.recipe)

@@ -164,7 +164,7 @@ def _parse_expectation(key: str, value: Any) -> Expectation:
         raise ValueError("steps count from 1")
     choices = STEP_FIGURES if step else (LEARNS, *TIMES, *directions())
     # Figures of training samples have a prefix.
-    if name not in choices and (step or name.removeprefix("train_") not in choices):
+    if name not in choices and (step or name.removeprefix("train_") not in directions()):
         noun = "figure of a step" if step else "figure of a run"
         raise ValueError(explain_unknown_name(noun, name, choices))
     return Expectation(key, text, name, step, _parse_rule(name, value))
@@ -207,7 +207,11 @@ def read_tested_recipe(name: str) -> RecipeTest:
     if section is None:
         raise RecipeError([f"{name}: has no section {SECTION}, which says what a run must reach"])
     file = Path(name) if name.endswith(YAML) else find_recipes(Path.cwd())[name]
-    return RecipeTest(name, file, recipe, parse_expectations(section))
+    expectations = parse_expectations(section)
+    total = recipe.train.end_step or recipe.train.steps
+    if late := [item.key for item in expectations if total and (item.step or 0) > total]:
+        raise RecipeError([f"{SECTION}.{key}: the run ends at step {total:,}" for key in late])
+    return RecipeTest(name, file, recipe, expectations)
 
 
 def find_tested_recipes(names: Sequence[str]) -> list[RecipeTest]:

@@ -24,7 +24,8 @@ from pipeline.study.sweep.directory import read_overrides
 
 QUIET = ("monitor.tensorboard=false", "monitor.sample_images=0", "train.resume=null")
 """Keys of all runs of a test, which change no figure."""
-SHORT_STAGES = "stages=[data,build,compile,train]"
+SHORT_STAGES = "stages=[data,build,compile,train,checkpoint]"
+"""Stages of a run that ends early. Rollbacks need its checkpoints."""
 GIT_S = 120.0
 """Time limit of git in seconds."""
 Series = dict[int, float]
