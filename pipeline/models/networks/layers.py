@@ -25,7 +25,6 @@ from pipeline.models.layers.standard import Branches, Sequence
 Blocks = Mapping[str, Any]
 Location = tuple[int | str, ...]
 
-
 MAX_USES = 1000
 """Most uses of all blocks together. Nested uses can grow exponentially."""
 
