@@ -115,6 +115,8 @@ LAZY_MODULES = {
     "pipeline.stages.runner.open_run",
     "pipeline.stages.runner.open_training",
     "pipeline.stages.runner.outlook",
+    # The command says what to install before it imports what needs an extra.
+    "pipeline.cli.recommend",
 }
 """Modules that import others of the package inside a function."""
 MAX_MODULES = 25

@@ -44,12 +44,12 @@ from pipeline.core.host.jax_private import (
 )
 from pipeline.models.lowerings.formulas.onednn import CALLS
 
-_LOCK = threading.Lock()
+_COMPILE_LOCK = threading.Lock()
 MAX_IN_MEMORY = 4
 """Largest number of programs in memory: the last two networks', some megabytes each."""
 _SCOPES = re.compile(r'loc\("([^"]*/[^"]*)"\(')
 """Paths of layers and operations in a program's text; names of Python's functions have no slash."""
-_PROGRAMS_LOCK = threading.Lock()
+_MEMORY_LOCK = threading.Lock()
 _IN_MEMORY: OrderedDict[tuple[str, tuple[jax.Device, ...]], Any] = OrderedDict()
 
 
@@ -100,7 +100,7 @@ def compile_program(
         return stored
     started_at = time.perf_counter()
     # Runs of a sweep compile in threads. It is faster if they compile one after the other.
-    with _LOCK, watch_compiler(spec.name, watch) as events:
+    with _COMPILE_LOCK, watch_compiler(spec.name, watch) as events:
         lowered = _lower_program(spec)
         # XLA neither counts the operations of oneDNN's calls nor writes them to a file.
         calls_onednn = CALLS in lowered.as_text()
@@ -254,12 +254,12 @@ def compile_once(
     trees = str(lowered.in_tree), str(lowered.out_tree)
     key = digest([lowered.as_text(), *scopes, repr(sorted((options or {}).items())), *trees])
     memory_key = key, tuple(devices)
-    with _PROGRAMS_LOCK:
+    with _MEMORY_LOCK:
         if memory_key in _IN_MEMORY:
             _IN_MEMORY.move_to_end(memory_key)
             return _IN_MEMORY[memory_key], True
     program = compile_()
-    with _PROGRAMS_LOCK:
+    with _MEMORY_LOCK:
         _IN_MEMORY[memory_key] = program
         while len(_IN_MEMORY) > MAX_IN_MEMORY:
             _IN_MEMORY.popitem(last=False)

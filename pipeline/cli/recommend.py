@@ -12,7 +12,6 @@ from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import RunError, UsageError, printable
 from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.study.runs.ranking import directions
-from pipeline.study.sweep.history import make_sampler, read_trials, suggest_values
 from pipeline.study.sweep.space import read_space, to_overrides, vary_one_at_a_time
 
 
@@ -27,6 +26,8 @@ def main(
     if importlib.util.find_spec("optuna") is None:
         raise RunError("optuna isn't installed; pip install 'recipe-pipeline[sweep]'")
     import optuna
+
+    from pipeline.study.sweep.history import make_sampler, read_trials, suggest_values
 
     metrics = directions()
     if metric not in metrics:

@@ -26,8 +26,10 @@ What = Literal["input", "output", "all"]
 Content = Literal["statistics", "tensors"]
 MODE = "PROFILING_MODE"
 OPTIONS = "PROFILING_OPTIONS"
+"""MindSpore's environment variables for profiling."""
 LEAST_STEPS = 20
 MOST_STEPS = 200
+"""Least and most steps that a profile traces."""
 SWITCHES = ("training_trace", "task_trace", "aicpu")
 """Options of PROFILING_OPTIONS that are on or off."""
 TEXTS = ("output", "fp_point", "bp_point", "aic_metrics")

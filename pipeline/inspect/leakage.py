@@ -3,8 +3,8 @@
 A shadow network is of the run's recipe, trained on half of the audited samples. Scores of
 membership identify members and held-out samples at some rates.
 
-One compiled program trains them all. Its arguments are the data, their order and the seed, which
-are a pure function of (seed of the run, number of the network).
+One compiled program trains all shadow networks. Its arguments are the data, their order and the
+seed, which are a pure function of (seed of the run, number of the network).
 """
 
 from __future__ import annotations

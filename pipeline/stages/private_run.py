@@ -1,10 +1,7 @@
 """A private run: its secret, from which noise and batches are drawn, its epsilon, and its audit.
 
-Only checkpoints hold the secret.
-
-Audit of a private run: a lower bound on its epsilon, from the losses of its canaries.
-
-A canary is a training sample that all steps leave out with probability 1/2.
+Only checkpoints hold the secret. The audit is a lower bound on epsilon, from the losses of
+canaries: training samples that all steps leave out with probability 1/2.
 """
 
 from __future__ import annotations

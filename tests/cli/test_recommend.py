@@ -6,6 +6,8 @@ import math
 import random
 import re
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,13 @@ optuna = pytest.importorskip("optuna", reason="optuna is not installed: the extr
 LR = "train.optimizer.lr=tag(log,interval(0.0001,1))"
 BATCH = "train.batch_size=16,32"
 DIGITS = ["+recipe=lenet5_digits", LR, BATCH]
+WITHOUT_OPTUNA = """
+import sys
+from pathlib import Path
+sys.modules["optuna"] = None
+from pipeline.cli.recommend import main
+main(Path(), [], "loss", count=1, sampler="tpe", seed=0)
+"""
 
 
 def accuracy_of(lr: float, batch: int) -> float:
@@ -184,3 +193,10 @@ def test_recipe_without_search_keys_is_refused(history: Path) -> None:
 def test_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no run"):
         main([str(tmp_path), *DIGITS])
+
+
+def test_missing_optuna_is_named_with_its_extra() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_OPTUNA], capture_output=True, text=True, check=False
+    )
+    assert "optuna isn't installed; pip install 'recipe-pipeline[sweep]'" in result.stderr

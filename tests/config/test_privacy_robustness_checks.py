@@ -1,4 +1,4 @@
-"""What a recipe with privacy may not ask for; all problems in one message."""
+"""What a recipe with privacy or with attacks may not ask for; all problems in one message."""
 
 from __future__ import annotations
 

@@ -22,8 +22,6 @@ CGROUP = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _STATM = Path("/proc/self/statm")
-
-
 _VERSIONS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -31,7 +29,7 @@ _VERSIONS = (
 """Files of a control group, of version 2 or 1, with its limit and its usage, and the key in
 `memory.stat` of the reclaimable page cache, which the usage includes."""
 PERIOD_S = 0.2
-"""Least time between two checks."""
+"""Least time between two checks of the heap."""
 MARGIN = 1.25
 """Least available memory, as a multiple of the largest growth."""
 FREEING_S = 0.01

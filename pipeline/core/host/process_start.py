@@ -8,7 +8,7 @@ ResNet-18. The C library returns it to the kernel, which then clears 300,000 pag
 step. This takes a quarter of the step. glibc's tunables prevent it, but must be in the environment
 when a process starts ("Memory Allocation Tunables" in glibc's manual).
 
-They are checked before anything is written. The check is fast unless XLA_FLAGS is set.
+Requirements are checked before anything is written. The check is fast unless XLA_FLAGS is set.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Series are of several lengths as they are read, and get a common length.
 
-`@classLabel true A B` or `@targetLabel true` says what the last field of a line is. The fields
-before it, separated by colons, are the channels, and a channel has its values separated by commas.
+In a .ts file, `@classLabel true A B` or `@targetLabel true` says what the last field of a line is.
+The fields before it, separated by colons, are the channels, and a channel has its values separated
+by commas.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ _BATCH = {
     "sample": "sample",
     "count": "count",
 }
-"""Fields of a batch by their names in the file."""
+"""Fields of a batch by their names in `ARRAYS`."""
 
 
 def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> Examination:

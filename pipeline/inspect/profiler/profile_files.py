@@ -54,7 +54,7 @@ COLOURS = {
     "between operators": "gap",
 }
 """Colours by phase; a phase that isn't listed has the colour of `other`."""
-MAX_LAYERS = 12
+PICTURED_LAYERS = 12
 LINE_CHARACTERS = 150
 RAW = "raw"
 """Folder of the record in the folder of a profile."""
@@ -324,7 +324,7 @@ def _draw_profile(profile: StepProfile) -> Iterator[Drawing]:
     ]
     total_ms = sum(phase.ms for phase in profile.phases)
     yield draw_lanes("Phases", [Lane("", stack_blocks(phases))], total_ms)
-    layers = profile.layers[:MAX_LAYERS]
+    layers = profile.layers[:PICTURED_LAYERS]
     lanes = [
         Lane(layer.layer[-22:], stack_blocks(_split_layer(layer)), f"{layer.ms:.3g} ms")
         for layer in layers

@@ -24,7 +24,7 @@ from pipeline.core.host.shortest_time import measure_shortest_s
 from pipeline.inspect.profiler.trace import Iteration, IterationTimes
 
 ITERATIONS_IN_JSON = 200
-FILE = "peaks.json"
+PEAKS_FILE = "peaks.json"
 MEASUREMENT_S = 0.5
 TRIAD_BYTES = 1 << 26
 """Size of each array of the triad, larger than any cache."""
@@ -218,7 +218,7 @@ def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) ->
     """
     if folder is None:
         return measure_peaks(device)
-    file = folder / FILE
+    file = folder / PEAKS_FILE
     key = f"{device.platform} {device.device_kind}, {read_limits().cores:g} cores"
     key += f", jax {version('jax')}"
     entries: dict[str, Any] = {}

@@ -5,7 +5,7 @@ compute the equations that they can, and JAX computes the others. So the functio
 framework: linen, nnx, Keras or `jax.lax` itself.
 
 The loss of a recipe's step is rewritten before it is differentiated, and so is an evaluation
-(`StepConfig.lower`). A custom step computes gradients, which are recognised (`gradient_equations`).
+(`StepConfig.lower`). A custom step computes gradients, which are recognised (`GradientTable`).
 A network whose layers call the policy (`lowers_itself`) isn't rewritten.
 
 Named scopes, loops, branches and `jax.checkpoint` stay, and equations inside of them are replaced.

@@ -1,10 +1,8 @@
 """A network whose layers are listed in the recipe, with blocks.
 
-A block is a template of layers, which a recipe defines once and uses in its layers.
-
-A block is a list of layers with parameters, placeholders that begin with a dollar:
-`{name: conv, features: $features}`. In a list of layers,
-`{use: block, repeat: 2, with: {features: 64}}` stands for the layers of the block.
+A recipe defines a block once and uses it in its layers. A block is a list of layers with
+parameters, placeholders that begin with a dollar: `{name: conv, features: $features}`. In a list of
+layers, `{use: block, repeat: 2, with: {features: 64}}` stands for the layers of the block.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from pipeline.models.layers.standard import Branches, Sequence
 
 Blocks = Mapping[str, Any]
 Location = tuple[int | str, ...]
-
 
 MAX_USES = 1000
 """Most uses of all blocks together. Nested uses can grow exponentially."""

@@ -33,6 +33,8 @@ HWIO = (2, 3, 1, 0)
 IO = (1, 0)
 KERNEL_AXES: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
 """Axis i of a kernel that is stored in `order` is PyTorch's axis `KERNEL_AXES[order][i]`."""
+INPUT = "input"
+"""Name of the network's inputs in references, and of an only input."""
 COTANGENT = "pipeline.cotangent.default"
 CUSTOM_GRADIENT = "pipeline.custom_gradient.default"
 
@@ -61,10 +63,6 @@ class TypeOf:
     """A dtype, such as float32, as an argument of an operator."""
 
     name: str
-
-
-INPUT = "input"
-"""Name of the network's inputs in references, and of an only input."""
 
 
 @dataclass(frozen=True)

@@ -41,22 +41,18 @@ TYPES: Mapping[str, str] = {
     **dict.fromkeys(("complex32", "complex64", "complex128"), "complex64"),
 }
 """JAX's dtype for each other dtype of a graph."""
-
-
 # fmt: off
 ARGUMENT_ERRORS = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError,
 )
+# fmt: on
+"""Errors that an operator may raise for arguments that it can't compute."""
 NHWC = (0, 2, 3, 1)
 """Order of the axes of images, as axes of PyTorch's NCHW."""
 CHWN = (1, 2, 3, 0)
 """Order with the batch last, so that the values of a vector register are of different samples."""
 IMAGE_ORDERS: Mapping[Layout, tuple[int, ...]] = {"nhwc": NHWC, "chwn": CHWN}
 """Orders by the layout of a network. In both, axes 1 and 2 are height and width."""
-
-
-# fmt: on
-"""Errors that an operator may raise for arguments that it can't compute."""
 
 
 @dataclass(frozen=True)

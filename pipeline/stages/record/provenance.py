@@ -46,6 +46,17 @@ NUMERICS = (
     *("use_direct_linearize", "use_shardy_partitioner", "use_magma"),
 )
 """Settings of jax that decide numbers, without `jax_`. A version of jax may lack some of them."""
+NOT_CODE = frozenset({"__pycache__", "conf", "examples", "pylock.toml", "recipes"})
+"""Names of folders and files in the package that aren't code."""
+GIT = ("git", "--no-optional-locks", "status", "--porcelain=v2", "--branch")
+GIT_S = 5.0
+"""Time limit of git in seconds, since the file system may hang."""
+MAX_CHANGES = 50
+"""Most changed files that are recorded."""
+FIELDS = {"1": 8, "2": 9, "u": 10, "?": 1}
+"""Number of fields before the path in a line of `git status`, by the kind of line."""
+MAX_HASHED_SAMPLES = 32
+"""Most hashed samples of a column that isn't in memory: decoding all would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -175,17 +186,6 @@ def describe_settings() -> dict[str, str]:
     return {name: hide_secrets(os.environ[name]) for name in names}
 
 
-NOT_CODE = frozenset({"__pycache__", "conf", "examples", "pylock.toml", "recipes"})
-"""Names of folders and files in the package that aren't code."""
-GIT = ("git", "--no-optional-locks", "status", "--porcelain=v2", "--branch")
-GIT_S = 5.0
-"""Time limit of git in seconds, since the file system may hang."""
-MAX_CHANGES = 50
-"""Most changed files that are recorded."""
-FIELDS = {"1": 8, "2": 9, "u": 10, "?": 1}
-"""Number of fields before the path in a line of `git status`, by the kind of line."""
-
-
 def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
     """Return a SHA-256 of the package's files, the same in a checkout and a wheel.
 
@@ -232,10 +232,6 @@ def _read_git_state(root: Path) -> dict[str, Any] | None:
         if line[0] in FIELDS
     ]
     return {"commit": commit, "dirty": bool(changed), "changed": changed[:MAX_CHANGES]}
-
-
-MAX_HASHED_SAMPLES = 32
-"""Most hashed samples of a column that isn't in memory: decoding all would take minutes."""
 
 
 @dataclass(frozen=True)

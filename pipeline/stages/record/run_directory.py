@@ -48,8 +48,8 @@ from pipeline.training.parallel.ranks import Ranks
 DESCENDANTS = "descendants.jsonl"
 Made = Literal["exported", "converted", "reproduced"]
 """How a descendant was made."""
-MAX_BYTES = 1 << 20
-"""Most bytes of the file that are read, enough for ten thousand entries."""
+MAX_DESCENDANTS_BYTES = 1 << 20
+"""Most bytes of `DESCENDANTS` that are read, enough for ten thousand entries."""
 OUTPUTS = Path("outputs")
 RECIPE = "recipe.yaml"
 SUMMARY = "summary.json"
@@ -126,7 +126,7 @@ def read_descendants(run_dir: Path) -> Sequence[Descendant]:
         return []
     try:
         with file.open("rb") as opened:
-            lines = opened.read(MAX_BYTES).decode("utf-8", "replace").splitlines()
+            lines = opened.read(MAX_DESCENDANTS_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return []
     descendants: dict[tuple[str, str], Descendant] = {}

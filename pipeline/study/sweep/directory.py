@@ -54,6 +54,9 @@ VARIABLE_SETTINGS = frozenset((
     "_target_", "_recursive_", "trial", "n_trials", "n_jobs", "max_batch_size", "heartbeat_s",
     "max_retry", "storage", "history", "warmup_share", "vectorize", "share", "pairs", "minutes",
 ))
+# fmt: on
+"""Settings in which the commands of one sweep may differ. They aren't stored, since `storage` may
+have a password."""
 
 
 @contextmanager
@@ -221,11 +224,6 @@ class JobSummary(BaseModel):
 def read_summary(job_dir: Path) -> JobSummary | None:
     """Read the result of a job; None without a summary. Raises DataError if it can't be read."""
     return read_model(job_dir / SUMMARY, read_json, JobSummary)
-
-
-# fmt: on
-"""Settings in which the commands of one sweep may differ. They aren't stored, since `storage` may
-have a password."""
 
 
 class Sweeper(BaseModel):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import optuna
 from optuna import Study
 from optuna.distributions import (
     BaseDistribution,
@@ -25,7 +26,7 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
@@ -106,8 +107,6 @@ def _make_trial(
     params = {name: _find_param(run.keys.get(get_key(name)), space[name]) for name in space}
     if any(value is None for value in params.values()):
         return None
-    import optuna
-
     return optuna.create_trial(
         params=params,
         distributions=dict(space),
@@ -134,8 +133,6 @@ def _is_free(key: str, searched: set[str]) -> bool:
 
 def _find_param(value: Any, distribution: BaseDistribution) -> Any:
     """Return a run's value in the form of the search space; None if it is outside of the space."""
-    from optuna.distributions import CategoricalDistribution
-
     if isinstance(distribution, CategoricalDistribution):
         # Choices are texts from the command line.
         for choice in distribution.choices:
@@ -158,8 +155,6 @@ def _normalize_value(value: Any) -> float | str:
 
 def make_sampler(name: str, seed: int) -> BaseSampler:
     """Return a Gaussian process with one of `ACQUISITIONS`, or Optuna's sampler tpe or random."""
-    from optuna.samplers import RandomSampler, TPESampler
-
     if name in ACQUISITIONS:
         return GaussianProcessSampler(ACQUISITIONS[name], seed, FIRST_DRAWS)
     if name == "random":
@@ -176,8 +171,6 @@ def suggest_values(
     maximizes: bool,
 ) -> list[Mapping[str, Any]]:
     """Return values for `count` further runs; the sampler uses the results of `trials`."""
-    import optuna
-
     study = optuna.create_study(direction="maximize" if maximizes else "minimize", sampler=sampler)
     study.add_trials(trials)
     return [dict(study.ask(dict(space)).params) for _ in range(count)]

@@ -1,8 +1,7 @@
 """Averages of the trained parameters, which evaluations use: moving, or schedule-free.
 
-The iterates of a schedule-free optimizer are averaged.
-
-Defazio et al., The road less scheduled, 2024 (arXiv 2405.15682).
+Of a schedule-free optimizer, the iterates are averaged (Defazio et al., The road less scheduled,
+2024, arXiv 2405.15682).
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ def find_evaluated(features: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class ScheduleFree(EvaluatedWeights):
-    """The paper's sequences: x is averaged for evaluations, z is what the optimizer moves, and
-    gradients are taken at y, which the parameters are.
+    """The sequences of Defazio et al.: x is averaged for evaluations, z is what the optimizer
+    moves, and gradients are taken at y, which the parameters are.
 
     Its state is {"evaluated": x, "moved": z, "max_rate": the largest learning rate so far,
     "weight": the sum of the weights of all updates}; the last two are float32 ().

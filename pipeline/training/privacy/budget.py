@@ -39,7 +39,7 @@ CONFIDENCE = 0.95
 SHARES = (0.04, 0.1, 0.2, 0.5, 1.0)
 """Shares of the canaries about which guesses are made, those with the most certain guesses. Each
 share has an equal part of the error probability, so the best of the bounds holds."""
-_MAX_EPSILON = 50.0
+LARGEST_BOUND = 50.0
 """The largest bound that is searched for."""
 
 
@@ -257,7 +257,7 @@ def bound_epsilon(scores: np.ndarray, are_members: np.ndarray, delta: float) -> 
 def _find_bound(num_right: int, num_guesses: int, count: int, delta: float, error: float) -> float:
     """Return the largest epsilon that is refuted with an error probability of at most `error`."""
     low = 0.0
-    high = _MAX_EPSILON
+    high = LARGEST_BOUND
     if compute_p_value(num_right, num_guesses, count, low, delta) > error:
         return 0.0
     while high - low > 1e-4:

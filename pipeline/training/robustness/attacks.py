@@ -48,6 +48,7 @@ HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 # Values of the argument `op` of `draw_uniforms`.
 STRIPES_DRAW = 1
 SQUARES_DRAW = 2
+
 AttackLoss = Callable[[Array, Array], Array]
 """(logits (B, C), classes (B,)) -> float32 (B,), large for a wrong prediction."""
 

@@ -1,5 +1,3 @@
-"""Tests."""
-
 from __future__ import annotations
 
 import hashlib

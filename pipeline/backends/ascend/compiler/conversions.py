@@ -1,7 +1,5 @@
 """Conversions of formats around matrix products, and of types around normalisation and under O1.
 
-Under O1, apex's casts at each call, each type has a list of functions.
-
 A MatMul reads and writes FRACTAL_NZ, blocks of 16 x 16. The trace of AlexNet (2023) has a TransData
 after the product of its 10 classes and before its gradient, and none between products of 4,096
 features, whose element-wise work stays in blocks. CANN's element-wise ops, softmax, layer norm and
@@ -11,10 +9,11 @@ each product that reads a plain matrix, and before each move of a product's resu
 share its copy. Eager frameworks run each op on plain tensors, so every product converts, except
 results of other products.
 
-Convolutions and products compute in float16. The functions of apex's float32 list do so in float32:
-softmax, layer norm, GELU, exponentials and logarithms (apex/amp/lists, its files
-functional_overrides.py and torch_overrides.py). Other ops compute in the widest type of their
-operands, so the tokens of a transformer are float32 from their positions' embedding on.
+Under O1, apex's casts at each call, each type has a list of functions (apex/amp/lists, its files
+functional_overrides.py and torch_overrides.py). Convolutions and products compute in float16, the
+functions of the float32 list in float32: softmax, layer norm, GELU, exponentials and logarithms.
+Other ops compute in the widest type of their operands, so the tokens of a transformer are float32
+from their positions' embedding on.
 """
 
 from __future__ import annotations

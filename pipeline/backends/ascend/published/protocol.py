@@ -7,8 +7,8 @@ classes.csv has all rows that were collected, by id: the network, the population
 pages of a model zoo, MindCV, benchmark pages; `community`: the others, by the folder of the
 source) and the class, which was decided before the row was priced, from the row alone.
 
-Each line has the date, the commit of the code, the number of fits that were tried until then, a
-group of rows, and its score.
+Each line of the log has the date, the commit of the code, the number of fits that were tried until
+then, a group of rows, and its score.
 """
 
 from __future__ import annotations

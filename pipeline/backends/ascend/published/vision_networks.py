@@ -37,19 +37,18 @@ CONVNEXT_WIDTHS = (96, 192, 384, 768)
 """Blocks and channels of each stage of ConvNeXt-T."""
 KERNEL = (7, 7)
 EXPANSION = 4
-"""Channels between the two products of a block, relative to its channels."""
+"""Channels between the two products of a block, relative to its channels, in both networks."""
 LAYER_SCALE = 1e-6
 """Initial factor of a block before the input is added."""
-DROPPED_DEPTH = 0.1
+CONVNEXT_DROP_PATH = 0.1
 """Share of samples that skip the last block in training (Liu et al. 2022, table 5)."""
 WINDOW = 7
 """Edge of a window, in tokens."""
 PATCH = 4
 """Edge of the patch of a token, in pixels."""
 HEAD_FEATURES = 32
-HIDDEN_RATIO = 4
-DROP_PATH = 0.2
-"""Share of samples that skip the last block in training."""
+SWIN_DROP_PATH = 0.2
+"""The same share of Swin-T."""
 SWIN_DEPTHS = (2, 2, 6, 2)
 """Blocks of each stage of Swin-T."""
 FEATURES = 96
@@ -104,7 +103,7 @@ class ConvNeXt(nn.Module):
             x = nn.Conv(width, size, strides=size)(x)
             x = x if stage else nn.LayerNorm(epsilon=1e-6)(x)
             for _ in range(depth):
-                x = ConvNeXtBlock(DROPPED_DEPTH * block / (sum(CONVNEXT_DEPTHS) - 1))(x, train)
+                x = ConvNeXtBlock(CONVNEXT_DROP_PATH * block / (sum(CONVNEXT_DEPTHS) - 1))(x, train)
                 block += 1
         return nn.Dense(self.classes)(nn.LayerNorm(epsilon=1e-6)(x.mean((1, 2))))
 
@@ -120,7 +119,7 @@ class Swin(nn.Module):
         """Return logits (batch, classes) of images (batch, height, width, channels)."""
         tokens = nn.Conv(FEATURES, (PATCH, PATCH), PATCH, name="patches")(images)
         tokens = nn.LayerNorm(name="patch_norm")(tokens)
-        rates = iter(np.linspace(0, DROP_PATH, sum(SWIN_DEPTHS)).tolist())
+        rates = iter(np.linspace(0, SWIN_DROP_PATH, sum(SWIN_DEPTHS)).tolist())
         for stage, depth in enumerate(SWIN_DEPTHS):
             if stage:
                 tokens = PatchMerging(self.mindcv, name=f"merge{stage}")(tokens)
@@ -173,7 +172,7 @@ class SwinBlock(nn.Module):
             attended = jnp.roll(attended, (self.shift, self.shift), (1, 2))
         tokens = tokens + drop(attended)
         hidden = nn.LayerNorm(name="norm2")(tokens)
-        hidden = nn.gelu(nn.Dense(HIDDEN_RATIO * features, name="expand")(hidden), False)
+        hidden = nn.gelu(nn.Dense(EXPANSION * features, name="expand")(hidden), False)
         return tokens + drop(nn.Dense(features, name="contract")(hidden))
 
 

@@ -22,9 +22,8 @@ from pipeline.backends.ascend.tune.autotune import TuneResult
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.value_text import count_noun, format_duration
 
-LAYERS_IN_JSON = 10
 MAX_LAYERS = 10
-"""Largest number of layers that are listed."""
+"""Largest number of layers that are listed, in lines and in JSON."""
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 LIMITS = {
     "cube": "products of matrices on the cube",
@@ -39,8 +38,6 @@ LIMITS = {
     "pcie": "copies of batches over PCIe",
 }
 """Meaning of each limit of a step, by `Report.bound`."""
-
-
 PIPELINES = {
     "cube": "cube",
     "vector": "vector unit",
@@ -51,8 +48,6 @@ PIPELINES = {
     "link": "links",
 }
 """Names of a core's pipelines by what limits a task, `TaskTime.bound`."""
-
-
 DISTINGUISHABLE = 0.01
 """Smallest predicted gain that the model can distinguish from none."""
 
@@ -127,7 +122,7 @@ class Report(PricedStep):
             "auto_tune": auto_tune,
             "layers": [
                 {"layer": layer.layer, "modelled_ms": layer.us / 1e3, "share": layer.share}
-                for layer in self.layers[:LAYERS_IN_JSON]
+                for layer in self.layers[:MAX_LAYERS]
             ],
             "coverage": dict(self.coverage),
             "tasks": len(self.graph.tasks),

@@ -1,7 +1,7 @@
 """Custom backward passes of PyTorch modules, which torch.export leaves out without a word.
 
 While a module is exported, every `torch.autograd.Function` also computes its backward pass, so the
-program has the operators of both. `backward_passes` describes the result. Hooks on gradients have
+program has the operators of both. `graph` describes the result. Hooks on gradients have
 no such form and are refused.
 """
 

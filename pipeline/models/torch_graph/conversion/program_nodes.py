@@ -18,13 +18,11 @@ VIEWS = frozenset((
     "select", "slice", "split", "split_with_sizes", "squeeze", "swapaxes", "swapdims", "t", "to",
     "transpose", "type_as", "unbind", "unflatten", "unsqueeze", "view", "view_as",
 ))
+# fmt: on
+"""Operators whose result may share the memory of their first argument."""
 _REGIONS = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled": 1}
 """Calls of a region, by the index of the region among the arguments. Settings come before it, and
 what the region reads after it."""
-
-
-# fmt: on
-"""Operators whose result may share the memory of their first argument."""
 
 
 def parse_base_name(full_op: str) -> str:

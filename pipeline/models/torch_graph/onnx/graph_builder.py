@@ -32,8 +32,6 @@ MAX_ELEMENTS = 2**31
 MAX_CONSTANTS = 2**26
 """Most values of all computed constants together."""
 _INT32 = np.iinfo(np.int32)
-
-
 TRAINING = object()
 """An argument that is true in the form for training and false in the form for evaluation."""
 

@@ -3,9 +3,9 @@
 Gradients are computed by JAX's derivatives of the forward operators; `apply_graph` computes custom
 backward passes.
 
-Programs have them if a custom backward pass calls `torch.autograd.grad`.
-
-Their functions here have the parameters, against which arguments are checked.
+Programs have operators of gradients if a custom backward pass calls `torch.autograd.grad`. The
+functions of a custom pass's operators only have the parameters, against which arguments are
+checked.
 """
 
 from __future__ import annotations

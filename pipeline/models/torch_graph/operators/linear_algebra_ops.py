@@ -28,6 +28,8 @@ from pipeline.models.torch_graph.operator_table import (
 )
 
 Axes = Sequence[int]
+BARE = "forward"
+"""Name in jax.numpy of an inverse transform without a factor."""
 
 
 def power_norm(x: Array, power: float, axis: Any, keepdims: bool = False) -> Array:
@@ -288,10 +290,6 @@ def transform_complex(x: TorchTensor, dim: Axes, normalization: int, forward: bo
         return to_tensor(array)
     y = jnp.fft.fftn(array, axes=axes) if forward else jnp.fft.ifftn(array, axes=axes, norm=BARE)
     return to_tensor(_scale(y, axes, array.shape, normalization))
-
-
-BARE = "forward"
-"""Name in jax.numpy of an inverse transform without a factor."""
 
 
 @aten("_fft_c2r.default")

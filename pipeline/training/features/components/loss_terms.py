@@ -14,7 +14,7 @@ Drucker and LeCun, Improving generalization performance using double backpropaga
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -102,8 +102,6 @@ class Distillation(StepFeature):
         return outputs._replace(losses=losses, sums={**outputs.sums, self.name: sums})
 
     def _predict(self, forward: ForwardPass) -> Array:
-        from dataclasses import replace
-
         from pipeline.training.state import merge_params
 
         part = forward.state.features[self.name]

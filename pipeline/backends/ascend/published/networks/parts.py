@@ -26,6 +26,9 @@ Resize = Callable[[Array, Sequence[int]], Array]
 """Function that returns maps of another size (height, width)."""
 DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 DEPTHS[152] = (3, 8, 36, 3)
+"""Blocks of each stage of a ResNet, by its depth."""
+VGG16 = ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3)
+"""Features of the convolutions of each stage."""
 
 
 class Net(nn.Module):
@@ -266,9 +269,6 @@ def vgg(x: Array, stages: Sequence[Sequence[int]], *, bias: bool = True) -> list
         levels.append(x)
         x = max_pool(x)
     return levels
-
-
-VGG16 = ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3)
 
 
 def relu6(x: Array) -> Array:
