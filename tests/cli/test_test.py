@@ -13,7 +13,9 @@ import yaml
 
 from pipeline.__main__ import main
 from pipeline.cli.commands.root import ROOT as COMMANDS
+from pipeline.cli.test import _open_side
 from pipeline.core.files.package_paths import RECIPES
+from pipeline.study.expect.sides import CodeSide
 from tests.conftest import ROOT
 from tests.study.expect.test_sides import git
 
@@ -53,6 +55,13 @@ def test_documented_commands_run(project: Path, capfd: pytest.CaptureFixture[str
     assert suite is not None
     assert (suite.get("tests"), suite.get("failures")) == ("3", "0")
     assert (project / "recipes" / "expected" / "mine.json").exists()
+
+
+def test_file_of_a_recipe_does_not_make_the_folder_a_run(project: Path) -> None:
+    """A run's folder has a recipe.yaml, too, but HEAD isn't in it."""
+    (project / "recipe.yaml").write_text("name: mine\n")
+    with _open_side("HEAD") as side:
+        assert isinstance(side, CodeSide)
 
 
 @pytest.mark.slow

@@ -210,7 +210,9 @@ def read_tested_recipe(name: str) -> RecipeTest:
     expectations = parse_expectations(section)
     total = recipe.train.end_step or recipe.train.steps
     if late := [item.key for item in expectations if total and (item.step or 0) > total]:
-        raise RecipeError([f"{SECTION}.{key}: the run ends at step {total:,}" for key in late])
+        raise RecipeError(
+            [f"{SECTION}.{key}: the run ends at step {total:,}; null removes it" for key in late]
+        )
     return RecipeTest(name, file, recipe, expectations)
 
 

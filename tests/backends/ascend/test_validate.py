@@ -276,7 +276,7 @@ def test_scores_of_sealed_rows_print_no_row(
     monkeypatch.setattr("pipeline.backends.ascend.validate.score_sealed", lambda **_: scores)
     assert main(["--seal"]) == 0
     assert capsys.readouterr().out == f"seal: {scores['seal']}\n"
-    assert main(["--seal", "--row", "MS0081"]) == 1
+    assert main(["--seal", "--row", "MS0081"]) == 2
     assert capsys.readouterr().err.startswith("error: --seal: scores the sealed rows; must")
 
 
@@ -292,7 +292,8 @@ def test_scores_of_sealed_rows_print_no_row(
 def test_chart_that_cannot_be_written_is_refused_before_pricing(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*options, "--plot", str(tmp_path / "missing" / "chart.svg")]) == 1
+    status = 2 if options else 1
+    assert main([*options, "--plot", str(tmp_path / "missing" / "chart.svg")]) == status
     assert message in capsys.readouterr().err
 
 

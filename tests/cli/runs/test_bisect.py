@@ -200,6 +200,20 @@ def test_metric_names_the_key_by_which_it_is_worse(
         bisect([str(bad), str(good), "--metric=loss", "--pairs=6"])
 
 
+@pytest.mark.slow
+def test_key_that_makes_runs_fail_is_named(
+    good: Path, cache: Path, tmp_path: Path, read_facts: Callable[..., Any]
+) -> None:
+    """Every run with the rate has a step that isn't finite, and no metric."""
+    bad = tmp_path / "bad"
+    with pytest.raises(PipelineError, match="Invalid loss"):
+        run(compose_tiny(cache, *KEYS, "train.optimizer.lr=1e30", *HARMLESS), bad)
+    facts = read_facts(str(good), str(bad), "--metric=loss", "--pairs=6")
+    assert facts["keys"] == ["train.optimizer.lr = 1e+30: was 0.01"]
+    assert facts["worse_by"] is None
+    assert facts["undecided"] == 0
+
+
 def test_mixture_that_is_no_recipe_is_neither(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise RecipeError("no")

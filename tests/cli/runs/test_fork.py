@@ -218,8 +218,25 @@ def test_folder_that_is_not_empty_is_refused(trained: Path, tmp_path: Path) -> N
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="holds other files than a run's: file"):
         fork_command([f"{trained}@3", f"--out={tmp_path}"])
-    with pytest.raises(RunError, match="holds a run already"):
+    with pytest.raises(UsageError, match="must be a new or an empty folder"):
         fork_command([f"{trained}@3", f"--out={trained}"])
+
+
+def test_folder_that_cannot_be_made_is_refused_before_the_replay(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="must be in a folder"):
+        fork_command([f"{trained}@7", f"--out={tmp_path / 'file' / 'fork'}"])
+    assert "replay" not in capsys.readouterr().out
+
+
+def test_fork_of_a_run_with_adapters_has_its_bits(fork: Fork, cache: Path, tmp_path: Path) -> None:
+    """Checkpoints have the adapters alone, those of the fork too."""
+    adapters = "train.features=[{name: lora, rank: 2, targets: ['*']}]"
+    run(compose_tiny(cache, *KEYS, "train.schedule.name=constant", adapters), tmp_path / "run")
+    assert fork(f"{tmp_path / 'run'}@4", tmp_path / "fork") == 0
+    assert_same_results(tmp_path / "run", tmp_path / "fork")
 
 
 def test_run_without_checkpoints_is_replayed_from_the_start(

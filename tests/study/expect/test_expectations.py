@@ -62,6 +62,7 @@ def test_section_is_parsed(key: str, value: Any, rule: FigureBound | FigureValue
         ("accuracy", True, "must be a bound as in"),
         ("step_ms", "recorded", "a time never repeats"),
         ("step_ms", "<= 0x", "a multiple must be above 0"),
+        ("train_step_ms", "<= 3", "there is no such figure of a run"),
         ("learns", False, "must be true; leave it out instead"),
     ],
 )
@@ -136,6 +137,17 @@ def test_problems_of_all_recipes_are_reported(tmp_path: Path) -> None:
     assert len(error.value.problems) == 2
     assert "first.yaml: expect.loss@0" in error.value.problems[0]
     assert "has no section expect" in error.value.problems[1]
+
+
+@pytest.mark.medium
+def test_step_after_the_end_is_refused_before_training(tmp_path: Path) -> None:
+    section = (
+        "train: {epochs: null, steps: 40}\n"
+        "expect: {loss@40: recorded, loss@41: recorded, loss@100: null}\n"
+    )
+    with pytest.raises(RecipeError, match=r"expect\.loss@41: the run ends at step 40") as error:
+        find_tested_recipes([str(write_recipe(tmp_path, section, "tested"))])
+    assert len(error.value.problems) == 1
 
 
 @pytest.mark.slow
