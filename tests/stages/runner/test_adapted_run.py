@@ -14,7 +14,7 @@ from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.reporter import Reporter
-from pipeline.inspect import replay
+from pipeline.inspect.replay import open_at
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.record.trained_run import read_trained_run
@@ -144,7 +144,7 @@ def test_state_of_a_step_has_the_frozen_weights(base: Path, whole: Path) -> None
     """Replayed from the start and from a checkpoint, with the numbers of the run's log."""
     frozen = read_trained_run(base).arrays
     for step in (2, 12):
-        state = replay(whole, step, Reporter()).state
+        state = open_at(whole, step, Reporter()).state
         for layer in ("conv_0", "dense_0"):
             kernel = state.params[layer]["kernel"]
             np.testing.assert_array_equal(kernel, frozen[f"params/{layer}/kernel"])
