@@ -47,6 +47,7 @@ HOST_ONLY: Mapping[str, str] = {
     "checkpoint.renames": "only with checkpoint.restore",
     "checkpoint.rules": "only with checkpoint.restore",
     "model.init.conv": "only for networks with convolutions, which these don't have",
+    "dataset.eval.batch_size": "how many samples an evaluation reads at once: metrics are of all",
     "debug": "whether an unexpected error shows its traceback",
     "train.dispatch_seconds": "how soon a signal is handled in a long sink",
     "train.remat_bytes": "only with remat: auto: where memory is saved",

@@ -168,7 +168,7 @@ def test_shipped_features_work_from_outside_of_the_package(package: Path, cache:
     """Nothing in the package knows a feature of `train.features` by name."""
     folder = package / "pipeline/training/features/components"
     plugins = []
-    for name in ("lookahead", "accumulate_labels"):
+    for name in ("weight_averages", "accumulate_labels"):
         plugin = package / f"own_{name}.py"
         (folder / f"{name}.py").rename(plugin)
         plugins += ["--plugin", str(plugin)]

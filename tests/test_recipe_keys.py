@@ -29,6 +29,7 @@ from tests.recipe_keys import (
 
 SHORT = (
     "train.steps=12",
+    "train.batch_size=14",  # 96 samples have a remainder
     "train.sink_size=6",
     "monitor.tensorboard=true",
     "eval.samples=8",
