@@ -35,6 +35,7 @@ from benchmarks.foreign_networks import (
     draw_families,
     make_network,
 )
+from benchmarks.imported_step import make_step
 from benchmarks.measure import add_save, heading, publish, table
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module
@@ -240,23 +241,7 @@ def train_torch(network: ForeignNetwork, batches: Batches, dtype: torch.dtype) -
 def train_jax(network: TorchNetwork, variables: Any, batches: Batches) -> tuple[list[float], float]:
     """Train an imported network; return the loss of each step, and the seconds to compile it."""
     optimizer = optax.sgd(RATE)
-
-    def step(params: Any, stats: Any, state: Any, x: Any, labels: Any) -> Any:
-        def compute_loss(params: Any) -> Any:
-            logits, changed = network.apply(
-                {"params": params, "batch_stats": stats},
-                x,
-                train=True,
-                mutable=["batch_stats"],
-                rngs={"dropout": jax.random.key(0)},
-            )
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            return losses.mean(), changed.get("batch_stats", {})
-
-        (loss, stats), gradients = jax.value_and_grad(compute_loss, has_aux=True)(params)
-        updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), stats, state, loss
-
+    step = make_step(network, optimizer)
     params, stats = jax.tree.map(jnp.asarray, (variables["params"], variables["batch_stats"]))
     state = optimizer.init(params)
     arrays = [(jnp.asarray(to_samples(x)), jnp.asarray(labels)) for x, labels in batches]

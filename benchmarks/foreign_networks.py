@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import library as torch_library
 from torch import nn
 
 from pipeline.models.torch_graph.conversion.output_choice import choose_tensor
 
 Package = Literal["timm", "transformers"]
 
-_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
+_LIBRARY = torch_library.Library("torchvision", "FRAGMENT")
 COUNTS: Mapping[Package, int] = {"timm": 60, "transformers": 34}
 """Families of each package that are drawn."""
 CLASSES = 10

@@ -29,6 +29,7 @@ import torch
 import torchvision
 from torch import nn
 
+from benchmarks.imported_step import make_step
 from benchmarks.layouts import Contestant
 from benchmarks.measure import add_save, alternate, heading, publish, table
 from pipeline.core.plugins.loading import export_plugins
@@ -243,24 +244,7 @@ def train_torch(
 def train_jax(network: TorchNetwork, variables: Any, batches: Batches, rate: float) -> list[float]:
     """Train an imported network, and return the loss of each step."""
     optimizer = optax.sgd(rate, momentum=0.9)
-
-    @jax.jit
-    def step(params: Any, stats: Any, state: Any, images: Any, labels: Any) -> Any:
-        def compute_loss(params: Any) -> Any:
-            logits, changed = network.apply(
-                {"params": params, "batch_stats": stats},
-                images,
-                train=True,
-                mutable=["batch_stats"],
-                rngs={"dropout": jax.random.key(0)},
-            )
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            return losses.mean(), changed.get("batch_stats", {})
-
-        (loss, stats), gradients = jax.value_and_grad(compute_loss, has_aux=True)(params)
-        updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), stats, state, loss
-
+    step = jax.jit(make_step(network, optimizer))
     params = variables["params"]
     stats = variables["batch_stats"]
     state = optimizer.init(params)

@@ -111,9 +111,8 @@ def train(
     """Train from `history.step` to the end; `host` is the host's part of a checkpoint.
 
     Yields the report of each sink before its boundary is saved. Updates `history`, and returns the
-    state after saving it. Raises NonFiniteStepError if a loss or gradient isn't finite and
-    `train.on_nan` ends the run, and CallbackError if a callback fails that ends the run. In both
-    cases the last finite state has been saved, and `history` ends at it.
+    state after saving it. Once the last finite state is saved, at which `history` ends, raises
+    NonFiniteStepError if `train.on_nan` ends the run, and CallbackError if a failed callback does.
     """
     started_at = time.monotonic()
     progress = Progress.restore(state, host, history)

@@ -148,16 +148,7 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         privacy = plan_privacy(recipe, dataset, planned.total, reporter)
     if recipe.eval.robustness:
         require_attackable(recipe, dataset)
-    pixel_scale = None
-    if recipe.train.adversarial is not None:
-        from pipeline.stages.features.feature_facts import make_pixel_scale
-
-        pixel_scale = make_pixel_scale(recipe, dataset, "train")
-    inputs = FeatureInputs(
-        samples=len(dataset.train),
-        privacy_rule=None if privacy is None else privacy.rule,
-        pixel_scale=pixel_scale,
-    )
+    inputs = _make_feature_inputs(recipe, dataset, privacy)
     step_config = replace(step_config, features=make_step_features(recipe, inputs))
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
@@ -207,6 +198,21 @@ def fit_metrics(
     labels = [split.columns["label"] for split in splits]
     metrics = tuple(metric.fit_to_samples(labels, outputs) for metric in step_config.metrics)
     return replace(step_config, metrics=metrics)
+
+
+def _make_feature_inputs(recipe: Recipe, dataset: Dataset, privacy: Budget | None) -> FeatureInputs:
+    """Return what features of the step need besides the recipe."""
+    pixel_scale = None
+    if recipe.train.adversarial is not None:
+        # Imported here, since few runs attack their images.
+        from pipeline.stages.features.feature_facts import make_pixel_scale
+
+        pixel_scale = make_pixel_scale(recipe, dataset, "train")
+    return FeatureInputs(
+        samples=len(dataset.train),
+        privacy_rule=None if privacy is None else privacy.rule,
+        pixel_scale=pixel_scale,
+    )
 
 
 def _add_features(draft: StepDraft, inputs: FeatureInputs, steps_per_epoch: int) -> StepConfig:

@@ -118,7 +118,6 @@ def export_module(
     torch = import_torch()
     origin = origin or type(module).__name__
     refuse_gradient_hooks(torch, module)
-    was_training = module.training
     if not isinstance(samples, Mapping):
         samples = {INPUT: TensorSpec(tuple(samples), dtype)}
     examples = {
@@ -131,13 +130,7 @@ def export_module(
     ordered = [
         by_id[id(leaf)] for leaf in torch.utils._pytree.tree_leaves((call.args, call.kwargs))
     ]
-    try:
-        module.train()
-        train = _export_draft(torch, origin, module, call, batch, output)
-        module.eval()
-        evaluate = _export_draft(torch, origin, module, call, batch, output)
-    finally:
-        module.train(was_training)
+    train, evaluate = _export_modes(torch, origin, module, call, batch, output)
     names = _choose_names(module)
     train = train.rename_arrays(names)
     evaluate = evaluate.rename_arrays(names, constant_suffix="@eval")
@@ -177,6 +170,25 @@ def _bind_inputs(origin: str, module: Any, examples: Mapping[str, Any]) -> inspe
             f"{origin}: its forward can't be called with {inputs}: {error}; model.inputs must name "
             "a column for each of its inputs"
         ) from error
+
+
+def _export_modes(
+    torch: Any,
+    origin: str,
+    module: Any,
+    call: inspect.BoundArguments,
+    batch: int | None,
+    output: str | None,
+) -> tuple[Draft, Draft]:
+    """Export the module in training and in evaluation; its mode is the same afterwards."""
+    was_training = module.training
+    try:
+        module.train()
+        train = _export_draft(torch, origin, module, call, batch, output)
+        module.eval()
+        return train, _export_draft(torch, origin, module, call, batch, output)
+    finally:
+        module.train(was_training)
 
 
 def _export_draft(

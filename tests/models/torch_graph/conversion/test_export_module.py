@@ -421,7 +421,7 @@ def test_draws_in_evaluation_are_refused() -> None:
 
 
 def test_images_of_the_wrong_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"shape \(3, 6, 6\) fails in training: .*3 channels"):
+    with pytest.raises(ValueError, match=r"shape \(3, 6, 6\) after map ops fails in training: .*3 channels"):
         export_module(Net(), (3, 6, 6))
 
 
