@@ -421,7 +421,8 @@ def test_draws_in_evaluation_are_refused() -> None:
 
 
 def test_images_of_the_wrong_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"shape \(3, 6, 6\) after map ops fails in training: .*3 channels"):
+    pattern = r"shape \(3, 6, 6\) after map ops fails in training: .*3 channels"
+    with pytest.raises(ValueError, match=pattern):
         export_module(Net(), (3, 6, 6))
 
 
