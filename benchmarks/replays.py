@@ -7,12 +7,12 @@
 
 `steps` trains runs of drawn keys, and computes drawn steps of each again, in any order. A step is
 right if its loss has the bits of metrics.jsonl, which this script reads by itself, and if no file
-of the run has changed. `samples` changes one training sample, and looks at the first step after two epochs
-that reads it: the sample should be the first of the ranking of `step`. `keys` trains two runs with
-one or two keys that act at step 1, and up to six that act later: `bisect` should name the former in
-at most 2 log2 n + 6 runs. `cooldowns` plans and trains eight lengths of a warmup-stable-decay
-schedule as one sweep, in at most 2.6 times the steps of the longest. The exit status is 1 if a case
-fails.
+of the run has changed. `samples` changes one training sample, and looks at the first step after two
+epochs that reads it: the sample should be the first of the ranking of `step`. `keys` trains two
+runs with one or two keys that act at step 1, and up to six that act later: `bisect` should name the
+former in at most 2 log2 n + 6 runs. `cooldowns` plans and trains eight lengths of a warmup-stable-
+decay schedule as one sweep, in at most 2.6 times the steps of the longest. The exit status is 1 if
+a case fails.
 """
 
 from __future__ import annotations
