@@ -1,10 +1,9 @@
 """A run opened at a step: the nearest checkpoint, replayed by the program that the run compiled.
 
-Promises of a replay are what must be as it was in the run, and what has changed since.
-
 The trip count of a training loop is an argument, so the same machine code runs to any step. Every
 replayed step, and the step after the last one, is compared with metrics.jsonl. If a bit differs,
-the state isn't the run's: the replay ends, or goes on as an approximation that is marked.
+the state isn't the run's: the replay ends, or goes on as an approximation that is marked. Then a
+message names the promise that is gone: what must be as it was in the run, and has changed since.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
 """Losses for some targets: unbalanced labels, masks, and classes in an order.
 
-Focal losses (Lin et al. 2017, "Focal Loss for Dense Object Detection"): easy labels count less.
+Focal losses count easy labels less (Lin et al. 2017, "Focal Loss for Dense Object Detection"). The
+loss of a label is its cross-entropy times (1 - p)^gamma, with p the predicted probability of what
+is true. Soft targets get the sum over what may be true, weighted by the targets. So the loss of
+labels that are mixed by lambda is the same mixture of their losses.
 
-The loss of a label is its cross-entropy times (1 - p)^gamma, with p the predicted probability of
-what is true. Soft targets get the sum over what may be true, weighted by the targets. So the loss
-of labels that are mixed by lambda is the same mixture of their losses.
+Losses of masks compare areas, so a small object counts as much as a large one. A network predicts a
+class at every position of a sample, such as its pixels: logits (B, ..., C) and labels (B, ...) int.
+Areas are compared within each sample, over its valid labels, so the loss of a sample doesn't depend
+on its batch.
 
-Losses of masks: overlaps of areas, which count a small object as much as a large one.
-
-A network predicts a class at every position of a sample, such as its pixels: logits (B, ..., C) and
-labels (B, ...) int. Areas are compared within each sample, over its valid labels, so the loss of a
-sample doesn't depend on its batch.
-
-The loss of classes in an order, such as grades: far errors cost more than near ones.
+In the loss of classes in an order, such as grades, far errors cost more than near ones.
 """
 
 from __future__ import annotations

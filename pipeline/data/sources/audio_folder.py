@@ -1,10 +1,9 @@
 """The user's sound files, in a folder for each class, and vowels made by a formula.
 
-A vowel is a sum of a voice's harmonics, as loud as its formants let them.
-
-No one spoke them. Pitch and formants of ten English vowels of men, women and children are means
-that Peterson and Barney measured (Control methods used in a study of the vowels, Journal of the
-Acoustical Society of America 24, 1952, table II).
+A vowel is a sum of a voice's harmonics, as loud as its formants let them. No one spoke it. Pitch
+and formants of ten English vowels of men, women and children are means that Peterson and Barney
+measured (Control methods used in a study of the vowels, Journal of the Acoustical Society of
+America 24, 1952, table II).
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 The page is a table whose rows are marked by thresholds that the reader moves.
 
-Columns of an accuracy comparison, by the formulas of CANN's msaccucmp.
-
-x is the left side, which is examined, and y the right side, the reference. Both are flattened, and
-sums are in float64. `epsilon` is the float32 epsilon.
+Columns have the formulas of CANN's msaccucmp. x is the left side, which is examined, and y the
+right side, the reference. Both are flattened, and sums are in float64. `epsilon` is the float32
+epsilon.
 
     cosine similarity             x.y / (|x| |y|), at most 1
     maximum absolute error        max |x - y|

@@ -3,10 +3,9 @@
 They are compiled apart from the training program, since more outputs would change how XLA fuses it.
 So their loss may differ from the run's loss in the last digits.
 
-Replay of a traced function in float64: the same equations with wider floating-point types.
-
-Its results show how much of a difference is rounding. Types that layers request are widened too.
-Random draws keep their bits, since they are integers until they are compared.
+A replay in float64 has the same equations with wider floating-point types. Its results show how
+much of a difference is rounding. Types that layers request are widened too. Random draws keep their
+bits, since they are integers until they are compared.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Search for changed images with wrong predictions, guided by the coverage of layers.
 
-Changes of images that keep their classes: affine maps, brightness, contrast, blur and noise.
+Changes keep the class of an image: affine maps, brightness, contrast, blur and noise. Images are
+bytes (B, H, W, C) of 1 or 3 channels. Random numbers are a pure function of (seed, round, place in
+the round).
 
-Images are bytes (B, H, W, C) of 1 or 3 channels. Random numbers are a pure function of (seed,
-round, place in the round).
-
-Coverage of a network's layers: k-multisection and boundary coverage of neurons.
-
-A neuron is a feature of a layer's output, averaged over positions (Pei et al. 2017, DeepXplore).
-Its range on training samples is cut into k equal sections. A set of samples covers the share of
-sections that one of its samples reaches, and of the corners beyond both ends of the range (Ma et
-al. 2018, DeepGauge: KMNC and NBC).
+Coverage is of neurons. A neuron is a feature of a layer's output, averaged over positions (Pei et
+al. 2017, DeepXplore). Its range on training samples is cut into k equal sections. A set of samples
+covers the share of sections that one of its samples reaches, and of the corners beyond both ends of
+the range (Ma et al. 2018, DeepGauge: KMNC and NBC).
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The flax module of a network in custom code, whose layers can be observed.
-
-Observation of the dense and convolutional layers of any JAX function.
+"""The flax module of a network in custom code, whose dense and convolutional layers are observed.
 
 Some optimizers read the inputs of layers. The network is traced to a jaxpr, which is evaluated
 equation by equation. A parameter named `kernel` is followed through calls, casts and transposes. A

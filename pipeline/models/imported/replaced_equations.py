@@ -1,12 +1,11 @@
 """Equations of a jaxpr that the package's lowerings compute, and why they can't compute others.
 
-Gradients of replaced equations, recognised in a function that computes gradients.
-
-JAX writes the gradients of a convolution as convolutions with other dimension numbers, dilations
-and pads. It writes gradients of a product as products, and the gradient of max pooling as a
-scatter. To find them, each equation that a lowering computes is differentiated alone. An equation
-of the function with the same primitive, parameters and shapes as that gradient computes it, for any
-operands. So the recognition doesn't depend on how a version of JAX writes gradients.
+The gradients of these equations are recognised in a function that computes gradients. JAX writes
+the gradients of a convolution as convolutions with other dimension numbers, dilations and pads. It
+writes gradients of a product as products, and the gradient of max pooling as a scatter. To find
+them, each equation that a lowering computes is differentiated alone. An equation of the function
+with the same primitive, parameters and shapes as that gradient computes it, for any operands. So
+the recognition doesn't depend on how a version of JAX writes gradients.
 """
 
 from __future__ import annotations

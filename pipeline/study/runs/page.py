@@ -1,9 +1,8 @@
 """Page of all runs: one HTML file that contains data, style and script, and needs no server.
 
-Importance of keys: how much each key decides whether a run is good.
-
-It is computed by Optuna's PED-ANOVA (Watanabe, Bansal, Hutter, IJCAI 2023) over bootstrap samples
-of the runs, since an importance from few runs is mostly noise.
+It shows how much each key decides whether a run is good: Optuna's PED-ANOVA (Watanabe, Bansal,
+Hutter, IJCAI 2023) over bootstrap samples of the runs, since an importance from few runs is mostly
+noise.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Earlier runs as the finished trials with which a study begins, and the choice of the next trial.
 
-Gaussian process over the results of a study, which chooses the next trial.
-
-Optuna's needs torch. A trial is a point of the unit cube: a range is an axis that is scaled to
-0..1, on a log scale by its logarithm, and every choice of a list is an axis. Values are
-standardised. Formulas: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006,
-equations 4.17 (Matern 5/2), 2.25, 2.26 and 2.30.
+A Gaussian process over the results of a study chooses the next trial. Optuna's needs torch. A trial
+is a point of the unit cube: a range is an axis that is scaled to 0..1, on a log scale by its
+logarithm, and every choice of a list is an axis. Values are standardised. Formulas: Rasmussen and
+Williams, Gaussian Processes for Machine Learning, 2006, equations 4.17 (Matern 5/2), 2.25, 2.26 and
+2.30.
 """
 
 from __future__ import annotations

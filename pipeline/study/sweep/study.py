@@ -1,11 +1,10 @@
 """Study of a command with `hydra/sweeper=optuna`: settings, opening, pruner and storage.
 
-Storage of a study for any number of processes, with heartbeats that detect dead processes.
-
-The default is Optuna's journal, a file in the sweep's directory; a URL names a database. Running
-trials send heartbeats. Optuna has heartbeats for databases only. For a journal, a heartbeat touches
-a file of its trial. To find old heartbeats, another file is touched and the times are compared, so
-that only the file server's clock matters.
+Any number of processes work on a study. By default it is Optuna's journal, a file in the sweep's
+directory; a URL names a database. Running trials send heartbeats, by which dead processes are
+found. Optuna has heartbeats for databases only. For a journal, a heartbeat touches a file of its
+trial. To find old heartbeats, another file is touched and the times are compared, so that only the
+file server's clock matters.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The noise of a run, the epsilon that it spends, by dp-accounting, and a lower bound on it.
 
-A lower bound on epsilon, from guesses about the samples that a run was trained on.
-
-A canary is a sample that is trained on with probability 1/2. Epsilon limits how often guesses about
-this choice are right (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846).
+The bound follows from guesses about canaries, samples that are trained on with probability 1/2.
+Epsilon limits how often guesses about this choice are right (Steinke, Nasr and Jagielski 2023,
+arXiv 2305.08846).
 """
 
 from __future__ import annotations

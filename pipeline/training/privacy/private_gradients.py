@@ -1,15 +1,12 @@
 """The private gradients of a step: clipped by sample, summed, and with noise.
 
-The sum of the gradients of a batch's samples, each scaled down if its norm is above the clip.
-
-A backward pass captures the inputs a and the output cotangents d of each layer. The gradient of one
-sample in a dense layer, a' d, isn't computed, since its squared norm is |a|^2 |d|^2 (Goodfellow
-2015, arXiv 1510.01799). For tokens the squared norm is the sum of (a a') * (d d') over pairs of
-tokens (Li et al. 2022, arXiv 2110.05679). The gradients of small kernels and of other layers are
-computed sample by sample. The clipped sum is a product with weighted cotangents, so it needs no
-second backward pass (Bu et al. 2023, arXiv 2210.00038).
-
-Noise on clipped sums, and a clip that follows a quantile of the norms.
+Each sample's gradient is scaled down if its norm is above the clip. A backward pass captures the
+inputs a and the output cotangents d of each layer. The gradient of one sample in a dense layer,
+a' d, isn't computed, since its squared norm is |a|^2 |d|^2 (Goodfellow 2015, arXiv 1510.01799). For
+tokens the squared norm is the sum of (a a') * (d d') over pairs of tokens (Li et al. 2022, arXiv
+2110.05679). The gradients of small kernels and of other layers are computed sample by sample. The
+clipped sum is a product with weighted cotangents, so it needs no second backward pass (Bu et al.
+2023, arXiv 2210.00038). The clip may follow a quantile of the norms.
 
 The noise of a step is a pure function of (secret key, step). So a resumed run that computes a step
 again adds the same noise, and different steps have different noise.

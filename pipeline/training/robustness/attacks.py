@@ -2,15 +2,13 @@
 
 Losses are of logits (B, C) and classes int32 (B,).
 
-Auto-PGD: gradient steps with momentum, whose length is halved if the loss grows too slowly.
+Auto-PGD takes gradient steps with momentum, whose length is halved if the loss grows too slowly
+(Croce and Hein 2020, arXiv 2003.01690, algorithm 1, with alpha 0.75 and rho 0.75).
 
-Croce and Hein 2020, arXiv 2003.01690, algorithm 1, with alpha 0.75 and rho 0.75.
-
-The Square attack, which needs no gradients: Andriushchenko et al. 2020, arXiv 1912.00049.
-
-A step changes a random square of the image. In the square, each channel becomes the original image
-plus or minus the radius. The change is undone unless it makes `compute_margin` larger. This is the
-paper's algorithm 2, for the norm linf.
+The Square attack needs no gradients (Andriushchenko et al. 2020, arXiv 1912.00049, algorithm 2, for
+the norm linf). A step changes a random square of the image. In the square, each channel becomes the
+original image plus or minus the radius. The change is undone unless it makes `compute_margin`
+larger.
 """
 
 from __future__ import annotations

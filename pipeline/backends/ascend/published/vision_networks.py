@@ -1,9 +1,8 @@
 """Vision networks of published steps as flax modules: ConvNeXt, Swin Transformer, DBNet.
 
 ConvNeXt has layer norm (Liu et al. 2022). DBNet detects text by differentiable binarisation (Liao
-et al. 2020).
-
-Swin Transformer: attention in windows that every second block shifts (Liu et al. 2021).
+et al. 2020). Swin Transformer has attention in windows that every second block shifts (Liu et al.
+2021).
 
 MindCV computes queries, keys and values by a product each, and joins patches by one transpose
 (models/swintransformer.py of mindcv 0.3.0). The authors' code has one product, whose result it

@@ -1,10 +1,9 @@
 """PyTorch's files, `.pt` and `.pth`: a zip of a pickle and the bytes of each storage.
 
-The pickle inside a PyTorch file, read as data: nothing is imported, called or built.
-
-A pickle is a program for a stack machine. Here the opcodes that torch writes for a dictionary of
-tensors are executed on plain values. The name of a class or function stays a name. A call of a
-function that torch needs becomes a record of the call. Everything else is refused.
+The pickle is read as data: nothing is imported, called or built. A pickle is a program for a stack
+machine. Here the opcodes that torch writes for a dictionary of tensors are executed on plain
+values. The name of a class or function stays a name. A call of a function that torch needs becomes
+a record of the call. Everything else is refused.
 """
 
 from __future__ import annotations

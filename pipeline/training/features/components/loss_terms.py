@@ -1,14 +1,12 @@
 """Features that add a term to the loss: distillation, and a penalty on the inputs' gradient.
 
-Distillation: the network learns the outputs of a teacher besides the labels.
+By distillation the network learns the outputs of a teacher besides the labels (Hinton, Vinyals and
+Dean, Distilling the knowledge in a neural network, 2015, arXiv 1503.02531). The teacher may be an
+average of the network (Tarvainen and Valpola, Mean teachers are better role models, 2017, arXiv
+1703.01780).
 
-Hinton, Vinyals and Dean, Distilling the knowledge in a neural network, 2015 (arXiv 1503.02531);
-with an average of the network as teacher: Tarvainen and Valpola, Mean teachers are better role
-models, 2017 (arXiv 1703.01780).
-
-A penalty on the gradient of the loss by the inputs.
-
-Drucker and LeCun, Improving generalization performance using double backpropagation, 1992.
+The penalty is on the gradient of the loss by the inputs (Drucker and LeCun, Improving
+generalization performance using double backpropagation, 1992).
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Features that measure a step: the gradient noise scale, labels per second, utilisation.
 
-The gradient noise scale, by layer: the batch size beyond which larger batches gain little.
-
-McCandlish et al., An empirical model of large-batch training, 2018 (arXiv 1812.06162), appendix A:
-squared norms of the gradients of parts of the batch and of the whole batch give unbiased estimates
+The gradient noise scale of a layer is the batch size beyond which larger batches gain little
+(McCandlish et al., An empirical model of large-batch training, 2018, arXiv 1812.06162, appendix A).
+Squared norms of the gradients of parts of the batch and of the whole batch give unbiased estimates
 of |G|^2 and of the trace S of the covariance of a sample's gradient. The noise scale is S / |G|^2.
-
-Labels per second and the utilisation of the processor, as columns of metrics.jsonl.
 
 The model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B) counts the operations of the
 forward pass three times: once, and twice for the backward pass.

@@ -4,10 +4,8 @@ At a refresh the factors of all observed layers are computed from one batch and 
 updates reuse the inverses. Both are branches of one compiled step. The number of the update selects
 the branch, so a sink may begin and end at any update.
 
-The Kronecker factors of a layer's curvature, their damped inverses, and preconditioning.
-
-The curvature of a layer with weights (n, m) is its Fisher matrix, averaged over samples. It is
-approximated by T * A (x) G. T is the number of positions in a sample: the output pixels of a
+The factors approximate the curvature of a layer with weights (n, m): its Fisher matrix, averaged
+over samples, is about T * A (x) G. T is the number of positions in a sample: the output pixels of a
 convolution, the tokens of a text, or 1 for a vector. Over all positions of all samples,
 
     A = mean of a a'     a (n): input of the weights, for a convolution a patch of the images
