@@ -37,9 +37,9 @@ from pipeline.inspect.replay import open_replay
 from pipeline.stages.data import read_selected
 
 STEPS_OF_A_RUN = 50
-KINDS = ("label", "blank", "outlier", "another class", "NaN")
+KINDS = ("label", "blank", "outlier", "another class", "overflow")
 """What happens to a sample: a wrong label; zeros; 20 times its values; the pixels of a sample of
-another class; a value that isn't finite."""
+another class; a value with which the network overflows."""
 PLANTED = (
     "train.loss.smoothing=0.05",
     "train.batch_size=24",
@@ -128,7 +128,7 @@ def check_sample(draws: random.Random, folder: Path) -> tuple[str, bool]:
         others = np.flatnonzero(labels != labels[row])
         images[row] = images[others[draws.randrange(len(others))]]
     else:
-        images[row, draws.randrange(images.shape[1])] = np.nan
+        images[row, draws.randrange(images.shape[1])] = 1e38
     arrays |= {"x_train": images, "y_train": labels}
     arrays["x_test"] = arrays["x_test"].reshape(len(arrays["x_test"]), -1).astype(np.float32) / 16
     data, run_dir = folder / "digits.npz", folder / "run"
