@@ -27,6 +27,7 @@ from pipeline.inspect.replay import (
     read_step_ms,
 )
 from pipeline.inspect.step.step_report import place_samples
+from pipeline.stages.record.continuity import is_fork
 from pipeline.stages.record.run_directory import RECIPE, describe_missing_run, read_status
 from pipeline.stages.record.run_record import Discrepancy, compare_steps
 from pipeline.stages.record.trained_run import read_run_recipe, spare_gpus
@@ -77,6 +78,11 @@ def _find_first(good: Path, bad: Path) -> Discrepancy:
 
 
 def _search_keys(good: Path, bad: Path, first: Discrepancy, reporter: Reporter) -> CommandResult:
+    for run_dir in (good, bad):
+        if is_fork(run_dir):
+            problem = "is a fork, whose first steps had the keys of another run"
+            advice = "its provenance.json names the changed ones, and --metric searches whole runs"
+            raise DataError(f"{run_dir}: {problem}; {advice}")
     spare_gpus(good)
     recipes: list[Recipe] = [read_run_recipe(run_dir) for run_dir in (good, bad)]
     changes = list_changes(*recipes)

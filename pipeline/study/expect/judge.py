@@ -229,7 +229,8 @@ def _judge_elsewhere(
 ) -> Judgement:
     """Judge a figure whose references have another processor or other versions."""
     if not having:
-        return "not comparable", f"{format_figure(figure)}; nothing is recorded; --record does it"
+        advice = "no record and no run to compare with has this figure; --record writes one"
+        return "not comparable", f"{format_figure(figure)}; {advice}"
     reference = having[-1]
     value = reference.figures[key]
     assert value is not None

@@ -19,7 +19,7 @@ from pipeline.core.errors import DataError, PipelineError, RecipeError, RunError
 from pipeline.inspect.bisect.find_smallest import Outcome, find_smallest
 from pipeline.inspect.bisect.mixtures import list_changes, mix_recipes
 from pipeline.inspect.bisect.paired_metric import PairedMetric
-from tests.command_line import bisect
+from tests.command_line import bisect, fork
 from tests.conftest import MLP, compose_tiny
 
 KEYS = (*MLP, "train.steps=6")
@@ -198,6 +198,14 @@ def test_metric_names_the_key_by_which_it_is_worse(
     assert facts["worse_by"][0] > 0
     with pytest.raises(DataError, match="so there is nothing to search"):
         bisect([str(bad), str(good), "--metric=loss", "--pairs=6"])
+
+
+def test_fork_is_refused(good: Path, tmp_path: Path) -> None:
+    """Mixtures begin at step 1, with other keys than the fork's first steps had."""
+    changed = tmp_path / "changed"
+    fork([f"{good}@3", "train.optimizer.lr=0.005", f"--out={changed}"])
+    with pytest.raises(DataError, match="is a fork, whose first steps had the keys of another run"):
+        bisect([str(good), str(changed)])
 
 
 @pytest.mark.slow
