@@ -7,8 +7,9 @@
 
 `steps` trains runs of drawn keys, and computes drawn steps of each again, in any order. A step is
 right if its loss has the bits of metrics.jsonl, which this script reads by itself, and if no file
-of the run has changed. `samples` changes one training sample, and looks at the first step after two
-epochs that reads it: the sample should be the first of the ranking of `step`. `keys` trains two
+of the run has changed. `samples` changes one training sample, and looks at the step after two
+epochs that reads it with the highest loss beside the steps around it: the sample should be the
+first of the ranking of `step`. Cases whose loss has no spike there don't count. `keys` trains two
 runs with one or two keys that act at step 1, and up to six that act later: `bisect` should name the
 former in at most 2 log2 n + 6 runs. `cooldowns` plans and trains eight lengths of a warmup-stable-
 decay schedule as one sweep, in at most 2.6 times the steps of the longest. The exit status is 1 if
@@ -37,9 +38,11 @@ from pipeline.inspect.replay import open_replay
 from pipeline.stages.data import read_selected
 
 STEPS_OF_A_RUN = 50
+SPIKE = 1.5
+"""A step whose loss is so many times the median around it is a spike."""
 KINDS = ("label", "blank", "outlier", "another class", "overflow")
-"""What happens to a sample: a wrong label; zeros; 20 times its values; the pixels of a sample of
-another class; a value with which the network overflows."""
+"""What happens to a sample: a wrong label; zeros; 20 times its values, negative; the pixels of a
+sample of another class; a value with which the network overflows."""
 PLANTED = (
     "train.loss.smoothing=0.05",
     "train.batch_size=24",
@@ -80,14 +83,13 @@ def draw_run_keys(draws: random.Random) -> list[str]:
     ]
 
 
-def check_steps(draws: random.Random, folder: Path) -> tuple[str, bool]:
+def check_steps(draws: random.Random, folder: Path) -> tuple[str, bool | None]:
     """Compute steps of one run again."""
     run_dir = folder / "run"
     keys = draw_run_keys(draws)
     length = draws.randrange(60, 160)
     run_quietly(*SMALL, *keys, f"train.steps={length}", f"hydra.run.dir={run_dir}")
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
+    losses = {line["step"]: line["loss"] for line in read_log(run_dir)}
     before = _read_all(run_dir)
     same = 0
     with make_silent_reporter() as reporter, open_replay(run_dir, reporter) as replay:
@@ -106,7 +108,7 @@ def _read_all(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def check_sample(draws: random.Random, folder: Path) -> tuple[str, bool]:
+def check_sample(draws: random.Random, folder: Path) -> tuple[str, bool | None]:
     """Change one sample, and look at a step that reads it."""
     raw = read_selected(load_recipe("lenet5_digits"))
     arrays: dict[str, Any] = {
@@ -123,7 +125,7 @@ def check_sample(draws: random.Random, folder: Path) -> tuple[str, bool]:
     elif kind == "blank":
         images[row] = 0
     elif kind == "outlier":
-        images[row] *= 20
+        images[row] *= -20
     elif kind == "another class":
         others = np.flatnonzero(labels != labels[row])
         images[row] = images[others[draws.randrange(len(others))]]
@@ -135,27 +137,41 @@ def check_sample(draws: random.Random, folder: Path) -> tuple[str, bool]:
     np.savez(data, **arrays)
     keys = ["dataset=numpy", f"dataset.root={data}", "dataset.train.ops=[]", "dataset.eval.ops=[]"]
     keys += ["train.on_nan=skip", "optimizer=adam"]
-    keys += ["train.epochs=5", f"seed={draws.randrange(1000)}", "train.optimizer.lr=0.003"]
+    keys += ["train.epochs=10", f"seed={draws.randrange(1000)}", "train.optimizer.lr=0.003"]
     model = ["model=mlp", "model.hidden=[32]", "train.batch_size=32", "train.sink_size=-1"]
     quiet = ["monitor.tensorboard=false", "monitor.sample_images=0"]
     run_quietly(*model, *keys, *quiet, f"hydra.run.dir={run_dir}")
-    step = _find_step(run_dir, row, first=2 * math.ceil(len(images) / 32) + 1)
+    step = _find_spike(run_dir, row, first=2 * math.ceil(len(images) / 32) + 1)
+    if step is None:
+        return f"{kind}: no spike", None
     facts = run_with_json("step", str(run_dir), str(step))
     ranks = [sample["sample"] for sample in facts["samples"]]
     place = ranks.index(row) + 1
     return f"{kind}: rank {place} of {len(ranks)}", place == 1
 
 
-def _find_step(run_dir: Path, row: int, first: int) -> int:
-    """Return the first step from `first` on whose batch has a row of the training split."""
+def _find_spike(run_dir: Path, row: int, first: int) -> int | None:
+    """Return the step from `first` on that reads a row and whose loss is highest beside the median
+    of the 20 steps around it, or isn't finite; None if no loss is `SPIKE` times the median."""
+    losses = np.array([line["loss"] or np.nan for line in read_log(run_dir)], np.float64)
+    ratios: dict[int, float] = {}
     with make_silent_reporter() as reporter, open_replay(run_dir, reporter) as replay:
-        step = first
-        while row not in np.asarray(replay.opened.batch(step - 1).sample).tolist():
-            step += 1
-    return step
+        for step in range(first, len(losses) + 1):
+            if row in np.asarray(replay.opened.batch(step - 1).sample).tolist():
+                around = losses[max(step - 11, 0) : step + 10]
+                ratio = losses[step - 1] / np.nanmedian(around)
+                ratios[step] = ratio if np.isfinite(ratio) else np.inf
+    step = max(ratios, key=lambda step: ratios[step])
+    return step if ratios[step] >= SPIKE else None
 
 
-def check_keys(draws: random.Random, folder: Path) -> tuple[str, bool]:
+def read_log(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the lines of steps of metrics.jsonl."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if "loss" in line]
+
+
+def check_keys(draws: random.Random, folder: Path) -> tuple[str, bool | None]:
     """Train two runs and search the keys by which their first steps differ."""
     planted = draws.sample(PLANTED, draws.choice((1, 2)))
     later = draws.sample(LATER, draws.randrange(1, len(LATER) + 1))
@@ -179,7 +195,7 @@ def check_keys(draws: random.Random, folder: Path) -> tuple[str, bool]:
     return text, is_smallest and facts["runs"] <= limit
 
 
-def check_cooldowns(draws: random.Random, folder: Path) -> tuple[str, bool]:
+def check_cooldowns(draws: random.Random, folder: Path) -> tuple[str, bool | None]:
     """Train eight lengths of a schedule whose last fifth cools down, as one sweep."""
     lengths = [25 * number for number in range(9, 17)]
     keys = ["schedule=warmup_stable_decay", "train.schedule.cooldown_share=0.2"]
@@ -193,7 +209,7 @@ def check_cooldowns(draws: random.Random, folder: Path) -> tuple[str, bool]:
     )
 
 
-CHECKS: dict[str, Callable[[random.Random, Path], tuple[str, bool]]] = {
+CHECKS: dict[str, Callable[[random.Random, Path], tuple[str, bool | None]]] = {
     "steps": check_steps,
     "samples": check_sample,
     "keys": check_keys,
@@ -208,14 +224,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    counts: Counter[bool] = Counter()
-    for number in range(options.count):
+    counts: Counter[bool | None] = Counter()
+    number = 0
+    while counts[True] + counts[False] < options.count:
         draws = random.Random(f"{options.figure} {options.seed} {number}")
         with tempfile.TemporaryDirectory() as folder:
             text, is_right = CHECKS[options.figure](draws, Path(folder))
         counts[is_right] += 1
-        print(f"{number}: {text}{'' if is_right else ' FAILED'}", flush=True)
-    print(f"{options.figure}: {counts[True]} of {options.count} as they should be")
+        print(f"{number}: {text}{' FAILED' if is_right is False else ''}", flush=True)
+        number += 1
+    print(f"{options.figure}: {counts[True]} of {options.count} as they should be, {number} drawn")
     return 1 if counts[False] else 0
 
 
