@@ -53,7 +53,7 @@ def examine_step(
     loss_jaxpr = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
     # Without the cache, which would store hundreds of programs of one operation each.
     with disable_compile_cache():
-        (loss,) = Interpreter().run(core.ClosedJaxpr(loss_jaxpr, closed.consts), inputs)
+        (loss,) = Interpreter().evaluate(core.ClosedJaxpr(loss_jaxpr, closed.consts), inputs)
     if loss.origin is None:
         return "one operation at a time the loss is finite"
     return _describe_origin(find_cause(loss.origin).origin, _find_batch_size(batch), data_rows)

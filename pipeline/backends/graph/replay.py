@@ -279,7 +279,7 @@ class Interpreter:
     _iterations: list[int] = field(default_factory=list)
     """Current iteration of each loop around the equation, the outermost first."""
 
-    def run(
+    def evaluate(
         self, jaxpr: core.ClosedJaxpr, inputs: Sequence[ReplayValue], scope: str = ""
     ) -> list[ReplayValue]:
         """Return the results of a jaxpr that was called in a scope."""
@@ -306,10 +306,10 @@ class Interpreter:
             case "cond":
                 branches = eqn.params["branches"]
                 index = min(max(int(operands[0].array), 0), len(branches) - 1)
-                return self.run(branches[index], operands[1:], scope)
+                return self.evaluate(branches[index], operands[1:], scope)
         called = find_called_jaxpr(eqn)
         if called is not None:
-            return self.run(called, operands, scope)
+            return self.evaluate(called, operands, scope)
         return self._compute(eqn, operands, scope)
 
     def _run_scan(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
@@ -320,7 +320,7 @@ class Interpreter:
         for iteration in reversed(iterations) if scan.reverse else iterations:
             sliced = [slice_iteration(value, iteration) for value in scanned]
             self._iterations.append(iteration)
-            outputs = self.run(scan.body, [*consts, *carry, *sliced], scope)
+            outputs = self.evaluate(scan.body, [*consts, *carry, *sliced], scope)
             self._iterations.pop()
             carry = outputs[: scan.num_carry]
             results[iteration] = outputs[scan.num_carry :]
@@ -335,11 +335,11 @@ class Interpreter:
         condition_consts, body_consts, carry = loop.split_operands(operands)
         self._iterations.append(0)
         while True:
-            (should_continue,) = self.run(loop.condition, [*condition_consts, *carry], scope)
+            (should_continue,) = self.evaluate(loop.condition, [*condition_consts, *carry], scope)
             if not bool(should_continue.array):
                 self._iterations.pop()
                 return carry
-            carry = self.run(loop.body, [*body_consts, *carry], scope)
+            carry = self.evaluate(loop.body, [*body_consts, *carry], scope)
             self._iterations[-1] += 1
 
     def _compute(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:

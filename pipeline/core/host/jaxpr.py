@@ -48,7 +48,7 @@ ELEMENTWISE = frozenset(
 )
 """Primitives whose results at an index depend on the operands at that index, and on scalars."""
 
-Run = Callable[[ClosedJaxpr, Sequence[Any]], list[Any]]
+Evaluate = Callable[[ClosedJaxpr, Sequence[Any]], list[Any]]
 """Function from a jaxpr and its operands to its results."""
 Compute = Callable[[JaxprEqn, list[T]], Sequence[T]]
 """Function from an equation and its operands to its results."""
@@ -263,13 +263,15 @@ def read_while(equation: JaxprEqn) -> While:
     )
 
 
-def run_traced(function: Callable[..., Any], arguments: Sequence[Any], run: Run) -> Any:
-    """Trace a function on its arguments, and compute the jaxpr by `run`.
+def evaluate_traced(
+    function: Callable[..., Any], arguments: Sequence[Any], evaluate: Evaluate
+) -> Any:
+    """Trace a function on its arguments, and compute the jaxpr by `evaluate`.
 
     The results have the tree structure of the function's results.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    results = run(closed, jax.tree.leaves(arguments))
+    results = evaluate(closed, jax.tree.leaves(arguments))
     return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
 
@@ -279,7 +281,7 @@ def inline_calls(function: Callable[..., Any]) -> Callable[..., Any]:
     `jax.checkpoint` remains, since it keeps XLA from storing what it computes again.
     """
 
-    def run(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    def evaluate(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         return interpret_jaxpr(jaxpr, operands, compute, lambda _, constant: constant)
 
     def compute(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
@@ -287,12 +289,12 @@ def inline_calls(function: Callable[..., Any]) -> Callable[..., Any]:
         called = None if name in RECOMPUTATIONS else find_called_jaxpr(equation)
         with enter_scope(join_scope(equation)), equation.ctx.manager:
             if called is not None:
-                return run(called, operands)
+                return evaluate(called, operands)
             if name in FLOW:
-                return compute_flow(equation, operands, run)
+                return compute_flow(equation, operands, evaluate)
             return bind_equation(equation, operands)
 
-    return lambda *arguments: run_traced(function, arguments, run)
+    return lambda *arguments: evaluate_traced(function, arguments, evaluate)
 
 
 def bind_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
@@ -302,16 +304,16 @@ def bind_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     return list(result) if primitive.multiple_results else [result]
 
 
-def compute_flow(equation: JaxprEqn, operands: Sequence[Any], run: Run) -> list[Any]:
-    """Compute a loop or branches, by calls of `run` for the jaxprs inside."""
+def compute_flow(equation: JaxprEqn, operands: Sequence[Any], evaluate: Evaluate) -> list[Any]:
+    """Compute a loop or branches, by calls of `evaluate` for the jaxprs inside."""
     match equation.primitive.name:
         case "scan":
-            return _compute_scan(read_scan(equation), operands, run)
+            return _compute_scan(read_scan(equation), operands, evaluate)
         case "while":
-            return _compute_while(read_while(equation), operands, run)
+            return _compute_while(read_while(equation), operands, evaluate)
         case _:
             branches = [
-                partial(lambda branch, *operands: run(branch, operands), branch)
+                partial(lambda branch, *operands: evaluate(branch, operands), branch)
                 for branch in equation.params["branches"]
             ]
             platforms = equation.params.get("branches_platforms")
@@ -325,11 +327,11 @@ def compute_flow(equation: JaxprEqn, operands: Sequence[Any], run: Run) -> list[
             return list(lax.platform_dependent(*operands[1:], **branch_by_platform))
 
 
-def _compute_scan(scan: Scan, operands: Sequence[Any], run: Run) -> list[Any]:
+def _compute_scan(scan: Scan, operands: Sequence[Any], evaluate: Evaluate) -> list[Any]:
     consts, initial, sliced = scan.split_operands(operands)
 
     def step(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-        results = run(scan.body, [*consts, *carry, *slices])
+        results = evaluate(scan.body, [*consts, *carry, *slices])
         return results[: scan.num_carry], results[scan.num_carry :]
 
     carry, stacked = lax.scan(
@@ -338,12 +340,12 @@ def _compute_scan(scan: Scan, operands: Sequence[Any], run: Run) -> list[Any]:
     return [*carry, *stacked]
 
 
-def _compute_while(loop: While, operands: Sequence[Any], run: Run) -> list[Any]:
+def _compute_while(loop: While, operands: Sequence[Any], evaluate: Evaluate) -> list[Any]:
     condition_consts, body_consts, initial = loop.split_operands(operands)
     return list(
         lax.while_loop(
-            lambda carry: run(loop.condition, [*condition_consts, *carry])[0],
-            lambda carry: run(loop.body, [*body_consts, *carry]),
+            lambda carry: evaluate(loop.condition, [*condition_consts, *carry])[0],
+            lambda carry: evaluate(loop.body, [*body_consts, *carry]),
             initial,
         )
     )

@@ -90,7 +90,7 @@ def examine(
     with jax.default_device(device):
         state, batch = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), (state, batch))
         replay = _Replay(step_config, state, batch)
-        loss, norm = replay.run()
+        loss, norm = replay.compute()
     grad_norm = math.nan if norm is None else float(norm.array)
     origin = loss.origin if norm is None else norm.origin
     if origin is None:
@@ -121,7 +121,7 @@ class _Replay:
         )
         self.interpreter = Interpreter()
 
-    def run(self) -> tuple[ReplayValue, ReplayValue | None]:
+    def compute(self) -> tuple[ReplayValue, ReplayValue | None]:
         """Compute the step's loss, and the norm of its gradient if the loss is finite.
 
         If the loss isn't finite, the cause is in the equations of the loss. So the gradient's
@@ -151,11 +151,11 @@ class _Replay:
         }
         # Each operation compiles to a program that no later run uses.
         with disable_compile_cache():
-            (loss,) = self.interpreter.run(core.ClosedJaxpr(loss_jaxpr, closed.consts), inputs)
+            (loss,) = self.interpreter.evaluate(core.ClosedJaxpr(loss_jaxpr, closed.consts), inputs)
             if loss.origin is not None:
                 return loss, None
             self.interpreter = Interpreter(names=names)
-            loss, norm, *_ = self.interpreter.run(closed, inputs)
+            loss, norm, *_ = self.interpreter.evaluate(closed, inputs)
         return loss, norm
 
     def make_finding(self, cause: Cause, *, affects_loss: bool) -> Finding:

@@ -27,9 +27,9 @@ from pipeline.core.host.jaxpr import (
     FLOW,
     bind_equation,
     compute_flow,
+    evaluate_traced,
     find_called_jaxpr,
     interpret_jaxpr,
-    run_traced,
 )
 from pipeline.core.host.platforms import CPU, get_platform
 from pipeline.core.host.tree_paths import flatten_by_path
@@ -353,10 +353,10 @@ def _widen_16_bits(array: Any) -> np.ndarray:
 
 def compile_in_float64(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that computes `function` in float64 on the CPU, compiled."""
-    return lambda *arguments: run_traced(function, arguments, _run_compiled)
+    return lambda *arguments: evaluate_traced(function, arguments, _evaluate_compiled)
 
 
-def _run_compiled(jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+def _evaluate_compiled(jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """Compute the outputs of a jaxpr by `_run_wide`, compiled for the CPU."""
     with jax.enable_x64(True), jax.default_device(jax.devices(CPU.name)[0]):
         program = jax.jit(lambda arrays: _run_wide(jaxpr, arrays), compiler_options=QUICK)

@@ -26,10 +26,10 @@ from jax.extend import core
 from pipeline.core.host.jaxpr import (
     bind_equation,
     enter_scope,
+    evaluate_traced,
     find_called_jaxpr,
     interpret_jaxpr,
     join_scope,
-    run_traced,
 )
 from pipeline.models.imported.calls import blame
 from pipeline.models.lowerings.problem.conv_window import make_window
@@ -206,13 +206,13 @@ def apply_observed(
     paths, _ = jax.tree.flatten_with_path(arguments)
     kernels = [_find_kernel(path, leaf) for path, leaf in paths]
 
-    def run(closed: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    def evaluate(closed: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         pairs = zip(operands, kernels, strict=True)
         values = [_Value(operand, kernel) for operand, kernel in pairs]
-        results = _Evaluation(jax.tree.leaves(inputs)[0].shape[0]).run(closed, values)
+        results = _Evaluation(jax.tree.leaves(inputs)[0].shape[0]).evaluate(closed, values)
         return [result.array for result in results]
 
-    return run_traced(trace, arguments, run)
+    return evaluate_traced(trace, arguments, evaluate)
 
 
 def _find_kernel(path: Any, leaf: Any) -> _Kernel | None:
@@ -229,7 +229,7 @@ class _Evaluation:
 
     batch_size: int
 
-    def run(self, closed: core.ClosedJaxpr, values: Sequence[_Value]) -> list[_Value]:
+    def evaluate(self, closed: core.ClosedJaxpr, values: Sequence[_Value]) -> list[_Value]:
         """Evaluate a jaxpr."""
         return interpret_jaxpr(closed, values, self._compute, lambda _, constant: _Value(constant))
 
@@ -237,7 +237,7 @@ class _Evaluation:
         with enter_scope(join_scope(equation)), equation.ctx.manager:
             called = find_called_jaxpr(equation) if equation.primitive.name in CALLS else None
             if called is not None and any(value.kernel for value in values):
-                return self.run(called, values)
+                return self.evaluate(called, values)
             results = bind_equation(equation, [value.array for value in values])
             kernels = [value.kernel for value in values]
             match equation.primitive.name, kernels:

@@ -27,12 +27,12 @@ from pipeline.core.host.jaxpr import (
     bind_equation,
     compute_flow,
     enter_scope,
+    evaluate_traced,
     find_called_jaxpr,
     interpret_jaxpr,
     iterate_equations,
     iterate_inner_jaxprs,
     join_scope,
-    run_traced,
 )
 from pipeline.models.imported.replaced_equations import (
     CONVOLUTION,
@@ -101,12 +101,12 @@ def with_lowerings(
     formula, so the policy doesn't choose it.
     """
 
-    def run(closed: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    def evaluate(closed: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         gradients = find_gradients(closed.jaxpr) if differentiated else None
-        return _Evaluation(policy, gradients, layout, root).run(closed, operands)
+        return _Evaluation(policy, gradients, layout, root).evaluate(closed, operands)
 
     def call(*arguments: Any) -> Any:
-        return run_traced(function, arguments, run)
+        return evaluate_traced(function, arguments, evaluate)
 
     return cast(Function, call)
 
@@ -144,7 +144,7 @@ class _Evaluation:
     layout: Layout
     root: str = ""
 
-    def run(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    def evaluate(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         """Evaluate a jaxpr for its operands."""
         return interpret_jaxpr(
             jaxpr, operands, self._compute_in_scope, lambda _, constant: constant
@@ -180,7 +180,7 @@ class _Evaluation:
 
     def _run_inner(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         """Evaluate a jaxpr inside an equation, whose scopes don't begin with the root."""
-        return _Evaluation(self.policy, self.gradients, self.layout).run(jaxpr, operands)
+        return _Evaluation(self.policy, self.gradients, self.layout).evaluate(jaxpr, operands)
 
 
 def _find_gradient(equation: core.JaxprEqn, gradients: GradientTable | None) -> Gradient | None:

@@ -32,9 +32,9 @@ from pipeline.core.host.jaxpr import (
     as_closed,
     bind_equation,
     compute_flow,
+    evaluate_traced,
     find_called_jaxpr,
     interpret_jaxpr,
-    run_traced,
 )
 from pipeline.models.imported.with_lowerings import CHECKPOINTS, CUSTOM_RULES
 from pipeline.study.population.groups import FOLD, collect_numbers
@@ -308,7 +308,7 @@ def with_arguments(
     """
     numbers = {position: number for number, group in enumerate(positions) for position in group}
 
-    def run(values: Sequence[Any], closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    def evaluate(values: Sequence[Any], closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         traced = read_constants(closed)
         value_by_atom = {
             atom: values[numbers[position]]
@@ -316,12 +316,12 @@ def with_arguments(
             if position in numbers
         }
         holders = set[int]().union(*(traced.holders[position] for position in numbers))
-        return _Evaluation(value_by_atom, holders).run(closed, operands)
+        return _Evaluation(value_by_atom, holders).evaluate(closed, operands)
 
     def call(*arguments_and_values: Any) -> Any:
         arguments = arguments_and_values[: -len(positions)]
         values = arguments_and_values[-len(positions) :]
-        return run_traced(function, arguments, partial(run, values))
+        return evaluate_traced(function, arguments, partial(evaluate, values))
 
     return call
 
@@ -335,7 +335,7 @@ class _Evaluation:
     holders: Set[int]
     """Identities of the equations that contain these constants."""
 
-    def run(self, jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    def evaluate(self, jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         """Return the results of a jaxpr for its operands."""
         return interpret_jaxpr(jaxpr, operands, self._compute_equation, self._read_constant)
 
@@ -348,5 +348,5 @@ class _Evaluation:
             if id(equation) not in self.holders:
                 return bind_equation(equation, operands)
             if called is not None:
-                return self.run(called, operands)
-            return compute_flow(equation, operands, self.run)
+                return self.evaluate(called, operands)
+            return compute_flow(equation, operands, self.evaluate)

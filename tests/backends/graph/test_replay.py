@@ -122,7 +122,7 @@ def test_value_without_causes_is_its_cause() -> None:
 def interpreted(function: Callable[..., Any], *args: Any) -> tuple[list[ReplayValue], Interpreter]:
     closed, interpreter = jax.make_jaxpr(function)(*args), Interpreter()
     inputs = [ReplayValue(leaf) for leaf in jax.tree.leaves(args)]
-    return interpreter.run(closed, inputs), interpreter
+    return interpreter.evaluate(closed, inputs), interpreter
 
 
 def cause_of(function: Callable[..., Any], *args: Any) -> Cause:
@@ -309,6 +309,6 @@ def test_non_finite_input_is_ordered_by_its_first_use() -> None:
     non_finite = Origin(-1, "", "", has_nan=True)
     closed = jax.make_jaxpr(lambda x, y: (jnp.exp(x * 1e30) + 1) * y)(1.0, 1.0)
     inputs = [ReplayValue(np.float32(1)), ReplayValue(np.float32(np.nan), origin=non_finite)]
-    (value,) = Interpreter().run(closed, inputs)
+    (value,) = Interpreter().evaluate(closed, inputs)
     assert value.origin is not None
     assert find_cause(value.origin).origin.primitive == "exp"

@@ -70,17 +70,17 @@ def apply_form(
     arrays = _make_tensors(graph, weights)
     passes = find_backward_passes(form)
     values = {INPUT: inputs[0] if len(inputs) == 1 else tuple(inputs)}
-    run = _Run(graph, form, passes, context, values, arrays=arrays, changed={})
+    computation = _Computation(graph, form, passes, context, values, arrays=arrays, changed={})
     deferred = {number for backward in passes.values() for number in backward.numbers}
     for number, node in enumerate(form.nodes):
         if number not in deferred:
-            run.compute(number, node)
+            computation.compute(number, node)
     for name, reference in form.updates:
-        run.changed[name] = run.find_value(reference).plain().astype(jnp.float32)
-    output = run.find_value(form.output)
+        computation.changed[name] = computation.find_value(reference).plain().astype(jnp.float32)
+    output = computation.find_value(form.output)
     if not isinstance(output, TorchTensor):
         raise ValueError("the network must return a tensor")
-    return output.plain(), run.changed
+    return output.plain(), computation.changed
 
 
 def make_input(spec: TensorSpec, samples: Array, layout: Layout) -> TorchTensor:
@@ -128,7 +128,7 @@ def _make_tensors(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, 
 
 
 @dataclass
-class _Run:
+class _Computation:
     """The values of a graph during its computation."""
 
     graph: TorchGraph
@@ -183,7 +183,7 @@ class _Run:
 
         def compute_gradients(arrays: Sequence[Array], cotangents: Sequence[Array]) -> list[Array]:
             operands = iter(arrays)
-            run = self._begin_backward(
+            computation = self._begin_backward(
                 {
                     reference: value.with_array(next(operands))
                     if isinstance(value, TorchTensor)
@@ -193,12 +193,14 @@ class _Run:
                 next(operands, None),
             )
             named = zip(node.args[2], outputs, cotangents, strict=True)
-            run.values |= {ref.node: output.with_array(array) for ref, output, array in named}
+            computation.values |= {
+                ref.node: output.with_array(array) for ref, output, array in named
+            }
             for number, inner in nodes:
-                if inner.name not in run.values:
-                    run.compute(number, inner)
+                if inner.name not in computation.values:
+                    computation.compute(number, inner)
             pairs = zip(node.args[3], inputs, strict=True)
-            return [_place_gradient(run._find_operand(ref), x) for ref, x in pairs]
+            return [_place_gradient(computation._find_operand(ref), x) for ref, x in pairs]
 
         arrays = [*(value.array for value in saved), *keys]
         output_arrays = [output.array for output in outputs]
@@ -210,7 +212,7 @@ class _Run:
         pairs = zip(outputs, results, strict=True)
         return tuple(output.with_array(array) for output, array in pairs)
 
-    def _begin_backward(self, operands: Mapping[ValueOf | ArrayOf, Any], key: Any) -> _Run:
+    def _begin_backward(self, operands: Mapping[ValueOf | ArrayOf, Any], key: Any) -> _Computation:
         """Return the run of a backward pass with the operands that it reads, and its key."""
         values: dict[str, Any] = {}
         arrays: dict[str, TorchTensor] = {}
@@ -222,7 +224,7 @@ class _Run:
             else:
                 values.setdefault(reference.node, {})[reference.item] = value
         context = replace(self.context, key=None if key is None else lambda: key)
-        return _Run(
+        return _Computation(
             self.graph, self.form, {}, context, values, arrays, changed={}, is_backward=True
         )
 
