@@ -95,7 +95,7 @@ def describe_files(folder: Path) -> dict[Path, Mapping[str, Any]]:
     """Return the entries of all files of a checkpoint.
 
     Entries of the manifest itself and of late metrics, which it can't list, are computed. Raises
-    DamagedError, and RunError as in `make_read_error`.
+    DamagedError, RunError as in `make_read_error`, and OSError for the manifest and late metrics.
     """
     entries = _match_entries(folder)
     for file in (folder / LATE_METRICS, folder / MANIFEST):
@@ -134,7 +134,7 @@ def _match_entries(folder: Path) -> dict[Path, Mapping[str, Any]]:
 
 def _compare_sizes(file: Path, size_bytes: int, entry: Mapping[str, Any]) -> None:
     if size_bytes != entry["bytes"]:
-        raise DamagedError(f"{file}: has {size_bytes:,} bytes, not {entry['bytes']}")
+        raise DamagedError(f"{file}: has {size_bytes:,} bytes, not {entry['bytes']:,}")
 
 
 def _read_entries(file: Path) -> Mapping[str, Mapping[str, Any]]:
@@ -190,4 +190,5 @@ def describe_file(file: Path) -> dict[str, Any]:
     """Return the entry of a manifest for a file. Raises OSError."""
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
+        # All of it has been read, so this is the size of the bytes that were hashed.
         return {"bytes": content.tell(), "sha256": digest}

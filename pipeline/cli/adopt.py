@@ -27,8 +27,9 @@ UNCOMPOSED = (
     "run, or what `python train.py --cfg job` prints"
 )
 KNOWN = (
-    "must be a YAML file of mindcv (with epoch_size), timm (sched) or Lightning (trainer), or a "
-    "JSON file of TrainingArguments"
+    "must be a YAML file of mindcv (with epoch_size, scheduler, amp_level or image_resize), timm "
+    "(sched) or Lightning (trainer), a JSON file of TrainingArguments, or a Python script of Keras "
+    "or of NPURunConfig"
 )
 
 
@@ -43,7 +44,7 @@ def main(file: Path, out: Path | None = None) -> CommandResult:
         raise UsageError([f"--out {target}"], "must end in .yaml")
     if target.exists():
         raise UsageError([f"--out {target}"], "exists already; must be a new file")
-    adoption = _read_settings(file)
+    adoption = _adopt_file(file)
     recipe_text = make_recipe_text(adoption, target)
     with convert_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -72,8 +73,8 @@ def _describe(row: KeyRow, adoption: Adoption) -> dict[str, Any]:
     }
 
 
-def _read_settings(file: Path) -> Adoption:
-    """Map the settings of a file. Raises RecipeError if it can't be read or mapped."""
+def _adopt_file(file: Path) -> Adoption:
+    """Map the settings of a file to keys. Raises RecipeError if it can't be read or mapped."""
     try:
         if file.suffix == ".py":
             script = parse_script(file)

@@ -54,14 +54,15 @@ def fill_missing(tree: Mapping[str, Any]) -> Tree:
 
 
 def _rename_former_keys(tree: Tree) -> Tree:
-    """Return a run's recipe with the new names of keys, and with the unit of its length.
+    """Return a run's recipe with the new names of keys. A former `train.epochs` becomes
+    `sink_epochs` or `epochs`, by what it counted.
 
     Earlier versions called an epoch a pass, and `train.epochs` counted sinks of a positive size.
     """
     train = tree.get("train")
     if isinstance(train, dict) and "passes" in train:
-        counts_sinks = train.get("sink") is True and isinstance(train.get("sink_size"), int)
-        counts_sinks = counts_sinks and train["sink_size"] > 0
+        size = train.get("sink_size")
+        counts_sinks = train.get("sink") is True and isinstance(size, int) and size > 0
         former_epochs = train.pop("epochs", None)
         train["sink_epochs"] = former_epochs if counts_sinks else None
         if former_epochs is not None and not counts_sinks:
@@ -70,13 +71,19 @@ def _rename_former_keys(tree: Tree) -> Tree:
     return renamed
 
 
-def _rename_keys(node: Any) -> Any:
-    """Return a tree with the new names of keys in `FORMER_NAMES`."""
+def _rename_keys(node: Any, path: TreePath = ()) -> Any:
+    """Return a tree with the new names of keys in `FORMER_NAMES`. Custom keys keep their names."""
     if isinstance(node, list):
-        return [_rename_keys(item) for item in node]
+        return [_rename_keys(item, (*path, number)) for number, item in enumerate(node)]
     if not isinstance(node, dict):
         return node
-    return {FORMER_NAMES.get(str(key), key): _rename_keys(value) for key, value in node.items()}
+    renamed = {}
+    for key, value in node.items():
+        place = (*path, str(key))
+        if str(key) in FORMER_NAMES and not _is_in_custom_section(tuple(map(str, path))):
+            key = FORMER_NAMES[str(key)]
+        renamed[key] = _rename_keys(value, place)
+    return renamed
 
 
 def fill_component(group: str, component: Mapping[str, Any]) -> Tree:

@@ -59,7 +59,7 @@ from pipeline.stages.sample_sizes import (
 
 SPLITS: tuple[SplitKey, ...] = ("train", "eval")
 LEFT_OUT_SHARE = 0.1
-"""Smallest share of the training samples whose loss in each epoch is printed."""
+"""Smallest share of the training samples that an epoch leaves out and a line mentions."""
 COUNTED_SAMPLES = 1024
 """Samples whose labels are counted at once."""
 
@@ -234,7 +234,8 @@ def _sample_evaluation(recipe: Recipe, split: Split, train_order: SampleOrder) -
     if samples == "trained" and "train" in recipe.stages:
         steps = count_total_steps(recipe.train, train_order.steps_per_epoch)
         samples = steps * train_order.batch_size
-    if isinstance(samples, str) or samples >= len(split):
+    # Without training, "trained" means all.
+    if not isinstance(samples, int) or samples >= len(split):
         return split
     rows = np.arange(samples) * len(split) // samples
     return Split({name: column[rows] for name, column in split.columns.items()})
@@ -250,10 +251,10 @@ def read_batch(
 ) -> dict[str, np.ndarray]:
     """Return the first batch of `batches` after the map ops of its split, by column.
 
-    `step` is the number of steps before the batch. Only the first
-    `max_samples` samples are read; None reads all.
+    `step` is the number of steps before the batch. Only the first `max_samples` samples are read;
+    None reads all.
     """
-    split = dataset.train if key == "train" else dataset.eval
+    split = getattr(dataset, key)
     ops = dataset.train_ops if key == "train" else dataset.eval_ops
     indices = batches.indices[0][:max_samples]
     rows = batches.rows[0][:max_samples]
@@ -286,8 +287,8 @@ def _make_map_ops(
     recipe: Recipe, raw: RawData, key: SplitKey, bucket: Bucket | None
 ) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
     """Return the map ops of a split, after those that encode a table, and the mapped specs."""
-    split = raw.train if key == "train" else raw.eval
-    ops = recipe.dataset.train.ops if key == "train" else recipe.dataset.eval.ops
+    split = getattr(raw, key)
+    ops = getattr(recipe.dataset, key).ops
     encode = make_encoding_ops(raw.table, recipe.model.table_input, raw.scale)
     specs = split.specs()
     if bucket is not None:
@@ -412,8 +413,9 @@ def _warn_of_untrained_classes(raw: RawData, ignore_index: int | None, reporter:
         )
 
 
-def _describe_left_out(recipe: Recipe, dataset: Dataset, samples: str) -> list[str]:
-    """Return a line about the samples that an epoch leaves out, if they are `LEFT_OUT_SHARE`."""
+def _describe_left_out(recipe: Recipe, dataset: Dataset, unit: str) -> list[str]:
+    """Return a line about the samples, called `unit`, that an epoch leaves out; empty for less
+    than `LEFT_OUT_SHARE` of them."""
     order = dataset.train_order
     split = recipe.dataset.train
     # A private run draws its batches by chance, and a balanced one some samples several times.
@@ -430,7 +432,7 @@ def _describe_left_out(recipe: Recipe, dataset: Dataset, samples: str) -> list[s
         cures += ", dataset.train.drop_remainder=false all (not with batch norm)"
     others = ", others each time," if split.shuffle else ""
     return [
-        f"each epoch leaves out {left_out:,} of {order.shard_samples:,} training {samples}{others} "
+        f"each epoch leaves out {left_out:,} of {order.shard_samples:,} training {unit}{others} "
         f"that fill no batch of {order.batch_size:,}, and has "
         f"{count_noun(order.steps_per_epoch, 'step')}; {cures}"
     ]

@@ -40,6 +40,7 @@ def apply_in_bucket(
 
     largest_size = batch.columns[SIZE].max(axis=0)
     covers = (largest_size <= jnp.array(buckets, jnp.int32)).all(axis=-1)
+    # Some bucket covers all: SIZE has the sizes after a crop to the largest one.
     first = jnp.argmax(covers)
     branches = [partial(compute_cropped, bucket) for bucket in buckets]
     if not isinstance(first, jax.core.Tracer):

@@ -106,7 +106,7 @@ def test_unrecognised_yaml_is_refused(text: str, problem: str) -> None:
     ("name", "text", "problem"),
     [
         ("wrong.json", '{"seed": 1,', "not readable as data: .*line 1 column 12"),
-        ("wrong.json", '{"seed": 1}', "must be a YAML file of mindcv .* or a JSON file"),
+        ("wrong.json", '{"seed": 1}', "must be a YAML file of mindcv .*, a JSON file"),
         ("wrong.py", "import keras\nmodel.compile('adam')", "never calls fit"),
         ("wrong.py", "import keras\nmodel.fit(", "isn't Python"),
         ("wrong.py", "import torch", "has 0 calls of NPURunConfig"),

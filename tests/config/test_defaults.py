@@ -129,6 +129,12 @@ def test_recipe_without_a_component_does_not_name_every_component(whole: dict[st
     assert not names_every_component({"train": {"loss": 3}})
 
 
+def test_arguments_of_custom_networks_keep_their_names(whole: dict[str, Any]) -> None:
+    arguments = {"passes": 3, "inner": {"every_passes": 2}}
+    model = {"name": "function", "call": "net:build", "arguments": arguments}
+    assert fill_missing({**whole, "model": model})["model"]["arguments"] == arguments
+
+
 @pytest.mark.parametrize(
     ("former", "now"),
     [

@@ -6,7 +6,7 @@ Eager mode differentiates outside of jit, so each array has its value while cust
 from __future__ import annotations
 
 import linecache
-import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,9 +71,14 @@ def _fill_with_zeros(leaf: Any) -> Any:
 
 def is_value_read(error: BaseException | None) -> bool:
     """Return whether an error, or one that it was raised from, is in `VALUE_READS`."""
+    return _find_value_read(error) is not None
+
+
+def _find_value_read(error: BaseException | None) -> BaseException | None:
+    """Return the first error in `VALUE_READS` among an error and its causes; None without one."""
     while error is not None and not isinstance(error, VALUE_READS):
         error = error.__cause__
-    return error is not None
+    return error
 
 
 @contextmanager
@@ -91,9 +96,7 @@ def convert_value_reads() -> Iterator[None]:
 
 def explain_value_read(error: Exception) -> str:
     """Return the layer and the line of custom code that read a value, and what would be right."""
-    read: BaseException = error
-    while not isinstance(read, VALUE_READS) and read.__cause__ is not None:
-        read = read.__cause__
+    read = _find_value_read(error) or error
     layer = _find_layer(read)
     place = locate_custom_code(read, shows_code=True)
     if layer:
@@ -126,13 +129,13 @@ def locate_custom_code(error: BaseException, *, shows_code: bool = False) -> str
 
     Installed packages and this package aren't custom code.
     """
-    environment = Path(sys.prefix)
-    package = Path(__file__).parents[2]
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    libraries = {Path(__file__).parents[2], *(Path(sysconfig.get_path(name)) for name in names)}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        is_library = not {package, environment}.isdisjoint(file.parents)
-        is_library |= not {"site-packages", "lib"}.isdisjoint(file.parts)
+        is_library = not libraries.isdisjoint(file.parents) or "site-packages" in file.parts
         if file.is_file() and not is_library and frame.lineno is not None:
             code = linecache.getline(frame.filename, frame.lineno).strip() if shows_code else ""
-            return f"{file.name}, line {frame.lineno}{f': `{code}`' if code else ''}"
+            place = f"{file.name}, line {frame.lineno}"
+            return f"{place}: `{code}`" if code else place
     return ""

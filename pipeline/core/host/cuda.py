@@ -7,6 +7,7 @@ import importlib
 import os
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 PLUGINS = ("jax-cuda13-pjrt", "jax-cuda12-pjrt")
 """Distributions of JAX's plug-in for CUDA, in the order in which JAX prefers them."""
@@ -17,10 +18,12 @@ INSTALL = (
     "install the `gpu` extra, pip install 'recipe-pipeline[gpu]', or [gpu13] for CUDA 13, which "
     "needs a driver of 580 or later"
 )
-PLATFORMS = "JAX_PLATFORMS"
+PLATFORMS_VARIABLE = "JAX_PLATFORMS"
 """Variable with the platforms that JAX opens."""
 MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 """Variable with the share of a GPU's memory that JAX takes at once."""
+NEW_MEMORY_SHARE = "XLA_CLIENT_MEM_FRACTION"
+"""Its new name, which JAX refuses beside the former one."""
 DEFAULT_SHARE = 0.75
 """JAX's share if the variable isn't set."""
 
@@ -53,11 +56,11 @@ def find_driver_problem() -> str | None:
 def explain_missing_gpu(jax_reason: str = "") -> str:
     """Return the reason why JAX has no GPU, or the command that installs its plug-in."""
     installed = find_plugin()
-    platforms = os.environ.get(PLATFORMS, "")
+    platforms = os.environ.get(PLATFORMS_VARIABLE, "")
     if installed is None:
         return INSTALL
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
-        return f"{PLATFORMS} = {platforms} leaves GPUs out; unset it, or name cuda,cpu"
+        return f"{PLATFORMS_VARIABLE} = {platforms} leaves GPUs out; unset it, or name cuda,cpu"
     problem = find_driver_problem()
     if problem is not None:
         return f"{problem}; {installed} is installed"
@@ -69,9 +72,17 @@ def make_memory_share(processes: int) -> dict[str, str]:
 
     Empty for one process, and if the user has set the variable.
     """
-    if processes < 2 or MEMORY_SHARE in os.environ:
+    if processes < 2 or not {MEMORY_SHARE, NEW_MEMORY_SHARE}.isdisjoint(os.environ):
         return {}
     return {MEMORY_SHARE: f"{DEFAULT_SHARE / processes:.3f}"}
+
+
+def _import_plugin_versions() -> Any:
+    """Return the first module of `MODULES` that is installed; None without one."""
+    for name in MODULES:
+        with suppress(ImportError):
+            return importlib.import_module(name)
+    return None
 
 
 def read_cuda_versions() -> dict[str, str]:
@@ -82,11 +93,8 @@ def read_cuda_versions() -> dict[str, str]:
         numbers = [word for word in words if word[:1].isdigit() and "." in word]
         if numbers:
             versions["driver"] = numbers[0]
-    for name in MODULES:
-        with suppress(ImportError):
-            module = importlib.import_module(name)
-            break
-    else:
+    module = _import_plugin_versions()
+    if module is None:
         return versions
     # A call raises RuntimeError if its library can't be loaded.
     with suppress(RuntimeError):

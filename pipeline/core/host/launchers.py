@@ -106,9 +106,9 @@ class Launcher:
         """Return whether this launcher has set its variables."""
         return self.size in environment and all(name in environment for name in self.marks)
 
-    def read_place(self, environment: Environment) -> tuple[int, int]:
-        """Return rank and size. The rank of a single process may be missing. Raises RecipeError if
-        they are missing or invalid."""
+    def read_rank(self, environment: Environment) -> tuple[int, int]:
+        """Return rank and size. Raises RecipeError if a variable is missing or invalid; only a
+        single process may lack its rank."""
         rank_name = next((name for name in self.rank if name in environment), self.rank[0])
         required = (rank_name, self.size, *self.marks)
         missing = [name for name in required if name not in environment]
@@ -124,15 +124,15 @@ class Launcher:
             raise RecipeError(f"{rank_name} = {rank}: must be from 0 to {size - 1}")
         return rank, size
 
-    def open_place(self, environment: Environment) -> RankPlace:
+    def read_place(self, environment: Environment) -> RankPlace:
         """Return the place of this process among several. Raises RecipeError."""
-        rank, size = self.read_place(environment)
+        rank, size = self.read_rank(environment)
         try:
             address = self.find_address(environment)
         except KeyError as missing:
             raise RecipeError(
-                f"{self.size} = {size}: {missing.args[0]} not set; it has the first process's "
-                "address"
+                f"{self.size} = {size}: {missing.args[0]} not set, which the address of the first "
+                "process needs"
             ) from None
         except ValueError as problem:
             raise RecipeError(str(problem)) from None
@@ -205,11 +205,12 @@ def _find_first_node(environment: Environment) -> str:
 def _find_slurm_node(environment: Environment) -> str:
     """Return the first node of a list such as `node[001,007-015],host2`, and the job's port."""
     nodes = environment["SLURM_STEP_NODELIST"]
-    prefix, number = re.match(r"([^\[,]*)(?:\[(\w+))?", nodes).groups()  # type: ignore[union-attr]
+    prefix, _, ranges = re.split(r",(?![^\[]*\])", nodes)[0].partition("[")
+    number = re.split(r"[-,\]]", ranges)[0]
     job = environment["SLURM_JOB_ID"]
     if not job.isdecimal():
         raise ValueError(f"SLURM_JOB_ID = {job}: must be a whole number")
-    return f"{prefix}{number or ''}:{_choose_port(int(job))}"
+    return f"{prefix}{number}:{_choose_port(int(job))}"
 
 
 def _choose_port(number: int) -> int:
@@ -278,18 +279,16 @@ def find_place(launch: str, environment: Environment) -> RankPlace | None:
     `launch` is "auto" or a launcher's name. Raises RecipeError if its variables are missing or
     invalid, or if two launchers have set different places.
     """
-    if launch != "auto":
-        rows = [launcher for launcher in LAUNCHERS if launcher.name == launch]
-        # If none has started the process, the first row raises with its missing variables.
-        launchers = [launcher for launcher in rows if launcher.has_started(environment)] or rows[:1]
-    else:
-        launchers = [launcher for launcher in LAUNCHERS if launcher.has_started(environment)]
-    launchers = [launcher for launcher in launchers if launcher.read_place(environment)[1] > 1]
+    named = [launcher for launcher in LAUNCHERS if launch in ("auto", launcher.name)]
+    started = [launcher for launcher in named if launcher.has_started(environment)]
+    if not started and launch != "auto":
+        started = named[:1]  # Reading it raises with its missing variables.
+    launchers = [launcher for launcher in started if launcher.read_rank(environment)[1] > 1]
     if not launchers:
         _require_size(environment)
         return _find_ray_worker()
     _require_one_place(launch, launchers, environment)
-    return launchers[0].open_place(environment)
+    return launchers[0].read_place(environment)
 
 
 def get_rank() -> int:
@@ -329,7 +328,7 @@ def require_one_process(environment: Environment) -> None:
 def _require_one_place(
     launch: str, launchers: Sequence[Launcher], environment: Environment
 ) -> None:
-    places = {launcher.title: launcher.read_place(environment) for launcher in launchers}
+    places = {launcher.title: launcher.read_rank(environment) for launcher in launchers}
     if len(set(places.values())) > 1:
         seen = ", ".join(f"{rank} of {size} ({title})" for title, (rank, size) in places.items())
         names = list(dict.fromkeys(f"launch={launcher.name}" for launcher in launchers))

@@ -72,8 +72,8 @@ class EventFile:
 
         data = event.SerializeToString()
         head = struct.pack("<Q", len(data))
-        for text in (head, data):
-            self._file.write(text + struct.pack("<I", masked_crc32c(text)))
+        for part in (head, data):
+            self._file.write(part + struct.pack("<I", masked_crc32c(part)))
 
     def purge_after(self, step: int) -> None:
         """Make readers drop all events of earlier files that are after `step`."""
@@ -240,7 +240,8 @@ def write_embeddings(
 
 def _draw_sheet(images: np.ndarray) -> tuple[bytes, tuple[int, int]]:
     """Return a square sheet of images uint8 (n, H, W, C) as PNG, and a picture's height and width.
-    If the sheet would be too large, only every second, third, ... pixel is drawn."""
+    Of pictures that are larger than `PICTURE_PIXELS`, or too large for the sheet, only every
+    second, third, ... pixel is drawn."""
     from PIL import Image
 
     side = math.ceil(math.sqrt(len(images)))

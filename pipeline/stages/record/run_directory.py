@@ -1,6 +1,6 @@
 """Run directories: names of their files, creation and locks, and the list of descendants.
 
-The constants below name these files and folders:
+Files and folders of a run:
 
 outputs/<date>/<time>_<recipe>/
     recipe.yaml, provenance.json, lowerings.json, summary.json, run.log, .lock
@@ -19,6 +19,8 @@ outputs/<date>/<time>_<recipe>/
     robustness.json               accuracy under attacks
     leakage.json                  how well attacks recognise training samples
     fuzz/                         changed samples and weights that fool the network
+    overrides.yaml, .claim        of a job of a sweep
+    mirror.part/                  half of a checkpoint that is copied from a mirror
 """
 
 from __future__ import annotations
@@ -145,7 +147,8 @@ def read_descendants(run_dir: Path) -> Sequence[Descendant]:
 
 def create_run_dir(name: str, outputs: Path = OUTPUTS) -> Path:
     """Create a new directory for a run of the named recipe. Raises RunError if that fails."""
-    return make_unique(outputs / time.strftime("%Y-%m-%d") / f"{time.strftime('%H-%M-%S')}_{name}")
+    date, clock = time.strftime("%Y-%m-%d %H-%M-%S").split()
+    return make_unique(outputs / date / f"{clock}_{name}")
 
 
 def make_unique(run_dir: Path) -> Path:
@@ -202,7 +205,7 @@ def require_unused(run_dir: Path) -> None:
     entries = sorted(path.name for path in run_dir.iterdir() if not _is_preparation(path))
     if not entries:
         return
-    is_of_run = any(name in (*APPENDED, *REPLACED, *FOLDERS) for name in entries)
+    is_of_run = any(name in (*APPENDED, *REPLACED, *PRICES, *FOLDERS) for name in entries)
     content = f"a run without its {RECIPE}" if is_of_run else "other files than a run's"
     names = join_first(list(map(printable, entries)), MAX_ENTRIES)
     raise DataError(f"{run_dir}: holds {content}: {names}; name a new or an empty directory")
@@ -266,9 +269,11 @@ def read_written_at_ns(file: Path) -> int:
 
 
 def find_run_dir(folder: Path) -> Path | None:
-    """Return the first run directory of `folder`, its parent and the parent of that; else None."""
-    candidates = (folder, folder.parent, folder.parent.parent)
-    return next((path for path in candidates if (path / RECIPE).is_file()), None)
+    """Return the first run directory of `folder` and the two folders around it; else None."""
+    # The parent of "." is "." in a relative path.
+    around = (path for path in Path(os.path.abspath(folder)).parents[:2])
+    named = (folder, folder.parent, folder.parent.parent)
+    return next((path for path in (*named, *around) if (path / RECIPE).is_file()), None)
 
 
 def require_run_dir(folder: Path) -> Path:

@@ -31,7 +31,8 @@ NUMBERS = ("train.optimizer", "train.loss", "train.clip", "train.ema.decay")
 """Sections whose numbers become arguments of the program if they differ between runs."""
 CAN_VARY = (
     "seed, train.optimizer.lr, train.schedule, factors and schedules of train.lr_rules, model.init,"
-    " dataset.folds.index, numbers of train.optimizer, train.loss, train.clip and train.ema.decay"
+    " dataset.folds.index, numbers of train.optimizer, train.loss, train.clip and train.ema.decay,"
+    " and keys that no program depends on, such as name, monitor and checkpoint"
 )
 
 ProgramKey = tuple[tuple[str, str], ...]
@@ -48,6 +49,7 @@ def make_program_key(recipe: Recipe, compiled_in: Iterable[str] = ()) -> Program
             # If a number is 0, the program may leave out a computation, such as weight decay.
             is_left_out = numbers[key] == 0 and key != FOLD
             entries.append((key, "0" if is_left_out else "a number"))
+        # An imported network may draw its parameters while it is built, as constants of a program.
         elif not _can_vary(key) or (is_imported and _is_below(key, ("seed", *INIT_KEYS))):
             entries.append((key, json.dumps(value)))
     return tuple(sorted(entries))

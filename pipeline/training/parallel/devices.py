@@ -19,7 +19,7 @@ from pipeline.training.parallel.parallel_spec import DEFAULT_SHARDS, ParallelSpe
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.parallel.ranks import Ranks
 
-PLATFORMS = "jax_platforms"
+PLATFORMS_SETTING = "jax_platforms"
 ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "jax_disable_jit": (False,),
     "jax_numpy_dtype_promotion": ("standard",),
@@ -68,8 +68,8 @@ def make_placement(platform: str, index: int, parallel: ParallelSpec) -> DeviceP
 
 def make_host_placement(parallel: ParallelSpec) -> DevicePlacement:
     """Return one device of the host's processor. With a parallel mode the processor is split into
-    as many devices as for training. Otherwise results would differ in their last bits. Raises
-    RunError for unsupported settings of JAX."""
+    at least `DEFAULT_SHARDS` devices, as for training on up to so many. Otherwise results would
+    differ in their last bits. Raises RunError for unsupported settings of JAX."""
     _require_settings()
     if parallel.mode != "none":
         provide_cpu_devices(1)
@@ -127,18 +127,19 @@ def provide_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
+_are_gpus_hidden = False
+"""Whether `hide_gpus` has hidden the GPUs, and `_unhide_gpus` hasn't undone it."""
+
+
 def hide_gpus() -> None:
     """Make JAX open only the host's processor, since its plug-in for CUDA reserves most of a GPU's
     memory at once. Nothing changes if devices are open, or if the user has set the platforms."""
     configured: Any = jax.config
     if configured.jax_platforms or has_open_devices() or find_plugin() is None:
         return
-    jax.config.update(PLATFORMS, CPU.name)
-    _gpus_hidden.append(True)
-
-
-_gpus_hidden: list[bool] = []
-"""Has one entry while GPUs are hidden: `hide_gpus` adds it, `_unhide_gpus` removes it."""
+    jax.config.update(PLATFORMS_SETTING, CPU.name)
+    global _are_gpus_hidden
+    _are_gpus_hidden = True
 
 
 def choose_gpus(numbers: Sequence[int] | None) -> None:
@@ -150,9 +151,10 @@ def choose_gpus(numbers: Sequence[int] | None) -> None:
 
 def _unhide_gpus() -> None:
     """Undo `hide_gpus`. Existing arrays are lost if GPUs were hidden."""
-    if _gpus_hidden:
-        _gpus_hidden.clear()
-        jax.config.update(PLATFORMS, None)
+    global _are_gpus_hidden
+    if _are_gpus_hidden:
+        _are_gpus_hidden = False
+        jax.config.update(PLATFORMS_SETTING, None)
         clear_backends()
 
 
@@ -183,8 +185,8 @@ def _open_devices() -> list[jax.Device]:
         configured: Any = jax.config
         problem = first_line(error) if str(error) else "this machine has no such device"
         raise RunError(
-            f"{PLATFORMS.upper()} = {configured.jax_platforms}: JAX can't open it: {problem}; "
-            "unset it, or name cpu"
+            f"{PLATFORMS_SETTING.upper()} = {configured.jax_platforms}: JAX can't open it: "
+            f"{problem}; unset it, or name cpu"
         ) from error
 
 

@@ -3,7 +3,7 @@ because gradients don't lead to wrong predictions, not because the network is ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ sign if they fool more."""
 @dataclass(frozen=True)
 class AttackRow:
     """The accuracy under an attack, and figures of the fooling images: the attacked images whose
-    predictions are wrong."""
+    predictions are wrong under the attack alone."""
 
     attack: str
     norm: str
@@ -74,7 +74,6 @@ class RobustnessReport:
     def to_document(self) -> dict[str, Any]:
         return {
             **asdict(self),
-            "attacks": [asdict(row) for row in self.attacks],
             "corruptions": [
                 {
                     "corruption": row.corruption,
@@ -92,21 +91,32 @@ class RobustnessReport:
         bounded = [row.accuracy for row in self.attacks if row.attack != UNBOUNDED]
         return min(bounded, default=None)
 
+    def _compare_attacks(self, least: Mapping[str, float]) -> Iterator[str]:
+        """Yield the signs in the accuracies of the attacks on one ball."""
+        strong = [name for name in WHITE_BOX if name in least]
+        if not strong:
+            return
+        white = min(least[name] for name in strong)
+        for name, sign in WEAKER_ATTACKS.items():
+            if least.get(name, 1.0) < white - MARGIN:
+                names = " and ".join(strong)
+                yield f"{sign}: {least[name]:.4f} under {name}, {white:.4f} under {names}"
+        if "noise" in least and white == least["noise"] < self.clean:
+            yield f"random noise equals steps along gradients: {white:.4f} under both"
+
     @property
     def masked_gradients(self) -> list[str]:
-        """Signs of masked gradients (Athalye et al. 2018, arXiv 1802.00420, section 3.1)."""
-        least: dict[str, float] = {}  # The least accuracy by attack.
+        """Signs of masked gradients (Athalye et al. 2018, arXiv 1802.00420, section 3.1). Attacks
+        are compared within a norm and a radius."""
+        # The least accuracy of each attack, by norm and radius.
+        least_by_ball: dict[tuple[str, float], dict[str, float]] = {}
         for row in self.attacks:
+            least = least_by_ball.setdefault((row.norm, row.radius), {})
             least[row.attack] = min(row.accuracy, least.get(row.attack, 1.0))
-        white = min((least[name] for name in WHITE_BOX if name in least), default=None)
         signs = []
-        if white is not None:
-            for name, sign in WEAKER_ATTACKS.items():
-                if least.get(name, 1.0) < white - MARGIN:
-                    signs.append(f"{sign}: {least[name]:.4f} under {name}, {white:.4f} under these")
-            if "noise" in least and white == least["noise"] < self.clean:
-                signs.append(f"random noise equals steps along gradients: {white:.4f} under both")
-        unbounded = least.get(UNBOUNDED, 0.0)
+        for (norm, radius), least in least_by_ball.items():
+            signs += [f"{norm} {radius:g}: {sign}" for sign in self._compare_attacks(least)]
+        unbounded = max((r.accuracy for r in self.attacks if r.attack == UNBOUNDED), default=0.0)
         chance = 1 / self.classes
         if unbounded > chance + MARGIN:
             sign = f"a radius that reaches every image leaves {unbounded:.4f}"

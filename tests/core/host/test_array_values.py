@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -105,6 +106,18 @@ def test_wrapped_read_is_recognised() -> None:
     assert not is_value_read(ValueError("in a layer"))
     with pytest.raises(KeyError), convert_value_reads():
         {}["a"]
+
+
+@pytest.mark.parametrize("folder", ["lib", "src"])
+def test_custom_code_may_be_in_any_folder(folder: str, tmp_path: Path) -> None:
+    file = tmp_path / folder / "net.py"
+    file.parent.mkdir()
+    file.write_text("def fail():\n    raise ValueError('here')\n")
+    space: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    with pytest.raises(ValueError, match="here") as caught:
+        space["fail"]()
+    assert locate_custom_code(caught.value) == "net.py, line 2"
 
 
 def test_error_of_the_package_has_no_custom_line() -> None:

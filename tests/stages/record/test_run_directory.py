@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,7 @@ from pipeline.stages.record.run_directory import (
     DESCENDANTS,
     FOLDERS,
     PRICES,
+    RECIPE,
     REPLACED,
     SUMMARY,
     Descendant,
@@ -228,6 +230,30 @@ def test_run_directory_is_derived_from_a_path(tiny: Compose, tmp_path: Path) -> 
     assert find_run_dir(tmp_path) is None
 
 
+@pytest.mark.parametrize("name", [".", "..", "checkpoints/.."])
+def test_run_around_a_relative_path_is_found(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent of "." is "." in a relative path."""
+    folder = tmp_path / "run" / "checkpoints" / "5"
+    folder.mkdir(parents=True)
+    (tmp_path / "run" / RECIPE).touch()
+    monkeypatch.chdir(folder)
+    found = find_run_dir(Path(name))
+    assert found is not None
+    assert found.resolve() == tmp_path / "run"
+
+
+def test_date_and_time_of_a_run_are_of_one_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two looks at the clock, a day may end."""
+    moments = iter([1_800_000_000.0, 1_800_090_000.0])
+    strftime = time.strftime
+    monkeypatch.setattr(time, "strftime", lambda form: strftime(form, time.gmtime(next(moments))))
+    assert create_run_dir("mlp", tmp_path) == tmp_path / "2027-01-15" / "08-00-00_mlp"
+
+
 def test_missing_run_and_folder_without_a_recipe_have_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +274,7 @@ def test_missing_run_and_folder_without_a_recipe_have_messages(
         (["notes.txt"], "other files than a run's: notes.txt"),
         (["a", "b", "c", "d", "e"], "other files than a run's: a, b, c and 2 more"),
         (["metrics.jsonl"], "a run without its recipe.yaml: metrics.jsonl"),
+        (["price.json"], "a run without its recipe.yaml: price.json"),
         (["checkpoints/"], "a run without its recipe.yaml: checkpoints"),
         (["8.orbax-checkpoint-tmp/"], "other files than a run's: 8.orbax-checkpoint-tmp"),
         ([".lock", "run.log", "x"], "a run without its recipe.yaml: run.log, x"),

@@ -35,7 +35,23 @@ def make_report(**accuracies: float) -> RobustnessReport:
 def test_masked_gradient_signs_are_reported(accuracies: dict[str, float], signs: list[str]) -> None:
     found = make_report(**accuracies).masked_gradients
     assert len(found) == len(signs)
-    assert all(text.startswith(sign) for text, sign in zip(found, signs, strict=True))
+    assert all(sign in text for text, sign in zip(found, signs, strict=True))
+
+
+def test_attacks_of_other_radii_are_not_compared() -> None:
+    """A single step of 0.3 beats many steps of 0.01 on any network."""
+    rows = tuple(
+        AttackRow(name, "linf", radius, 40, 1, accuracy, None, None, None)
+        for name, radius, accuracy in (
+            ("pgd", 0.01, 0.9),
+            ("fgsm", 0.3, 0.2),
+            ("square", 0.01, 0.8),
+        )
+    )
+    signs = RobustnessReport(100, 1000, 10, 0.98, rows, ()).masked_gradients
+    assert signs == [
+        "linf 0.01: the black box beats the white box: 0.8000 under square, 0.9000 under pgd"
+    ]
 
 
 def test_robust_accuracy_is_the_least_within_the_radius() -> None:

@@ -47,7 +47,7 @@ PATCH = 4
 """Edge of the patch of a token, in pixels."""
 HEAD_FEATURES = 32
 SWIN_DROP_PATH = 0.2
-"""The same share of Swin-T."""
+"""Share of samples that skip the last block of Swin-T in training."""
 SWIN_DEPTHS = (2, 2, 6, 2)
 """Blocks of each stage of Swin-T."""
 FEATURES = 96
@@ -98,9 +98,9 @@ class ConvNeXt(nn.Module):
         block = 0
         for stage, (depth, width) in enumerate(zip(CONVNEXT_DEPTHS, CONVNEXT_WIDTHS, strict=True)):
             size = (2, 2) if stage else (4, 4)
-            x = nn.LayerNorm(epsilon=1e-6)(x) if stage else x
-            x = nn.Conv(width, size, strides=size)(x)
-            x = x if stage else nn.LayerNorm(epsilon=1e-6)(x)
+            norm = nn.LayerNorm(epsilon=1e-6)
+            conv = nn.Conv(width, size, strides=size)
+            x = conv(norm(x)) if stage else norm(conv(x))
             for _ in range(depth):
                 x = ConvNeXtBlock(CONVNEXT_DROP_PATH * block / (sum(CONVNEXT_DEPTHS) - 1))(x, train)
                 block += 1
@@ -108,7 +108,11 @@ class ConvNeXt(nn.Module):
 
 
 class Swin(nn.Module):
-    """Swin-T on images whose edges are multiples of 224; `mindcv` is the form of its blocks."""
+    """Swin-T on images whose edges are multiples of 224.
+
+    With `mindcv`, queries, keys, values and patches are computed as in MindCV, else as in the
+    authors' code.
+    """
 
     classes: int
     mindcv: bool = False
@@ -123,7 +127,7 @@ class Swin(nn.Module):
             if stage:
                 tokens = PatchMerging(self.mindcv, name=f"merge{stage}")(tokens)
             for block in range(depth):
-                shift = WINDOW // 2 if block % 2 and tokens.shape[1] > WINDOW else 0
+                shift = WINDOW // 2 if block % 2 and min(tokens.shape[1:3]) > WINDOW else 0
                 name = f"stage{stage}_block{block}"
                 swin_block = SwinBlock(shift, next(rates), self.mindcv, name=name)
                 tokens = swin_block(tokens, train)
@@ -171,7 +175,8 @@ class SwinBlock(nn.Module):
             attended = jnp.roll(attended, (self.shift, self.shift), (1, 2))
         tokens = tokens + drop(attended)
         hidden = nn.LayerNorm(name="norm2")(tokens)
-        hidden = nn.gelu(nn.Dense(EXPANSION * features, name="expand")(hidden), False)
+        hidden = nn.Dense(EXPANSION * features, name="expand")(hidden)
+        hidden = nn.gelu(hidden, approximate=False)
         return tokens + drop(nn.Dense(features, name="contract")(hidden))
 
 

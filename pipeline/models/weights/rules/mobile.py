@@ -9,7 +9,7 @@ from pipeline.models.weights.rules.syntax import LayerRules
 
 
 def _number_blocks(
-    blocks_by_stage: Sequence[int], first_number: int, first_stage: int
+    blocks_by_stage: Sequence[int], first_number: int, first_stage: int, part: str = "block"
 ) -> Iterator[tuple[int, str]]:
     """Yield the number of each block in the file, and the block's scope in the network.
 
@@ -19,7 +19,7 @@ def _number_blocks(
     number = first_number
     for stage, num_blocks in enumerate(blocks_by_stage, start=first_stage):
         for block in range(num_blocks):
-            yield number, f"stage{stage}_block{block}"
+            yield number, f"stage{stage}_{part}{block}"
             number += 1
 
 
@@ -58,12 +58,12 @@ def _list_mobilenet_v1() -> Iterator[tuple[str, str]]:
             yield rf"{prefix}(?:conv_dw|bn1)", f"{{kind}}_{num_convs}"
             yield rf"{prefix}(?:conv_pw|bn2)", f"{{kind}}_{num_convs + 1}"
             num_convs += 2
-    # Names of other collections.
+    # Names that aren't timm's: layers are placed by their order in the file.
     yield r".+", "{kind}_#"
 
 
 MOBILENET_V1_TORCH: LayerRules = tuple(_list_mobilenet_v1())
-"""timm. Layers with other names are placed by their order in the file."""
+"""timm, and files whose layers are in timm's order."""
 
 _V2_BLOCKS_BY_STAGE = (1, 2, 3, 4, 3, 3, 1)
 
@@ -140,8 +140,7 @@ _SHUFFLENET_UNITS_BY_STAGE = (4, 8, 4)
 
 
 def _list_mindcv_shufflenet() -> Iterator[tuple[str, str]]:
-    for number, scope in _number_blocks(_SHUFFLENET_UNITS_BY_STAGE, first_number=0, first_stage=2):
-        unit = scope.replace("block", "unit")
+    for number, unit in _number_blocks(_SHUFFLENET_UNITS_BY_STAGE, 0, first_stage=2, part="unit"):
         yield rf"features\.{number}\.branch_proj\.\d", f"{unit}/branch_0/{{kind}}_#"
         yield rf"features\.{number}\.branch_main\.\d", f"{unit}/branch_1/{{kind}}_#"
     yield r"first_conv\.\d", "{kind}_0"

@@ -204,7 +204,8 @@ def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuild
             positive = graph.add_node("Relu", [x.name])
             return replace(x, name=graph.add_node("Mul", [positive, positive]))
         case "leaky_relu":
-            slope = getattr(layer, "slope", 0.0)
+            assert isinstance(layer, standard.LeakyRelu)
+            slope = layer.slope
             return replace(x, name=graph.add_node("LeakyRelu", [x.name], alpha=slope))
         case "relu6":
             bounds = graph.add_scalar(0.0), graph.add_scalar(6.0)
@@ -215,7 +216,7 @@ def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuild
             gate = graph.add_node("HardSigmoid", [x.name], alpha=1 / 6, beta=0.5)
         case "swish":
             gate = graph.add_node("Sigmoid", [x.name])
-        case _:
+        case "gelu":
             # 0.5 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as in `jax.nn.gelu`.
             cube = graph.add_node("Mul", [graph.add_node("Mul", [x.name, x.name]), x.name])
             scaled = graph.add_node("Mul", [cube, graph.add_scalar(0.044715)])
@@ -224,6 +225,8 @@ def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuild
             curve = graph.add_node("Tanh", [graph.add_node("Mul", [argument, factor])])
             shifted = graph.add_node("Add", [curve, graph.add_scalar(1.0)])
             gate = graph.add_node("Mul", [shifted, graph.add_scalar(0.5)])
+        case _:
+            raise AssertionError(f"{layer.name} has no translation")
     return replace(x, name=graph.add_node("Mul", [x.name, gate]))
 
 
