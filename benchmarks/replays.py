@@ -7,13 +7,13 @@
 
 `steps` trains runs of drawn keys, and computes drawn steps of each again, in any order. A step is
 right if its loss has the bits of metrics.jsonl, which this script reads by itself, and if no file
-of the run has changed. `samples` changes one training sample, and looks at the step after two
-epochs that reads it with the highest loss beside the steps around it: the sample should be the
-first of the ranking of `step`. Cases whose loss has no spike there don't count. `keys` trains two
-runs with one or two keys that act at step 1, and up to six that act later: `bisect` should name the
-former in at most 2 log2 n + 6 runs. `cooldowns` plans and trains eight lengths of a warmup-stable-
-decay schedule as one sweep, in at most 2.6 times the steps of the longest. The exit status is 1 if
-a case fails.
+of the run has changed. `samples` changes one training sample of a network that is trained for 30
+epochs, and looks at the step of the last ten that reads it with the highest loss beside the steps
+around it: the sample should be the first of the ranking of `step`. Cases whose loss has no spike
+there don't count. `keys` trains two runs with one or two keys that act at step 1, and up to six
+that act later: `bisect` should name the former in at most 2 log2 n + 6 runs. `cooldowns` plans and
+trains eight lengths of a warmup-stable- decay schedule as one sweep, in at most 2.6 times the steps
+of the longest. The exit status is 1 if a case fails.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PLANTED = (
     "train.batch_size=24",
     "model.hidden=[24]",
     "dataset.train.ops=[{name: resize, size: [32, 32]}, {name: rescale, factor: 0.05, shift: 0.0}]",
-    "train.optimizer.lr=0.02",
+    "train.optimizer.lr=0.015",
 )
 """Keys that change the numbers of step 1."""
 LATER = (
@@ -137,11 +137,11 @@ def check_sample(draws: random.Random, folder: Path) -> tuple[str, bool | None]:
     np.savez(data, **arrays)
     keys = ["dataset=numpy", f"dataset.root={data}", "dataset.train.ops=[]", "dataset.eval.ops=[]"]
     keys += ["train.on_nan=skip", "optimizer=adam"]
-    keys += ["train.epochs=10", f"seed={draws.randrange(1000)}", "train.optimizer.lr=0.003"]
+    keys += ["train.epochs=30", f"seed={draws.randrange(1000)}", "train.optimizer.lr=0.003"]
     model = ["model=mlp", "model.hidden=[32]", "train.batch_size=32", "train.sink_size=-1"]
     quiet = ["monitor.tensorboard=false", "monitor.sample_images=0"]
     run_quietly(*model, *keys, *quiet, f"hydra.run.dir={run_dir}")
-    step = _find_spike(run_dir, row, first=2 * math.ceil(len(images) / 32) + 1)
+    step = _find_spike(run_dir, row, first=20 * (len(images) // 32) + 1)
     if step is None:
         return f"{kind}: no spike", None
     facts = run_with_json("step", str(run_dir), str(step))
