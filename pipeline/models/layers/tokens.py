@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from pipeline.core.registry import Spec, component
 from pipeline.models.layers.model_spec import Features, Initializer, Layers, LayerSpec
@@ -129,6 +136,45 @@ class SelfAttention(LayerSpec):
         if not self.causal and (self.alibi or self.window is not None):
             name = "alibi" if self.alibi else f"window {self.window}"
             raise ValueError(f"{name} is for tokens before a token; causal must be true")
+        return self
+
+
+@component("layer")
+class MixtureOfExperts(LayerSpec):
+    """Gated MLPs, the experts, of which a router chooses `top` for each token: (batch, tokens,
+    features) -> the same shape (Shazeer et al. 2017; Fedus et al. 2022).
+
+    A token's result is the sum of its experts' results, weighted by the router's softmax over the
+    experts, which is divided by its sum over the chosen ones. The router computes in float32.
+    """
+
+    name: Literal["mixture_of_experts"] = "mixture_of_experts"
+    experts: Annotated[int, Field(ge=2)]
+    top: PositiveInt = 2
+    hidden: PositiveInt
+    """Features inside of an expert, as in `gated_mlp`."""
+    activation: Literal["swish", "gelu", "relu", "sigmoid"] = "swish"
+    capacity_factor: PositiveFloat | None = None
+    """In training an expert computes at most this number times tokens * top / experts tokens of a
+    sample, rounded up: the first that chose it. The others lack its result. Then a step computes as
+    many tokens as that. null, and in evaluation: every expert computes every token."""
+    balance: NonNegativeFloat = 0.01
+    """Weight of the balance loss, which is added to the loss of each sample in training:
+    experts / (top * tokens) * sum of count * probability over the experts, with the number of
+    tokens that chose an expert and the router's mean probability of it (Fedus et al. 2022, eq. 4;
+    for each sample separately, DeepSeek-AI 2024, V3, eq. 17). It is 1 if all are equal."""
+    z_loss: NonNegativeFloat = 0.0
+    """Weight of the mean over the tokens of log(Z)^2, with Z the sum of the exponentials of the
+    router's logits (Zoph et al. 2022: 1e-3)."""
+
+    @property
+    def adds_losses(self) -> bool:
+        return self.balance > 0 or self.z_loss > 0
+
+    @model_validator(mode="after")
+    def _check_top(self) -> Self:
+        if self.top > self.experts:
+            raise ValueError(f"top {self.top} is above the number of experts, {self.experts}")
         return self
 
 

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array, lax
 
@@ -33,6 +34,8 @@ Computation = TypeVar("Computation", bound=Callable[..., Any])
 WindowPadding = Padding | Literal["causal"]
 """Padding of a window; causal: zeros before each axis only."""
 
+SAMPLE_LOSSES = "sample_losses"
+"""Collection of the losses that layers add to the losses of samples."""
 _CHWN_LAYERS = (
     standard.Activation,
     standard.AdaptivePool,
@@ -151,6 +154,7 @@ COMPUTATIONS: Mapping[str, Sequence[str]] = {
         "standard.Conv3d",
         "standard.ConvTranspose",
     ),
+    "pipeline.models.modules.experts": ("tokens.MixtureOfExperts",),
     "pipeline.models.modules.token_convolution": ("tokens.Conv1d",),
     "pipeline.models.modules.recurrent": ("tokens.Lstm", "tokens.Gru"),
     "pipeline.models.modules.standard": (
@@ -306,6 +310,13 @@ def require_tokens(x: Array, context: LayerContext) -> None:
             f"{context}: shape {x.shape} reaches the layer; must be (batch, tokens, features): "
             "put tokens or embedding before it"
         )
+
+
+def add_sample_losses(module: nn.Module, losses: Array) -> None:
+    """Add to the losses of the samples of a training step, (batch,) float32. Other callers of the
+    network, such as an evaluation, leave them out."""
+    if not module.is_initializing():
+        module.sow(SAMPLE_LOSSES, "loss", losses, reduce_fn=jnp.add, init_fn=lambda: jnp.float32(0))
 
 
 def require_mask(shape: tuple[int, ...], context: LayerContext) -> Array | None:
