@@ -28,7 +28,7 @@ from pipeline.data.columns import (
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.host_ops import map_on_host, read_epoch_values
-from pipeline.data.inputs import PADDING_MASK, NetworkInputs, resolve_inputs
+from pipeline.data.inputs import DOCUMENT, PADDING_MASK, NetworkInputs, resolve_inputs
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.data.padding.buckets import Bucket, Padding, compute_canvas, sort_buckets
 from pipeline.data.random import seed_words
@@ -180,7 +180,8 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     raw_specs = raw.eval.specs()
     if buckets:
         raw_specs = fit_specs_to_bucket(compute_canvas(buckets), raw_specs, padding.column)
-    columns_read = list_read_columns(eval_ops, inputs.columns)
+    # A prediction is of one document.
+    columns_read = list_read_columns(eval_ops, set(inputs.columns) - {DOCUMENT})
     dataset = Dataset(
         train=raw.train,
         eval=eval_split,

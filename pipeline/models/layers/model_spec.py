@@ -100,6 +100,9 @@ class LayerSpec(Spec):
 
     reads_whole_numbers: ClassVar[bool] = False
     """Whether the input is whole numbers, which 16-bit activations can't hold."""
+    mixes_tokens: ClassVar[bool] = False
+    """Whether the result of a token depends on other tokens, also on those of other documents in
+    its window."""
     name: str
     scope: Annotated[str, Field(pattern=r"^\w+$")] | None = None
     """The layer's name in parameter paths; null: its kind and a number (`conv_0`, `conv_1`,

@@ -59,6 +59,7 @@ class Tokens(LayerSpec):
 class ClassToken(LayerSpec):
     """A learned token before all others (Devlin et al. 2019, sec. 3)."""
 
+    mixes_tokens: ClassVar[bool] = True
     name: Literal["class_token"] = "class_token"
 
 
@@ -182,6 +183,7 @@ class MixtureOfExperts(LayerSpec):
 class Conv1d(LayerSpec):
     """One-dimensional convolution of tokens (batch, tokens, features)."""
 
+    mixes_tokens: ClassVar[bool] = True
     name: Literal["conv1d"] = "conv1d"
     features: Features
     kernel: PositiveInt
@@ -200,6 +202,7 @@ class Conv1d(LayerSpec):
 class Pool1d(LayerSpec):
     """Base of layers that reduce a sliding window of tokens (batch, tokens, features)."""
 
+    mixes_tokens: ClassVar[bool] = True
     kernel: PositiveInt
     stride: PositiveInt | None = None
     """Step of the window; null: the size of the window."""
@@ -237,6 +240,7 @@ class Recurrent(LayerSpec):
     the state.
     """
 
+    mixes_tokens: ClassVar[bool] = True
     features: Features
     bidirectional: bool = False
     """Whether a second layer reads the tokens from the last to the first. The features of both
@@ -266,6 +270,7 @@ class MeanToken(LayerSpec):
     """The mean of all tokens that aren't padding: (batch, tokens, features) -> (batch,
     features)."""
 
+    mixes_tokens: ClassVar[bool] = True
     name: Literal["mean_token"] = "mean_token"
 
 
@@ -273,4 +278,5 @@ class MeanToken(LayerSpec):
 class FirstToken(LayerSpec):
     """Keep only the first token: (batch, tokens, features) -> (batch, features)."""
 
+    mixes_tokens: ClassVar[bool] = True
     name: Literal["first_token"] = "first_token"

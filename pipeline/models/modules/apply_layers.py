@@ -68,6 +68,9 @@ class LayerContext:
     """Rules for layers that compute in another type than `dtype`."""
     token_mask: Array | None = None
     """Bool (batch, tokens): True for a token, False for padding. None: nothing is padded."""
+    documents: Array | None = None
+    """Number of each token's document, int32 (batch, tokens), ascending from 1, and 0 for padding.
+    None: a sample is one document."""
     input_masks: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     """The same for each of several inputs, by the name of the input that the first layer reads."""
     batch_axis: str | None = None
