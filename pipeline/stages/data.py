@@ -320,6 +320,12 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         "num_shards": spec.num_shards or 1,
         "shard_id": spec.shard_id or 0,
     }
+    with prefixing_problems("dataset."):
+        order = recipe.dataset.make_order(raw, settings)
+    if order is not None:
+        if recipe.privacy is not None:
+            raise RecipeError(f"privacy: must be null with dataset = {recipe.dataset.name}")
+        return order
     if recipe.privacy is not None and recipe.privacy.sampling == "poisson":
         from pipeline.data.order_kinds import make_poisson_order
 

@@ -337,7 +337,7 @@ def test_columns_that_do_not_fit_are_named(
 
 
 def test_a_network_reads_documents_of_a_window_and_a_prediction_one() -> None:
-    dataset = load_data(load_recipe(["+recipe=decoder_text", "dataset=documents"]))
+    dataset = load_data(load_recipe("decoder_text", ["dataset=documents"]))
     assert [(array.name, array.column) for array in dataset.inputs.arrays] == [
         ("tokens", "tokens"),
         ("mask", "document"),
