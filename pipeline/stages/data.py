@@ -175,7 +175,8 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     raw, plain_order = _plant_canaries(recipe, raw, _make_train_order(recipe, raw))
     train_order = order_in_buckets(plain_order, raw.train, buckets, uses_all=True)
     eval_split = _sample_evaluation(recipe, raw.eval, train_order)
-    raw = replace(raw, targets=replace_targets(spec.eval.ops, raw.targets))
+    targets = replace_targets(spec.eval.ops, raw.targets)
+    raw = replace(raw, targets=replace(targets, task=recipe.train.loss.choose_task(targets.task)))
     counts_classes = recipe.train.loss.needs_class_counts
     raw_specs = raw.eval.specs()
     if buckets:
