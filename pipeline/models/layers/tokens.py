@@ -266,6 +266,40 @@ class Gru(Recurrent):
 
 
 @component("layer")
+class StateSpace(LayerSpec):
+    """The selective state-space mixer of Mamba-2 (Dao and Gu 2024): (batch, tokens, features) ->
+    the same shape. A result reads no later token, and time grows in proportion to the tokens.
+
+    A dense layer computes a gate z, inputs x of `heads` heads, B, C and step sizes dt for each
+    token; a causal convolution of `kernel` tokens and Swish follow on x, B and C. Each head keeps a
+    state of `head` by `state` numbers, h <- exp(dt A) h + dt x B, and returns h C + D x. Results
+    times swish(z) are divided by their root mean square, and a dense layer returns to the features.
+    Tokens that a mask marks as padding don't change the state.
+    """
+
+    mixes_tokens: ClassVar[bool] = True
+    name: Literal["state_space"] = "state_space"
+    heads: PositiveInt
+    head: PositiveInt = 64
+    """Features of a head."""
+    state: PositiveInt = 128
+    """Numbers in the state of a feature."""
+    groups: PositiveInt = 1
+    """Groups of heads, each with the same B and C."""
+    kernel: PositiveInt = 4
+    """Tokens that the convolution reads."""
+    chunk: PositiveInt = 64
+    """Tokens that are computed by products of matrices; states pass from chunk to chunk. It changes
+    speed, memory and rounding only."""
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        if self.heads % self.groups:
+            raise ValueError(f"heads {self.heads} is not a multiple of groups {self.groups}")
+        return self
+
+
+@component("layer")
 class MeanToken(LayerSpec):
     """The mean of all tokens that aren't padding: (batch, tokens, features) -> (batch,
     features)."""

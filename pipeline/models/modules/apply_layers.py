@@ -158,6 +158,7 @@ COMPUTATIONS: Mapping[str, Sequence[str]] = {
         "standard.ConvTranspose",
     ),
     "pipeline.models.modules.experts": ("tokens.MixtureOfExperts",),
+    "pipeline.models.modules.state_space": ("tokens.StateSpace",),
     "pipeline.models.modules.token_convolution": ("tokens.Conv1d",),
     "pipeline.models.modules.recurrent": ("tokens.Lstm", "tokens.Gru"),
     "pipeline.models.modules.standard": (
