@@ -13,6 +13,7 @@ from pipeline.config.resolved_settings import resolve_loss_scale
 from pipeline.core.files.value_text import show
 from pipeline.data.dataset_spec import BatchOp
 from pipeline.engine.callbacks.callback import TRAINED
+from pipeline.models.layers.model_spec import walk_layers
 from pipeline.training.robustness.attack_specs import (
     AdversarialSpec,
     complete_attacks,
@@ -65,6 +66,13 @@ def _check_step(recipe: Recipe) -> Iterator[Refusal]:
         yield "train.jit_layers", list(train.jit_layers), "must be []"
     if recipe.parallel.mode not in ("none", "data"):
         yield "parallel.mode", recipe.parallel.mode, "must be none or data"
+    adding = [layer.name for layer in walk_layers(recipe.model) if layer.adds_losses]
+    if adding:
+        yield (
+            "model.layers",
+            adding[0],
+            "adds losses inside of the network; their weights must be 0",
+        )
     if not recipe.parallel.mirror_mean:
         yield "parallel.mirror_mean", False, "must be true"
 

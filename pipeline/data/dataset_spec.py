@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pipeline.data.image_facts import ImageFacts
+    from pipeline.data.order import SampleOrder
 
 
 class MapOp(Spec):
@@ -370,6 +371,12 @@ class DatasetSpec(Spec):
         from pipeline.data.copies.remote_copy import copy_once
 
         return self.model_copy(update={"root": copy_once(self.root, cache)}).read(cache)
+
+    def make_order(self, raw: RawData, settings: Mapping[str, Any]) -> SampleOrder | None:
+        """Return the order of the training samples with the settings of a `SampleOrder`; None: an
+        order that `train` describes. Raises ValueError, beginning with a key, for what doesn't
+        fit."""
+        return None
 
     @abstractmethod
     def read(self, cache: Path) -> RawData:

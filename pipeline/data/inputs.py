@@ -17,6 +17,11 @@ MASK = "mask"
 """Name by which networks of tokens read `PADDING_MASK`."""
 
 
+DOCUMENT = "document"
+"""Name of the column with the number of each token's document, from 1, int32 (tokens,); 0 is
+padding. Networks of tokens read it as `MASK`, and need it only for several documents."""
+
+
 def name_mask(name: str) -> str:
     """Return the name of the mask of tokens, bool (tokens,): a column, or a network's input."""
     return f"{name}_mask"
@@ -166,7 +171,8 @@ def resolve_inputs(
     elif declared is not None and len(declared) == len(columns):
         names = dict(zip(declared, columns, strict=True))
     else:
-        names = {MASK if name == PADDING_MASK else name: name for name in columns}
+        masks = (PADDING_MASK, DOCUMENT)
+        names = {MASK if name in masks else name: name for name in columns}
     if not names or len(set(names.values())) < len(columns):
         raise ValueError(f"{list(columns)}: must be one column, or several that differ")
     if declared is not None and set(names) != set(declared):

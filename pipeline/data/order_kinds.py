@@ -7,20 +7,33 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from pipeline.core.errors import RunError
-from pipeline.data.order import Batches, SampleOrder, compute_order_at, draw_permutation, draw_words
+from pipeline.data.order import (
+    MAX_LISTED,
+    Batches,
+    SampleOrder,
+    compute_order_at,
+    draw_permutation,
+    draw_words,
+    permute,
+)
 
 _CLASS_STREAM = 1 << 63
 """Added to the number in the key of a class's shuffle, so that no other draw has the same key."""
 _FILE_STREAM = 3 << 61
 """Added to the epoch in the key of an order of files, so that no other draw has the same key."""
+_MIX_STREAM = 5 << 60
+"""Added to the number in the key of a cycle of sources, so that no other draw has the same key."""
+MIX_CYCLE = 1000
+"""Draws in which each source has its share."""
 _MAX_INDEX = 2**31 - 1
 """Largest index of a sample, an int32."""
 OVERFLOW_SHARE = 1e-12
@@ -79,6 +92,119 @@ class BalancedOrder(SampleOrder):
     def _rows(self) -> list[np.ndarray]:
         """The samples of each class, without empty classes."""
         return [np.flatnonzero(self.labels == class_id) for class_id in np.unique(self.labels)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedOrder(SampleOrder):
+    """An order that draws from several sources by weights, which may change at steps.
+
+    Of every `MIX_CYCLE` draws each source has its share, in a random sequence. The samples of a
+    source are shuffled again and again, so all are drawn before any is drawn again. All batches are
+    full, and an epoch has as many of them as all samples fill. The draws of a step are a pure
+    function of (seed, step), whatever the steps before it read.
+    """
+
+    sizes: tuple[int, ...]
+    """Number of samples of each source; those of a source are consecutive in the split."""
+    shares: tuple[tuple[int, tuple[int, ...]], ...]
+    """(first step, draws of each source in a cycle), by steps; the first is 0."""
+
+    @property
+    def batches_per_repetition(self) -> int:
+        return max(1, self.samples // self.batch_size)
+
+    @property
+    def short_batch(self) -> int:
+        return 0
+
+    @property
+    def samples_left_out(self) -> int:
+        return 0
+
+    def list_reachable(self) -> np.ndarray:
+        is_read = np.any([share for _, share in self.shares], axis=0)
+        return np.flatnonzero(np.repeat(is_read, self.sizes))
+
+    def batches(self, first_step: int, count: int) -> Batches:
+        steps = np.arange(first_step, first_step + count)
+        positions = steps[:, None] * self.batch_size + np.arange(self.batch_size)
+        sources, draws = self._draw_sources(positions.ravel())
+        indices = np.empty(positions.size, np.int64)
+        starts = np.cumsum(self.sizes) - self.sizes
+        for source in np.unique(sources).tolist():
+            is_of_source = sources == source
+            shuffles, rows = self._find_rows(source, draws[is_of_source])
+            # The number of a shuffle tells repetitions of a sample apart, within int32.
+            repetitions = shuffles % max(1, _MAX_INDEX // self.samples)
+            indices[is_of_source] = starts[source] + rows + repetitions * self.samples
+        epochs = (steps // self.batches_per_repetition).astype(np.int32)
+        counts = np.full(count, self.batch_size, np.int32)
+        rows = indices.reshape(positions.shape).astype(np.int32)
+        return Batches(rows, epochs, counts, samples=self.samples)
+
+    def _find_rows(self, source: int, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the shuffle of each draw from a source, and the row in it, int64 (n,) each."""
+        size = self.sizes[source]
+        shuffles, rows = np.divmod(draws, size)
+        if not self.shuffle:
+            return shuffles, rows
+        shuffled = np.empty_like(rows)
+        for shuffle in np.unique(shuffles).tolist():
+            is_in = shuffles == shuffle
+            number = _CLASS_STREAM + (source << 40) + shuffle
+            if size > MAX_LISTED:
+                shuffled[is_in] = permute(rows[is_in], size, self.seed, number)
+            else:
+                shuffled[is_in] = _shuffle_class(self.seed, source, shuffle, size)[rows[is_in]]
+        return shuffles, shuffled
+
+    def _draw_sources(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the source of each position since the start of the run, and the number of draws
+        from it before, int64 (n,) each."""
+        sources, draws = np.empty((2, len(positions)), np.int64)
+        firsts = np.array([step * self.batch_size for step, _ in self.shares])
+        phases = np.searchsorted(firsts, positions, side="right") - 1
+        cycles, places = np.divmod(positions - firsts[phases], MIX_CYCLE)
+        for phase, cycle in np.unique(np.stack([phases, cycles]), axis=1).T.tolist():
+            is_in = (phases == phase) & (cycles == cycle)
+            sequence = self._arrange_cycle(phase, cycle)
+            chosen = sequence[places[is_in]]
+            before = np.cumsum(sequence[:, None] == np.arange(len(self.sizes)), axis=0) - 1
+            earlier = self._earlier[phase] + cycle * np.array(self.shares[phase][1])
+            sources[is_in] = chosen
+            draws[is_in] = earlier[chosen] + before[places[is_in], chosen]
+        return sources, draws
+
+    def _arrange_cycle(self, phase: int, cycle: int) -> np.ndarray:
+        """Return the sources of a cycle's draws, int64 (MIX_CYCLE,)."""
+        share = self.shares[phase][1]
+        number = _MIX_STREAM + (phase << 40) + cycle
+        return np.repeat(np.arange(len(share)), share)[
+            draw_permutation(self.seed, number, MIX_CYCLE)
+        ]
+
+    @cached_property
+    def _earlier(self) -> list[np.ndarray]:
+        """The draws of each source before each phase, int64 (sources,)."""
+        totals = [np.zeros(len(self.sizes), np.int64)]
+        for phase, ((first, share), (end, _)) in enumerate(pairwise(self.shares)):
+            cycles, rest = divmod((end - first) * self.batch_size, MIX_CYCLE)
+            part = np.bincount(self._arrange_cycle(phase, cycles)[:rest], minlength=len(share))
+            totals.append(totals[-1] + cycles * np.array(share) + part)
+        return totals
+
+
+def divide_cycle(weights: Sequence[float]) -> tuple[int, ...]:
+    """Return the draws of each source among `MIX_CYCLE`, in proportion to the weights, at least 1
+    for a weight above 0."""
+    exact = MIX_CYCLE * np.array(weights) / sum(weights)
+    draws = np.where(exact > 0, np.maximum(np.floor(exact), 1), 0).astype(int)
+    while draws.sum() != MIX_CYCLE:
+        # Move towards the exact shares where that is farthest, never to 0.
+        step = 1 if draws.sum() < MIX_CYCLE else -1
+        gaps = np.where((exact > 0) & (draws + step > 0), step * (exact - draws), -np.inf)
+        draws[np.argmax(gaps)] += step
+    return tuple(draws.tolist())
 
 
 @lru_cache(maxsize=256)

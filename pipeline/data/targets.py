@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.core.registry import MAX_FLOAT
 
-Task = Literal["classification", "regression", "multi_label", "next_token", "matching"]
+Task = Literal["classification", "regression", "multi_label", "next_token", "matching", "sequence"]
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,10 @@ class Targets:
 
     classification: classes; regression: numbers; multi_label: labels, of which a sample may have
     several or none; next_token: the tokens of a vocabulary; matching: both embeddings of a pair,
-    whose label is its number in the split, without names. A network is trained on numbers that are
-    standardised by the training split, `(number - mean) / std`. Metrics and predictions are in the
-    units of the data.
+    whose label is its number in the split, without names; sequence: symbols, which aren't aligned
+    with the outputs at positions, of which the first is the blank. A network is trained on numbers
+    that are standardised by the training split, `(number - mean) / std`. Metrics and predictions
+    are in the units of the data.
     """
 
     names: tuple[str, ...]
@@ -57,6 +58,8 @@ class Targets:
                 return f"{count} labels"
             case "matching":
                 return "pairs to match"
+            case "sequence":
+                return f"sequences of {count - 1} symbols"
             case "next_token":
                 return f"{count:,} different tokens"
         first_numbers = ", ".join(

@@ -52,6 +52,7 @@ USUAL_LOSSES: Mapping[Task, str] = {
     "multi_label": "binary_cross_entropy",
     "next_token": "cross_entropy",
     "matching": "contrastive",
+    "sequence": "ctc",
 }
 
 
@@ -264,7 +265,7 @@ def check_task(draft: StepDraft) -> None:
             f"loss={USUAL_LOSSES[task]}"
         )
     class_metrics = [metric.name for metric in metrics if isinstance(metric, ClassCountMetric)]
-    if class_metrics and task in ("regression", "multi_label", "matching"):
+    if class_metrics and task in ("regression", "multi_label", "matching", "sequence"):
         problem = f"{', '.join(class_metrics)} needs classes, and {task} has none; leave it out"
         raise RecipeError(f"eval.metrics: {problem}")
     standard = [*METRICS] if is_classification else ["loss"]

@@ -28,7 +28,7 @@ from pipeline.data.columns import (
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.host_ops import map_on_host, read_epoch_values
-from pipeline.data.inputs import PADDING_MASK, NetworkInputs, resolve_inputs
+from pipeline.data.inputs import DOCUMENT, PADDING_MASK, NetworkInputs, resolve_inputs
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.data.padding.buckets import Bucket, Padding, compute_canvas, sort_buckets
 from pipeline.data.random import seed_words
@@ -175,12 +175,14 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     raw, plain_order = _plant_canaries(recipe, raw, _make_train_order(recipe, raw))
     train_order = order_in_buckets(plain_order, raw.train, buckets, uses_all=True)
     eval_split = _sample_evaluation(recipe, raw.eval, train_order)
-    raw = replace(raw, targets=replace_targets(spec.eval.ops, raw.targets))
+    targets = replace_targets(spec.eval.ops, raw.targets)
+    raw = replace(raw, targets=replace(targets, task=recipe.train.loss.choose_task(targets.task)))
     counts_classes = recipe.train.loss.needs_class_counts
     raw_specs = raw.eval.specs()
     if buckets:
         raw_specs = fit_specs_to_bucket(compute_canvas(buckets), raw_specs, padding.column)
-    columns_read = list_read_columns(eval_ops, inputs.columns)
+    # A prediction is of one document.
+    columns_read = list_read_columns(eval_ops, set(inputs.columns) - {DOCUMENT})
     dataset = Dataset(
         train=raw.train,
         eval=eval_split,
@@ -320,6 +322,12 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         "num_shards": spec.num_shards or 1,
         "shard_id": spec.shard_id or 0,
     }
+    with prefixing_problems("dataset."):
+        order = recipe.dataset.make_order(raw, settings)
+    if order is not None:
+        if recipe.privacy is not None:
+            raise RecipeError(f"privacy: must be null with dataset = {recipe.dataset.name}")
+        return order
     if recipe.privacy is not None and recipe.privacy.sampling == "poisson":
         from pipeline.data.order_kinds import make_poisson_order
 

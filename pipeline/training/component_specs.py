@@ -120,6 +120,10 @@ class LossSpec(Spec):
     hardest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of each batch that the loss is reduced over: the samples with the largest losses."""
 
+    def choose_task(self, task: Task) -> Task:
+        """Return the task that the loss trains on labels of a dataset with this task."""
+        return task
+
     @property
     def needs_class_counts(self) -> bool:
         """Whether `fit_to_targets` needs the number of training labels of each class."""

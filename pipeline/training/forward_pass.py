@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 from jax import Array
 
+from pipeline.models.modules.apply_layers import SAMPLE_LOSSES
 from pipeline.training.losses import (
     BatchLoss,
     compute_losses,
@@ -116,8 +117,12 @@ class ForwardPass:
 
     def compute_outputs(self, trained: Any) -> Outputs:
         """Return the outputs of the batch, with the losses as the features change them."""
-        logits, collections = self.apply(trained, self.collections, self.batch.inputs)
+        before = {**self.collections, SAMPLE_LOSSES: {}}
+        logits, after = self.apply(trained, before, self.batch.inputs)
+        collections = {name: tree for name, tree in after.items() if name != SAMPLE_LOSSES}
         losses = compute_losses(self.config, logits, self.batch.labels)
+        for added in jax.tree.leaves(after.get(SAMPLE_LOSSES, {})):
+            losses = losses + added
         outputs = Outputs(logits, losses, collections, {})
         for feature in self.config.features:
             outputs = feature.change_outputs(self, trained, outputs)

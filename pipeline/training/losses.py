@@ -117,8 +117,30 @@ def make_class_weights(
     return np.array(weights, np.float32)
 
 
+class ClassLoss(LabelLoss):
+    """Base of the losses of classes, whose weights multiply the loss of each label."""
+
+    tasks: ClassVar[tuple[Task, ...]] = ("classification", "next_token")
+    reads_logits: ClassVar[bool] = True
+    class_weights: ClassWeights = None
+    """The weight of each class. balanced: n / (C n_c) for class c, with n_c of the n training
+    labels. Then all classes have the same total weight, and labels have weight 1 on average."""
+
+    @property
+    def needs_class_counts(self) -> bool:
+        return self.class_weights == "balanced"
+
+    def fit_to_targets(self, targets: Targets) -> Self:
+        """Return the loss with a number for each class in place of `balanced`. Raises ValueError as
+        `fit_class_weights` does."""
+        if self.class_weights is None:
+            return self
+        weights = fit_class_weights(self.class_weights, targets)
+        return self.model_copy(update={"class_weights": weights})
+
+
 @component("loss")
-class CrossEntropy(LabelLoss):
+class CrossEntropy(ClassLoss):
     """Softmax cross-entropy with label smoothing s over C classes.
 
     Smoothing replaces the 1 and the 0s of a one-hot target: by 1 - s and s / (C - 1) with the
@@ -127,32 +149,16 @@ class CrossEntropy(LabelLoss):
     divides by the number of labels, as in Keras; PyTorch divides by the sum of the weights.
     """
 
-    tasks: ClassVar[tuple[Task, ...]] = ("classification", "next_token")
-    reads_logits: ClassVar[bool] = True
     name: Literal["cross_entropy"] = "cross_entropy"
     smoothing: Annotated[float, Field(ge=0, lt=1)]
     smoothing_convention: Literal["mindspore", "uniform"]
-    class_weights: ClassWeights = None
-    """The weight of each class. balanced: n / (C n_c) for class c, with n_c of the n training
-    labels. Then all classes have the same total weight, and labels have weight 1 on average."""
     z_loss: NonNegativeFloat = 0.0
     """Weight of log(Z)^2, which each label adds, with Z the sum of the exponentials of its logits
     (Chowdhery et al. 2022, "PaLM", sec. 5: 1e-4). It holds log Z near 0. Class weights don't
     multiply it."""
 
-    @property
-    def needs_class_counts(self) -> bool:
-        return self.class_weights == "balanced"
-
-    def fit_to_targets(self, targets: Targets) -> Self:
-        """Return the loss with a number for each class in place of `balanced`. Raises ValueError
-        for a wrong number of weights, and for `balanced` with a class without training labels."""
-        if self.class_weights is None:
-            return self
-        weights = fit_class_weights(self.class_weights, targets)
-        return self.model_copy(update={"class_weights": weights})
-
     def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        import jax.numpy as jnp
         import optax
         from jax.nn import logsumexp
 
@@ -176,7 +182,9 @@ class CrossEntropy(LabelLoss):
             if weights is not None:
                 losses = losses * (targets * weights).sum(-1)
             if self.z_loss:
-                losses = losses + self.z_loss * logsumexp(logits, axis=-1) ** 2
+                # Labels outside 0..C-1 have no class, and add nothing, as to the cross-entropy.
+                squares = logsumexp(logits, axis=-1) ** 2
+                losses = losses + self.z_loss * jnp.where(targets.any(axis=-1), squares, 0)
             return losses
 
         return label_loss
@@ -341,7 +349,7 @@ def count_batch_labels(
 
     if config.objective.ignore_index is not None:
         return count_valid_labels(config, labels, mask)
-    is_by_sample = config.targets.task in ("regression", "multi_label", "matching")
+    is_by_sample = config.targets.task in ("regression", "multi_label", "matching", "sequence")
     positions = 1 if is_by_sample else math.prod(logits.shape[1:-1])
     return positions * jnp.sum(mask, dtype=jnp.float32)
 

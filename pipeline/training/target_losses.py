@@ -25,12 +25,11 @@ from pipeline.core.registry import component
 from pipeline.data.targets import Targets, Task
 from pipeline.training.component_specs import LossSpec
 from pipeline.training.losses import (
-    ClassWeights,
+    ClassLoss,
     CrossEntropy,
     LabelLoss,
     OutputLoss,
     cast_to_float32,
-    fit_class_weights,
     make_class_weights,
 )
 
@@ -39,30 +38,15 @@ if TYPE_CHECKING:
 
 
 @component("loss")
-class Focal(LabelLoss):
+class Focal(ClassLoss):
     """Softmax cross-entropy of each label, times (1 - p)^gamma for probability p of its class.
 
     `gamma` 0 is cross-entropy. Class weights, the paper's alpha, multiply the loss of each class.
     The mean divides by the number of labels.
     """
 
-    tasks: ClassVar[tuple[Task, ...]] = ("classification", "next_token")
-    reads_logits: ClassVar[bool] = True
     name: Literal["focal"] = "focal"
     gamma: NonNegativeFloat = 2.0
-    class_weights: ClassWeights = None
-
-    @property
-    def needs_class_counts(self) -> bool:
-        return self.class_weights == "balanced"
-
-    def fit_to_targets(self, targets: Targets) -> Self:
-        """Return the loss with a number for each class in place of `balanced`. Raises ValueError as
-        `fit_class_weights` does."""
-        if self.class_weights is None:
-            return self
-        weights = fit_class_weights(self.class_weights, targets)
-        return self.model_copy(update={"class_weights": weights})
 
     def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
         import jax.numpy as jnp

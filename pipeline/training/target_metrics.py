@@ -279,6 +279,10 @@ def list_metrics(targets: Targets, ignore_index: int | None = None) -> Sequence[
             )
         case "multi_label":
             return ExactMatch(), MicroF1(), MacroF1()
+        case "sequence":
+            from pipeline.training.sequences import LabelErrorRate
+
+            return (LabelErrorRate(),)
         case "next_token":
             return TokenAccuracy(ignore_index=ignore_index), Perplexity(ignore_index=ignore_index)
     return ()

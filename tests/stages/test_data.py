@@ -334,3 +334,12 @@ def test_columns_that_do_not_fit_are_named(
     with pytest.raises(RecipeError) as caught:
         load_data(tiny(*settings, *ops, override), quiet())
     assert caught.value.problems == (problem,)
+
+
+def test_a_network_reads_documents_of_a_window_and_a_prediction_one() -> None:
+    dataset = load_data(load_recipe("decoder_text", ["dataset=documents"]))
+    assert [(array.name, array.column) for array in dataset.inputs.arrays] == [
+        ("tokens", "tokens"),
+        ("mask", "document"),
+    ]
+    assert list(dataset.raw_inputs) == ["tokens"]

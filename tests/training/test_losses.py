@@ -294,6 +294,14 @@ def test_z_loss_adds_the_squared_log_of_the_sum_of_exponentials(weights):
     assert_agrees(loss, expect, logits, labels, where)
 
 
+def test_z_loss_leaves_out_labels_without_a_class():
+    logits = jnp.asarray(np.random.default_rng(5).standard_normal((3, 4)), jnp.float32)
+    keys = {"reduction": "mean", "smoothing": 0.0, "smoothing_convention": "uniform"}
+    losses = CrossEntropy(**keys, z_loss=0.5).build()(logits, jnp.array([1, 4, -1]))
+    assert losses[0] > 0
+    assert losses[1:].tolist() == [0, 0]
+
+
 def test_negative_z_loss_is_refused():
     with pytest.raises(ValidationError, match="z_loss"):
         CrossEntropy(reduction="mean", smoothing=0.0, smoothing_convention="uniform", z_loss=-1e-4)

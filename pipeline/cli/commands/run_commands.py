@@ -64,6 +64,11 @@ RUN_COMMANDS = (
             count_option(
                 "--samples", "With --int8: training samples that calibrate it (default: 512)."
             ),
+            Option(
+                "--weights",
+                type=OneOf(["int8", "int4"]),
+                help="With onnx: also model_weights.onnx, whose weights alone are whole numbers.",
+            ),
             flag("--optimizer", text="With ckpt: also the optimizer's state."),
             Option(
                 "--prefix", metavar="NAME", help="With ckpt: PREFIX (default: the network's name)."

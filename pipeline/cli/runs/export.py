@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import DataError, UsageError, printable
@@ -14,6 +14,9 @@ from pipeline.stages.export.prediction import read_network
 from pipeline.stages.record.member_runs import list_members
 from pipeline.stages.record.run_directory import find_run_dir, note_descendant
 from pipeline.stages.record.trained_run import TrainedRun
+
+if TYPE_CHECKING:
+    from pipeline.stages.export.onnx.weight_quantization import WeightType
 
 # fmt: off
 MODEL_SUFFIXES = frozenset((
@@ -28,7 +31,7 @@ NO_FILE = (
 )
 CALIBRATION_SAMPLES = 512
 """Default number of samples that calibrate int8."""
-OPTIONS = {"onnx": ("int8", "samples"), "ckpt": ("optimizer", "prefix")}
+OPTIONS = {"onnx": ("int8", "samples", "weights"), "ckpt": ("optimizer", "prefix")}
 """The options of each format, a choice of `--to`."""
 
 
@@ -39,6 +42,7 @@ def main(
     *,
     int8: bool = False,
     samples: int | None = None,
+    weights: str | None = None,
     optimizer: bool = False,
     prefix: str | None = None,
 ) -> CommandResult:
@@ -50,7 +54,13 @@ def main(
     """
     if folder.suffix.lower() in MODEL_SUFFIXES and not folder.is_dir():
         raise UsageError([str(folder)], NO_FILE)
-    options = {"int8": int8, "samples": samples, "optimizer": optimizer, "prefix": prefix}
+    options = {
+        "int8": int8,
+        "samples": samples,
+        "weights": weights,
+        "optimizer": optimizer,
+        "prefix": prefix,
+    }
     for other_format, names in OPTIONS.items():
         for name in names:
             if options[name] and to != other_format:
@@ -66,7 +76,7 @@ def main(
     if holds_other_files(folder):
         raise DataError(f"{folder}: has other files than an export's; name another folder")
     calibration_samples = (samples or CALIBRATION_SAMPLES) if int8 else 0
-    onnx_facts = _write_onnx(run, folder, calibration_samples) if to == "onnx" else {}
+    onnx_facts = _write_onnx(run, folder, calibration_samples, weights) if to == "onnx" else {}
     export_run(run, folder, onnx_facts)
     for member in members:
         _note_export(member, folder)
@@ -75,11 +85,18 @@ def main(
     return CommandResult({**facts, **onnx_facts})
 
 
-def _write_onnx(run: TrainedRun, folder: Path, calibration_samples: int) -> dict[str, Any]:
+def _write_onnx(
+    run: TrainedRun, folder: Path, calibration_samples: int, weights: str | None
+) -> dict[str, Any]:
     """Write the ONNX files, print their largest error, and return their entries of model.json."""
-    from pipeline.stages.export.onnx.onnx_export import MODEL, write_onnx
+    from pipeline.stages.export.onnx.onnx_export import MODEL, WEIGHTS, write_onnx
 
-    export = write_onnx(run, folder, calibration_samples=calibration_samples)
+    export = write_onnx(
+        run,
+        folder,
+        calibration_samples=calibration_samples,
+        weights=cast("WeightType | None", weights),
+    )
     text = f"logits differ from the run's by {export.difference:.2g} at most"
     if export.accuracy is not None:
         text += f", accuracy {export.accuracy:.4f}"
@@ -87,6 +104,13 @@ def _write_onnx(run: TrainedRun, folder: Path, calibration_samples: int) -> dict
         text += f", in int8 {export.int8_accuracy:.4f}"
         text += f" ({export.calibration_samples} samples to calibrate)"
     print(printable(f"{folder / MODEL}: {text}"))
+    if export.weights is not None:
+        quantized = export.weights
+        text = f"{quantized.kind} weights, {quantized.share:.0%} of the bytes; logits differ by "
+        text += f"{quantized.difference:.2g} at most"
+        if quantized.accuracy is not None:
+            text += f", accuracy {quantized.accuracy:.4f}"
+        print(printable(f"{folder / WEIGHTS}: {text}"))
     return {"onnx": export.describe()}
 
 

@@ -100,10 +100,18 @@ class LayerSpec(Spec):
 
     reads_whole_numbers: ClassVar[bool] = False
     """Whether the input is whole numbers, which 16-bit activations can't hold."""
+    mixes_tokens: ClassVar[bool] = False
+    """Whether the result of a token depends on other tokens, also on those of other documents in
+    its window."""
     name: str
     scope: Annotated[str, Field(pattern=r"^\w+$")] | None = None
     """The layer's name in parameter paths; null: its kind and a number (`conv_0`, `conv_1`,
     ...)."""
+
+    @property
+    def adds_losses(self) -> bool:
+        """Whether its computation calls `add_sample_losses` in training."""
+        return False
 
     def compute(self, x: Any, context: Any) -> Any:
         """Return the output of a custom layer for input x. It is called while the network is
@@ -204,6 +212,17 @@ class ModelSpec(Spec):
         type of activations; parameters are float32."""
 
 
+def walk_layers(value: Any) -> Iterator[LayerSpec]:
+    """Yield the layers of a layer, a network or a list, and their inner layers."""
+    for layer in _find_layers(value if isinstance(value, tuple) else _list_fields(value)):
+        yield layer
+        yield from walk_layers(_list_fields(layer))
+
+
+def _list_fields(spec: Any) -> tuple[Any, ...]:
+    return tuple(value for _, value in spec)
+
+
 def count_layers(layers: Any, counted: int = 0) -> int:
     """Return `counted` plus the number of layers, with inner layers and repetitions. Raises
     ValueError above `MAX_LAYERS`, which would take many minutes to trace."""
@@ -212,7 +231,7 @@ def count_layers(layers: Any, counted: int = 0) -> int:
         if counted > MAX_LAYERS:
             raise ValueError(f"more than {MAX_LAYERS:,} layers, including inner layers")
         for _ in range(getattr(layer, "repeat", 1)):
-            counted = count_layers(tuple(value for _, value in layer), counted)
+            counted = count_layers(_list_fields(layer), counted)
     return counted
 
 

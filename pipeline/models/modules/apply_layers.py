@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array, lax
 
@@ -33,6 +34,8 @@ Computation = TypeVar("Computation", bound=Callable[..., Any])
 WindowPadding = Padding | Literal["causal"]
 """Padding of a window; causal: zeros before each axis only."""
 
+SAMPLE_LOSSES = "sample_losses"
+"""Collection of the losses that layers add to the losses of samples."""
 _CHWN_LAYERS = (
     standard.Activation,
     standard.AdaptivePool,
@@ -65,6 +68,9 @@ class LayerContext:
     """Rules for layers that compute in another type than `dtype`."""
     token_mask: Array | None = None
     """Bool (batch, tokens): True for a token, False for padding. None: nothing is padded."""
+    documents: Array | None = None
+    """Number of each token's document, int32 (batch, tokens), ascending from 1, and 0 for padding.
+    None: a sample is one document."""
     input_masks: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     """The same for each of several inputs, by the name of the input that the first layer reads."""
     batch_axis: str | None = None
@@ -151,6 +157,8 @@ COMPUTATIONS: Mapping[str, Sequence[str]] = {
         "standard.Conv3d",
         "standard.ConvTranspose",
     ),
+    "pipeline.models.modules.experts": ("tokens.MixtureOfExperts",),
+    "pipeline.models.modules.state_space": ("tokens.StateSpace",),
     "pipeline.models.modules.token_convolution": ("tokens.Conv1d",),
     "pipeline.models.modules.recurrent": ("tokens.Lstm", "tokens.Gru"),
     "pipeline.models.modules.standard": (
@@ -306,6 +314,13 @@ def require_tokens(x: Array, context: LayerContext) -> None:
             f"{context}: shape {x.shape} reaches the layer; must be (batch, tokens, features): "
             "put tokens or embedding before it"
         )
+
+
+def add_sample_losses(module: nn.Module, losses: Array) -> None:
+    """Add to the losses of the samples of a training step, (batch,) float32. Other callers of the
+    network, such as an evaluation, leave them out."""
+    if not module.is_initializing():
+        module.sow(SAMPLE_LOSSES, "loss", losses, reduce_fn=jnp.add, init_fn=lambda: jnp.float32(0))
 
 
 def require_mask(shape: tuple[int, ...], context: LayerContext) -> Array | None:

@@ -11,7 +11,7 @@ from flax import linen as nn
 from jax import Array
 
 from pipeline.data.inputs import MASK, name_mask
-from pipeline.models.layers.model_spec import InitSpec, LayerSpec
+from pipeline.models.layers.model_spec import InitSpec, LayerSpec, walk_layers
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.layers.standard import Branches
 from pipeline.models.lowerings.problem.conv_window import Layout, swap_layout
@@ -71,14 +71,18 @@ class Network(nn.Module):
 
         Several inputs by name are read by a first layer `branches` with these names. The input
         `mask`, bool (batch, tokens), is false for padding, which attention ignores; of several
-        inputs, each may have a mask, such as `query_mask`. A network that
-        classifies every token or every pixel returns (batch, tokens, classes) or (batch, height,
-        width, classes). With a `position`, int32 (), the input is the token at that position,
-        (batch, 1), and the collection `cache` has the keys and values of earlier tokens. Raises
-        ValueError, with the layer and the shape, if a layer doesn't fit the layer before it, the
-        inputs or the layout.
+        inputs, each may have a mask, such as `query_mask`. A mask int32 (batch, tokens) has the
+        number of each token's document, or 0 for padding. A network that classifies every token or
+        every pixel returns (batch, tokens, classes) or (batch, height, width, classes). With a
+        `position`, int32 (), the input is the token at that position, (batch, 1), and the
+        collection `cache` has the keys and values of earlier tokens. Raises ValueError, with the
+        layer and the shape, if a layer doesn't fit the layer before it, the inputs or the layout.
         """
         x, mask, masks = separate_masks(self.layers, inputs)
+        documents = None
+        if mask is not None and mask.dtype != bool:
+            _require_separate_documents(self.layers)
+            documents, mask = mask, mask > 0
         context = LayerContext(
             path=(),
             initializers=self.initializers,
@@ -93,6 +97,7 @@ class Network(nn.Module):
             cached_tokens=self.cached_tokens,
             recomputes=self.recomputes,
             token_mask=mask,
+            documents=documents,
             input_masks=masks,
         )
         reads_numbers = any(layer.reads_whole_numbers for layer in self.layers[:1])
@@ -129,6 +134,16 @@ def separate_masks(
         )
     ((name, array),) = others.items()
     return array, inputs.get(MASK, masks.get(name)), {}
+
+
+def _require_separate_documents(stack: tuple[LayerSpec, ...]) -> None:
+    """Raise ValueError with a layer that doesn't keep documents of a window apart."""
+    for layer in walk_layers(stack):
+        if layer.mixes_tokens:
+            raise ValueError(
+                f"layer {layer.name} mixes the tokens of documents that share a window; must be "
+                "left out, or the dataset one of a document in each window"
+            )
 
 
 def _require_batch_last(stack: tuple[LayerSpec, ...], images: Any) -> None:

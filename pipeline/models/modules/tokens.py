@@ -92,7 +92,10 @@ class _PositionEmbedding(nn.Module):
         if self.context.position is not None:
             table: Array = self.get_variable("params", "table")
             return x + jax.lax.dynamic_index_in_dim(table, self.context.position).astype(x.dtype)
-        return x + self._table(x.shape[1:]).astype(x.dtype)
+        table = self._table(x.shape[1:]).astype(x.dtype)
+        if self.context.documents is None:
+            return x + table
+        return x + table[number_tokens(self.context.documents)]
 
     def _table(self, shape: tuple[int, ...]) -> Array:
         """Return the table of positions, `shape` (tokens, features). With `shorter` it may be the
@@ -102,6 +105,14 @@ class _PositionEmbedding(nn.Module):
             if shape[0] < table.shape[0] and shape[1:] == table.shape[1:]:
                 return table[: shape[0]]
         return self.param("table", _TABLE_INIT, shape, jnp.float32)
+
+
+def number_tokens(documents: Array) -> Array:
+    """Return the place of each token in its document, from 0, int32 (batch, tokens). `documents`
+    has the number of its document."""
+    places = jnp.arange(documents.shape[1])
+    is_first = jnp.diff(documents, axis=1, prepend=-1) != 0
+    return places - jax.lax.cummax(jnp.where(is_first, places, 0), axis=1)
 
 
 @computes(tokens.SelfAttention)
@@ -174,6 +185,11 @@ class _SelfAttention(nn.Module):
             if layer.window is not None:
                 is_read &= distances < layer.window
             scores = jnp.where(is_read, scores, -jnp.inf)
+        documents = self.context.documents
+        if documents is not None:
+            # Padding attends to itself, so that no softmax is of nothing.
+            is_same = documents[:, :, None] == documents[:, None]
+            return jnp.where(is_same[:, None], scores, -jnp.inf)
         mask = require_mask((scores.shape[0], scores.shape[-1]), self.context)
         if mask is not None:
             # With -inf, the softmax of a sample of only padding would be NaN.

@@ -7,7 +7,7 @@ tokenizer.json       the tokenizer of texts
 next_token.bin       the program that continues a text by one token, if the layers have a cache
 model.json           inputs, outputs, classes and origin
 
-An export to ONNX adds model.onnx, model_int8.onnx and predict.py.
+An export to ONNX adds model.onnx, model_int8.onnx, model_weights.onnx and predict.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STABLEHLO = "model.mlir"
 WEIGHTS = "weights.safetensors"
 DESCRIPTION = "model.json"
 NEXT_TOKEN = "next_token.bin"
-ONNX_FILES = ("model.onnx", "model_int8.onnx", "predict.py")
+ONNX_FILES = ("model.onnx", "model_int8.onnx", "model_weights.onnx", "predict.py")
 """Additional files of an export to ONNX."""
 PLATFORMS = ("cpu", "cuda")
 FORMAT = 1

@@ -39,6 +39,7 @@ TOKEN_BY_TOKEN: tuple[type[LayerSpec], ...] = (
     standard.RmsNorm,
     standard.Sequence,
     tokens.Embedding,
+    tokens.MixtureOfExperts,
     tokens.PositionEmbedding,
     tokens.TiedEmbedding,
 )

@@ -11,6 +11,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.data.columns import RawData
+from pipeline.stages.data import load_data
 
 SIZES = {"a": 6, "b": 4}
 
@@ -107,3 +108,56 @@ def test_concat_of_series_with_other_means_is_refused(tmp_path: Path) -> None:
         read("dataset=concat", joined)
     raw = read("dataset=concat", joined.replace(".npz}", ".npz, standardise: false}"))
     assert (len(raw.train), len(raw.eval)) == (16, 4)
+
+
+def mixture(folder: Path, *overrides: str) -> RawData:
+    sources = f"dataset.sources=[{source(folder, 'a')},{source(folder, 'b')}]"
+    return read("dataset=mixture", sources, *overrides)
+
+
+@pytest.mark.medium
+def test_mixture_has_all_samples_and_an_order_by_weights(folder: Path) -> None:
+    raw = mixture(folder, "dataset.weights=[3,1]")
+    assert raw.train.files == (6, 4)
+    overrides = [
+        "model=mlp",
+        "train.steps=1",
+        "train.batch_size=5",
+        "dataset=mixture",
+        f"dataset.sources=[{source(folder, 'a')},{source(folder, 'b')}]",
+        "dataset.weights=[3,1]",
+        "dataset.changes=[{after_steps: 200, weights: [0, 1]}]",
+    ]
+    order = load_data(load_recipe(overrides=overrides)).train_order
+    assert (order.batches(0, 200).rows < 6).sum() == 750
+    assert (order.batches(200, 9).rows >= 6).all()
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["dataset.weights=[0,0]"],
+            r"weights = \[0.0, 0.0\]: must be numbers of which one is abov",
+        ),
+        (["dataset.weights=[1]"], r"weights = \[1.0\]: must have 2 numbers"),
+        (["dataset.weights=[1,-1]"], r"weights.1 = -1: "),
+        (
+            ["dataset.weights=[1,2]", "dataset.changes=[{after_steps: 3, weights: [0, 0]}]"],
+            r"changes.0.weights = \[0.0, 0.0\]: must be numbers",
+        ),
+        (
+            [
+                "dataset.sources=[digits]",
+                "dataset.weights=[1]",
+                "dataset.changes=[{after_steps: 3, weights: [1]}, {after_steps: 3, weights: [1]}]",
+            ],
+            r"after_steps are \[3, 3\]; must be in ascending order",
+        ),
+        (["dataset.weights=[1,2]", "dataset.train.buffer_size=4"], "buffer_size: must be null"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(folder: Path, overrides: list[str], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        mixture(folder, *overrides)

@@ -123,6 +123,7 @@ CASES = {
                 bias=False,
             ),
             layer("gated_mlp", hidden=6),
+            layer("mixture_of_experts", experts=3, hidden=4, balance=0, capacity_factor=1),
             layer("first_token"),
             layer("dense", features=3),
         ),

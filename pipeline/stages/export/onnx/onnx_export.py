@@ -3,6 +3,7 @@
 model.onnx        samples before map ops, such as images (batch, height, width, channels) -> logits
                   float32
 model_int8.onnx   the same with convolutions and dense layers in int8, for --int8
+model_weights.onnx  model.onnx with weights in int8 or int4, for --weights
 predict.py        a script that runs either file with onnxruntime, numpy and pillow alone
 """
 
@@ -39,10 +40,11 @@ from pipeline.stages.export.onnx.graph_builder import (
 )
 from pipeline.stages.export.onnx.layer_nodes import add_layers
 from pipeline.stages.export.onnx.op_nodes import add_ops, add_scale
+from pipeline.stages.export.onnx.weight_quantization import WeightType, quantize_weights
 from pipeline.stages.export.prediction import make_predict, require_equal_shapes
 from pipeline.stages.record.trained_run import TrainedRun
 
-MODEL, INT8, SCRIPT = ONNX_FILES
+MODEL, INT8, WEIGHTS, SCRIPT = ONNX_FILES
 OUTPUT = "logits"
 NUM_COMPARED = 64
 """Samples whose logits are compared."""
@@ -54,6 +56,18 @@ TOLERANCE = 1e-3
 INSTALL = "needs onnx and onnxruntime: pip install 'recipe-pipeline[onnx]'"
 MAX_BYTES = 2**31 - 1
 """Most bytes of a protocol buffer."""
+
+
+@dataclass(frozen=True)
+class QuantizedWeights:
+    """model_weights.onnx, and its difference from the run."""
+
+    kind: WeightType
+    share: float
+    """Its bytes, as a share of those of model.onnx."""
+    difference: float
+    """As in `OnnxExport`."""
+    accuracy: float | None
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,7 @@ class OnnxExport:
     int8_accuracy: float | None = None
     calibration_samples: int = 0
     """Training samples that calibrated int8; 0 without it."""
+    weights: QuantizedWeights | None = None
 
     def describe(self) -> Mapping[str, Any]:
         """Return the entries of model.json."""
@@ -79,7 +94,8 @@ class OnnxExport:
             "output": _name_output(self.inputs),
         }
         int8_file = {"int8": INT8} if self.calibration_samples else {}
-        return {**files, "opset": OPSET, **int8_file}
+        weights_file = {"weights": WEIGHTS} if self.weights is not None else {}
+        return {**files, "opset": OPSET, **int8_file, **weights_file}
 
 
 def require_onnx() -> None:
@@ -91,8 +107,11 @@ def require_onnx() -> None:
         raise RunError(f"--to onnx {INSTALL}") from error
 
 
-def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int) -> OnnxExport:
-    """Write model.onnx and predict.py, and model_int8.onnx unless `calibration_samples` is 0.
+def write_onnx(
+    run: TrainedRun, folder: Path, *, calibration_samples: int, weights: WeightType | None = None
+) -> OnnxExport:
+    """Write model.onnx and predict.py, model_int8.onnx unless `calibration_samples` is 0, and with
+    a type of weights model_weights.onnx.
 
     At most that many training samples calibrate int8. Raises RecipeError for a layer or an op
     without a translation, RunError if the logits of ONNX Runtime differ from the run's, or if a
@@ -111,18 +130,27 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int) -> On
     with convert_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # An incomplete export has no description.
-        for name in (DESCRIPTION, INT8):
+        for name in (DESCRIPTION, INT8, WEIGHTS):
             (folder / name).unlink(missing_ok=True)
         write_whole(folder / MODEL, content)
         write_whole(folder / SCRIPT, script)
+        export = OnnxExport(columns, difference, accuracy)
+        if weights is not None:
+            changed = quantize_weights(content, weights)
+            write_whole(folder / WEIGHTS, changed)
+            session = _open_session(changed)
+            gap = _measure_difference(run, session, dataset, columns, is_exact=False)
+            accuracy = _measure_accuracy(session, dataset, columns, ignored)
+            quantized = QuantizedWeights(weights, len(changed) / len(content), gap, accuracy)
+            export = replace(export, weights=quantized)
         if not calibration_samples:
-            return OnnxExport(columns, difference, accuracy)
+            return export
         samples = _read_samples(dataset.train, columns, calibration_samples)
         int8_content = _quantize(content, samples)
         write_whole(folder / INT8, int8_content)
     int8_accuracy = _measure_accuracy(_open_session(int8_content), dataset, columns, ignored)
     calibrated = len(samples[columns[0]])
-    return OnnxExport(columns, difference, accuracy, int8_accuracy, calibrated)
+    return replace(export, int8_accuracy=int8_accuracy, calibration_samples=calibrated)
 
 
 def make_onnx_model(run: TrainedRun) -> Any:
@@ -268,9 +296,15 @@ def _open_session(content: bytes) -> Any:
 
 
 def _measure_difference(
-    run: TrainedRun, session: Any, dataset: Dataset, columns: Sequence[str]
+    run: TrainedRun,
+    session: Any,
+    dataset: Dataset,
+    columns: Sequence[str],
+    *,
+    is_exact: bool = True,
 ) -> float:
-    """Return the largest difference of a logit. Raises RunError above `TOLERANCE` at level O0."""
+    """Return the largest difference of a logit. If the session is of the same weights, raises
+    RunError above `TOLERANCE` at level O0."""
     samples = _read_samples(dataset.eval, columns, NUM_COMPARED)
     expected = np.asarray(jax.jit(make_predict(run))(run.arrays, samples), np.float64)
     logits = session.run([_name_output(columns)], samples)[0]
@@ -279,7 +313,7 @@ def _measure_difference(
     difference = float(np.abs(logits - expected).max())
     limit = TOLERANCE * max(1.0, float(np.abs(expected).max()))
     levels = {resolve_level(member.recipe) for member in run.members or (run,)}
-    if levels == {"O0"} and (math.isnan(difference) or difference > limit):
+    if is_exact and levels == {"O0"} and (math.isnan(difference) or difference > limit):
         raise RunError(
             f"ONNX Runtime's logits differ from the run's by {difference:.3g}, more than "
             f"{limit:.3g}; nothing was written"

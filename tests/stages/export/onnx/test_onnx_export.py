@@ -306,11 +306,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def printed_and_exported(trained: Path) -> tuple[str, Path]:
-    """The first line that `export` prints, and its folder."""
+    """The lines that `export` prints, and its folder."""
     folder = trained.parent / "exported"
     with redirect_stdout(io.StringIO()) as printed:
-        assert export([str(trained), str(folder), "--to", "onnx", "--int8", "--samples=64"]) == 0
-    return printed.getvalue().splitlines()[0], folder
+        arguments = ["--to", "onnx", "--int8", "--samples=64", "--weights=int4"]
+        assert export([str(trained), str(folder), *arguments]) == 0
+    return printed.getvalue(), folder
 
 
 @pytest.fixture(scope="module")
@@ -328,6 +329,9 @@ def test_export_reports_its_error_and_infer_reads_it(
     assert abs(float(said.split("in int8 ")[1].split()[0]) - accuracy) < 0.06
     about = json.loads((exported / "model.json").read_text())
     assert about["onnx"]["program"] == "model.onnx"
+    assert about["onnx"]["weights"] == "model_weights.onnx"
+    by_weights = said.split("model_weights.onnx: int4 weights")[1].splitlines()[0]
+    assert abs(float(by_weights.split("accuracy ")[1]) - accuracy) < 0.2
     np.save(tmp_path / "one.npy", np.zeros((8, 8, 1), np.uint8))
     assert infer([str(exported), str(tmp_path / "one.npy")]) == 0
 
@@ -387,6 +391,7 @@ def test_exported_script_classifies_as_infer(
         (["--int8"], "--int8: needs --to onnx"),
         (["to=onnx", "--int8"], "to=onnx: is an option: --to onnx"),
         (["--to=onnx", "--samples=0"], "must be a whole number from 1 to 999,999,999"),
+        (["--weights=int4"], "--weights: needs --to onnx"),
         (["--to=onnx", "--samples=3"], "--samples 3: needs --int8"),
         (["--to=onnx", "--prefix=a"], "--prefix: needs --to ckpt"),
         (["--to=ckpt", "--prefix=../a"], "must be a name without folders"),

@@ -1,0 +1,78 @@
+"""Documents that share a window: each has the logits that it has alone."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.data.text.windows import pack_documents
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import Dense, Residual
+from pipeline.models.layers.tokens import (
+    Conv1d,
+    Embedding,
+    Lstm,
+    PositionEmbedding,
+    Rotary,
+    SelfAttention,
+)
+from pipeline.models.modules.tokens import number_tokens
+from tests.models.build import initialise, network
+
+LENGTH, VOCABULARY = 8, 11
+SIZES = (6, 3, 3, 9, 2, 4)
+"""Tokens of documents, of which the longest just fits."""
+
+
+def attention(**settings: object) -> LayerSpec:
+    return Residual(body=(SelfAttention(heads=2, causal=True, **settings),))  # type: ignore[arg-type]
+
+
+NETWORKS = {
+    "positions": (PositionEmbedding(shorter=True), attention()),
+    "rotary": (attention(rotary=Rotary(), window=3), attention(alibi=True)),
+}
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_document_in_a_shared_window_has_the_losses_that_it_has_alone(kind: str) -> None:
+    rng = np.random.default_rng(3)
+    documents = [rng.integers(0, VOCABULARY, size).astype(np.int32) for size in SIZES]
+    packed = pack_documents(documents, LENGTH, -1).columns
+    assert len(packed["tokens"]) == 3 < len(SIZES)
+    embedding = Embedding(vocabulary=VOCABULARY, features=8)
+    module = network(embedding, *NETWORKS[kind], Dense(features=VOCABULARY))
+    variables = initialise(module, packed["tokens"])
+    inputs = {"tokens": packed["tokens"], "mask": packed["document"]}
+    logits = np.asarray(module.apply(variables, inputs, train=False))
+    assert np.isfinite(logits).all()
+    found = {
+        tuple(packed["label"][place][packed["document"][place] == number].tolist()): logits[place][
+            packed["document"][place] == number
+        ]
+        for place in range(len(logits))
+        for number in range(1, packed["document"][place].max() + 1)
+    }
+    assert len(found) == len(SIZES)
+    for document in documents:
+        alone = module.apply(variables, document[None, :-1], train=False)[0]
+        key = tuple(document[1:].tolist())
+        np.testing.assert_allclose(found[key], alone, atol=1e-5)
+
+
+def test_positions_begin_anew_with_each_document() -> None:
+    documents = jnp.array([[1, 1, 1, 2, 3, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]])
+    expected = [[0, 1, 2, 0, 0, 1, 0, 1], list(range(8))]
+    np.testing.assert_array_equal(number_tokens(documents), expected)
+
+
+@pytest.mark.parametrize(
+    "layer", [Conv1d(features=4, kernel=2, padding="causal"), Lstm(features=4)]
+)
+def test_layers_that_mix_documents_are_refused(layer: LayerSpec) -> None:
+    module = network(Embedding(vocabulary=4, features=4), layer)
+    inputs = {"tokens": np.zeros((1, 5), np.int32), "mask": np.ones((1, 5), np.int32)}
+    with pytest.raises(ValueError, match=f"layer {layer.name} mixes the tokens of documents"):
+        initialise(module, inputs)
