@@ -18,8 +18,8 @@ from pipeline.data.image_file import (
     open_image,
     read_pixels,
     read_upright_size,
-    require_complete,
     require_bytes,
+    require_complete,
 )
 
 PIXELS = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3) * 10

@@ -21,8 +21,8 @@ from pipeline.data.image_file import (
     open_image,
     read_pixels,
     read_upright_size,
-    require_complete,
     require_bytes,
+    require_complete,
     turn_upright,
 )
 from pipeline.data.padding.buckets import Ragged

@@ -38,8 +38,8 @@ class ImageFolder(LocalDatasetSpec):
 
     With `split`, there is only `<class>/*.png`, and a share of the images is evaluated. With
     `labels_csv`, a table has the paths of the images and their targets. Formats are PNG, JPEG, BMP,
-    GIF (first frame), WebP and TIFF (first page), read as RGB and upright. The names of the folders, sorted, are the
-    classes. Images in subfolders belong to the class too.
+    GIF (first frame), WebP and TIFF (first page), read as RGB and upright. The names of the
+    folders, sorted, are the classes. Images in subfolders belong to the class too.
     """
 
     root_must_be = (
