@@ -135,7 +135,9 @@ def test_files_have_another_encoding(tmp_path: Path, encoding: str, tokenizer: s
 
 def test_other_encoding_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abc" * 9)
-    with pytest.raises(DataError, match=r"a.txt: is not UTF-16-LE: byte 0x63 at 26; set dataset.enc"):
+    with pytest.raises(
+        DataError, match=r"a.txt: is not UTF-16-LE: byte 0x63 at 26; set dataset.enc"
+    ):
         read(tmp_path, encoding="utf-16-le")
     with pytest.raises(ValidationError, match="'x': must be an encoding of texts, such as utf-8"):
         source(tmp_path, encoding="x")
