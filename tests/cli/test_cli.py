@@ -256,6 +256,10 @@ UNKNOWN = {
         ["train.epochs", "=", "3"],
         "error: train.epochs: must have no space at its =, as train.epochs=3\n",
     ),
+    "an override with spaces in quotes": (
+        ["train.epochs = 3"],
+        "train.epochs = 3: must have no space at its =, as train.epochs=3\n",
+    ),
     "training": (["train", "train.steps=3"], "train: must be left out; arguments without a com"),
     "a recipe": (["lenet5_digits"], "is a recipe; to train it, type +recipe=lenet5_digits"),
     "a flag": (["--foo=3", "device=cpu"], "error: --foo=3: there is no such flag; --help and "),

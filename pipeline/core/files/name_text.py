@@ -1,8 +1,10 @@
-"""Texts of names for messages, and the known name nearest to a wrong one."""
+"""Texts of names for messages, the known name nearest to a wrong one, and names split by spaces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 from pipeline.core.errors import printable, shorten
@@ -45,3 +47,19 @@ def find_nearest(name: str, choices: Iterable[str]) -> str | None:
 def show_name(name: str) -> str:
     """Return a name from a file in at most 120 characters, with control characters escaped."""
     return shorten(printable(name), 120)
+
+
+def join_at_equals(words: Sequence[str]) -> tuple[str, int] | None:
+    """Return the override that spaces around its = have split into the first of some words, and
+    the number of these words. The first may have a space before its =, if it was typed in quotes.
+    Returns None if the first word isn't such a part."""
+    key, *values = words
+    if match := re.fullmatch(r"([^\s=]+)\s+=\s*(.+)", key, re.DOTALL):
+        return shlex.quote(f"{match[1]}={match[2]}"), 1
+    if key.endswith("=") and "=" not in key[:-1]:
+        has_value = bool(values) and "=" not in values[0]
+        return (shlex.quote(f"{key}{values[0]}"), 2) if has_value else None
+    if not values or "=" in key or not values[0].startswith("="):
+        return None
+    count = 3 if values[0] == "=" and len(values) > 1 else 2
+    return shlex.quote("".join(words[:count])), count
