@@ -268,6 +268,24 @@ UNKNOWN = {
 }
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["checkpoint.rules=torch"], "checkpoint.rules = torch: needs checkpoint.restore, the wei"),
+        (
+            ["checkpoint.partial=true", "checkpoint.renames=[{match: fc, to: head}]"],
+            "checkpoint.renames = ['fc'], checkpoint.partial = true: need checkpoint.restore",
+        ),
+        (["checkpoint.optimizer=true"], "needs checkpoint.prefix or checkpoint.directory, for"),
+    ],
+)
+def test_key_without_its_partner_is_refused(keys: list[str], message: str, say: Say) -> None:
+    said = say(*keys)
+    assert (said.status, said.out) == (2, "")
+    assert message in said.err
+    assert said.err.count("\n") == 2
+
+
 @pytest.mark.parametrize(("arguments", "message"), UNKNOWN.values(), ids=UNKNOWN.keys())
 def test_unknown_argument_is_named(arguments: list[str], message: str, say: Say) -> None:
     said = say(*arguments)
