@@ -185,11 +185,15 @@ def import_foreign(package: Package) -> Any:
     """Import timm or transformers.
 
     Both import torchvision, whose build for GPUs lacks its operators beside a torch for CPUs. No
-    network calls them.
+    network calls them, so declarations are enough there.
     """
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            _LIBRARY.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        for name in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, name):
+                signature = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                _LIBRARY.define(f"{name}{signature}")
     return importlib.import_module(package)
 
 

@@ -176,7 +176,9 @@ def _describe_column(table: RawTable, name: str) -> str:
             return "empty     no values"
         value_range = f"{present.min():g} to {present.max():g}, mean {present.mean():.6g}"
         missing = _describe_missing(table.rows - present.size)
-        return f"numeric   {value_range}, {len(np.unique(present)):,} different{missing}"
+        quantity = table.quantities.get(name)
+        unit = f", as {show_name(quantity.example)}" if quantity is not None else ""
+        return f"numeric   {value_range}, {len(np.unique(present)):,} different{unit}{missing}"
     counts = column.count_rows()
     if not counts.size:
         return "empty     no values"

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config.compose import (
     SEVERAL_VALUES,
     UNCOMPOSABLE,
-    check,
+    check_new_run,
     compose_and_check,
     compose_config,
     explain_several_values,
@@ -155,7 +155,7 @@ def _compose_run(arguments: TrainArguments) -> ComposedRun | None:
     if composed is None:
         return None
     config, hydra_config = composed
-    recipe = check(config, hydra_config.overrides.task)
+    recipe = check_new_run(config, hydra_config.overrides.task)
     with _report_references():
         folder = hydra_config.run.dir
     with _report_problems(arguments.typed):

@@ -133,6 +133,35 @@ def compose_and_check(overrides: Sequence[str], *, length_replaced: bool = False
             return recipe
 
 
+def check_new_run(config: DictConfig, overrides: Iterable[str]) -> Recipe:
+    """Make the Recipe of a run to start, as `check` does.
+
+    Raises RecipeError also for keys that have no effect: of weights to restore without `restore`,
+    of MindSpore's files without a place for them. Recipes of finished runs and of conversions of
+    weights may have them.
+    """
+    recipe = check(config, overrides)
+    spec = recipe.checkpoint
+    without_weights = {
+        f"checkpoint.rules = {spec.rules}": spec.rules != "auto",
+        f"checkpoint.renames = {show([rename.match for rename in spec.renames])}": spec.renames,
+        "checkpoint.partial = true": spec.partial,
+    }
+    problems = []
+    keys = [key for key, is_set in without_weights.items() if is_set]
+    if keys and spec.restore is None and recipe.train.resume is None:
+        need = "needs" if len(keys) == 1 else "need"
+        problems.append(f"{', '.join(keys)}: {need} checkpoint.restore, the weights to start from")
+    if spec.optimizer and spec.prefix is None and spec.directory is None:
+        problems.append(
+            "checkpoint.optimizer = true: needs checkpoint.prefix or checkpoint.directory, for "
+            "MindSpore's files"
+        )
+    if problems:
+        raise RecipeError(problems)
+    return recipe
+
+
 def compose_config(overrides: list[str], *, with_hydra: bool = False) -> DictConfig:
     """Compose a config, with Hydra's section if `with_hydra` is set.
 

@@ -18,6 +18,7 @@ from pipeline.core.errors import (
     hide_secrets,
     is_secret_name,
 )
+from pipeline.core.files.name_text import join_at_equals
 from pipeline.core.files.safe_yaml import MAX_DEPTH
 from pipeline.core.files.value_text import show
 
@@ -134,19 +135,6 @@ def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             # Trying quotes is slow, and a message shows at most MAX_PROBLEMS problems.
             form = _quote_for_shell(override) if position < MAX_PROBLEMS else None
             yield override, f"must be typed in quotes, as {form}" if form else reason
-
-
-def join_at_equals(words: Sequence[str]) -> tuple[str, int] | None:
-    """Return the override that spaces around its = have split into the first of some words, and
-    the number of these words; None if the first word isn't such a part."""
-    key, *values = words
-    if key.endswith("=") and "=" not in key[:-1]:
-        has_value = bool(values) and "=" not in values[0]
-        return (shlex.quote(f"{key}{values[0]}"), 2) if has_value else None
-    if not values or "=" in key or not values[0].startswith("="):
-        return None
-    count = 3 if values[0] == "=" and len(values) > 1 else 2
-    return shlex.quote("".join(words[:count])), count
 
 
 def _find_split_end(overrides: Sequence[str], position: int) -> int:

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image
 
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 """Pillow's names of the formats that are read."""
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
-KINDS = "PNG, JPEG, BMP, GIF and WebP"
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+KINDS = "PNG, JPEG, BMP, GIF, WebP and TIFF"
 """The formats in messages."""
 MAX_PIXELS = 2**26
 """Most pixels of an image. A damaged PNG of a few kilobytes can have any number of them."""
@@ -75,10 +75,23 @@ def open_image(source: Path | bytes, formats: Sequence[str]) -> Iterator[Image.I
         yield image
 
 
-def require_eight_bits(image: Image.Image) -> None:
-    """Raise ValueError for pixels of more than 8 bits, which Pillow would truncate."""
-    if image.mode.startswith(("I", "F")):
-        raise ValueError(f"its pixels are {image.mode}, not 8 bits per channel")
+def require_bytes(image: Image.Image) -> None:
+    """Raise ValueError for pixels of more than 16 bits, which Pillow would clip at 255."""
+    if image.mode.startswith(("I", "F")) and not has_16_bits(image):
+        raise ValueError(f"its pixels are {image.mode}, not 8 or 16 bits per channel")
+
+
+def has_16_bits(image: Image.Image) -> bool:
+    """Return whether an opened image has grey levels of 16 bits."""
+    return image.mode.startswith("I;16")
+
+
+def _to_8_bits(image: Image.Image) -> Image.Image:
+    """Return an image whose grey levels of 16 bits are replaced by their upper 8 bits, as Pillow
+    replaces colours of 16 bits. Its conversion of grey levels would clip them at 255."""
+    if not has_16_bits(image):
+        return image
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
 
 def read_upright_size(image: Image.Image) -> tuple[int, int]:
@@ -96,6 +109,8 @@ def turn_upright(image: Image.Image) -> Image.Image:
 
 def _find_transpose(image: Image.Image) -> Image.Transpose | None:
     """Return the transposition that makes an image upright; None if it is upright."""
+    if image.format == "TIFF":
+        return None  # Pillow turns a TIFF when it decodes it, and its size is the upright one.
     try:
         # `image.getexif` would decode a whole PNG to find EXIF at its end.
         exif = Image.Image.getexif(image)
@@ -108,8 +123,8 @@ def require_complete(
     path: Path, formats: Sequence[str], check: Callable[[Image.Image], object]
 ) -> None:
     """Raise one of `UNREADABLE_IMAGE` for a truncated or damaged file, or an error of `check`. A
-    PNG is decoded only if its checksums are wrong, a JPEG or WebP only if its end is missing, a BMP
-    or GIF always."""
+    PNG is decoded only if its checksums are wrong, a JPEG or WebP only if its end is missing, a
+    BMP, GIF or TIFF always."""
     with open_image(path, formats) as image:
         check(image)
         if _seems_complete(image, path):
@@ -140,10 +155,10 @@ def _seems_complete(image: Image.Image, path: Path) -> bool:
 
 def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") -> np.ndarray:
     """Return the pixels of an opened image, upright and resized bilinearly to (height, width). They
-    are uint8 (height, width, 3) for mode RGB, (height, width) for L. Raises one of
-    `UNREADABLE_IMAGE`."""
-    require_eight_bits(image)
-    converted = turn_upright(image).convert(mode)
+    are uint8 (height, width, 3) for mode RGB, (height, width) for L, the upper 8 bits of 16. Raises
+    one of `UNREADABLE_IMAGE`."""
+    require_bytes(image)
+    converted = _to_8_bits(turn_upright(image)).convert(mode)
     if converted.size != (width, height):
         converted = converted.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(converted)

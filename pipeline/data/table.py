@@ -25,7 +25,7 @@ def _require_delimiter(delimiter: str) -> str:
     return delimiter
 
 
-def _require_encoding(encoding: str) -> str:
+def require_encoding(encoding: str) -> str:
     """Return the name of an encoding. Raises ValueError if it isn't an encoding of texts."""
     try:
         "a".encode(encoding)  # raises for codecs such as base64, unlike `codecs.lookup`
@@ -37,7 +37,7 @@ def _require_encoding(encoding: str) -> str:
 
 
 Delimiter = Annotated[str, AfterValidator(_require_delimiter)]
-Encoding = Annotated[str, AfterValidator(_require_encoding)]
+Encoding = Annotated[str, AfterValidator(require_encoding)]
 
 
 class TableFormat(Spec):
@@ -72,6 +72,8 @@ class TableColumn(Spec):
     """Mean of the present numbers in the training split, which replaces missing numbers."""
     std: float = 1.0
     """Standard deviation of the same numbers; 1 if they are all equal."""
+    unit: str = ""
+    """The unit or currency that the texts of numbers have, such as kg; empty: they have none."""
     standardised: bool = True
     """Whether numbers are encoded as `(number - mean) / std`. Otherwise they are unchanged."""
     indicator: bool = False

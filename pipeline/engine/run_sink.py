@@ -20,7 +20,12 @@ from pipeline.core.errors import PipelineError, RunError
 from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.core.files.folder_lock import Lock
 from pipeline.core.host.process_start import require_usable_clock
-from pipeline.core.host.signals import Signals, handle_signals
+from pipeline.core.host.signals import (
+    Interrupted,
+    Signals,
+    handle_signals,
+    replace_interrupt_traceback,
+)
 from pipeline.data.columns import SampleUnit
 from pipeline.engine.batches import BatchSource, open_source
 from pipeline.engine.callbacks.callback import Monitor, SinkReport
@@ -131,6 +136,7 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
     settings = prepared.settings
     source = prepared.source
     signals = Signals()
+    replace_interrupt_traceback()
     placement = DevicePlacement((default_device(),))
     with handle_signals(signals), ExitStack() as stack:
         earlier = _open_folder(prepared, stack)
@@ -171,7 +177,9 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
         if limit.failure is not None:
             raise limit.failure
         if history.status == "stopped" and history.reason != LEFT:
-            signals.check()
+            where = f"is saved in {settings.save}; the same call continues from there"
+            saved_text = "isn't saved, without save" if settings.save is None else where
+            raise Interrupted(f"{signals.reason}; the state of step {history.step:,} {saved_text}")
 
 
 def _read_reports(

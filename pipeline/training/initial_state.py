@@ -26,13 +26,13 @@ def init_with_output(config: StepConfig, seed: Array) -> tuple[Array, Mapping[st
     ValueError if layers don't fit together, or a rule for initialisation doesn't fit."""
     inputs = config.inputs.pack(lambda array: jnp.zeros((1, *array.shape), array.dtype))
     logits, variables = config.network.init_with_output(make_key(seed, 0), inputs, train=False)
-    params = reinitialize(variables["params"], config.init_rules, make_key(seed, 2))
+    params = reinitialize(variables.get("params", {}), config.init_rules, make_key(seed, 2))
     return logits, {**variables, "params": params}
 
 
 def init_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainState:
     """Return the state at step 0, from initial parameters and collections."""
-    params = variables["params"]
+    params = variables.get("params", {})
     trained, _ = split_params(params, config.never_trained)
     opt_state = config.optimizer.init(trained)
     parts = {feature.name: feature.init(trained) for feature in config.features}

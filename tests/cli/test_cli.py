@@ -256,12 +256,34 @@ UNKNOWN = {
         ["train.epochs", "=", "3"],
         "error: train.epochs: must have no space at its =, as train.epochs=3\n",
     ),
+    "an override with spaces in quotes": (
+        ["train.epochs = 3"],
+        "train.epochs = 3: must have no space at its =, as train.epochs=3\n",
+    ),
     "training": (["train", "train.steps=3"], "train: must be left out; arguments without a com"),
     "a recipe": (["lenet5_digits"], "is a recipe; to train it, type +recipe=lenet5_digits"),
     "a flag": (["--foo=3", "device=cpu"], "error: --foo=3: there is no such flag; --help and "),
     "a value of a flag": (["--cfg", "jobs"], "error: --cfg/-c: invalid choice: 'jobs'"),
     "an empty argument": ([""], "an argument is empty; must be KEY=VALUE"),
 }
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["checkpoint.rules=torch"], "checkpoint.rules = torch: needs checkpoint.restore, the wei"),
+        (
+            ["checkpoint.partial=true", "checkpoint.renames=[{match: fc, to: head}]"],
+            "checkpoint.renames = ['fc'], checkpoint.partial = true: need checkpoint.restore",
+        ),
+        (["checkpoint.optimizer=true"], "needs checkpoint.prefix or checkpoint.directory, for"),
+    ],
+)
+def test_key_without_its_partner_is_refused(keys: list[str], message: str, say: Say) -> None:
+    said = say(*keys)
+    assert (said.status, said.out) == (2, "")
+    assert message in said.err
+    assert said.err.count("\n") == 2
 
 
 @pytest.mark.parametrize(("arguments", "message"), UNKNOWN.values(), ids=UNKNOWN.keys())

@@ -83,7 +83,11 @@ def test_value_split_by_the_shell_is_shown_in_quotes() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["train.epochs", "=", "3"], ["train.epochs=", "3"], ["train.epochs", "=3"]]
+    "words",
+    [
+        *(["train.epochs", "=", "3"], ["train.epochs=", "3"], ["train.epochs", "=3"]),
+        *(["train.epochs = 3"], ["train.epochs =3"]),
+    ],
 )
 def test_spaces_at_the_equals_sign_are_one_problem(words: list[str]) -> None:
     problem = (" ".join(words), "must have no space at its =, as train.epochs=3")

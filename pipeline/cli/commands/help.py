@@ -13,6 +13,7 @@ from pipeline.cli.commands.command import PROGRAM, Argument
 from pipeline.config.files import SECTIONS as SECTION_PATHS
 from pipeline.config.files import find_groups, find_recipes, read_description
 from pipeline.core.errors import UsageError, printable
+from pipeline.core.files.name_text import explain_other_task
 
 USAGE = """\
 usage: python -m pipeline [COMMAND] [+recipe=NAME] [KEY=VALUE ...]
@@ -137,10 +138,9 @@ def render_key(key: str) -> str:
         beside = get_close_matches(path[-1], error.known, n=1)
         guesses = guesses or [".".join([*path[:-1], name]) for name in beside]
         question = f"; did you mean {', '.join(guesses)}?" if guesses else ""
-        raise UsageError(
-            [f"--help {printable(key)}"],
-            f"is neither a topic (all, recipes, models, datasets, ...) nor a key{question}",
-        ) from error
+        reason = f"is neither a topic (all, recipes, models, datasets, ...) nor a key{question}"
+        reason = explain_other_task(key) or reason
+        raise UsageError([f"--help {printable(key)}"], reason) from error
     lines = []
     by_text: dict[tuple[str, str, str], list[str]] = {}
     for item in descriptions:

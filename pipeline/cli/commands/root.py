@@ -111,12 +111,13 @@ def run_command(args: Sequence[str]) -> int:
 
 def _refuse_words(args: Sequence[str]) -> NoReturn:
     """Raise UsageError for arguments whose first isn't a command, such as a recipe's name."""
-    from pipeline.core.files.name_text import explain_unknown_name, show_name
+    from pipeline.core.files.name_text import explain_unknown_name, join_at_equals, show_name
 
     name = args[0]
-    if len(args) > 1 and args[1].startswith("="):
-        form = "".join(args[: 3 if args[1] == "=" else 2])
-        raise UsageError([show_name(name)], f"must have no space at its =, as {show_name(form)}")
+    if (joined := join_at_equals(args[:3])) is not None:
+        raise UsageError(
+            [show_name(name)], f"must have no space at its =, as {show_name(joined[0])}"
+        )
     if name in find_recipes(Path.cwd()) or name.endswith(".yaml"):
         raise UsageError(
             [show_name(name)], f"is a recipe; to train it, type +recipe={show_name(name)}"

@@ -227,7 +227,7 @@ def _read_texts(arguments: InferArguments, samples: Samples) -> Iterator[tuple[l
     if arguments.texts:
         yield list(map(show_name, arguments.texts)), encode(arguments.texts)
     for file in arguments.files:
-        lines = read_text_lines(file)
+        lines = read_text_lines(file, text.encoding)
         yield _name_samples(file, len(lines)), encode(lines)
 
 
@@ -254,7 +254,7 @@ def _read_pairs(
         pairs = list(zip(arguments.texts[::2], arguments.texts[1::2], strict=True))
         yield [", ".join(map(show_name, pair)) for pair in pairs], encode(pairs)
     for file in arguments.files:
-        rows = read_text_columns(file, text.columns)
+        rows = read_text_columns(file, text.columns, text.encoding)
         yield _name_samples(file, len(rows)), encode(rows)
 
 

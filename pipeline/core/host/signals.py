@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import FrameType
+from types import FrameType, TracebackType
 
 from pipeline.core.errors import PipelineError
 
@@ -37,6 +37,25 @@ END_S = 600.0
 
 class Interrupted(KeyboardInterrupt):
     """A signal has stopped a run. The message has the signal's name."""
+
+
+def replace_interrupt_traceback() -> None:
+    """Make Python print one line for an Interrupted that ends the process, in place of a traceback.
+
+    The exit status is unchanged. Other exceptions are shown as before.
+    """
+    show_others = sys.excepthook
+    if getattr(show_others, "shows_interrupts", False):
+        return
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, Interrupted):
+            print(f"interrupted: {error}", file=sys.stderr)
+        else:
+            show_others(kind, error, trace)
+
+    show.shows_interrupts = True  # type: ignore[attr-defined]
+    sys.excepthook = show
 
 
 class Signals:

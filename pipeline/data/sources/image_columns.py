@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,16 +17,21 @@ from pipeline.data.columns import DECODING_THREADS, Column, LazyColumn
 from pipeline.data.image_file import (
     FORMATS,
     UNREADABLE_IMAGE,
+    has_16_bits,
     open_image,
     read_pixels,
     read_upright_size,
+    require_bytes,
     require_complete,
-    require_eight_bits,
     turn_upright,
 )
 from pipeline.data.padding.buckets import Ragged
 
-_MASK_FORMATS = ("PNG", "BMP")
+_MASK_FORMATS = ("PNG", "BMP", "TIFF")
+_DESCRIBED = 8
+"""Images whose brightest pixel a note has."""
+_FEW_LEVELS = 128
+"""Grey levels below which half of 8 bits or more is lost."""
 _MASK_MODES = ("1", "L", "P")
 """Pillow's modes with one number per pixel: a bit, a grey level or an entry of a palette."""
 
@@ -197,15 +202,15 @@ def require_readable(paths: Sequence[str], *, masks: bool = False) -> None:
 
 
 def _find_unreadable(paths: Sequence[str], *, masks: bool = False) -> dict[str, DataError]:
-    """Return the errors of unreadable files, by path. Images must be complete, with 8 bits per
-    channel. Masks must have one channel."""
+    """Return the errors of unreadable files, by path. Images must be complete, with 8 or
+    16 bits per channel. Masks must have one channel."""
 
     def find_error(path: str) -> DataError | None:
         try:
             if masks:
                 require_complete(Path(path), _MASK_FORMATS, _require_one_channel)
             else:
-                require_complete(Path(path), FORMATS, require_eight_bits)
+                require_complete(Path(path), FORMATS, require_bytes)
         except UNREADABLE_IMAGE as error:
             return _make_read_error(path, error)
         return None
@@ -213,6 +218,25 @@ def _find_unreadable(paths: Sequence[str], *, masks: bool = False) -> dict[str, 
     with ThreadPoolExecutor(DECODING_THREADS) as pool:
         errors = pool.map(find_error, paths)
         return {path: error for path, error in zip(paths, errors, strict=True) if error is not None}
+
+
+def describe_16_bits(paths: Sequence[str]) -> tuple[str, ...]:
+    """Return a tuple of one note if some of the first images have grey levels of 16 bits, else ().
+    Few levels are left of cameras with 10 or 12 bits, whose files aren't bright enough."""
+    brightest = []
+    for path in paths[:_DESCRIBED]:
+        # Unreadable images are refused, or left out, elsewhere.
+        with suppress(*UNREADABLE_IMAGE), open_image(Path(path), FORMATS) as image:
+            if has_16_bits(image):
+                brightest.append(int(np.asarray(image).max()))
+    if not brightest:
+        return ()
+    levels = (max(brightest) >> 8) + 1
+    hint = "; multiply them to use all of 65,535" if levels < _FEW_LEVELS else ""
+    return (
+        f"images of 16 bits: the upper 8 are read; the brightest pixel of {len(brightest)} such "
+        f"images is {max(brightest):,}, so {levels} grey levels are left{hint}",
+    )
 
 
 @contextmanager

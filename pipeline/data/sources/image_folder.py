@@ -24,7 +24,7 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.selections import Readable
 from pipeline.data.sources.class_folders import IMAGES, list_class_splits
-from pipeline.data.sources.image_columns import make_image_columns
+from pipeline.data.sources.image_columns import describe_16_bits, make_image_columns
 from pipeline.data.targets import Targets, Task, make_number_targets
 
 ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
@@ -38,8 +38,8 @@ class ImageFolder(LocalDatasetSpec):
 
     With `split`, there is only `<class>/*.png`, and a share of the images is evaluated. With
     `labels_csv`, a table has the paths of the images and their targets. Formats are PNG, JPEG, BMP,
-    GIF (first frame) and WebP, read as RGB and upright. The names of the folders, sorted, are the
-    classes. Images in subfolders belong to the class too.
+    GIF (first frame), WebP and TIFF (first page), read as RGB and upright. The names of the
+    folders, sorted, are the classes. Images in subfolders belong to the class too.
     """
 
     root_must_be = (
@@ -160,7 +160,7 @@ class ImageFolder(LocalDatasetSpec):
             train=Split({"image": columns[0], "label": labels[0]}),
             eval=Split({"image": columns[1], "label": labels[1]}),
             targets=targets,
-            notes=notes,
+            notes=(*notes, *describe_16_bits(paths[0])),
         )
 
 

@@ -29,6 +29,7 @@ from pipeline.data.sources.image_columns import (
     MaskValues,
     RaggedImageFiles,
     decode_mask,
+    describe_16_bits,
     make_image_columns,
     read_sizes,
     require_readable,
@@ -36,7 +37,7 @@ from pipeline.data.sources.image_columns import (
 from pipeline.data.sources.image_folder import ImageSize
 from pipeline.data.targets import Targets, require_trained_range
 
-MASKS = replace(IMAGES, suffixes=(".png", ".bmp"))
+MASKS = replace(IMAGES, suffixes=(".png", ".bmp", ".tif", ".tiff"))
 """Files in lossless formats, which keep the classes."""
 MAX_MASK_CLASSES = 256
 """The most classes that 8 bits per pixel can hold."""
@@ -50,9 +51,9 @@ class ImageMasks(LocalDatasetSpec):
     """`images/*` and `masks/*` in train/ and in eval/, with the same names except for suffixes.
 
     With `split`, images/ and masks/ are in `root`, and a share of the images is evaluated. A mask
-    is a PNG or BMP, grey or with a palette. The value of a pixel is its class, or `ignore_index`.
-    Images are PNG, JPEG, BMP, GIF and WebP of the same size as their masks, read as RGB and
-    upright.
+    is a PNG, BMP or TIFF, grey or with a palette. The value of a pixel is its class, or
+    `ignore_index`. Images are PNG, JPEG, BMP, GIF, WebP and TIFF of the same size as their masks,
+    read as RGB and upright.
     """
 
     root_must_be = "a folder with images/ and masks/ in train/ and eval/, or with dataset.split"
@@ -103,6 +104,7 @@ class ImageMasks(LocalDatasetSpec):
                 labels = ImageFiles(masks, height, width, values)
             splits.append(Split({"image": column, "label": labels}))
         train, evaluated = splits
+        notes += describe_16_bits([image for image, _ in split_pairs[0]])
         return RawData(train, evaluated, Targets(names), notes=notes)
 
     def _count_classes(

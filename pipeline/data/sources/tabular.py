@@ -36,6 +36,7 @@ from pipeline.data.tables.fit_table import (
     read_encoded_rows,
     read_table,
 )
+from pipeline.data.tables.quantities import require_units
 from pipeline.data.tables.raw_table import RawTable, describe_missing_column
 from pipeline.data.tables.table_targets import (
     infer_task,
@@ -146,6 +147,8 @@ class TableDataset(DatasetSpec):
         locate_in_file = raw.locate
         with name_file(self.file, SIZED_BY_FILE):
             targets = self._infer_targets(raw)
+            if targets.task == "classification":
+                raw = raw.keep_texts(self.target)
             labels = read_labels(raw, targets, self.target)
             train_rows, eval_rows = self._choose_rows(raw, targets, labels)
             options = FitOptions(
@@ -167,9 +170,13 @@ class TableDataset(DatasetSpec):
         eval_inputs = rows[eval_rows]
         eval_labels = labels[eval_rows]
         if self.eval_path is not None:
-            eval_inputs, raw = read_encoded_rows(self.eval_path, table, self.target)
+            eval_inputs, eval_raw = read_encoded_rows(self.eval_path, table, self.target)
             with name_file(self.eval_path, SIZED_BY_FILE):
-                eval_labels = read_labels(raw, targets, self.target)
+                if targets.task == "classification":
+                    eval_raw = eval_raw.keep_texts(self.target)
+                units = {name: quantity.unit for name, quantity in raw.quantities.items()}
+                require_units(eval_raw, {name: units.get(name, "") for name in self.target})
+                eval_labels = read_labels(eval_raw, targets, self.target)
         with name_file(self.file, SIZED_BY_FILE):
             if targets.task == "multi_label" and (train_labels == train_labels[:1]).all():
                 raise ValueError(
@@ -233,7 +240,7 @@ class TableDataset(DatasetSpec):
             raise ValueError(
                 f"dataset.target has {len(self.target)} columns; classification needs exactly one"
             )
-        return Targets(list_target_classes(raw, self.target[0]), task)
+        return Targets(list_target_classes(raw.keep_texts(self.target), self.target[0]), task)
 
     def _choose_rows(
         self, raw: RawTable, targets: Targets, labels: np.ndarray
@@ -260,7 +267,7 @@ class TableDataset(DatasetSpec):
 
 @component("dataset")
 class CsvTable(TableDataset):
-    """A CSV file, with any delimiter."""
+    """A CSV file, with any delimiter, or a .jsonl file with an object on each line."""
 
     root_must_be = "a CSV file; dataset.shipped names one of the package"
     name: Literal["csv"] = "csv"

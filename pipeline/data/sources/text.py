@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import codecs
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Literal
 
@@ -16,9 +17,17 @@ from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
+from pipeline.data.table import Encoding
 from pipeline.data.targets import Targets
-from pipeline.data.text.text_format import TextFormat, list_text_files, make_tokenizer, read_files
-from pipeline.data.text.tokenizer import Tokenizer, decode_utf8
+from pipeline.data.text.text_columns import read_text_columns
+from pipeline.data.text.text_format import (
+    TextFormat,
+    decode_text,
+    list_text_files,
+    make_tokenizer,
+    read_files,
+)
+from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.data.text.windows import make_window_columns, to_narrow_dtype
 
 SHIPPED = Path(__file__).with_name("python_reference.txt")
@@ -38,8 +47,13 @@ class Text(DatasetSpec):
     """A file or a folder; null: 128 KiB of the Python reference, shipped with this package."""
     pattern: str
     """Pattern of the files in a folder, such as **/*.txt."""
+    text_column: str | None = None
+    """The column of CSV files, or the field of the objects of .jsonl files, that has a text in each
+    row; null: a file is one text."""
+    encoding: Encoding = "utf-8"
+    """The encoding of the files, such as latin-1 or utf-16."""
     separator: str
-    """Text that is inserted between files."""
+    """Text that is inserted between files, or between rows."""
     tokenizer: str
     """bytes, characters, or the path of a tokenizer.json of the library `tokenizers`."""
     length: PositiveInt
@@ -68,11 +82,13 @@ class Text(DatasetSpec):
     def read(self, cache: Path) -> RawData:
         """Return windows of tokens, and labels, both (n, length), uint8 or int32."""
         files = [SHIPPED] if self.root is None else list_text_files(self.root, self.pattern)
-        contents = read_files(files)
+        contents = self._read_texts(files)
         source = files[0] if len(files) == 1 else self.root
         if not any(contents):
             raise DataError(f"{source}: has no text, so that there is no vocabulary")
-        tokenizer = make_tokenizer(self.tokenizer, self._decode_files(files, contents))
+        tokenizer = make_tokenizer(
+            self.tokenizer, chain([self.separator], map(bytes.decode, contents))
+        )
         tokens = self._encode_files(tokenizer, files, contents)
         num_train = len(tokens) - round(len(tokens) * self.eval_fraction)
 
@@ -90,17 +106,26 @@ class Text(DatasetSpec):
             eval=make_split("evaluation", tokens[num_train:], self.length),
             targets=Targets(tokenizer.names, "next_token"),
             unit=SampleUnit("windows", "tokens", self.length, f"of {self.length} tokens"),
-            text=TextFormat(tokenizer, "next_token"),
+            text=TextFormat(tokenizer, "next_token", encoding=self.encoding),
             inputs=("tokens",),
         )
 
-    def _decode_files(self, files: list[Path], contents: list[bytes]) -> Iterator[str]:
-        """Yield the separator, then the text of each file. Raises DataError if it isn't UTF-8."""
-        yield self.separator
+    def _read_texts(self, files: list[Path]) -> list[bytes]:
+        """Return the text of each file in UTF-8, its rows joined by the separator. Raises DataError
+        for another encoding and a missing column. Tokens of bytes accept any bytes as UTF-8."""
+        if self.text_column is not None:
+            columns = (read_text_columns(file, [self.text_column], self.encoding) for file in files)
+            return [self.separator.join(text for (text,) in rows).encode() for rows in columns]
+        contents = read_files(files)
+        is_utf8 = codecs.lookup(self.encoding).name == "utf-8"
+        if is_utf8 and self.tokenizer == "bytes":
+            return contents
+        texts = []
         for file, content in zip(files, contents, strict=True):
             with name_file(file):
-                text = decode_utf8(content)
-            yield text
+                text = decode_text(content, self.encoding)
+            texts.append(content if is_utf8 else text.removeprefix("\ufeff").encode())
+        return texts
 
     def _encode_files(
         self, tokenizer: Tokenizer, files: list[Path], contents: list[bytes]

@@ -18,6 +18,7 @@ from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
 from pipeline.data.padding.buckets import make_ragged_array
+from pipeline.data.table import Encoding
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_columns import make_locate, read_text_columns
 from pipeline.data.text.text_format import PAIR, TextFormat, make_tokenizer
@@ -38,11 +39,13 @@ class TextCsv(DatasetSpec):
     content: ClassVar[str] = "tokens"
     name: Literal["text_csv"] = "text_csv"
     root: Location | None
-    """A CSV file in UTF-8, with names of columns in the first line, or a .jsonl file with an object
+    """A CSV file with names of columns in the first line, or a .jsonl file with an object
     on each line; null: 2,400 first lines of docstrings of Python's library, shipped with this
     package."""
     text_column: str
     class_column: str
+    encoding: Encoding = "utf-8"
+    """The encoding of the file, such as latin-1 or utf-16."""
     tokenizer: str
     """words, characters, bytes, or the path of a tokenizer.json of the library `tokenizers`."""
     max_words: PositiveInt
@@ -66,7 +69,7 @@ class TextCsv(DatasetSpec):
     def read(self, cache: Path) -> RawData:
         """Return a ragged column of texts, int32 (tokens,) each, and classes, int32 (n,)."""
         file = self.root or SHIPPED
-        rows = read_text_columns(file, (self.text_column, self.class_column))
+        rows = read_text_columns(file, (self.text_column, self.class_column), self.encoding)
         texts = [text for text, _ in rows]
         names = [name.strip() for _, name in rows]
         with name_file(file):
@@ -80,14 +83,14 @@ class TextCsv(DatasetSpec):
         tokenizer = make_tokenizer(
             self.tokenizer, train_texts, max_words=self.max_words, special_tokens=True
         )
-        text = TextFormat(tokenizer, "class")
+        text = TextFormat(tokenizer, "class", encoding=self.encoding)
         splits = []
         for split_rows in (train_rows, np.flatnonzero(is_eval)):
             with name_file(file):
                 encoded = [text.encode(texts[row], self.max_tokens) for row in split_rows]
                 sizes = np.array([[len(tokens)] for tokens in encoded], np.int32)
                 tokens = make_ragged_array(np.concatenate(encoded), sizes, ())
-            locate = make_locate(file, split_rows)
+            locate = make_locate(file, split_rows, self.encoding)
             splits.append(Split({"tokens": tokens, "label": labels[split_rows]}, locate=locate))
         train, evaluated = splits
         unit = SampleUnit("texts", "texts", size=f"of at most {self.max_tokens} tokens")
@@ -149,13 +152,15 @@ class TextPairs(DatasetSpec):
     content: ClassVar[str] = "tokens"
     name: Literal["text_pairs"] = "text_pairs"
     root: Location | None
-    """A CSV file in UTF-8, with names of columns in the first line, or a .jsonl file with an object
+    """A CSV file with names of columns in the first line, or a .jsonl file with an object
     on each line; null: functions of Python's library, each with the first paragraph of its
     docstring, shipped with this package."""
     text_columns: Annotated[Seq[str], Field(min_length=2, max_length=2)]
     """The columns of `text_a` and `text_b`."""
     class_column: str | None
     """null: pairs have no classes."""
+    encoding: Encoding = "utf-8"
+    """The encoding of the file, such as latin-1 or utf-16."""
     tokenizer: str
     """words, characters, bytes, or the path of a tokenizer.json of the library `tokenizers`."""
     max_words: PositiveInt
@@ -181,7 +186,7 @@ class TextPairs(DatasetSpec):
         (n,)."""
         file = self.root or SHIPPED_PAIRS
         names = (*self.text_columns, *filter(None, [self.class_column]))
-        rows = read_text_columns(file, names)
+        rows = read_text_columns(file, names, self.encoding)
         with name_file(file):
             require_room(5 * len(rows) * sum(self.lengths), f"{len(rows):,} pairs of texts")
             _refuse_empty_texts(rows, self.text_columns)
@@ -194,13 +199,14 @@ class TextPairs(DatasetSpec):
             tokenizer = make_tokenizer(
                 self.tokenizer, train_texts, max_words=self.max_words, special_tokens=True
             )
-            text = TextFormat(tokenizer, "pair", self.text_columns)
+            text = TextFormat(tokenizer, "pair", self.text_columns, self.encoding)
             splits = []
             for split_rows in (train_rows, eval_rows):
                 pairs = [rows[row][:2] for row in split_rows]
                 numbers = labels[split_rows] if classes else np.arange(len(pairs), dtype=np.int32)
                 columns = {**text.encode_pairs(pairs, self.lengths), "label": numbers}
-                splits.append(Split(columns, locate=make_locate(file, split_rows)))
+                locate = make_locate(file, split_rows, self.encoding)
+                splits.append(Split(columns, locate=locate))
         train, evaluated = splits
         targets = Targets(classes) if classes else Targets((), "matching")
         size = f"of at most {self.lengths[0]} and {self.lengths[1]} tokens"

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.files.name_text import show_name
+from pipeline.core.files.value_text import join_first
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
+from pipeline.data.json_lines import JSON_LINES
 from pipeline.data.table import DateColumn, FittedTable, Kind, TableColumn, TableFormat
 from pipeline.data.tables.dates import (
     compute_part_values,
@@ -18,13 +20,20 @@ from pipeline.data.tables.dates import (
     list_date_parts,
     parse_days,
 )
+from pipeline.data.tables.json_table import read_json_lines
+from pipeline.data.tables.quantities import (
+    describe_quantity,
+    list_units,
+    read_quantities,
+    require_units,
+)
 from pipeline.data.tables.raw_table import (
     KindOf,
     RawColumn,
     RawTable,
     Texts,
 )
-from pipeline.data.tables.table_files import read_parquet
+from pipeline.data.tables.table_files import read_csv, read_parquet
 from pipeline.data.tables.table_targets import require_one_type
 
 PARQUET = (".parquet", ".pq")
@@ -49,16 +58,18 @@ class FitOptions:
 
 
 def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
-    """Read a Parquet file if its suffix is in `PARQUET`, else a CSV file. Raises DataError."""
+    """Read a Parquet file if its suffix is in `PARQUET`, a file of JSON objects if it is in
+    `JSON_LINES`, else a CSV file. Columns of numbers with a unit are numbers. Raises DataError."""
     with name_file(path, SIZED_BY_FILE):
         if not path.is_file():
             raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
         if path.suffix.lower() in PARQUET:
-            return read_parquet(path, kind_of)
-        # Few runs read tables, and importing pyarrow takes a while.
-        from pipeline.data.tables.table_files import read_csv
-
-        return read_csv(path, form, kind_of)
+            table = read_parquet(path, kind_of)
+        elif path.suffix.lower() in JSON_LINES:
+            table = read_json_lines(path, form, kind_of)
+        else:
+            table = read_csv(path, form, kind_of)
+        return read_quantities(table, form.decimal, kind_of)
 
 
 def fit_table(
@@ -130,6 +141,7 @@ def read_encoded_rows(
     with name_file(path, SIZED_BY_FILE):
         if not raw.rows:
             raise ValueError("has no rows")
+        require_units(raw, {column.name: column.unit for column in table.numeric})
         return encode_rows(table, raw), raw
 
 
@@ -166,7 +178,11 @@ def _fit_column(
         require_one_type(name, column, raw)
     if kind == "category" or (kind == "auto" and isinstance(column, Texts)):
         return _fit_category(name, to_texts(column), rows, options)
-    return _fit_numbers(name, raw.get_numbers(name)[rows], options)
+    quantity = raw.quantities.get(name)
+    fitted = _fit_numbers(name, raw.get_numbers(name)[rows], options)
+    if quantity is None:
+        return fitted
+    return tuple(column.model_copy(update={"unit": quantity.unit}) for column in fitted)
 
 
 def _fit_numbers(
@@ -253,12 +269,16 @@ def describe_columns(
     raw: RawTable, rows: np.ndarray, table: FittedTable, kind_of: KindOf
 ) -> tuple[str, ...]:
     """Return notes on columns, as `_describe_column` does. `rows` are the training rows."""
-    notes: list[str] = []
+    notes = [describe_quantity(name, quantity) for name, quantity in raw.quantities.items()]
     for column in table.columns:
         if column.date is None:
             values = raw.get_column(column.name)
             is_inferred = kind_of(column.name) == "auto"
-            column_notes = _describe_column(values, rows, column, is_inferred)
+            column_notes = list(_describe_column(values, rows, column, is_inferred))
+            units = list_units(values, table.format.decimal) if is_inferred else ()
+            if len(units) > 1:
+                listed = join_first([show_name(unit) or "none" for unit in units], 3)
+                column_notes.append(f"has numbers in several units, {listed}, read as categories")
             notes += [f"column {show_name(column.name)}: {note}" for note in column_notes]
     return tuple(notes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -33,6 +33,23 @@ class Texts:
         return np.bincount(codes[codes >= 0], minlength=len(self.texts))
 
 
+@dataclass(frozen=True)
+class Quantity:
+    """How a column of numbers was read from texts such as 5 kg."""
+
+    unit: str
+    """The unit or currency of all texts; empty if they only have marks between thousands."""
+    texts: Texts
+    """The column before it was read."""
+    number: float
+    """The number of `example`."""
+
+    @property
+    def example(self) -> str:
+        """The first of the texts."""
+        return self.texts.texts[0]
+
+
 RawColumn = np.ndarray | Texts
 """Numbers, float64 (rows,), NaN for a missing number; or texts."""
 
@@ -50,6 +67,14 @@ class RawTable:
     locate: Callable[[int], str]
     """Function that returns the place of a row in the file, such as "line 2". The first row is 0.
     """
+    quantities: Mapping[str, Quantity] = field(default_factory=dict)
+    """How columns of numbers were read from texts with a unit, by name."""
+
+    def keep_texts(self, names: Iterable[str]) -> RawTable:
+        """Return the table with the texts of columns that were read as quantities."""
+        texts = {name: self.quantities[name].texts for name in names if name in self.quantities}
+        quantities = {name: self.quantities[name] for name in self.quantities if name not in texts}
+        return replace(self, columns={**self.columns, **texts}, quantities=quantities)
 
     def get_column(self, name: str) -> RawColumn:
         """Return a column. Raises ValueError with the nearest name if it is missing."""

@@ -92,7 +92,7 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
         kind: Kind = kind_of(name) if name else "ignore"
         if kind == "ignore":
             continue
-        column = _convert_column(values, kind, form)
+        column = convert_column(values, kind, form)
         if isinstance(column, np.ndarray):
             require_finite(name, column, locate)
         columns[name] = column
@@ -133,14 +133,14 @@ def _split_by_arrow(
     except (pa.ArrowInvalid, UnicodeError):
         return None
     longest = [compute.max(compute.binary_length(fields)).as_py() or 0 for fields in table.columns]
-    is_whole = len(longest) == columns and max(longest) <= csv.field_size_limit()
+    is_whole = len(longest) == columns and max(longest) <= MAX_LINE
     return list(table.columns) if is_whole else None
 
 
 def _read_as_utf8(path: Path, form: TableFormat) -> bytes:
     """Return a file's text in UTF-8. Raises UnicodeError, and ValueError for too little memory."""
     pieces = []
-    with _open_text(path, form) as file:
+    with open_text(path, form) as file:
         while piece := file.read(MAX_LINE):
             pieces.append(piece.encode())
             require_room(len(pieces[-1]), "its table")
@@ -171,7 +171,7 @@ def _read_complete_rows(opened: _Rows) -> Iterator[list[str]]:
         yield row
 
 
-def _convert_column(values: pa.ChunkedArray, kind: Kind, form: TableFormat) -> RawColumn:
+def convert_column(values: pa.ChunkedArray, kind: Kind, form: TableFormat) -> RawColumn:
     """Convert a column to numbers if its kind and values allow it, else to texts."""
     if kind in ("auto", "numeric") and (numbers := _parse_numbers(values, form)) is not None:
         return numbers
@@ -240,11 +240,12 @@ def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
     """Open a file, and read its delimiter and names. Raises ValueError, also in the block, with the
     line at which the file isn't a CSV or isn't in its encoding."""
     line = 0
+    limit = csv.field_size_limit(MAX_LINE)
     try:
-        with _open_text(path, form) as file:
-            delimiter = form.delimiter or _find_delimiter(_read_lines(file))
-        with _open_text(path, form) as file:
-            reader = _split_fields(_read_lines(file), delimiter)
+        with open_text(path, form) as file:
+            delimiter = form.delimiter or _find_delimiter(read_lines(file))
+        with open_text(path, form) as file:
+            reader = _split_fields(read_lines(file), delimiter)
             try:
                 rows: Iterator[list[str]] = filter(None, reader)
                 first = next(rows, None)
@@ -262,25 +263,32 @@ def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
     except csv.Error as error:
         raise ValueError(f"line {max(1, line):,}: {error}") from error
     except UnicodeError as error:
-        byte = ""
-        if isinstance(error, UnicodeDecodeError):
-            byte = f" has the byte 0x{error.object[error.start]:02x}, which"
-        place_text = f"text after line {line:,}" if line else "one of the first lines"
-        raise ValueError(
-            f"{place_text}{byte} isn't {form.encoding}; set dataset.encoding, such as "
-            "latin-1 or utf-16"
-        ) from error
+        raise make_encoding_error(error, line, form) from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def make_encoding_error(error: UnicodeError, line: int, form: TableFormat) -> ValueError:
+    """Return the error of a text in another encoding. `line` is the last line that was read."""
+    byte = ""
+    if isinstance(error, UnicodeDecodeError):
+        byte = f" has the byte 0x{error.object[error.start]:02x}, which"
+    place_text = f"text after line {line:,}" if line else "one of the first lines"
+    return ValueError(
+        f"{place_text}{byte} isn't {form.encoding}; set dataset.encoding, such as latin-1 or utf-16"
+    )
 
 
 @contextmanager
-def _open_text(path: Path, form: TableFormat) -> Iterator[IO[str]]:
+def open_text(path: Path, form: TableFormat) -> Iterator[IO[str]]:
+    """Open a file of texts, which may be gzipped or the only one of a zip file."""
     # The byte order mark of Windows isn't a part of the first name.
     is_utf8 = codecs.lookup(form.encoding).name == "utf-8"
     with open_unpacked(path) as file:
         yield TextIOWrapper(file, "utf-8-sig" if is_utf8 else form.encoding, newline="")
 
 
-def _read_lines(file: IO[str]) -> Iterator[str]:
+def read_lines(file: IO[str]) -> Iterator[str]:
     """Yield the lines of a file. Raises csv.Error for a NUL character or too long a line."""
     while line := file.readline(MAX_LINE):
         if "\0" in line:

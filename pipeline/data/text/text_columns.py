@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -14,25 +13,23 @@ import numpy as np
 
 from pipeline.core.files.name_text import show_name
 from pipeline.data.file_errors import name_file
-from pipeline.data.text.text_format import read_file
-from pipeline.data.text.tokenizer import decode_utf8
+from pipeline.data.json_lines import JSON_LINES, parse_objects
+from pipeline.data.text.text_format import read_text
 
-MAX_FIELD = 2**20
-"""The most characters of a field of a CSV."""
-
-
-JSON_LINES = (".jsonl", ".ndjson")
+MAX_FIELD = 2**30
+"""The most characters of a field of a CSV, which is in memory anyway."""
 
 
-def read_text_columns(file: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
+def read_text_columns(
+    file: Path, columns: Sequence[str], encoding: str = "utf-8"
+) -> list[tuple[str, ...]]:
     """Return the values of columns for each row of a CSV file, whose first line has the names
     of the columns, or of the objects on the lines of a file that ends in one of `JSON_LINES`.
 
-    Raises DataError for a missing column or field, and without rows.
+    Raises DataError for a missing column or field, without rows, and for another encoding.
     """
     with name_file(file):
-        # Excel writes a byte order mark.
-        text = decode_utf8(read_file(file)).removeprefix("\ufeff")
+        text = read_text(file, encoding)
         if file.suffix.lower() in JSON_LINES:
             return [row for _, row in _parse_objects(text, columns)]
         if "\0" in text:
@@ -41,13 +38,13 @@ def read_text_columns(file: Path, columns: Sequence[str]) -> list[tuple[str, ...
             return _parse_rows(text, columns)
 
 
-def make_locate(file: Path, rows: np.ndarray) -> Callable[[int], str]:
+def make_locate(file: Path, rows: np.ndarray, encoding: str = "utf-8") -> Callable[[int], str]:
     """Return a function that returns the place of a sample, such as "texts.csv, line 2". `rows` has
     the row of each sample, int (n,), among the rows of `read_text_columns`."""
 
     def locate(sample: int) -> str:
         with name_file(file):
-            text = decode_utf8(read_file(file)).removeprefix("\ufeff")
+            text = read_text(file, encoding)
             if file.suffix.lower() in JSON_LINES:
                 number, _ = _parse_objects(text, ())[int(rows[sample])]
                 return f"{file}, line {number:,}"
@@ -63,15 +60,7 @@ def _parse_objects(text: str, columns: Sequence[str]) -> list[tuple[int, tuple[s
     """Return the number of each line that isn't empty, from 1, and its columns. Raises ValueError
     for a line that isn't an object, and for a column that isn't a text."""
     rows = []
-    for number, line in enumerate(io.StringIO(text, newline=None), start=1):
-        if not line.strip():
-            continue
-        try:
-            document = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"line {number:,} isn't JSON: {error}") from error
-        if not isinstance(document, dict):
-            raise ValueError(f"line {number:,} isn't an object; must have {', '.join(columns)}")
+    for number, document in parse_objects(io.StringIO(text, newline=None), columns):
         for column in columns:
             if column not in document:
                 listed = ", ".join(map(show_name, list(document)[:20])) or "nothing"

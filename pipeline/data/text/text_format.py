@@ -20,13 +20,13 @@ from pipeline.core.files.name_text import show_name
 from pipeline.core.host.memory import require_room
 from pipeline.data.file_errors import name_file
 from pipeline.data.inputs import name_mask
+from pipeline.data.table import require_encoding
 from pipeline.data.text.file_names import TOKENIZER
 from pipeline.data.text.tokenizer import (
     UNKNOWN,
     ByteTokenizer,
     LibraryTokenizer,
     Tokenizer,
-    decode_utf8,
     make_character_tokenizer,
     make_word_tokenizer,
     parse_tokenizer,
@@ -60,6 +60,8 @@ class TextFormat:
     predicts: Predicts
     columns: tuple[str, ...] = ()
     """Names of the columns of a CSV that have the texts of a pair; empty for other texts."""
+    encoding: str = "utf-8"
+    """The encoding of files of texts."""
 
     @property
     def adds_special(self) -> bool:
@@ -128,7 +130,8 @@ class TextFormat:
     def to_dict(self) -> dict[str, Any]:
         """Return what is predicted as JSON. The tokenizer has a separate file."""
         columns = {"columns": list(self.columns)} if self.columns else {}
-        return {"predicts": self.predicts, **columns}
+        encoding = {} if self.encoding == "utf-8" else {"encoding": self.encoding}
+        return {"predicts": self.predicts, **columns, **encoding}
 
 
 def write_tokenizer(folder: Path, text: TextFormat) -> None:
@@ -165,15 +168,17 @@ def make_tokenizer(
 def read_text_format(folder: Path, record: Mapping[str, Any]) -> TextFormat | None:
     """Read the text format of a run or an export from its folder and its `record`. None: samples
     aren't texts. Raises DataError for a damaged tokenizer, ValueError for an invalid record."""
-    match record.get("text"):
-        case None:
-            return None
+    text = record.get("text")
+    if text is None:
+        return None
+    encoding = require_encoding(str(text.get("encoding", "utf-8")))
+    match text:
         case {"predicts": ("next_token" | "class") as predicts}:
             tokenizer = read_tokenizer(folder / TOKENIZER, special_tokens=predicts == "class")
-            return TextFormat(tokenizer, cast(Predicts, predicts))
+            return TextFormat(tokenizer, cast(Predicts, predicts), encoding=encoding)
         case {"predicts": "pair", "columns": [str(first), str(second)]}:
             tokenizer = read_tokenizer(folder / TOKENIZER, special_tokens=True)
-            return TextFormat(tokenizer, "pair", (first, second))
+            return TextFormat(tokenizer, "pair", (first, second), encoding)
     raise ValueError("text is not described as a run describes it")
 
 
@@ -209,11 +214,30 @@ def read_files(files: list[Path]) -> list[bytes]:
     return [read_file(file) for file in files]
 
 
-def read_text_lines(file: Path) -> list[str]:
+def decode_text(content: bytes, encoding: str) -> str:
+    """Decode the text of a file. Raises ValueError with the first byte of another encoding."""
+    try:
+        return content.decode(encoding)
+    except UnicodeError as error:
+        # Some codecs raise UnicodeError without a place.
+        start = error.start if isinstance(error, UnicodeDecodeError) else 0
+        byte = f": byte 0x{content[start]:02x} at {start:,}" if start < len(content) else ""
+        raise ValueError(
+            f"is not {encoding.upper()}{byte}; set dataset.encoding, such as latin-1 or utf-16"
+        ) from error
+
+
+def read_text(file: Path, encoding: str = "utf-8") -> str:
+    """Return the text of a file without a byte order mark, which Excel and Windows write. Raises
+    DataError if it can't be read, and ValueError for another encoding."""
+    return decode_text(read_file(file), encoding).removeprefix("\ufeff")
+
+
+def read_text_lines(file: Path, encoding: str = "utf-8") -> list[str]:
     """Return the stripped lines of a text file that aren't empty. Raises DataError without any."""
     with name_file(file):
-        # Windows writes a byte order mark. Only \n, \r\n and \r end a line.
-        text = decode_utf8(read_file(file)).removeprefix("\ufeff")
+        # Only \n, \r\n and \r end a line.
+        text = read_text(file, encoding)
         lines = [line.strip() for line in io.StringIO(text, newline=None)]
     texts = [line for line in lines if line]
     if not texts:

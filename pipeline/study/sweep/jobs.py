@@ -18,7 +18,7 @@ from typing import Any, Literal
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from pipeline.config.compose import check
+from pipeline.config.compose import check_new_run
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import (
     RecipeError,
@@ -109,7 +109,7 @@ class Job:
         debug = bool(config.get("debug"))
 
         def attempt() -> int:
-            recipe = train_in_one_process(check(config, overrides))
+            recipe = train_in_one_process(check_new_run(config, overrides))
             options = RunOptions(run_dir=job_dir, changed=changed, signals=signals)
             return self.run_recipe(recipe, job_dir, hydra_config.sweeper, options)
 

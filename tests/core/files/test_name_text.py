@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pipeline.core.files.name_text import (
     MAX_NAME_LENGTH,
+    explain_other_task,
     explain_unknown_name,
     find_nearest,
     show_name,
@@ -46,3 +47,31 @@ def test_unknown_name_lists_the_choices() -> None:
         "there is no such model; did you mean mlp? Choose from lenet5, mlp"
     )
     assert explain_unknown_name("model", "x", []) == "there is no such model. There are none"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("coco", "boxes of objects"),
+        ("yolov3_darknet53", "boxes of objects"),
+        ("faster_rcnn", "boxes of objects"),
+        ("ssd300", "boxes of objects"),
+        ("Object-Detection", "boxes of objects"),
+        ("whisper-tiny", "sound isn't transcribed"),
+        ("wmt14", "texts aren't translated"),
+        ("stable-diffusion", "by diffusion"),
+        ("ogbn-arxiv", "graphs of nodes"),
+        ("kinetics400", "videos aren't read"),
+    ],
+)
+def test_other_task_is_named(name: str, words: str) -> None:
+    text = explain_unknown_name("dataset", name, ["cifar10", "concat"])
+    assert text.startswith("there is no such dataset; ")
+    assert words in text
+    assert text.endswith(". Choose from cifar10, concat")
+    assert words not in explain_unknown_name("metric", name, ["loss"])
+
+
+@pytest.mark.parametrize("name", ["ppocket", "gateway", "vocal", "t50", "cocoa", "x" * 1000])
+def test_similar_names_are_of_no_other_task(name: str) -> None:
+    assert explain_other_task(name) is None

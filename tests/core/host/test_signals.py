@@ -19,7 +19,12 @@ from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.checkpoint.manifest import verify_files
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
-from pipeline.core.host.signals import Interrupted, Signals, handle_signals
+from pipeline.core.host.signals import (
+    Interrupted,
+    Signals,
+    handle_signals,
+    replace_interrupt_traceback,
+)
 from pipeline.stages import run as run_module
 from pipeline.stages.runner import programs
 from tests import outcome
@@ -544,3 +549,16 @@ def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> Non
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_uncaught_interrupt_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: others.append(error))
+    replace_interrupt_traceback()
+    replace_interrupt_traceback()
+    for error in (Interrupted("SIGINT received"), ValueError("x"), KeyboardInterrupt()):
+        sys.excepthook(type(error), error, None)
+    assert capsys.readouterr().err == "interrupted: SIGINT received\n"
+    assert [type(error) for error in others] == [ValueError, KeyboardInterrupt]

@@ -128,11 +128,26 @@ def test_every_kind_of_pixel_becomes_rgb(tmp_path: Path) -> None:
     np.testing.assert_array_equal(decode(str(tmp_path / "palette.png"), 4, 4), colour)
 
 
-def test_pixels_of_16_bits_are_refused(tmp_path: Path) -> None:
-    save(tmp_path / "deep.png", np.full((4, 4), 40_000, np.uint16))
+def test_levels_of_16_bits_are_noted(tmp_path: Path) -> None:
+    write_tree(tmp_path)
+    save(tmp_path / "train" / "ant" / "deep.png", np.full((6, 5), 4_095, np.uint16))
+    save(tmp_path / "train" / "ant" / "long.tif", np.full((6, 5), 40_000, np.uint16))
+    assert decode(str(tmp_path / "train" / "ant" / "long.tif"), 6, 5).max() == 40_000 >> 8
+    (note,) = read(tmp_path).notes
+    assert note == (
+        "images of 16 bits: the upper 8 are read; the brightest pixel of 2 such images is 40,000, "
+        "so 157 grey levels are left"
+    )
+    (tmp_path / "train" / "ant" / "long.tif").unlink()
+    (note,) = read(tmp_path).notes
+    assert note.endswith("is 4,095, so 16 grey levels are left; multiply them to use all of 65,535")
 
-    with pytest.raises(DataError, match=r"deep.png: .* its pixels are I;16, not 8 bits"):
-        decode(str(tmp_path / "deep.png"), 4, 4)
+
+def test_image_of_32_bits_is_refused(tmp_path: Path) -> None:
+    write_tree(tmp_path)
+    save(tmp_path / "train" / "ant" / "deep.tif", np.zeros((6, 5), np.int32))
+    with pytest.raises(DataError, match=r"deep.tif: .* its pixels are I, not 8 or 16 bits"):
+        read(tmp_path)
 
 
 def test_jpeg_is_decoded(tmp_path: Path) -> None:
@@ -198,8 +213,8 @@ def test_damaged_image_is_decoded_or_named(
 
 
 def test_image_of_another_format_is_refused(tmp_path: Path) -> None:
-    Image.fromarray(picture(0)).save(tmp_path / "x.tif")
-    (tmp_path / "x.tif").rename(tmp_path / "x.png")
+    Image.fromarray(picture(0)).save(tmp_path / "x.ppm")
+    (tmp_path / "x.ppm").rename(tmp_path / "x.png")
 
     with pytest.raises(DataError, match=r"x.png: can't be read as an image: cannot identify"):
         decode(str(tmp_path / "x.png"), 6, 5)
@@ -328,7 +343,7 @@ def test_left_out_files_are_counted(tmp_path: Path) -> None:
     beside = tmp_path / "train" / "beside.png"
     assert note == (
         f"left out: 4 files (2 of .heic, 1 of .png, 1 of .txt), such as {beside}; PNG, JPEG, BMP, "
-        "GIF and WebP in folders of classes are read"
+        "GIF, WebP and TIFF in folders of classes are read"
     )
 
 

@@ -118,3 +118,42 @@ def test_pattern_outside_the_folder_is_refused(pattern: str) -> None:
 def test_buckets_are_refused_for_windows() -> None:
     with pytest.raises(ValidationError, match="must be null; all windows have one length"):
         source(None, buckets=((4,),))
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le"])
+@pytest.mark.parametrize("tokenizer", ["bytes", "characters"])
+def test_files_have_another_encoding(tmp_path: Path, encoding: str, tokenizer: str) -> None:
+    text = "Größe und Maß\n" * 9
+    mark = "\ufeff" if encoding == "utf-16-le" else ""
+    (tmp_path / "a.txt").write_bytes((mark + text).encode(encoding))
+    (tmp_path / "b.txt").write_bytes(text.encode("utf-8"))
+    fields = {"tokenizer": tokenizer, "length": 1, "stride": 1}
+    decoded = text_of(read(tmp_path / "a.txt", encoding=encoding, **fields))
+    assert decoded == text_of(read(tmp_path / "b.txt", **fields))
+    assert "Maß" in decoded
+
+
+def test_other_encoding_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"abc" * 9)
+    with pytest.raises(
+        DataError, match=r"a.txt: is not UTF-16-LE: byte 0x63 at 26; set dataset.enc"
+    ):
+        read(tmp_path, encoding="utf-16-le")
+    with pytest.raises(ValidationError, match="'x': must be an encoding of texts, such as utf-8"):
+        source(tmp_path, encoding="x")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", '{"id": 1, "body": "one\\n"}\n\n{"body": "two"}\n{"body": "three"}\n'),
+        ("a.csv", 'body,id\n"one\n",1\ntwo,2\nthree,3\n'),
+    ],
+)
+def test_rows_are_joined_texts(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    fields = {"text_column": "body", "separator": "|", "length": 1, "stride": 1}
+    raw = read(tmp_path / name, eval_fraction=0.2, **fields)
+    assert text_of(raw) == "one\n|two|three"[:-3]
+    with pytest.raises(DataError, match=f"{name}: .*has no (column )?b; it has"):
+        read(tmp_path / name, text_column="b")

@@ -66,3 +66,21 @@ def test_objects_on_lines_have_both_columns(tmp_path: Path) -> None:
 def test_lines_of_another_form_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_text_columns(write(tmp_path / "a.jsonl", text), ("text", "label"))
+
+
+def test_field_of_more_than_a_mebibyte_is_read(tmp_path: Path) -> None:
+    text = "x" * (2**20 + 1)
+    file = write(tmp_path / "a.csv", f"text,label\n{text},a\n")
+    assert read_text_columns(file, ("text", "label")) == [(text, "a")]
+    assert make_locate(file, np.array([0]))(0) == f"{file}, line 2"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_file_has_another_encoding(tmp_path: Path, suffix: str) -> None:
+    lines = {"csv": "text\né\n", "jsonl": '{"text": "é"}\n'}
+    file = tmp_path / f"a.{suffix}"
+    file.write_bytes(lines[suffix].encode("utf-16"))
+    assert read_text_columns(file, ("text",), "utf-16") == [("é",)]
+    assert "line" in make_locate(file, np.array([0]), "utf-16")(0)
+    with pytest.raises(DataError, match=r"is not UTF-8: byte 0xff at 0; set dataset\.encoding"):
+        read_text_columns(file, ("text",))

@@ -6,6 +6,7 @@ Text files of a folder, their lines, and what is refused.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -91,6 +92,20 @@ def test_format_of_pairs_has_the_columns_of_the_csv(tmp_path: Path) -> None:
         "text_b": [[2, 5, 0, 0], [2, 3, 4, 5]],
         "text_b_mask": [[True, True, False, False], [True] * 4],
     }
+
+
+@pytest.mark.parametrize("predicts", ["class", "pair"])
+def test_format_keeps_the_encoding_of_files(
+    tmp_path: Path, predicts: Literal["class", "pair"]
+) -> None:
+    columns = ("ask", "answer") if predicts == "pair" else ()
+    text = TextFormat(LETTERS, predicts, columns, "utf-16")
+    write_tokenizer(tmp_path, text)
+    assert read_text_format(tmp_path, {"text": text.to_dict()}) == text
+    lines = write(tmp_path / "a.txt", "é\nb".encode("utf-16"))
+    assert read_text_lines(lines, text.encoding) == ["é", "b"]
+    with pytest.raises(ValueError, match="'x': must be an encoding of texts"):
+        read_text_format(tmp_path, {"text": {**text.to_dict(), "encoding": "x"}})
 
 
 @pytest.mark.parametrize("columns", [["ask"], ["ask", 1], None])

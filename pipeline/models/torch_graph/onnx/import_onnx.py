@@ -33,6 +33,7 @@ from pipeline.models.torch_graph.graph import (
 from pipeline.models.torch_graph.onnx import layer_nodes as layer_nodes
 from pipeline.models.torch_graph.onnx import shape_nodes as shape_nodes
 from pipeline.models.torch_graph.onnx import value_nodes as value_nodes
+from pipeline.models.torch_graph.onnx.estimator_nodes import replace_estimators
 from pipeline.models.torch_graph.onnx.graph_builder import (
     ONNX_OPERATORS,
     TRAINING,
@@ -62,7 +63,7 @@ def import_onnx(path: Path, samples: Sequence[SampleSpec], output: str | None = 
     batch size, or only the file's if the network can't be computed for others. Raises ValueError,
     with file and node, if the file can't be imported.
     """
-    model = _drop_copies(read_onnx(path))
+    model = replace_estimators(_drop_copies(read_onnx(path)), None if output else COPIES)
     network = _Network(model if output else replace_class_pair(model), tuple(samples), output)
     batch = network.inputs[0].shape[0]
     try:
@@ -80,7 +81,7 @@ def find_sample_shape(model: OnnxModel) -> tuple[int, ...]:
 
     A row of features is one pixel. Raises ValueError if a size is open, or for other shapes.
     """
-    inputs = _Network(model).inputs
+    inputs = _Network(replace_estimators(model, COPIES)).inputs
     if len(inputs) > 1:
         names = ", ".join(show_name(value.name) for value in inputs)
         raise ValueError(
@@ -102,7 +103,8 @@ def find_sample_shape(model: OnnxModel) -> tuple[int, ...]:
 def list_onnx_inputs(path: Path, output: str | None = None) -> tuple[str, ...]:
     """Return the names of the inputs that the output of `import_onnx` depends on. Raises ValueError
     if the file can't be read."""
-    return tuple(value.name for value in _Network(read_onnx(path), (), output).inputs)
+    model = replace_estimators(read_onnx(path), None if output else COPIES)
+    return tuple(value.name for value in _Network(model, (), output).inputs)
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,9 @@ class _Network:
     def output(self) -> str:
         """Name of the tensor of logits."""
         outputs = self.model.outputs
-        # The first output of scikit-learn's classifiers is the class, an integer.
-        candidates = [value for value in outputs if not value.dtype.startswith("int")] or outputs
+        # The first output of scikit-learn's classifiers is the class, an integer or its name.
+        is_class = ("int", "str")
+        candidates = [value for value in outputs if not value.dtype.startswith(is_class)] or outputs
         name = self.output_name or candidates[0].name
         if name not in self.producers:
             names = ", ".join(show_name(value.name) for value in outputs)

@@ -39,7 +39,8 @@ _WEIGHT_INPUTS: Mapping[str, tuple[int, ...]] = {
 _CONSTANT = frozenset(("Shape", "Size", "ScatterND"))
 """Operators whose results are constants, such as masks, and never weights."""
 _LAYERS = frozenset(op for op, places in _WEIGHT_INPUTS.items() if 0 not in places)
-"""Operators whose weights may have a single value. In others, such as `Add`, it is a constant."""
+"""Operators whose weights may have a single value, as those of `Gemm` besides its first input. In
+others, such as `Add`, it is a constant."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class NetworkWeights:
         """Names of initializers that are parameters."""
         trained: set[str] = set()
         pending = [
-            (name, node.op in _LAYERS)
+            (name, node.op in _LAYERS or (node.op == "Gemm" and place > 0))
             for node in self.nodes
             if not self._dependent.isdisjoint(node.inputs) and not self._is_plain_norm(node)
             for place in _WEIGHT_INPUTS.get(node.op, ())

@@ -55,6 +55,8 @@ _DTYPES: Mapping[int, np.dtype] = {
     16: BFLOAT16,
 }
 """Dtypes by ONNX's numbers."""
+_TEXTS = 8
+"""ONNX's number of tensors of texts, such as names of classes."""
 DTYPE_NAMES = {number: dtype.name for number, dtype in _DTYPES.items()}
 """Names of dtypes by ONNX's numbers."""
 
@@ -250,4 +252,5 @@ def _read_signature(message: Message) -> OnnxTensor:
         return OnnxTensor(message.text(1), "other", ())
     sizes = [dim.integer(1) for shape in types[-1].messages(2) for dim in shape.messages(1)]
     shape = tuple(size if size > 0 else None for size in sizes)
-    return OnnxTensor(message.text(1), DTYPE_NAMES.get(types[-1].integer(1), "other"), shape)
+    dtypes = {**DTYPE_NAMES, _TEXTS: "str"}
+    return OnnxTensor(message.text(1), dtypes.get(types[-1].integer(1), "other"), shape)

@@ -17,7 +17,8 @@ import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".wav", ".npy", ".npz")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+SUFFIXES = (*IMAGE_SUFFIXES, ".wav", ".npy", ".npz")
 MODES = {1: "L", 3: "RGB"}
 
 
@@ -66,7 +67,10 @@ class OnnxNetwork:
             )
         height, width, channels = self.shape
         with Image.open(file) as image:
-            pixels = ImageOps.exif_transpose(image).convert(MODES[channels])
+            upright = ImageOps.exif_transpose(image)
+        if upright.mode.startswith("I;16"):  # grey levels of 16 bits, which Pillow would clip
+            upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+        pixels = upright.convert(MODES[channels])
         if pixels.size != (width, height):
             pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
         return np.asarray(pixels).reshape(1, height, width, channels)

@@ -16,6 +16,7 @@ import pytest
 from pipeline.models.torch_graph.computation.graph_file import graph_of_document, graph_to_text
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
 from pipeline.models.torch_graph.graph import SampleSpec, TorchGraph
+from pipeline.models.torch_graph.onnx.estimator_nodes import ESTIMATORS
 from pipeline.models.torch_graph.onnx.graph_builder import ONNX_OPERATORS
 from pipeline.models.torch_graph.onnx.import_onnx import import_onnx
 from tests.models.build import QUICK
@@ -169,7 +170,7 @@ def test_operator_matches_onnx_runtime(name: str, tmp_path: Path) -> None:
 def test_documented_operators_are_complete() -> None:
     text = (ROOT / "docs" / "bring-your-own.md").read_text()
     table = text.partition("| kind | operators |")[2].partition("\n\n")[0]
-    names = {name.removeprefix("ai.onnx.ml.") for name in ONNX_OPERATORS}
+    names = {name.removeprefix("ai.onnx.ml.") for name in (*ONNX_OPERATORS, *ESTIMATORS)}
     assert set(re.findall(r"`(\w+)`", table)) == names
 
 

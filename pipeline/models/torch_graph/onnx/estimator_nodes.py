@@ -1,0 +1,356 @@
+"""Linear models and ensembles of trees of scikit-learn, as ONNX's domain ai.onnx.ml has them.
+
+A classifier is replaced by nodes that compute its probabilities, or logits whose softmax is the
+probabilities. Weights of linear models are trained; trees are constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from pipeline.models.torch_graph.onnx.graph_builder import (
+    MAX_CONSTANTS,
+    OnnxNodeReader,
+    OnnxValue,
+    onnx_operator,
+)
+from pipeline.models.torch_graph.onnx.onnx_file import OnnxModel, OnnxNode
+
+DOMAIN = "ai.onnx.ml."
+NORMALIZER = f"{DOMAIN}Normalizer"
+"""Operator that divides probabilities by their sum."""
+_TREES = f"{DOMAIN}TreeEnsembleRegressor"
+_TREE_CLASSIFIER = f"{DOMAIN}TreeEnsembleClassifier"
+_LINEAR_REGRESSOR = f"{DOMAIN}LinearRegressor"
+CLASSIFIERS = (f"{DOMAIN}LinearClassifier", _TREE_CLASSIFIER)
+ESTIMATORS = (*CLASSIFIERS, _LINEAR_REGRESSOR)
+"""Operators that `replace_estimators` replaces by others."""
+SMALLEST = 1e-7
+"""Probability in place of smaller ones of a forest, whose logits are logarithms."""
+MAX_DEPTH = 1_000
+"""Most levels of a tree, each of which adds nodes to the graph."""
+
+
+def replace_estimators(model: OnnxModel, copies: Iterable[str] | None) -> OnnxModel:
+    """Return a model without nodes of `ESTIMATORS`.
+
+    Classifiers whose scores only nodes of the operators `copies` pass on to an output compute
+    logits; if that is None, all compute what the file says. Raises ValueError for attributes that
+    aren't computed here.
+    """
+    passed = set() if copies is None else _find_passed(model, {*copies, NORMALIZER})
+    nodes: list[OnnxNode] = []
+    initializers = dict(model.initializers)
+    for node in model.nodes:
+        is_passed = not passed.isdisjoint(node.outputs)
+        if node.op == NORMALIZER and is_passed:
+            nodes.append(replace(node, op="Identity", attributes={}))
+        elif node.op in ESTIMATORS:
+            writer = _EstimatorWriter(node)
+            try:
+                writer.write(as_logits=is_passed)
+            except ValueError as error:
+                raise ValueError(f"{model.describe(node)}: {error}") from error
+            nodes += writer.nodes
+            initializers |= writer.initializers
+        else:
+            nodes.append(node)
+    return replace(model, nodes=tuple(nodes), initializers=initializers)
+
+
+def _find_passed(model: OnnxModel, copies: Set[str]) -> set[str]:
+    """Return the names of a classifier's scores and their copies, up to an output."""
+    producers = {name: node for node in model.nodes for name in node.outputs}
+    passed: set[str] = set()
+    for output in model.outputs:
+        names = [output.name]
+        while names[-1] in producers and producers[names[-1]].op in copies:
+            names.append("".join(producers[names[-1]].inputs))
+        source = producers.get(names[-1])
+        if source is not None and source.op in CLASSIFIERS and names[-1] == source.outputs[1]:
+            passed.update(names)
+    return passed
+
+
+@dataclass
+class _EstimatorWriter:
+    """The nodes in place of one node, and their initializers by name."""
+
+    node: OnnxNode
+    nodes: list[OnnxNode] = field(default_factory=list)
+    initializers: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def write(self, *, as_logits: bool) -> None:
+        """Add nodes that compute the outputs: of a classifier the class's number and its scores."""
+        z, width = self._sum_trees() if self.node.op == _TREE_CLASSIFIER else self._sum_linear()
+        transform = str(self.node.attributes.get("post_transform", "NONE"))
+        if self.node.op == _LINEAR_REGRESSOR:
+            if transform != "NONE":
+                raise ValueError(f"post_transform {transform} isn't computed here")
+            self._name_last(z, self.node.outputs[0])
+            return
+        classes = self._count_classes()
+        if width != classes and (width, classes) != (1, 2):
+            raise ValueError(f"has {width} scores for {classes} classes")
+        write = self._write_logits if as_logits else self._write_scores
+        scores = write(transform, z, width)
+        self._name_last(scores, self.node.outputs[1])
+        if self.node.outputs[0]:
+            attributes = {"axis": 1, "keepdims": 0}
+            self._name_last(self._call("ArgMax", scores, **attributes), self.node.outputs[0])
+
+    def _sum_linear(self) -> tuple[str, int]:
+        """Add a layer of the coefficients and intercepts; return its output and width."""
+        coefficients = self._read_numbers("coefficients")
+        intercepts = self._read_numbers("intercepts")
+        width = intercepts.size or int(self.node.attributes.get("targets", 1))  # type: ignore[arg-type]
+        if width < 1 or not coefficients.size or coefficients.size % width:
+            raise ValueError(f"has {coefficients.size:,} coefficients for {width:,} scores")
+        weight = self._store("weight", coefficients.reshape(width, -1).T)
+        biases = [self._store("bias", intercepts)] if intercepts.size else []
+        return self._call("Gemm", self.node.inputs[0], weight, *biases), width
+
+    def _sum_trees(self) -> tuple[str, int]:
+        """Add the sum of the trees; return its name and width."""
+        attributes = dict(self.node.attributes)
+        for name in ("treeids", "nodeids", "weights"):
+            attributes[f"target_{name}"] = attributes.pop(f"class_{name}", ())
+        ids = _read_tuple(attributes, "class_ids")
+        classes = self._count_classes()
+        # With two classes, the scores of a single one are the second's.
+        width = 1 if classes == 2 and len(set(ids)) == 1 else classes
+        attributes["target_ids"] = (0,) * len(ids) if width == 1 else ids
+        attributes["n_targets"] = width
+        attributes["base_values"] = _read_tuple(attributes, "base_values")[-width:]
+        attributes["post_transform"] = "NONE"
+        return self._call(_TREES, self.node.inputs[0], **attributes), width
+
+    def _write_scores(self, transform: str, z: str, width: int) -> str:
+        """Add nodes that compute what the file says of sums z."""
+        if transform == "LOGISTIC":
+            p = self._call("Sigmoid", z)
+            return self._complement(p) if width == 1 else p
+        if transform == "SOFTMAX" and width > 1:
+            return self._call("Softmax", z, axis=1)
+        if transform != "NONE":
+            raise ValueError(f"post_transform {transform} of {width} scores isn't computed here")
+        if width > 1:
+            return z
+        return self._complement(z) if self._has_shares() else self._join(self._call("Neg", z), z)
+
+    def _write_logits(self, transform: str, z: str, width: int) -> str:
+        """Add nodes that compute logits of sums z; their softmax is the probabilities."""
+        if transform == "LOGISTIC" and width == 1:
+            return self._join(self._call("Sub", z, z), z)
+        if transform == "LOGISTIC" and width == 2 and self._has_opposites():
+            # The softmax of [-z / 2, z / 2] is [1 - p, p], p the sigmoid of z.
+            return self._call("Mul", z, self._store("half", np.float32(0.5)))
+        if transform == "LOGISTIC":
+            return self._call("Neg", self._call("Softplus", self._call("Neg", z)))
+        if transform == "SOFTMAX" and width > 1:
+            return z
+        scores = self._write_scores(transform, z, width)
+        if not self._has_shares():
+            return scores
+        smallest = self._store("smallest", np.float32(SMALLEST))
+        return self._call("Log", self._call("Max", scores, smallest))
+
+    def _has_shares(self) -> bool:
+        """Return whether leaves have shares of the classes, as those of a forest do."""
+        weights = self._read_numbers("class_weights")
+        return self.node.op == _TREE_CLASSIFIER and weights.size > 0 and weights.min() >= 0
+
+    def _has_opposites(self) -> bool:
+        """Return whether the second score is the first one with another sign."""
+        first, second = self._read_numbers("coefficients").reshape(2, -1)
+        return np.array_equal(first, -second) and not self._read_numbers("intercepts").sum()
+
+    def _complement(self, p: str) -> str:
+        return self._join(self._call("Sub", self._store("one", np.float32(1)), p), p)
+
+    def _join(self, first: str, second: str) -> str:
+        return self._call("Concat", first, second, axis=1)
+
+    def _count_classes(self) -> int:
+        names = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
+        return max(len(_read_tuple(self.node.attributes, name)) for name in names)
+
+    def _read_numbers(self, name: str) -> np.ndarray:
+        return np.array(_read_tuple(self.node.attributes, name), np.float32)
+
+    def _store(self, name: str, array: np.ndarray) -> str:
+        name = f"{self.node.outputs[-1]}.{name}"
+        self.initializers[name] = array
+        return name
+
+    def _call(self, op: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{self.node.outputs[-1]}@{len(self.nodes) + 1}"
+        self.nodes.append(OnnxNode(self.node.name, op, inputs, (name,), attributes))
+        return name
+
+    def _name_last(self, value: str, output: str) -> None:
+        self.nodes.append(OnnxNode(self.node.name, "Identity", (value,), (output,), {}))
+
+
+def _read_tuple(attributes: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    """Return an attribute, () if it is missing. Raises ValueError for another kind."""
+    value = attributes.get(name, ())
+    if isinstance(value, np.ndarray):
+        return tuple(value.ravel().tolist())
+    if not isinstance(value, tuple):
+        raise ValueError(f"attribute {name} = {value!r:.60}; must be several values")
+    return value
+
+
+@dataclass(frozen=True)
+class _Trees:
+    """Nodes of all trees. A node's children are at 2 * node, and for `x <= threshold` one after."""
+
+    features: np.ndarray
+    thresholds: np.ndarray
+    children: np.ndarray
+    missing: np.ndarray
+    """Whether a missing value counts as at most the threshold, bool (nodes,)."""
+    leaves: np.ndarray
+    """What a leaf adds to each target, float32 (nodes, targets)."""
+    roots: np.ndarray
+    depth: int
+
+
+@onnx_operator(_TREES)
+def read_trees(reader: OnnxNodeReader) -> OnnxValue:
+    """Read the sum or the mean of regression trees. Their values are constants."""
+    graph = reader.graph
+    x = graph.call("_to_copy.default", reader.value(), dtype="float32")
+    trees = _parse_trees(reader.node.attributes, reader.fixed_sizes(1))
+    roots = graph.constant(trees.roots[None])
+    (batch, _) = graph.shape(x)
+    node = graph.call("expand.default", roots, (batch, len(trees.roots)))
+
+    def look_up(table: np.ndarray, index: OnnxValue) -> OnnxValue:
+        return graph.call("index.Tensor", graph.constant(table), (index,))
+
+    for _ in range(trees.depth):
+        value = graph.call("gather.default", x, 1, look_up(trees.features, node))
+        is_below = graph.call("le.Tensor", value, look_up(trees.thresholds, node))
+        if trees.missing.any():
+            is_missing = graph.call("ne.Tensor", value, value)
+            counts = graph.call("logical_and.default", is_missing, look_up(trees.missing, node))
+            is_below = graph.call("logical_or.default", is_below, counts)
+        doubled = graph.call("mul.Scalar", node, 2)
+        node = look_up(trees.children, graph.call("add.Tensor", doubled, is_below))
+    result = graph.call("sum.dim_IntList", look_up(trees.leaves, node), (1,), False)
+    if reader.attribute("aggregate_function", "SUM") == "AVERAGE":
+        result = graph.call("div.Scalar", result, len(trees.roots))
+    base = _read_tuple(reader.node.attributes, "base_values")
+    if base and len(base) != trees.leaves.shape[1]:
+        raise ValueError(f"has {len(base)} base_values for {trees.leaves.shape[1]} targets")
+    return graph.call("add.Tensor", result, graph.constant(np.array(base))) if base else result
+
+
+def _parse_trees(attributes: Mapping[str, Any], sizes: tuple[int, ...]) -> _Trees:
+    """Parse the trees for samples of `sizes`, (features,). Raises ValueError for damaged trees."""
+    transform = attributes.get("post_transform", "NONE")
+    function = attributes.get("aggregate_function", "SUM")
+    if transform != "NONE" or function not in ("SUM", "AVERAGE"):
+        raise ValueError(f"post_transform {transform} of {function} isn't computed here")
+    keys = list(
+        zip(
+            _read_tuple(attributes, "nodes_treeids"),
+            _read_tuple(attributes, "nodes_nodeids"),
+            strict=True,
+        )
+    )
+    numbers = {key: number for number, key in enumerate(keys)}
+    count = len(keys)
+    if not count or len(numbers) < count or len(sizes) != 1:
+        raise ValueError("has no nodes, or a node twice, or reads samples that aren't rows")
+
+    def read_column(name: str, default: Any = None) -> tuple[Any, ...]:
+        values = _read_tuple(attributes, f"nodes_{name}")
+        values = values or (default,) * count
+        if len(values) != count or None in values:
+            raise ValueError(f"nodes_{name} has {len(values):,} values for {count:,} nodes")
+        return values
+
+    def find_children(name: str) -> np.ndarray:
+        ids = zip(keys, read_column(name), strict=True)
+        return np.array([numbers.get((tree, child), -1) for (tree, _), child in ids], np.int32)
+
+    modes = read_column("modes")
+    features = np.array(read_column("featureids"), np.int64)
+    values = _read_tuple(attributes, "nodes_values_as_tensor") or read_column("values")
+    is_leaf = np.array([mode == "LEAF" for mode in modes])
+    children = np.stack([find_children("falsenodeids"), find_children("truenodeids")], 1)
+    if (features[~is_leaf] >= sizes[0]).any() or (features < 0).any() or len(values) != count:
+        raise ValueError(f"its trees read features that aren't among the {sizes[0]:,} of a sample")
+    if (children[~is_leaf] < 0).any():
+        raise ValueError("a branch of its trees has no node")
+    missing = np.array(read_column("missing_value_tracks_true", 0)).astype(bool)
+    thresholds, is_swapped = _to_thresholds(modes, np.array(values, np.float64))
+    children[is_swapped] = children[is_swapped][:, ::-1]
+    children[is_leaf] = np.flatnonzero(is_leaf)[:, None]
+    is_child = np.zeros(count, bool)
+    is_child[children[~is_leaf]] = True
+    roots = np.flatnonzero(~is_child)
+    return _Trees(
+        np.where(is_leaf, 0, features).astype(np.int32),
+        np.where(is_leaf, np.float32(0), thresholds),
+        children.ravel(),
+        (missing ^ is_swapped) & ~is_leaf,
+        _add_leaves(attributes, numbers),
+        roots.astype(np.int32),
+        _measure_depth(children, is_leaf, roots),
+    )
+
+
+def _to_thresholds(modes: tuple[Any, ...], values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return thresholds t, float32, and whether a branch is taken if `x <= t` is false.
+
+    A float32 x is at most a float64 value if it is at most the float32 below.
+    """
+    kinds = np.array(modes)
+    unknown = set(modes) - {"BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "LEAF"}
+    if unknown:
+        raise ValueError(f"nodes of mode {min(map(str, unknown))} aren't computed here")
+    rounded = values.astype(np.float32)
+    below = np.nextafter(rounded, np.float32(-np.inf))
+    is_strict = np.isin(kinds, ("BRANCH_LT", "BRANCH_GTE"))
+    is_beyond = np.where(is_strict, rounded >= values, rounded > values)
+    return np.where(is_beyond, below, rounded), np.isin(kinds, ("BRANCH_GTE", "BRANCH_GT"))
+
+
+def _add_leaves(attributes: Mapping[str, Any], numbers: Mapping[Any, int]) -> np.ndarray:
+    """Return what each node adds to the targets, float32 (nodes, targets)."""
+    columns = [_read_tuple(attributes, f"target_{name}") for name in ("treeids", "nodeids", "ids")]
+    tensor = _read_tuple(attributes, "target_weights_as_tensor")
+    weights = tensor or _read_tuple(attributes, "target_weights")
+    targets = attributes.get("n_targets", 1)
+    if not isinstance(targets, int) or not 0 < targets * len(numbers) <= MAX_CONSTANTS:
+        raise ValueError(f"has {len(numbers):,} nodes for {targets} targets, which is too much")
+    leaves = np.zeros((len(numbers), targets), np.float64)
+    for tree, node, target, weight in zip(*columns, weights, strict=True):
+        if (tree, node) not in numbers or not 0 <= target < targets:
+            raise ValueError(f"a leaf is at node {node} of tree {tree} for target {target}")
+        leaves[numbers[tree, node], target] += weight
+    return leaves.astype(np.float32)
+
+
+def _measure_depth(children: np.ndarray, is_leaf: np.ndarray, roots: np.ndarray) -> int:
+    """Return the levels of the deepest tree. Raises ValueError if a branch leads back."""
+    level = roots
+    seen = 0
+    for depth in range(MAX_DEPTH):
+        seen += len(level)
+        level = children[level[~is_leaf[level]]].ravel()
+        if not len(level):
+            if seen != len(is_leaf):
+                raise ValueError("a node of its trees is in a cycle")
+            return depth
+        if seen + len(level) > len(is_leaf):
+            break
+    raise ValueError(f"its trees have more than {MAX_DEPTH:,} levels, or a node twice")
