@@ -9,9 +9,9 @@ The rule:
    Nothing is downloaded.
 2. Columns named rownames or index, columns with one value, columns that number the rows, and
    columns of more than 50 different texts are left out.
-3. The target is the package's (scikit-learn, statsmodels), else the last column that is left. Texts,
-   and at most 20 different whole numbers, are classes, as in `dataset=csv`; other numbers are a
-   regression. Rows without a target, and of classes with fewer than 10 rows, are left out.
+3. The target is the package's (scikit-learn, statsmodels), else the last column that is left.
+   Texts, and at most 20 different whole numbers, are classes, as in `dataset=csv`; other numbers
+   are a regression. Rows without a target, and of classes with fewer than 10 rows, are left out.
 4. 500 to 50,000 rows and 4 to 100 other columns remain.
 5. Out is a table in which one other column has the target's order (|Spearman| of numbers > 0.98) or
    determines the class (at most 1 % of the rows differ from the most frequent class of their value,
@@ -93,8 +93,8 @@ def require_versions(versions: Mapping[str, str]) -> None:
 
 
 def write_sets(cache: Path) -> list[TableSet]:
-    """Write the listed sets that `cache` lacks, and return the list. Exits with 1 if the checksum of
-    a set isn't the list's, with its name."""
+    """Write the listed sets that `cache` lacks, and return the list. Exits with 1 and the name of a
+    set whose checksum isn't the list's."""
     sets = read_list()
     if any(not (cache / table.file).is_file() for table in sets):
         require_versions(VERSIONS)

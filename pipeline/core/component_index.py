@@ -29,6 +29,7 @@ COMPONENT_MODULES = (
     "pipeline.training.features.non_finite_steps",
     "pipeline.training.features.gradient_rules",
     "pipeline.training.features.loss_scales",
+    "pipeline.training.number_losses",
     "pipeline.training.target_losses",
     "pipeline.training.optimizers.adaptive",
     "pipeline.training.optimizers.kronecker",

@@ -74,6 +74,8 @@ class TableColumn(Spec):
     """Standard deviation of the same numbers; 1 if they are all equal."""
     standardised: bool = True
     """Whether numbers are encoded as `(number - mean) / std`. Otherwise they are unchanged."""
+    clipped: bool = False
+    """Whether a standardised number x becomes x / sqrt(1 + (x / 3)^2), between -3 and 3."""
     indicator: bool = False
     """Whether an encoded row has another number for the column: 1 if its number is missing, else 0.
     """

@@ -34,7 +34,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.series.scale_series import ScaleSeries
 from pipeline.data.series.series_format import SeriesFormat, describe_series
 from pipeline.data.table import FittedTable
-from pipeline.data.targets import Targets, Task
+from pipeline.data.targets import Distribution, Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.data.transform import replace_targets
 from pipeline.models.weights.files.named_arrays import Arrays
@@ -268,7 +268,10 @@ def _parse_targets(names: tuple[str, ...], document: Any) -> Targets:
             and len(mean) == len(std) == (len(names) if task == "regression" else 0)
             and all(type(number) in (int, float) for number in (*mean, *std))
         ):
-            return Targets(names, cast(Task, task), tuple(mean), tuple(std))
+            distribution = document.get("distribution", "")
+            if distribution in get_args(Distribution):
+                targets = Targets(names, cast(Task, task), tuple(mean), tuple(std))
+                return targets.with_distribution(distribution)
     raise ValueError("targets must be those of a run")
 
 
