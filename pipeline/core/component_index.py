@@ -22,6 +22,7 @@ COMPONENT_MODULES = (
     "pipeline.models.layers.initializers",
     "pipeline.models.layers.standard",
     "pipeline.models.networks",
+    "pipeline.models.layers.tables",
     "pipeline.models.layers.tokens",
     "pipeline.training.adversarial",
     "pipeline.training.contrastive",

@@ -306,13 +306,11 @@ def make_step_config(
     )
 
 
-def build_network(
-    recipe: Recipe, targets: Targets, layout: TableLayout | None = None
-) -> nn.Module:
+def build_network(recipe: Recipe, targets: Targets, layout: TableLayout | None = None) -> nn.Module:
     """Return the network, each layer in the recipe's dtype.
 
-    `layout` has the encoded columns of a table; None for other data. Raises RecipeError if dtypes differ and
-    the network isn't a list of layers.
+    `layout` has the encoded columns of a table; None for other data. Raises
+    RecipeError if dtypes differ and the network isn't a list of layers.
     """
     precision = resolve_precision(recipe)
     with blaming_key(f"model {recipe.model.name}"):

@@ -79,9 +79,7 @@ class PositiveLoss(OutputLoss):
         return self.compare_numbers(log_mean, mean, numbers)
 
 
-def require_positive(
-    targets: Targets, numbers: np.ndarray, loss: str, *, takes_zero: bool
-) -> None:
+def require_positive(targets: Targets, numbers: np.ndarray, loss: str, *, takes_zero: bool) -> None:
     """Raise ValueError for the first number below 0, or at 0 without `takes_zero`."""
     rounding = 1e-6 * np.asarray(targets.std)
     wrong = numbers < -rounding if takes_zero else numbers <= rounding

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PrivateAttr,
+)
 
 from pipeline.core.registry import Seq, component
 from pipeline.data.tables.encode_table import TableLayout
-from pipeline.data.targets import Targets
-from pipeline.models.layers.model_spec import ModelSpec
+from pipeline.data.targets import Targets, Task
+from pipeline.models.blocks.layered_model import LayeredModelSpec
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import Dropout
+from pipeline.models.layers.tables import (
+    MemberActivation,
+    MemberDense,
+    MemberHead,
+    TableColumns,
+)
 
-if TYPE_CHECKING:
-    from flax import linen as nn
+AVERAGES: Mapping[Task, Literal["probabilities", "labels", "numbers"]] = {
+    "classification": "probabilities",
+    "multi_label": "labels",
+    "regression": "numbers",
+}
+"""What the members' outputs are averaged as, by task."""
 
 
 @component("model")
-class TableModel(ModelSpec):
+class TableModel(LayeredModelSpec):
     """Members that share the weights of dense layers, TabM (Gorishniy et al. 2024, arXiv
     2410.24210), with embeddings, activations and parametrisation of RealMLP (Holzmüller et al.
     2024, arXiv 2407.04491).
@@ -32,8 +51,8 @@ class TableModel(ModelSpec):
     name: Literal["table"] = "table"
     members: PositiveInt = 16
     """Networks of the ensemble. 1: a single network."""
-    hidden: Seq[PositiveInt] = (128, 128)
-    activation: Literal["relu", "selu", "mish"] = "selu"
+    hidden: Annotated[Seq[PositiveInt], Field(min_length=1)] = (128, 128)
+    activation: MemberActivation = "selu"
     parametric: bool = True
     """Whether an activation is x + a (f(x) - x), with a learnt a, from 1, for each feature."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.15
@@ -79,15 +98,47 @@ class TableModel(ModelSpec):
 
         return average
 
-    def build(self, classes: int, dtype: str) -> nn.Module:
-        """Return the flax module. Raises ValueError if the data aren't a table."""
-        from pipeline.models.modules.table import TableModule
-
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        """Return the layers. Raises ValueError if the data aren't a table."""
         if self._layout is None:
             raise ValueError("reads the rows of a table, of dataset=csv or dataset=parquet")
-        return TableModule(
-            spec=self,
-            layout=self._layout,
-            targets=self._targets or Targets(tuple(map(str, range(classes)))),
-            dtype=dtype,
+        columns = TableColumns(
+            numbers=self._layout.numbers,
+            categories=self._layout.categories,
+            frequencies=self.frequencies,
+            frequency_scale=self.frequency_scale,
+            number_size=self.number_size,
+            category_size=self.category_size,
+            one_hot_up_to=self.one_hot_up_to,
+            scale_factor=self.scale_factor,
+            slow_factor=self.slow_factor,
         )
+        layers: list[LayerSpec] = [columns]
+        for number, features in enumerate(self.hidden):
+            layers.append(
+                MemberDense(
+                    features=features,
+                    members=self.members,
+                    columns=columns.sizes if number == 0 else (),
+                    draws_signs=not self.frequencies,
+                    activation=self.activation,
+                    parametric=self.parametric,
+                    slow_factor=self.slow_factor,
+                )
+            )
+            layers += [Dropout(rate=self.dropout)] if self.dropout else []
+        targets = self._targets
+        is_positive = targets is not None and targets.is_positive
+        ratios = _divide(targets.mean, targets.std) if targets is not None and is_positive else ()
+        task = "classification" if targets is None else targets.task
+        head = MemberHead(
+            features=classes, average=AVERAGES[task], ratios=ratios, slow_factor=self.slow_factor
+        )
+        return (*layers, head)
+
+    def list_inputs(self) -> tuple[str, ...] | None:
+        return None
+
+
+def _divide(means: tuple[float, ...], stds: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(mean / std for mean, std in zip(means, stds, strict=True))
