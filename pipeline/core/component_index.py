@@ -24,6 +24,7 @@ COMPONENT_MODULES = (
     "pipeline.models.networks",
     "pipeline.models.layers.tables",
     "pipeline.models.layers.tokens",
+    "pipeline.stages.runner.calibration",
     "pipeline.training.adversarial",
     "pipeline.training.contrastive",
     "pipeline.training.features.components",

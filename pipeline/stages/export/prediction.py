@@ -93,7 +93,7 @@ def make_predict(run: TrainedRun) -> Predict:
             sizes = jnp.full((*rows.shape, len(size)), jnp.array(size), jnp.int32)
         arrays = inputs.read(jnp, mapped, sizes)
         logits: Any = network.apply(unflatten_dict(dict(weights), sep="/"), arrays, train=False)
-        return logits
+        return logits if run.temperature == 1 else logits / np.float32(run.temperature)
 
     return predict
 

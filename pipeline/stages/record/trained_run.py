@@ -121,6 +121,8 @@ class TrainedRun:
     samples: Samples
     members: tuple[TrainedRun, ...] = ()
     """The runs of an ensemble, whose predictions are averaged; empty for a single run."""
+    temperature: float = 1.0
+    """What logits of classes are divided by; 1 without `calibrate`, and for an ensemble."""
     ledger: Arrays = field(default_factory=dict)
     """The arrays of the ledger of training samples by name; {} without `train.ledger`."""
 
@@ -195,6 +197,7 @@ def read_trained_run(folder: Path) -> TrainedRun:
         saved.select_weights(),
         saved.step,
         samples,
+        temperature=read_temperature(run_dir / SUMMARY),
         ledger=saved.select_part("features/ledger"),
     )
     for feature in recipe.train.features:
@@ -202,6 +205,15 @@ def read_trained_run(folder: Path) -> TrainedRun:
             module, _, name = feature.completes.partition(":")
             run = getattr(import_module(module), name)(run)
     return run
+
+
+def read_temperature(summary: Path) -> float:
+    """Return the temperature in a summary; 1 without one."""
+    try:
+        temperature = float(read_json(summary)["calibration"]["temperature"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return 1.0
+    return temperature if 0 < temperature < float("inf") else 1.0
 
 
 def parse_samples(data: Any, folder: Path) -> Samples:

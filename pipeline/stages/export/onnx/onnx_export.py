@@ -222,7 +222,11 @@ def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
         token_mask=None if mask is None else mask.name,
         input_masks={name: mask.name for name, mask in masks.items()},
     )
-    return graph.to_order(add_layers(layers, value, graph), "nhwc")
+    logits = graph.to_order(add_layers(layers, value, graph), "nhwc")
+    if run.temperature == 1:
+        return logits
+    temperature = graph.add_scalar(run.temperature)
+    return replace(logits, name=graph.add_node("Div", [logits.name, temperature]))
 
 
 def _add_average(outputs: Sequence[NodeOutput], task: Task, graph: GraphBuilder) -> NodeOutput:
