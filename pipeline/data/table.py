@@ -76,6 +76,8 @@ class TableColumn(Spec):
     """The unit or currency that the texts of numbers have, such as kg; empty: they have none."""
     standardised: bool = True
     """Whether numbers are encoded as `(number - mean) / std`. Otherwise they are unchanged."""
+    clipped: bool = False
+    """Whether a standardised number x becomes x / sqrt(1 + (x / 3)^2), between -3 and 3."""
     indicator: bool = False
     """Whether an encoded row has another number for the column: 1 if its number is missing, else 0.
     """

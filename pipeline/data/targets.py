@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from pipeline.core.registry import MAX_FLOAT
 
+Distribution = Literal["", "poisson", "gamma", "squared_log", "tails"]
+"""Distribution of a number that a loss is for; empty: any."""
+POSITIVE = ("poisson", "gamma", "squared_log")
+"""Distributions of numbers of at least 0."""
 Task = Literal["classification", "regression", "multi_label", "next_token", "matching", "sequence"]
 
 
@@ -36,9 +40,23 @@ class Targets:
     naive_mae: float | None = None
     """Mean absolute error of a naive forecast of the evaluation samples, in the data's units."""
 
+    distribution: Distribution = ""
+    """Distribution of the numbers, if the loss depends on it."""
+
+    @property
+    def is_positive(self) -> bool:
+        """Whether the numbers are at least 0, with a mean above 0, so that a network may predict
+        them by an exponential."""
+        return self.distribution in POSITIVE
+
+    def with_distribution(self, distribution: Distribution) -> Targets:
+        """Return the targets with another distribution."""
+        return replace(self, distribution=distribution)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return task, mean and standard deviation as JSON values."""
-        return {"task": self.task, "mean": list(self.mean), "std": list(self.std)}
+        """Return task, mean, standard deviation and a known distribution as JSON values."""
+        known = {"distribution": self.distribution} if self.distribution else {}
+        return {"task": self.task, "mean": list(self.mean), "std": list(self.std), **known}
 
     def to_data_units(self, outputs: np.ndarray) -> np.ndarray:
         """Return outputs (..., K) in the units of the data. Only regression changes them."""

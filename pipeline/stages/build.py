@@ -30,7 +30,7 @@ from pipeline.data.dataset_spec import MapOp
 from pipeline.data.inputs import NetworkInputs
 from pipeline.data.padding.buckets import NO_PADDING, Padding
 from pipeline.data.random import seed_words
-from pipeline.data.tables.encode_table import count_encoded_features
+from pipeline.data.tables.encode_table import TableLayout, find_table_layout
 from pipeline.data.targets import Targets
 from pipeline.data.transform import has_constant_labels
 from pipeline.engine.schedule import RunSchedule
@@ -275,12 +275,12 @@ def make_step_config(
     train = recipe.train
     ignore_index = recipe.dataset.ignore_index
     with blaming_key(f"train.loss = {train.loss.name}"):
-        loss = train.loss.fit_to_targets(targets).build()
+        loss = recipe.model.wrap_loss(train.loss.fit_to_targets(targets).build())
     with blaming_key(f"train.optimizer = {train.optimizer.name}"):
         optimizer = optax.chain(train.clip.build(), train.optimizer.build())
     with blaming_key(f"train.gradients = {train.gradients.name}"):
         features = make_step_features(recipe, NO_INPUTS)
-    network = build_network(recipe, len(targets), count_encoded_features(train_ops))
+    network = build_network(recipe, targets, find_table_layout(train_ops))
     for feature in train.features:
         network = feature.change_network(network)
     # Lowerings replace operations of a trace, and eager mode runs the code of the network itself.
@@ -306,16 +306,16 @@ def make_step_config(
     )
 
 
-def build_network(recipe: Recipe, classes: int, features: int | None = None) -> nn.Module:
+def build_network(recipe: Recipe, targets: Targets, layout: TableLayout | None = None) -> nn.Module:
     """Return the network, each layer in the recipe's dtype.
 
-    `features` is the number of encoded columns of a table. Raises RecipeError if dtypes differ and
-    the network isn't a list of layers.
+    `layout` has the encoded columns of a table; None for other data. Raises
+    RecipeError if dtypes differ and the network isn't a list of layers.
     """
     precision = resolve_precision(recipe)
     with blaming_key(f"model {recipe.model.name}"):
-        model = recipe.model.fit_to_table(features)
-        network = model.build(classes, precision.dtype)
+        model = recipe.model.fit_to_table(layout).fit_to_targets(targets)
+        network = model.build(len(targets), precision.dtype)
     if is_imported(network):
         network = network.clone(seed=recipe.seed)
     if isinstance(network, Network) and recipe.train.freeze_statistics != "none":

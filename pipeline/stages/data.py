@@ -45,7 +45,7 @@ from pipeline.data.transform import (
     replace_targets,
     select_variants,
 )
-from pipeline.stages.key_errors import prefixing_problems
+from pipeline.stages.key_errors import blaming_key, prefixing_problems
 from pipeline.stages.sample_sizes import (
     add_padding_mask,
     fit_specs_to_bucket,
@@ -136,6 +136,7 @@ def declare_data(recipe: Recipe, reporter: Reporter) -> Dataset | None:
         {"train", "eval"} & set(recipe.stages)
         or "build" not in recipe.stages
         or recipe.train.loss.needs_class_counts
+        or recipe.train.loss.needs_targets
         or spec.train.balance
         or spec.buckets
         or spec.is_changed_on_host
@@ -177,6 +178,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     eval_split = _sample_evaluation(recipe, raw.eval, train_order)
     targets = replace_targets(spec.eval.ops, raw.targets)
     raw = replace(raw, targets=replace(targets, task=recipe.train.loss.choose_task(targets.task)))
+    raw, loss_line = _describe_targets(recipe, raw)
     counts_classes = recipe.train.loss.needs_class_counts
     raw_specs = raw.eval.specs()
     if buckets:
@@ -207,6 +209,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     lines = [f"{spec.name}: {_format_summary(raw, dataset)}"]
     lines += [f"columns: {raw.table}"] if raw.table is not None else []
     lines += raw.notes
+    lines += [loss_line] if loss_line else []
     lines += [format_buckets(raw.train, buckets, raw.unit.samples)] if buckets else []
     lines += _describe_left_out(recipe, dataset, raw.unit.samples)
     for line in lines:
@@ -378,6 +381,18 @@ def _make_eval_order(recipe: Recipe, split: Split) -> SampleOrder:
     return SampleOrder(
         seed=recipe.seed, samples=len(split), batch_size=batch_size, repeat=1, **fixed
     )
+
+
+def _describe_targets(recipe: Recipe, raw: RawData) -> tuple[RawData, str]:
+    """Return raw data with what the loss needs of the training labels, and a line for the log.
+    Raises RecipeError for labels that the loss doesn't take."""
+    loss = recipe.train.loss
+    if not loss.needs_targets or "label" not in raw.train.columns:
+        return raw, ""
+    labels = np.asarray(raw.train.columns["label"][:])
+    with blaming_key(f"train.loss = {loss.name}"):
+        targets, line = loss.describe_targets(raw.targets, labels)
+    return replace(raw, targets=targets), line
 
 
 def _count_classes(raw: RawData, ignore_index: int | None) -> Targets:

@@ -262,7 +262,7 @@ def _load_network(
     expected, found = len(step_config.targets), len(run.samples.targets)
     if expected != found:
         raise ValueError(f"{run_dir}: has {found} outputs; must have {expected}, as this network")
-    network = build_network(run.recipe, found)
+    network = build_network(run.recipe, run.samples.targets)
     weights = {path: jnp.asarray(array) for path, array in run.arrays.items()}
     variables = unflatten_dict(weights, sep="/")
 

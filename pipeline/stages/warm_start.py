@@ -18,7 +18,7 @@ from pipeline.core.files.address import Address
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.copies.remote_copy import copy_once
 from pipeline.data.dataset import Dataset
-from pipeline.data.tables.encode_table import count_encoded_features
+from pipeline.data.tables.encode_table import find_table_layout
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
 from pipeline.stages.export.matching import match_weights
@@ -79,7 +79,7 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
             warn(f"{saved.folder}: trained by another recipe: {join_problems(changes)}")
         return Restored(state, saved.step, f"weights of step {saved.step} from {path}")
     arrays, step = read_source(path, warn)
-    model = recipe.model.fit_to_table(count_encoded_features(dataset.eval_ops))
+    model = recipe.model.fit_to_table(find_table_layout(dataset.eval_ops))
     network = trace_model_arrays(model, len(dataset.classes), dataset.inputs)
     matching = match_weights(str(path), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)

@@ -129,6 +129,16 @@ class LossSpec(Spec):
         """Whether `fit_to_targets` needs the number of training labels of each class."""
         return False
 
+    @property
+    def needs_targets(self) -> bool:
+        """Whether `describe_targets` reads the training labels."""
+        return False
+
+    def describe_targets(self, targets: Targets, labels: np.ndarray) -> tuple[Targets, str]:
+        """Return the targets with what the loss needs of the training labels, (n, ...), and a line
+        for the log, or an empty text. Raises ValueError for labels that the loss doesn't take."""
+        return targets, ""
+
     def fit_to_targets(self, targets: Targets) -> Self:
         """Return the loss with its settings for these targets. Raises ValueError if the loss
         doesn't fit them."""

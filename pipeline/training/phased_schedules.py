@@ -1,4 +1,4 @@
-"""Learning-rate schedules of several phases: restarts, a cooldown, one cycle."""
+"""Learning-rate schedules of several phases: restarts, waves, a cooldown, one cycle."""
 
 from __future__ import annotations
 
@@ -96,3 +96,16 @@ class OneCycle(ScheduleSpec):
         falling = 1 + (self.end_factor - 1) * fall
         factors = np.where(step <= peak, rising, falling)
         return (lr * factors).astype(np.float32)
+
+
+@component("schedule")
+class CosineLog(WarmupDecay):
+    """lr * (1 - cos(2 pi log2(1 + (2^n - 1) s))) / 2 at the share s of the updates: n waves, each
+    twice as long as the one before, from 0 to lr and back (RealMLP's coslog4, 2407.04491)."""
+
+    name: Literal["cosine_log"] = "cosine_log"
+    waves: PositiveInt = 4
+
+    def decay(self, span: DecaySpan) -> np.ndarray:
+        phase = np.log2(1 + (2.0**self.waves - 1) * span.progress)
+        return 0.5 * (1 - np.cos(2 * np.pi * phase))

@@ -100,6 +100,9 @@ class TableDataset(DatasetSpec):
     """Columns that aren't read, such as row numbers."""
     standardise: bool = True
     """Whether numbers become `(number - mean) / std`."""
+    robust: bool = False
+    """Whether median and quartiles take the place of mean and deviation: a number becomes x =
+    (number - median) / (upper - lower quartile), and then x / sqrt(1 + (x / 3)^2), within 3."""
     missing_indicators: bool = False
     """Whether a column with missing numbers gets another one: 1 if a number is missing, else 0."""
     max_categories: PositiveInt = 1_000
@@ -154,6 +157,7 @@ class TableDataset(DatasetSpec):
             options = FitOptions(
                 kind_of=self._find_kind,
                 standardise=self.standardise,
+                robust=self.robust,
                 indicators=self.missing_indicators,
                 max_categories=self.max_categories,
                 date_format=self.date_format,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,9 +13,24 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.table import FittedTable
 
-TableInput = Literal["features", "fields"]
+TableInput = Literal["features", "fields", "rows"]
 FIELD_COLUMNS = ("field_index", "field_value")
 """Columns of `reads: fields`."""
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """The columns of an encoded row."""
+
+    numbers: int
+    """The number of columns of numbers, which precede columns of categories."""
+    categories: tuple[int, ...]
+    """The number of values of each column of categories."""
+
+    @property
+    def features(self) -> int:
+        """The number of features: columns of numbers, and the values of all categories."""
+        return self.numbers + sum(self.categories)
 
 
 class EncodeTable(MapOp):
@@ -26,6 +41,7 @@ class EncodeTable(MapOp):
     fields, for wide_deep: for each column of the table the index of a feature, `field_index` int32
     (batch, columns), and the feature's value, `field_value` float32 (batch, columns), which is the
     number, or 1 for a category.
+    rows, for table: the encoded row, unchanged.
     A category of position 0, which the training split lacks, is zeros in both.
     """
 
@@ -38,9 +54,9 @@ class EncodeTable(MapOp):
     """The kind of input that the network reads."""
 
     @property
-    def features(self) -> int:
-        """The number of features. Each column of numbers is a feature, and each category."""
-        return self.numbers + sum(self.categories)
+    def layout(self) -> TableLayout:
+        """The columns of the rows."""
+        return TableLayout(self.numbers, self.categories)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -55,8 +71,10 @@ class EncodeTable(MapOp):
         columns = self.numbers + len(self.categories)
         if row.shape != (columns,):
             raise ValueError(f"needs rows of {columns} columns, not {row.shape}")
+        if self.reads == "rows":
+            return (row,)
         if self.reads == "features":
-            return (replace(row, shape=(self.features,), dtype="float32"),)
+            return (replace(row, shape=(self.layout.features,), dtype="float32"),)
         return ColumnSpec((columns,), "int32"), ColumnSpec((columns,), "float32")
 
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
@@ -68,7 +86,7 @@ class EncodeTable(MapOp):
             weights = xp.where(is_category, (rows > 0).astype(np.float32), rows)
             indices = xp.where(is_category, xp.maximum(rows - 1, 0), np.float32(0))
             return (first + indices).astype(np.int32), weights.astype(np.float32)
-        if not self.categories:
+        if self.reads == "rows" or not self.categories:
             return (rows,)
         column = np.repeat(np.arange(len(self.categories)), self.categories)
         position = np.concatenate([np.arange(1, size + 1) for size in self.categories])
@@ -89,6 +107,6 @@ def make_encoding_ops(
     return (encoding, *scaling)
 
 
-def count_encoded_features(ops: Sequence[MapOp]) -> int | None:
-    """Return the number of features if the first op encodes a table, else None."""
-    return ops[0].features if ops and isinstance(ops[0], EncodeTable) else None
+def find_table_layout(ops: Sequence[MapOp]) -> TableLayout | None:
+    """Return the columns of a table if the first op encodes one, else None."""
+    return ops[0].layout if ops and isinstance(ops[0], EncodeTable) else None

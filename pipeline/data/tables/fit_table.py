@@ -41,6 +41,8 @@ MAX_SAVED_BYTES = 4 << 20
 """The most bytes of a table as JSON in the summary of a run."""
 MISSING = ""
 """The category of a missing value."""
+CLIP = 3.0
+"""Bound of clipped numbers (Holzmüller et al. 2024, arXiv 2407.04491, sec. 3)."""
 FEWEST_ROWS = 20
 """The fewest rows for a note on row numbers. In small tables values may differ by chance."""
 
@@ -53,6 +55,7 @@ class FitOptions:
     standardise: bool
     indicators: bool
     max_categories: int
+    robust: bool = False
     date_format: str | None = None
     """The format of dates; None: inferred."""
 
@@ -110,6 +113,8 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
         with np.errstate(over="ignore"):
             if column.standardised:
                 scaled = (scaled - column.mean) / column.std
+            if column.clipped:
+                scaled = scaled / np.sqrt(1 + (scaled / CLIP) ** 2)
             encoded[:, position] = scaled
         is_too_large = ~np.isfinite(encoded[:, position])
         if is_too_large.any():
@@ -196,16 +201,28 @@ def _fit_numbers(
     is_wave = date is not None and date.part != "days"
     # The computed deviation of equal numbers such as 0.1 isn't always 0.
     is_constant = bool(present.min() == present.max())
+    if options.robust:
+        centre, spread = measure_robustly(present)
+    else:
+        centre, spread = float(present.mean()), float(present.std())
     column = TableColumn(
         name=name,
         kind="numeric",
-        mean=float(present[0] if is_constant else present.mean()),
-        std=1.0 if is_constant else float(present.std()) or 1.0,
+        mean=float(present[0]) if is_constant else centre,
+        std=1.0 if is_constant else spread or 1.0,
+        clipped=options.robust and options.standardise and not is_wave,
         standardised=options.standardise and not is_wave,
         indicator=options.indicators and present.size < numbers.size and not is_wave,
         date=date,
     )
     return (column,)
+
+
+def measure_robustly(numbers: np.ndarray) -> tuple[float, float]:
+    """Return the median of numbers (n,), and the range between their quartiles; half the range of
+    all if this is 0 (Holzmüller et al. 2024, arXiv 2407.04491, sec. 3)."""
+    low, median, high = np.quantile(numbers, (0.25, 0.5, 0.75))
+    return float(median), float(high - low or (numbers.max() - numbers.min()) / 2)
 
 
 def _find_date_format(

@@ -21,7 +21,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
 from pipeline.data.padding.buckets import SIZE, Padding
 from pipeline.data.random import seed_words
-from pipeline.data.tables.encode_table import count_encoded_features
+from pipeline.data.tables.encode_table import find_table_layout
 from pipeline.data.transform import apply_ops
 from pipeline.stages.build import build_network
 from pipeline.stages.data import drop_folds, load_data
@@ -271,8 +271,7 @@ def _compile_network(
     recipe: Recipe, dataset: Dataset
 ) -> Callable[[Mapping[str, Array], Batch], tuple[Array, Array]]:
     """Compile a function from weights and a batch to outputs (B, ..., K) and labels (B, ...)."""
-    features = count_encoded_features(dataset.eval_ops)
-    network = build_network(recipe, len(dataset.targets), features)
+    network = build_network(recipe, dataset.targets, find_table_layout(dataset.eval_ops))
     padding = dataset.padding
 
     def compute_outputs(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:

@@ -18,6 +18,9 @@ from pipeline.core.registry import ComponentOf, Expected, Seq, Spec
 if TYPE_CHECKING:
     from flax import linen as nn
 
+    from pipeline.data.tables.encode_table import TableLayout
+    from pipeline.data.targets import Targets
+
 CLASSES = "$classes"
 
 Features = Annotated[
@@ -178,9 +181,10 @@ InputColumns = ColumnName | Seq[ColumnName] | dict[str, str] | None
 class ModelSpec(Spec):
     """Base of every network: the component of kind "model" that a recipe names."""
 
-    table_input: ClassVar[Literal["features", "fields"]] = "features"
+    table_input: ClassVar[Literal["features", "fields", "rows"]] = "features"
     """Input of the network for a table. features: numbers and one-hot categories; fields: for each
-    column, the index of its feature and the feature's value."""
+    column, the index of its feature and the feature's value; rows: numbers and the numbers of
+    categories."""
     reads_masks: ClassVar[bool] = False
     """Whether the network reads masks of tokens, such as `query_mask`, without naming them."""
     two_outputs_are_classes: ClassVar[bool] = False
@@ -200,10 +204,19 @@ class ModelSpec(Spec):
         """Raise ValueError, which begins with the key, if the network is custom code that no
         plug-in has."""
 
-    def fit_to_table(self, features: int | None) -> ModelSpec:
-        """Return the model for a table with this number of features; None for other data. Raises
-        ValueError if the model has another number of features."""
+    def fit_to_table(self, layout: TableLayout | None) -> ModelSpec:
+        """Return the model for a table with these columns; None for other data. Raises ValueError
+        if the model has another number of features."""
         return self
+
+    def fit_to_targets(self, targets: Targets) -> ModelSpec:
+        """Return the model for what is predicted. This base class returns it unchanged."""
+        return self
+
+    def wrap_loss(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the loss (logits, labels) -> (B,) of the outputs in training, from the loss of
+        outputs (B, ..., C). This base class returns it unchanged."""
+        return loss
 
     @abstractmethod
     def build(self, classes: int, dtype: str) -> nn.Module:

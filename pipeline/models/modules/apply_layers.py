@@ -179,6 +179,11 @@ COMPUTATIONS: Mapping[str, Sequence[str]] = {
         "standard.Flatten",
         "standard.Reshape",
     ),
+    "pipeline.models.modules.table": (
+        "tables.TableColumns",
+        "tables.MemberDense",
+        "tables.MemberHead",
+    ),
     "pipeline.models.modules.tokens": (
         "tokens.Embedding",
         "tokens.TiedEmbedding",

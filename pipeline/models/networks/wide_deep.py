@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import PositiveInt
 
 from pipeline.core.registry import Seq, component
-from pipeline.data.tables.encode_table import FIELD_COLUMNS
+from pipeline.data.tables.encode_table import FIELD_COLUMNS, TableLayout
 from pipeline.models.layers.model_spec import Initializer, ModelSpec
 
 if TYPE_CHECKING:
@@ -39,9 +39,10 @@ class WideDeep(ModelSpec):
     def list_inputs(self) -> tuple[str, ...]:
         return FIELD_COLUMNS
 
-    def fit_to_table(self, features: int | None) -> WideDeep:
-        if features is None:
+    def fit_to_table(self, layout: TableLayout | None) -> WideDeep:
+        if layout is None:
             return self
+        features = layout.features
         if self.vocabulary is not None and self.vocabulary < features:
             raise ValueError(
                 f"vocabulary = {self.vocabulary:,}: must be null, or at least the {features:,} "

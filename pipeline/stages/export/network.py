@@ -17,7 +17,7 @@ from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.inputs import NetworkInputs
 from pipeline.data.padding.buckets import sort_buckets
-from pipeline.data.tables.encode_table import count_encoded_features, make_encoding_ops
+from pipeline.data.tables.encode_table import find_table_layout, make_encoding_ops
 from pipeline.data.targets import Targets
 from pipeline.data.transform import compute_column_specs, replace_targets
 from pipeline.models.blocks.layered_model import LayeredModelSpec
@@ -170,7 +170,7 @@ def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
         encode = make_encoding_ops(raw.table, model.table_input, raw.scale)
         columns = raw.eval.specs()
         default = raw.inputs
-        model = model.fit_to_table(count_encoded_features(encode))
+        model = model.fit_to_table(find_table_layout(encode))
     buckets = sort_buckets(dataset.buckets or ())
     if buckets:
         columns = fit_specs_to_bucket(buckets[-1], columns, default[0])

@@ -25,7 +25,7 @@ from pipeline.data.dataset_spec import MapOp
 from pipeline.data.inputs import PADDING_MASK, NetworkInputs
 from pipeline.data.padding.buckets import Bucket
 from pipeline.data.random import seed_words
-from pipeline.data.tables.encode_table import count_encoded_features, make_encoding_ops
+from pipeline.data.tables.encode_table import find_table_layout, make_encoding_ops
 from pipeline.data.targets import Task
 from pipeline.data.text.text_format import NO_TOKEN
 from pipeline.data.transform import apply_ops, compute_column_specs
@@ -71,7 +71,7 @@ def make_predict(run: TrainedRun) -> Predict:
     ops, inputs, size = mapped_inputs.ops, mapped_inputs.inputs, mapped_inputs.size
     padded = next(iter(samples.columns))
     seed = seed_words(recipe.seed)
-    network = build_network(recipe, len(samples.classes), count_encoded_features(ops))
+    network = build_network(recipe, samples.targets, find_table_layout(ops))
     text = samples.text
     classifies_texts = text is not None and text.predicts == "class"
     # 0 is padding with special tokens, and a token without them.
@@ -93,7 +93,7 @@ def make_predict(run: TrainedRun) -> Predict:
             sizes = jnp.full((*rows.shape, len(size)), jnp.array(size), jnp.int32)
         arrays = inputs.read(jnp, mapped, sizes)
         logits: Any = network.apply(unflatten_dict(dict(weights), sep="/"), arrays, train=False)
-        return logits
+        return logits if run.temperature == 1 else logits / np.float32(run.temperature)
 
     return predict
 

@@ -96,7 +96,7 @@ def make_cached_decoder(run: TrainedRun) -> Decoder | None:
     if run.members or len(run.samples.columns) > 1:
         return None
     context = run.samples.single.shape[0]
-    network = build_network(run.recipe, len(run.samples.classes))
+    network = build_network(run.recipe, run.samples.targets)
     if not isinstance(network, Network) or not all(map(_is_cached, network.layers)):
         return None
     if run.recipe.dataset.eval.ops:

@@ -53,6 +53,8 @@ class Summary:
     bad_steps: dict[str, Any] = field(default_factory=dict)
     """The policy `on_nan`, the number of steps that it left out, and the rollbacks."""
     metrics: dict[str, Any] = field(default_factory=dict)
+    calibration: dict[str, Any] = field(default_factory=dict)
+    """`temperature` of the classes, and the calibration errors; {} without a fitted one."""
     privacy: dict[str, Any] = field(default_factory=dict)
     """`epsilon` at `delta`, the noise, and how samples were drawn; {} if the run isn't private."""
     time: dict[str, float | None] = field(default_factory=dict)

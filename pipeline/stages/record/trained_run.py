@@ -34,7 +34,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.series.scale_series import ScaleSeries
 from pipeline.data.series.series_format import SeriesFormat, describe_series
 from pipeline.data.table import FittedTable
-from pipeline.data.targets import Targets, Task
+from pipeline.data.targets import Distribution, Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.data.transform import replace_targets
 from pipeline.models.weights.files.named_arrays import Arrays
@@ -121,6 +121,8 @@ class TrainedRun:
     samples: Samples
     members: tuple[TrainedRun, ...] = ()
     """The runs of an ensemble, whose predictions are averaged; empty for a single run."""
+    temperature: float = 1.0
+    """What logits of classes are divided by; 1 without `calibrate`, and for an ensemble."""
     ledger: Arrays = field(default_factory=dict)
     """The arrays of the ledger of training samples by name; {} without `train.ledger`."""
 
@@ -195,6 +197,7 @@ def read_trained_run(folder: Path) -> TrainedRun:
         saved.select_weights(),
         saved.step,
         samples,
+        temperature=read_temperature(run_dir / SUMMARY),
         ledger=saved.select_part("features/ledger"),
     )
     for feature in recipe.train.features:
@@ -202,6 +205,15 @@ def read_trained_run(folder: Path) -> TrainedRun:
             module, _, name = feature.completes.partition(":")
             run = getattr(import_module(module), name)(run)
     return run
+
+
+def read_temperature(summary: Path) -> float:
+    """Return the temperature in a summary; 1 without one."""
+    try:
+        temperature = float(read_json(summary)["calibration"]["temperature"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return 1.0
+    return temperature if 0 < temperature < float("inf") else 1.0
 
 
 def parse_samples(data: Any, folder: Path) -> Samples:
@@ -268,7 +280,10 @@ def _parse_targets(names: tuple[str, ...], document: Any) -> Targets:
             and len(mean) == len(std) == (len(names) if task == "regression" else 0)
             and all(type(number) in (int, float) for number in (*mean, *std))
         ):
-            return Targets(names, cast(Task, task), tuple(mean), tuple(std))
+            distribution = document.get("distribution", "")
+            if distribution in get_args(Distribution):
+                targets = Targets(names, cast(Task, task), tuple(mean), tuple(std))
+                return targets.with_distribution(distribution)
     raise ValueError("targets must be those of a run")
 
 

@@ -22,7 +22,8 @@ from pipeline.core.errors import DataError
 from pipeline.data.dataset import Dataset
 from pipeline.data.inputs import NetworkInputs
 from pipeline.data.random import seed_words
-from pipeline.data.tables.encode_table import count_encoded_features
+from pipeline.data.tables.encode_table import TableLayout, find_table_layout
+from pipeline.data.targets import Targets
 from pipeline.models.modules.adapted_network import ADAPTER_NAMES
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
@@ -46,10 +47,9 @@ class BaseNetwork:
 
     recipe: Recipe
     inputs: NetworkInputs
-    classes: int
-    """Number of outputs."""
-    features: int | None
-    """Number of encoded columns of a table; None for other samples."""
+    targets: Targets
+    layout: TableLayout | None
+    """The encoded columns of a table; None for other samples."""
 
     @property
     def spec(self) -> LoraSpec:
@@ -66,8 +66,8 @@ class BaseNetwork:
         base = Path(self.spec.base)
         if not base.exists():
             raise DataError(f"{KEY} = {base}: there is no such run or weight file")
-        model = self.recipe.model.fit_to_table(self.features)
-        network = trace_model_arrays(model, self.classes, self.inputs)
+        model = self.recipe.model.fit_to_table(self.layout)
+        network = trace_model_arrays(model, len(self.targets), self.inputs)
         if is_weight_file(base) or base.is_file():
             keys = self.recipe.checkpoint
             matching = match_weights(
@@ -89,7 +89,7 @@ class BaseNetwork:
 
     def _initialise(self) -> Arrays:
         """Return the initial weights."""
-        network = build_network(self.recipe, self.classes, self.features)
+        network = build_network(self.recipe, self.targets, self.layout)
         zeros = self.inputs.pack(lambda array: jnp.zeros((1, *array.shape), array.dtype))
         rules = self.recipe.model.init.rules
 
@@ -112,8 +112,8 @@ def merge_run(run: TrainedRun) -> TrainedRun:
     """Return a run with `lora` with the weights of its network without adapters, from those of a
     checkpoint, which lack the frozen ones. Raises DataError as `BaseNetwork.read_weights` does."""
     mapped = map_inputs(run.recipe, run.samples)
-    features = count_encoded_features(mapped.ops)
-    network = BaseNetwork(run.recipe, mapped.inputs, len(run.samples.classes), features)
+    layout = find_table_layout(mapped.ops)
+    network = BaseNetwork(run.recipe, mapped.inputs, run.samples.targets, layout)
     arrays = {**network.read_weights(), **run.arrays}
     tree: Any = unflatten_dict(arrays, sep="/")
     params = network.spec.merge_params(tree["params"])
@@ -168,8 +168,8 @@ class FrozenWeights:
 def read_frozen(recipe: Recipe, dataset: Dataset) -> FrozenWeights:
     """Read the frozen weights of a recipe with `lora`. Raises DataError as
     `BaseNetwork.read_weights` does."""
-    features = count_encoded_features(dataset.eval_ops)
-    network = BaseNetwork(recipe, dataset.inputs, len(dataset.classes), features)
+    layout = find_table_layout(dataset.eval_ops)
+    network = BaseNetwork(recipe, dataset.inputs, dataset.targets, layout)
     return FrozenWeights(network, network.read_weights())
 
 

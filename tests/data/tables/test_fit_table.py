@@ -13,7 +13,7 @@ from pipeline.core.errors import DataError
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.table import FittedTable, TableFormat
 from pipeline.data.tables import fit_table as module
-from pipeline.data.tables.encode_table import EncodeTable, count_encoded_features, make_encoding_ops
+from pipeline.data.tables.encode_table import EncodeTable, find_table_layout, make_encoding_ops
 from pipeline.data.tables.fit_table import (
     FitOptions,
     encode_rows,
@@ -94,8 +94,8 @@ def test_missing_value_is_a_category_and_unknown_value_is_zeros(
     assert fields["field_index"].dtype == np.int32
     assert fields["field_value"][:, 1].tolist() == [1, 1, 1, 0, 1]
     np.testing.assert_array_equal(fields["field_value"][:, 0], rows[:, 0])
-    assert count_encoded_features(make_encoding_ops(table, "fields")) == 4
-    assert count_encoded_features(()) is None
+    assert find_table_layout(make_encoding_ops(table, "fields")) == 4
+    assert find_table_layout(()) is None
 
 
 def test_most_frequent_categories_are_distinguished(tmp_path: Path) -> None:

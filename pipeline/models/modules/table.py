@@ -1,0 +1,190 @@
+"""The computations of the layers for rows of a table, and of ensembles that share weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax import Array
+
+from pipeline.models.layers import tables
+from pipeline.models.modules.apply_layers import LayerContext, computes, require_number
+
+ACTIVATIONS = {"relu": jax.nn.relu, "selu": jax.nn.selu, "mish": jax.nn.mish}
+LARGEST_EXPONENT = 12.0
+"""Largest logarithm of a positive number's ratio to the mean."""
+Draw = jax.nn.initializers.Initializer
+_ONES, _ZEROS, _NORMAL = (
+    nn.initializers.ones,
+    nn.initializers.zeros,
+    nn.initializers.normal(1.0),
+)
+
+
+@computes(tables.TableColumns)
+class _TableColumns(nn.Module):
+    layer: tables.TableColumns
+    context: LayerContext
+
+    @nn.compact
+    def __call__(self, rows: Array) -> Array:
+        """Return the features of rows, (batch, features), in the context's type. Raises ValueError
+        for rows of another number of columns."""
+        layer = self.layer
+        columns = layer.numbers + len(layer.categories)
+        if rows.ndim != 2 or rows.shape[1] != columns:
+            raise ValueError(
+                f"{self.context}: shape {rows.shape} reaches the layer; must be (batch, {columns})"
+            )
+        rows = rows.astype(jnp.float32)
+        parts = [self._embed_numbers(rows[:, : layer.numbers])] if layer.numbers else []
+        for position, size in enumerate(layer.categories):
+            # 0 is a category that the training split lacks.
+            category = rows[:, layer.numbers + position].astype(jnp.int32)
+            parts.append(self._embed_category(f"category_{position}", category, size))
+        x = jnp.concatenate(parts, axis=1)
+        if layer.scale_factor:
+            scale = self.param("scale", _ZEROS, (x.shape[1],), jnp.float32)
+            x = x * (1 + layer.scale_factor * scale)
+        return x.astype(self.context.dtype)
+
+    # flax adds the names of methods to profiles, as scopes.
+    def _embed_numbers(self, numbers: Array) -> Array:
+        """Return PBLD features of each number and the number, column by column."""
+        layer = self.layer
+        count, slow = layer.numbers, layer.slow_factor
+        if not layer.frequencies:
+            return numbers
+        shape = (count, layer.frequencies)
+        draw_frequency = nn.initializers.normal(layer.frequency_scale / slow)
+        frequencies = slow * self.param("frequency", draw_frequency, shape, jnp.float32)
+        phases = slow * self.param("phase", _draw_uniform(np.pi / slow), shape, jnp.float32)
+        waves = jnp.cos(2 * jnp.pi * frequencies * numbers[..., None] + phases)
+        uniform = _draw_uniform(1 / (layer.frequencies**0.5 * slow))
+        shape = (count, layer.frequencies, layer.number_size)
+        weights = slow * self.param("wave_kernel", uniform, shape, jnp.float32)
+        biases = slow * self.param("wave_bias", uniform, (count, shape[2]), jnp.float32)
+        features = jnp.einsum("bnf,nfd->bnd", waves, weights) + biases
+        features = jnp.concatenate([features, numbers[..., None]], axis=2)
+        return features.reshape((numbers.shape[0], count * (layer.number_size + 1)))
+
+    def _embed_category(self, name: str, category: Array, size: int) -> Array:
+        if size <= max(2, self.layer.one_hot_up_to):
+            return jnp.asarray(list_one_hot_rows(size))[category]
+        shape = (size + 1, self.layer.category_size)
+        vectors = self.param(name, _NORMAL, shape, jnp.float32)
+        return vectors[category]
+
+
+def list_one_hot_rows(size: int) -> np.ndarray:
+    """Return the features of each category of a column, and first those of an unknown one: float32
+    (size + 1, 1) for at most two values, else (size + 1, size)."""
+    if size <= 2:
+        return np.array([[0.0], [-1.0], [1.0]], np.float32)
+    return np.concatenate([np.zeros((1, size)), np.eye(size)]).astype(np.float32)
+
+
+@computes(tables.MemberDense)
+class _MemberDense(nn.Module):
+    layer: tables.MemberDense
+    context: LayerContext
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        layer, members = self.layer, self.layer.members
+        if x.ndim == 2:
+            x = jnp.broadcast_to(x[:, None], (x.shape[0], members, x.shape[1]))
+        if x.ndim != 3 or x.shape[1] != members:
+            raise ValueError(
+                f"{self.context}: shape {x.shape} reaches the layer; must be (batch, inputs) or "
+                f"(batch, {members}, inputs)"
+            )
+        inputs = x.shape[2]
+        kernel = self.param("kernel", _NORMAL, (inputs, layer.features), jnp.float32)
+        if members > 1:
+            draw = _draw_by_column(layer.columns, layer.draws_signs) if layer.columns else _ONES
+            before = self.param("before", draw, (members, inputs), jnp.float32)
+            x = x * before.astype(x.dtype)
+        x = x @ (kernel / inputs**0.5).astype(x.dtype)
+        if members > 1:
+            after = self.param("after", _ONES, (members, layer.features), jnp.float32)
+            x = x * after.astype(x.dtype)
+        draw_bias = _repeat(nn.initializers.normal(1.0 / layer.slow_factor))
+        bias = self.param("bias", draw_bias, (members, layer.features), jnp.float32)
+        x = x + (layer.slow_factor * bias).astype(x.dtype)
+        activated = ACTIVATIONS[layer.activation](x)
+        if not layer.parametric:
+            return activated
+        share = self.param("share", _ZEROS, (layer.features,), jnp.float32)
+        return x + (1 + layer.slow_factor * share).astype(x.dtype) * (activated - x)
+
+
+@computes(tables.MemberHead)
+class _MemberHead(nn.Module):
+    layer: tables.MemberHead
+    context: LayerContext
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        if x.ndim != 3:
+            raise ValueError(
+                f"{self.context}: shape {x.shape} reaches the layer; must be (batch, members, "
+                "inputs): put member_dense before it"
+            )
+        members, inputs = x.shape[1:]
+        outputs = require_number(self.layer.features, self.context)
+        kernel = self.param("kernel", _ZEROS, (members, inputs, outputs), jnp.float32)
+        bias = self.param("bias", _ZEROS, (members, outputs), jnp.float32)
+        y = jnp.einsum("bki,kio->bko", x, (kernel / inputs**0.5).astype(x.dtype))
+        y = y.astype(jnp.float32) + self.layer.slow_factor * bias
+        if self.layer.ratios:
+            limited = jnp.clip(y, -LARGEST_EXPONENT, LARGEST_EXPONENT)
+            y = jnp.asarray(self.layer.ratios, jnp.float32) * jnp.expm1(limited)
+        if members == 1:
+            return y[:, 0]
+        return y if self.context.train else average_members(y, self.layer.average)
+
+
+def average_members(outputs: Array, average: str) -> Array:
+    """Return the mean over members of probabilities, as logits, or of numbers: (batch, members, C)
+    -> (batch, C)."""
+    if average == "probabilities":
+        shares = jax.nn.log_softmax(outputs)
+        return jax.nn.logsumexp(shares, axis=1) - np.float32(np.log(outputs.shape[1]))
+    if average == "labels":
+        yes = jax.nn.logsumexp(jax.nn.log_sigmoid(outputs), axis=1)
+        return yes - jax.nn.logsumexp(jax.nn.log_sigmoid(-outputs), axis=1)
+    return outputs.mean(axis=1)
+
+
+def _draw_uniform(limit: float) -> Draw:
+    """Return an initializer of U(-limit, limit)."""
+
+    def draw(key: Array, shape: Sequence[int], dtype: type = jnp.float32) -> Array:
+        return jax.random.uniform(key, shape, dtype, -limit, limit)
+
+    return draw
+
+
+def _draw_by_column(columns: Sequence[int], draws_signs: bool) -> Draw:
+    """Return an initializer (members, features) with one number for each column's features: -1 or
+    1, or N(0, 1)."""
+
+    def draw(key: Array, shape: Sequence[int], dtype: type = jnp.float32) -> Array:
+        numbers = (shape[0], len(columns))
+        sample = jax.random.rademacher if draws_signs else jax.random.normal
+        return jnp.repeat(sample(key, numbers, dtype), np.array(columns), axis=1)
+
+    return draw
+
+
+def _repeat(draw: Draw) -> Draw:
+    """Return an initializer with the same values for every member, the first axis."""
+
+    def repeat(key: Array, shape: Sequence[int], dtype: type = jnp.float32) -> Array:
+        return jnp.broadcast_to(draw(key, shape[1:], dtype), shape)
+
+    return repeat

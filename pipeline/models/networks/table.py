@@ -1,0 +1,144 @@
+"""A network for the rows of a table: embeddings of columns, and an ensemble that shares layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PrivateAttr,
+)
+
+from pipeline.core.registry import Seq, component
+from pipeline.data.tables.encode_table import TableLayout
+from pipeline.data.targets import Targets, Task
+from pipeline.models.blocks.layered_model import LayeredModelSpec
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import Dropout
+from pipeline.models.layers.tables import (
+    MemberActivation,
+    MemberDense,
+    MemberHead,
+    TableColumns,
+)
+
+AVERAGES: Mapping[Task, Literal["probabilities", "labels", "numbers"]] = {
+    "classification": "probabilities",
+    "multi_label": "labels",
+    "regression": "numbers",
+}
+"""What the members' outputs are averaged as, by task."""
+
+
+@component("model")
+class TableModel(LayeredModelSpec):
+    """Members that share the weights of dense layers, TabM (Gorishniy et al. 2024, arXiv
+    2410.24210), with embeddings, activations and parametrisation of RealMLP (Holzmüller et al.
+    2024, arXiv 2407.04491).
+
+    A number becomes itself and PBLD features: a linear layer of `frequencies` cosines. Categories
+    of at most `one_hot_up_to` values become 0 and 1, two values -1 and 1, others learnt vectors.
+    Training minimises the mean of the members' losses; predictions are the mean of the members'
+    probabilities or numbers.
+    """
+
+    table_input: ClassVar[Literal["features", "fields", "rows"]] = "rows"
+    name: Literal["table"] = "table"
+    members: PositiveInt = 16
+    """Networks of the ensemble. 1: a single network."""
+    hidden: Annotated[Seq[PositiveInt], Field(min_length=1)] = (128, 128)
+    activation: MemberActivation = "selu"
+    parametric: bool = True
+    """Whether an activation is x + a (f(x) - x), with a learnt a, from 1, for each feature."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.15
+    frequencies: NonNegativeInt = 16
+    """Cosines of the embedding of each number; 0: numbers aren't embedded."""
+    frequency_scale: PositiveFloat = 0.1
+    """Standard deviation of the initial frequencies."""
+    number_size: PositiveInt = 3
+    """Features of a number, besides itself."""
+    category_size: PositiveInt = 8
+    """Length of the vectors of categories."""
+    one_hot_up_to: NonNegativeInt = 9
+    scale_factor: NonNegativeFloat = 6.0
+    """Factor of the learning rate of the scales of all features, which are 1 at first; 0: features
+    aren't scaled."""
+    slow_factor: PositiveFloat = 0.1
+    """Factor of the learning rate of biases, embeddings of numbers and parametric activations."""
+    _layout: TableLayout | None = PrivateAttr(default=None)
+    _targets: Targets | None = PrivateAttr(default=None)
+
+    def fit_to_table(self, layout: TableLayout | None) -> Self:
+        fitted = self.model_copy()
+        fitted._layout = layout
+        return fitted
+
+    def fit_to_targets(self, targets: Targets) -> Self:
+        fitted = self.model_copy()
+        fitted._targets = targets
+        return fitted
+
+    def wrap_loss(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the mean of the members' losses, of outputs (B, members, C) and labels (B, ...).
+        Outputs (B, C), of evaluations, have the loss itself."""
+
+        def average(logits: Any, labels: Any, *where: Any) -> Any:
+            if logits.ndim == 2:
+                return loss(logits, labels, *where)
+            batch, members, outputs = logits.shape
+            rows = logits.reshape(batch * members, outputs)
+            repeated = (labels, *where)
+            losses = loss(rows, *(array.repeat(members, axis=0) for array in repeated))
+            return losses.reshape(batch, members).mean(axis=1)
+
+        return average
+
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        """Return the layers. Raises ValueError if the data aren't a table."""
+        if self._layout is None:
+            raise ValueError("reads the rows of a table, of dataset=csv or dataset=parquet")
+        columns = TableColumns(
+            numbers=self._layout.numbers,
+            categories=self._layout.categories,
+            frequencies=self.frequencies,
+            frequency_scale=self.frequency_scale,
+            number_size=self.number_size,
+            category_size=self.category_size,
+            one_hot_up_to=self.one_hot_up_to,
+            scale_factor=self.scale_factor,
+            slow_factor=self.slow_factor,
+        )
+        layers: list[LayerSpec] = [columns]
+        for number, features in enumerate(self.hidden):
+            layers.append(
+                MemberDense(
+                    features=features,
+                    members=self.members,
+                    columns=columns.sizes if number == 0 else (),
+                    draws_signs=not self.frequencies,
+                    activation=self.activation,
+                    parametric=self.parametric,
+                    slow_factor=self.slow_factor,
+                )
+            )
+            layers += [Dropout(rate=self.dropout)] if self.dropout else []
+        targets = self._targets
+        is_positive = targets is not None and targets.is_positive
+        ratios = _divide(targets.mean, targets.std) if targets is not None and is_positive else ()
+        task = "classification" if targets is None else targets.task
+        head = MemberHead(
+            features=classes, average=AVERAGES[task], ratios=ratios, slow_factor=self.slow_factor
+        )
+        return (*layers, head)
+
+    def list_inputs(self) -> tuple[str, ...] | None:
+        return None
+
+
+def _divide(means: tuple[float, ...], stds: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(mean / std for mean, std in zip(means, stds, strict=True))
