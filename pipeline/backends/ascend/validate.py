@@ -277,7 +277,7 @@ def score_sealed(
     """
     check_seal(today, log)
     classes = classes or load_classes()
-    scores = _score_groups(set_population_intervals(price_file(table), classes), classes)
+    scores = _score_population_times(price_file(table), classes)
     append_scores([_make_log_row(today, commit, *entry) for entry in scores.items()], log)
     return scores
 
@@ -313,13 +313,39 @@ def _print_parts(plot: Path | None) -> None:
     print("\nwith the interval of published.csv:")
     _print_scores(_score_groups(priced_rows, classes))
     print("\nwith the interval of the population, fitted to the rows of `fit`:")
-    with_intervals = set_population_intervals(priced_rows, classes)
-    _print_scores(_score_groups(with_intervals, classes))
+    _print_scores(_score_population_times(priced_rows, classes))
     if plot is not None:
+        with_intervals = set_population_intervals(priced_rows, classes)
         by_part = group_by_part(with_intervals, classes)
         parts = {name: by_part[name] for name in ("fit", "look")}
         chart = draw_coverage({n: [row.deviation for row in rows] for n, rows in parts.items()})
         plot.write_text(chart.to_file_text(), encoding="utf-8")
+
+
+def set_expected_times(
+    priced_rows: Sequence[PricedRow], classes: Mapping[str, ClassedRow]
+) -> tuple[PricedRow, ...]:
+    """Return rows with the time that their population's fit expects, in place of the modelled."""
+    by_name = load_populations().by_name
+    changed = []
+    for priced_row in priced_rows:
+        population = by_name[classes[priced_row.row.id].population]
+        eager = priced_row.row.mode == "op_by_op"
+        expected_ms = population.expected_ms(priced_row.modelled_ms, eager=eager)
+        changed.append(replace(priced_row, modelled_ms=expected_ms))
+    return tuple(changed)
+
+
+def _score_population_times(
+    priced_rows: Sequence[PricedRow], classes: Mapping[str, ClassedRow]
+) -> Mapping[str, Score]:
+    """Return scores with the populations' intervals, of modelled and then of expected times."""
+    rows = set_population_intervals(priced_rows, classes)
+    expected = _score_groups(set_expected_times(rows, classes), classes)
+    return {
+        **_score_groups(rows, classes),
+        **{f"{name}: expected time": group_score for name, group_score in expected.items()},
+    }
 
 
 def _score_groups(

@@ -233,6 +233,8 @@ def _price_picked_rows(task: Task, traffic: Traffic, context: CostContext) -> Ve
     if indices:
         shape = min(indices, key=lambda buffer: buffer.nbytes).shape
     rows = max(math.prod(shape), 1)
+    if task.vector is not None and task.vector.rows is not None:
+        rows = task.vector.rows
     constants = context.constants
     is_gather = task.cost_class == "gather"
     cycles = constants.gather_row_cycles if is_gather else constants.scatter_row_cycles
