@@ -19,13 +19,13 @@ from benchmarks.ascend_fit.populations import Deviation, leave_networks_out, mea
 from pipeline.backends.ascend.compiler.resizes import RESIZE_OPS
 from pipeline.backends.ascend.cost.efficiency import load_calibration
 from pipeline.backends.ascend.published.protocol import load_classes
+from pipeline.backends.ascend.published.scores import PricedRow
 from pipeline.backends.ascend.published.workloads import (
     DESCRIBED,
     Published,
     load_published_steps,
     price_row,
 )
-from pipeline.backends.ascend.validate import PricedRow
 
 CAUSES = {"resizes are one op": frozenset({RESIZE_OPS})}
 """Passes of the compiler that a step without the cause lacks."""

@@ -16,8 +16,9 @@ import numpy as np
 from benchmarks.ascend_fit.populations import Deviation, fit_population, measure_deviations
 from pipeline.backends.ascend.cost.efficiency import NORMAL_90
 from pipeline.backends.ascend.published.protocol import Part, load_classes
+from pipeline.backends.ascend.published.scores import PricedRow
 from pipeline.backends.ascend.published.workloads import DESCRIBED, load_published_steps
-from pipeline.backends.ascend.validate import PricedRow, price_rows
+from pipeline.backends.ascend.validate import price_rows
 
 CANDIDATES = (
     "as modelled",

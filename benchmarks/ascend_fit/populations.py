@@ -22,8 +22,9 @@ from pipeline.backends.ascend.cost.efficiency import (
     load_populations,
 )
 from pipeline.backends.ascend.published.protocol import Part, load_classes
+from pipeline.backends.ascend.published.scores import PricedRow
 from pipeline.backends.ascend.published.workloads import DESCRIBED, load_published_steps
-from pipeline.backends.ascend.validate import PricedRow, price_rows
+from pipeline.backends.ascend.validate import price_rows
 
 SPREAD_PRIORS = {"mechanism": 0.2, "network": 0.4, "row": 0.15}
 """Prior spreads: eager and graph of one network differ by about a fifth beyond the model
