@@ -401,7 +401,7 @@ class _Lowering:
             self.graph.values[out].size, self.dtypes[out], rows=int(node.params["rows"])
         )
         self.inserted.add(
-            kernel, name + "Grad" * backward, "scatter" if backward else "gather", reads, writes,
+            kernel, name + "Grad" * backward, "resize", reads, writes,
             vector=work, fused=(node.primitive,),
         )  # fmt: skip
 
