@@ -16,10 +16,15 @@ import numpy as np
 import yaml
 from scipy.optimize import minimize
 
-from pipeline.backends.ascend.cost.efficiency import POPULATIONS_FILE, load_populations
+from pipeline.backends.ascend.cost.efficiency import (
+    NORMAL_90,
+    POPULATIONS_FILE,
+    load_populations,
+)
 from pipeline.backends.ascend.published.protocol import Part, load_classes
+from pipeline.backends.ascend.published.scores import PricedRow
 from pipeline.backends.ascend.published.workloads import DESCRIBED, load_published_steps
-from pipeline.backends.ascend.validate import PricedRow, price_rows
+from pipeline.backends.ascend.validate import price_rows
 
 SPREAD_PRIORS = {"mechanism": 0.2, "network": 0.4, "row": 0.15}
 """Prior spreads: eager and graph of one network differ by about a fifth beyond the model
@@ -36,6 +41,15 @@ class Deviation:
     network: str
     eager: bool
     log_ratio: float
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A row whose population was fitted without its network: the log of (published / expected)."""
+
+    network: str
+    log_error: float
+    log_sd: float
 
 
 def fit_population(rows: Sequence[Deviation]) -> dict[str, float]:
@@ -79,6 +93,26 @@ def fit_population(rows: Sequence[Deviation]) -> dict[str, float]:
     }
 
 
+def leave_networks_out(rows: Sequence[Deviation]) -> list[LeftOut]:
+    """Return each row's distance from what a fit to the other networks expects."""
+    left_out = []
+    for network in dict.fromkeys(row.network for row in rows):
+        fitted = fit_population([row for row in rows if row.network != network])
+        log_sd = math.hypot(fitted["network_log_sd"], fitted["row_log_sd"])
+        for row in rows:
+            if row.network == network:
+                mechanism = fitted["mechanism_eager" if row.eager else "mechanism_graph"]
+                expected = math.log(fitted["factor"] * mechanism)
+                left_out.append(LeftOut(network, row.log_ratio - expected, log_sd))
+    return left_out
+
+
+def fit_interval_scale(rows: Sequence[Deviation]) -> float:
+    """Return the scale of the log of the 80 % interval that covers 80 % of rows, each left out."""
+    distances = [abs(row.log_error) / row.log_sd for row in leave_networks_out(rows)]
+    return float(np.quantile(distances, 0.8)) / NORMAL_90
+
+
 def measure_deviations(
     priced_rows: Sequence[PricedRow], population: str, part: Part = "fit"
 ) -> list[Deviation]:
@@ -99,7 +133,12 @@ def measure_deviations(
 def describe_population(rows: Sequence[Deviation]) -> dict[str, float]:
     """Return a population's entry in populations.yaml: its fit, and what the fit read."""
     fitted = {key: round(value, 3) for key, value in fit_population(rows).items()}
-    return {**fitted, "rows": len(rows), "networks": len({row.network for row in rows})}
+    return {
+        **fitted,
+        "rows": len(rows),
+        "networks": len({row.network for row in rows}),
+        "interval_scale": round(fit_interval_scale(rows), 3),
+    }
 
 
 def write_populations(priced_rows: Sequence[PricedRow]) -> str:

@@ -13,23 +13,18 @@ time. FILE is a table of steps to compare instead, with the package's calibratio
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import date
 from pathlib import Path
-
-import numpy as np
-from scipy.stats import kstest, norm
 
 from pipeline.backends.ascend.calibrate import calibrate_chip
 from pipeline.backends.ascend.chip.hardware import PricedChip
 from pipeline.backends.ascend.cost.efficiency import (
-    NORMAL_90,
     Calibration,
     load_calibration,
     load_populations,
@@ -44,6 +39,7 @@ from pipeline.backends.ascend.published.protocol import (
     draw_coverage,
     load_classes,
 )
+from pipeline.backends.ascend.published.scores import PricedRow, Score, score
 from pipeline.backends.ascend.published.workloads import (
     ATLAS_A2,
     DESCRIBED,
@@ -64,79 +60,6 @@ HARD_FAMILIES = {
 """Families by group. These groups have the largest errors, so each also has a score of its own."""
 
 
-@dataclass(frozen=True)
-class PricedRow:
-    """A published row, its modelled time, and the 80 % interval of the published time.
-
-    The time's log is normal around the interval's centre, which may be another than the modelled
-    time.
-    """
-
-    row: Published
-    modelled_ms: float
-    low_ms: float
-    high_ms: float
-
-    @property
-    def error(self) -> float:
-        """Relative error of the modelled time, 0.1 if it is 10 % too long."""
-        return self.modelled_ms / self.row.ms - 1
-
-    @property
-    def inside(self) -> bool:
-        """Whether the published time is in the interval."""
-        return self.low_ms <= self.row.ms <= self.high_ms
-
-    @property
-    def log_sd(self) -> float:
-        """Standard deviation of the log of the time, a normal distribution with this interval."""
-        return math.log(self.high_ms / self.low_ms) / (2 * NORMAL_90)
-
-    @property
-    def deviation(self) -> float:
-        """Log of (published time / the interval's centre), in units of `log_sd`."""
-        return math.log(self.row.ms / math.sqrt(self.low_ms * self.high_ms)) / self.log_sd
-
-    @property
-    def crps(self) -> float:
-        """Continuous ranked probability score of the log of the published time; 0 is the best.
-
-        The closed form for a normal distribution (Gneiting and Raftery 2007, section 4.2).
-        """
-        z = self.deviation
-        error_term = z * (2 * norm.cdf(z) - 1)
-        spread_term = 2 * norm.pdf(z) - 1 / math.sqrt(math.pi)
-        return float(self.log_sd * (error_term + spread_term))
-
-
-@dataclass(frozen=True)
-class Score:
-    """Errors, rank order and calibration of modelled times. Errors are relative, without sign."""
-
-    rows: int
-    """Number of rows."""
-    median_error: float
-    mean_error: float
-    worst_error: float
-    kendall_tau: float
-    """Rank correlation of published and modelled times."""
-    coverage: float
-    """Share of published times in their 80 % intervals."""
-    crps: float
-    """Mean of `PricedRow.crps`."""
-    ks: float
-    """Kolmogorov-Smirnov distance from the uniform distribution. Its samples are the quantiles of
-    the published times in the modelled distributions; 0 if these are right at every level."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.rows} rows, error median {self.median_error:.1%}, mean {self.mean_error:.1%}, "
-            f"worst {self.worst_error:.0%}; Kendall tau {self.kendall_tau:.2f}; "
-            f"{self.coverage:.0%} inside the 80 % interval, CRPS {self.crps:.3f}, "
-            f"K-S distance {self.ks:.2f}"
-        )
-
-
 def validate(rows: Sequence[Published]) -> tuple[PricedRow, ...]:
     """Price each row with the calibration whose fit left out the row's family."""
     calibrations = load_left_out()
@@ -146,36 +69,6 @@ def validate(rows: Sequence[Published]) -> tuple[PricedRow, ...]:
 def price_rows(rows: Sequence[Published], chip: PricedChip | None = None) -> tuple[PricedRow, ...]:
     """Price rows with the package's calibration, with the interval of published.csv."""
     return tuple(_price_with_interval(row, load_calibration(), chip) for row in rows)
-
-
-def score(priced_rows: Sequence[PricedRow]) -> Score:
-    """Return the score of rows."""
-    errors = np.array([abs(priced_row.error) for priced_row in priced_rows])
-    published_ms = [priced_row.row.ms for priced_row in priced_rows]
-    modelled_ms = [priced_row.modelled_ms for priced_row in priced_rows]
-    quantiles = [norm.cdf(priced_row.deviation) for priced_row in priced_rows]
-    return Score(
-        rows=len(priced_rows),
-        median_error=float(np.median(errors)),
-        mean_error=float(errors.mean()),
-        worst_error=float(errors.max()),
-        kendall_tau=kendall_tau(published_ms, modelled_ms),
-        coverage=float(np.mean([priced_row.inside for priced_row in priced_rows])),
-        crps=float(np.mean([priced_row.crps for priced_row in priced_rows])),
-        ks=float(kstest(quantiles, "uniform").statistic),
-    )
-
-
-def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return Kendall's tau over the pairs of positions that are tied in neither sequence.
-
-    It is NaN if all are tied (Kendall 1938).
-    """
-    upper = np.triu_indices(len(first), 1)
-    first_signs = np.sign(np.subtract.outer(first, first))[upper]
-    second_signs = np.sign(np.subtract.outer(second, second))[upper]
-    agreement = first_signs * second_signs  # 1: same order, -1: opposite order, 0: tied.
-    return float(agreement.sum() / np.count_nonzero(agreement)) if np.any(agreement) else math.nan
 
 
 def compute_pair_ratios(priced_rows: Sequence[PricedRow]) -> list[tuple[str, float, float]]:
@@ -277,7 +170,7 @@ def score_sealed(
     """
     check_seal(today, log)
     classes = classes or load_classes()
-    scores = _score_groups(set_population_intervals(price_file(table), classes), classes)
+    scores = _score_population_times(price_file(table), classes)
     append_scores([_make_log_row(today, commit, *entry) for entry in scores.items()], log)
     return scores
 
@@ -313,13 +206,39 @@ def _print_parts(plot: Path | None) -> None:
     print("\nwith the interval of published.csv:")
     _print_scores(_score_groups(priced_rows, classes))
     print("\nwith the interval of the population, fitted to the rows of `fit`:")
-    with_intervals = set_population_intervals(priced_rows, classes)
-    _print_scores(_score_groups(with_intervals, classes))
+    _print_scores(_score_population_times(priced_rows, classes))
     if plot is not None:
+        with_intervals = set_population_intervals(priced_rows, classes)
         by_part = group_by_part(with_intervals, classes)
         parts = {name: by_part[name] for name in ("fit", "look")}
         chart = draw_coverage({n: [row.deviation for row in rows] for n, rows in parts.items()})
         plot.write_text(chart.to_file_text(), encoding="utf-8")
+
+
+def set_expected_times(
+    priced_rows: Sequence[PricedRow], classes: Mapping[str, ClassedRow]
+) -> tuple[PricedRow, ...]:
+    """Return rows with the time that their population's fit expects, in place of the modelled."""
+    by_name = load_populations().by_name
+    changed = []
+    for priced_row in priced_rows:
+        population = by_name[classes[priced_row.row.id].population]
+        eager = priced_row.row.mode == "op_by_op"
+        expected_ms = population.expected_ms(priced_row.modelled_ms, eager=eager)
+        changed.append(replace(priced_row, modelled_ms=expected_ms))
+    return tuple(changed)
+
+
+def _score_population_times(
+    priced_rows: Sequence[PricedRow], classes: Mapping[str, ClassedRow]
+) -> Mapping[str, Score]:
+    """Return scores with the populations' intervals, of modelled and then of expected times."""
+    rows = set_population_intervals(priced_rows, classes)
+    expected = _score_groups(set_expected_times(rows, classes), classes)
+    return {
+        **_score_groups(rows, classes),
+        **{f"{name}: expected time": group_score for name, group_score in expected.items()},
+    }
 
 
 def _score_groups(

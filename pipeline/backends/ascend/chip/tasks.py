@@ -19,14 +19,14 @@ CostClass = Literal[
     "depthwise_kernel_grad", "elementwise", "cast", "optimizer", "bn_reduce", "bn_update",
     "bias_grad", "reduce", "rows", "max_pool", "max_pool_grad", "avg_pool", "trans_data",
     "transpose", "copy", "fill", "gather", "scatter", "sort", "ai_cpu", "all_reduce",
-    "recurrent",
+    "recurrent", "resize",
 ]  # fmt: skip
 """Classes of kernels that share one efficiency.
 
 `rows` works along the minor axis (softmax, layer norm), `reduce` across rows. `bn_reduce` and
 `bn_update` are batch normalisation's passes over feature maps. `bias_grad` sums a gradient over
 all axes except its channels. `copy` is concat, slice and pad, `fill` is MemSet. `recurrent` is
-all steps of a GRU or LSTM.
+all steps of a GRU or LSTM. `resize` computes maps of another size.
 """
 
 CHANNEL_BLOCK = 16

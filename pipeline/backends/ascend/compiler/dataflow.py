@@ -32,7 +32,7 @@ as the rate of dropout."""
 SLICES = ("slice", "split")
 MAP_MOVES = (*SLICES, "concatenate", "pad", "transpose")
 """Primitives whose operands or results may be parts of feature maps."""
-CHANNEL_CARRIERS = ("elementwise", "rows", "window", "move", "loop_view")
+CHANNEL_CARRIERS = ("elementwise", "rows", "window", "move", "resize", "loop_view")
 """Kinds of nodes whose results keep the channels of their operands."""
 
 

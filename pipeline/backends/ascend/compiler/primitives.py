@@ -20,7 +20,7 @@ from pipeline.core.registry import Seq, Spec
 
 Kind = Literal[
     "view", "elementwise", "reduce", "conv", "matmul", "window", "move", "gather", "scatter",
-    "sort", "random", "cumulative", "loop_view", "collective", "unsupported",
+    "resize", "sort", "random", "cumulative", "loop_view", "collective", "unsupported",
 ]  # fmt: skip
 
 _TABLE: Any = parse_written_yaml(

@@ -51,6 +51,7 @@ from pipeline.backends.ascend.compiler.primitives import (
     match_pattern,
 )
 from pipeline.backends.ascend.compiler.recurrent_cells import find_cells, fuse_cells
+from pipeline.backends.ascend.compiler.resizes import RESIZE_OPS, join_resizes
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.core.errors import RunError
 
@@ -100,6 +101,8 @@ def lower(graph: Graph, signature: Signature, options: LoweringOptions) -> TaskG
         raise UnsupportedError(
             f"{names}: not supported; strict = false estimates such operations by their bytes"
         )
+    if RESIZE_OPS not in options.without:
+        graph = join_resizes(graph)
     lowered = _Lowering(graph, signature, options).run(unsupported)
     if options.keep_batchnorm_fp32:
         lowered = keep_norms_in_float32(lowered)
@@ -234,6 +237,8 @@ class _Lowering:
             self._add_product(kernel, node, kind)
         elif kind == "window":
             self._add_pool(kernel, node)
+        elif kind == "resize":
+            self._add_resize(kernel, node)
         else:
             self._add_move(kernel, node, kind)
 
@@ -383,6 +388,22 @@ class _Lowering:
         work = VectorWork(pooled, self.dtypes[largest], float(count_window_positions(node)))
         fused = (node.primitive,)
         self.inserted.add(kernel, name, cost_class, reads, writes, vector=work, fused=fused)
+
+    def _add_resize(self, kernel: Kernel, node: Node) -> None:
+        """Add a resize of maps, or its gradient, which adds to a cleared map."""
+        backward = kernel.phase == "backward"
+        reads, writes = self.maps.lay_out(kernel)
+        if backward:
+            self.inserted.add_memset(kernel, writes)
+        name = "ResizeBilinear" if node.params["is_linear"] else "ResizeNearestNeighbor"
+        out = node.outputs[0]
+        work = VectorWork(
+            self.graph.values[out].size, self.dtypes[out], rows=int(node.params["rows"])
+        )
+        self.inserted.add(
+            kernel, name + "Grad" * backward, "resize", reads, writes,
+            vector=work, fused=(node.primitive,),
+        )  # fmt: skip
 
     def _add_maxima_and_mask(self, node: Node) -> tuple[int, ...]:
         """Return the buffers of maxima and, if the node has one, a mask: a bit per position."""

@@ -239,6 +239,16 @@ def _price_picked_rows(task: Task, traffic: Traffic, context: CostContext) -> Ve
     return _price_chunks(rows, min(context.hw.vector_cores_count, rows), cycles, context.hw)
 
 
+def _price_resize(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
+    """Price a resize: a latency for each block of 16 channels of a position, as a gather's row.
+
+    The rate of the class is relative to this latency.
+    """
+    rows = task.vector.rows if task.vector is not None and task.vector.rows is not None else 1
+    cores = min(context.hw.vector_cores_count, rows)
+    return _price_chunks(rows, cores, context.constants.gather_row_cycles, context.hw)
+
+
 def _price_copy(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
     """Price a copy: a stream, except slices of a plain matrix's columns.
 
@@ -374,6 +384,7 @@ RULES: Mapping[str, Callable[[Task, Traffic, CostContext], VectorTime]] = {
     "avg_pool": _price_pool,
     "gather": _price_picked_rows,
     "scatter": _price_picked_rows,
+    "resize": _price_resize,
     "rows": _price_minor_rows,
     "copy": _price_copy,
     "trans_data": _price_trans_data,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -334,13 +334,17 @@ def configure_row(row: Published) -> ExecutionConfig:
 
 
 def price_row(
-    row: Published, calibration: Calibration, chip: PricedChip | None = None
+    row: Published,
+    calibration: Calibration,
+    chip: PricedChip | None = None,
+    without: frozenset[str] = frozenset(),
 ) -> PricedStep:
-    """Return the modelled step of a row."""
+    """Return the modelled step of a row. `without` are passes that the compiler skips."""
     chip = chip or chipset("ascend910")
     pricing = Pricing(trace_row(row), chip, calibration)
     if row.op_launch_us is not None:
         pricing = pricing.with_figures(
             op_launch_us=row.op_launch_us, pytorch_op_launch_us=row.op_launch_us
         )
-    return pricing.price_step(configure_row(row))
+    config = configure_row(row)
+    return pricing.price_step(replace(config, without=config.without | without))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import Task
-from pipeline.backends.ascend.cost.efficiency import GROUPS
+from pipeline.backends.ascend.cost.efficiency import GROUPS, load_populations
 from pipeline.backends.ascend.cost.task_time import CUBE_CLASSES, runs_on_vector
 from pipeline.core.files.safe_yaml import parse_written_yaml
 from pipeline.core.files.value_text import count_noun
@@ -56,6 +56,22 @@ def describe_track_record(step: PricedStep) -> tuple[str, ...]:
     return (f"interval of {counts} of your own, which the chip's file was fitted to",)
 
 
+def describe_range(step: PricedStep) -> str:
+    """Return the step's time in tuned code, and the interval of the community's.
+
+    With a chip's file of measured steps, the interval is that of these steps.
+    """
+    low, high = step.interval_ms
+    if step.measured_steps is not None:
+        return f"{low:,.2f} to {high:,.2f} ms as your steps run"
+    eager = step.config.mode == "op_by_op"
+    tuned_ms = load_populations().by_name["tuned"].centre_ms(step.step_ms, eager=eager)
+    return (
+        f"{tuned_ms:,.2f} ms if as tuned as the zoo, {low:,.2f} to {high:,.2f} as most "
+        "repositories run"
+    )
+
+
 @dataclass(frozen=True)
 class SourcedNumber:
     """A number of a formula, with its name and its source."""
@@ -86,7 +102,8 @@ class LayerExplanation:
     """Explanation of a layer's time. `str` returns it as text.
 
     `interval_sources` are the factors and spreads that the step's 80 % interval comes from,
-    `track_record` the steps that these were fitted to.
+    `track_record` the steps that these were fitted to, `time_range` the step's time in tuned and in
+    other code.
     """
 
     layer: str
@@ -95,6 +112,7 @@ class LayerExplanation:
     tasks: tuple[ExplainedTask, ...]
     interval_sources: tuple[SourcedNumber, ...]
     track_record: tuple[str, ...]
+    time_range: str
 
     def __str__(self) -> str:
         return "\n".join(self._format_lines())
@@ -129,7 +147,7 @@ class LayerExplanation:
                     explained.add(number.name)
                     yield from _wrap_lines(f"{number.name} = {number.value:g}: {number.source}")
         yield ""
-        yield "the interval of the step comes from"
+        yield f"the step: {self.time_range}; the interval comes from"
         for number in self.interval_sources:
             yield from _wrap_lines(f"{number.name} {number.value:.3g}: {number.source}")
         yield from _wrap_lines(" ".join(self.track_record))

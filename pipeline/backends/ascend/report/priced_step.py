@@ -20,6 +20,7 @@ from pipeline.backends.ascend.cost.efficiency import (
 )
 from pipeline.backends.ascend.report.explanation import (
     LayerExplanation,
+    describe_range,
     describe_track_record,
     explain_task,
     list_interval_sources,
@@ -272,6 +273,7 @@ class PricedStep:
             ),
             interval_sources=list_interval_sources(self),
             track_record=describe_track_record(self),
+            time_range=describe_range(self),
         )
 
     @cached_property

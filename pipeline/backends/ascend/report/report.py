@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.backends.ascend.chip.options import Mode
 from pipeline.backends.ascend.memory.memory_plan import GIB, MemoryPlan
-from pipeline.backends.ascend.report.explanation import describe_track_record
+from pipeline.backends.ascend.report.explanation import describe_range, describe_track_record
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.timeline_files import LABELS, render_picture, write_trace
 from pipeline.backends.ascend.simulate.timeline import FORMAT
@@ -218,6 +218,7 @@ def _format_head(report: Report, steps: int | None) -> Iterator[str]:
         f"  step       {report.step_ms:,.2f} ms, 80 % interval {low:,.2f} to {high:,.2f} ms; "
         f"{report.samples_per_s:,.0f} {_name_unit(report)}"
     )
+    yield f"             {describe_range(report)};"
     yield from (f"             {line}" for line in describe_track_record(report))
     if report.hardware.other_chip_spread_ratio:
         yield "             wide, as the fit has no kernel and no step of this chip"

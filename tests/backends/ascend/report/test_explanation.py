@@ -25,6 +25,8 @@ def test_layer_is_explained_by_formulas_figures_and_sources() -> None:
     ]
     text = str(found)
     assert text.startswith("MODELLED: layer takes")
+    low, high = report.interval_ms
+    assert f"ms if as tuned as the zoo, {low:,.2f} to {high:,.2f} as most repositories run" in text
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -130,7 +130,8 @@ def resize(x: Array, size: Sequence[int], *, method: str = "bilinear") -> Array:
 
 def upsample(x: Array, factor: int = 2) -> Array:
     """Return maps whose pixels are repeated."""
-    return jnp.repeat(jnp.repeat(x, factor, 1), factor, 2)
+    size = (x.shape[1] * factor, x.shape[2] * factor)
+    return resize(x, size, method="nearest")
 
 
 def transposed(x: Array, features: int, kernel: int, stride: int = 2, **options: Any) -> Array:

@@ -20,6 +20,7 @@ from pipeline.backends.ascend.published.networks.parts import (
     max_pool,
     norm,
     self_attention,
+    upsample,
 )
 from pipeline.models.layers.initializers import Uniform
 from pipeline.models.layers.model_spec import InitSpec
@@ -346,7 +347,7 @@ def diffusion_unet(x: Array, text: Array, *, head_width: int | None) -> Array:
             x = _residual(jnp.concatenate([x, skips.pop()], -1), features, time)
             x = attended(x) if stage else x
             if block == 2 and stage < 3:
-                x = jnp.repeat(jnp.repeat(x, 2, 1), 2, 2)
+                x = upsample(x)
                 x = conv(x, features, use_bias=True)
     return conv(nn.silu(_group_norm(x)), 4, use_bias=True)
 

@@ -1,0 +1,40 @@
+"""A cause is accepted by errors of networks that are left out, and by no others."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks.ascend_fit.causes import CAUSES, compare_causes, measure_network_errors
+from benchmarks.ascend_fit.populations import Deviation, fit_interval_scale, leave_networks_out
+
+LEVEL = [Deviation(f"n{number}", False, math.log(2)) for number in range(8)]
+FAR = [*LEVEL[:-1], Deviation("n7", False, math.log(16))]
+
+
+def test_error_of_a_network_is_from_a_fit_to_the_others() -> None:
+    errors = measure_network_errors([*FAR, Deviation("n7", False, math.log(4))])
+    assert errors["n7"] == pytest.approx((math.log(8) + math.log(2)) / 2, abs=1e-3)
+
+
+def test_cause_that_brings_a_network_to_the_others_is_accepted() -> None:
+    rows = [*FAR[:-2], Deviation("n6", False, math.log(8)), FAR[-1]]
+    better = compare_causes({"tuned": rows}, {"tuned": LEVEL})
+    assert better.is_accepted
+    assert better.after == pytest.approx(0, abs=1e-3)
+    assert better.networks == 8
+    assert "accepted" in str(better)
+    assert not compare_causes({"tuned": LEVEL}, {"tuned": rows}).is_accepted
+    assert not compare_causes({"tuned": LEVEL}, {"tuned": LEVEL}).is_accepted
+
+
+def test_interval_scale_covers_four_of_five_rows_that_are_left_out() -> None:
+    rows = [Deviation(f"n{place}", False, (place * 7 % 10) / 10) for place in range(10)]
+    limit = fit_interval_scale(rows) * 1.2816
+    distances = [abs(row.log_error) / row.log_sd for row in leave_networks_out(rows)]
+    assert sum(distance <= limit for distance in distances) == 8
+
+
+def test_causes_are_named_with_the_passes_that_make_them() -> None:
+    assert all(passes for passes in CAUSES.values())
