@@ -126,6 +126,11 @@ ANNEXES: Mapping[str, Annex] = {
         ("report", "run"),
         "inspect.report",
     ),
+    "inspect.receipts": Annex(
+        ("cli.runs.receipt", "cli.runs.verify"),
+        (*TRAIN, "receipt.every_steps=2"),
+        "inspect.receipts",
+    ),
     "inspect.step": Annex(
         ("cli.runs.bisect", "cli.runs.step"), ("step", "run", "1"), "inspect.step"
     ),

@@ -311,6 +311,54 @@ RUN_COMMANDS = (
         example="step outputs/again 500 --out spike",
     ),
     RunCommand(
+        "receipt",
+        "what was trained, as a signed statement that others can check",
+        """Write the receipt of a run: an in-toto statement with the chain of digests that
+        receipt.every_steps=N writes while training. A run that was trained without has links at its
+        checkpoints alone.""",
+        [
+            run_argument(text="A run."),
+            out_option("FILE", "The statement (default: RUN_DIR/receipt.json)."),
+            Option(
+                "--key",
+                type=FilePath(),
+                metavar="FILE",
+                help="Sign it by ssh-keygen with this key of ssh, into FILE.sig beside it.",
+            ),
+        ],
+        example="receipt outputs/again --key ~/.ssh/id_ed25519",
+    ),
+    RunCommand(
+        "verify",
+        "was a run trained as its receipt says?",
+        """Check the signature and the chain of a receipt and the run's files, and train random
+        segments again.
+
+        Exit status: 0 verified, 1 broken, differs or not comparable, 2 bad input.""",
+        [
+            path_argument("receipt_file", "A receipt.", metavar="RECEIPT"),
+            Option(
+                "--run",
+                "run_dir",
+                type=FilePath(is_folder=True),
+                metavar="RUN_DIR",
+                help="Its run (default: the folder of the receipt).",
+            ),
+            Option(
+                "--share", metavar="SHARE", default="5%", help="Segments to train again, at least."
+            ),
+            seed_option("Seed that draws the segments (default: unpredictable).", default=None),
+            Option(
+                "--signers",
+                type=FilePath(),
+                metavar="FILE",
+                help="OpenSSH's file of allowed signers; the signature must be by one of them.",
+            ),
+            Option("--identity", metavar="NAME", help="With --signers: the signer."),
+        ],
+        example="verify outputs/again/receipt.json --share 20%",
+    ),
+    RunCommand(
         "runs",
         "all runs as a table, or as one page",
         "Print all runs below a folder, the best first, with the keys in which they differ.",
