@@ -58,8 +58,10 @@ def describe_environment(process: Mapping[str, Any]) -> dict[str, Any]:
     """
     machine = process.get("machine") or {}
     code = process.get("code") or {}
+    versions = process.get("versions") or {}
     return {
-        "versions": process.get("versions"),
+        # The number of devices, which is in their name, changes no bit.
+        "versions": {name: value for name, value in versions.items() if name != "device"},
         "code": code.get("sha256"),
         "machine": {name: machine.get(name) for name in MACHINE_KEYS},
         "numerics": process.get("numerics"),
@@ -106,6 +108,16 @@ class RunReceipt(RunFeature, Monitor):
     """
 
     def __init__(self, recipe: Recipe) -> None:
+        """Raise RecipeError if steps may be undone, or the length isn't known."""
+        problems = []
+        if isinstance(recipe.train.on_nan, Rollback):
+            problems.append("train.on_nan: must be stop or skip with receipt.every_steps")
+        if recipe.privacy is not None:
+            problems.append("privacy: must be null with receipt.every_steps, which digests rows")
+        if recipe.train.deadline is not None:
+            problems.append(f"train.{recipe.train.deadline}: must be null with receipt.every_steps")
+        if problems:
+            raise RecipeError(problems)
         period = recipe.receipt.every_steps
         assert period is not None, "a run with links"
         self._period = period
@@ -118,17 +130,7 @@ class RunReceipt(RunFeature, Monitor):
         self._seconds = 0.0
 
     def check(self, run: CompiledRun) -> None:
-        """Raise RecipeError if steps may be undone, or the length isn't known."""
-        train = run.context.recipe.train
-        problems = []
-        if isinstance(train.on_nan, Rollback):
-            problems.append("train.on_nan: must be stop or skip with receipt.every_steps")
-        if run.context.recipe.privacy is not None:
-            problems.append("privacy: must be null with receipt.every_steps, which digests rows")
-        if train.deadline is not None:
-            problems.append(f"train.{train.deadline}: must be null with receipt.every_steps")
-        if problems:
-            raise RecipeError(problems)
+        """Warn if no segment can begin at a checkpoint."""
         saves = run.context.recipe.checkpoint.every_steps
         if saves is not None and saves % self._period:
             run.context.reporter.warn(
