@@ -134,6 +134,7 @@ ANNEXES: Mapping[str, Annex] = {
     "inspect.step": Annex(
         ("cli.runs.bisect", "cli.runs.step"), ("step", "run", "1"), "inspect.step"
     ),
+    "inspect.without": Annex(("cli.runs.without",), ("without", "1", "run"), "inspect.without"),
     "models.torch_graph": Annex(
         (
             "cli.convert.model",

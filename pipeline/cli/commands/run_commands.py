@@ -359,6 +359,31 @@ RUN_COMMANDS = (
         example="verify outputs/again/receipt.json --share 20%",
     ),
     RunCommand(
+        "without",
+        "the run as if some training samples weighed nothing",
+        """Train a run again without some samples, from the first step that read one of them, and
+        print what changes in its metrics and predictions. Batches stay as they were; in the loss
+        and its mean the samples weigh nothing.
+
+        Exit status: 0 printed, 1 the bits can't be had, 2 the run or an argument is wrong.""",
+        [
+            Argument(
+                "words",
+                nargs=-1,
+                type=FilePath(is_folder=True),
+                metavar="[ROWS] RUN_DIR",
+                text="Rows of the training data, such as 3,17,40-59, or a file with them; a run.",
+            ),
+            Option(
+                "--where",
+                metavar="CONDITION",
+                help="Instead of ROWS: all rows with COLUMN == VALUE, or !=, <, <=, > or >=.",
+            ),
+            approximate_option(),
+        ],
+        example="without outputs/again --where 'label == 7'",
+    ),
+    RunCommand(
         "runs",
         "all runs as a table, or as one page",
         "Print all runs below a folder, the best first, with the keys in which they differ.",

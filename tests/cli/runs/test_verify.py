@@ -1,4 +1,4 @@
-"""Receipts of small runs: honest ones are verified, forged ones are found, strangers' are refused."""
+"""Receipts of small runs: honest ones are verified, forged ones are found, others are refused."""
 
 from __future__ import annotations
 
