@@ -126,9 +126,15 @@ ANNEXES: Mapping[str, Annex] = {
         ("report", "run"),
         "inspect.report",
     ),
+    "inspect.receipts": Annex(
+        ("cli.runs.receipt", "cli.runs.verify"),
+        (*TRAIN, "receipt.every_steps=2"),
+        "inspect.receipts",
+    ),
     "inspect.step": Annex(
         ("cli.runs.bisect", "cli.runs.step"), ("step", "run", "1"), "inspect.step"
     ),
+    "inspect.without": Annex(("cli.runs.without",), ("without", "1", "run"), "inspect.without"),
     "models.torch_graph": Annex(
         (
             "cli.convert.model",

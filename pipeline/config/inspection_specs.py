@@ -1,4 +1,4 @@
-"""The sections `dump` and `profile` of a recipe: what is examined of which steps.
+"""The sections `dump`, `receipt` and `profile` of a recipe: what is examined of which steps.
 
 MindSpore's environment variables for profiling are read as `profile`.
 """
@@ -89,6 +89,14 @@ class DumpSpec(Spec):
     """An existing folder; null: `dump` in the run directory."""
     max_mib: Annotated[PositiveInt, Field(le=1_000_000)]
     """Limit of the arrays of one step, in MiB. Tensors beyond it have only statistics."""
+
+
+class ReceiptSpec(Spec):
+    """Receipts: a chain of digests of the state, of the rows read and of the logged numbers."""
+
+    every_steps: PositiveInt | None
+    """Steps between two links of the chain in receipt.jsonl; null: no chain. A link hashes the
+    state on the host. Sinks are split there."""
 
 
 class ProfileSpec(Spec):

@@ -26,7 +26,7 @@ from pydantic import (
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.config.adapter_words import AdapterWords
 from pipeline.config.deadline import MAX_MINUTES, ClockTime
-from pipeline.config.inspection_specs import DumpSpec, ProfileSpec
+from pipeline.config.inspection_specs import DumpSpec, ProfileSpec, ReceiptSpec
 from pipeline.config.renames import RenameSpec
 from pipeline.core.errors import hide_secrets_in_tree
 from pipeline.core.files.address import require_address
@@ -388,6 +388,7 @@ class Recipe(Spec):
     eval: EvalSpec
     monitor: MonitorSpec
     dump: DumpSpec
+    receipt: ReceiptSpec
     cache: CacheSpec
     profile: ProfileSpec
     parallel: ParallelSpec

@@ -5,7 +5,7 @@ They are computed from its keys, with `auto` resolved.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.config.recipe import Recipe
@@ -93,10 +93,19 @@ def list_event_periods(recipe: Recipe, steps_per_epoch: int) -> dict[Event, tupl
     return {Event.EVALUATE: evals, Event.CHECKPOINT: saves, Event.COLLECT: collects}
 
 
-def schedule_events(recipe: Recipe, run: RunSchedule, dump_steps: Collection[int] = ()) -> Schedule:
-    """Return the schedule of a run with its events; `dump_steps` are the steps of dumps."""
-    periods = list_event_periods(recipe, run.steps_per_epoch)
-    return Schedule(run, periods, {Event.DUMP: dump_steps}, recipe.train.dispatch_seconds)
+def schedule_events(
+    recipe: Recipe,
+    run: RunSchedule,
+    state_steps: Collection[int] = (),
+    state_periods: Sequence[int] = (),
+) -> Schedule:
+    """Return the schedule of a run with its events. Features of the run see the state after the
+    `state_steps`, and at the multiples of the `state_periods`."""
+    periods = {
+        **list_event_periods(recipe, run.steps_per_epoch),
+        Event.DUMP: tuple(state_periods),
+    }
+    return Schedule(run, periods, {Event.DUMP: state_steps}, recipe.train.dispatch_seconds)
 
 
 def check_one_length(recipe: Recipe) -> Iterator[str]:

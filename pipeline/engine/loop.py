@@ -141,7 +141,7 @@ def train(
             if Event.CHECKPOINT in events or history.step in progress.granted.save_at:
                 save(training, metrics)
             raise_failure(training)
-        if history.step in schedule.at.get(Event.DUMP, ()):
+        if schedule.shows_state(history.step):
             hooks.dump(progress.state, history.step)
 
         # Stop, or save and continue with the next dispatch.

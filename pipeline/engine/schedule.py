@@ -100,6 +100,11 @@ class Schedule:
     dispatch_seconds: float = 1.0
     """Longest time of a dispatch in seconds: a signal takes effect at its end."""
 
+    def shows_state(self, step: int) -> bool:
+        """Return whether the state at boundary `step`, also the start, is dumped."""
+        is_named = step in self.at.get(Event.DUMP, ())
+        return is_named or is_due(step, self.every.get(Event.DUMP, ()))
+
     def next_segment(
         self, first: int, max_steps: int, requested: Mapping[Event, Collection[int]]
     ) -> Segment:

@@ -28,6 +28,7 @@ from pipeline.core.files.name_text import show_name
 from pipeline.core.files.tree_diff import find_value
 from pipeline.core.files.value_text import count_noun, format_duration, join_first, show
 from pipeline.core.reporter import Reporter
+from pipeline.engine.callbacks.callback import Evaluation
 from pipeline.engine.monitors.log_lines import METRICS, LogLine, last_step, read_lines
 from pipeline.engine.schedule import DispatchSize
 from pipeline.inspect.dumps.opened_recipe import (
@@ -38,6 +39,7 @@ from pipeline.inspect.dumps.opened_recipe import (
 )
 from pipeline.stages.build import fingerprint_rate_files
 from pipeline.stages.compile import MACHINE_KEYS, CompileOptions, compile_programs
+from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.record.continuity import (
     FORK,
     compare_settings,
@@ -228,25 +230,19 @@ class Replay:
         executable = self._compile()
         lines = self._read_log(start)
         end = find_last_step(self.run_dir)
-        size = DispatchSize(DISPATCH_S)
-        current = executable.put(state)
-        position = start
+        current = state
         with self.reporter.clock(f"replaying steps {start + 1} to {step}"):
-            while position < step:
-                stop = min(step, position + size.max_steps)
-                began_at = time.perf_counter()
-                current, steps = executable.run(current, position, stop, "loop")
-                size.record(stop - position, time.perf_counter() - began_at)
+            for reached, steps in self.run_steps(state, start, step):
+                current = reached
                 self._check(step, find_discrepancy(islice(lines, len(steps)), steps))
                 failed = steps.non_finite_step
                 if failed is not None:
                     rule = f"must be from 0 to {failed - 1}"
                     problem = f"step {failed} isn't finite, and training ended before its update"
                     raise DataError(f"{self.run_dir}: step {step}: {rule}; {problem}")
-                position = stop
         replayed: TrainState = jax.tree.map(np.array, current)
         if step < min(end, self.opened.built.run_schedule.total):
-            _, steps = executable.run(current, step, step + 1, "loop")
+            _, steps = executable.run(executable.put(current), step, step + 1, "loop")
             if len(steps):
                 self._check(step, find_discrepancy(islice(lines, 1), steps))
         if step > start:
@@ -254,6 +250,36 @@ class Replay:
             checked = "" if self.lost else ", with the numbers of the run to the bit"
             self.reporter.print_stage("state", f"{text}{checked}")
         return replayed
+
+    def run_steps(
+        self, state: TrainState, start: int, stop: int
+    ) -> Iterator[tuple[TrainState, Telemetry]]:
+        """Run the steps start + 1 to stop from a state, and yield the state, on the device, and the
+        records of each dispatch. Nothing is compared. Ends early after a non-finite step."""
+        executable = self._compile()
+        size = DispatchSize(DISPATCH_S)
+        current = executable.put(state)
+        position = start
+        while position < stop:
+            next_stop = min(stop, position + size.max_steps)
+            began_at = time.perf_counter()
+            current, steps = executable.run(current, position, next_stop, "loop")
+            size.record(next_stop - position, time.perf_counter() - began_at)
+            yield current, steps
+            if steps.non_finite_step is not None:
+                return
+            position = next_stop
+
+    def evaluate(self, state: TrainState) -> Evaluation:
+        """Evaluate a state as the run does at its end."""
+        opened = self.opened
+        options = EvalOptions(
+            DISPATCH_S, opened.built.step_config.metrics, on_train=opened.recipe.eval.on_train
+        )
+        executable = self._compile()
+        evaluation = evaluate(executable, executable.put(state), opened.dataset, options)
+        assert evaluation is not None, "nothing stops it"
+        return evaluation
 
     def _announce(self, start: int, step: int) -> None:
         """Print how many steps are replayed, and how long they took in the run."""

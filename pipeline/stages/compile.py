@@ -53,7 +53,9 @@ ONEDNN_NOTE = (
 )
 BLOCKS = (standard.Residual, standard.Branches, standard.DualPath)
 """Layers whose inner activations are recomputed; of nested layers, the outermost."""
-NOT_COMPILED = frozenset({"name", "cache", "checkpoint", "monitor", "launch", "debug", "stages"})
+NOT_COMPILED = frozenset(
+    {"name", "cache", "checkpoint", "monitor", "receipt", "launch", "debug", "stages"}
+)
 """Keys of a recipe that no program depends on."""
 MACHINE_KEYS = ("libc", "processor", "cores", "device", "instructions")
 """Keys of a machine's description that programs depend on."""

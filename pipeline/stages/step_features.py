@@ -231,6 +231,7 @@ def make_feature_context(
     length."""
     return FeatureContext(
         batch_size=recipe.train.batch_size,
+        samples=len(dataset.train),
         steps_per_epoch=planned.steps_per_epoch,
         total_steps=planned.total,
         reads_tokens=any(array.dtype == "int32" for array in step_config.inputs.arrays),

@@ -235,7 +235,8 @@ def compute_step_gradients(config: StepConfig, state: TrainState, batch: Batch) 
 
     def compute(ops: Ops) -> Gradients:
         mapped = map_training_batch(config, ops, batch, dropout_key)
-        divisor = compute_divisor(config, mapped.labels, mapped.mask, batch.count)
+        count = count_samples(config, mapped.mask, batch.count)
+        divisor = compute_divisor(config, mapped.labels, mapped.mask, count)
         return compute_gradients(config, state, mapped, divisor, get_loss_scale(config, state))
 
     return _call_with_step_ops(config, batch, state.step, compute)
@@ -314,10 +315,13 @@ def _sum_shard_gradients(
 
     def count_labels(cropped: Batch, ops: Ops, shard_number: Array) -> Array:
         _, labels = map_batch(config, ops, cropped)
-        return count_valid_labels(config, labels, jnp.arange(labels.shape[0]) < cropped.count)
+        mask = keep_samples(config, cropped, jnp.arange(labels.shape[0]) < cropped.count)
+        if not divides_by_labels(config):
+            return mask.sum(dtype=jnp.float32)
+        return count_valid_labels(config, labels, mask)
 
     divisor = batch.count
-    if divides_by_labels(config):
+    if divides_by_labels(config) or config.list_acting("keep_samples"):
         divisor = jnp.maximum(sum_shards(shards, batch, partial(apply_to_shard, count_labels)), 1.0)
 
     scale = get_loss_scale(config, state)
@@ -362,10 +366,26 @@ def map_training_batch(
     """Return a batch after the map ops, with the random numbers of its features."""
     inputs, labels = map_batch(config, ops, batch)
     mapped = mask_batch(inputs, labels, batch.count, dropout_key)
+    mapped = mapped._replace(mask=keep_samples(config, batch, mapped.mask))
     drawing = config.list_acting("draw")
     return mapped._replace(
         extras={feature.name: feature.draw(batch, inputs) for feature in drawing}
     )
+
+
+def keep_samples(config: StepConfig, batch: Batch, mask: Array) -> Array:
+    """Return the samples of a mask, bool (B,), that features keep."""
+    for feature in config.list_acting("keep_samples"):
+        mask = mask & feature.keep_samples(batch)
+    return mask
+
+
+def count_samples(config: StepConfig, mask: Array, count: Array | int) -> Array | int:
+    """Return the number of a batch's samples that count: `count`, or if features leave some out,
+    the number in the mask, at least 1."""
+    if not config.list_acting("keep_samples"):
+        return count
+    return jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)
 
 
 def mask_batch(

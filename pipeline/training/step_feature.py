@@ -73,6 +73,11 @@ class StepFeature:
         before the batch is split. `inputs` are what the network reads of the batch."""
         return None
 
+    def keep_samples(self, batch: Batch) -> Array:
+        """Return the samples of a batch that count, a mask, bool (B,): the loss of others is left
+        out, and the mean divides by the number of those that count."""
+        raise NotImplementedError
+
     def split_batch(self, compute: ComputeGradients) -> ComputeGradients:
         """Return a function that computes the gradients of a batch from parts of it."""
         return compute

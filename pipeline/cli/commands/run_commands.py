@@ -316,6 +316,79 @@ RUN_COMMANDS = (
         example="step outputs/again 500 --out spike",
     ),
     RunCommand(
+        "receipt",
+        "what was trained, as a signed statement that others can check",
+        """Write the receipt of a run: an in-toto statement with the chain of digests that
+        receipt.every_steps=N writes while training. A run that was trained without has links at its
+        checkpoints alone.""",
+        [
+            run_argument(text="A run."),
+            out_option("FILE", "The statement (default: RUN_DIR/receipt.json)."),
+            Option(
+                "--key",
+                type=FilePath(),
+                metavar="FILE",
+                help="Sign it by ssh-keygen with this key of ssh, into FILE.sig beside it.",
+            ),
+        ],
+        example="receipt outputs/again --key ~/.ssh/id_ed25519",
+    ),
+    RunCommand(
+        "verify",
+        "was a run trained as its receipt says?",
+        """Check the signature and the chain of a receipt and the run's files, and train random
+        segments again.
+
+        Exit status: 0 verified, 1 broken, differs or not comparable, 2 bad input.""",
+        [
+            path_argument("receipt_file", "A receipt.", metavar="RECEIPT"),
+            Option(
+                "--run",
+                "run_dir",
+                type=FilePath(is_folder=True),
+                metavar="RUN_DIR",
+                help="Its run (default: the folder of the receipt).",
+            ),
+            Option(
+                "--share", metavar="SHARE", default="5%", help="Segments to train again, at least."
+            ),
+            seed_option("Seed that draws the segments (default: unpredictable).", default=None),
+            Option(
+                "--signers",
+                type=FilePath(),
+                metavar="FILE",
+                help="OpenSSH's file of allowed signers; the signature must be by one of them.",
+            ),
+            Option("--identity", metavar="NAME", help="With --signers: the signer."),
+        ],
+        example="verify outputs/again/receipt.json --share 20%",
+    ),
+    RunCommand(
+        "without",
+        "the run as if some training samples weighed nothing",
+        """Train a run again without some samples, from the first step that read one of them, and
+        print what changes in its metrics and predictions. Batches stay as they were; in the loss
+        and its mean the samples weigh nothing.
+
+        Exit status: 0 printed, 1 the bits can't be had, 2 the run or an argument is wrong.""",
+        [
+            Argument(
+                "words",
+                nargs=-1,
+                type=FilePath(is_folder=True),
+                metavar="[ROWS] RUN_DIR",
+                text="Rows of the training data, such as 3,17,40-59, or a file with them; a run.",
+            ),
+            Option(
+                "--where",
+                metavar="CONDITION",
+                help="Instead of ROWS: all rows with COLUMN == VALUE, or !=, <, <=, > or >=.",
+            ),
+            approximate_option(),
+        ],
+        example="without outputs/again --where 'label == 7'",
+    ),
+    RunCommand(
         "runs",
         "all runs as a table, or as one page",
         "Print all runs below a folder, the best first, with the keys in which they differ.",

@@ -253,6 +253,15 @@ def compare_settings(processes: Processes, current: Provenance) -> tuple[list[st
     return limit_lines(decisive, MAX_SETTINGS), limit_lines(harmless, MAX_SETTINGS)
 
 
+def list_decisive_settings(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the environment variables and flags of XLA that decide how libraries compute."""
+    return {
+        name: value
+        for name, value in _split_flags(variables).items()
+        if name.startswith(DECISIVE_VARIABLES) and not name.startswith(HARMLESS_VARIABLES)
+    }
+
+
 def _split_flags(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of variables, and of XLA's flags that may change numbers, by name."""
     settings = {str(name): value for name, value in variables.items() if name != XLA_FLAGS}

@@ -25,7 +25,7 @@ FREE_TO_CHANGE = (
     *(("train", key) for key in ("dispatch_seconds", "feed", "memory", "resume", "resume_changed")),
     *(("dataset", key) for key in ("root", "mirrors")),
     *((key,) for key in ("stages", "autotune", "autotune_search", "debug", "checkpoint", "eval")),
-    *((key,) for key in ("monitor", "dump", "cache", "profile")),
+    *((key,) for key in ("monitor", "dump", "receipt", "cache", "profile")),
     *(("parallel", key) for key in ("devices", "mesh")),
     ("launch",),
 )

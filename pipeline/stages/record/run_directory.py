@@ -17,6 +17,8 @@ outputs/<date>/<time>_<recipe>/
     price.json, trace.json, timeline.html, result of AutoTune      on an emulated device
     compiled.json                 for a device.target
     robustness.json               accuracy under attacks
+    receipt.jsonl                 chain of digests, with `receipt.every_steps`
+    receipt.json, receipt.json.sig    statement of the command `receipt`, and its signature
     leakage.json                  how well attacks recognise training samples
     fuzz/                         changed samples and weights that fool the network
     overrides.yaml, .claim        of a job of a sweep
@@ -62,12 +64,14 @@ COMPILED = "compiled.json"
 ROBUSTNESS = "robustness.json"
 FUZZ = "fuzz"
 LEAKAGE = "leakage.json"
+CHAIN = "receipt.jsonl"
+RECEIPT = "receipt.json"
 OVERRIDES = "overrides.yaml"
 """Overrides of a job of a sweep."""
 CLAIM = ".claim"
 """File that a process locks while it runs a job of a sweep."""
 
-APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl", DESCENDANTS)
+APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl", DESCENDANTS, CHAIN)
 """Files to which lines are appended."""
 CHECKPOINT_FILES = "ckpt"
 CHECKPOINT_NAMES = "ckpt.json"
@@ -76,7 +80,7 @@ BOARD_FOLDER = "embeddings"
 BOARD_CONFIG = "projector_config.pbtxt"
 """Folder and configuration of TensorBoard's projector."""
 RECORDS = (SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, CHECKPOINT_NAMES, COMPILED, STATUS)
-RESULTS = (ROBUSTNESS, LEAKAGE)
+RESULTS = (ROBUSTNESS, LEAKAGE, RECEIPT, f"{RECEIPT}.sig")
 REPLACED = (RECIPE, PLAN, OVERRIDES, TOKENIZER, BOARD_CONFIG, *RECORDS, *RESULTS)
 """Files that are written as a whole, besides the files of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")

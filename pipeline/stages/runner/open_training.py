@@ -111,7 +111,8 @@ def open_training(
         stack.callback(outlook.keep, evaluations.history)
         if checkpoints is not None:
             stack.enter_context(end_with(checkpoints.finish))
-        yield program, schedule_events(recipe, built.run_schedule, features.state_steps), hooks
+        shown = features.state_steps, features.state_periods
+        yield program, schedule_events(recipe, built.run_schedule, *shown), hooks
 
 
 def _prepare_folder(context: RunContext) -> None:

@@ -140,8 +140,14 @@ class RunFeature:
         """Numbers of steps done after which `see_state` is called."""
         return ()
 
+    @property
+    def state_periods(self) -> Sequence[int]:
+        """Periods, in steps, at whose multiples `see_state` is called, 0 included."""
+        return ()
+
     def see_state(self, state: TrainState, step: int) -> None:
-        """The state after one of the `state_steps`, which mustn't change."""
+        """The state after `step` steps, which mustn't change: one of the `state_steps`, or a
+        multiple of one of the `state_periods`."""
 
     def advance(self, context: RunContext) -> None:
         """A resumed run, in its first process, has done its first new step."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.value_text import show
+from pipeline.engine.schedule import is_due
 from pipeline.stages.runner.run_feature import RestoreRun, RunFeature
 
 if TYPE_CHECKING:
@@ -127,6 +128,11 @@ RUN_FEATURES = (
         "eval.robustness",
         lambda recipe: bool(recipe.eval.robustness),
         "pipeline.stages.measure_robustness:FinalRobustness",
+    ),
+    Listed(
+        "receipt.every_steps",
+        lambda recipe: recipe.receipt.every_steps is not None and "train" in recipe.stages,
+        "pipeline.inspect.receipts.run_receipt:RunReceipt",
     ),
 )
 """All features of this package, in the order in which a run calls them."""
@@ -278,9 +284,13 @@ class RunFeatures(RunFeature):
     def state_steps(self) -> Sequence[int]:
         return sorted({step for each in self._features for step in each.state_steps})
 
+    @property
+    def state_periods(self) -> Sequence[int]:
+        return sorted({period for each in self._features for period in each.state_periods})
+
     def see_state(self, state: TrainState, step: int) -> None:
         for each in self._features:
-            if step in each.state_steps:
+            if step in each.state_steps or is_due(step, each.state_periods):
                 each.see_state(state, step)
 
     def advance(self, context: RunContext) -> None:

@@ -15,9 +15,9 @@ from pipeline.models.networks.foreign_networks import OnnxNetwork, TorchModule
 ABSENT = "(absent)"
 # fmt: off
 HOST_KEYS = (
-    "name", "debug", "checkpoint", "monitor", "dump", "eval.every_steps", "eval.every_epochs",
-    "eval.every_seconds", "train.resume", "train.resume_changed", "train.callbacks",
-    "train.dispatch_seconds",
+    "name", "debug", "checkpoint", "monitor", "dump", "receipt", "eval.every_steps",
+    "eval.every_epochs", "eval.every_seconds", "train.resume", "train.resume_changed",
+    "train.callbacks", "train.dispatch_seconds",
 )
 # fmt: on
 """Keys and sections on which no compiled program depends."""

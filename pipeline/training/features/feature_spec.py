@@ -33,6 +33,8 @@ class FeatureContext:
     """Facts of a run from which a feature is built."""
 
     batch_size: int
+    samples: int
+    """Samples of the training split."""
     steps_per_epoch: int
     total_steps: int
     """Planned steps of the run."""

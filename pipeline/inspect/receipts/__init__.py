@@ -1,0 +1,1 @@
+"""Receipts: what was trained, as a chain of digests that another machine can check."""

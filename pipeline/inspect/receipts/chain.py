@@ -1,0 +1,183 @@
+"""Chain of a run's receipt: digests of its states, of the rows read and of its numbers.
+
+A record is a body, as JSON, and a digest: SHA-256 of the digest before it, in hexadecimal (64 zeros
+before the first), and the body in canonical JSON (sorted keys, no spaces, ASCII). Bodies are
+
+* an origin: recipe, length, environment and data. It is repeated if a resumed run has others.
+* a link: the state after a step, and the rows, numbers and evaluations since the link before.
+* the end: final metrics.
+
+Digests don't depend on sinks, devices or resumes, since the bits of a run don't.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from pipeline.core.errors import DataError
+from pipeline.core.files.bounded_read import parse_json, read_text
+from pipeline.core.files.value_text import show
+from pipeline.core.host.tree_paths import flatten_by_path
+from pipeline.data.order import SampleOrder
+from pipeline.engine.monitors.log_lines import LogLine
+from pipeline.training.state import COLUMNS, TrainState
+from pipeline.training.telemetry import Telemetry
+
+START = "0" * 64
+"""Digest before the first record."""
+MAX_BYTES = 256 * 2**20
+"""Most bytes of a chain that are read."""
+ROWS_AT_ONCE = 2**20
+"""Samples whose order is computed at once."""
+Kind = Literal["origin", "link", "end"]
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+def format_canonical(value: Any) -> bytes:
+    """Return a value in canonical JSON. Raises ValueError for numbers that aren't finite."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode("ascii")
+
+
+def digest_json(value: Any) -> str:
+    """Return the SHA-256 of a value in canonical JSON."""
+    return hashlib.sha256(format_canonical(value)).hexdigest()
+
+
+@dataclass(frozen=True)
+class ChainRecord:
+    """A record of a chain. Its digest may be wrong if it was read from a file."""
+
+    body: Mapping[str, Any]
+    digest: str
+
+    @property
+    def kind(self) -> str:
+        return str(self.body["kind"])
+
+    @property
+    def step(self) -> int:
+        """Steps done at the record."""
+        return int(self.body["step"])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"body": dict(self.body), "digest": self.digest}
+
+
+def extend_chain(records: Sequence[ChainRecord], body: Mapping[str, Any]) -> ChainRecord:
+    """Return the record of a body after other records."""
+    before = records[-1].digest if records else START
+    digest = hashlib.sha256(before.encode("ascii") + format_canonical(body)).hexdigest()
+    return ChainRecord(body, digest)
+
+
+def find_broken(records: Sequence[ChainRecord]) -> int | None:
+    """Return the position of the first record whose digest isn't that of the record before and its
+    body; None if the chain is whole."""
+    before: list[ChainRecord] = []
+    for position, record in enumerate(records):
+        if extend_chain(before, record.body).digest != record.digest:
+            return position
+        before = [record]
+    return None
+
+
+def parse_record(document: Any, where: str) -> ChainRecord:
+    """Return the record of a JSON document. Raises DataError, which names `where`, for another."""
+    match document:
+        case {"body": {"kind": str(kind), "step": int(step), **rest}, "digest": str(digest)}:
+            has_digests = kind != "link" or all(
+                isinstance(rest.get(name), str) for name in ("state", "rows", "numbers")
+            )
+            is_step = type(step) is int and 0 <= step < 2**63
+            if kind in get_args(Kind) and is_step and has_digests and _DIGEST.fullmatch(digest):
+                # A number such as NaN has no canonical form.
+                with suppress(ValueError):
+                    format_canonical(document["body"])
+                    return ChainRecord(document["body"], digest)
+    raise DataError(f"{where}: {show(document):.80}: isn't a record of a chain")
+
+
+def read_chain(file: Path) -> list[ChainRecord]:
+    """Read the chain of a run; a last line that was cut by a kill is left out.
+
+    Raises DataError if the file can't be read, or has another record.
+    """
+    try:
+        text = read_text(file, MAX_BYTES)
+        lines = text.split("\n")[:-1]
+        documents = [parse_json(line) for line in lines]
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: can't be read: {error}") from error
+    return [
+        parse_record(document, f"{file}, line {number}")
+        for number, document in enumerate(documents, start=1)
+    ]
+
+
+def format_records(records: Iterable[ChainRecord]) -> str:
+    """Return records as lines of JSON."""
+    return "".join(f"{json.dumps(record.to_dict(), sort_keys=True)}\n" for record in records)
+
+
+def digest_arrays(arrays: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of arrays by path: of each, in the order of paths, the path, the type, the
+    shape and the values in C order, little-endian."""
+    digest = hashlib.sha256()
+    for path in sorted(arrays):
+        values = np.asarray(arrays[path])
+        little_endian = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        digest.update(f"{path}\0{values.dtype.name}\0{values.shape}\0".encode())
+        # Types such as bfloat16 have no buffer.
+        digest.update(np.ascontiguousarray(little_endian).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def digest_state(state: TrainState, select: Callable[[TrainState], TrainState]) -> str:
+    """Return the digest of the part of a state that checkpoints have, which `select` returns."""
+    return digest_arrays(flatten_by_path(select(state)))
+
+
+def digest_rows(order: SampleOrder, start: int, stop: int) -> str:
+    """Return the digest of the rows of the steps start + 1 to stop: int64, little-endian, a batch
+    after the other, with -1 in the place of padding."""
+    digest = hashlib.sha256()
+    size = max(1, ROWS_AT_ONCE // order.batch_size)
+    for first in range(start, stop, size):
+        batches = order.batches(first, min(size, stop - first))
+        is_valid = np.arange(order.batch_size) < batches.counts[:, None]
+        digest.update(np.where(is_valid, batches.rows, -1).astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+@dataclass
+class Numbers:
+    """Digest of the numbers of steps: for each step the columns of every record (`COLUMNS`) as
+    float32, little-endian. Numbers that aren't finite are the same NaN."""
+
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    def add(self, telemetry: Telemetry) -> None:
+        """Add the steps of telemetry."""
+        rows = np.stack([telemetry.columns[name] for name in COLUMNS], 1).astype("<f4")
+        self.digest.update(np.where(np.isfinite(rows), rows, np.float32(np.nan)).tobytes())
+
+    def add_line(self, line: LogLine) -> None:
+        """Add the step of a line of metrics.jsonl. Raises DataError if it isn't one."""
+        numbers = {"skipped": 0.0, **line.numbers()}
+        values = [numbers.get(name) for name in COLUMNS]
+        row = np.array([np.nan if value is None else value for value in values], "<f4")
+        self.digest.update(row.tobytes())
+
+    def finish(self) -> str:
+        """Return the digest."""
+        return str(self.digest.hexdigest())

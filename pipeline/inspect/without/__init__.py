@@ -1,0 +1,1 @@
+"""Without: the run as if samples weighed nothing."""

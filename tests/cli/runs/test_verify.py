@@ -1,0 +1,402 @@
+"""Receipts of small runs: honest ones are verified, forged ones are found, others are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline import run
+from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
+from pipeline.core.errors import DataError, PipelineError, RecipeError
+from pipeline.inspect.receipts.chain import ChainRecord, extend_chain, read_chain
+from tests.command_line import receipt, verify
+from tests.conftest import MLP, compose_tiny
+
+RECEIPT = (
+    *MLP,
+    "train.steps=12",
+    "train.sink_size=5",
+    "checkpoint.every_steps=4",
+    "checkpoint.keep=9",
+    "eval.every_steps=6",
+    "receipt.every_steps=2",
+)
+ALL = "--share=100%"
+Facts = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def trained(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints of the steps 4, 8 and 12, and links of every other step."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert run(compose_tiny(cache, *RECEIPT), folder).status == "done"
+    assert receipt([str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def copied(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def check(capsys: pytest.CaptureFixture[str]) -> Callable[..., Facts]:
+    """Verify a run's receipt, and return the facts."""
+
+    def check(run_dir: Path, *options: str) -> Facts:
+        capsys.readouterr()
+        status = verify([str(run_dir / "receipt.json"), "--seed=1", "--json", *options])
+        facts: Facts = json.loads(capsys.readouterr().out)
+        assert status == (0 if facts["verdict"] == "verified" else 1)
+        return facts
+
+    return check
+
+
+def edit_chain(run_dir: Path, edit: Callable[[list[Any]], None]) -> None:
+    """Change bodies of a receipt's chain, and make the chain whole again: a forger's work."""
+    file = run_dir / "receipt.json"
+    statement = json.loads(file.read_text())
+    bodies = [record["body"] for record in statement["predicate"]["chain"]]
+    edit(bodies)
+    records: list[ChainRecord] = []
+    for body in bodies:
+        records.append(extend_chain(records, body))
+    statement["predicate"]["chain"] = [record.to_dict() for record in records]
+    last = next(body for body in reversed(bodies) if body["kind"] == "link")
+    statement["subject"][0]["digest"]["sha256"] = last["state"]
+    file.write_text(json.dumps(statement))
+
+
+def test_honest_run_is_verified(trained: Path, check: Callable[..., Facts]) -> None:
+    facts = check(trained, ALL)
+    assert facts["verdict"] == "verified"
+    assert facts["problems"] == facts["not_comparable"] == facts["notes"] == []
+    assert facts["replayed"] == [[0, 4], [4, 8], [8, 12]]
+    assert facts["checkpoints"] == [4, 8, 12]
+    assert (facts["links"], facts["chance"]) == (7, 1)
+
+
+def test_share_is_rounded_up_and_drawn_by_the_seed(
+    trained: Path, check: Callable[..., Facts]
+) -> None:
+    drawn = set()
+    for seed in range(8):
+        facts = check(trained, "--share=5%", f"--seed={seed}")
+        assert facts["verdict"] == "verified"
+        (segment,) = facts["replayed"]
+        drawn.add(tuple(segment))
+        assert facts["chance"] == pytest.approx(1 / 3)
+    assert drawn == {(0, 4), (4, 8), (8, 12)}
+    assert check(trained, "--share=34%")["chance"] == pytest.approx(2 / 3)
+
+
+def test_statement_has_the_fields_of_in_toto(trained: Path) -> None:
+    statement = json.loads((trained / "receipt.json").read_text())
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert list(statement) == ["_type", "subject", "predicateType", "predicate"]
+    names = [subject["name"] for subject in statement["subject"]]
+    assert names[:2] == ["state after step 12", "recipe.yaml"]
+    sums = {entry["name"]: entry["digest"]["sha256"] for entry in statement["subject"][1:]}
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
+    checked = subprocess.run(["sha256sum", "-c"], cwd=trained, input=lines.encode(), check=False)
+    assert checked.returncode == 0
+    assert any(name.endswith("manifest.json") for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [("train.sink_size=1",), ("train.sink=false",), ("train.sink_size=-1", "train.feed=stream")],
+    ids=" ".join,
+)
+def test_sinks_change_no_record(
+    trained: Path, cache: Path, tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    run(compose_tiny(cache, *RECEIPT, *overrides), tmp_path / "run")
+    expected = (trained / "receipt.jsonl").read_text()
+    assert (tmp_path / "run" / "receipt.jsonl").read_text() == expected
+
+
+@pytest.mark.parametrize("stop", [6, 7])
+def test_resumed_run_has_the_chain_of_an_unbroken_one(
+    trained: Path, cache: Path, tmp_path: Path, stop: int
+) -> None:
+    """Also if it stopped between two links, and after the log has lines of lost steps."""
+    run_dir = tmp_path / "run"
+    run(compose_tiny(cache, *RECEIPT, f"train.end_step={stop}"), run_dir)
+    assert read_chain(run_dir / "receipt.jsonl")[-1].step == stop
+    run(compose_tiny(cache, *RECEIPT, f"train.resume={run_dir}"), run_dir)
+    chain = read_chain(run_dir / "receipt.jsonl")
+    expected = read_chain(trained / "receipt.jsonl")
+    # The length was another one, so a second origin says from which step on.
+    assert [record.step for record in chain if record.kind == "origin"] == [0, stop]
+    links = [dict(record.body) for record in chain if record.kind == "link"]
+    expected_links = [dict(record.body) for record in expected if record.kind == "link"]
+    # The stopped run was evaluated at its end, as its log says.
+    if stop == 7:
+        assert [step for step, _ in links[4].pop("evaluations")] == [7]
+        assert expected_links[4].pop("evaluations") == []
+    assert links == expected_links
+
+
+@pytest.mark.slow
+def test_killed_run_continues_its_chain(trained: Path, cache: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(trained, run_dir)
+    shutil.rmtree(make_checkpoint_path(run_dir / FOLDER, 12))
+    shutil.rmtree(make_checkpoint_path(run_dir / FOLDER, 8))
+    (run_dir / "summary.json").unlink()
+    run(compose_tiny(cache, *RECEIPT, f"train.resume={run_dir}"), run_dir)
+    expected = (trained / "receipt.jsonl").read_text()
+    assert (run_dir / "receipt.jsonl").read_text() == expected
+
+
+@pytest.mark.medium
+def test_devices_change_no_state(cache: Path, tmp_path: Path) -> None:
+    chains = []
+    for devices in (1, 2):
+        recipe = compose_tiny(
+            cache, *RECEIPT, "parallel.mode=data", "parallel.shards=2", "train.batch_size=32",
+            f"parallel.devices={devices}",
+        )  # fmt: skip
+        run(recipe, tmp_path / str(devices))
+        chains.append((tmp_path / str(devices) / "receipt.jsonl").read_text())
+    assert chains[0] == chains[1]
+
+
+def forge_state(bodies: list[Any]) -> None:
+    """A state that training didn't give, after step 6, between two checkpoints."""
+    bodies[4]["state"] = "0" * 64
+
+
+def forge_number(bodies: list[Any]) -> None:
+    bodies[4]["numbers"] = "0" * 64
+
+
+def forge_rows(bodies: list[Any]) -> None:
+    bodies[4]["rows"] = "0" * 64
+
+
+def forge_recipe(bodies: list[Any]) -> None:
+    bodies[0]["recipe"] = "0" * 64
+
+
+def forge_data(bodies: list[Any]) -> None:
+    bodies[0]["data"]["train"]["image"]["sha256"] = "0" * 64
+
+
+def forge_start(bodies: list[Any]) -> None:
+    bodies[1]["state"] = "0" * 64
+
+
+def forge_metric(bodies: list[Any]) -> None:
+    bodies[-1]["metrics"]["accuracy"] = 1.0
+
+
+def forge_evaluation(bodies: list[Any]) -> None:
+    bodies[4]["evaluations"] = [[6, "0" * 64]]
+
+
+def forge_checkpoint_state(bodies: list[Any]) -> None:
+    bodies[5]["state"] = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("edit", "verdict", "text"),
+    [
+        (forge_state, "differs", "steps 5 to 6, trained again, have another state"),
+        (forge_number, "broken", "metrics.jsonl: steps 5 to 6 differ from the chain"),
+        (forge_rows, "differs", "steps 5 to 6 read other rows by this recipe"),
+        (forge_recipe, "differs", "recipe.yaml: isn't the recipe of the receipt"),
+        (forge_data, "differs", "the training data aren't those of the receipt"),
+        (forge_start, "differs", "the first state isn't that of the recipe"),
+        (forge_metric, "broken", "accuracy of summary.json is"),
+        (forge_evaluation, "broken", "evals.jsonl: the evaluation [6, "),
+        (forge_checkpoint_state, "broken", "isn't the state of the link of step 8"),
+    ],
+)
+def test_forged_chain_is_found(
+    copied: Path, check: Callable[..., Facts], edit: Any, verdict: str, text: str
+) -> None:
+    edit_chain(copied, edit)
+    facts = check(copied, ALL)
+    assert facts["verdict"] == verdict
+    assert any(text in problem["text"] for problem in facts["problems"])
+
+
+def test_forged_segment_is_found_only_if_it_is_drawn(
+    copied: Path, check: Callable[..., Facts]
+) -> None:
+    edit_chain(copied, forge_state)
+    for seed in range(6):
+        facts = check(copied, f"--seed={seed}")
+        is_drawn = facts["replayed"] == [[4, 8]]
+        assert facts["verdict"] == ("differs" if is_drawn else "verified")
+
+
+def test_changed_file_is_found(copied: Path, check: Callable[..., Facts]) -> None:
+    log = copied / "metrics.jsonl"
+    log.write_text(log.read_text().replace('"step": 3,', '"step": 3, "x": 1,'))
+    facts = check(copied)
+    assert [problem["text"] for problem in facts["problems"]] == [
+        "metrics.jsonl: isn't the file that the receipt names"
+    ]
+    checkpoint = make_checkpoint_path(copied / FOLDER, 8)
+    victim = max((path for path in checkpoint.rglob("*") if path.is_file()), key=_get_size)
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(bytes(content))
+    assert any(str(checkpoint) in problem["text"] for problem in check(copied)["problems"])
+
+
+def _get_size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def test_broken_chain_names_the_record(copied: Path, check: Callable[..., Facts]) -> None:
+    file = copied / "receipt.json"
+    statement = json.loads(file.read_text())
+    statement["predicate"]["chain"][3]["body"]["state"] = "0" * 64
+    file.write_text(json.dumps(statement))
+    facts = check(copied)
+    assert facts["verdict"] == "broken"
+    (problem,) = facts["problems"]
+    assert problem["text"] == "the chain is broken at record 3, the link of step 4"
+
+
+def test_other_machine_is_not_comparable(copied: Path, check: Callable[..., Facts]) -> None:
+    """Never "differs", if the bits differ; equal bits are verified there, too."""
+
+    def move(bodies: list[Any]) -> None:
+        bodies[0]["environment"]["machine"]["processor"] = "another"
+
+    edit_chain(copied, move)
+    facts = check(copied, ALL)
+    assert facts["verdict"] == "verified"
+    assert facts["not_comparable"] == ["machine processor: another -> " + _read_processor(copied)]
+    edit_chain(copied, forge_state)
+    assert check(copied, ALL)["verdict"] == "not comparable"
+
+
+def _read_processor(run_dir: Path) -> str:
+    provenance = json.loads((run_dir / "provenance.json").read_text())
+    return str(provenance["processes"][0]["machine"]["processor"])
+
+
+def test_run_without_receipts_gets_one_from_its_checkpoints(
+    copied: Path, check: Callable[..., Facts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = [record.body for record in read_chain(copied / "receipt.jsonl")]
+    (copied / "receipt.jsonl").unlink()
+    assert receipt([str(copied)]) == 0
+    assert "the run wrote none, so links are at checkpoints" in capsys.readouterr().out
+    facts = check(copied, ALL)
+    assert (facts["verdict"], facts["while_training"]) == ("verified", False)
+    chain = json.loads((copied / "receipt.json").read_text())["predicate"]["chain"]
+    links = [record["body"] for record in chain if record["body"]["kind"] == "link"]
+    assert [link["step"] for link in links] == [0, 4, 8, 12]
+    states = {body["step"]: body["state"] for body in expected if body["kind"] == "link"}
+    assert all(states[link["step"]] == link["state"] for link in links)
+
+
+def test_signature_is_of_the_whole_statement(
+    copied: Path, tmp_path: Path, check: Callable[..., Facts]
+) -> None:
+    for name in ("key", "other"):
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)]
+        subprocess.run(words, check=True)
+    assert check(copied)["signature"]["text"] == "isn't signed"
+    assert receipt([str(copied), f"--key={tmp_path / 'key'}"]) == 0
+    signers, others = tmp_path / "signers", tmp_path / "others"
+    signers.write_text(f"me@here {(tmp_path / 'key.pub').read_text()}")
+    others.write_text(f"me@here {(tmp_path / 'other.pub').read_text()}")
+    facts = check(copied, f"--signers={signers}")
+    assert facts["signature"]["known"]
+    assert facts["signature"]["text"].startswith("signed by me@here, ED25519 SHA256:")
+    assert check(copied)["verdict"] == "verified"
+    assert check(copied, f"--signers={others}")["verdict"] == "broken"
+    assert check(copied, f"--signers={signers}", "--identity=you")["verdict"] == "broken"
+    edit_chain(copied, lambda bodies: None)
+    facts = check(copied)
+    assert facts["verdict"] == "broken"
+    assert "signature isn't good" in facts["problems"][0]["text"]
+    (copied / "receipt.json.sig").unlink()
+    assert check(copied, f"--signers={signers}")["verdict"] == "broken"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (("training-run/v1", "training-run/v2"), "is a receipt of version v2; must be v1"),
+        (("example.org", "example.com"), "isn't a receipt of a run: its predicateType is"),
+        (('"chain"', '"chains"'), "must have subjects and a chain from its origin on"),
+        (("{", "["), "isn't a receipt"),
+    ],
+)
+def test_other_file_is_refused(copied: Path, change: tuple[str, str], text: str) -> None:
+    file = copied / "receipt.json"
+    file.write_text(file.read_text().replace(*change, 1))
+    with pytest.raises(DataError, match=re.escape(text)):
+        verify([str(file)])
+
+
+def test_wrong_arguments_are_refused(copied: Path, tmp_path: Path) -> None:
+    file = copied / "receipt.json"
+    for call, text in [
+        (lambda: receipt([str(copied), "--key=absent"]), "--key absent: there is no such key"),
+        (lambda: receipt([str(tmp_path)]), "isn't a run directory"),
+        (lambda: verify([str(tmp_path / "absent")]), "absent: can't be read"),
+        (lambda: verify([str(file), "--share=0"]), "--share 0: must be a share above 0"),
+        (lambda: verify([str(file), "--share=101%"]), "--share 101%: must be a share above 0"),
+        (lambda: verify([str(file), "--identity=me"]), "must be with --signers"),
+    ]:
+        with pytest.raises(PipelineError, match=re.escape(text)) as caught:
+            call()
+        assert caught.value.exit_status == 2
+    shutil.copy(file, tmp_path / "receipt.json")
+    with pytest.raises(DataError, match="name it: --run RUN_DIR"):
+        verify([str(tmp_path / "receipt.json")])
+    assert verify([str(tmp_path / "receipt.json"), f"--run={copied}", "--seed=1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("train.on_nan=rollback", "train.on_nan: must be stop or skip with receipt.every_steps"),
+        ("train.minutes=1", "train.minutes = 1: must be null with receipt.every_steps"),
+    ],
+)
+def test_runs_that_undo_steps_have_no_chain(
+    cache: Path, tmp_path: Path, override: str, text: str
+) -> None:
+    recipe = [word for word in RECEIPT if "minutes" not in override or "train.steps" not in word]
+    with pytest.raises(RecipeError, match=text):
+        run(compose_tiny(cache, *recipe, override), tmp_path / "run")
+
+
+def test_digest_of_a_state_is_that_of_its_checkpoint(trained: Path) -> None:
+    """Independent of the pipeline's reader: the digest is recomputed from the arrays of orbax."""
+    from pipeline.checkpoint.restore import read_checkpoint
+    from pipeline.inspect.receipts.chain import digest_arrays
+
+    states = {
+        record.step: record.body["state"]
+        for record in read_chain(trained / "receipt.jsonl")
+        if record.kind == "link"
+    }
+    arrays = read_checkpoint(make_checkpoint_path(trained / FOLDER, 8)).arrays
+    assert digest_arrays(arrays) == states[8]
+    changed = {path: np.array(array) for path, array in arrays.items()}
+    path = next(name for name in changed if name.startswith("params/"))
+    changed[path].reshape(-1).view(np.uint32)[0] ^= 1
+    assert digest_arrays(changed) != states[8]
