@@ -9,6 +9,10 @@ from typing import Any
 
 from pipeline.core.files.atomic_write import write_json
 from pipeline.core.pages.page import (
+    Block,
+    Charts,
+    Drawing,
+    Legend,
     Page,
     RowTable,
     Section,
@@ -172,7 +176,7 @@ def make_page(
     figures = {value: f"{score:.2f}" for value, score in scores[STEP].items()}
     glance: list[Block] = [
         Charts([draw_verdicts(contest, judged)]),
-        Legend({colour: words for colour, words in LEGEND.items()}),
+        Legend(LEGEND),
     ]
     steps: list[Block] = [
         Charts([chart for chart in map(draw_steps, judged) if chart is not None], pairs=True)
@@ -285,7 +289,8 @@ def draw_steps(item: WorkloadStandings) -> Drawing | None:
         return None
     left, right = 112.0, 330.0
     end = float(item.total_steps)
-    chart = Drawing(390, 44 + ROW * len(item.standings), f"steps to the target on {item.workload}")
+    label = f"steps to the target on {item.workload}"
+    chart = Drawing(390, 44 + ROW * len(item.standings), label)
     chart.add("text", "title", item.workload, x=2, y=14)
     bottom = 30 + ROW * len(item.standings)
     for number in (0, item.total_steps // 2, item.total_steps):

@@ -30,8 +30,9 @@ from pipeline.engine.monitors.log_lines import (
     read_lines,
 )
 from pipeline.stages.record.guards import convert_os_errors
-from pipeline.stages.record.run_directory import SUMMARY, read_written_at_ns
+from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_written_at_ns
 from pipeline.stages.runner.context import RunOptions
+from pipeline.stages.runner.resumed_run import list_changed_keys
 from pipeline.study.arena.contest import Contest, Workload
 from pipeline.study.population.groups import list_member_problems
 from pipeline.study.population.shared_program import Places
@@ -43,6 +44,8 @@ from pipeline.study.sweep.vectorized import Populations
 
 PLAN = "contest.json"
 """What an arena has declared, by which its folder is recognized."""
+GROWING = ("trials", "seeds")
+"""What may differ between the commands of an arena: runs that both have are the same."""
 LARGEST_RISE = 1.5
 """A run has diverged if its last training losses are this many times the first one."""
 LAST_SHARE = 0.1
@@ -136,10 +139,12 @@ def _require_same_contest(plan: Path, contest: Contest) -> None:
     if not isinstance(recorded, dict):
         raise DataError(f"{plan}: must hold keys and values")
     for name, value in declared.items():
-        if format_json(recorded.get(name)) != format_json(value):
+        if name not in GROWING and format_json(recorded.get(name)) != format_json(value):
             earlier = format_json(recorded.get(name))
             text = f"its {name} is {earlier:.200}, this one's {format_json(value):.200}"
             raise RunError(f"{plan.parent}: has another arena: {text}; name another folder")
+    if recorded != declared:
+        write_json(plan, declared)
 
 
 def run_heat(contest: Contest, workload: Workload, folder: Path) -> Heat:
@@ -176,7 +181,7 @@ def run_heat(contest: Contest, workload: Workload, folder: Path) -> Heat:
             final_jobs = [
                 PlannedJob(
                     seed,
-                    place / f"seed_{seed}",
+                    place / f"trial_{chosen}_seed_{seed}",
                     (),
                     {"seed": seed},
                     contest.compose(workload, value, trials[chosen], seed),
@@ -213,8 +218,13 @@ def run_jobs(jobs: Sequence[PlannedJob]) -> None:
     Raises RunError if a job fails other than by divergence; the next command runs it again.
     """
     for job in jobs:
+        assert job.recipe is not None
         job.folder.mkdir(parents=True, exist_ok=True)
-        if not any(job.folder.iterdir()):
+        if (job.folder / RECIPE).exists():
+            if changed := list_changed_keys(job.recipe, job.folder):
+                text = printable(changed[0].partition(";")[0])
+                raise RunError(f"{job.folder}: is a run of another recipe: {text}; move it away")
+        elif not any(job.folder.iterdir()):
             write_overrides(job.folder, job.changed)
     failures = {
         job.folder.name: read_written_at_ns(job.folder / SUMMARY)
