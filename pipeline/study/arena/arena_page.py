@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.files.atomic_write import write_json
+from pipeline.core.pages.charts import LETTER
 from pipeline.core.pages.page import (
     Block,
     Charts,
@@ -46,21 +47,22 @@ COLOURS: Mapping[Verdict, str] = {
     "diverged": "red",
 }
 MARKS: Mapping[Verdict, str] = {
-    "baseline": "base",
-    "better": "better",
-    "worse": "worse",
-    "tied": "tied",
-    "identical": "same",
-    "diverged": "fails",
+    "baseline": "\u2022",
+    "better": "+",
+    "worse": "\u2212",
+    "tied": "=",
+    "identical": "=",
+    "diverged": "\u00d7",
 }
-"""Colour and word of a tile."""
+"""Colour and sign of a tile."""
 LEGEND = {
-    "blue": "better than the baseline",
-    "gap": "tied with it",
-    "orange": "worse",
-    "red": "diverges at every rate",
+    "blue": "+ better than the baseline",
+    "gap": "= tied with it",
+    "orange": "\u2212 worse",
+    "red": "\u00d7 diverges at every rate",
+    "slate": "\u2022 the baseline",
 }
-TILE = 46.0
+TILE = 30.0
 ROW = 28.0
 """Width and height of a tile, in pixels."""
 MOST_LETTERS = 19
@@ -247,9 +249,9 @@ def format_speed(item: Standing) -> str:
 def draw_verdicts(contest: Contest, judged: Sequence[WorkloadStandings]) -> Drawing:
     """Draw a tile for each value (rows) and workload (columns): the verdict and the speed."""
     letters = max(len(value) for value in contest.values)
-    left = min(letters, MOST_LETTERS) * 6.2 + 8
+    left = min(letters, MOST_LETTERS) * LETTER + 6
     head = max(len(item.workload) for item in judged) * 5.4 + 14
-    width = max(left + TILE * len(judged) + 40, 340.0)
+    width = max(left + TILE * len(judged) + 16, 340.0)
     chart = Drawing(width, head + ROW * len(contest.values), "verdicts by workload")
     for column, item in enumerate(judged):
         x = left + TILE * column + TILE / 2
