@@ -17,6 +17,7 @@ from pipeline.cli.commands.command import (
 )
 from pipeline.cli.commands.parameters import (
     MAX_COUNT,
+    CommaList,
     FilePath,
     OneOf,
     Override,
@@ -112,6 +113,59 @@ RECIPE_COMMANDS = (
             page_option("Write a page with the pairs and the running interval."),
         ],
         example="better +recipe=lenet5_digits -- train.optimizer.lr=0.04",
+    ),
+    LazyCommand(
+        "arena",
+        "which optimizer, tuned equally, is better?",
+        """Tune two to six optimizers, or values of a key, by the same number of trials each, and
+        compare them over fresh seeds, on eight shipped workloads or on a recipe. Write a page, the
+        numbers as JSON, and logs in AlgoPerf's format. The same command on the same folder
+        continues.""",
+        [
+            overrides_argument(
+                "[+recipe=NAME [KEY=VALUE ...]]",
+                "Recipe and its keys (default: the shipped workloads).",
+            ),
+            Option(
+                "--optimizers",
+                type=CommaList(),
+                metavar="A,B,...",
+                default=(),
+                show_default=False,
+                help="Optimizers to compare (default: adamw, momentum, lion, muon, soap and "
+                "schedule_free_adamw).",
+            ),
+            Option("--key", metavar="KEY", help="Key to compare, instead of the optimizer."),
+            Option("--values", metavar="A,B,...", help="Its values."),
+            Option("--baseline", metavar="VALUE", help="Default: adamw, else the first value."),
+            Option(
+                "--workloads",
+                type=CommaList(),
+                metavar="NAME,...",
+                default=(),
+                show_default=False,
+                help="Some of digits, halves, table, regression, series, sound, text, retrieval.",
+            ),
+            Option(
+                "--search",
+                multiple=True,
+                metavar="[VALUE:]KEY=LOW,HIGH",
+                help="Range of a searched number; repeatable (default: three decades of the "
+                "learning rate).",
+            ),
+            metric_option("Metric of a recipe's evaluations (default: the main one)."),
+            Option(
+                "--tune-on",
+                type=OneOf(["fold", "eval"]),
+                default="fold",
+                help="Trials evaluate a fold of the training split, or the evaluation split.",
+            ),
+            count_option("--trials", "Trials of each value.", least=2, most=1000, default=6),
+            count_option("--seeds", "Fresh seeds of each value.", least=6, most=1000, default=8),
+            seed_option("Seed of the trials and their numbers; fresh seeds follow it."),
+            out_option("FOLDER", "Folder of the arena (default: a new one under outputs/)."),
+        ],
+        example="arena --optimizers adamw,muon --workloads digits,table --out contest",
     ),
     LazyCommand(
         "test",

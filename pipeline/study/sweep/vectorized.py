@@ -79,7 +79,8 @@ def choose_launch(sweeper: BasicSweeper, task: Job, places: Places | None) -> La
 class Populations:
     """The populations of a sweep, with their programs by key."""
 
-    sweeper: BasicSweeper
+    sweeper: BasicSweeper | None
+    """The sweeper, which launches jobs with invalid recipes; None if the recipes are checked."""
     task: Job
     places: Places
     compiled_in: set[str] = field(default_factory=set)
@@ -92,6 +93,7 @@ class Populations:
         """Run jobs until all have ended. Raises KeyboardInterrupt if a signal stopped them."""
         invalid = [job for job in jobs if job.recipe is None]
         if invalid:
+            assert self.sweeper is not None
             launch_jobs(self.sweeper, invalid)
         remaining = [job for job in jobs if job.recipe is not None]
         while remaining:
@@ -183,6 +185,7 @@ class Populations:
         trial = value_of(job.overrides, "hydra.sweeper.trial")
         if trial is None:
             return {}
+        assert self.sweeper is not None
         assert self.sweeper.config is not None
         return {**resolve_sweeper(self.sweeper.config.hydra), "trial": int(trial)}
 

@@ -1,0 +1,166 @@
+"""`python -m pipeline arena`: which optimizer, tuned equally, is better on eight workloads?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.cli.commands.command import CommandResult
+from pipeline.config.overrides import expand_sweeps, get_key
+from pipeline.core.errors import UsageError, printable
+from pipeline.core.files.name_text import explain_unknown_name
+from pipeline.core.host.signals import watch_signals
+from pipeline.core.registry import list_components
+from pipeline.stages.record.run_directory import create_run_dir
+from pipeline.study.arena.arena_page import (
+    format_interval,
+    format_speed,
+    format_verdict,
+    write_results,
+)
+from pipeline.study.arena.contest import (
+    DEFAULT_OPTIMIZERS,
+    OPTIMIZER,
+    SHIPPED,
+    Contest,
+    Workload,
+    make_custom_workload,
+    parse_search,
+    require_values,
+)
+from pipeline.study.arena.contest_runs import hold_arena, run_heat
+from pipeline.study.arena.standings import WorkloadStandings, judge_heat
+from pipeline.study.runs.ranking import TRAIN_LOSS, directions
+
+
+@dataclass(frozen=True)
+class ArenaOptions:
+    """Options of the command, as typed."""
+
+    optimizers: Sequence[str]
+    key: str | None
+    values: str | None
+    baseline: str | None
+    workloads: Sequence[str]
+    search: Sequence[str]
+    metric: str | None
+    tune_on: str
+    trials: int
+    seeds: int
+    seed: int
+    out: Path | None
+
+
+def main(overrides: Sequence[str], **typed: Any) -> CommandResult:
+    """Tune each value equally, compare them on fresh seeds, and print and write the table.
+
+    Raises UsageError for wrong options, RecipeError for a wrong recipe, DataError for data that
+    can't be read or split, and RunError if a run fails by another cause than its numbers.
+    """
+    with watch_signals():
+        return _run_arena(overrides, ArenaOptions(**typed))
+
+
+def _run_arena(overrides: Sequence[str], options: ArenaOptions) -> CommandResult:
+    contest = make_contest(overrides, options)
+    # All recipes are checked before the first run.
+    for workload in contest.workloads:
+        for value in contest.values:
+            for numbers in contest.list_trials(workload, value)[:1]:
+                for seed in (contest.tuning_seed, contest.final_seeds[0]):
+                    contest.compose(workload, value, numbers, seed)
+    folder = options.out or create_run_dir("arena")
+    with hold_arena(folder, contest):
+        heats = []
+        judged: list[WorkloadStandings] = []
+        for workload in contest.workloads:
+            heats.append(run_heat(contest, workload, folder))
+            judged.append(judge_heat(heats[-1], contest.baseline))
+            _print_standings(contest, judged[-1])
+        facts = write_results(folder, contest, heats, judged)
+    for line in facts["summary"]:
+        print(printable(line))
+    print(printable(f"the page: {folder / 'arena.html'}"))
+    return CommandResult({**facts, "folder": str(folder)})
+
+
+def make_contest(overrides: Sequence[str], options: ArenaOptions) -> Contest:
+    """Return what the options declare. Raises UsageError or RecipeError."""
+    key = options.key or OPTIMIZER
+    if (options.key is None) != (options.values is None):
+        words = [f"--key {options.key}" if options.key else f"--values {options.values}"]
+        raise UsageError(words, "must be given together: --key KEY --values A,B")
+    if options.key is not None and options.optimizers:
+        raise UsageError(["--optimizers", "--key"], "must not be given together")
+    if options.values is not None:
+        jobs = expand_sweeps([f"{key}={options.values}"])
+        values = tuple(job[0].partition("=")[2] for job in jobs)
+    else:
+        values = tuple(options.optimizers or DEFAULT_OPTIMIZERS)
+        _require_optimizers(values)
+    if any(get_key(item) == key for item in overrides):
+        raise UsageError([key], "is what arena compares; must not be among the recipe's keys")
+    return Contest(
+        key=key,
+        values=values,
+        baseline=require_values(key, values, options.baseline),
+        workloads=_choose_workloads(overrides, options),
+        trials=options.trials,
+        seeds=options.seeds,
+        seed=options.seed,
+        searches=tuple(parse_search(text, values) for text in options.search),
+        tunes_on_fold=options.tune_on == "fold",
+    )
+
+
+def _require_optimizers(values: Sequence[str]) -> None:
+    known = list_components("optimizer")
+    for value in values:
+        if value not in known:
+            problem = explain_unknown_name("optimizer", value, known)
+            raise UsageError([f"--optimizers {value}"], problem)
+
+
+def _choose_workloads(overrides: Sequence[str], options: ArenaOptions) -> tuple[Workload, ...]:
+    """Return the user's recipe, or the shipped workloads."""
+    if options.metric is not None and options.metric not in directions().keys() - {TRAIN_LOSS}:
+        problem = explain_unknown_name("metric", options.metric, directions().keys() - {TRAIN_LOSS})
+        raise UsageError([f"--metric {options.metric}"], problem)
+    if overrides:
+        if options.workloads:
+            raise UsageError(["--workloads"], "must not be given with a recipe")
+        return (make_custom_workload(overrides, options.metric),)
+    if options.metric is not None:
+        raise UsageError([f"--metric {options.metric}"], "must be given with a recipe")
+    shipped = {workload.name: workload for workload in SHIPPED}
+    for name in options.workloads:
+        if name not in shipped:
+            problem = explain_unknown_name("workload", name, shipped)
+            raise UsageError([f"--workloads {name}"], problem)
+    return tuple(shipped[name] for name in options.workloads or shipped)
+
+
+def _print_standings(contest: Contest, judged: WorkloadStandings) -> None:
+    """Print the table of a workload."""
+    target = "no target" if judged.target is None else f"target {judged.target:.4g}"
+    title = f"{judged.workload}: {judged.metric} after {judged.total_steps:,} steps, {target}"
+    table = Table(title=printable(title), box=SIMPLE_HEAD, padding=(0, 1), title_justify="left")
+    for name in (contest.key, "mean", "verdict", "steps to target (95 %)", "speed", "s, measured"):
+        table.add_column(printable(name), justify="left" if name == contest.key else "right")
+    for item in judged.standings:
+        seconds = "" if item.seconds is None else format_interval(item.seconds, ".2g")
+        table.add_row(
+            printable(item.value),
+            "" if item.mean is None else f"{item.mean:.4g}",
+            format_verdict(item, judged.baseline),
+            "" if item.steps is None else format_interval(item.steps, ".0f"),
+            format_speed(item),
+            seconds,
+        )
+    Console(markup=False).print(table)

@@ -1,0 +1,307 @@
+"""What an arena declares before its first run: workloads, values of a key, their search spaces.
+
+Every value gets the same number of trials. A space has the same width for each value of the key,
+and trial i is at the same place of each space. Places are a sequence of low discrepancy (Roberts
+2018, the generalized golden ratio), shifted by a number that the seed draws, so an arena with more
+trials has the trials of a smaller one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.config.compose import compose_and_check
+from pipeline.config.overrides import get_key
+from pipeline.config.recipe import Recipe
+from pipeline.config.resolved_settings import schedule_run
+from pipeline.core.errors import RecipeError, UsageError
+from pipeline.data.random import seed_words, uniforms
+from pipeline.stages.data import load_data
+
+OPTIMIZER = "optimizer"
+RATE = "train.optimizer.lr"
+DEFAULT_OPTIMIZERS = ("adamw", "momentum", "lion", "muon", "soap", "schedule_free_adamw")
+LEAST_VALUES = 2
+MOST_VALUES = 6
+HALF_DECADES = 1.5
+"""Decades of a learning rate's space on each side of its centre."""
+CENTRES = {
+    "sgd": 0.1,
+    "momentum": 0.03,
+    "lars": 0.3,
+    "lamb": 0.01,
+    "adagrad": 0.03,
+    "rmsprop": 0.001,
+    "lion": 0.0005,
+    "muon": 0.005,
+    "adafactor": 0.01,
+    "schedule_free_sgd": 1.0,
+    "schedule_free_adamw": 0.01,
+}
+"""Centre of the learning rates of an optimizer; of others it is 0.003."""
+OTHER_CENTRE = 0.003
+PARTNERS: Mapping[str, Sequence[str]] = {
+    "schedule_free_sgd": ("schedule=constant",),
+    "schedule_free_adamw": ("schedule=constant",),
+}
+"""Overrides that belong to an optimizer: averaged weights take the place of a decaying rate."""
+FOLD = ("+dataset.folds.count=5", "+dataset.folds.index=0")
+"""Trials train on four folds of the training split and evaluate the fifth."""
+EVALUATIONS = 20
+"""Evaluations of a run, at most."""
+QUIET = (
+    "stages=[data,build,compile,train,eval]",
+    "monitor.tensorboard=false",
+    "monitor.sample_images=0",
+    "train.resume=null",
+    "autotune=off",
+)
+"""Keys of all runs. With tuned lowerings the bits of a run would depend on times."""
+LENGTHS = ("train.steps", "train.epochs", "train.sink_epochs")
+SET_HERE = ("stages", "seed", "train.resume", "eval.every_steps", "dataset.folds", "hydra")
+"""Keys and sections that the arena sets."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A recipe with overrides, and the metric of its evaluation split that is compared."""
+
+    name: str
+    overrides: tuple[str, ...]
+    """The recipe and its keys, without length, seed and evaluations."""
+    steps: int
+    metric: str | None
+    """None: the main metric of the runs."""
+    every: int
+    """Steps between two evaluations."""
+
+    def list_keys(self) -> list[str]:
+        """Return the overrides of all runs, without those of a value, a trial or a seed."""
+        return [
+            *self.overrides,
+            *QUIET,
+            f"train.steps={self.steps}",
+            f"eval.every_steps={self.every}",
+            "eval.every_epochs=null",
+            "eval.every_seconds=null",
+        ]
+
+
+def _make_shipped(name: str, recipe: str, steps: int, metric: str, *keys: str) -> Workload:
+    overrides = (f"+recipe={recipe}", *keys)
+    return Workload(name, overrides, steps, metric, math.ceil(steps / EVALUATIONS))
+
+
+SHIPPED = (
+    _make_shipped("digits", "lenet5_digits", 200, "accuracy"),
+    _make_shipped("halves", "digit_halves", 200, "accuracy"),
+    _make_shipped("table", "breast_cancer_mlp", 120, "loss"),
+    _make_shipped("regression", "diabetes_mlp", 120, "loss"),
+    _make_shipped("series", "mnist1d_cnn", 400, "accuracy"),
+    _make_shipped("sound", "audio_vowels", 100, "accuracy"),
+    _make_shipped(
+        "text",
+        "gpt_text",
+        200,
+        "loss",
+        "model.features=64",
+        "model.hidden=256",
+        "model.blocks=2",
+        "dataset.length=32",
+        "train.batch_size=16",
+        "train.schedule.warmup_steps=20",
+    ),
+    _make_shipped("retrieval", "two_towers_docstrings", 120, "recall_at_1"),
+)
+"""Workloads that need no download and take seconds each."""
+
+
+@dataclass(frozen=True)
+class SearchRange:
+    """A searched key, from `low` to `high`, evenly by its logarithm."""
+
+    key: str
+    low: float
+    high: float
+
+    def choose(self, place: float) -> float:
+        """Return the number at a place from 0 to 1, with four digits."""
+        return float(f"{self.low * (self.high / self.low) ** place:.4g}")
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Workloads, values of a key, and the budget of each value."""
+
+    key: str
+    values: tuple[str, ...]
+    baseline: str
+    workloads: tuple[Workload, ...]
+    trials: int
+    seeds: int
+    """Fresh seeds of the final comparison."""
+    seed: int
+    searches: tuple[tuple[str | None, SearchRange], ...] = ()
+    """Ranges by value, in place of the declared ones; None: of all values."""
+    tunes_on_fold: bool = True
+    """Whether trials are judged on a fold of the training split; else on the evaluation split."""
+
+    def list_ranges(self, workload: Workload, value: str) -> tuple[SearchRange, ...]:
+        """Return the space of a value, empty if nothing is tuned."""
+        typed = [item for owner, item in self.searches if owner in (None, value)]
+        ranges = {item.key: item for item in typed}
+        is_rate_compared = get_key(f"{self.key}=") == RATE
+        if RATE not in ranges and not is_rate_compared:
+            centre = self._find_centre(workload, value)
+            factor = 10**HALF_DECADES
+            ranges[RATE] = SearchRange(
+                RATE, float(f"{centre / factor:.3g}"), float(f"{centre * factor:.3g}")
+            )
+        return tuple(ranges.values())
+
+    def _find_centre(self, workload: Workload, value: str) -> float:
+        if self.key == OPTIMIZER:
+            return CENTRES.get(value, OTHER_CENTRE)
+        recipe = compose_and_check([*workload.list_keys(), *self.list_value_keys(value)])
+        return recipe.train.optimizer.lr
+
+    def list_value_keys(self, value: str) -> list[str]:
+        """Return the overrides that choose a value."""
+        partners = PARTNERS.get(value, ()) if self.key == OPTIMIZER else ()
+        return [f"{self.key}={value}", *partners]
+
+    def list_trials(self, workload: Workload, value: str) -> list[dict[str, float]]:
+        """Return the numbers of each trial by key; one trial without keys if nothing is tuned."""
+        ranges = self.list_ranges(workload, value)
+        if not ranges:
+            return [{}]
+        places = draw_places(self.seed, self.trials, len(ranges))
+        return [
+            {item.key: item.choose(float(place)) for item, place in zip(ranges, row, strict=True)}
+            for row in places
+        ]
+
+    @property
+    def tuning_seed(self) -> int:
+        """Seed of all trials."""
+        return self.seed
+
+    @property
+    def final_seeds(self) -> range:
+        """Seeds of the final comparison, which no trial has used."""
+        return range(self.seed + 1, self.seed + 1 + self.seeds)
+
+    def compose(
+        self, workload: Workload, value: str, numbers: Mapping[str, float], seed: int
+    ) -> Recipe:
+        """Return the recipe of a run; the tuning seed evaluates a fold. Raises RecipeError."""
+        is_trial = seed == self.tuning_seed and self.tunes_on_fold
+        return compose_and_check(
+            [
+                *workload.list_keys(),
+                *self.list_value_keys(value),
+                *(f"{key}={number!r}" for key, number in numbers.items()),
+                *(FOLD if is_trial else ()),
+                f"seed={seed}",
+            ]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is declared, for JSON."""
+        spaces = {
+            workload.name: {
+                value: {item.key: [item.low, item.high] for item in ranges}
+                for value in self.values
+                for ranges in [self.list_ranges(workload, value)]
+            }
+            for workload in self.workloads
+        }
+        return {
+            "key": self.key,
+            "values": list(self.values),
+            "baseline": self.baseline,
+            "trials": self.trials,
+            "seeds": list(self.final_seeds),
+            "tuning_seed": self.tuning_seed,
+            "tunes_on_fold": self.tunes_on_fold,
+            "workloads": {
+                item.name: {
+                    "keys": [*item.list_keys()],
+                    "metric": item.metric,
+                }
+                for item in self.workloads
+            },
+            "spaces": spaces,
+        }
+
+
+def draw_places(seed: int, count: int, axes: int) -> np.ndarray:
+    """Return places in the unit cube, float64 (count, axes); the first ones don't depend on
+    `count`."""
+    # The root above 1 of x^(axes + 1) = x + 1; for one axis it is the golden ratio.
+    ratio = 2.0
+    for _ in range(64):
+        ratio = (1 + ratio) ** (1 / (axes + 1))
+    steps = ratio ** -np.arange(1.0, axes + 1)
+    shift = uniforms(np, seed_words(seed), 0, np.zeros(1, np.uint32), 0, axes)[0]
+    return (shift.astype(np.float64) + np.outer(np.arange(1, count + 1), steps)) % 1
+
+
+def make_custom_workload(overrides: Sequence[str], metric: str | None) -> Workload:
+    """Return the workload of a user's recipe, with its length in steps.
+
+    Raises RecipeError for a wrong recipe, a key that the arena sets or a length in time.
+    """
+    problems = [
+        f"{get_key(item)}: is set by arena"
+        for item in overrides
+        if any(f"{get_key(item)}.".startswith(f"{key}.") for key in SET_HERE)
+        or get_key(item).startswith("hydra/")
+    ]
+    if problems:
+        raise RecipeError(problems)
+    recipe = compose_and_check([*overrides, *QUIET])
+    if recipe.train.deadline is not None:
+        raise RecipeError(f"train.{recipe.train.deadline}: must be a length in steps for arena")
+    if recipe.dataset.folds is not None:
+        raise RecipeError("dataset.folds: is set by arena, whose trials evaluate a fold")
+    dataset = load_data(recipe)
+    steps = schedule_run(recipe.train, dataset.train_order.steps_per_epoch).total
+    kept = tuple(item for item in overrides if get_key(item) not in LENGTHS)
+    return Workload(recipe.name, kept, steps, metric, math.ceil(steps / EVALUATIONS))
+
+
+def parse_search(text: str, values: Sequence[str]) -> tuple[str | None, SearchRange]:
+    """Parse `[VALUE:]KEY=LOW,HIGH`. Raises UsageError."""
+    rule = "must be KEY=LOW,HIGH or VALUE:KEY=LOW,HIGH, with numbers 0 < LOW < HIGH"
+    head, equals, bounds = text.partition("=")
+    owner, colon, key = head.rpartition(":")
+    try:
+        low, high = (float(word) for word in bounds.split(","))
+    except ValueError as error:
+        raise UsageError([f"--search {text}"], rule) from error
+    if not equals or not key or not 0 < low < high < math.inf:
+        raise UsageError([f"--search {text}"], rule)
+    if colon and owner not in values:
+        raise UsageError([f"--search {text}"], f"{owner} must be one of {', '.join(values)}")
+    return owner or None, SearchRange(key, low, high)
+
+
+def require_values(key: str, values: Sequence[str], baseline: str | None) -> str:
+    """Return the baseline: `baseline`, else adamw or the first value. Raises UsageError."""
+    option = "--optimizers" if key == OPTIMIZER else "--values"
+    words = [f"{option} {','.join(values)}"]
+    if not LEAST_VALUES <= len(values) <= MOST_VALUES:
+        raise UsageError(words, f"must be {LEAST_VALUES} to {MOST_VALUES} values")
+    if len(set(values)) < len(values):
+        raise UsageError(words, "must be different values")
+    if baseline is None:
+        return "adamw" if "adamw" in values else values[0]
+    if baseline not in values:
+        raise UsageError([f"--baseline {baseline}"], f"must be one of {', '.join(values)}")
+    return baseline
