@@ -23,6 +23,7 @@ COMPONENT_MODULES = (
     "pipeline.models.layers.standard",
     "pipeline.models.networks",
     "pipeline.models.layers.tokens",
+    "pipeline.study.final_value.run_estimate",
     "pipeline.training.adversarial",
     "pipeline.training.contrastive",
     "pipeline.training.features.components",
