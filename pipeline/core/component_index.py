@@ -25,6 +25,7 @@ COMPONENT_MODULES = (
     "pipeline.models.layers.tables",
     "pipeline.models.layers.tokens",
     "pipeline.stages.runner.calibration",
+    "pipeline.study.final_value.run_estimate",
     "pipeline.training.adversarial",
     "pipeline.training.contrastive",
     "pipeline.training.features.components",

@@ -114,6 +114,7 @@ def _to_dict(run: RecordedRun) -> dict[str, Any]:
         "problem": run.problem,
         "live": None if run.live is None else asdict(run.live),
         "interruption": run.interruption,
+        "estimate": run.estimate,
     }
 
 
@@ -170,6 +171,8 @@ def _print_table(runs: Sequence[RecordedRun], metric: str | None, *, shows_all: 
     for run in runs:
         if run.live is not None:
             console.print(printable(f"{run.name}: {run.live}"))
+        if run.estimate:
+            console.print(printable(f"{run.name}: {run.estimate}"))
         if run.interruption:
             console.print(printable(f"{run.name}: {run.interruption}"))
         if run.problem:

@@ -66,6 +66,8 @@ FUZZ = "fuzz"
 LEAKAGE = "leakage.json"
 CHAIN = "receipt.jsonl"
 RECEIPT = "receipt.json"
+ESTIMATE = "estimate.json"
+"""Final value that a running run with the feature `estimate` expects."""
 OVERRIDES = "overrides.yaml"
 """Overrides of a job of a sweep."""
 CLAIM = ".claim"
@@ -79,7 +81,10 @@ CHECKPOINT_NAMES = "ckpt.json"
 BOARD_FOLDER = "embeddings"
 BOARD_CONFIG = "projector_config.pbtxt"
 """Folder and configuration of TensorBoard's projector."""
-RECORDS = (SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, CHECKPOINT_NAMES, COMPILED, STATUS)
+RECORDS = (
+    *(SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, CHECKPOINT_NAMES, COMPILED),
+    *(STATUS, ESTIMATE),
+)
 RESULTS = (ROBUSTNESS, LEAKAGE, RECEIPT, f"{RECEIPT}.sig")
 REPLACED = (RECIPE, PLAN, OVERRIDES, TOKENIZER, BOARD_CONFIG, *RECORDS, *RESULTS)
 """Files that are written as a whole, besides the files of an emulated device."""

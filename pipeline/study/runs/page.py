@@ -144,6 +144,7 @@ def _make_row(
         "name": run.name,
         "status": run.status,
         "problem": run.problem,
+        "estimate": run.estimate,
         "values": [
             *(_shorten(run.figures.get(name)) for name in first),
             *(_shorten(run.keys.get(key)) for key in keys),

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from pipeline.checkpoint.checkpoint_folder import FOLDER as CHECKPOINTS
 from pipeline.checkpoint.checkpoint_folder import list_saved_steps
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, shorten
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, RepeatedYaml, parse_written_yaml
 from pipeline.core.files.tree_diff import find_value
@@ -22,6 +22,7 @@ from pipeline.engine.monitors.live_status import STATUS, LiveStatus
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, LogLine, finite_number, parse_line
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
 from pipeline.stages.record.run_directory import (
+    ESTIMATE,
     FOLDERS,
     RECIPE,
     SUMMARY,
@@ -41,6 +42,8 @@ MAX_LIVE_S = 60.0
 """Age of a status above which its run counts as dead. A single step may take long."""
 MAX_POINTS = 48
 """A curve has at most this many points, besides the first line."""
+MAX_ESTIMATE = 200
+"""Most letters of an estimate."""
 MAX_LINE_BYTES = 1 << 20
 """Longest line that is read; evaluations with very many classes may exceed it."""
 
@@ -84,6 +87,8 @@ class RecordedRun:
     """The newest status of a running run; None if it has ended or has written none lately."""
     interruption: str = ""
     """Text about what continues the run, if its process ended without a summary; else empty."""
+    estimate: str = ""
+    """Text about where a running run will end, if it has the feature `estimate`; else empty."""
 
 
 def find_runs(root: Path) -> list[Path]:
@@ -140,11 +145,13 @@ def read_run(
     processes = _read_or(problems, PROVENANCE, lambda: list(read_provenance(run_dir)), [])
     logged = _read_or(problems, METRICS, lambda: _read_curves(run_dir), {}) if curves else {}
     first = processes[0] if processes else {}
-    live, interruption = None, ""
+    live, interruption, estimate = None, "", ""
     if not summary and is_free(run_dir):
         interruption = describe_interruption(run_dir)
     elif not summary:
         live = _read_or(problems, STATUS, lambda: read_live_status(run_dir), None)
+    if live is not None:
+        estimate = _read_or(problems, ESTIMATE, lambda: read_estimate(run_dir), "")
     name = os.path.relpath(run_dir, root)
     return RecordedRun(
         name=run_dir.resolve().name if name == "." else name,
@@ -161,6 +168,7 @@ def read_run(
         made=tuple(read_descendants(run_dir)),
         live=live,
         interruption=interruption,
+        estimate=estimate,
     )
 
 
@@ -311,6 +319,20 @@ def read_live_status(run_dir: Path) -> LiveStatus | None:
         raise ValueError(f"written = {status.written}: must have a time zone")
     age_s = (datetime.now(UTC) - written).total_seconds()
     return status if abs(age_s) < MAX_LIVE_S else None
+
+
+def read_estimate(run_dir: Path) -> str:
+    """Read where a running run will end, as text; empty without the file.
+
+    Raises OSError and ValueError if the file can't be read or isn't valid.
+    """
+    try:
+        text = _require_keys(read_json(run_dir / ESTIMATE)).get("text")
+    except FileNotFoundError:
+        return ""
+    if not isinstance(text, str):
+        raise ValueError(f"text = {text}: must be a text")
+    return shorten(text, MAX_ESTIMATE)
 
 
 def sample_log(log: Path) -> Mapping[str, LoggedCurve]:

@@ -268,6 +268,8 @@ def make_command(hydra_config: Any, overrides: Sequence[str]) -> Command:
     section = resolve_sweeper(hydra_config)
     settings = {key: value for key, value in section.items() if key not in VARIABLE_SETTINGS}
     settings["name"] = hydra_config.runtime.choices["hydra/sweeper"]
+    if settings["name"] == "grid" and "Nop" in str(settings.get("pruner")):
+        del settings["pruner"]  # as in the directories of grids that can't have one
     try:
         return Command(overrides=tuple(overrides), sweeper=Sweeper.model_validate(settings))
     except ValidationError as error:

@@ -12,7 +12,7 @@ from pipeline.config.overrides import list_swept_keys
 from pipeline.core.errors import RecipeError
 from pipeline.study.population.groups import group_recipes, require_population
 from pipeline.study.sweep.directory import make_command
-from pipeline.study.sweep.jobs import Job
+from pipeline.study.sweep.jobs import Job, read_least_chance
 from pipeline.study.sweep.plan import PlannedJob, enter_jobs, plan_jobs, run_all
 from pipeline.study.sweep.vectorized import choose_launch, read_places
 
@@ -29,6 +29,8 @@ def sweep_grid(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> No
     command = make_command(sweeper.config.hydra, overrides)
     places = read_places(sweeper)
     shares = _reads_sharing(sweeper)
+    if read_least_chance(sweeper.config.hydra.sweeper) is not None and shares:
+        raise RecipeError([f"{SHARE} = true: must be false with hydra/sweeper/pruner=estimate"])
     if shares and places is not None:
         raise RecipeError([f"{SHARE} = true: must be false with hydra.sweeper.vectorize"])
     jobs = plan_grid(sweeper, command.arguments, with_recipes=shares or places is not None)

@@ -32,6 +32,7 @@ from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.host.cuda import make_memory_share
 from pipeline.core.host.launchers import find_place
 from pipeline.core.host.signals import Signals
+from pipeline.engine.callbacks.callback import Pruner
 from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
@@ -47,6 +48,9 @@ from pipeline.study.sweep.directory import (
 from pipeline.study.sweep.table import update_table
 from pipeline.training.parallel.devices import choose_gpus
 
+NO_PRUNER = "optuna.pruners.NopPruner"
+ESTIMATE_PRUNER = "pipeline.study.final_value.trial_pruner.EstimatePruner"
+"""Classes of the pruners that a grid may name."""
 OnChanged = Literal["refuse", "allow"]
 THREADS = "NPROC"
 """Environment variable of the number of processors that XLA uses."""
@@ -123,12 +127,17 @@ class Job:
         `sweeper` is the job's section `hydra.sweeper`; in a study it has the number of the trial.
         Options that are the same for all jobs are added to `options`.
         """
-        pruner = None
+        pruner: Pruner | None = None
         if sweeper.get("trial") is not None:
             # Imported here, since Optuna is an extra.
             from pipeline.study.sweep.study import open_pruner
 
             pruner = open_pruner(sweeper, job_dir.parent)
+        elif (least_chance := read_least_chance(sweeper)) is not None:
+            # Imported here, since few grids prune.
+            from pipeline.study.final_value.grid_pruner import open_grid_pruner
+
+            pruner = open_grid_pruner(job_dir, recipe, least_chance)
         options = replace(
             options,
             pruner=pruner,
@@ -139,6 +148,25 @@ class Job:
         changes = {"resume": resume, "resume_changed": self.on_changed}
         train = recipe.train.model_copy(update=changes)
         return run(recipe.model_copy(update={"train": train}), options).exit_status
+
+
+def read_least_chance(sweeper: Mapping[str, Any]) -> float | None:
+    """Return the chance below which the pruner of a grid ends a job; None without a pruner.
+
+    Raises RecipeError for another pruner than `estimate`, or a chance that isn't between 0 and 1.
+    """
+    pruner = sweeper.get("pruner")
+    target = str((pruner or {}).get("_target_", NO_PRUNER))
+    if target == NO_PRUNER:
+        return None
+    if target != ESTIMATE_PRUNER:
+        problem = "must be estimate or none; others compare trials, with hydra/sweeper=optuna"
+        raise RecipeError([f"hydra/sweeper/pruner = {target}: {problem}"])
+    chance = pruner.get("chance")
+    if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 < chance < 1:
+        problem = "must be a number above 0 and below 1"
+        raise RecipeError([f"hydra.sweeper.pruner.chance = {chance}: {problem}"])
+    return float(chance)
 
 
 def _format_job_label(job_dir: Path) -> str:

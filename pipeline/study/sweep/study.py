@@ -99,6 +99,9 @@ def read_settings(sweeper: Mapping[str, Any], sweep_dir: Path) -> StudySettings:
     if sweeper["reports"] not in REPORTS:
         rule = f"must be {' or '.join(REPORTS)}"
         problems.append(f"hydra.sweeper.reports = {sweeper['reports']}: {rule}")
+    if sweeper["reports"] == "sinks" and metric != TRAIN_LOSS and _is_estimate(sweeper):
+        problem = f"must be evaluations with pruner=estimate, which extrapolates {metric}"
+        problems.append(f"hydra.sweeper.reports = sinks: {problem}")
     if sweeper["reports"] == "evaluations" and metric == TRAIN_LOSS:
         problem = f"must be sinks with metric={TRAIN_LOSS}, which evaluations don't have"
         problems.append(f"hydra.sweeper.reports = evaluations: {problem}")
@@ -115,6 +118,11 @@ def read_settings(sweeper: Mapping[str, Any], sweep_dir: Path) -> StudySettings:
     settings = {name: sweeper[name] for name in sweeper if name in StudySettings.__annotations__}
     settings["study_name"] = settings["study_name"] or str(sweep_dir)
     return StudySettings(**settings)
+
+
+def _is_estimate(sweeper: Mapping[str, Any]) -> bool:
+    """Return whether the pruner extrapolates the metric itself."""
+    return str(sweeper["pruner"]["_target_"]).endswith(".EstimatePruner")
 
 
 def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
@@ -144,6 +152,15 @@ def find_first_number(trial: FrozenTrial) -> int:
     """Return the number of a trial's first try, which is also the number of its job."""
     first = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
     return trial.number if first is None else first
+
+
+class LengthPruner(optuna.pruners.BasePruner):
+    """Pruner that knows the length of the trial about which it decides."""
+
+    total: int = 0
+    """Steps of the whole trial."""
+    reason: str | None = None
+    """Text about the last decision to prune; None for the default text."""
 
 
 class TrialPruner(Pruner):
@@ -177,6 +194,9 @@ class TrialPruner(Pruner):
     def on_length(self, total: int) -> None:
         """Note the number of steps that aren't enough to end the trial."""
         self._warmup_steps = self._warmup_share * total
+        pruner = self._trial.study.pruner
+        if isinstance(pruner, LengthPruner):
+            pruner.total = total
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Add the finite losses to the sums of the sink."""
@@ -211,7 +231,8 @@ class TrialPruner(Pruner):
             text = f"{self._metric} {value:.4g}"
         else:
             text = f"mean training loss {self._sign * value:.4g}"
-        self.prune_reason = f"step {step}: {text} is poor" if should_prune else None
+        reason = getattr(self._trial.study.pruner, "reason", None) or f"{text} is poor"
+        self.prune_reason = f"step {step}: {reason}" if should_prune else None
 
 
 def open_pruner(sweeper: Mapping[str, Any], sweep_dir: Path) -> TrialPruner:

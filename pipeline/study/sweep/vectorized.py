@@ -181,13 +181,12 @@ class Populations:
                     update_table(job.folder.parent)
 
     def _resolve_settings(self, job: PlannedJob) -> Mapping[str, Any]:
-        """Return `hydra.sweeper` of a job; empty outside of a study."""
+        """Return `hydra.sweeper` of a job; in a study with the number of its trial."""
         trial = value_of(job.overrides, "hydra.sweeper.trial")
-        if trial is None:
-            return {}
         assert self.sweeper is not None
         assert self.sweeper.config is not None
-        return {**resolve_sweeper(self.sweeper.config.hydra), "trial": int(trial)}
+        settings = resolve_sweeper(self.sweeper.config.hydra)
+        return settings if trial is None else {**settings, "trial": int(trial)}
 
 
 def _format_plan(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> str:

@@ -119,7 +119,8 @@ function drawTable(runs) {
     const swatch = colour ? element("span", { class: "swatch", style: `background:${colour}` }) : null;
     return element("tr", {},
       element("td", { title: run.problem || run.name }, box, " ", makeTail(run.name), run.problem ? " (!)" : "", swatch),
-      element("td", { class: run.status }, run.status),
+      element("td", { class: run.status }, run.status,
+        run.estimate ? element("small", { class: "estimate" }, run.estimate) : null),
       ...run.values.map((value) => element("td", { title: words(value) },
         typeof value === "string" ? makeTail(value) : words(value))));
   });

@@ -1,0 +1,527 @@
+"""Intervals of final values and the pruner `estimate`, on runs of held-out families of recipes.
+
+    python -m benchmarks.estimates train RUNS      # about 12 minutes of processor time
+    python -m benchmarks.estimates table RUNS      # writes the shipped table, from fit families
+    python -m benchmarks.estimates score RUNS --side fit
+    python -m benchmarks.estimates score RUNS --side held_out --save
+
+A family is a dataset with a network. Its runs have three pairs of optimizer and schedule, each with
+eight learning rates. The hash of a family's name decides whether the shipped table and the
+constants of the estimate may use it (`fit`), or whether it is only scored (`held_out`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from benchmarks.measure import add_save, heading, publish, table
+from pipeline.engine.monitors.log_lines import EVALS, finite_number, read_last_line
+from pipeline.study.final_value.extrapolation import MIN_POINTS, extrapolate, find_highest_chance
+from pipeline.study.final_value.learning_curves import (
+    EPSILON,
+    POINTS,
+    TABLE,
+    LearningCurve,
+    read_curve,
+    read_shipped_curves,
+)
+from pipeline.study.final_value.run_estimate import ENOUGH_CURVES
+from pipeline.study.runs.ranking import TRAIN_LOSS, main_metric
+
+Side = Literal["fit", "held_out"]
+Kind = Literal["evaluation", "training"]
+SHARES = (0.1, 0.25, 0.5)
+QUANTILES = np.array([0.1, 0.5, 0.9])
+NUM_SWEEPS = 100
+SWEEP_JOBS = 16
+CHANCE = 0.05
+"""Default of the pruner."""
+KINDS: Sequence[Kind] = ("evaluation", "training")
+
+EVALUATIONS = 40
+"""Evaluations of a run, evenly spread."""
+COMMON = (
+    "train.epochs=null",
+    "eval.every_epochs=null",
+    "train.sink_size=50",
+    "monitor.tensorboard=false",
+    "autotune=off",
+    "++expect={}",
+    "seed=1",
+    "hydra.sweeper.vectorize=2",
+)
+LENET = "+recipe=lenet5_digits"
+DIGITS = (LENET, "dataset.train.ops=[{name: rescale, factor: 0.0625, shift: 0.0}]")
+PLAIN_EVAL = "dataset.eval.ops=[{name: rescale, factor: 0.0625, shift: 0.0}]"
+CONV = "[{name: conv, features: 16, kernel: 3}, relu, {name: max_pool, kernel: 2}, flatten, "
+CONV1D = "[{name: conv1d, features: 16, kernel: 5, stride: 2}, relu, flatten, "
+DENSE = "{name: dense, features: $classes}]"
+TABULAR = "+recipe=breast_cancer_mlp"
+TEXT = ("+recipe=gpt_text", "dataset.length=32", "train.schedule={}", "train.clip.norm=null")
+WORDS = ("+recipe=bert_docstrings", "model=layers", "train.schedule={}")
+PAIRS = ("+recipe=pair_docstrings", "train.schedule={}")
+FAMILIES: Mapping[str, tuple[int, tuple[str, ...]]] = {
+    "digits_mlp": (400, (*DIGITS, PLAIN_EVAL, "model=mlp", "model.hidden=[64]")),
+    "digits_linear": (300, (*DIGITS, PLAIN_EVAL, "model=mlp", "model.hidden=[]")),
+    "digits_conv": (400, (*DIGITS, PLAIN_EVAL, "model=layers", f"model.layers={CONV}{DENSE}")),
+    "digits_lenet": (480, (LENET,)),
+    "digits_few_mlp": (
+        400,
+        (
+            *DIGITS,
+            PLAIN_EVAL,
+            "model=mlp",
+            "model.hidden=[32]",
+            "dataset.train.num_shards=14",
+            "dataset.train.shard_id=0",
+            "train.batch_size=16",
+        ),
+    ),
+    "digit_halves": (400, ("+recipe=digit_halves",)),
+    "breast_cancer_mlp": (300, (TABULAR,)),
+    "breast_cancer_linear": (200, (TABULAR, "model.hidden=[]")),
+    "wine_mlp": (
+        200,
+        (
+            TABULAR,
+            "dataset.shipped=wine",
+            "dataset.target=cultivar",
+            "model.hidden=[16]",
+            "train.batch_size=16",
+        ),
+    ),
+    "diabetes_mlp": (400, ("+recipe=diabetes_mlp",)),
+    "diabetes_linear": (300, ("+recipe=diabetes_mlp", "model.hidden=[]")),
+    "diabetes_wide": (300, ("+recipe=diabetes_mlp", "model.hidden=[128]", "train.batch_size=16")),
+    "mnist1d_mlp": (800, ("+recipe=mnist1d_cnn", "model=mlp", "model.hidden=[64, 64]")),
+    "mnist1d_conv": (600, ("+recipe=mnist1d_cnn", f"model.layers={CONV1D}{DENSE}")),
+    "mnist1d_cnn": (800, ("+recipe=mnist1d_cnn",)),
+    "mnist1d_dropout": (
+        600,
+        (
+            "+recipe=mnist1d_cnn",
+            "model=layers",
+            "model.layers=[flatten, {name: dense, features: 64}, relu, "
+            f"{{name: dropout, rate: 0.3}}, {DENSE}",
+        ),
+    ),
+    "text_bigrams": (
+        400,
+        (
+            *TEXT,
+            "model=layers",
+            f"model.layers=[{{name: embedding, vocabulary: 256, features: 32}}, {DENSE}",
+        ),
+    ),
+    "text_gpt": (
+        240,
+        (
+            *TEXT,
+            "model.features=32",
+            "model.hidden=64",
+            "model.heads=2",
+            "model.blocks=1",
+            "train.batch_size=16",
+        ),
+    ),
+    "words_mean": (
+        400,
+        (
+            *WORDS,
+            "model.layers=[{name: embedding, vocabulary: 4003, features: 32}, mean_token, "
+            f"{DENSE}",
+        ),
+    ),
+    "words_conv": (
+        240,
+        (
+            *WORDS,
+            "model.layers=[{name: embedding, vocabulary: 4003, features: 32}, "
+            f"{{name: conv1d, features: 32, kernel: 3}}, relu, mean_token, "
+            f"{DENSE}",
+        ),
+    ),
+    "pairs_mean": (
+        400,
+        (
+            *PAIRS,
+            "model.layers=[{name: branches, inputs: [text_a, text_b], branches: ["
+            "[{name: embedding, vocabulary: 4003, features: 32}, mean_token], "
+            "[{name: embedding, vocabulary: 4003, features: 32}, mean_token]]}, "
+            f"{DENSE}",
+        ),
+    ),
+    "wine_wide": (
+        240,
+        (TABULAR, "dataset.shipped=wine", "dataset.target=cultivar", "model.hidden=[128, 64]"),
+    ),
+}
+"""Number of steps and overrides of each family."""
+VARIANTS: Mapping[str, tuple[str, ...]] = {
+    "adamw_cosine": (
+        "optimizer=adamw",
+        "schedule=cosine",
+        "train.optimizer.lr=0.0001,0.0003,0.001,0.002,0.005,0.01,0.03,0.1",
+    ),
+    "momentum_constant": (
+        "optimizer=momentum",
+        "schedule=constant",
+        "train.optimizer.lr=0.0005,0.001,0.003,0.005,0.01,0.02,0.05,0.1",
+    ),
+    "sgd_decay": (
+        "optimizer=sgd",
+        "schedule=warmup_stable_decay",
+        "train.optimizer.lr=0.003,0.01,0.02,0.05,0.1,0.2,0.3,0.5",
+    ),
+}
+
+
+def choose_side(family: str) -> Side:
+    """Return the side of a family, by the first byte of its name's SHA-256."""
+    return "fit" if hashlib.sha256(family.encode()).digest()[0] % 2 else "held_out"
+
+
+def train(root: Path, names: Sequence[str]) -> None:
+    """Train the sweeps of families; one that is done already isn't trained again."""
+    for family in names or FAMILIES:
+        steps, keys = FAMILIES[family]
+        for variant, varied in VARIANTS.items():
+            folder = root / family / variant
+            command = [sys.executable, "-m", "pipeline", "-m", *keys, *COMMON, *varied]
+            command += [f"train.steps={steps}", f"eval.every_steps={steps // EVALUATIONS}"]
+            command += [f"hydra.sweep.dir={folder}"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            print(family, variant, done.returncode, flush=True)
+            if done.returncode:
+                print(done.stdout[-1500:], done.stderr[-1500:], flush=True)
+
+
+@dataclass(frozen=True)
+class FamilyCurve:
+    """A curve of a run, with its family and job."""
+
+    family: str
+    job: str
+    metric: str
+    curve: LearningCurve
+
+
+def read_family_curves(root: Path, side: Side, kind: Kind) -> list[FamilyCurve]:
+    """Read the curves of all runs of a side that are done.
+
+    Of an evaluation it is the metric that the estimate watches by default.
+    """
+    curves = []
+    for family in FAMILIES:
+        if choose_side(family) != side:
+            continue
+        for run_dir in sorted((root / family).glob("*/*/summary.json")):
+            metric = TRAIN_LOSS if kind == "training" else find_metric(run_dir.parent)
+            curve = read_curve(run_dir.parent, metric, family)
+            if curve is not None:
+                job = "/".join(run_dir.parts[-3:-1])
+                curves.append(FamilyCurve(family, job, metric, curve))
+    return curves
+
+
+def find_metric(run_dir: Path) -> str:
+    """Return the metric that the estimate watches by default."""
+    line = read_last_line(run_dir / EVALS)
+    numbers = {} if line is None else {n: finite_number(v) for n, v in line.fields.items()}
+    return main_metric([{n: v for n, v in numbers.items() if v is not None}]) or TRAIN_LOSS
+
+
+def write_table(root: Path) -> None:
+    """Write the shipped table: a row for each run of a fit family, at 40 even shares."""
+    columns: dict[str, np.ndarray] = {}
+    shares = np.arange(1, POINTS + 1) / POINTS
+    for kind in KINDS:
+        curves = read_family_curves(root, "fit", kind)
+        rows = [np.interp(shares, each.curve.shares, each.curve.errors) for each in curves]
+        columns[kind] = np.array(rows).astype(np.float16)
+        columns[f"{kind}_families"] = np.array([each.family for each in curves])
+    np.savez_compressed(TABLE, **columns)
+    print(f"{TABLE}: {TABLE.stat().st_size:,} bytes, {len(columns['evaluation'])} runs")
+
+
+def read_table(without: str | None) -> list[LearningCurve]:
+    """Return the shipped curves of evaluations, but for one family."""
+    return [curve for curve in read_shipped_curves("evaluation") if curve.group != without]
+
+
+def score_intervals(root: Path, side: Side, kind: Kind) -> list[list[str]]:
+    """Return a row for each method and share: coverage, its range over families, width, loss."""
+    rows = []
+    curves = read_family_curves(root, side, kind)
+    shipped = read_shipped_curves(kind)
+    for name, method in METHODS.items():
+        for share in SHARES:
+            hits: dict[str, list[bool]] = {}
+            widths, losses = [], []
+            for each in curves:
+                is_known = each.curve.shares <= share + 1e-9
+                if is_known.sum() < MIN_POINTS or not method.serves(each.metric):
+                    continue
+                table = [curve for curve in shipped if curve.group != each.family]
+                quantiles = method.predict(
+                    each.curve.shares[is_known], each.curve.errors[is_known], table
+                )
+                final = each.curve.errors[-1]
+                hits.setdefault(each.family, []).append(bool(quantiles[0] <= final <= quantiles[2]))
+                widths.append(quantiles[2] - quantiles[0])
+                excess = final - quantiles
+                losses.append(
+                    float(np.maximum(QUANTILES * excess, (QUANTILES - 1) * excess).mean())
+                )
+            by_family = [float(np.mean(each)) for each in hits.values()]
+            rows.append(
+                [
+                    name,
+                    f"{share:.0%}",
+                    str(len(losses)),
+                    f"{np.mean([hit for each in hits.values() for hit in each]):.1%}",
+                    f"{min(by_family):.0%} to {max(by_family):.0%}",
+                    f"{np.exp(np.median(widths)):.2f}x",
+                    f"{np.mean(losses):.3f}",
+                ]
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def predict_by_estimate(
+    shares: np.ndarray, errors: np.ndarray, table: Sequence[LearningCurve]
+) -> np.ndarray:
+    """Return the quantiles of the estimate."""
+    final = extrapolate(shares, errors, table)
+    return np.array([final.quantile(float(share)) for share in QUANTILES])
+
+
+def predict_by_last(
+    shares: np.ndarray, errors: np.ndarray, table: Sequence[LearningCurve]
+) -> np.ndarray:
+    """Return the last error plus quantiles of how the table's curves go on from the same share."""
+    falls = [c.errors[-1] - np.interp(shares[-1], c.shares, c.errors) for c in table]
+    return errors[-1] + np.quantile(falls, QUANTILES)
+
+
+def predict_by_power_law(
+    shares: np.ndarray, errors: np.ndarray, table: Sequence[LearningCurve]
+) -> np.ndarray:
+    """Return POW3, c + a x^-alpha, by least squares, plus quantiles of its errors on the table."""
+
+    def fit(values: np.ndarray) -> float:
+        best = (np.inf, float(np.log(values[-1])))
+        for alpha in np.arange(0.05, 3.01, 0.05):
+            design = np.stack([np.ones_like(shares), shares**-alpha], axis=1)
+            (c, a), *_ = np.linalg.lstsq(design, values, rcond=None)
+            residual = float(np.sum((design @ (c, a) - values) ** 2))
+            if residual < best[0] and c + a > 0:
+                best = (residual, float(np.log(c + a)))
+        return best[1]
+
+    misses = [c.errors[-1] - fit(np.exp(np.interp(shares, c.shares, c.errors))) for c in table[::4]]
+    return fit(np.exp(errors)) + np.quantile(misses, QUANTILES)
+
+
+def predict_by_prior(
+    shares: np.ndarray, errors: np.ndarray, table: Sequence[LearningCurve]
+) -> np.ndarray:
+    """Return quantiles of the posterior under LC-PFN's prior, by importance sampling.
+
+    The prior (Adriaensen et al. 2023, arXiv 2310.20447, and its code): a sum of pow3, ilog2 and
+    Janoschek curves with uniform weights, rising and within [0, 1], with normal noise. LC-PFN
+    approximates this posterior by a network whose weights aren't in its package.
+    """
+    curves, deviations = sample_prior()
+    x = np.clip(np.round(shares * POINTS).astype(int) - 1, 0, POINTS - 1)
+    values = 1 + EPSILON - np.exp(errors)
+    misses = (curves[:, x] - values) / deviations[:, None]
+    logarithms = -0.5 * np.sum(misses**2, axis=1) - len(x) * np.log(deviations)
+    weights = np.exp(logarithms - logarithms.max())
+    rng = np.random.default_rng(0)
+    drawn = rng.choice(len(curves), 4000, p=weights / weights.sum())
+    noise = deviations[drawn] * rng.standard_normal(len(drawn))
+    last = np.clip(curves[drawn, -1] + noise, 0, 1)
+    return np.quantile(np.log(1 + EPSILON - last), QUANTILES)
+
+
+@cache
+def sample_prior(count: int = 400_000) -> tuple[np.ndarray, np.ndarray]:
+    """Return curves of the prior, float (m, 40), and deviations of their noise, float (m,)."""
+    rng = np.random.default_rng(0)
+    x = np.arange(1, POINTS + 1)[None]
+
+    def normal(mean: float, deviation: float) -> np.ndarray:
+        return rng.normal(mean, deviation, (count, 1))
+
+    def uniform(low: float, high: float) -> np.ndarray:
+        return rng.uniform(low, high, (count, 1))
+
+    pow3 = uniform(0, 1.25) - uniform(-0.6, 0.6) * x ** -np.exp(normal(0, 2))
+    ilog2 = uniform(0, 1) - uniform(-0.5, 0.5) / np.log(x + 1)
+    a, b = uniform(0, 1), uniform(0, 2)
+    growth = np.exp(-np.exp(normal(-2, 1)) * x ** np.exp(normal(0, 0.5)))
+    janoschek = a - (a - b) * growth
+    weights = rng.uniform(0, 1, (3, count, 1))
+    curves = weights[0] * pow3 + weights[1] * ilog2 + weights[2] * janoschek
+    is_valid = (curves[:, -1] > curves[:, 0]) & (curves.min(1) >= 0) & (curves.max(1) <= 1)
+    deviations = np.exp(rng.normal(-4, 1, count))
+    return curves[is_valid].astype(np.float32), deviations[is_valid]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to extrapolate."""
+
+    predict: Callable[[np.ndarray, np.ndarray, Sequence[LearningCurve]], np.ndarray]
+    metrics: tuple[str, ...] = ()
+    """Metrics that it is for; empty for all."""
+
+    def serves(self, metric: str) -> bool:
+        return not self.metrics or metric in self.metrics
+
+
+METHODS: Mapping[str, Method] = {
+    "estimate": Method(predict_by_estimate),
+    "last value": Method(predict_by_last),
+    "power law": Method(predict_by_power_law),
+    "LC-PFN's prior": Method(predict_by_prior, ("accuracy",)),
+    "estimate, same runs": Method(predict_by_estimate, ("accuracy",)),
+}
+
+
+def draw_sweeps(root: Path, side: Side) -> list[list[FamilyCurve]]:
+    """Draw sweeps of 16 jobs of a family in random order, as many of each family."""
+    curves = read_family_curves(root, side, "evaluation")
+    families = {each.family: [c for c in curves if c.family == each.family] for each in curves}
+    rng = np.random.default_rng(0)
+    return [
+        [jobs[i] for i in rng.permutation(len(jobs))[:SWEEP_JOBS]]
+        for _ in range(-(-NUM_SWEEPS // len(families)))
+        for jobs in families.values()
+    ][:NUM_SWEEPS]
+
+
+def run_with_estimate(jobs: Sequence[FamilyCurve], least_chance: float) -> list[float]:
+    """Return the share of its steps that each job of a sweep trains, with the pruner `estimate`."""
+    table = read_table(without=jobs[0].family)
+    trained = []
+    done: list[LearningCurve] = []
+    for number, job in enumerate(jobs):
+        curve = job.curve
+        share = 1.0
+        for count in range(MIN_POINTS, len(curve.shares)):
+            if len(done) < ENOUGH_CURVES:
+                break
+            known = curve.shares[:count], curve.errors[:count]
+            best = min(float(each.errors[-1]) for each in done)
+            chance = find_highest_chance(*known, table, done, best)
+            if chance is not None and chance < least_chance:
+                share = float(curve.shares[count - 1])
+                break
+        if share == 1.0:
+            done.append(replace(curve, group=f"job {number}"))
+        trained.append(share)
+    return trained
+
+
+def run_with_optuna(jobs: Sequence[FamilyCurve], make: Callable[[], Any]) -> list[float]:
+    """Return the share of its steps that each job trains, with a pruner of Optuna."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction="minimize", pruner=make())
+    trained = []
+    for job in jobs:
+        trial = study.ask()
+        share = 1.0
+        for at, error in zip(job.curve.shares, job.curve.errors, strict=True):
+            trial.report(float(error), max(1, round(POINTS * float(at))))
+            if at < 1 and trial.should_prune():
+                share = float(at)
+                break
+        if share == 1.0:
+            study.tell(trial, float(job.curve.errors[-1]))
+        else:
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        trained.append(share)
+    return trained
+
+
+def score_pruners(root: Path, side: Side, chances: Sequence[float]) -> list[list[str]]:
+    """Return a row for each pruner: cost of 100 sweeps, winners lost, and how much was lost."""
+    import optuna
+
+    sweeps = draw_sweeps(root, side)
+    pruners: dict[str, Callable[[Sequence[FamilyCurve]], list[float]]] = {
+        f"estimate, chance {chance}": partial(run_with_estimate, least_chance=chance)
+        for chance in chances
+    }
+    pruners["median"] = partial(
+        run_with_optuna,
+        make=lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=POINTS // 4),
+    )
+    pruners["asha"] = partial(
+        run_with_optuna, make=lambda: optuna.pruners.SuccessiveHalvingPruner()
+    )
+    rows = []
+    for name, run in pruners.items():
+        costs, lost = [], []
+        for jobs in sweeps:
+            trained = run(jobs)
+            finals = np.array([job.curve.errors[-1] for job in jobs])
+            is_done = np.array(trained) == 1.0
+            costs.append(float(np.mean(trained)))
+            lost.append(float(finals[is_done].min() - finals.min()))
+        is_lost = np.array(lost) > 0
+        worst = f"{np.exp(max(lost)):.2f}x"
+        rows.append([name, f"{np.mean(costs):.0%}", f"{is_lost.sum()} of {len(sweeps)}", worst])
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    """Train runs, write the table, or score."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("action", choices=("train", "table", "score"))
+    parser.add_argument("root", type=Path)
+    parser.add_argument("names", nargs="*", help="families to train; all without one")
+    parser.add_argument("--side", choices=("fit", "held_out"), default="fit")
+    parser.add_argument("--chances", type=float, nargs="*", default=[CHANCE])
+    add_save(parser, "estimates.md")
+    args = parser.parse_args()
+    if args.action == "train":
+        train(args.root, args.names)
+    elif args.action == "table":
+        write_table(args.root)
+    else:
+        score(args.root, args.side, args.chances, args.save)
+
+
+def score(root: Path, side: Side, chances: Sequence[float], save: Path | None) -> None:
+    """Print, and publish if `save` is set, the tables of a side."""
+    command = f"python -m benchmarks.estimates score RUNS --side {side}"
+    parts = [heading("Estimates", command, ["jax", "numpy", "optuna"])]
+    titles = ["method", "of the steps", "runs", "in 80 %", "by family", "width", "loss"]
+    for kind in KINDS:
+        parts += [f"Curves: {kind}.", "", table(titles, score_intervals(root, side, kind)), ""]
+    titles = ["pruner", "cost", "winners lost", "worst error"]
+    parts.append(table(titles, score_pruners(root, side, chances)))
+    publish("\n".join(parts), save)
+
+
+if __name__ == "__main__":
+    main()
