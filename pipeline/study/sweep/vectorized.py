@@ -181,9 +181,11 @@ class Populations:
                     update_table(job.folder.parent)
 
     def _resolve_settings(self, job: PlannedJob) -> Mapping[str, Any]:
-        """Return `hydra.sweeper` of a job; in a study with the number of its trial."""
+        """Return `hydra.sweeper` of a job; in a study with the number of its trial. Empty without a
+        sweeper."""
+        if self.sweeper is None:
+            return {}
         trial = value_of(job.overrides, "hydra.sweeper.trial")
-        assert self.sweeper is not None
         assert self.sweeper.config is not None
         settings = resolve_sweeper(self.sweeper.config.hydra)
         return settings if trial is None else {**settings, "trial": int(trial)}
