@@ -68,8 +68,8 @@ def make_placement(platform: str, index: int, parallel: ParallelSpec) -> DeviceP
 
 def make_host_placement(parallel: ParallelSpec) -> DevicePlacement:
     """Return one device of the host's processor. With a parallel mode the processor is split into
-    at least `DEFAULT_SHARDS` devices, as for training on at most that number. Otherwise results would
-    differ in their last bits. Raises RunError for unsupported settings of JAX."""
+    at least `DEFAULT_SHARDS` devices, as for training on at most that number. Otherwise results
+    would differ in their last bits. Raises RunError for unsupported settings of JAX."""
     _require_settings()
     if parallel.mode != "none":
         provide_cpu_devices(1)
