@@ -9,7 +9,7 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.config.foreign.adopt import Adoption, KeyRow, adopt, make_recipe_text
 from pipeline.config.foreign.keras_script import adopt_keras, uses_keras
 from pipeline.config.foreign.lightning import adopt_lightning, is_lightning, is_uncomposed
-from pipeline.config.foreign.mindcv import RULES, adopt_timm
+from pipeline.config.foreign.mindcv import RULES, adopt_timm, is_mindcv, is_timm
 from pipeline.config.foreign.npu_run_config import adopt_npu_run_config, sets_npu_run_config
 from pipeline.config.foreign.script import parse_script
 from pipeline.config.foreign.training_arguments import (
@@ -87,15 +87,14 @@ def _adopt_file(file: Path) -> Adoption:
         raise RecipeError([f"{file}: can't be read: {get_system_reason(error)}"]) from error
     except ValueError as error:
         raise RecipeError([f"{file}: not readable as data: {error}"]) from error
-    keys = settings.keys() if isinstance(settings, dict) else set()
-    if is_training_arguments(keys):
+    if is_training_arguments(settings):
         return adopt_training_arguments(f"TrainingArguments of {file.name}", settings)
     if is_lightning(settings):
         return adopt_lightning(f"Lightning's {file.name}", settings)
     if is_uncomposed(settings):
         raise RecipeError([f"{file}: {UNCOMPOSED}"])
-    if "sched" in keys:
+    if is_timm(settings):
         return adopt_timm(f"timm's {file.name}", settings)
-    if not keys.isdisjoint(("epoch_size", "scheduler", "amp_level", "image_resize")):
+    if is_mindcv(settings):
         return adopt("mindcv", f"mindcv's {file.name}", settings, RULES)
     raise RecipeError([f"{file}: {KNOWN}"])

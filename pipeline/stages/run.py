@@ -129,19 +129,20 @@ def train_and_evaluate(
     """
     stages = run.context.recipe.stages
     features = run.context.features
-    state, host = make_initial_state(run, restored)
+    state, host_state = make_initial_state(run, restored)
     step = int(state.step)
     if "train" in stages:
         with record_time(run.context.summary, "sinks_s"):
-            sink = features.choose_sinks(run, estimate, host) or plan_sinks(run)
+            sink = features.choose_sinks(run, estimate, host_state) or plan_sinks(run)
         run = features.prepare(with_sinks(run, sink), sink, step)
         callbacks = make_callbacks(run.context)
         features.check(run)
-    with open_evaluations(run, step, estimate, host) as evaluations:
+    with open_evaluations(run, step, estimate, host_state) as evaluations:
         if "train" in stages:
             opened = open_training(run, sink, evaluations, callbacks)
             with features.train(run), opened as (program, schedule, hooks):
-                state = yield from train(program, state, schedule, hooks, host, evaluations.history)
+                history = evaluations.history
+                state = yield from train(program, state, schedule, hooks, host_state, history)
             record_overflows(run.context, state)
             features.conclude_training(run, estimate, state)
         if evaluations.history.status == "done":

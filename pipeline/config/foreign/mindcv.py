@@ -175,6 +175,17 @@ def _map_to_splits(fields: Settings) -> dict[str, Any]:
 RULES = (map_model, map_training, map_data)
 
 
+def is_mindcv(tree: Any) -> bool:
+    """Return whether a YAML's content has settings of mindcv."""
+    marks = ("epoch_size", "scheduler", "amp_level", "image_resize")
+    return isinstance(tree, dict) and not tree.keys().isdisjoint(marks)
+
+
+def is_timm(tree: Any) -> bool:
+    """Return whether a YAML's content is timm's args.yaml."""
+    return isinstance(tree, dict) and "sched" in tree
+
+
 def adopt_timm(origin: str, settings: Settings) -> Adoption:
     """Map timm's settings. Raises RecipeError with the problems of all rules."""
     return adopt("timm", origin, settings, [_map_translated, _map_untranslated])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,9 @@ def _require_single_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return tree
 
 
-def is_training_arguments(keys: Collection[str]) -> bool:
-    """Return whether a file with these keys is of TrainingArguments."""
-    return not CERTAIN.isdisjoint(keys)
+def is_training_arguments(tree: Any) -> bool:
+    """Return whether a file's content has settings that only TrainingArguments have."""
+    return isinstance(tree, dict) and not CERTAIN.isdisjoint(tree)
 
 
 def adopt_training_arguments(origin: str, tree: Mapping[str, Any]) -> Adoption:

@@ -39,8 +39,12 @@ class RAdam(AdamBase):
     rho, the length of an average of these squares, is below 5.
     """
 
-    transformation: ClassVar[str] = "scale_by_radam"
     name: Literal["radam"] = "radam"
+
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
+        import optax
+
+        return (optax.scale_by_radam(self.b1, self.b2, self.eps),)
 
 
 @component("optimizer")
@@ -48,8 +52,12 @@ class AdaMax(AdamBase):
     """Adam with the largest gradient in place of the mean square (Kingma & Ba 2015, algorithm 2).
     m_hat / u, u <- max(b2 * u, |g| + eps), as in PyTorch and MindSpore; weight decay is L2."""
 
-    transformation: ClassVar[str] = "scale_by_adamax"
     name: Literal["adamax"] = "adamax"
+
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
+        import optax
+
+        return (optax.scale_by_adamax(self.b1, self.b2, self.eps),)
 
 
 @component("optimizer")
@@ -60,8 +68,12 @@ class AmsGrad(AdamBase):
     PyTorch corrects the bias of the maximum instead, and MindSpore doesn't correct it.
     """
 
-    transformation: ClassVar[str] = "scale_by_amsgrad"
     name: Literal["amsgrad"] = "amsgrad"
+
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
+        import optax
+
+        return (optax.scale_by_amsgrad(self.b1, self.b2, self.eps),)
 
 
 @component("optimizer")

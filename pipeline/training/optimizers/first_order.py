@@ -41,12 +41,10 @@ class DecayedOptimizer(OptimizerSpec):
 
 
 class AdamBase(DecayedOptimizer):
-    """Base of the variants of Adam: moving averages of the gradient g (m) and of g^2 or another
-    size (v), and a small constant. m_hat and v_hat are the averages without their bias towards
-    0."""
+    """Base of the variants of Adam. m is the moving average of the gradient g, v of g^2 or of
+    another size of g; `b1` and `b2` are the shares that they keep, `eps` is the constant in the
+    denominator. m_hat and v_hat are m and v without their bias towards 0."""
 
-    transformation: ClassVar[str] = "scale_by_adam"
-    """Name of optax's function (b1, b2, eps) -> the transformation of gradients to directions."""
     b1: MovingAverageRate
     b2: MovingAverageRate
     eps: PositiveFloat
@@ -54,7 +52,7 @@ class AdamBase(DecayedOptimizer):
     def transformations(self) -> tuple[optax.GradientTransformation, ...]:
         import optax
 
-        return (getattr(optax, self.transformation)(self.b1, self.b2, self.eps),)
+        return (optax.scale_by_adam(self.b1, self.b2, self.eps),)
 
 
 @component("optimizer")

@@ -34,10 +34,10 @@ from pipeline.models.modules.apply_layers import LayerContext, apply_layer
 CONVNEXT_DEPTHS = (3, 3, 9, 3)
 CONVNEXT_WIDTHS = (96, 192, 384, 768)
 """Blocks and channels of each stage of ConvNeXt-T."""
-KERNEL = (7, 7)
+CONVNEXT_KERNEL = (7, 7)
 EXPANSION = 4
 """Channels between the two products of a block, relative to its channels, in both networks."""
-LAYER_SCALE = 1e-6
+CONVNEXT_SCALE = 1e-6
 """Initial factor of a block before the input is added."""
 CONVNEXT_DROP_PATH = 0.1
 """Share of samples that skip the last block in training (Liu et al. 2022, table 5)."""
@@ -54,10 +54,10 @@ FEATURES = 96
 """Features of a token in the first stage of Swin-T; each stage doubles them."""
 MASKED = -100.0
 """Added to the score of two tokens that aren't neighbours in the image, as in the authors' code."""
-STRIDES = (4, 8, 16, 32)
+DBNET_STRIDES = (4, 8, 16, 32)
 """Factors by which the backbone has shrunk the images at the layers that the pyramid reads."""
 
-STEEPNESS = 50.0
+DBNET_STEEPNESS = 50.0
 """k of the binarisation (Liao et al. 2020, eq. 2)."""
 
 
@@ -73,11 +73,11 @@ class ConvNeXtBlock(nn.Module):
     def __call__(self, x: Array, train: bool) -> Array:
         """Return maps of the input's shape (batch, height, width, channels)."""
         channels = x.shape[-1]
-        y = nn.Conv(channels, KERNEL, feature_group_count=channels)(x)
+        y = nn.Conv(channels, CONVNEXT_KERNEL, feature_group_count=channels)(x)
         y = nn.LayerNorm(epsilon=1e-6)(y)
         y = nn.gelu(nn.Dense(EXPANSION * channels)(y), approximate=False)
         y = nn.Dense(channels)(y)
-        scale = self.param("scale", nn.initializers.constant(LAYER_SCALE), (channels,))
+        scale = self.param("scale", nn.initializers.constant(CONVNEXT_SCALE), (channels,))
         y = scale * y
         if train and self.dropped:
             keep_rate = 1 - self.dropped
@@ -271,7 +271,7 @@ class DBNet(nn.Module):
             _apply_part(name, _make_head(self.features // 4), fused, site)
             for name in ("probability", "threshold")
         )
-        binary = jax.nn.sigmoid(STEEPNESS * (probability - threshold))
+        binary = jax.nn.sigmoid(DBNET_STEEPNESS * (probability - threshold))
         return jnp.concatenate([probability, threshold, binary], axis=-1)
 
     def _pyramid(self, levels: dict[int, Array], site: LayerContext) -> Array:
@@ -280,12 +280,12 @@ class DBNet(nn.Module):
         smooth = self.features // 4
         above: Array | None = None
         smoothed = []
-        for stride in reversed(STRIDES):
+        for stride in reversed(DBNET_STRIDES):
             level = _apply_part(f"lateral{stride}", (lateral,), levels[stride], site)
             if above is not None:
                 level += _apply_part(f"above{stride}", (Upsample(factor=2),), above, site)
             above = level
-            body = (Conv(features=smooth, kernel=3), Upsample(factor=stride // STRIDES[0]))
+            body = (Conv(features=smooth, kernel=3), Upsample(factor=stride // DBNET_STRIDES[0]))
             smoothed.append(_apply_part(f"smooth{stride}", body, level, site))
         return jnp.concatenate(smoothed, axis=-1)
 

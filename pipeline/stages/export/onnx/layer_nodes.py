@@ -193,9 +193,10 @@ def _skip_dropout(layer: standard.Dropout, x: NodeOutput, graph: GraphBuilder) -
     return x
 
 
-@register_translation(standard.Relu, standard.Tanh, standard.Sigmoid, standard.Relu6)
-@register_translation(standard.HardSigmoid, standard.HardSwish, standard.Swish, standard.Gelu)
-@register_translation(standard.LeakyRelu, standard.SquaredRelu)
+@register_translation(
+    *(standard.Relu, standard.Tanh, standard.Sigmoid, standard.Relu6, standard.HardSigmoid),
+    *(standard.HardSwish, standard.Swish, standard.Gelu, standard.LeakyRelu, standard.SquaredRelu),
+)
 def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     match layer.name:
         case "relu" | "tanh" | "sigmoid":
@@ -344,7 +345,8 @@ def _add_recurrent(layer: tokens.Recurrent, x: NodeOutput, graph: GraphBuilder) 
     gates = GATES[layer.name]
 
     def read_weights(name: str) -> np.ndarray:
-        """Return the weights of both directions, (directions, gates * features, inputs)."""
+        """Return the weights of both directions, (directions, gates * features, inputs); biases
+        have no last axis."""
         arrays = [graph.read_weight(prefix + name) for prefix in prefixes]
         parts = [np.split(array, len(gates), -1) for array in arrays]
         ordered = [np.concatenate([part[gate] for gate in gates], -1) for part in parts]
@@ -370,8 +372,9 @@ def _add_recurrent(layer: tokens.Recurrent, x: NodeOutput, graph: GraphBuilder) 
         **attributes,
     )
     width = features * len(prefixes)
+    last_state = f"{name}_2"  # The second output, Y_h: (directions, batch, features).
     if layer.output == "last":
-        last = graph.add_node("Transpose", [f"{name}_2"], perm=(1, 0, 2))
+        last = graph.add_node("Transpose", [last_state], perm=(1, 0, 2))
         return graph.reshape(NodeOutput(last, ()), [-1, width], (width,))
     # (tokens, directions, batch, features) -> (batch, tokens, directions, features)
     moved = graph.add_node("Transpose", [name], perm=(2, 0, 1, 3))
@@ -379,11 +382,11 @@ def _add_recurrent(layer: tokens.Recurrent, x: NodeOutput, graph: GraphBuilder) 
     results = graph.reshape(NodeOutput(moved, ()), [-1, *shape], shape)
     if graph.token_mask is None:
         return results
-    # Padding after the tokens doesn't change the state. A reverse layer reads it first.
-    state = graph.add_node("Transpose", [f"{name}_2"], perm=(1, 0, 2))
-    before = np.ones((len(prefixes), 1), np.float32)
-    before[1:] = 0
-    state = graph.add_node("Mul", [state, graph.add_constant("before", before)])
+    # Padding after the tokens has the last state of the forward direction, and 0 of the reverse
+    # one, which reads it first.
+    state = graph.add_node("Transpose", [last_state], perm=(1, 0, 2))
+    is_forward = np.array([[1.0], [0.0]], np.float32)[: len(prefixes)]
+    state = graph.add_node("Mul", [state, graph.add_constant("is_forward", is_forward)])
     padding = graph.reshape(NodeOutput(state, ()), [-1, 1, width], (1, width))
     return graph.clear_padding(results, padding.name)
 
