@@ -8,12 +8,12 @@
 `steps` trains runs of drawn keys, and computes drawn steps of each again, in any order. A step is
 right if its loss has the bits of metrics.jsonl, which this script reads by itself, and if no file
 of the run has changed. `samples` changes one training sample of a network that is trained for 30
-epochs, and looks at the step of the last ten that reads it with the highest loss beside the steps
-around it: the sample should be the first of the ranking of `step`. Cases whose loss has no spike
-there don't count. `keys` trains two runs with one or two keys that act at step 1, and up to six
-that act later: `bisect` should name the former in at most 2 log2 n + 6 runs. `cooldowns` plans and
-trains eight lengths of a warmup-stable- decay schedule as one sweep, in at most 2.6 times the steps
-of the longest. The exit status is 1 if a case fails.
+epochs, and looks at the step of the last ten that reads it and whose loss exceeds the same step
+without the change by most: the sample should be the first of the ranking of `step`, or have the
+largest loss. Harmless changes don't count. `keys` trains two runs with one or two keys that act at
+step 1, and up to six that act later: `bisect` should name the former in at most 2 log2 n + 6 runs.
+`cooldowns` plans and trains eight lengths of a warmup-stable- decay schedule as one sweep, in at
+most 2.6 times the steps of the longest. The exit status is 1 if a case fails.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from pipeline.inspect.replay import open_replay
 from pipeline.stages.data import read_selected
 
 STEPS_OF_A_RUN = 50
-SPIKE = 1.5
-"""A step whose loss is so many times the median around it is a spike."""
+HARM = 1.0
+"""A sample is harmful in a step if the sum of the batch's losses is larger by so much, in nats,
+than in the same step of a run without the change."""
 KINDS = ("label", "blank", "outlier", "another class", "overflow")
 """What happens to a sample: a wrong label; zeros; 20 times its values, negative; the pixels of a
 sample of another class; a value with which the network overflows."""
@@ -131,38 +132,54 @@ def check_sample(draws: random.Random, folder: Path) -> tuple[str, bool | None]:
         images[row] = images[others[draws.randrange(len(others))]]
     else:
         images[row, draws.randrange(images.shape[1])] = 1e38
-    arrays |= {"x_train": images, "y_train": labels}
-    arrays["x_test"] = arrays["x_test"].reshape(len(arrays["x_test"]), -1).astype(np.float32) / 16
-    data, run_dir = folder / "digits.npz", folder / "run"
-    np.savez(data, **arrays)
-    keys = ["dataset=numpy", f"dataset.root={data}", "dataset.train.ops=[]", "dataset.eval.ops=[]"]
-    keys += ["train.on_nan=skip", "optimizer=adam"]
-    keys += ["train.epochs=30", f"seed={draws.randrange(1000)}", "train.optimizer.lr=0.003"]
-    model = ["model=mlp", "model.hidden=[32]", "train.batch_size=32", "train.sink_size=-1"]
-    quiet = ["monitor.tensorboard=false", "monitor.sample_images=0"]
-    run_quietly(*model, *keys, *quiet, f"hydra.run.dir={run_dir}")
-    step = _find_spike(run_dir, row, first=20 * (len(images) // 32) + 1)
+    test = arrays["x_test"].reshape(len(arrays["x_test"]), -1).astype(np.float32) / 16
+    clean_images = arrays["x_train"].reshape(images.shape).astype(np.float32) / 16
+    clean = {"x_train": clean_images, "y_train": arrays["y_train"], "x_test": test}
+    np.savez(folder / "clean.npz", y_test=arrays["y_test"], **clean)
+    planted = {"x_train": images, "y_train": labels, "x_test": test}
+    np.savez(folder / "planted.npz", y_test=arrays["y_test"], **planted)
+    keys = ["dataset=numpy", "dataset.train.ops=[]", "dataset.eval.ops=[]", "train.on_nan=skip"]
+    keys += ["optimizer=adam", f"seed={draws.randrange(1000)}", "train.optimizer.lr=0.003"]
+    keys += ["model=mlp", "model.hidden=[32]", "train.batch_size=32", "train.sink_size=-1"]
+    keys += ["train.epochs=30", "monitor.tensorboard=false", "monitor.sample_images=0"]
+    for name in ("clean", "planted"):
+        data = f"dataset.root={folder / name}.npz"
+        run_quietly(*keys, data, f"hydra.run.dir={folder / name}")
+    run_dir = folder / "planted"
+    step = _find_harm(run_dir, folder / "clean", row, first=20 * (len(images) // 32) + 1)
     if step is None:
-        return f"{kind}: no spike", None
+        return f"{kind}: harmless", None
     facts = run_with_json("step", str(run_dir), str(step))
-    ranks = [sample["sample"] for sample in facts["samples"]]
-    place = ranks.index(row) + 1
-    return f"{kind}: rank {place} of {len(ranks)}", place == 1
+    rows = [sample["sample"] for sample in facts["samples"]]
+    largest_loss = max(facts["samples"], key=lambda sample: _as_number(sample["loss"]))
+    place = rows.index(row) + 1
+    text = f"{kind}: rank {place} of {len(rows)}"
+    if place > 1 and largest_loss["sample"] == row:
+        text += ", first by its loss"
+    return text, place == 1 or largest_loss["sample"] == row
 
 
-def _find_spike(run_dir: Path, row: int, first: int) -> int | None:
-    """Return the step from `first` on that reads a row and whose loss is highest beside the median
-    of the 20 steps around it, or isn't finite; None if no loss is `SPIKE` times the median."""
-    losses = np.array([line["loss"] or np.nan for line in read_log(run_dir)], np.float64)
-    ratios: dict[int, float] = {}
+def _as_number(loss: float | None) -> float:
+    """Return a loss of JSON, in which None isn't finite."""
+    return math.inf if loss is None else loss
+
+
+def _find_harm(run_dir: Path, clean_dir: Path, row: int, first: int) -> int | None:
+    """Return the step from `first` on that reads a row and whose loss exceeds the same step of a
+    run without the change by most, or isn't finite; None if it isn't harmful in any."""
+    losses, clean_losses = (
+        np.array([np.nan if line["loss"] is None else line["loss"] for line in read_log(folder)])
+        for folder in (run_dir, clean_dir)
+    )
+    harms: dict[int, float] = {}
     with make_silent_reporter() as reporter, open_replay(run_dir, reporter) as replay:
         for step in range(first, len(losses) + 1):
-            if row in np.asarray(replay.opened.batch(step - 1).sample).tolist():
-                around = losses[max(step - 11, 0) : step + 10]
-                ratio = losses[step - 1] / np.nanmedian(around)
-                ratios[step] = ratio if np.isfinite(ratio) else np.inf
-    step = max(ratios, key=lambda step: ratios[step])
-    return step if ratios[step] >= SPIKE else None
+            samples = np.asarray(replay.opened.batch(step - 1).sample).tolist()
+            if row in samples:
+                harm = (losses[step - 1] - clean_losses[step - 1]) * len(samples)
+                harms[step] = harm if np.isfinite(harm) else np.inf
+    step = max(harms, key=lambda step: harms[step])
+    return step if harms[step] >= HARM else None
 
 
 def read_log(run_dir: Path) -> list[dict[str, Any]]:
