@@ -12,7 +12,7 @@ epochs, and looks at the step of the last ten that reads it and whose loss excee
 without the change by most: the sample should be the first of the ranking of `step`, or have the
 largest loss. Harmless changes don't count. `keys` trains two runs with one or two keys that act at
 step 1, and up to six that act later: `bisect` should name the former in at most 2 log2 n + 6 runs.
-`cooldowns` plans and trains eight lengths of a warmup-stable- decay schedule as one sweep, in at
+`cooldowns` plans and trains eight lengths of a warmup-stable-decay schedule as one sweep, in at
 most 2.6 times the steps of the longest. The exit status is 1 if a case fails.
 """
 
