@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.config.recipe import Recipe
-from pipeline.config.resolved_settings import resolve_loss_scale
+from pipeline.config.resolved_settings import resolve_loss_scale, resolve_precision
 from pipeline.core.files.value_text import show
 from pipeline.data.dataset_spec import BatchOp
 from pipeline.engine.callbacks.callback import TRAINED
@@ -62,6 +62,9 @@ def _check_step(recipe: Recipe) -> Iterator[Refusal]:
         yield "train.optimizer", train.optimizer.name, rule
     if train.remat != "none":
         yield "train.remat", train.remat, "must be none"
+    if resolve_precision(recipe).products != "plain":
+        rule = "scales samples together; must be another level"
+        yield "train.precision", train.precision, rule
     if train.jit_layers:
         yield "train.jit_layers", list(train.jit_layers), "must be []"
     if recipe.parallel.mode not in ("none", "data"):

@@ -122,7 +122,8 @@ class TrainSpec(AdapterWords):
     precision: Literal[Level, "auto"]
     """The type that layers compute in; weights and loss are float32. O0: float32; O1: convolutions,
     dense layers and ReLU in float16; O2: float16 except batch and layer norm; O3: float16; bf16:
-    bfloat16; auto: bf16 on a GPU, O3 on Ascend, O0 on the CPU."""
+    bfloat16; fp8: bfloat16 with products of dense layers in 8 bits; auto: bf16 on a GPU, O3 on
+    Ascend, O0 on the CPU."""
     keep_batchnorm_fp32: bool | None = None
     """Whether batch norm computes in float32, or else in the type of the level's network; null: as
     the level."""

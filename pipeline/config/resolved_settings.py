@@ -6,6 +6,7 @@ They are computed from its keys, with `auto` resolved.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pipeline.config.recipe import Recipe
@@ -154,7 +155,7 @@ def resolve_precision(recipe: Recipe) -> Precision:
     level = LEVELS[resolve_level(recipe)]
     if recipe.train.keep_batchnorm_fp32 is not None:
         level = level.with_batch_norm(in_float32=recipe.train.keep_batchnorm_fp32)
-    return Precision(level.dtype, (*level.rules, *recipe.train.to_float))
+    return replace(level, rules=(*level.rules, *recipe.train.to_float))
 
 
 def resolve_loss_scale(recipe: Recipe) -> LossScaling:

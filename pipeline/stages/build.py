@@ -321,6 +321,14 @@ def build_network(recipe: Recipe, targets: Targets, layout: TableLayout | None =
     if isinstance(network, Network) and recipe.train.freeze_statistics != "none":
         patterns = recipe.train.freeze if recipe.train.freeze_statistics == "frozen" else ("*",)
         network = network.clone(fixed_statistics=patterns)
+    if precision.products != "plain":
+        with blaming_key("train.precision"):
+            if not isinstance(network, Network):
+                raise ValueError(
+                    f"{recipe.model.name} isn't a list of layers, so its dense layers can't be "
+                    "found; must be another level"
+                )
+        network = network.clone(products=precision.products)
     if not precision.rules:
         return network
     key = "to_float" if recipe.train.to_float else "precision"

@@ -15,7 +15,8 @@ from typing import ClassVar, Literal
 from pipeline.core.registry import Spec
 from pipeline.models.layers.path_patterns import LayerPath, covers
 
-Level = Literal["O0", "O1", "O2", "O3", "bf16"]
+Level = Literal["O0", "O1", "O2", "O3", "bf16", "fp8"]
+Products = Literal["plain", "float8"]
 FloatType = Literal["float32", "float16", "bfloat16"]
 
 WHITE_LIST = frozenset(
@@ -90,11 +91,15 @@ class Precision:
 
     dtype: FloatType
     rules: tuple[KindRule | ToFloat, ...] = ()
+    products: Products = "plain"
+    """How dense layers multiply. float8: inputs, weights and gradients are rounded to 8 bits."""
 
     @property
     def dtypes(self) -> tuple[str, ...]:
         """All types that layers compute in, without repetitions."""
-        return tuple(dict.fromkeys((self.dtype, *(rule.dtype for rule in self.rules))))
+        products = ["float8"] if self.products == "float8" else []
+        types = (self.dtype, *(rule.dtype for rule in self.rules), *products)
+        return tuple(dict.fromkeys(types))
 
     def with_batch_norm(self, *, in_float32: bool) -> Precision:
         """Return the precision with batch norm in float32 or in `dtype`. All rules must be
@@ -104,7 +109,7 @@ class Precision:
         rules = [replace(rule, kinds=rule.kinds - batch_norm) for rule in kind_rules]
         if in_float32 and self.dtype != "float32":
             rules.append(KindRule(batch_norm, "float32"))
-        return Precision(self.dtype, tuple(rules))
+        return replace(self, rules=tuple(rules))
 
 
 LEVELS: Mapping[Level, Precision] = MappingProxyType(
@@ -114,6 +119,7 @@ LEVELS: Mapping[Level, Precision] = MappingProxyType(
         "O2": Precision("float16", (KindRule(BLACK_LIST, "float32"),)),
         "O3": Precision("float16"),
         "bf16": Precision("bfloat16"),
+        "fp8": Precision("bfloat16", products="float8"),
     }
 )
 

@@ -351,7 +351,8 @@ class Branches(LayerSpec):
 
     By default each branch reads all of x, with `split` an equal share of the channels. As the first
     layer with `inputs` each branch reads the input of that name, such as an image and a row; one
-    branch reads all of them, with the same weights.
+    branch reads all of them, with the same weights. With `join: film` the second of two branches
+    modulates the first.
     """
 
     name: Literal["branches"] = "branches"
@@ -359,9 +360,15 @@ class Branches(LayerSpec):
     split: bool = False
     inputs: Seq[Annotated[str, Field(pattern=r"^\w+$")]] = ()
     """The network's input that each branch reads, such as [image, features]."""
+    join: Literal["channels", "film"] = "channels"
+    """channels: all are concatenated; film: the first branch's result, times 1 plus the first half
+    of the second's (batch, 2 * channels), plus the other half (Perez et al. 2018)."""
 
     @model_validator(mode="after")
     def _check_inputs(self) -> Self:
+        if self.join == "film" and len(self.inputs or self.branches) != 2:
+            count = len(self.inputs or self.branches)
+            raise ValueError(f"join film needs 2 branches, of which one modulates; it has {count}")
         fits = len(self.branches) in (1, len(self.inputs)) and not self.split
         if self.inputs and not fits:
             raise ValueError(

@@ -24,7 +24,7 @@ from jax import Array, lax
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec, Padding
 from pipeline.models.layers.path_patterns import is_frozen
-from pipeline.models.layers.precision import TypeRule, find_type_rule
+from pipeline.models.layers.precision import Products, TypeRule, find_type_rule
 from pipeline.models.layers.standard import name_scopes
 from pipeline.models.lowerings.problem.conv_window import Layout, Pair
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
@@ -62,6 +62,8 @@ class LayerContext:
     train: bool
     policy: LoweringPolicy = DEFAULTS
     """Chooses how convolutions, dense layers and max pooling are computed."""
+    products: Products = "plain"
+    """How dense layers multiply."""
     layout: Layout = "nhwc"
     """Order of axes of the images that the layer reads and returns."""
     rules: tuple[TypeRule, ...] = ()

@@ -83,12 +83,25 @@ class _Branches(nn.Module):
     def _join(self, results: Sequence[Array]) -> Array:
         """Return the channels of all results. Raises ValueError if another size differs."""
         shapes = [result.shape for result in results]
+        if self.layer.join == "film":
+            return self._modulate(*results)
         if len({shape[:-1] for shape in shapes}) > 1:
             raise ValueError(
                 f"{self.context}: the branches return shapes {', '.join(map(str, shapes))}; their "
                 "channels are joined, so all other sizes must be equal"
             )
         return jnp.concatenate(results, axis=-1)
+
+    def _modulate(self, x: Array, changes: Array) -> Array:
+        """Return x (batch, ..., C), each channel scaled and shifted by changes (batch, 2 C)."""
+        if changes.shape != (len(x), 2 * x.shape[-1]):
+            raise ValueError(
+                f"{self.context}: the second branch returns shape {changes.shape}; to modulate "
+                f"{x.shape} it must return {(len(x), 2 * x.shape[-1])}, a factor and a shift for "
+                "each channel"
+            )
+        scale, shift = jnp.split(jnp.expand_dims(changes, tuple(range(1, x.ndim - 1))), 2, axis=-1)
+        return x * (1 + scale) + shift
 
     def _read_inputs(self, x: Any) -> list[Array]:
         """Return the result for each input, by its branch or by the only branch."""

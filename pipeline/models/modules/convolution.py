@@ -15,6 +15,7 @@ from jax import Array
 
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import pair, triple
+from pipeline.models.layers.precision import Products
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
 from pipeline.models.lowerings.lowered_layers import conv2d, multiply_dense
 from pipeline.models.lowerings.problem.conv_window import Pair, compute_reach
@@ -152,6 +153,7 @@ class DenseModule(nn.Dense):
     """`nn.Dense` with float32 parameters, `multiply_dense` and `add_bias`."""
 
     policy: LoweringPolicy = DEFAULTS
+    products: Products = "plain"
 
     @nn.compact
     def __call__(self, inputs: Array) -> Array:
@@ -161,7 +163,13 @@ class DenseModule(nn.Dense):
         bias = None
         if self.use_bias:
             bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
-        product = multiply_dense(inputs.astype(self.dtype), kernel.astype(self.dtype), self.policy)
+        inputs = inputs.astype(self.dtype)
+        if self.products == "float8":
+            from pipeline.models.modules.float8 import multiply_float8
+
+            product = multiply_float8(inputs, kernel)
+        else:
+            product = multiply_dense(inputs, kernel.astype(self.dtype), self.policy)
         return product if bias is None else add_bias(product, bias)
 
 

@@ -12,7 +12,7 @@ from jax import Array
 
 from pipeline.data.inputs import MASK, name_mask
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec, walk_layers
-from pipeline.models.layers.precision import TypeRule
+from pipeline.models.layers.precision import Products, TypeRule
 from pipeline.models.layers.standard import Branches
 from pipeline.models.lowerings.problem.conv_window import Layout, swap_layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
@@ -51,6 +51,7 @@ class Network(nn.Module):
     """Order of axes of images. It doesn't change parameters, and only the last digits of results.
     In CHWN `policy` doesn't choose convolutions, since there is only one formula."""
     rules: tuple[TypeRule, ...] = ()
+    products: Products = "plain"
     batch_axis: str | None = None
     fixed_statistics: tuple[str, ...] = ()
     cached_tokens: int = 0
@@ -60,7 +61,7 @@ class Network(nn.Module):
         return find_layer_without_chwn(self.layers) is None
 
     def structure(self, image: tuple[int, ...]) -> str:
-        return repr((self.layers, self.rules))
+        return repr((self.layers, self.rules, self.products))
 
     @nn.compact
     def __call__(
@@ -91,6 +92,7 @@ class Network(nn.Module):
             policy=self.policy,
             layout=self.layout,
             rules=self.rules,
+            products=self.products,
             batch_axis=self.batch_axis,
             fixed_statistics=self.fixed_statistics,
             position=position,

@@ -42,6 +42,7 @@ def _compute_dense(layer: standard.Dense, x: Array, context: LayerContext) -> Ar
         kernel_init=(layer.kernel_init or context.initializers.dense).build(),
         bias_init=(layer.bias_init or context.initializers.bias).build(),
         policy=context.policy,
+        products=context.products,
         name=context.name,
     )(x)
 

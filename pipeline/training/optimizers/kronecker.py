@@ -1,4 +1,5 @@
-"""SOAP, which runs Adam in the eigenbases of a matrix's row and column covariances."""
+"""Optimizers by a matrix's row and column covariances: SOAP, which runs Adam in their eigenbases,
+and Shampoo, which multiplies by their inverse roots."""
 
 from __future__ import annotations
 
@@ -42,3 +43,35 @@ class Soap(DecayedOptimizer):
         from pipeline.training.optimizers.soap_transform import scale_by_soap
 
         return (scale_by_soap(self),)
+
+
+@component("optimizer")
+class Shampoo(DecayedOptimizer):
+    """Shampoo with Adam's step sizes (Gupta et al. 2018; in blocks: Shi et al. 2023, arXiv
+    2309.06497).
+
+    An array of two or more axes is a matrix, whose columns are its last axis, divided into blocks
+    G. Each block keeps averages L of G G' and R of G' G, by `b2`, and the direction is
+    (L + eps)^(-1/4) m (R + eps)^(-1/4), with Adam's average m, times the norm of the block's
+    direction by Adam over its own. Averages are without their bias towards 0. Roots are computed
+    every `period` updates; before the first, and for other arrays, directions are Adam's. Weight
+    decay is decoupled.
+    """
+
+    decoupled: ClassVar[bool] = True
+    name: Literal["shampoo"] = "shampoo"
+    b1: MovingAverageRate
+    b2: MovingAverageRate
+    eps: PositiveFloat
+    """Added to eigenvalues of L and R."""
+    graft_eps: PositiveFloat
+    """Adam's small constant."""
+    period: PositiveInt
+    """Number of updates between computations of the roots."""
+    block: PositiveInt
+    """Most rows and columns of a block. Time grows with its cube, so larger is slower."""
+
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
+        from pipeline.training.optimizers.shampoo_transform import scale_by_shampoo
+
+        return (scale_by_shampoo(self),)

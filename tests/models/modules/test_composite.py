@@ -53,6 +53,27 @@ def test_split_branches_read_disjoint_channels() -> None:
     np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-5)
 
 
+@pytest.mark.medium
+def test_film_scales_and_shifts_each_channel() -> None:
+    inputs = {"image": IMAGES, "age": random(3, 2)}
+    dense = Dense(features=8, bias=False)
+    layer = Branches(branches=((Tanh(),), (dense,)), inputs=("image", "age"), join="film")
+    module = network(layer)
+    variables = initialise(module, inputs)
+    y = module.apply(variables, inputs, train=False)
+    changes = inputs["age"] @ parameters(variables)["branches_0/branch_1/dense_0/kernel"]
+    scale, shift = changes[:, None, None, :4], changes[:, None, None, 4:]
+    np.testing.assert_allclose(y, np.tanh(IMAGES) * (1 + scale) + shift, rtol=1e-4, atol=1e-5)
+
+
+def test_film_needs_a_factor_and_a_shift_for_each_channel() -> None:
+    layer = Branches(branches=((), (Dense(features=4),)), inputs=("image", "age"), join="film")
+    with pytest.raises(ValueError, match=r"returns shape \(3, 4\); .* must return \(3, 8\)"):
+        initialise(network(layer), {"image": IMAGES, "age": random(3, 2)})
+    with pytest.raises(ValidationError, match="join film needs 2 branches"):
+        Branches(branches=((), (), ()), join="film")
+
+
 GATES = {
     "swish": lambda x: x / (1 + np.exp(-x)),
     "relu": lambda x: np.maximum(x, 0),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pipeline.core.errors import RecipeError
 from pipeline.models.layers import standard
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
 from pipeline.stages.export.onnx.layer_nodes import add_layers, register_translation
@@ -40,6 +41,8 @@ def _add_branches(
     All branches read the input, with `split` each a part of its channels, or each the one of
     several inputs that it names; a single branch reads all of these.
     """
+    if layer.join == "film":
+        raise RecipeError("model layer branches: join film has no translation to ONNX")
     if isinstance(x, Mapping):
         return _add_branches_of_inputs(layer, x, graph)
     x = graph.to_order(x, "nchw")

@@ -46,7 +46,7 @@ def quantize_weights(content: bytes, kind: WeightType) -> bytes:
             numpy_helper.from_array(numbers.astype(_get_dtype(kind)), names[0]),
             numpy_helper.from_array(scales, names[1]),
         ]
-        settings = {"axis": axis % weights.ndim}
+        settings: dict[str, Any] = {"axis": axis % weights.ndim}
         if block is not None:
             settings = {"axis": 1 - axis % 2, "block_size": block}
         nodes.append(helper.make_node("DequantizeLinear", names, [tensor.name], **settings))
