@@ -64,9 +64,10 @@ def read_json_lines(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
         if (kind := kind_of(name)) != "ignore":
             values += [""] * (len(numbers) - len(values))
             texts = pa.chunked_array([pa.array(values, pa.large_string())])
-            columns[name] = convert_column(texts, kind, points)
-            if isinstance(columns[name], np.ndarray):
-                require_finite(name, columns[name], locate)
+            column = convert_column(texts, kind, points)
+            if isinstance(column, np.ndarray):
+                require_finite(name, column, locate)
+            columns[name] = column
     return RawTable(columns, tuple(fields), len(numbers), locate)
 
 

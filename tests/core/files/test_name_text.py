@@ -73,6 +73,6 @@ def test_other_task_is_named(name: str, words: str) -> None:
     assert words not in explain_unknown_name("metric", name, ["loss"])
 
 
-@pytest.mark.parametrize("name", ["ppocket", "gateway", "vocal", "t50", "cocoa", "x" * 1000])
+@pytest.mark.parametrize("name", ["ppocket", "gateway", "vocal", "tt5", "cocoa", "x" * 1000])
 def test_similar_names_are_of_no_other_task(name: str) -> None:
     assert explain_other_task(name) is None

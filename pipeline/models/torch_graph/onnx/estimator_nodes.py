@@ -148,7 +148,7 @@ class _EstimatorWriter:
             return self._join(self._call("Sub", z, z), z)
         if transform == "LOGISTIC" and width == 2 and self._has_opposites():
             # The softmax of [-z / 2, z / 2] is [1 - p, p], p the sigmoid of z.
-            return self._call("Mul", z, self._store("half", np.float32(0.5)))
+            return self._call("Mul", z, self._store("half", np.array(0.5, np.float32)))
         if transform == "LOGISTIC":
             return self._call("Neg", self._call("Softplus", self._call("Neg", z)))
         if transform == "SOFTMAX" and width > 1:
@@ -156,7 +156,7 @@ class _EstimatorWriter:
         scores = self._write_scores(transform, z, width)
         if not self._has_shares():
             return scores
-        smallest = self._store("smallest", np.float32(SMALLEST))
+        smallest = self._store("smallest", np.array(SMALLEST, np.float32))
         return self._call("Log", self._call("Max", scores, smallest))
 
     def _has_shares(self) -> bool:
@@ -170,7 +170,7 @@ class _EstimatorWriter:
         return np.array_equal(first, -second) and not self._read_numbers("intercepts").sum()
 
     def _complement(self, p: str) -> str:
-        return self._join(self._call("Sub", self._store("one", np.float32(1)), p), p)
+        return self._join(self._call("Sub", self._store("one", np.array(1, np.float32)), p), p)
 
     def _join(self, first: str, second: str) -> str:
         return self._call("Concat", first, second, axis=1)
