@@ -167,7 +167,7 @@ class TableClassifier(TableEstimator):
 
     def decision_function(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return logits (n, C); of two classes their difference, (n,)."""
-        logits = self._compute_outputs(X)
+        logits = self._compute_outputs(X)  # raises before there are classes
         return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
@@ -180,7 +180,8 @@ class TableClassifier(TableEstimator):
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return the most probable class of each row, (n,)."""
-        return np.asarray(self.classes_[self._compute_outputs(X).argmax(axis=1)])
+        best = self._compute_outputs(X).argmax(axis=1)
+        return np.asarray(self.classes_[best])
 
     def score(self, X: Any, y: Any) -> float:  # noqa: N803
         """Return the accuracy."""

@@ -23,7 +23,7 @@ GOLDEN = np.load(ROOT / "tests" / "golden" / "table_network.npz")
 
 
 def test_temperature_golden_value_is_that_of_scikit_learn() -> None:
-    found = fit_temperature(GOLDEN["logits"], GOLDEN["labels"])
+    found = fit_temperature(GOLDEN["logits"], GOLDEN["labels"], prior=False)
     assert found == pytest.approx(float(GOLDEN["temperature"]), rel=1e-3)
 
 
@@ -48,3 +48,12 @@ def test_run_without_an_evaluation_is_refused() -> None:
     recipe = load_recipe("lenet5_digits", ["run_features=[calibrate]", "stages=[data,build]"])
     with pytest.raises(RecipeError, match="stages must have eval"):
         open_features(recipe)
+
+
+def test_few_samples_that_are_all_right_are_not_certain() -> None:
+    logits = np.tile([[1.0, 0.0], [0.0, 1.0]], (15, 1))
+    labels = np.tile([0, 1], 15)
+    temperature = fit_temperature(logits, labels)
+    # Platt: 1 - 1 / (n + C), which is the share of the true class at the least cross-entropy
+    assert 1 / (1 + np.exp(-1 / temperature)) == pytest.approx(1 - 1 / 32, abs=1e-4)
+    assert fit_temperature(logits, labels, prior=False) == pytest.approx(1 / 20, rel=1e-3)
