@@ -176,7 +176,10 @@ class AutoLoss(LossSpec):
 
     def fit_to_targets(self, targets: Targets) -> Any:
         """Return the chosen loss, fitted to the targets."""
-        common = {"reduction": self.reduction, "hardest_share": self.hardest_share}
+        common: dict[str, Any] = {
+            "reduction": self.reduction,
+            "hardest_share": self.hardest_share,
+        }
         match targets.task:
             case "classification":
                 smoothing = self.smoothing
