@@ -246,6 +246,14 @@ COVERED = {
         "models/modules/test_layers_golden.py",
         "values and gradients of PyTorch",
     ),
+    "pipeline.models.layers.tables": (
+        "models/modules/test_tables.py",
+        "the layers with their descriptions",
+    ),
+    "pipeline.stages.export.onnx.table_nodes": (
+        "stages/test_table_runs.py",
+        "whole runs, exported",
+    ),
     "pipeline.models.modules.wide_deep": (
         "models/networks/test_wide_deep.py",
         "the network with its description",

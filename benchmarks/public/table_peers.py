@@ -73,7 +73,7 @@ def fit_forest(train: Any, test: Any, task: str) -> np.ndarray:
     from sklearn.pipeline import make_pipeline
 
     kind = RandomForestClassifier if task == "classification" else RandomForestRegressor
-    model = make_pipeline(_encode(train, scale=False), kind(random_state=SEED, n_jobs=2))
+    model = make_pipeline(_encode(train, scale=False), kind(random_state=SEED, n_jobs=1))
     inputs, target = _split(train)
     return model.fit(inputs, target).predict(_split(test)[0])
 
@@ -98,7 +98,7 @@ def fit_lightgbm(train: Any, test: Any, task: str) -> np.ndarray:
 
     kind = LGBMClassifier if task == "classification" else LGBMRegressor
     inputs, others = _with_categories(train, test)
-    model = kind(random_state=SEED, n_jobs=2, verbose=-1)
+    model = kind(random_state=SEED, n_jobs=1, verbose=-1)
     return model.fit(inputs, _split(train)[1]).predict(others)
 
 
@@ -113,7 +113,7 @@ def fit_catboost(train: Any, test: Any, task: str) -> np.ndarray:
         inputs[name], others[name] = (
             part[name].astype(str).where(part[name].notna(), "missing") for part in (inputs, others)
         )
-    model = kind(random_seed=SEED, thread_count=2, verbose=0, allow_writing_files=False)
+    model = kind(random_seed=SEED, thread_count=1, verbose=0, allow_writing_files=False)
     return model.fit(inputs, _split(train)[1], cat_features=texts).predict(others).ravel()
 
 
@@ -123,7 +123,7 @@ def fit_realmlp(train: Any, test: Any, task: str) -> np.ndarray:
 
     kind = RealMLP_TD_Classifier if task == "classification" else RealMLP_TD_Regressor
     inputs, others = _with_categories(train, test)
-    model = kind(random_state=SEED, device="cpu", n_threads=2)
+    model = kind(random_state=SEED, device="cpu", n_threads=1)
     return model.fit(inputs, _split(train)[1]).predict(others)
 
 
@@ -133,7 +133,7 @@ def fit_tabm(train: Any, test: Any, task: str) -> np.ndarray:
 
     kind = TabM_D_Classifier if task == "classification" else TabM_D_Regressor
     inputs, others = _with_categories(train, test)
-    model = kind(random_state=SEED, device="cpu", n_threads=2)
+    model = kind(random_state=SEED, device="cpu", n_threads=1)
     return model.fit(inputs, _split(train)[1]).predict(others)
 
 

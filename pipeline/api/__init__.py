@@ -4,7 +4,8 @@
 
 A component is a frozen class with a literal `name`, registered by `@component(kind)`. Load its
 module by `--plugin my_components.py` on the command line, or import it in Python. Import jax inside
-methods, since recipes are checked without jax.
+methods, since recipes are checked without jax. `TableClassifier` and `TableRegressor` of
+`pipeline.api.table_estimators` train on tables in memory, with scikit-learn's methods.
 """
 
 from __future__ import annotations

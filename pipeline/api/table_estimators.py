@@ -17,15 +17,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import jax.numpy as jnp
 import numpy as np
 from scipy.special import expit, softmax
 
 from pipeline.api.trainer import Trainer
 from pipeline.core.errors import DataError
+from pipeline.core.files.name_text import show_name
 from pipeline.data.tables.fit_table import read_encoded_rows
+from pipeline.stages.export.prediction import compile_predict
+from pipeline.stages.record.trained_run import read_trained_run
 
 TARGET = "target"
 DATA = "table.parquet"
+PREDICT_BATCH = 256
+"""Rows of each call of the network."""
 Columns = dict[str, np.ndarray]
 
 
@@ -94,9 +100,13 @@ class TableEstimator:
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "run_dir_")
 
-    def _fit(self, inputs: Any, labels: np.ndarray) -> Self:
-        """Train a run on columns and labels (n,). Sets the attributes that end in _."""
-        columns = _read_columns(inputs)
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy in another process needs: the weights, but not the directory."""
+        return {k: v for k, v in vars(self).items() if k not in ("_temporary", "_predict")}
+
+    def _fit(self, inputs: Any, columns: Columns, labels: np.ndarray) -> Self:
+        """Train a run on the columns of inputs and labels (n,). Sets the attributes that end in
+        _."""
         count = len(next(iter(columns.values())))
         if len(labels) != count:
             raise ValueError(f"X has {count} rows and y has {len(labels)}: must be equally many")
@@ -116,7 +126,8 @@ class TableEstimator:
         trainer = Trainer(self.recipe, [*words, *self.overrides], run_dir=run_dir)
         self.summary_ = trainer.fit()
         self.run_dir_ = trainer.run_dir
-        self._trainer = Trainer.load(self.run_dir_)
+        self._run = read_trained_run(self.run_dir_)
+        self._predict = compile_predict(self._run)
         self.n_features_in_ = len(columns)
         names = getattr(inputs, "columns", None)
         if names is not None and all(isinstance(name, str) for name in names):
@@ -134,16 +145,27 @@ class TableEstimator:
                 f"X has {len(columns)} features, but {type(self).__name__} is expecting "
                 f"{self.n_features_in_} features as input"
             )
-        samples = self._trainer._make_snapshot().samples
-        assert samples.table is not None, "fit trains on a table"
+        table = self._run.samples.table
+        assert table is not None, "fit trains on a table"
         with tempfile.TemporaryDirectory(prefix="table-estimator-") as folder:
             data = Path(folder) / DATA
             _write_parquet(data, columns)
             try:
-                rows, _ = read_encoded_rows(data, samples.table)
+                rows, _ = read_encoded_rows(data, table)
             except DataError as error:
                 raise ValueError(f"X: {str(error).removeprefix(f'{data}: ')}") from error
-        return self._trainer.predict(rows)
+        if not hasattr(self, "_predict"):  # a copy of another process
+            self._predict = compile_predict(self._run)
+        weights = dict(self._run.arrays)
+        outputs = []
+        for start in range(0, len(rows), PREDICT_BATCH):
+            # All batches have one size, for which the network is compiled once.
+            part = rows[start : start + PREDICT_BATCH]
+            padded = np.concatenate([part, np.zeros_like(rows[:1]).repeat(PREDICT_BATCH, 0)])
+            outputs.append(
+                np.asarray(self._predict(weights, jnp.asarray(padded[:PREDICT_BATCH])))[: len(part)]
+            )
+        return np.concatenate(outputs)
 
 
 class TableClassifier(TableEstimator):
@@ -155,19 +177,24 @@ class TableClassifier(TableEstimator):
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 (scikit-learn's name)
         """Train on rows and classes of any type that can be ordered. Returns the estimator."""
+        columns = _read_columns(X)
         labels = _read_labels(y)
         if labels.dtype.kind == "f" and not (labels == np.rint(labels)).all():
             raise ValueError("Unknown label type: continuous numbers; use TableRegressor")
         self.classes_, codes = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y has one class, {self.classes_[0]!r}: must have at least two")
+            raise ValueError(
+                f"y has one class, {show_name(str(self.classes_[0]))}: must have at least two"
+            )
         # Names of one length are sorted as the classes are.
         width = len(str(len(self.classes_) - 1))
-        return self._fit(X, np.array([f"class {code:0{width}d}" for code in codes], object))
+        return self._fit(
+            X, columns, np.array([f"class {code:0{width}d}" for code in codes], object)
+        )
 
     def decision_function(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return logits (n, C); of two classes their difference, (n,)."""
-        logits = self._compute_outputs(X)
+        logits = self._compute_outputs(X)  # raises before there are classes
         return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
@@ -180,7 +207,8 @@ class TableClassifier(TableEstimator):
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return the most probable class of each row, (n,)."""
-        return np.asarray(self.classes_[self._compute_outputs(X).argmax(axis=1)])
+        best = self._compute_outputs(X).argmax(axis=1)
+        return np.asarray(self.classes_[best])
 
     def score(self, X: Any, y: Any) -> float:  # noqa: N803
         """Return the accuracy."""
@@ -196,17 +224,18 @@ class TableRegressor(TableEstimator):
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Train on rows and numbers. Returns the estimator."""
+        columns = _read_columns(X)
         labels = _read_labels(y)
         try:
             numbers = labels.astype(np.float64)
         except (TypeError, ValueError) as error:
             raise ValueError("Unknown label type: must be numbers; use TableClassifier") from error
-        return self._fit(X, numbers)
+        return self._fit(X, columns, numbers)
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return the number of each row in the units of y, float64 (n,)."""
         outputs = self._compute_outputs(X)
-        targets = self._trainer._make_snapshot().samples.targets
+        targets = self._run.samples.targets
         return np.asarray(targets.to_data_units(outputs)[:, 0], np.float64)
 
     def score(self, X: Any, y: Any) -> float:  # noqa: N803
@@ -253,12 +282,11 @@ def _read_columns(inputs: Any) -> Columns:
                 f"Expected 2D array, got an array of {array.ndim} dimensions. Reshape your data"
             )
         columns = {f"x{number}": array[:, number] for number in range(array.shape[1])}
-    if not columns or not len(next(iter(columns.values()))):
-        rows = len(next(iter(columns.values()))) if columns else 0
-        raise ValueError(
-            f"Found array with {rows} sample(s) and {len(columns)} feature(s) while a minimum of "
-            "1 is required."
-        )
+    if not columns:
+        shape = f"(shape=({len(inputs)}, 0))"
+        raise ValueError(f"Found array with 0 feature(s) {shape} while a minimum of 1 is required.")
+    if not len(next(iter(columns.values()))):
+        raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
     return {name: _convert(name, column) for name, column in columns.items()}
 
 

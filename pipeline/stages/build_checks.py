@@ -296,6 +296,20 @@ def check_ledger(draft: StepDraft) -> None:
             raise RecipeError(f"{key} with {place}, which mixes labels")
 
 
+def check_members(draft: StepDraft) -> None:
+    """Require that no feature reads one output for each sample of a network with members."""
+    step_config = draft.step_config
+    if not draft.recipe.model.has_members:
+        return
+    moments = ("change_outputs", "read_samples")
+    readers = [feature.name for moment in moments for feature in step_config.list_acting(moment)]
+    if readers:
+        raise RecipeError(
+            f"model.members = {getattr(draft.recipe.model, 'members', None)}: must be 1 with "
+            f"{', '.join(dict.fromkeys(readers))}, which reads one output for each sample"
+        )
+
+
 def check_metrics(draft: StepDraft) -> None:
     """Require that metrics accept the network's outputs, and that their sums keep their shapes."""
     step_config = draft.step_config
@@ -456,7 +470,7 @@ def check_parameters(draft: StepDraft) -> None:
 
 
 LAYER_CHECKS = (check_labels, check_vocabulary, check_to_float, check_jit_layers)
-TASK_CHECKS = (check_shardings, check_constraints, check_task, check_ledger)
+TASK_CHECKS = (check_shardings, check_constraints, check_task, check_ledger, check_members)
 STATE_CHECKS = (
     check_gradients,
     check_listed_features,

@@ -24,6 +24,7 @@ from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.value_text import show
 from pipeline.core.host.array_values import find_shapes
 from pipeline.data.dataset import Dataset
+from pipeline.data.targets import Targets
 from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.key_errors import blaming_key
 from pipeline.training.features.feature_spec import FeatureContext, TrainedNetwork
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from pipeline.training.robustness.pixel_scale import PixelScale
     from pipeline.training.step_config import StepConfig
 
-BuildNetwork = Callable[[Recipe, int], nn.Module]
-"""(recipe, number of outputs) -> network."""
+BuildNetwork = Callable[[Recipe, Targets], nn.Module]
+"""(recipe, what it predicts) -> network."""
 
 
 @dataclass(frozen=True)

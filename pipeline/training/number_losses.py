@@ -86,9 +86,11 @@ def require_positive(targets: Targets, numbers: np.ndarray, loss: str, *, takes_
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         rule = "of at least 0" if takes_zero else "above 0"
+        # Standardised labels are rounded to float32.
+        number = 0.0 if abs(numbers[row, column]) <= rounding[column] else numbers[row, column]
         raise ValueError(
-            f"{loss} needs numbers {rule}, and {targets.names[column]} has "
-            f"{numbers[row, column]:.4g}; choose another loss, such as mse"
+            f"{loss} needs numbers {rule}, and {targets.names[column]} has {number:.4g}; choose "
+            "another loss, such as mse"
         )
 
 
@@ -174,7 +176,10 @@ class AutoLoss(LossSpec):
 
     def fit_to_targets(self, targets: Targets) -> Any:
         """Return the chosen loss, fitted to the targets."""
-        common = {"reduction": self.reduction, "hardest_share": self.hardest_share}
+        common: dict[str, Any] = {
+            "reduction": self.reduction,
+            "hardest_share": self.hardest_share,
+        }
         match targets.task:
             case "classification":
                 smoothing = self.smoothing
@@ -209,7 +214,7 @@ def choose_distribution(numbers: np.ndarray) -> tuple[Distribution, str]:
     skewness, kurtosis = float((scaled**3).mean()), float((scaled**4).mean()) - 3
     least = float(values.min())
     rounded = np.rint(values)
-    is_count = least > -0.5 and bool((abs(values - rounded) <= 1e-6 * spread).all())
+    is_count = least > -0.5 and bool((abs(values - rounded) <= 1e-6 * (spread + abs(values))).all())
     if is_count and np.median(values) <= 10:
         return "poisson", "are counts" if len(values) > 1 else "is a count"
     if skewness > 2 and least > 1e-6 * spread:

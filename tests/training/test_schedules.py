@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
-from pipeline.training.phased_schedules import CosineRestarts, OneCycle, WarmupStableDecay
+from pipeline.training.phased_schedules import (
+    CosineLog,
+    CosineRestarts,
+    OneCycle,
+    WarmupStableDecay,
+)
 from pipeline.training.schedules import (
     ConstantSchedule,
     Cosine,
@@ -25,7 +30,7 @@ from pipeline.training.schedules import (
 CONF = Path(__file__).parents[2] / "conf" / "schedule"
 SPECS = (
     *(ConstantSchedule, Piecewise, Exponential, Polynomial, Cosine, LinearCosine),
-    *(CosineRestarts, WarmupStableDecay, OneCycle),
+    *(CosineRestarts, WarmupStableDecay, OneCycle, CosineLog),
 )
 NO_WARMUP = {"warmup_steps": 0, "warmup_epochs": 0.0}
 LR, SPAN, STEPS_PER_EPOCH = 0.1, 2000, 40
@@ -323,3 +328,8 @@ def test_one_cycle_of_few_updates_is_finite(steps, share):
 def test_restarts_require_exactly_one_period(steps, epochs):
     with pytest.raises(ValidationError, match="exactly one must be above 0"):
         CosineRestarts(**NO_WARMUP, period_steps=steps, period_epochs=epochs)
+
+
+def test_cosine_log_golden_waves_are_those_of_realmlp() -> None:
+    golden = np.load(Path(__file__).parents[1] / "golden" / "table_network.npz")["coslog4"]
+    np.testing.assert_allclose(CosineLog(waves=4).table(2.0, 100, 10), 2 * golden, atol=1e-6)

@@ -39,6 +39,7 @@ from pipeline.data.tables.fit_table import (
 from pipeline.data.tables.quantities import require_units
 from pipeline.data.tables.raw_table import RawTable, describe_missing_column
 from pipeline.data.tables.table_targets import (
+    describe_rare_class,
     infer_task,
     list_target_classes,
     read_labels,
@@ -171,6 +172,7 @@ class TableDataset(DatasetSpec):
             rows = encode_rows(table, raw)
             notes = describe_columns(raw, train_rows, table, self._find_kind)
         train_labels = labels[train_rows]
+        notes += describe_rare_class(train_labels, targets)
         eval_inputs = rows[eval_rows]
         eval_labels = labels[eval_rows]
         if self.eval_path is not None:

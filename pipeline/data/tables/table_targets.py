@@ -13,6 +13,8 @@ from pipeline.data.targets import Targets, Task
 FEW_CLASSES = 20
 """The most different whole numbers that are inferred as classes."""
 MAX_TABLE_CLASSES = 10_000
+RARE_SHARE, FEWEST_ROWS = 0.05, 100
+"""The share below which a class is rare, in tables of at least as many rows."""
 _FLAGS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "no": 0.0, "yes": 1.0}
 """The labels of multi_label, by their texts in lower case."""
 
@@ -90,6 +92,24 @@ def read_labels(table: RawTable, targets: Targets, columns: Sequence[str]) -> np
         return _read_classes(table, columns[0], targets.names)
     read_column = _read_numbers if targets.task == "regression" else _read_flag_labels
     return np.stack([read_column(table, name) for name in columns], axis=1)
+
+
+def describe_rare_class(labels: np.ndarray, targets: Targets) -> tuple[str, ...]:
+    """Return a note on the rarest class, int (rows,), if it has less than `RARE_SHARE` of at least
+    `FEWEST_ROWS` training rows, and less than half of an even share; else ()."""
+    if targets.task != "classification" or len(labels) < FEWEST_ROWS:
+        return ()
+    counts = np.bincount(labels, minlength=len(targets))
+    rarest = int(counts.argmin())
+    share = counts[rarest] / len(labels)
+    if share >= min(RARE_SHARE, 0.5 / len(targets)):
+        return ()
+    name = show_name(targets.names[rarest])
+    return (
+        f"class {name} has {counts[rarest]:,} of {len(labels):,} training rows ({share:.1%}), so "
+        "the accuracy hardly depends on it; train.loss.class_weights=balanced weighs it as much as "
+        "the others, and eval.metrics=[balanced_accuracy] shows it",
+    )
 
 
 def _read_classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:

@@ -213,6 +213,11 @@ class ModelSpec(Spec):
         """Return the model for what is predicted. This base class returns it unchanged."""
         return self
 
+    @property
+    def has_members(self) -> bool:
+        """Whether outputs in training are (B, members, C), of which `wrap_loss` makes one loss."""
+        return False
+
     def wrap_loss(self, loss: Callable[..., Any]) -> Callable[..., Any]:
         """Return the loss (logits, labels) -> (B,) of the outputs in training, from the loss of
         outputs (B, ..., C). This base class returns it unchanged."""

@@ -181,7 +181,7 @@ COMPUTATIONS: Mapping[str, Sequence[str]] = {
         "standard.Flatten",
         "standard.Reshape",
     ),
-    "pipeline.models.modules.table": (
+    "pipeline.models.modules.tables": (
         "tables.TableColumns",
         "tables.MemberDense",
         "tables.MemberHead",

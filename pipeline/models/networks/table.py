@@ -83,6 +83,10 @@ class TableModel(LayeredModelSpec):
         fitted._targets = targets
         return fitted
 
+    @property
+    def has_members(self) -> bool:
+        return self.members > 1
+
     def wrap_loss(self, loss: Callable[..., Any]) -> Callable[..., Any]:
         """Return the mean of the members' losses, of outputs (B, members, C) and labels (B, ...).
         Outputs (B, C), of evaluations, have the loss itself."""

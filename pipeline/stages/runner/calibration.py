@@ -94,14 +94,21 @@ def compute_logits(run: CompiledRun, state: TrainState) -> tuple[np.ndarray, np.
     return logits.astype(np.float64), classes
 
 
-def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
+def fit_temperature(logits: np.ndarray, labels: np.ndarray, *, prior: bool = True) -> float:
     """Return the temperature within `LIMITS` with the least mean cross-entropy of logits (n, C) and
-    classes (n,). The cross-entropy is convex in 1 / T."""
+    classes (n,). The cross-entropy is convex in 1 / T.
+
+    With a `prior` the true class has the share (n + 1) / (n + C), and each other 1 / (n + C) (Platt
+    1999, sec. 2.2). So a few samples that are all right don't lead to certainty.
+    """
     rows = np.arange(len(labels))
+    count, classes = logits.shape
+    smoothing = classes / (count + classes) if prior else 0.0
 
     def compute_loss(log_temperature: float) -> float:
         shares = log_softmax(logits * np.exp(-log_temperature), axis=1)
-        return float(-shares[rows, labels].mean())
+        true = shares[rows, labels].mean()
+        return float(-(1 - smoothing) * true - smoothing * shares.mean())
 
     bounds = tuple(np.log(LIMITS))
     found = minimize_scalar(compute_loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})

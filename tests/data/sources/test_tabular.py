@@ -276,3 +276,15 @@ def test_invalid_parquet_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1, float("inf")], "b": [1, 2]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a.parquet: row 2: a = inf: must be a number of at most"):
         spec.read(tmp_path)
+
+
+def test_rare_class_is_noted_with_what_helps(tmp_path: Path) -> None:
+    rows = [f"{n},{'rare' if n % 50 == 0 else 'usual'},{n % 7}" for n in range(200)]
+    text = "\n".join(["size,kind,code", *rows]) + "\n"
+    fields = {"target": "kind", "ignored": ["size"]}
+    (note,) = read(tmp_path, text, **fields).notes
+    assert note.startswith("class rare has 3 of 160 training rows (1.9%), so the accuracy hardly")
+    assert "train.loss.class_weights=balanced" in note
+    assert "eval.metrics=[balanced_accuracy]" in note
+    even = text.replace("usual", "rare", 80)
+    assert read(tmp_path, even, **fields).notes == ()

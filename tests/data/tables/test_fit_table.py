@@ -13,7 +13,12 @@ from pipeline.core.errors import DataError
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.table import FittedTable, TableFormat
 from pipeline.data.tables import fit_table as module
-from pipeline.data.tables.encode_table import EncodeTable, find_table_layout, make_encoding_ops
+from pipeline.data.tables.encode_table import (
+    EncodeTable,
+    TableLayout,
+    find_table_layout,
+    make_encoding_ops,
+)
 from pipeline.data.tables.fit_table import (
     FitOptions,
     encode_rows,
@@ -94,7 +99,10 @@ def test_missing_value_is_a_category_and_unknown_value_is_zeros(
     assert fields["field_index"].dtype == np.int32
     assert fields["field_value"][:, 1].tolist() == [1, 1, 1, 0, 1]
     np.testing.assert_array_equal(fields["field_value"][:, 0], rows[:, 0])
-    assert find_table_layout(make_encoding_ops(table, "fields")) == 4
+    layout = find_table_layout(make_encoding_ops(table, "fields"))
+    assert layout == TableLayout(1, (3,))
+    assert layout.features == 4
+    np.testing.assert_array_equal(encode(table, rows, "rows")["features"], rows)
     assert find_table_layout(()) is None
 
 
@@ -223,3 +231,28 @@ def test_column_without_any_value_is_no_column_of_numbers() -> None:
     column = Texts(np.full(3, -1, np.int32), ())
     with pytest.raises(ValueError, match=r"^age: must be numbers$"):
         RawTable({"age": column}, ("age",), 3, str).get_numbers("age")
+
+
+def test_robust_numbers_are_scaled_by_quartiles_and_clipped(tmp_path: Path) -> None:
+    golden = np.load(ROOT / "tests" / "golden" / "table_network.npz")
+    column = golden["column"]
+    rows = [[f"{number:.17g}", 5, index % 2] for index, number in enumerate(column)]
+    path = write(tmp_path, [*rows, ["1e9", 5, 1], ["", 6, 0]], "a", "equal", "few")
+    raw = read_table(path, FORM, lambda name: "auto")
+    options = FitOptions(lambda name: "auto", True, False, 1000, robust=True)
+    table = fit_table(raw, list(raw.columns), np.arange(len(column)), FORM, options)
+    encoded = encode_rows(table, raw)
+    # scikit-learn's RobustScaler, then RealMLP's smooth clip
+    scaled = (column - golden["centre"]) / golden["scale"]
+    expected = scaled / np.sqrt(1 + (scaled / 3) ** 2)
+    np.testing.assert_allclose(encoded[: len(column), 0], expected, rtol=1e-5, atol=1e-6)
+    assert encoded[-2, 0] == pytest.approx(3, abs=1e-6)
+    assert encoded[-1, 0] == 0  # a missing number is the median
+    assert (encoded[: len(column), 1] == 0).all()
+    # Quartiles 0 and 1 of a column of 0 and 1 are its range.
+    assert table.numeric[2].std == 1
+
+
+def test_range_replaces_equal_quartiles() -> None:
+    numbers = np.array([0.0] * 90 + [8.0] * 10)
+    assert module.measure_robustly(numbers) == (0.0, 4.0)

@@ -18,7 +18,7 @@ DIGITS = Samples({"image": ColumnSpec((8, 8, 1), "uint8")}, Targets(tuple("01234
 
 def make_run(recipe: Recipe, seed: int, samples: Samples = DIGITS) -> TrainedRun:
     """A run of a recipe that has trained no step, with the weights of a seed."""
-    network = build_network(recipe, len(samples.classes))
+    network = build_network(recipe, samples.targets)
     mapped = compute_column_specs(recipe.dataset.eval.ops, samples.columns)["image"]
     image = NetworkInput("image", "image", mapped)
     variables = draw_variables(shapes(network, image.shape), seed)

@@ -8,7 +8,7 @@ from math import log, pi, sqrt
 import numpy as np
 
 from pipeline.models.layers import tables
-from pipeline.models.modules.table import LARGEST_EXPONENT, list_one_hot_rows
+from pipeline.models.modules.tables import LARGEST_EXPONENT, list_one_hot_rows
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
 from pipeline.stages.export.onnx.layer_nodes import register_translation
 

@@ -66,7 +66,7 @@ def fresh(
     data = ["dataset=numpy", "dataset.root=none.npz"]
     data += [f"dataset.{split}.ops=[{ops}]" for split in ("train", "eval")]
     recipe = load_recipe("lenet5_digits", [*data, *overrides])
-    network = build_network(recipe, 10)
+    network = build_network(recipe, Targets(tuple("0123456789")))
     columns = {"image": ColumnSpec(shape, dtype)}
     mapped = compute_column_specs(recipe.dataset.eval.ops, columns)["image"]
     variables = draw_variables(shapes(network, NetworkInput("image", "image", mapped).shape))
@@ -262,7 +262,7 @@ def test_input_has_the_name_and_dtype_of_the_column(column: str, dtype: str) -> 
         ["dataset=numpy", "dataset.root=none.npz", "model=layers", "model.blocks={}", layers]
         + [f"dataset.{split}.ops=[]" for split in ("train", "eval")],
     )
-    variables = draw_variables(shapes(build_network(recipe, 10), (6,)))
+    variables = draw_variables(shapes(build_network(recipe, Targets(tuple("0123456789"))), (6,)))
     arrays = {name: np.asarray(value) for name, value in flatten_dict(variables, sep="/").items()}
     formatted = Samples({column: ColumnSpec((6,), dtype)}, Targets(tuple("0123456789")))
     run = TrainedRun(recipe, arrays, 0, formatted)

@@ -50,7 +50,7 @@ def make_run(layers: str, *keys: str) -> TrainedRun:
     for name, length in LENGTHS.items():
         columns[name] = ColumnSpec((length,), "int32")
         columns[f"{name}_mask"] = ColumnSpec((length,), "bool")
-    network = build_network(recipe, 3)
+    network = build_network(recipe, Targets(("a", "b", "c")))
     renamed = recipe.model.inputs or {name: name for name in LENGTHS}
     inputs = {
         name: jax.ShapeDtypeStruct((1, LENGTHS[column]), np.int32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,8 @@ from pipeline.models.modules.apply_layers import LayerContext, computes, require
 ACTIVATIONS = {"relu": jax.nn.relu, "selu": jax.nn.selu, "mish": jax.nn.mish}
 LARGEST_EXPONENT = 12.0
 """Largest logarithm of a positive number's ratio to the mean."""
-Draw = jax.nn.initializers.Initializer
+Draw = Callable[..., Array]
+"""An initializer: (key, shape, dtype) -> array."""
 _ONES, _ZEROS, _NORMAL = (
     nn.initializers.ones,
     nn.initializers.zeros,
@@ -64,9 +65,9 @@ class _TableColumns(nn.Module):
         phases = slow * self.param("phase", _draw_uniform(np.pi / slow), shape, jnp.float32)
         waves = jnp.cos(2 * jnp.pi * frequencies * numbers[..., None] + phases)
         uniform = _draw_uniform(1 / (layer.frequencies**0.5 * slow))
-        shape = (count, layer.frequencies, layer.number_size)
-        weights = slow * self.param("wave_kernel", uniform, shape, jnp.float32)
-        biases = slow * self.param("wave_bias", uniform, (count, shape[2]), jnp.float32)
+        size = layer.number_size
+        weights = slow * self.param("wave_kernel", uniform, (*shape, size), jnp.float32)
+        biases = slow * self.param("wave_bias", uniform, (count, size), jnp.float32)
         features = jnp.einsum("bnf,nfd->bnd", waves, weights) + biases
         features = jnp.concatenate([features, numbers[..., None]], axis=2)
         return features.reshape((numbers.shape[0], count * (layer.number_size + 1)))
