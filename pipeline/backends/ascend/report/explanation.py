@@ -147,7 +147,8 @@ class LayerExplanation:
                     explained.add(number.name)
                     yield from _wrap_lines(f"{number.name} = {number.value:g}: {number.source}")
         yield ""
-        yield f"the step: {self.time_range}; the interval comes from"
+        yield f"the step takes {self.time_range}"
+        yield "the interval of the step comes from"
         for number in self.interval_sources:
             yield from _wrap_lines(f"{number.name} {number.value:.3g}: {number.source}")
         yield from _wrap_lines(" ".join(self.track_record))
@@ -208,5 +209,7 @@ def list_interval_sources(step: PricedStep) -> tuple[SourcedNumber, ...]:
             "standard deviation of the log",
         ),
         SourcedNumber("spread of a network's steps", population.row_log_sd, "likewise"),
+        SourcedNumber("scale of the interval", population.interval_scale, "steps left out"),
+        SourcedNumber("fixed time of a graph's step, ms", population.fixed_ms, read),
         *((other_chip,) if ratio else ()),
     )
