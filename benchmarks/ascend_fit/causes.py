@@ -77,9 +77,11 @@ def compare_causes(
             pairs[network].append((error, new[network]))
     errors = np.array([np.mean(each, axis=0) for each in pairs.values()])
     gains = errors[:, 0] - errors[:, 1]
+    before_mean, after_mean = errors.mean(0).tolist()
     return Comparison(
         len(errors),
-        *(float(mean) for mean in errors.mean(0)),
+        before_mean,
+        after_mean,
         float(gains.mean()),
         float(gains.std(ddof=1) / math.sqrt(len(gains))),
     )

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.ascend_fit.populations import Deviation, fit_population, measure_deviations
+from benchmarks.ascend_fit.populations import (
+    WITH_FIXED_TIME,
+    Deviation,
+    fit_population,
+    measure_deviations,
+)
 from pipeline.backends.ascend.cost.efficiency import NORMAL_90
 from pipeline.backends.ascend.published.protocol import Part, load_classes
 from pipeline.backends.ascend.published.scores import PricedRow
@@ -23,7 +28,7 @@ from pipeline.backends.ascend.validate import price_rows
 CANDIDATES = (
     "as modelled",
     "times the population's factor",
-    "times its factor and the mechanism's",
+    "times its factor and the mechanism's, after the fixed time",
     "times the root of both",
     "times the median ratio",
     "least expected relative error",
@@ -55,28 +60,36 @@ class Prediction:
         return abs(deviation) <= NORMAL_90 * self.log_sd
 
 
-def predict(train: Sequence[Deviation], rows: Sequence[Deviation]) -> list[Prediction]:
+def predict(
+    train: Sequence[Deviation], rows: Sequence[Deviation], *, fixed: bool = False
+) -> list[Prediction]:
     """Return what the candidates expect of rows by a population that is fitted to `train`."""
-    fitted = fit_population(train)
+    fitted = fit_population(train, fixed=fixed)
     factor = math.log(fitted["factor"])
     median = float(np.median([row.log_ratio for row in train]))
     log_sd = math.hypot(fitted["network_log_sd"], fitted["row_log_sd"])
     predictions = []
     for row in rows:
-        both = factor + math.log(fitted["mechanism_eager" if row.eager else "mechanism_graph"])
+        start = row.log_ratio - row.add_fixed_ms(fitted["fixed_ms"])
+        both = (
+            start + factor + math.log(fitted["mechanism_eager" if row.eager else "mechanism_graph"])
+        )
         figures = (0.0, factor, both, both / 2, median, both - log_sd**2)
         expected = dict(zip(CANDIDATES, figures, strict=True))
         predictions.append(Prediction(row.network, row.log_ratio, expected, log_sd))
     return predictions
 
 
-def cross_validate(rows: Sequence[Deviation], families: Sequence[str]) -> list[Prediction]:
+def cross_validate(
+    rows: Sequence[Deviation], families: Sequence[str], *, fixed: bool = False
+) -> list[Prediction]:
     """Return predictions of the rows of each family by a fit to all other rows."""
     predictions = []
     for family in dict.fromkeys(families):
         pairs = list(zip(rows, families, strict=True))
         train = [row for row, other in pairs if other != family]
-        predictions += predict(train, [row for row, other in pairs if other == family])
+        own = [row for row, other in pairs if other == family]
+        predictions += predict(train, own, fixed=fixed)
     return predictions
 
 
@@ -140,9 +153,9 @@ def predict_part(priced_rows: Sequence[PricedRow], part: Part) -> dict[str, list
                 for each in priced_rows
                 if (classes[each.row.id].part, classes[each.row.id].population) == (part, name)
             ]
-            predictions[name] = cross_validate(train, families)
+            predictions[name] = cross_validate(train, families, fixed=name in WITH_FIXED_TIME)
         else:
-            predictions[name] = predict(train, rows)
+            predictions[name] = predict(train, rows, fixed=name in WITH_FIXED_TIME)
     return predictions
 
 

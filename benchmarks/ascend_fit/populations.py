@@ -1,9 +1,11 @@
 """Fit how much slower steps are than modelled: `python -m benchmarks.ascend_fit.populations`.
 
 The log of published / modelled time of a row is the sum of a population's mean, the deviation of
-its mechanism (graph or eager), of its network, and of the row. All but the mean are normal with a
-spread of their own. The fit reads the described rows of the part `fit` alone, and maximises the
-likelihood (Laird and Ware 1982) times the priors of the spreads. Each run counts in `fits_tried`.
+its mechanism (graph or eager), of its network, and of the row. To the modelled time of a graph's
+step the community's code adds a fixed time, which doesn't depend on the network. All but the mean
+and this time are normal with a spread of their own. The fit reads the described rows of the part
+`fit` alone, and maximises the likelihood (Laird and Ware 1982) times the priors. Each run counts in
+`fits_tried`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,15 @@ SPREAD_PRIORS = {"mechanism": 0.2, "network": 0.4, "row": 0.15}
 (`validate`, pairs), releases and settings of one network by 15 % (published.csv). Networks
 have the spread of the first 41 rows (docs/ascend910.md), halved, as it has the other two in it."""
 PRIOR_LOG_SD = 0.7
-"""Spread of the log of each of these."""
+"""Spread of the log of each of these, and of the fixed time."""
+FIXED_MS = 14.0
+"""Prior of the fixed time of a graph's step: what MobileNetV3's steps take without any sample in
+`TF0797` and `TF0798` and the rows of the same page."""
+
+
+WITH_FIXED_TIME = ("community",)
+"""Populations whose error of left-out networks the fixed time lowers by more than its standard
+error (benchmarks/results/ascend_populations.md)."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,11 @@ class Deviation:
     network: str
     eager: bool
     log_ratio: float
+    modelled_ms: float = math.inf
+
+    def add_fixed_ms(self, fixed_ms: float) -> float:
+        """Return the log of (published / (modelled + fixed)); eager steps have no fixed time."""
+        return self.log_ratio - (0.0 if self.eager else math.log1p(fixed_ms / self.modelled_ms))
 
 
 @dataclass(frozen=True)
@@ -52,64 +67,75 @@ class LeftOut:
     log_sd: float
 
 
-def fit_population(rows: Sequence[Deviation]) -> dict[str, float]:
-    """Return the factor of a population, and the log spread of each level.
+def fit_population(rows: Sequence[Deviation], *, fixed: bool = False) -> dict[str, float]:
+    """Return the factor of a population, the log spread of each level, and the fixed time.
+
+    Without `fixed` the latter is 0.
 
     `mechanism_eager` and `mechanism_graph` are the factors of the mechanisms beyond the
     population's.
     """
-    values = np.array([row.log_ratio for row in rows])
+    ratios = np.array([row.log_ratio for row in rows])
+    inverse_ms = np.array([0.0 if row.eager else 1 / row.modelled_ms for row in rows])
     eager = np.array([row.eager for row in rows])
     networks = np.array([row.network for row in rows])
     same_mode = (eager[:, None] == eager).astype(float)
     same_network = (networks[:, None] == networks).astype(float)
-    priors = np.log(list(SPREAD_PRIORS.values()))
+    priors = np.log([*SPREAD_PRIORS.values(), *([FIXED_MS] if fixed else [])])
 
-    def compute_mean(covariance: np.ndarray) -> float:
+    def compute_values(logs: np.ndarray) -> np.ndarray:
+        return ratios - np.log1p(inverse_ms * np.exp(logs[3])) if fixed else ratios
+
+    def compute_mean(covariance: np.ndarray, values: np.ndarray) -> float:
         weights = np.linalg.solve(covariance, np.ones(len(values)))
         return float(weights @ values / weights.sum())
 
     def make_covariance(logs: np.ndarray) -> np.ndarray:
-        mechanism, network, row = np.exp(2 * logs)
-        return mechanism * same_mode + network * same_network + row * np.eye(len(values))
+        mechanism, network, row = np.exp(2 * logs[:3])
+        return mechanism * same_mode + network * same_network + row * np.eye(len(ratios))
 
     def compute_loss(logs: np.ndarray) -> float:
         covariance = make_covariance(logs)
-        residuals = values - compute_mean(covariance)
+        values = compute_values(logs)
+        residuals = values - compute_mean(covariance, values)
         squares = residuals @ np.linalg.solve(covariance, residuals)
         likelihood = np.linalg.slogdet(covariance)[1] + squares
         return float(likelihood + np.sum(((logs - priors) / PRIOR_LOG_SD) ** 2))
 
     logs = minimize(compute_loss, priors, method="Nelder-Mead").x
-    spreads = dict(zip(SPREAD_PRIORS, np.exp(logs).tolist(), strict=True))
+    spreads = dict(zip(SPREAD_PRIORS, np.exp(logs[:3]).tolist(), strict=True))
     covariance = make_covariance(logs)
-    mean = compute_mean(covariance)
+    values = compute_values(logs)
+    mean = compute_mean(covariance, values)
     pulls = np.linalg.solve(covariance, values - mean) * spreads["mechanism"] ** 2
     return {
         "factor": math.exp(mean),
         "mechanism_graph": math.exp(pulls[~eager].sum()),
         "mechanism_eager": math.exp(pulls[eager].sum()),
         **{f"{name}_log_sd": spread for name, spread in spreads.items()},
+        "fixed_ms": float(np.exp(logs[3])) if fixed else 0.0,
     }
 
 
-def leave_networks_out(rows: Sequence[Deviation]) -> list[LeftOut]:
+def leave_networks_out(rows: Sequence[Deviation], *, fixed: bool = False) -> list[LeftOut]:
     """Return each row's distance from what a fit to the other networks expects."""
     left_out = []
     for network in dict.fromkeys(row.network for row in rows):
-        fitted = fit_population([row for row in rows if row.network != network])
+        others = [row for row in rows if row.network != network]
+        fitted = fit_population(others, fixed=fixed)
         log_sd = math.hypot(fitted["network_log_sd"], fitted["row_log_sd"])
         for row in rows:
             if row.network == network:
                 mechanism = fitted["mechanism_eager" if row.eager else "mechanism_graph"]
                 expected = math.log(fitted["factor"] * mechanism)
-                left_out.append(LeftOut(network, row.log_ratio - expected, log_sd))
+                log_ratio = row.add_fixed_ms(fitted["fixed_ms"])
+                left_out.append(LeftOut(network, log_ratio - expected, log_sd))
     return left_out
 
 
-def fit_interval_scale(rows: Sequence[Deviation]) -> float:
+def fit_interval_scale(rows: Sequence[Deviation], *, fixed: bool = False) -> float:
     """Return the scale of the log of the 80 % interval that covers 80 % of rows, each left out."""
-    distances = [abs(row.log_error) / row.log_sd for row in leave_networks_out(rows)]
+    distances = [abs(row.log_error) / row.log_sd for row in leave_networks_out(rows, fixed=fixed)]
     return float(np.quantile(distances, 0.8)) / NORMAL_90
 
 
@@ -123,6 +149,7 @@ def measure_deviations(
             classes[priced_row.row.id].network,
             priced_row.row.mode == "op_by_op",
             -math.log1p(priced_row.error),
+            priced_row.modelled_ms,
         )
         for priced_row in priced_rows
         if classes[priced_row.row.id].part == part
@@ -130,14 +157,15 @@ def measure_deviations(
     ]
 
 
-def describe_population(rows: Sequence[Deviation]) -> dict[str, float]:
+def describe_population(rows: Sequence[Deviation], *, fixed: bool = False) -> dict[str, float]:
     """Return a population's entry in populations.yaml: its fit, and what the fit read."""
-    fitted = {key: round(value, 3) for key, value in fit_population(rows).items()}
+    fit = fit_population(rows, fixed=fixed)
+    fitted = {key: round(value, 3) for key, value in fit.items()}
     return {
         **fitted,
         "rows": len(rows),
         "networks": len({row.network for row in rows}),
-        "interval_scale": round(fit_interval_scale(rows), 3),
+        "interval_scale": round(fit_interval_scale(rows, fixed=fixed), 3),
     }
 
 
@@ -147,7 +175,9 @@ def write_populations(priced_rows: Sequence[PricedRow]) -> str:
     document = {
         "fits_tried": tried,
         "populations": {
-            name: describe_population(measure_deviations(priced_rows, name))
+            name: describe_population(
+                measure_deviations(priced_rows, name), fixed=name in WITH_FIXED_TIME
+            )
             for name in ("tuned", "community")
         },
     }

@@ -18,8 +18,11 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, fields, replace
 from datetime import date
+from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 
 from pipeline.backends.ascend.calibrate import calibrate_chip
@@ -105,14 +108,21 @@ def _print_table(priced_rows: Sequence[PricedRow]) -> None:
         )
 
 
-def price_file(file: Path, chip: str = "ascend910") -> tuple[PricedRow, ...]:
+def price_file(file: Path, chip: str = "ascend910", jobs: int = 1) -> tuple[PricedRow, ...]:
     """Price the steps of a CSV file in the form of published.csv, with the package's calibration.
+
+    With several `jobs` as many processes price them.
 
     Raises RunError for a file that isn't such a table, ChipError for an unknown chip.
     """
     priced_chip = chipset(chip)
     try:
-        return price_rows(load_published_steps(file), priced_chip)
+        rows = load_published_steps(file)
+        if jobs == 1:
+            return price_rows(rows, priced_chip)
+        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+            parts = pool.map(price_rows, [[row] for row in rows], [priced_chip] * len(rows))
+            return tuple(chain.from_iterable(parts))
     except (OSError, UnicodeError, KeyError, ValueError, TypeError) as error:
         columns = ", ".join(field.name for field in fields(Published))
         raise RunError(
@@ -163,6 +173,7 @@ def score_sealed(
     today: date,
     commit: str,
     classes: Mapping[str, ClassedRow] | None = None,
+    jobs: int = 1,
 ) -> Mapping[str, Score]:
     """Return the scores of the sealed rows by group, and log them with date and commit.
 
@@ -170,7 +181,7 @@ def score_sealed(
     """
     check_seal(today, log)
     classes = classes or load_classes()
-    scores = _score_population_times(price_file(table), classes)
+    scores = _score_population_times(price_file(table, jobs=jobs), classes)
     append_scores([_make_log_row(today, commit, *entry) for entry in scores.items()], log)
     return scores
 
@@ -276,6 +287,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--calibrate", metavar="CSV", type=Path, help="make a chip's file from your measured steps"
     )
+    parser.add_argument(
+        "--jobs", type=int, default=1, choices=range(1, 65), metavar="N", help="processes of --seal"
+    )
     options = parser.parse_args(arguments)
     file: Path | None = options.file
     try:
@@ -291,7 +305,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if file is not None or options.row is not None:
                 rule = "scores the sealed rows; must be without FILE and --row"
                 raise UsageError(["--seal"], rule)
-            _print_scores(score_sealed(today=date.today(), commit=_read_commit()))
+            scores = score_sealed(today=date.today(), commit=_read_commit(), jobs=options.jobs)
+            _print_scores(scores)
         elif options.row is not None:
             print("\n".join(describe_row(options.row, file or PUBLISHED)))
         elif file is None:

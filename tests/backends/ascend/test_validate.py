@@ -32,6 +32,7 @@ from pipeline.backends.ascend.validate import (
     main,
     price_file,
     score_sealed,
+    set_expected_times,
     set_population_intervals,
     validate,
 )
@@ -265,3 +266,11 @@ def test_sealed_table_is_not_printed(
 ) -> None:
     assert main([str(SEALED), *options]) == 1
     assert capsys.readouterr().err.endswith("its rows stay unseen; must be scored by --seal\n")
+
+
+def test_expected_time_is_that_of_the_population() -> None:
+    row = replace(load_published_steps()[0], id="C")
+    (expected,) = set_expected_times([PricedRow(row, 10.0, 9.0, 11.0)], CLASSES)
+    community = load_populations().by_name["community"]
+    assert expected.modelled_ms == community.expected_ms(10.0, eager=False)
+    assert (expected.low_ms, expected.high_ms) == (9, 11)

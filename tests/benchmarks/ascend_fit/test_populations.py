@@ -40,6 +40,21 @@ def test_eager_rows_that_are_slower_have_a_larger_factor() -> None:
     assert fitted["mechanism_graph"] < 0.9
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+def test_fixed_time_of_a_graph_explains_slow_small_steps(fixed: bool) -> None:
+    modelled_ms = [3.0 * 1.3**place for place in range(24)]
+    rows = [
+        Deviation(f"n{place}", False, math.log(1.5 * (ms + 20) / ms), ms)
+        for place, ms in enumerate(modelled_ms)
+    ]
+    fitted = fit_population(rows, fixed=fixed)
+    assert fitted["fixed_ms"] == pytest.approx(20 if fixed else 0, rel=0.1)
+    assert fitted["factor"] == pytest.approx(1.5, rel=0.1) or not fixed
+    assert (fitted["network_log_sd"] < 0.1) == fixed
+    eager = Deviation("n", True, 1.0, 5.0)
+    assert eager.add_fixed_ms(20) == 1
+
+
 @pytest.mark.parametrize("population", ["tuned", "community"])
 def test_rows_of_the_part_fit_alone_are_read(population: str) -> None:
     classes = load_classes()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from pipeline.backends.ascend.chip.options import ExecutionConfig
@@ -74,6 +75,19 @@ def test_resnet50_at_batch_256_fits_in_memory():
         trace_image_step("resnet50", 256, 224, 1000), chipset("ascend910")
     ).price_modes(ExecutionConfig())
     assert report.memory.verdict == "fits"
+
+
+def test_fixed_time_and_scale_of_a_population_match_hand_calculation() -> None:
+    population = Population(2.0, 1.5, 1.0, 0.1, 0.3, 0.4, 5, 2, interval_scale=0.5, fixed_ms=10)
+    low, high = population.interval_ms(20, eager=False)
+    assert math.sqrt(low * high) == pytest.approx((20 + 10) * 2 * 1.5)
+    assert math.log(high / low) == pytest.approx(2 * 1.2816 * 0.5 * 0.5)
+    assert population.centre_ms(20, eager=True) == 40
+    expected_ms = population.expected_ms(20, eager=False)
+    assert expected_ms == pytest.approx(90 * math.exp(-0.25))
+    times = 90 * np.exp(0.5 * np.random.default_rng(0).normal(size=20_000))
+    errors = [np.abs(ms / times - 1).mean() for ms in (expected_ms, 90, 0.8 * expected_ms)]
+    assert errors[0] == min(errors)
 
 
 def test_interval_matches_hand_calculation() -> None:

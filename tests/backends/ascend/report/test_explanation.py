@@ -22,6 +22,8 @@ def test_layer_is_explained_by_formulas_figures_and_sources() -> None:
         "factor of graph mode",
         "spread from network to network",
         "spread of a network's steps",
+        "scale of the interval",
+        "fixed time of a graph's step, ms",
     ]
     text = str(found)
     assert text.startswith("MODELLED: layer takes")
