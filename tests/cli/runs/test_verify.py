@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -15,11 +16,12 @@ import numpy as np
 import pytest
 
 from pipeline import run
+from pipeline.__main__ import main
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.core.errors import DataError, PipelineError, RecipeError
 from pipeline.inspect.receipts.chain import ChainRecord, extend_chain, read_chain
 from tests.command_line import receipt, verify
-from tests.conftest import MLP, compose_tiny
+from tests.conftest import MLP, ROOT, compose_tiny
 
 RECEIPT = (
     *MLP,
@@ -450,3 +452,30 @@ def test_digest_of_a_state_is_that_of_its_checkpoint(trained: Path) -> None:
     path = next(name for name in changed if name.startswith("params/"))
     changed[path].reshape(-1).view(np.uint32)[0] ^= 1
     assert digest_arrays(changed) != states[8]
+
+
+@pytest.mark.slow
+def test_documented_commands_run(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "receipts.md").read_text()
+    lines = re.findall(r"^    ((?:python -m pipeline|ssh-keygen) [^#\n]*)", text, re.MULTILINE)
+    assert len(lines) == 6
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
+    for line in lines:
+        words = shlex.split(line)
+        if words[0] == "ssh-keygen" and "-Y" in words:
+            words, place = words[: words.index("<")], tmp_path / "outputs" / "again"
+            content = (place / words[-1].removesuffix(".sig")).read_bytes()
+            done = subprocess.run(
+                [word.replace("signers", str(tmp_path / "signers")) for word in words],
+                cwd=place, input=content, capture_output=True, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+        elif words[0] == "ssh-keygen":
+            subprocess.run(words, check=True)
+            public = (tmp_path / "key.pub").read_text()
+            (tmp_path / "signers").write_text(f"ada@example.org {public}")
+        else:
+            assert main(words[3:]) == 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from pipeline import run
+from pipeline.__main__ import main
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.checkpoint.restore import read_checkpoint
 from pipeline.core.errors import DataError, PipelineError
@@ -26,7 +29,7 @@ from pipeline.inspect.without.counterfactual import (
     make_recipe,
 )
 from tests.command_line import without
-from tests.conftest import MLP, compose_tiny
+from tests.conftest import MLP, ROOT, compose_tiny
 
 RUN = (*MLP, "train.steps=12", "checkpoint.every_steps=3", "checkpoint.keep=9")
 IGNORED = 3
@@ -180,3 +183,17 @@ def test_rows_of_the_evaluation_split_are_refused(cache: Path, tmp_path: Path) -
     held_out = np.setdiff1d(np.arange(trained_rows.max()), trained_rows)[0]
     with pytest.raises(DataError, match=f"row {held_out}: not in the training split"):
         without([str(held_out), str(run_dir)])
+
+
+@pytest.mark.slow
+def test_documented_commands_run(
+    trained: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "without.md").read_text()
+    lines = re.findall(r"^    python -m pipeline ([^#\n]*)", text, re.MULTILINE)
+    assert len(lines) == 4
+    shutil.copytree(trained, tmp_path / "outputs" / "again")
+    (tmp_path / "rows.txt").write_text("5\n8-9\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
+    assert [main(shlex.split(line)) for line in lines] == [0] * 4
