@@ -50,6 +50,11 @@ COVERED = {
     "pipeline.inspect.step.step_bundle": ("inspect/step/test_step_report.py", "bundles of steps"),
     "pipeline.stages.fork.fork_folder": ("cli/runs/test_fork.py", "forks of runs"),
     "pipeline.inspect.bisect.*": ("cli/runs/test_bisect.py", "searches of planted changes"),
+    "pipeline.cli.runs.receipt": ("cli/runs/test_verify.py", "receipts of small runs"),
+    "pipeline.inspect.receipts.run_receipt": ("cli/runs/test_verify.py", "chains of small runs"),
+    "pipeline.inspect.receipts.statement": ("cli/runs/test_verify.py", "statements, signatures"),
+    "pipeline.inspect.receipts.verify_receipt": ("cli/runs/test_verify.py", "forged receipts"),
+    "pipeline.inspect.without.*": ("cli/runs/test_without.py", "runs without samples"),
     "pipeline.inspect.dumps.*": ("inspect/dumps/test_dump_step.py", "dumps of runs"),
     "pipeline.inspect.profiler.*": ("inspect/profiler/test_run_profile.py", "profiles of runs"),
     "pipeline.models.lowerings.formulas.*": (

@@ -58,6 +58,7 @@ SETTINGS = {
     "swa": "{name: swa, start: 0.25, steps: 5}",
     "lawa": "{name: lawa, count: 2, steps: 5}",
     "lora": "{name: lora, rank: 2}",
+    "leave_out": "{name: leave_out, samples: 3-5}",
     "schedule_free": ("optimizer=schedule_free_adamw",),
 }
 """Overrides that use a feature; a text is an entry of train.features."""
@@ -80,6 +81,7 @@ REFUSED = {
     ("curvature", "swa"),
     ("curvature", "lawa"),
     ("curvature", "lora"),
+    ("curvature", "leave_out"),
     ("freezing", "lora"),
     ("lookahead", "schedule_free"),
     ("accumulate_labels", "schedule_free"),

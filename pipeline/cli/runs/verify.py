@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.commands.parameters import MAX_SEED
 from pipeline.cli.runs.receipt import SIGNATURE
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.files.value_text import count_noun, join_first
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import open_run_recipe
 from pipeline.inspect.receipts.statement import Receipt, Signature, check_signature, read_receipt
@@ -20,13 +22,14 @@ from pipeline.inspect.receipts.verify_receipt import (
     check_computed,
     check_files,
     draw_segments,
-    format_verification,
     replay_segments,
     require_same_run,
 )
 from pipeline.inspect.replay import Replay
 from pipeline.stages.record.run_directory import RECIPE
 
+MAX_NAMED = 6
+"""Most segments and reasons in a line."""
 SUMMARIES = {
     "verified": "the run has the bits of its receipt",
     "broken": "the receipt doesn't fit itself, its signature or the files of the run",
@@ -97,6 +100,41 @@ def _verify(
         with reporter.clock("training segments again"):
             replay_segments(verification, replay)
     return verification
+
+
+def format_verification(verification: Verification) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a verification: a name and a text."""
+    receipt = verification.receipt
+    links = count_noun(len(receipt.links), "link")
+    made = "written while training"
+    if not receipt.while_training:
+        made = "made after training, from checkpoints alone"
+    yield "chain", f"{links}, steps {receipt.links[0].step:,} to {receipt.last_step:,}, {made}"
+    for note in verification.notes:
+        yield "note", note
+    if verification.drawn:
+        steps = sum(segment.stop - segment.start for segment in verification.drawn)
+        names = join_first(list(map(str, verification.drawn)), MAX_NAMED)
+        total = len(verification.segments)
+        yield (
+            "replayed",
+            f"{len(verification.drawn)} of {count_noun(total, 'segment')} (steps {names}), "
+            f"{steps:,} of {receipt.last_step:,} steps, drawn by seed {verification.seed}",
+        )
+        chances = [f"{n}: {verification.compute_chance(n):.1%}" for n in (1, 2, 5) if n <= total]
+        yield (
+            "chance",
+            f"that a forged segment is among them, by number forged: {chances}".replace("'", "")
+            .replace("[", "")
+            .replace("]", ""),
+        )
+    for segment in verification.uncovered:
+        yield "uncovered", f"steps {segment}: no checkpoint is a link that they begin at"
+    for problem in verification.problems:
+        yield problem.kind, problem.text
+    if verification.verdict == "not comparable":
+        causes = join_first(verification.causes, MAX_NAMED, "; ") or "not all can be replayed"
+        yield "reason", causes
 
 
 def parse_share(text: str) -> float:

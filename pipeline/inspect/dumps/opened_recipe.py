@@ -135,6 +135,16 @@ def open_recipe(recipe: Recipe, lowerings_dir: Path | None = None) -> OpenedReci
     )
 
 
+def rebuild(opened: OpenedRecipe, run_dir: Path) -> OpenedRecipe:
+    """Build the step of a recipe again, of another one with the same data, silently, with the
+    lowerings of a run."""
+    reporter = make_silent_reporter()
+    recipe, dataset, backend = opened.recipe, opened.dataset, opened.backend
+    folder = RunFolder(run_dir) if (run_dir / LOWERINGS).is_file() else None
+    built = build(recipe, dataset, reporter)
+    return replace(opened, built=lower(recipe, dataset, built, backend, folder, reporter))
+
+
 def _place_on_one_device(recipe: Recipe) -> Recipe:
     if not recipe.parallel.is_data_parallel and recipe.launch.name == "auto":
         return recipe

@@ -8,8 +8,9 @@ names: elsewhere it is "not comparable".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,12 +20,14 @@ import numpy as np
 from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps, make_checkpoint_path
 from pipeline.checkpoint.manifest import DamagedError
 from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
+from pipeline.config.compose import check_tree
 from pipeline.core.errors import DataError
 from pipeline.core.files.name_text import show_name
-from pipeline.core.files.value_text import count_noun, join_first, show
+from pipeline.core.files.value_text import show
 from pipeline.data.copies.checksums import compute_checksum
 from pipeline.data.order import draw_permutation
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, read_lines
+from pipeline.inspect.dumps.opened_recipe import rebuild
 from pipeline.inspect.receipts.chain import (
     ChainRecord,
     Numbers,
@@ -43,13 +46,13 @@ from pipeline.inspect.receipts.statement import STATE, Receipt
 from pipeline.inspect.replay import Replay, find_last_step
 from pipeline.stages.build import fingerprint_rate_files
 from pipeline.stages.record.provenance import describe_process
+from pipeline.stages.record.recorded_recipe import LENGTH
 from pipeline.stages.record.run_directory import read_outcome
 from pipeline.stages.record.summary import list_versions
 from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.training.state import TrainState
 
 Verdict = Literal["verified", "broken", "differs", "not comparable"]
-MAX_NAMED = 6
 
 
 class Problem(NamedTuple):
@@ -96,7 +99,7 @@ class Verification:
             return "broken"
         if "differs" in kinds:
             return "not comparable" if self.causes else "differs"
-        return "verified" if self.drawn else "not comparable"
+        return "verified" if self.drawn and not self.uncovered else "not comparable"
 
     def compute_chance(self, forged: int = 1) -> float:
         """Return the probability that at least one of `forged` segments was drawn."""
@@ -241,27 +244,28 @@ def check_computed(verification: Verification, replay: Replay) -> None:
     data, rows and the first state."""
     receipt, opened = verification.receipt, replay.opened
     differs = _make_adder(verification, "differs")
-    origin = receipt.origins[-1].body
     versions = list_versions(opened.backend.describe())
     splits = {"train": opened.dataset.train}
     process = vars(describe_process(opened.recipe.seed, versions, opened.backend.device, splits))
     if rate_files := fingerprint_rate_files(opened.recipe.train):
         process["data"] = {**process["data"], "learning rates": rate_files}
     here = make_origin(read_run_recipe(replay.run_dir), process, 0)
-    verification.causes += list_other_environment(origin, describe_environment(process))
+    environment = describe_environment(process)
+    changes = [list_other_environment(origin.body, environment) for origin in receipt.origins]
+    verification.causes += dict.fromkeys(text for texts in changes for text in texts)
     if opened.backend.device.platform != "cpu":
         verification.causes.append("equal bits are promised for the CPU alone")
     if opened.recipe.train.callbacks:
         verification.causes.append("train.callbacks, which aren't called")
     if opened.recipe.parallel.reproducible is False:
         verification.causes.append("parallel.reproducible = false")
-    if origin.get("recipe") != here["recipe"]:
+    origins = [origin.body for origin in receipt.origins]
+    if any(origin.get("recipe") != here["recipe"] for origin in origins):
         differs("recipe.yaml: isn't the recipe of the receipt")
-    if origin.get("length") != here["length"] and find_last_step(replay.run_dir) == (
-        receipt.last_step
-    ):
+    is_last = find_last_step(replay.run_dir) == receipt.last_step
+    if is_last and origins[-1].get("length") != here["length"]:
         differs("recipe.yaml: has another length than the receipt")
-    if origin.get("data") != here["data"]:
+    if any(origin.get("data") != here["data"] for origin in origins):
         differs("the training data aren't those of the receipt")
     start = receipt.links[0].step
     for link in receipt.links:
@@ -300,10 +304,8 @@ def draw_segments(verification: Verification, share: float) -> None:
     """List the segments of a receipt, and draw a share of them, rounded up, without repetition."""
     receipt = verification.receipt
     links = [link.step for link in receipt.links]
-    # Of steps before the last origin, the recipe had another length, or the environment differed.
-    first = max(origin.step for origin in receipt.origins)
     known = [step for step in links if step == 0 or step in verification.checkpoints]
-    starts = [step for step in known if first <= step < links[-1]]
+    starts = [step for step in known if step < links[-1]]
     stops = [*starts[1:], links[-1]]
     verification.segments = [
         Segment(start, stop) for start, stop in zip(starts, stops, strict=True)
@@ -319,21 +321,56 @@ def draw_segments(verification: Verification, share: float) -> None:
 
 
 def replay_segments(verification: Verification, replay: Replay) -> None:
-    """Train the drawn segments again, and compare the state and the numbers at each link."""
-    for segment in verification.drawn:
-        text = _replay_segment(verification.receipt, replay, segment)
-        if text is not None:
-            verification.problems.append(Problem("differs", text))
-    end = verification.receipt.end
-    last = verification.receipt.last_step
-    if end is None or last not in verification.checkpoints:
+    """Train the drawn segments again, and compare the state and the numbers at each link; evaluate
+    the last state again."""
+    receipt = verification.receipt
+    with ExitStack() as stack:
+        stages = _open_stages(receipt, replay, stack) if verification.drawn else []
+        for segment in verification.drawn:
+            text = _replay_segment(receipt, stages, segment)
+            if text is not None:
+                verification.problems.append(Problem("differs", text))
+    end = receipt.end
+    if end is None or receipt.last_step not in verification.checkpoints:
         return
-    metrics = replay.evaluate(_read_state(replay, last)).metrics
+    metrics = replay.evaluate(_read_state(replay, receipt.last_step)).metrics
     for name, value in select_numbers(metrics).items():
         recorded = _read_metrics(end).get(name, value)
         if recorded != value:
             text = f"{show_name(name)} of the last state is {show(value)}, the receipt has "
             verification.problems.append(Problem("differs", text + show(recorded)))
+
+
+class _Stage(NamedTuple):
+    """A part of a run with one length of its recipe."""
+
+    step: int
+    """Steps before it."""
+    replay: Replay
+
+
+def _open_stages(receipt: Receipt, replay: Replay, stack: ExitStack) -> list[_Stage]:
+    """Open the run's recipe with the length of each origin, on which learning rates depend.
+
+    Raises RecipeError for a length that no recipe has.
+    """
+    opened = replay.opened
+    current = opened.recipe.model_dump(mode="json")["train"]
+    stages: list[_Stage] = []
+    for origin in receipt.origins:
+        length = origin.body.get("length")
+        length = length if isinstance(length, Mapping) else {}
+        wanted = {key: length.get(key) for _, key in LENGTH}
+        stage_replay = replay
+        if wanted != {key: current[key] for key in wanted}:
+            tree = opened.recipe.whole_tree()
+            tree["train"] |= wanted
+            recipe = check_tree(tree, length_replaced=True)
+            changed = rebuild(replace(opened, recipe=recipe), replay.run_dir)
+            stage_replay = Replay(changed, replay.run_dir, replay.reporter, advice="")
+            stack.enter_context(stage_replay)
+        stages.append(_Stage(origin.step, stage_replay))
+    return stages
 
 
 def _read_state(replay: Replay, step: int) -> TrainState:
@@ -350,63 +387,32 @@ def _read_state(replay: Replay, step: int) -> TrainState:
     return opened.complete_state(state, replay.run_dir)
 
 
-def _replay_segment(receipt: Receipt, replay: Replay, segment: Segment) -> str | None:
+def _replay_segment(receipt: Receipt, stages: Sequence[_Stage], segment: Segment) -> str | None:
     """Return a text about the first link of a segment that differs; None if none does."""
-    state = _read_state(replay, segment.start)
+    state = _read_state(stages[0].replay, segment.start)
     position = segment.start
     for link in receipt.links:
         if not segment.start < link.step <= segment.stop:
             continue
         numbers = Numbers()
-        done = position
-        for reached, steps in replay.run_steps(state, position, link.step):
-            numbers.add(steps)
-            done += len(steps)
-            state = reached
         where = f"steps {position + 1:,} to {link.step:,}, trained again, have"
-        if done < link.step:
-            return f"{where} a step that isn't finite: {done:,}"
+        while position < link.step:
+            stage = next(stage for stage in reversed(stages) if stage.step <= position)
+            later = [other.step for other in stages if other.step > position]
+            stop = min([link.step, *later])
+            done = position
+            for reached, steps in stage.replay.run_steps(state, position, stop):
+                numbers.add(steps)
+                done += len(steps)
+                state = reached
+            if done < stop:
+                return f"{where} a step that isn't finite: {done:,}"
+            position = stop
         if numbers.finish() != link.body["numbers"]:
             return f"{where} other numbers"
-        if _digest(replay, state) != link.body["state"]:
+        if _digest(stages[0].replay, state) != link.body["state"]:
             return f"{where} another state"
-        position = link.step
     return None
-
-
-def format_verification(verification: Verification) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a verification: a name and a text."""
-    receipt = verification.receipt
-    links = count_noun(len(receipt.links), "link")
-    made = "written while training"
-    if not receipt.while_training:
-        made = "made after training, from checkpoints alone"
-    yield "chain", f"{links}, steps {receipt.links[0].step:,} to {receipt.last_step:,}, {made}"
-    for note in verification.notes:
-        yield "note", note
-    if verification.drawn:
-        steps = sum(segment.stop - segment.start for segment in verification.drawn)
-        names = join_first(list(map(str, verification.drawn)), MAX_NAMED)
-        total = len(verification.segments)
-        yield (
-            "replayed",
-            f"{len(verification.drawn)} of {count_noun(total, 'segment')} (steps {names}), "
-            f"{steps:,} of {receipt.last_step:,} steps, drawn by seed {verification.seed}",
-        )
-        chances = [f"{n}: {verification.compute_chance(n):.1%}" for n in (1, 2, 5) if n <= total]
-        yield (
-            "chance",
-            f"that a forged segment is among them, by number forged: {chances}".replace("'", "")
-            .replace("[", "")
-            .replace("]", ""),
-        )
-    for segment in verification.uncovered:
-        yield "uncovered", f"steps {segment}: no state to replay them from, by this recipe"
-    for problem in verification.problems:
-        yield problem.kind, problem.text
-    if verification.verdict == "not comparable":
-        causes = join_first(verification.causes, MAX_NAMED, "; ") or "no segment can be replayed"
-        yield "reason", causes
 
 
 def require_same_run(receipt: Receipt, run_dir: Path) -> None:

@@ -28,11 +28,8 @@ from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.batch import Batch, read_chunks
 from pipeline.data.columns import Split
 from pipeline.data.dataset import Dataset
-from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, make_silent_reporter
+from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, rebuild
 from pipeline.inspect.replay import Replay
-from pipeline.stages.build import build
-from pipeline.stages.lower import lower
-from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.features.components.leave_out import format_ranges, parse_ranges
 from pipeline.training.state import TrainState
@@ -154,16 +151,6 @@ def make_recipe(recipe: Recipe, positions: np.ndarray) -> Recipe:
     return check_tree(tree, length_replaced=True)
 
 
-def open_without(opened: OpenedRecipe, run_dir: Path, positions: np.ndarray) -> OpenedRecipe:
-    """Open the recipe of a run without samples, with the run's data and lowerings."""
-    reporter = make_silent_reporter()
-    recipe = make_recipe(opened.recipe, positions)
-    folder = RunFolder(run_dir) if (run_dir / LOWERINGS).is_file() else None
-    built = build(recipe, opened.dataset, reporter)
-    built = lower(recipe, opened.dataset, built, opened.backend, folder, reporter)
-    return replace(opened, recipe=recipe, built=built)
-
-
 @dataclass(frozen=True, eq=False)
 class Counterfactual:
     """A run beside the run without samples, both after the same steps."""
@@ -220,7 +207,8 @@ def compute_counterfactual(replay: Replay, positions: np.ndarray, steps: int) ->
     outputs = compute_outputs(opened, state)
     if begin is None or first is None:
         return Counterfactual(steps, None, state, state, metrics, metrics, outputs, outputs)
-    changed = open_without(opened, replay.run_dir, positions)
+    recipe = make_recipe(opened.recipe, positions)
+    changed = rebuild(replace(opened, recipe=recipe), replay.run_dir)
     with Replay(changed, replay.run_dir, replay.reporter, advice="") as other_replay:
         other = begin
         done = first

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,11 +16,12 @@ import numpy as np
 import pytest
 
 from pipeline import run
+from pipeline.__main__ import main
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.core.errors import DataError, PipelineError, RecipeError
 from pipeline.inspect.receipts.chain import ChainRecord, extend_chain, read_chain
 from tests.command_line import receipt, verify
-from tests.conftest import MLP, compose_tiny
+from tests.conftest import MLP, ROOT, compose_tiny
 
 RECEIPT = (
     *MLP,
@@ -147,6 +150,55 @@ def test_resumed_run_has_the_chain_of_an_unbroken_one(
         assert [step for step, _ in links[4].pop("evaluations")] == [7]
         assert expected_links[4].pop("evaluations") == []
     assert links == expected_links
+
+
+@pytest.mark.slow
+def test_resumed_run_with_another_length_is_verified_by_both(
+    cache: Path, tmp_path: Path, check: Callable[..., Facts]
+) -> None:
+    """The learning rate depends on the length, and the resume isn't at a link's step."""
+    run_dir = tmp_path / "run"
+    recipe = [word for word in RECEIPT if "train.steps" not in word]
+    falling = (*recipe, "schedule=cosine")
+    run(compose_tiny(cache, *falling, "train.steps=7"), run_dir)
+    run(compose_tiny(cache, *falling, "train.steps=12", f"train.resume={run_dir}"), run_dir)
+    assert receipt([str(run_dir)]) == 0
+    facts = check(run_dir, ALL)
+    assert facts["verdict"] == "verified"
+    assert facts["replayed"] == [[0, 4], [4, 8], [8, 12]]
+
+    def claim_length(bodies: list[Any]) -> None:
+        bodies[0]["length"]["steps"] = 8
+
+    edit_chain(run_dir, claim_length)
+    assert check(run_dir, ALL)["verdict"] == "differs"
+
+
+def test_origin_hides_no_steps(copied: Path, check: Callable[..., Facts]) -> None:
+    """A forger repeats the origin after a false state."""
+
+    def hide(bodies: list[Any]) -> None:
+        forge_state(bodies)
+        bodies.insert(5, {**bodies[0], "step": 6})
+
+    edit_chain(copied, hide)
+    facts = check(copied, ALL)
+    assert (facts["verdict"], facts["uncovered"]) == ("differs", [])
+
+
+def test_chain_without_its_first_state_is_not_verified(
+    copied: Path, check: Callable[..., Facts]
+) -> None:
+    def cut(bodies: list[Any]) -> None:
+        del bodies[1:3]
+        bodies[0]["step"] = 4
+        bodies[1] |= {"rows": hashlib.sha256().hexdigest(), "evaluations": []}
+
+    edit_chain(copied, cut)
+    shutil.rmtree(make_checkpoint_path(copied / FOLDER, 4))
+    facts = check(copied, ALL)
+    assert facts["verdict"] == "not comparable"
+    assert facts["uncovered"] == [[4, 8]]
 
 
 @pytest.mark.slow
@@ -400,3 +452,30 @@ def test_digest_of_a_state_is_that_of_its_checkpoint(trained: Path) -> None:
     path = next(name for name in changed if name.startswith("params/"))
     changed[path].reshape(-1).view(np.uint32)[0] ^= 1
     assert digest_arrays(changed) != states[8]
+
+
+@pytest.mark.slow
+def test_documented_commands_run(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "receipts.md").read_text()
+    lines = re.findall(r"^    ((?:python -m pipeline|ssh-keygen) [^#\n]*)", text, re.MULTILINE)
+    assert len(lines) == 6
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
+    for line in lines:
+        words = shlex.split(line)
+        if words[0] == "ssh-keygen" and "-Y" in words:
+            words, place = words[: words.index("<")], tmp_path / "outputs" / "again"
+            content = (place / words[-1].removesuffix(".sig")).read_bytes()
+            done = subprocess.run(
+                [word.replace("signers", str(tmp_path / "signers")) for word in words],
+                cwd=place, input=content, capture_output=True, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+        elif words[0] == "ssh-keygen":
+            subprocess.run(words, check=True)
+            public = (tmp_path / "key.pub").read_text()
+            (tmp_path / "signers").write_text(f"ada@example.org {public}")
+        else:
+            assert main(words[3:]) == 0
