@@ -159,6 +159,7 @@ ANNEXES: Mapping[str, Annex] = {
     ),
     "study": Annex(
         (
+            "cli.arena",
             "cli.better",
             "cli.find_rate",
             "cli.folds",

@@ -46,7 +46,7 @@ def arena(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arena
         (["--workloads", "digit"], "did you mean digits?"),
         (["--workloads", "digits", "+recipe=lenet5_digits"], "must not be given with a recipe"),
         (["--metric", "loss"], "must be given with a recipe"),
-        (["--metric", "train_loss", "+recipe=lenet5_digits"], "no metric"),
+        (["--metric", "train_loss", "+recipe=lenet5_digits"], "there is no such metric"),
         (["--search", "lr=1"], "must be KEY=LOW,HIGH"),
         (["--seeds", "5"], "must be a whole number from 6"),
         (["+recipe=lenet5_digits", "seed=3"], "seed: is set by arena"),
@@ -123,10 +123,14 @@ def test_value_that_diverges_at_every_rate_stays_in_the_table(
 
 
 @pytest.mark.slow
-def test_planted_handicap_of_a_rate_is_found(arena: Arena, tmp_path: Path) -> None:
+def test_planted_handicap_of_a_rate_is_found(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rate that is far too low is worse; a compared rate is trained as it is."""
-    words = ("--key", "train.optimizer.lr", "--values", "0.02,0.00002", "--metric", "loss")
-    assert arena(*words, "--out", "mine") == 0
+    monkeypatch.chdir(tmp_path)
+    keys = [key for key in KEYS if not key.startswith("train.optimizer.lr=")]
+    words = ["--key", "train.optimizer.lr", "--values", "0.02,0.00002", "--metric", "loss"]
+    assert main(["arena", *keys, f"cache.root={cache}", *SMALL, *words, "--out", "mine"]) == 0
     (workload,) = json.loads((tmp_path / "mine" / "results.json").read_text())["workloads"]
     assert [item["verdict"] for item in workload["standings"]] == ["baseline", "worse"]
     assert [item["num_trials"] for item in workload["standings"]] == [0, 0]

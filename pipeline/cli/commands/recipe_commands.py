@@ -132,8 +132,7 @@ RECIPE_COMMANDS = (
                 metavar="A,B,...",
                 default=(),
                 show_default=False,
-                help="Optimizers to compare (default: adamw, momentum, lion, muon, soap and "
-                "schedule_free_adamw).",
+                help="Optimizers to compare (default: adamw, momentum, lion and muon).",
             ),
             Option("--key", metavar="KEY", help="Key to compare, instead of the optimizer."),
             Option("--values", metavar="A,B,...", help="Its values."),

@@ -52,9 +52,11 @@ class Goal:
 def write_logs(folder: Path, heats: Iterable[Heat], names: Mapping[str, str]) -> None:
     """Write the logs of all final runs below `folder`; `names` are the folders of values.
 
-    Times are steps times the run's measured time of a step. Evaluations aren't timed apart, so
-    their column is empty. Raises RunError if a file can't be written.
+    Logs of an earlier call with more seeds are removed. Times are steps times the run's measured
+    time of a step. Evaluations aren't timed apart, so their column is empty. Raises RunError if a
+    file can't be written.
     """
+    written = set()
     for heat in heats:
         for entry in heat.entries:
             for number, run in enumerate(entry.finals.values(), start=1):
@@ -63,6 +65,11 @@ def write_logs(folder: Path, heats: Iterable[Heat], names: Mapping[str, str]) ->
                 with convert_write_errors(place):
                     place.mkdir(parents=True, exist_ok=True)
                     write_whole(place / MEASUREMENTS, format_measurements(run, heat.metric))
+                written.add(place / MEASUREMENTS)
+    for log in folder.glob(f"*/study_*/*_{FRAMEWORK}/trial_1/{MEASUREMENTS}"):
+        if log not in written:
+            with convert_write_errors(log):
+                log.unlink()
 
 
 def format_measurements(run: ArenaRun, metric: str) -> str:
@@ -99,7 +106,8 @@ def read_times(
         studies = []
         for study in sorted((folder / submission).glob("study_*")):
             logs = sorted(study.glob(f"{workload}_{FRAMEWORK}/trial_*/{MEASUREMENTS}"))
-            studies.append(min((_read_time(log, goal, column) for log in logs), default=math.inf))
+            if logs:
+                studies.append(min(_read_time(log, goal, column) for log in logs))
         times[workload] = median(studies) if studies else math.inf
     return times
 

@@ -25,7 +25,7 @@ from pipeline.stages.data import load_data
 
 OPTIMIZER = "optimizer"
 RATE = "train.optimizer.lr"
-DEFAULT_OPTIMIZERS = ("adamw", "momentum", "lion", "muon", "soap", "schedule_free_adamw")
+DEFAULT_OPTIMIZERS = ("adamw", "momentum", "lion", "muon")
 LEAST_VALUES = 2
 MOST_VALUES = 6
 HALF_DECADES = 1.5

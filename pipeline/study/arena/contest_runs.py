@@ -296,7 +296,7 @@ def read_run(folder: Path, metric: str | None) -> ArenaRun:
             names = ", ".join(sorted(set(line.fields) - {"step", "count"}))
             raise RunError(f"{folder}: its evaluations have no {metric}; they have {names}")
         steps.append(line.step)
-        values.append(finite_number(line.fields.get(metric)))
+        values.append(None if metric is None else finite_number(line.fields.get(metric)))
     has_diverged = (
         summary is None
         or summary.status != "done"

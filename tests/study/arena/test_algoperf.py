@@ -68,6 +68,14 @@ def test_fastest_trial_of_a_study_counts(tmp_path: Path) -> None:
     assert read_times(tmp_path, "0_a", {"digits": ACCURATE}, STEP) == {"digits": 10}
 
 
+def test_logs_of_more_seeds_are_removed(tmp_path: Path) -> None:
+    write_logs(tmp_path, [make_heat(make_entry("a", [*STUDIES, [0.0], [0.0]]))], {"a": "0_a"})
+    assert read_times(tmp_path, "0_a", {"digits": ACCURATE}, STEP) == {"digits": math.inf}
+    write_logs(tmp_path, [make_heat(make_entry("a", STUDIES))], {"a": "0_a"})
+    assert len(list(tmp_path.rglob(MEASUREMENTS))) == 3
+    assert read_times(tmp_path, "0_a", {"digits": ACCURATE}, STEP) == {"digits": 20}
+
+
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "global_step,validation/accuracy\n1,x\n"])
 def test_damaged_log_is_named(tmp_path: Path, text: str) -> None:
     place = tmp_path / "0_a" / "study_1" / "digits_jax" / "trial_1"
