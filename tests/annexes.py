@@ -168,6 +168,7 @@ ANNEXES: Mapping[str, Annex] = {
         ("-m", "seed=1,2"),
         "study",
     ),
+    "study.final_value": Annex(("study.sweep.jobs",), ("run_features=[estimate]",), "estimate"),
     "training.optimizers.thor": Annex((), ("+recipe=lenet5_mnist_thor",), "thor"),
 }
 """The annexes by the name of their folder or module below `pipeline`; a job engine by its template.
