@@ -181,6 +181,8 @@ def copy_without(annexes: Iterable[str], folder: Path) -> None:
         shutil.copytree(ROOT / part, folder / part, copy_function=os.link)
     for name in annexes:
         path = folder / "pipeline" / Path(*name.split("."))
+        if not path.parent.exists():
+            continue  # an annex of an annex that is deleted already
         if path.is_dir():
             shutil.rmtree(path)
         else:
