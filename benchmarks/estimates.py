@@ -426,7 +426,7 @@ def run_with_estimate(jobs: Sequence[FamilyCurve], least_chance: float) -> list[
                 break
             known = curve.shares[:count], curve.errors[:count]
             best = min(float(each.errors[-1]) for each in done)
-            chance = find_highest_chance(*known, table, done, best)
+            chance = find_highest_chance(*known, table, done, best, least_chance)
             if chance is not None and chance < least_chance:
                 share = float(curve.shares[count - 1])
                 break

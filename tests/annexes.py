@@ -175,6 +175,7 @@ ANNEXES: Mapping[str, Annex] = {
         ("-m", "seed=1,2"),
         "study",
     ),
+    "study.final_value": Annex(("study.sweep.jobs",), ("run_features=[estimate]",), "estimate"),
     "training.optimizers.thor": Annex((), ("+recipe=lenet5_mnist_thor",), "thor"),
 }
 """The annexes by the name of their folder or module below `pipeline`; a job engine by its template.
@@ -187,6 +188,8 @@ def copy_without(annexes: Iterable[str], folder: Path) -> None:
         shutil.copytree(ROOT / part, folder / part, copy_function=os.link)
     for name in annexes:
         path = folder / "pipeline" / Path(*name.split("."))
+        if not path.parent.exists():
+            continue  # an annex of an annex that is deleted already
         if path.is_dir():
             shutil.rmtree(path)
         else:

@@ -92,21 +92,26 @@ def find_highest_chance(
     shipped: Sequence[LearningCurve],
     done: Sequence[LearningCurve],
     best: float,
+    enough: float = 1.0,
 ) -> float | None:
     """Return the chance that a curve ends below the error `best`, at its highest.
 
     The best run of a sweep differs from the others, and a test after each point finds a low chance
-    sooner or later. So the chance is the highest by the shipped curves alone and with those of the
-    sweep that are `done`, at each of the last `CONFIRMATIONS` points. None for too few points.
+    sooner or later. So the chance is the highest by the shipped curves alone and beside
+    the sweep's `done` curves, at each of the last `CONFIRMATIONS` points. None for too few points.
+    Ends early if the chance is `enough`.
     """
     counts = range(len(shares) - CONFIRMATIONS + 1, len(shares) + 1)
     if counts[0] < MIN_POINTS:
         return None
-    return max(
-        extrapolate(shares[:count], errors[:count], curves).chance_below(best)
-        for count in counts
-        for curves in (shipped, [*shipped, *done])
-    )
+    highest = 0.0
+    for count in reversed(counts):
+        for curves in (shipped, [*shipped, *done]):
+            final = extrapolate(shares[:count], errors[:count], curves)
+            highest = max(highest, final.chance_below(best))
+            if highest >= enough:
+                return highest
+    return highest
 
 
 def _describe(shares: np.ndarray, errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

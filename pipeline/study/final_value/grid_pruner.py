@@ -41,7 +41,7 @@ class GridPruner(Pruner):
         if self._watch.metric is None or step >= self._watch.total:
             return
         done = read_own_curves(find_jobs(self._job_dir.parent), self._watch.metric)
-        chance = self._watch.judge(done, step)
+        chance = self._watch.judge(done, step, self._least_chance)
         if chance is not None and chance < self._least_chance:
             text = f"{self._watch.metric} better than the sweep's best so far"
             self.prune_reason = f"step {step}: the chance of {text} is {format_chance(chance)}"

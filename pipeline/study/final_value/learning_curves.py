@@ -102,8 +102,8 @@ def thin(steps: Sequence[int], values: Sequence[float], total: int, metric: str)
 def read_curve(run_dir: Path, metric: str, group: str) -> LearningCurve | None:
     """Read the curve of a run that is done; None if it has no such curve.
 
-    The final value is that of the evaluation after training, and the mean loss of the last 40th of
-    the steps. Raises DataError and OSError if a file can't be read.
+    The final value is of the evaluation after training, or the mean loss of the last 40th of the
+    steps. Raises DataError and OSError if a file can't be read.
     """
     summary = read_json(run_dir / SUMMARY)
     steps = summary.get("steps") if isinstance(summary, Mapping) else None

@@ -101,8 +101,8 @@ class EstimateSpec(RunFeatureSpec):
 
     name: Literal["estimate"] = "estimate"
     metric: str | None = None
-    """A metric of evaluations, or train_loss; null: that of evaluations if training has eight of
-    them, else train_loss."""
+    """A metric of evaluations, or train_loss; null: the main metric if training has eight
+    evaluations, else train_loss."""
     runs: str | None = None
     """Folder of earlier runs of the recipe; null: the sweep's, or `outputs`."""
     every_share: Annotated[float, Field(gt=0, le=1)] = 0.05
@@ -185,11 +185,11 @@ class CurveWatch(Monitor):
         is_positive = scale == "share" and np.all(to_values(errors, scale) >= 0)
         return final.limit(float(to_errors(0, scale))) if is_positive else final, scale
 
-    def judge(self, done: Sequence[LearningCurve], step: int) -> float | None:
+    def judge(self, done: Sequence[LearningCurve], step: int, enough: float) -> float | None:
         """Return the chance that the run ends better than all that are done, at its highest.
 
-        None for fewer than three done runs, or too few points. Raises DataError for values without
-        a scale.
+        A chance of `enough` isn't computed further. None for fewer than three done runs, or too
+        few points. Raises DataError for values without a scale.
         """
         points = self._thin(step)
         if points is None or len(done) < ENOUGH_CURVES:
@@ -197,7 +197,7 @@ class CurveWatch(Monitor):
         shares, errors, _ = points
         least = min(float(curve.errors[-1]) for curve in done)
         return find_highest_chance(
-            shares, errors, self._read_shipped(), done[-MAX_OWN_CURVES:], least
+            shares, errors, self._read_shipped(), done[-MAX_OWN_CURVES:], least, enough
         )
 
     def _thin(self, step: int) -> tuple[np.ndarray, np.ndarray, Scale] | None:

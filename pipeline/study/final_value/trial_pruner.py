@@ -29,7 +29,8 @@ class EstimatePruner(LengthPruner):
         watch.note(trial.intermediate_values)
         complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         curves = [_read_trial(each, metric) for each in complete]
-        chance = watch.judge([curve for curve in curves if curve is not None], step)
+        done = [curve for curve in curves if curve is not None]
+        chance = watch.judge(done, step, self._least_chance)
         if chance is None or chance >= self._least_chance:
             return False
         text = f"{metric} better than the study's best so far"

@@ -155,8 +155,8 @@ def read_least_chance(sweeper: Mapping[str, Any]) -> float | None:
 
     Raises RecipeError for another pruner than `estimate`, or a chance that isn't between 0 and 1.
     """
-    pruner = sweeper.get("pruner")
-    target = str((pruner or {}).get("_target_", NO_PRUNER))
+    pruner = sweeper.get("pruner") or {}
+    target = str(pruner.get("_target_", NO_PRUNER))
     if target == NO_PRUNER:
         return None
     if target != ESTIMATE_PRUNER:
