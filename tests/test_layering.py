@@ -75,6 +75,7 @@ LAZY_MODULES = {
     "pipeline.config.compose",
     "pipeline.config.privacy_robustness_checks",
     "pipeline.data.folds",
+    "pipeline.data.sources.combined",
     "pipeline.__main__",
     "pipeline.backends.ascend",
     "pipeline.cli.commands.command",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 from jax import Array
 
-from pipeline.models.modules.apply_layers import SAMPLE_LOSSES
+from pipeline.models.layers.path_patterns import SAMPLE_LOSSES
 from pipeline.training.losses import (
     BatchLoss,
     compute_losses,

@@ -73,7 +73,7 @@ def test_weights_change_at_their_step() -> None:
     assert set(sources[11:].ravel()) == {2}
 
 
-def test_a_step_has_the_same_samples_whatever_was_read_before() -> None:
+def test_step_has_the_same_samples_whatever_was_read_before() -> None:
     order = make_order((0, (1, 1, 2)), (5, (3, 1, 2)), (64, (1, 0, 1)))
     whole = order.batches(0, 150)
     for first, count in ((0, 1), (4, 3), (63, 2), (100, 50)):

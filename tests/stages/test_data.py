@@ -336,7 +336,7 @@ def test_columns_that_do_not_fit_are_named(
     assert caught.value.problems == (problem,)
 
 
-def test_a_network_reads_documents_of_a_window_and_a_prediction_one() -> None:
+def test_network_reads_documents_of_a_window_and_a_prediction_one() -> None:
     dataset = load_data(load_recipe("decoder_text", ["dataset=documents"]))
     assert [(array.name, array.column) for array in dataset.inputs.arrays] == [
         ("tokens", "tokens"),

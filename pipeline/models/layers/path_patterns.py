@@ -8,6 +8,8 @@ from fnmatch import fnmatchcase
 
 from pipeline.core.files.name_text import find_nearest, show_name
 
+SAMPLE_LOSSES = "sample_losses"
+"""Collection of a network with the losses that layers add to the losses of samples."""
 LayerPath = tuple[str, ...]
 """Scopes of a layer, outermost first. A parameter's path ends with its name."""
 

@@ -23,7 +23,7 @@ from jax import Array, lax
 
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec, Padding
-from pipeline.models.layers.path_patterns import is_frozen
+from pipeline.models.layers.path_patterns import SAMPLE_LOSSES, is_frozen
 from pipeline.models.layers.precision import Products, TypeRule, find_type_rule
 from pipeline.models.layers.standard import name_scopes
 from pipeline.models.lowerings.problem.conv_window import Layout, Pair
@@ -34,8 +34,6 @@ Computation = TypeVar("Computation", bound=Callable[..., Any])
 WindowPadding = Padding | Literal["causal"]
 """Padding of a window; causal: zeros before each axis only."""
 
-SAMPLE_LOSSES = "sample_losses"
-"""Collection of the losses that layers add to the losses of samples."""
 _CHWN_LAYERS = (
     standard.Activation,
     standard.AdaptivePool,

@@ -71,7 +71,7 @@ def test_settings_that_do_not_fit_are_refused(changed: dict[str, Any], said: str
         read(None, **changed)
 
 
-def test_a_single_document_is_refused(tmp_path: Path) -> None:
+def test_single_document_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("alone")
     with pytest.raises(DataError, match="is the only document; must be several"):
         read(tmp_path)

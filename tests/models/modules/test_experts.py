@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from pipeline.models.layers.path_patterns import SAMPLE_LOSSES
 from pipeline.models.layers.standard import Dense, Reshape
 from pipeline.models.layers.tokens import MeanToken, MixtureOfExperts
-from pipeline.models.modules.apply_layers import SAMPLE_LOSSES
 from tests.golden.make_token_layers import EXPERTS, FILE, HIDDEN, TOP
 from tests.models.build import initialise, network, random
 from tests.training.test_step import RATES, make_batch, make_config, make_step, start
@@ -87,7 +87,7 @@ def compute_by_token(layer: MixtureOfExperts, params: Any, x: np.ndarray) -> np.
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 9.0])
-def test_an_expert_computes_the_first_tokens_that_chose_it(factor: float) -> None:
+def test_expert_computes_the_first_tokens_that_chose_it(factor: float) -> None:
     layer = MixtureOfExperts(experts=4, hidden=5, capacity_factor=factor)
     params = jax.tree.map(lambda leaf: 2 * np.asarray(leaf), draw(layer))
     y, _ = apply(layer, params, TOKENS)
@@ -114,7 +114,7 @@ def test_padding_takes_no_capacity_and_no_part_in_the_losses() -> None:
 
 
 @pytest.mark.medium
-def test_a_step_adds_the_losses_of_the_router_and_trains_it() -> None:
+def test_step_adds_the_losses_of_the_router_and_trains_it() -> None:
     def run(balance: float) -> tuple[float, float, np.ndarray]:
         layer = MixtureOfExperts(experts=4, hidden=5, balance=balance, z_loss=balance)
         rows = Reshape(shape=(4, 1)), Dense(features=6)

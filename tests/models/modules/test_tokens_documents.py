@@ -37,7 +37,7 @@ NETWORKS = {
 
 @pytest.mark.medium
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_a_document_in_a_shared_window_has_the_losses_that_it_has_alone(kind: str) -> None:
+def test_document_in_a_shared_window_has_the_losses_that_it_has_alone(kind: str) -> None:
     rng = np.random.default_rng(3)
     documents = [rng.integers(0, VOCABULARY, size).astype(np.int32) for size in SIZES]
     packed = pack_documents(documents, LENGTH, -1).columns

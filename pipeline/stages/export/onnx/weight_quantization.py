@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 
 WeightType = Literal["int8", "int4"]
 LARGEST = {"int8": 127, "int4": 7}
+_DTYPES = {"int8": np.dtype(jnp.int8), "int4": np.dtype(jnp.int4)}
 BLOCK = 32
 """Inputs that share a scale with 4 bits."""
 INT4_OPSET, INT4_IR_VERSION = 21, 10
@@ -43,7 +45,7 @@ def quantize_weights(content: bytes, kind: WeightType) -> bytes:
         numbers, scales = round_weights(weights, axis % weights.ndim, LARGEST[kind], block)
         names = [f"{tensor.name}_{part}" for part in (kind, "scale")]
         kept += [
-            numpy_helper.from_array(numbers.astype(_get_dtype(kind)), names[0]),
+            numpy_helper.from_array(numbers.astype(_DTYPES[kind]), names[0]),
             numpy_helper.from_array(scales, names[1]),
         ]
         settings: dict[str, Any] = {"axis": axis % weights.ndim}
@@ -94,11 +96,3 @@ def _find_channel_axes(graph: Any) -> dict[str, int]:
             is_transposed = any(a.name == "transB" and a.i for a in node.attribute)
             axes[name] = 0 if is_transposed else axis
     return {name: axis for name, axis in axes.items() if name not in others}
-
-
-def _get_dtype(kind: WeightType) -> Any:
-    if kind == "int8":
-        return np.int8
-    from ml_dtypes import int4
-
-    return int4

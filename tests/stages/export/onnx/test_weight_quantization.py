@@ -69,7 +69,7 @@ def restore(weights: np.ndarray, axis: int, kind: WeightType, block: int | None)
 
 @pytest.mark.medium
 @pytest.mark.parametrize(("kind", "block"), [("int8", None), ("int4", 32)])
-def test_a_session_multiplies_by_the_rounded_weights(kind: WeightType, block: int | None) -> None:
+def test_session_multiplies_by_the_rounded_weights(kind: WeightType, block: int | None) -> None:
     content = make_model()
     quantized = quantize_weights(content, kind)
     assert len(quantized) < len(content)
