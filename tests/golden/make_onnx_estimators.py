@@ -1,6 +1,8 @@
 """Writes estimators.npz: linear models and trees of scikit-learn as ONNX, and what they compute.
 
-    python tests/golden/make_onnx_estimators.py        with scikit-learn, skl2onnx and onnxruntime
+    python tests/golden/make_onnx_estimators.py
+
+Needs scikit-learn 1.9.1, skl2onnx 1.20.0 and onnxruntime 1.32.0.
 
 For each estimator: `<name>.onnx`, the bytes of the file; `<name>.y`, probabilities, or predictions
 or scores of estimators without probabilities, by scikit-learn; `<name>.scores`, what ONNX Runtime
