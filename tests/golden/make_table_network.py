@@ -1,5 +1,5 @@
-"""Values of tabm 0.0.3, pytabkit 1.8.0 and scikit-learn 1.9.1 for the network of tables, its losses
-and the temperature.
+"""Values of torch 2.15.0, tabm 0.0.3, pytabkit 1.8.0 and scikit-learn 1.9.1 for the network of
+tables, its losses and the temperature.
 
     pip install torch==2.15.0 tabm==0.0.3 pytabkit==1.8.0 scikit-learn==1.9.1
     python -m tests.golden.make_table_network

@@ -12,7 +12,7 @@ import pytest
 from pipeline.data.tables.encode_table import TableLayout
 from pipeline.data.targets import Targets
 from pipeline.models.layers.tables import MemberHead
-from pipeline.models.networks.table import TableModel
+from pipeline.models.networks.table_network import TableModel
 from tests.models.build import conf_model
 
 LAYOUT = TableLayout(2, (2, 5))
