@@ -182,8 +182,8 @@ def test_row_has_its_population_interval_around_another_centre() -> None:
     community = load_populations().by_name["community"]
     assert (shifted.low_ms, shifted.high_ms) == community.interval_ms(10.0, eager=False)
     assert shifted.modelled_ms == 10
-    centre = 10 * community.factor * community.mechanism_graph
-    sd = math.hypot(community.network_log_sd, community.row_log_sd)
+    centre = (10 + community.fixed_ms) * community.factor * community.mechanism_graph
+    sd = math.hypot(community.network_log_sd, community.row_log_sd) * community.interval_scale
     assert shifted.deviation == pytest.approx(math.log(row.ms / centre) / sd, rel=1e-3)
     at_centre = replace(shifted, row=replace(row, ms=centre))
     assert at_centre.inside
