@@ -6,6 +6,7 @@ import hashlib
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,7 +128,7 @@ def test_numbers_are_the_same_in_parts_and_from_the_log() -> None:
         parts.add(Telemetry(10 + step, cut))
     logged = Numbers()
     for step in range(3):
-        fields = {"step": 11 + step}
+        fields: dict[str, Any] = {"step": 11 + step}
         for name, column in columns.items():
             if name != "skipped" or column[step]:
                 value = column[step].item()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -40,10 +41,10 @@ def test_step_is_that_of_the_other_samples() -> None:
     last = int(np.asarray(batch.sample)[-1])
     features = make_config().features
     step = make_step(features=(*features, LeaveOut((last % samples,), samples)))
-    after, record = step.step(start(step), batch, RATES)
+    after, record = step.step(start(step), batch, jnp.asarray(RATES))
     short = make_batch(1, count=np.int32(BATCH - 1))
     plain = make_step()
-    expected, expected_record = plain.step(start(plain), short, RATES)
+    expected, expected_record = plain.step(start(plain), short, jnp.asarray(RATES))
     np.testing.assert_allclose(flat(after.params), flat(expected.params), rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(record.loss, expected_record.loss, rtol=1e-6)
 
@@ -55,7 +56,7 @@ def test_batch_without_samples_has_no_gradient() -> None:
     rows = tuple(sorted({int(sample) % samples for sample in np.asarray(batch.sample)}))
     features = make_config().features
     step = make_step(features=(*features, LeaveOut(rows, samples)))
-    after, record = step.step(start(step), batch, RATES)
+    after, record = step.step(start(step), batch, jnp.asarray(RATES))
     assert (float(record.loss), float(record.grad_norm)) == (0, 0)
     np.testing.assert_array_equal(flat(after.params), flat(start(step).params))
 
@@ -72,11 +73,12 @@ def make_recipe(**changes: Any) -> Any:
 def test_recipes_that_need_every_sample_are_refused() -> None:
     spec = LeaveOutSpec(samples="3")
     assert list(spec.check(make_recipe())) == []
-    for changes, key in [
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"privacy": object()}, "privacy"),
         ({"loss": SimpleNamespace(name="contrastive", compares_samples=True)}, "train.loss"),
         ({"optimizer": SimpleNamespace(name="thor", observes_layers=True)}, "train.optimizer"),
-    ]:
+    ]
+    for changes, key in refused:
         (problem,) = spec.check(make_recipe(**changes))
         assert problem.startswith(key)
 
