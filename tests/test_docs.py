@@ -170,7 +170,7 @@ def test_readme_runs_are_valid_recipes(command: str) -> None:
 
 ELSEWHERE = {
     "JOB/overrides.yaml", "amortisation.html", "args.yaml", "autopsy.json", "classes.csv",
-    "compiled.json", "duplicates.csv", "status.json",
+    "compiled.json", "duplicates.csv", "estimate.json", "status.json",
     "confusion.csv",
     "dump.json", "explain.json", "index.html", "labels.csv", "lowerings.json", "manifest.json",
     "folds.csv", "out_of_fold.csv",
