@@ -1,4 +1,4 @@
-"""What `python -m pipeline arena` can and can't tell: equal sides, planted handicaps, repetition.
+"""Proofs of `python -m pipeline arena`: equal sides, planted handicaps, repetition.
 
     python -m benchmarks.arenas --save
 
@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -99,9 +100,9 @@ def find_handicaps(comparisons: int, pairs: int) -> list[list[str]]:
         tuned = tune_factor(runs, metric)
         figures = measure_figures(runs, tuned, seeds, metric)
         for handicap in HANDICAPS:
-            others = measure_figures(runs, tuned * handicap, seeds, metric)
+            handicapped = measure_figures(runs, tuned * handicap, seeds, metric)
             verdicts = Counter(
-                judge(figures[begin : begin + pairs], others[begin : begin + pairs], metric)
+                judge(figures[begin : begin + pairs], handicapped[begin : begin + pairs], metric)
                 for begin in range(0, len(figures), pairs)
             )
             rows.append(
@@ -111,7 +112,7 @@ def find_handicaps(comparisons: int, pairs: int) -> list[list[str]]:
                     f"{tuned:g}",
                     f"{tuned * handicap:.2g}",
                     f"{sum(figures) / len(figures):.4g}",
-                    f"{sum(others) / len(others):.4g}",
+                    f"{sum(handicapped) / len(handicapped):.4g}",
                     *(f"{verdicts[word]}" for word in ("worse", "tied", "better")),
                 ]
             )
@@ -130,35 +131,61 @@ def repeat_table(trials: int, seeds: int) -> tuple[bool, int]:
     return contents[0] == contents[1], len(contents[0])
 
 
+def format_equal_sides(comparisons: int, pairs: int) -> str:
+    """Return the table of false verdicts."""
+    rows = []
+    for metric, verdicts in count_equal_sides(comparisons, pairs).items():
+        wrong = verdicts["better"] + verdicts["worse"]
+        total = sum(verdicts.values())
+        rows.append([metric, f"{total}", f"{wrong}", f"{wrong / total:.1%}"])
+    body = table(["metric", "comparisons", "false verdicts", "share"], rows)
+    return f"A against A with other seeds, {pairs} pairs:\n\n{body}"
+
+
+def format_handicaps(comparisons: int, pairs: int) -> str:
+    """Return the table of planted handicaps."""
+    head = ["recipe", "metric", "tuned factor", "planted factor", "mean", "mean, planted"]
+    body = table([*head, "worse", "tied", "better"], find_handicaps(comparisons, pairs))
+    about = (
+        "A rate three times lower or higher than the tuned one, in multiples of the recipe's, "
+        f"{comparisons} comparisons of {pairs} pairs:"
+    )
+    return f"{about}\n\n{body}"
+
+
+def format_repetition(trials: int, seeds: int) -> str:
+    """Return whether two arenas wrote the same bytes."""
+    is_repeated, size = repeat_table(trials, seeds)
+    words = f"Two arenas of {' '.join(REPEATED)} --trials {trials} --seeds {seeds}"
+    return (
+        f"{words}: {size:,} bytes of {RESULTS}, {'the same' if is_repeated else 'NOT the same'}.\n"
+    )
+
+
 def main() -> None:
-    """Measure and print Markdown tables."""
+    """Measure and print Markdown tables, each as soon as it is measured."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--comparisons", type=int, default=400, help="of A with A")
     parser.add_argument("--handicaps", type=int, default=20, help="comparisons of each handicap")
     parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--parts", default="equal,handicaps,repeat", help="default: %(default)s")
     add_save(parser, "arenas.md")
     args = parser.parse_args()
     options = f"--comparisons {args.comparisons} --handicaps {args.handicaps} --pairs {args.pairs}"
-    counts = count_equal_sides(args.comparisons, args.pairs)
-    false_rows = []
-    for metric, verdicts in counts.items():
-        wrong = verdicts["better"] + verdicts["worse"]
-        total = sum(verdicts.values())
-        false_rows.append([metric, f"{total}", f"{wrong}", f"{wrong / total:.1%}"])
-    head = ["recipe", "metric", "tuned factor", "planted factor", "mean", "mean, planted"]
-    is_repeated, size = repeat_table(3, 6)
-    parts = [
-        heading("Verdicts of `arena`", f"python -m benchmarks.arenas {options} --save", PACKAGES),
-        f"A against A with other seeds, {args.pairs} pairs:\n",
-        table(["metric", "comparisons", "false verdicts", "share"], false_rows),
-        f"A rate three times lower or higher than the tuned one, in multiples of the recipe's, "
-        f"{args.handicaps} comparisons of {args.pairs} pairs:\n",
-        table([*head, "worse", "tied", "better"], find_handicaps(args.handicaps, args.pairs)),
-        f"Two arenas of {' '.join(REPEATED)}: {size:,} bytes of {RESULTS}, "
-        f"{'the same' if is_repeated else 'NOT the same'}.\n",
-    ]
+    title = heading(
+        "Verdicts of `arena`", f"python -m benchmarks.arenas {options} --save", PACKAGES
+    )
+    measures: Mapping[str, Callable[[], str]] = {
+        "equal": partial(format_equal_sides, args.comparisons, args.pairs),
+        "handicaps": partial(format_handicaps, args.handicaps, args.pairs),
+        "repeat": partial(format_repetition, 3, 6),
+    }
+    parts = [title]
+    for name in args.parts.split(","):
+        parts.append(measures[name]())
+        print(parts[-1], flush=True)
     publish("\n".join(parts), args.save)
 
 

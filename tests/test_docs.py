@@ -169,7 +169,8 @@ def test_readme_runs_are_valid_recipes(command: str) -> None:
 
 
 ELSEWHERE = {
-    "JOB/overrides.yaml", "amortisation.html", "args.yaml", "autopsy.json", "classes.csv",
+    "JOB/overrides.yaml", "arena.html", "contest.json", "results.json", "times.json",
+    "amortisation.html", "args.yaml", "autopsy.json", "classes.csv",
     "compiled.json", "duplicates.csv", "estimate.json", "status.json",
     "confusion.csv",
     "dump.json", "explain.json", "index.html", "labels.csv", "lowerings.json", "manifest.json",

@@ -120,10 +120,10 @@ def make_contest(overrides: Sequence[str], options: ArenaOptions) -> Contest:
 
 
 def _require_optimizers(values: Sequence[str]) -> None:
-    known = list_components("optimizer")
+    optimizers = list_components("optimizer")
     for value in values:
-        if value not in known:
-            problem = explain_unknown_name("optimizer", value, known)
+        if value not in optimizers:
+            problem = explain_unknown_name("optimizer", value, optimizers)
             raise UsageError([f"--optimizers {value}"], problem)
 
 

@@ -56,7 +56,7 @@ def write_logs(folder: Path, heats: Iterable[Heat], names: Mapping[str, str]) ->
     time of a step. Evaluations aren't timed apart, so their column is empty. Raises RunError if a
     file can't be written.
     """
-    written = set()
+    current_logs = set()
     for heat in heats:
         for entry in heat.entries:
             for number, run in enumerate(entry.finals.values(), start=1):
@@ -65,9 +65,9 @@ def write_logs(folder: Path, heats: Iterable[Heat], names: Mapping[str, str]) ->
                 with convert_write_errors(place):
                     place.mkdir(parents=True, exist_ok=True)
                     write_whole(place / MEASUREMENTS, format_measurements(run, heat.metric))
-                written.add(place / MEASUREMENTS)
+                current_logs.add(place / MEASUREMENTS)
     for log in folder.glob(f"*/study_*/*_{FRAMEWORK}/trial_1/{MEASUREMENTS}"):
-        if log not in written:
+        if log not in current_logs:
             with convert_write_errors(log):
                 log.unlink()
 
@@ -127,13 +127,13 @@ def _read_time(log: Path, goal: Goal, column: str) -> float:
 def compute_scores(times: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return the score of each submission, from 0 to 1; `times` are by submission and workload."""
     workloads: Sequence[str] = list(next(iter(times.values()), {}))
-    fastest = {name: min(own[name] for own in times.values()) for name in workloads}
+    fastest = {name: min(by_workload[name] for by_workload in times.values()) for name in workloads}
     ratios = np.linspace(1.0, LARGEST_RATIO, POINTS)
     scores = {}
-    for submission, own in times.items():
+    for submission, by_workload in times.items():
         reached = np.array(
             [
-                own[name] / fastest[name] if math.isfinite(own[name]) else math.inf
+                by_workload[name] / fastest[name] if math.isfinite(by_workload[name]) else math.inf
                 for name in workloads
             ]
         )

@@ -100,7 +100,8 @@ def write_results(
         "note": "measured beside the arena's other runs; doesn't repeat",
         "score_by_seconds": scores[TIME],
         "workloads": {
-            item.workload: {one.value: one.to_times() for one in item.standings} for item in judged
+            item.workload: {standing.value: standing.to_times() for standing in item.standings}
+            for item in judged
         },
     }
     write_json(folder / RESULTS, results)
@@ -116,14 +117,12 @@ def summarize(contest: Contest, judged: Sequence[WorkloadStandings]) -> list[str
         if item.best is None:
             lines.append(f"{item.workload}: every value diverges at every rate")
             continue
-        best = next(one for one in item.standings if one.value == item.best)
+        best = next(standing for standing in item.standings if standing.value == item.best)
         tied = ", ".join(item.tied_with_best)
-        others = f"tied with {tied}" if tied else "all others are worse"
-        diverged = [one.value for one in item.standings if one.verdict == "diverged"]
+        ties = f"tied with {tied}" if tied else "all others are worse"
+        diverged = [standing.value for standing in item.standings if standing.verdict == "diverged"]
         ending = f"; {', '.join(diverged)} diverges at every rate" if diverged else ""
-        lines.append(
-            f"{item.workload}: {item.best}, {item.metric} {best.mean:.4g}; {others}{ending}"
-        )
+        lines.append(f"{item.workload}: {item.best}, {item.metric} {best.mean:.4g}; {ties}{ending}")
     return lines
 
 
@@ -170,7 +169,7 @@ def make_page(
     baseline = contest.baseline
     tuned = f"{contest.trials} trials each" if any(_was_tuned(item) for item in judged) else "as is"
     seeds = contest.final_seeds
-    about = (
+    sentences = (
         f"{len(contest.values)} values of {contest.key}, tuned equally ({tuned}), then compared "
         f"with {baseline} over {len(seeds)} fresh seeds. Each verdict alone is wrong for equal "
         "sides in at most 5 % of comparisons; tied means that these runs can't tell."
@@ -201,11 +200,11 @@ def make_page(
         "and milliseconds are measured beside other runs, and don't repeat; all else does, bit for "
         "bit."
     )
-    return Page("arena", f"Arena of {contest.key}", about, sections, figures, footer)
+    return Page("arena", f"Arena of {contest.key}", sentences, sections, figures, footer)
 
 
 def _was_tuned(item: WorkloadStandings) -> bool:
-    return any(one.num_trials for one in item.standings)
+    return any(standing.num_trials for standing in item.standings)
 
 
 def _describe_workload(item: WorkloadStandings) -> str:
@@ -219,21 +218,25 @@ def _describe_workload(item: WorkloadStandings) -> str:
 def _list_rows(contest: Contest, item: WorkloadStandings) -> list[dict[str, Any]]:
     """Return the rows of a workload's table."""
     rows = []
-    for one in item.standings:
-        chosen = ", ".join(
-            f"{key.rpartition('.')[2]} {number:g}{' (edge)' if key in one.at_edge else ''}"
-            for key, number in (one.settings or {}).items()
+    for standing in item.standings:
+        numbers = ", ".join(
+            f"{key.rpartition('.')[2]} {number:g}{' (edge)' if key in standing.at_edge else ''}"
+            for key, number in (standing.settings or {}).items()
         )
         rows.append(
             {
-                contest.key: one.value,
-                "mean": "" if one.mean is None else f"{one.mean:.4g}",
-                "verdict": format_verdict(one, item.baseline),
-                "steps to target": "" if one.steps is None else format_interval(one.steps, ".0f"),
-                "speed": format_speed(one),
-                "tuned": chosen,
-                "s, measured": "" if one.seconds is None else format_interval(one.seconds, ".2g"),
-                "ms a step": "" if one.step_ms is None else f"{one.step_ms:.2g}",
+                contest.key: standing.value,
+                "mean": "" if standing.mean is None else f"{standing.mean:.4g}",
+                "verdict": format_verdict(standing, item.baseline),
+                "steps to target": ""
+                if standing.steps is None
+                else format_interval(standing.steps, ".0f"),
+                "speed": format_speed(standing),
+                "tuned": numbers,
+                "s, measured": ""
+                if standing.seconds is None
+                else format_interval(standing.seconds, ".2g"),
+                "ms a step": "" if standing.step_ms is None else f"{standing.step_ms:.2g}",
             }
         )
     return rows
@@ -261,12 +264,12 @@ def draw_verdicts(contest: Contest, judged: Sequence[WorkloadStandings]) -> Draw
         y = head + ROW * row
         chart.add("text", "ink", _shorten(value), tip=value, x=0, y=y + ROW / 2 + 3)
         for column, item in enumerate(judged):
-            one = next(one for one in item.standings if one.value == value)
-            tip = f"{value} on {item.workload}: {format_verdict(one, item.baseline)}"
+            standing = next(standing for standing in item.standings if standing.value == value)
+            tip = f"{value} on {item.workload}: {format_verdict(standing, item.baseline)}"
             x = left + TILE * column
             chart.add(
                 "rect",
-                COLOURS[one.verdict],
+                COLOURS[standing.verdict],
                 tip=tip,
                 x=x,
                 y=y,
@@ -274,9 +277,13 @@ def draw_verdicts(contest: Contest, judged: Sequence[WorkloadStandings]) -> Draw
                 height=ROW - 2,
                 rx=3,
             )
-            tone = "ink" if COLOURS[one.verdict] == "gap" else "light"
+            tone = "ink" if COLOURS[standing.verdict] == "gap" else "light"
             chart.add(
-                "text", f"{tone} middle", MARKS[one.verdict], x=x + TILE / 2 - 1, y=y + ROW / 2 + 3
+                "text",
+                f"{tone} middle",
+                MARKS[standing.verdict],
+                x=x + TILE / 2 - 1,
+                y=y + ROW / 2 + 3,
             )
     return chart
 
@@ -304,17 +311,17 @@ def draw_steps(item: WorkloadStandings) -> Drawing | None:
     def place(steps: float) -> float:
         return NEVER if math.isinf(steps) else left + (right - left) * steps / end
 
-    for row, one in enumerate(item.standings):
+    for row, standing in enumerate(item.standings):
         y = 24 + ROW * row + ROW / 2
-        chart.add("text", "ink", _shorten(one.value), tip=one.value, x=2, y=y + 4)
-        if one.steps is None:
+        chart.add("text", "ink", _shorten(standing.value), tip=standing.value, x=2, y=y + 4)
+        if standing.steps is None:
             chart.add("text", "", "diverges at every rate", x=left, y=y + 4)
             continue
-        low, high = place(one.steps.low), place(one.steps.high)
-        colour = "slate" if one.value == item.baseline else "blue"
-        tip = f"{one.value}: {format_interval(one.steps, '.0f')}"
+        low, high = place(standing.steps.low), place(standing.steps.high)
+        colour = "slate" if standing.value == item.baseline else "blue"
+        tip = f"{standing.value}: {format_interval(standing.steps, '.0f')}"
         chart.add(
             "rect", f"{colour} range", tip=tip, x=low - 2, y=y - 5, width=high - low + 4, height=10
         )
-        chart.add("circle", colour, tip=tip, cx=place(one.steps.median), cy=y, r=4.5)
+        chart.add("circle", colour, tip=tip, cx=place(standing.steps.median), cy=y, r=4.5)
     return chart

@@ -1,4 +1,4 @@
-"""What an arena declares before its first run: workloads, values of a key, their search spaces.
+"""Declarations of an arena before its first run: workloads, values of a key, their search spaces.
 
 Every value gets the same number of trials. A space has the same width for each value of the key,
 and trial i is at the same place of each space. Places are a sequence of low discrepancy (Roberts
@@ -77,7 +77,7 @@ class Workload:
     steps: int
     metric: str | None
     """None: the main metric of the runs."""
-    every: int
+    period: int
     """Steps between two evaluations."""
 
     def list_keys(self) -> list[str]:
@@ -86,7 +86,7 @@ class Workload:
             *self.overrides,
             *QUIET,
             f"train.steps={self.steps}",
-            f"eval.every_steps={self.every}",
+            f"eval.every_steps={self.period}",
             "eval.every_epochs=null",
             "eval.every_seconds=null",
         ]
@@ -272,8 +272,8 @@ def make_custom_workload(overrides: Sequence[str], metric: str | None) -> Worklo
         raise RecipeError("dataset.folds: is set by arena, whose trials evaluate a fold")
     dataset = load_data(recipe)
     steps = schedule_run(recipe.train, dataset.train_order.steps_per_epoch).total
-    kept = tuple(item for item in overrides if get_key(item) not in LENGTHS)
-    return Workload(recipe.name, kept, steps, metric, math.ceil(steps / EVALUATIONS))
+    remaining = tuple(item for item in overrides if get_key(item) not in LENGTHS)
+    return Workload(recipe.name, remaining, steps, metric, math.ceil(steps / EVALUATIONS))
 
 
 def parse_search(text: str, values: Sequence[str]) -> tuple[str | None, SearchRange]:

@@ -43,7 +43,7 @@ from pipeline.study.sweep.plan import PlannedJob
 from pipeline.study.sweep.vectorized import Populations
 
 PLAN = "contest.json"
-"""What an arena has declared, by which its folder is recognized."""
+"""File of what an arena has declared, by which its folder is recognized."""
 GROWING = ("trials", "seeds")
 """What may differ between the commands of an arena: runs that both have are the same."""
 LARGEST_RISE = 1.5
@@ -165,7 +165,7 @@ def run_heat(contest: Contest, workload: Workload, folder: Path) -> Heat:
         place = folder / workload.name / f"{index}_{make_slug(value)}"
         label = f"{workload.name}: {contest.key}={printable(value)}"
         jobs: list[PlannedJob] = []
-        chosen: int | None = 0
+        choice: int | None = 0
         if len(trials) > 1:
             print(f"\n{label}, trials", flush=True)
             jobs = [
@@ -174,17 +174,17 @@ def run_heat(contest: Contest, workload: Workload, folder: Path) -> Heat:
             ]
             run_jobs(jobs)
             metric = metric or _find_metric(jobs)
-            chosen = choose_trial([read_run(job.folder, metric) for job in jobs], metric)
+            choice = choose_trial([read_run(job.folder, metric) for job in jobs], metric)
         final_jobs: list[PlannedJob] = []
-        if chosen is not None:
+        if choice is not None:
             print(f"\n{label}, fresh seeds", flush=True)
             final_jobs = [
                 PlannedJob(
                     seed,
-                    place / f"trial_{chosen}_seed_{seed}",
+                    place / f"trial_{choice}_seed_{seed}",
                     (),
                     {"seed": seed},
-                    contest.compose(workload, value, trials[chosen], seed),
+                    contest.compose(workload, value, trials[choice], seed),
                 )
                 for seed in contest.final_seeds
             ]
@@ -192,7 +192,7 @@ def run_heat(contest: Contest, workload: Workload, folder: Path) -> Heat:
             metric = metric or _find_metric(final_jobs)
         finals = {job.number: read_run(job.folder, metric) for job in final_jobs}
         runs = [read_run(job.folder, metric) for job in jobs]
-        entries.append(Entry(value, tuple(trials), tuple(runs), chosen, finals))
+        entries.append(Entry(value, tuple(trials), tuple(runs), choice, finals))
     return Heat(workload, metric or "loss", tuple(entries))
 
 
@@ -208,8 +208,8 @@ def choose_trial(runs: Sequence[ArenaRun], metric: str | None) -> int | None:
 
 def make_slug(value: str) -> str:
     """Return a value as part of a folder's name."""
-    kept = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in value)
-    return kept[:40]
+    letters = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in value)
+    return letters[:40]
 
 
 def run_jobs(jobs: Sequence[PlannedJob]) -> None:

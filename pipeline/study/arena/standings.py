@@ -158,8 +158,10 @@ def _judge_entry(
 ) -> Standing:
     finals = list(entry.finals.values())
     finite = [run.value for run in finals if run.value is not None]
-    own, other = values[entry.value], values[baseline]
-    differences = np.array([own[seed] - other[seed] for seed in own if seed in other])
+    figures, reference = values[entry.value], values[baseline]
+    differences = np.array(
+        [figures[seed] - reference[seed] for seed in figures if seed in reference]
+    )
     pairs = len(differences)
     low = high = difference = None
     verdict: Verdict = "baseline" if entry.value == baseline else "tied"
@@ -227,14 +229,14 @@ def _add_steps(
     baseline, target = goal
     if target is None or not entries[standing.value].finals:
         return standing
-    own = _list_steps(entries[standing.value], target, is_larger=is_larger)
-    steps = compute_median_interval(own)
+    counts = _list_steps(entries[standing.value], target, is_larger=is_larger)
+    steps = compute_median_interval(counts)
     reference = compute_median_interval(
         _list_steps(entries[baseline], target, is_larger=is_larger)
     ).median
     finals = entries[standing.value].finals.values()
     seconds = [
-        count * (run.step_ms or math.nan) / 1000 for count, run in zip(own, finals, strict=True)
+        count * (run.step_ms or math.nan) / 1000 for count, run in zip(counts, finals, strict=True)
     ]
     facts = {
         **vars(standing),
@@ -247,8 +249,8 @@ def _add_steps(
 
 def _list_steps(entry: Entry, target: float, *, is_larger: bool) -> list[float]:
     """Return the steps to the target of each run, infinite if it is never reached."""
-    found = [run.find_step(target, is_larger=is_larger) for run in entry.finals.values()]
-    return [math.inf if step is None else float(step) for step in found]
+    steps = [run.find_step(target, is_larger=is_larger) for run in entry.finals.values()]
+    return [math.inf if step is None else float(step) for step in steps]
 
 
 def compute_median_interval(numbers: Sequence[float]) -> MedianInterval:

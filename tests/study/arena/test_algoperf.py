@@ -115,7 +115,7 @@ def test_scores_are_the_area_of_the_profile() -> None:
         assert score == pytest.approx(exact, abs=3 / 99 / 3)
 
 
-def test_workload_that_nobody_reaches_scores_nothing() -> None:
+def test_unreached_workload_adds_nothing_to_a_score() -> None:
     times = {"a": {"one": math.inf, "two": 1.0}, "b": {"one": math.inf, "two": 1.0}}
     assert compute_scores(times) == {"a": 0.5, "b": 0.5}
     assert compute_scores({"a": {}, "b": {}}) == {"a": 0.0, "b": 0.0}

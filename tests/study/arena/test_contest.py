@@ -1,4 +1,4 @@
-"""What an arena declares: spaces of equal width, equal trials, and seeds that no trial has used."""
+"""Declarations of an arena: equal trials in spaces of equal width, and unused seeds."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_trials_evaluate_a_fold_and_fresh_seeds_the_evaluation_split() -> None:
     assert trial.train.steps == final.train.steps == DIGITS.steps
 
 
-def test_a_compared_rate_is_not_tuned() -> None:
+def test_compared_rate_is_not_tuned() -> None:
     contest = make_contest(key=RATE, values=("0.1", "0.3"), baseline="0.1")
     assert contest.list_trials(DIGITS, "0.1") == [{}]
 

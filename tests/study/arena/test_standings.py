@@ -64,7 +64,7 @@ def test_verdicts_follow_the_direction_of_the_metric() -> None:
     assert by_loss.best == "a"
 
 
-def test_equal_bits_are_said_and_small_differences_tie() -> None:
+def test_equal_bits_are_identical_and_small_differences_tie() -> None:
     mixed = [[0.5, values[-1] + 0.01 * (-1) ** seed] for seed, values in enumerate(BASE)]
     entries = make_entry("a", BASE), make_entry("b", BASE), make_entry("c", mixed)
     judged = judge_heat(make_heat(*entries), "a")
