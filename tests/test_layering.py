@@ -38,7 +38,7 @@ LAZY_PACKAGES = {
     "jax", "jaxlib", "optax", "flax",
     # Extras: who doesn't use them doesn't install them.
     "dp_accounting", "h5py", "keras", "matplotlib", "mlflow", "onnx", "onnxruntime", "optuna",
-    "ray", "torch", "trackio",
+    "ray", "sklearn", "torch", "trackio",
     "wandb",
     # Formats of data that few runs read.
     "array_record", "google", "google_crc32c", "grain", "msgpack", "pyarrow", "scipy",

@@ -360,6 +360,7 @@ CROSS_CUTTING = frozenset(
         "stages/test_audio_runs.py",
         "stages/test_series_runs.py",
         "stages/test_several_inputs.py",
+        "stages/test_table_runs.py",
         "stages/test_text_pair_runs.py",
         "stages/test_text_runs.py",
         "training/optimizers/thor/test_runs.py",

@@ -136,7 +136,7 @@ class TableEstimator:
 
     def _compute_outputs(self, inputs: Any) -> np.ndarray:
         """Return the network's outputs for columns, float32 (n, K). Raises an error if the
-        estimator isn't fitted, and ValueError for other columns than those of `fit`."""
+        estimator isn't fitted, and ValueError for other columns than `fit` had."""
         if not hasattr(self, "run_dir_"):
             raise _make_unfitted_error(type(self).__name__)
         columns = _read_columns(inputs)

@@ -23,6 +23,6 @@ def parse_objects(
         except (ValueError, RecursionError) as error:
             raise ValueError(f"line {number:,} isn't JSON: {error}") from error
         if not isinstance(document, dict):
-            needed = f"; must have {', '.join(columns)}" if columns else " of named values"
-            raise ValueError(f"line {number:,} isn't an object{needed}")
+            rule = f"; must have {', '.join(columns)}" if columns else " of named values"
+            raise ValueError(f"line {number:,} isn't an object{rule}")
         yield number, document

@@ -105,7 +105,7 @@ class MixedOrder(SampleOrder):
     """
 
     sizes: tuple[int, ...]
-    """Number of samples of each source; those of a source are consecutive in the split."""
+    """Number of samples of each source, which are consecutive in the split."""
     shares: tuple[tuple[int, tuple[int, ...]], ...]
     """(first step, draws of each source in a cycle), by steps; the first is 0."""
 

@@ -183,18 +183,18 @@ class AutoLoss(LossSpec):
         match targets.task:
             case "classification":
                 smoothing = self.smoothing
-                chosen: LossSpec = CrossEntropy(
+                loss: LossSpec = CrossEntropy(
                     smoothing=smoothing,
                     smoothing_convention="uniform",
                     class_weights=self.class_weights,
                     **common,
                 )
             case "multi_label":
-                chosen = BinaryCrossEntropy(**common)
+                loss = BinaryCrossEntropy(**common)
             case _:
                 losses = {"poisson": Poisson, "gamma": Gamma, "huber": Huber, "mse": Mse}
-                chosen = losses[LOSSES[targets.distribution]](**common)
-        return chosen.fit_to_targets(targets)
+                loss = losses[LOSSES[targets.distribution]](**common)
+        return loss.fit_to_targets(targets)
 
     def build(self) -> Callable[..., Any]:
         raise ValueError("loss = auto: needs the targets that the loss is fitted to")

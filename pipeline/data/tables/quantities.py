@@ -24,7 +24,7 @@ from pipeline.data.tables.raw_table import (
 _CURRENCIES = "$€£¥₩₹₽₺₴₫₦₱฿₪"
 _CODES = "AUD BRL CAD CHF CNY CZK DKK EUR GBP HKD INR JPY KRW MXN NOK NZD PLN SEK SGD TRY USD ZAR"
 _PREFIX = rf"(?:[A-Z]{{1,2}})?[{_CURRENCIES}]|{_CODES.replace(' ', '|')}"
-"""What may precede a number. Other letters may be a name, as in model 3."""
+"""Texts that may precede a number. Other letters may be a name, as in model 3."""
 _FIRST = rf"[^\W\d_]|[{_CURRENCIES}°%‰]"
 _SUFFIX = rf"(?:{_FIRST})(?:{_FIRST}|[/²³·^. ]|(?<=[\^A-Za-z])[23])*"
 _SPACES = "\u00a0\u202f\u2009"
@@ -36,8 +36,8 @@ _LONGEST = 60
 @cache
 def _compile_pattern(decimal: str) -> re.Pattern[str]:
     thousands = "," if decimal == "." else "."
-    whole = rf"[0-9]{{1,3}}(?P<mark>[{thousands}'’{_SPACES}])[0-9]{{3}}(?:(?P=mark)[0-9]{{3}})*"
-    number = rf"(?:{whole}|[0-9]+)(?:{re.escape(decimal)}[0-9]+)?|{re.escape(decimal)}[0-9]+"
+    grouped = rf"[0-9]{{1,3}}(?P<mark>[{thousands}'’{_SPACES}])[0-9]{{3}}(?:(?P=mark)[0-9]{{3}})*"
+    number = rf"(?:{grouped}|[0-9]+)(?:{re.escape(decimal)}[0-9]+)?|{re.escape(decimal)}[0-9]+"
     space = rf"[ {_SPACES}]?"
     return re.compile(
         rf"(?P<sign>[+\-−]?){space}(?P<prefix>{_PREFIX})?{space}(?P<sign2>[+\-−]?)"
@@ -110,7 +110,7 @@ def list_units(column: RawColumn, decimal: str) -> tuple[str, ...]:
 
 
 def require_units(table: RawTable, units: Mapping[str, str]) -> None:
-    """Raise ValueError for a column in another unit than that of the training split, by name.
+    """Raise ValueError for a column in another unit than in the training split, by name.
     Numbers without a unit have the unit of the training split."""
     for name, quantity in table.quantities.items():
         unit = units.get(name, quantity.unit)

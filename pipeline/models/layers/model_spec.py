@@ -104,7 +104,7 @@ class LayerSpec(Spec):
     reads_whole_numbers: ClassVar[bool] = False
     """Whether the input is whole numbers, which 16-bit activations can't hold."""
     mixes_tokens: ClassVar[bool] = False
-    """Whether the result of a token depends on other tokens, also on those of other documents in
+    """Whether the result of a token depends on other tokens, also on tokens of other documents in
     its window."""
     name: str
     scope: Annotated[str, Field(pattern=r"^\w+$")] | None = None

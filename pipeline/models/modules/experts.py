@@ -90,8 +90,8 @@ class _MixtureOfExperts(nn.Module):
         number = jnp.cumsum(is_chosen, axis=1) - 1  # of a token among those that chose the expert
         place = jnp.take_along_axis(number, choices, axis=2).astype(jnp.int32)
         is_computed = jnp.take_along_axis(is_chosen, choices, axis=2) * (place < capacity)
-        chosen = results[rows, choices, jnp.clip(place, 0, capacity - 1)]
-        return jnp.einsum("btk,btkf->btf", weights * is_computed.astype(x.dtype), chosen)
+        outputs = results[rows, choices, jnp.clip(place, 0, capacity - 1)]
+        return jnp.einsum("btk,btkf->btf", weights * is_computed.astype(x.dtype), outputs)
 
     def _compute_losses(self, logits: Array, is_chosen: Array, is_token: Array) -> Array:
         """Return the weighted losses of the router, float32 (batch,)."""

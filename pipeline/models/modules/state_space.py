@@ -113,12 +113,12 @@ def scan_chunks(x: Array, decays: Array, b: Array, c: Array, chunk: int) -> Arra
     since_start = decays.cumsum(axis=-1)
 
     def pass_on(state: Array, read: tuple[Array, Array]) -> tuple[Array, Array]:
-        kept, new = read
-        return kept[..., None, None] * state + new, state
+        share, new = read
+        return share[..., None, None] * state + new, state
 
-    kept = jnp.exp(since_start[..., -1])
+    shares = jnp.exp(since_start[..., -1])
     first = jnp.zeros_like(added[:, 0])
-    _, states = jax.lax.scan(pass_on, first, (kept.swapaxes(0, 1), added.swapaxes(0, 1)))
+    _, states = jax.lax.scan(pass_on, first, (shares.swapaxes(0, 1), added.swapaxes(0, 1)))
     earlier = jnp.einsum("bnhis,nbhsf->bnhif", c * jnp.exp(since_start)[..., None], states)
     y = (inside + earlier).swapaxes(2, 3)
     return y.reshape(len(x), -1, *y.shape[3:])[:, :count]

@@ -81,7 +81,7 @@ class _TableColumns(nn.Module):
 
 
 def list_one_hot_rows(size: int) -> np.ndarray:
-    """Return the features of each category of a column, and first those of an unknown one: float32
+    """Return the features of each category of a column, and first of an unknown one: float32
     (size + 1, 1) for at most two values, else (size + 1, size)."""
     if size <= 2:
         return np.array([[0.0], [-1.0], [1.0]], np.float32)

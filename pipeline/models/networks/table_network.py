@@ -32,7 +32,7 @@ AVERAGES: Mapping[Task, Literal["probabilities", "labels", "numbers"]] = {
     "multi_label": "labels",
     "regression": "numbers",
 }
-"""What the members' outputs are averaged as, by task."""
+"""Quantities as which the members' outputs are averaged, by task."""
 
 
 @component("model")

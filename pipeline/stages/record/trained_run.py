@@ -122,7 +122,7 @@ class TrainedRun:
     members: tuple[TrainedRun, ...] = ()
     """The runs of an ensemble, whose predictions are averaged; empty for a single run."""
     temperature: float = 1.0
-    """What logits of classes are divided by; 1 without `calibrate`, and for an ensemble."""
+    """Divisor of the logits of classes; 1 without `calibrate`, and for an ensemble."""
     ledger: Arrays = field(default_factory=dict)
     """The arrays of the ledger of training samples by name; {} without `train.ledger`."""
 

@@ -41,10 +41,10 @@ class CalibrateSpec(RunFeatureSpec):
         """Return the feature. Raises ValueError for a run that evaluates nothing."""
         if "eval" not in recipe.stages:
             raise ValueError("fits a temperature to the evaluation split; stages must have eval")
-        return Calibration(recipe)
+        return TemperatureScaling(recipe)
 
 
-class Calibration(RunFeature):
+class TemperatureScaling(RunFeature):
     """The temperature of a run, in its summary, and the calibration error without and with it."""
 
     def conclude(self, run: CompiledRun, state: TrainState) -> None:
@@ -111,8 +111,8 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray, *, prior: bool = Tru
         return float(-(1 - smoothing) * true - smoothing * shares.mean())
 
     bounds = tuple(np.log(LIMITS))
-    found = minimize_scalar(compute_loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
-    return float(np.exp(found.x))
+    result = minimize_scalar(compute_loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
+    return float(np.exp(result.x))
 
 
 def compute_calibration_error(logits: np.ndarray, labels: np.ndarray) -> float:

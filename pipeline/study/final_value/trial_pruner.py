@@ -7,12 +7,16 @@ from optuna.trial import FrozenTrial, TrialState
 
 from pipeline.study.final_value.learning_curves import LearningCurve, choose_scale, thin, to_errors
 from pipeline.study.final_value.run_estimate import CurveWatch, format_chance
-from pipeline.study.sweep.study import LengthPruner
 
 
-class EstimatePruner(LengthPruner):
+class EstimatePruner(optuna.pruners.BasePruner):
     """Pruner that extrapolates the values that a trial has reported, and compares them with the
     trials that are complete. It prunes nothing before three are."""
+
+    total: int = 0
+    """Steps of the whole trial, which the trial sets."""
+    reason: str | None = None
+    """Text about the last decision to prune; None for the default text."""
 
     def __init__(self, chance: float = 0.05) -> None:
         if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 < chance < 1:
@@ -28,7 +32,7 @@ class EstimatePruner(LengthPruner):
         watch = CurveWatch(metric, self.total)
         watch.note(trial.intermediate_values)
         complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        curves = [_read_trial(each, metric) for each in complete]
+        curves = [_read_trial(finished, metric) for finished in complete]
         done = [curve for curve in curves if curve is not None]
         chance = watch.judge(done, step, self._least_chance)
         if chance is None or chance >= self._least_chance:

@@ -154,21 +154,13 @@ def find_first_number(trial: FrozenTrial) -> int:
     return trial.number if first is None else first
 
 
-class LengthPruner(optuna.pruners.BasePruner):
-    """Pruner that knows the length of the trial about which it decides."""
-
-    total: int = 0
-    """Steps of the whole trial."""
-    reason: str | None = None
-    """Text about the last decision to prune; None for the default text."""
-
-
 class TrialPruner(Pruner):
     """Monitor that reports a trial's values, and calls the study's pruner after every report.
 
     At the end of a sink it reports the mean of the sink's finite training losses. The mean is
     negated if a larger metric is better, since Optuna then prunes trials with small values. With
-    `by_evaluations` it reports the metric instead, at evaluations.
+    `by_evaluations` it reports the metric instead, at evaluations. A pruner with the attribute
+    `total` gets the steps of the whole trial; its `reason`, if it has one, is printed.
     """
 
     prune_reason: str | None = None
@@ -194,8 +186,8 @@ class TrialPruner(Pruner):
     def on_length(self, total: int) -> None:
         """Note the number of steps that aren't enough to end the trial."""
         self._warmup_steps = self._warmup_share * total
-        pruner = self._trial.study.pruner
-        if isinstance(pruner, LengthPruner):
+        pruner: Any = self._trial.study.pruner
+        if hasattr(pruner, "total"):
             pruner.total = total
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:

@@ -30,7 +30,7 @@ STEPS = (LINEAR, NEAREST, "scatter-add", "transpose")
 def join_resizes(graph: Graph) -> Graph:
     """Return the graph with one node for each resize of maps, and for each gradient of one.
 
-    A resize whose steps another node reads, and that of a map of one position, stay as they are.
+    A resize whose steps another node reads, and one of a map of one position, stay as they are.
     """
     nodes: list[Node] = []
     chain: list[Node] = []

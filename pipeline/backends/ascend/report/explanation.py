@@ -59,7 +59,7 @@ def describe_track_record(step: PricedStep) -> tuple[str, ...]:
 def describe_range(step: PricedStep) -> str:
     """Return the step's time in tuned code, and the interval of the community's.
 
-    With a chip's file of measured steps, the interval is that of these steps.
+    With a chip's file of measured steps, the interval is of these steps.
     """
     low, high = step.interval_ms
     if step.measured_steps is not None:

@@ -160,7 +160,7 @@ class _EstimatorWriter:
         return self._call("Log", self._call("Max", scores, smallest))
 
     def _has_shares(self) -> bool:
-        """Return whether leaves have shares of the classes, as those of a forest do."""
+        """Return whether leaves have shares of the classes, as in a forest."""
         weights = self._read_numbers("class_weights")
         return self.node.op == _TREE_CLASSIFIER and weights.size > 0 and weights.min() >= 0
 
@@ -216,7 +216,7 @@ class _Trees:
     missing: np.ndarray
     """Whether a missing value counts as at most the threshold, bool (nodes,)."""
     leaves: np.ndarray
-    """What a leaf adds to each target, float32 (nodes, targets)."""
+    """Number that a leaf adds to each target, float32 (nodes, targets)."""
     roots: np.ndarray
     depth: int
 

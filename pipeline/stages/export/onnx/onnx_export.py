@@ -66,7 +66,7 @@ class QuantizedWeights:
 
     kind: WeightType
     share: float
-    """Its bytes, as a share of those of model.onnx."""
+    """Its bytes, as a share of the bytes of model.onnx."""
     difference: float
     """As in `OnnxExport`."""
     accuracy: float | None

@@ -34,17 +34,17 @@ def quantize_weights(content: bytes, kind: WeightType) -> bytes:
         model.ir_version = max(model.ir_version, INT4_IR_VERSION)
     graph = model.graph
     axes = _find_channel_axes(graph)
-    kept, nodes = [], []
+    tensors, nodes = [], []
     for tensor in graph.initializer:
         axis = axes.get(tensor.name)
         if axis is None or tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) < 2:
-            kept.append(tensor)
+            tensors.append(tensor)
             continue
         weights = numpy_helper.to_array(tensor)
         block = BLOCK if kind == "int4" and weights.ndim == 2 else None
         numbers, scales = round_weights(weights, axis % weights.ndim, LARGEST[kind], block)
         names = [f"{tensor.name}_{part}" for part in (kind, "scale")]
-        kept += [
+        tensors += [
             numpy_helper.from_array(numbers.astype(_DTYPES[kind]), names[0]),
             numpy_helper.from_array(scales, names[1]),
         ]
@@ -54,7 +54,7 @@ def quantize_weights(content: bytes, kind: WeightType) -> bytes:
         nodes.append(helper.make_node("DequantizeLinear", names, [tensor.name], **settings))
     nodes += graph.node
     del graph.initializer[:], graph.node[:]
-    graph.initializer.extend(kept)
+    graph.initializer.extend(tensors)
     graph.node.extend(nodes)
     onnx.checker.check_model(model)
     quantized: bytes = model.SerializeToString()
@@ -68,8 +68,8 @@ def round_weights(
     float32: (channels,), or with a block of inputs of a matrix, (blocks, channels) or (channels,
     blocks). `axis` has the channels."""
     if block is None:
-        others = tuple(other for other in range(weights.ndim) if other != axis)
-        scales = _find_scales(np.abs(weights).max(axis=others), largest)
+        input_axes = tuple(number for number in range(weights.ndim) if number != axis)
+        scales = _find_scales(np.abs(weights).max(axis=input_axes), largest)
         shape = [-1 if other == axis else 1 for other in range(weights.ndim)]
         return np.rint(weights / scales.reshape(shape)), scales
     inputs = 1 - axis
