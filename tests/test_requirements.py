@@ -18,8 +18,8 @@ from pipeline.config.compose import compose_and_check
 from tests.requirement_rows import ROOT, ROWS, Row
 
 COUNTS = {
-    "A": 4, "B": 2, "C": 8, "D": 20, "E": 4, "F": 5, "G": 6, "H": 4, "I": 4, "K": 6, "L": 9, "M": 17,
-    "P": 4, "S": 16, "V": 8, "X": 6, "Z": 1,
+    "A": 4, "B": 2, "C": 8, "D": 20, "E": 4, "F": 5, "G": 6, "H": 4, "I": 4, "K": 6, "L": 9,
+    "M": 17, "P": 4, "S": 16, "V": 8, "X": 6, "Z": 1,
 }  # fmt: skip
 """Codes of each letter, numbered from 1."""
 CODES = [f"{letter}-{n:02}" for letter, count in COUNTS.items() for n in range(1, count + 1)]
