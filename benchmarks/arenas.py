@@ -174,6 +174,8 @@ def main() -> None:
     add_save(parser, "arenas.md")
     args = parser.parse_args()
     options = f"--comparisons {args.comparisons} --handicaps {args.handicaps} --pairs {args.pairs}"
+    if args.parts != parser.get_default("parts"):
+        options += f" --parts {args.parts}"
     title = heading(
         "Verdicts of `arena`", f"python -m benchmarks.arenas {options} --save", PACKAGES
     )

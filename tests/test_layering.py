@@ -88,6 +88,7 @@ LAZY_MODULES = {
     "pipeline.models.weights.files.weight_files",
     "pipeline.cli.worker",
     "pipeline.cli.train",
+    "pipeline.core.files.name_text",
     "pipeline.core.host.launchers",
     "pipeline.core.plugins.loading",
     "pipeline.data.copies.download",

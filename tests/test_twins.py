@@ -235,6 +235,10 @@ COVERED = {
         "models/imported/test_imported_runs.py",
         "runs of custom networks",
     ),
+    "pipeline.models.layers.token_mixers": (
+        "models/modules/test_experts.py",
+        "the layers compute by their modules",
+    ),
     "pipeline.models.layers.tokens": (
         "models/modules/test_tokens.py",
         "each layer with its module",

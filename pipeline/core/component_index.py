@@ -23,6 +23,7 @@ COMPONENT_MODULES = (
     "pipeline.models.layers.standard",
     "pipeline.models.networks",
     "pipeline.models.layers.tables",
+    "pipeline.models.layers.token_mixers",
     "pipeline.models.layers.tokens",
     "pipeline.stages.runner.calibration",
     "pipeline.study.final_value.run_estimate",

@@ -30,7 +30,6 @@ from pipeline.data.dataset_spec import MapOp
 from pipeline.data.inputs import NetworkInputs
 from pipeline.data.padding.buckets import NO_PADDING, Padding
 from pipeline.data.random import seed_words
-from pipeline.data.tables.encode_table import TableLayout, find_table_layout
 from pipeline.data.targets import Targets
 from pipeline.data.transform import has_constant_labels
 from pipeline.engine.schedule import RunSchedule
@@ -68,6 +67,7 @@ from pipeline.training.step_config import StepConfig
 from pipeline.training.target_metrics import list_metrics
 
 if TYPE_CHECKING:
+    from pipeline.data.tables.encode_table import TableLayout
     from pipeline.training.privacy.budget import Budget
 
 
@@ -280,7 +280,9 @@ def make_step_config(
         optimizer = optax.chain(train.clip.build(), train.optimizer.build())
     with blaming_key(f"train.gradients = {train.gradients.name}"):
         features = make_step_features(recipe, NO_INPUTS)
-    network = build_network(recipe, targets, find_table_layout(train_ops))
+    # The op that encodes a table has a layout. Its module isn't imported for other data.
+    layout = getattr(train_ops[0], "layout", None) if train_ops else None
+    network = build_network(recipe, targets, layout)
     for feature in train.features:
         network = feature.change_network(network)
     # Lowerings replace operations of a trace, and eager mode runs the code of the network itself.

@@ -32,7 +32,6 @@ from pipeline.data.inputs import DOCUMENT, PADDING_MASK, NetworkInputs, resolve_
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.data.padding.buckets import Bucket, Padding, compute_canvas, sort_buckets
 from pipeline.data.random import seed_words
-from pipeline.data.tables.encode_table import make_encoding_ops
 from pipeline.data.targets import Targets
 from pipeline.data.transform import (
     apply_ops,
@@ -294,7 +293,11 @@ def _make_map_ops(
     """Return the map ops of a split, after those that encode a table, and the mapped specs."""
     split = getattr(raw, key)
     ops = getattr(recipe.dataset, key).ops
-    encode = make_encoding_ops(raw.table, recipe.model.table_input, raw.scale)
+    encode: tuple[MapOp, ...] = ()
+    if raw.table is not None or raw.scale is not None:
+        from pipeline.data.tables.encode_table import make_encoding_ops
+
+        encode = tuple(make_encoding_ops(raw.table, recipe.model.table_input, raw.scale))
     specs = split.specs()
     if bucket is not None:
         specs = fit_specs_to_bucket(bucket, specs, raw.inputs[0])

@@ -24,45 +24,21 @@ SYNONYMS: Mapping[str, str] = {
 """Names of keys and components by their names in other frameworks."""
 
 
-OTHER_TASKS: Mapping[str, str] = {
-    r"coco|voc|yolo|ssd|.*rcnn|retinanet|.*detr|fcos|centernet|.*detect\w*": (
-        "boxes of objects aren't predicted here; an image has a class, numbers or a mask"
-    ),
-    r"whisper|librispeech|asr|.*speech_recogn\w*": (
-        "sound isn't transcribed here; it has a class or numbers"
-    ),
-    r"wmt|t5|bart|seq2seq|.*translat\w*|.*summariz\w*": (
-        "texts aren't translated here; they are continued, classified or matched"
-    ),
-    r"stable_diffusion|ddpm|.*diffusion": "images aren't made by diffusion here",
-    r"gym|atari|cartpole|ppo|dqn|.*reinforce\w*": "there is no reinforcement learning here",
-    r"cora|ogb\w*|gcn|gat|gnn|graphsage": "graphs of nodes and edges aren't read here",
-    r"kinetics|ucf101|hmdb\w*|.*video\w*": "videos aren't read here; images and series are",
-    r"modelnet|shapenet|pointnet|kitti|.*point_cloud": "clouds of points aren't read here",
-}
-"""Sentences about tasks that aren't trained here, by patterns of the first part of the names of
-datasets and networks."""
-
-
 def explain_unknown_name(noun: str, name: str, choices: Iterable[str]) -> str:
     """Return, for example, `there is no such model; did you mean mlp? Choose from lenet5, mlp`, or
     in place of the question a sentence about a task that isn't trained here."""
     names = sorted(filter(None, choices))
-    sentence = explain_other_task(name) if noun in ("dataset", "model", "recipe") else None
+    sentence = None
+    if noun in ("dataset", "model", "recipe"):
+        # Imported here, since a run without a wrong name doesn't need it.
+        from pipeline.core.files.other_tasks import explain_other_task
+
+        sentence = explain_other_task(name[:MAX_NAME_LENGTH])
     guess = find_nearest(name, names) if sentence is None else None
     question = f"; did you mean {show_name(guess)}?" if guess else "."
     question = question if sentence is None else f"; {sentence}."
     listed = f" Choose from {', '.join(map(show_name, names))}" if names else " There are none"
     return f"there is no such {noun}{question}{listed}"
-
-
-def explain_other_task(name: str) -> str | None:
-    """Return a sentence about the task of a dataset or a network that isn't trained here."""
-    lowered = name[:MAX_NAME_LENGTH].lower().replace("-", "_")
-    for pattern, sentence in OTHER_TASKS.items():
-        if re.match(rf"(?:{pattern})(?:v\d)?(?![a-z])", lowered):
-            return sentence
-    return None
 
 
 def find_nearest(name: str, choices: Iterable[str]) -> str | None:

@@ -20,10 +20,11 @@ from pipeline.data.held_out import Share
 from pipeline.data.inputs import DOCUMENT
 from pipeline.data.sources.text_csv import SHIPPED_PAIRS, mark_eval_rows
 from pipeline.data.targets import Targets
+from pipeline.data.text.packing import PackedWindows, pack_documents
 from pipeline.data.text.text_columns import JSON_LINES, read_text_columns
 from pipeline.data.text.text_format import TextFormat, list_text_files, make_tokenizer, read_files
 from pipeline.data.text.tokenizer import Tokenizer, decode_utf8
-from pipeline.data.text.windows import PackedWindows, pack_documents, to_narrow_dtype
+from pipeline.data.text.windows import to_narrow_dtype
 
 TABLES = (".csv", *JSON_LINES)
 BYTES_PER_TOKEN = 24

@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax import Array
 from jax.nn import logsumexp, one_hot
 
-from pipeline.models.layers import tokens
+from pipeline.models.layers import token_mixers
 from pipeline.models.modules.activations import activate
 from pipeline.models.modules.apply_layers import (
     LayerContext,
@@ -23,9 +23,9 @@ from pipeline.models.modules.apply_layers import (
 )
 
 
-@computes(tokens.MixtureOfExperts)
+@computes(token_mixers.MixtureOfExperts)
 class _MixtureOfExperts(nn.Module):
-    layer: tokens.MixtureOfExperts
+    layer: token_mixers.MixtureOfExperts
     context: LayerContext
 
     @nn.compact

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from pipeline.models.layers import tokens
+from pipeline.models.layers import token_mixers
 from pipeline.models.layers.standard import Dense
 from pipeline.models.modules.activations import activate
 from pipeline.models.modules.apply_layers import (
@@ -28,9 +28,9 @@ _DECAYS = 1.0, 16.0
 """Range of the initial decays -A, which are drawn uniformly."""
 
 
-@computes(tokens.StateSpace)
+@computes(token_mixers.StateSpace)
 class _StateSpace(nn.Module):
-    layer: tokens.StateSpace
+    layer: token_mixers.StateSpace
     context: LayerContext
 
     @nn.compact

@@ -252,7 +252,7 @@ def format_speed(item: Standing) -> str:
 def draw_verdicts(contest: Contest, judged: Sequence[WorkloadStandings]) -> Drawing:
     """Draw a tile for each value (rows) and workload (columns): the verdict and the speed."""
     letters = max(len(value) for value in contest.values)
-    left = min(letters, MOST_LETTERS) * LETTER + 6
+    left = min(letters, MOST_LETTERS) * LETTER + 14
     head = max(len(item.workload) for item in judged) * 5.4 + 14
     width = max(left + TILE * len(judged) + 16, 340.0)
     chart = Drawing(width, head + ROW * len(contest.values), "verdicts by workload")

@@ -45,7 +45,7 @@ from pipeline.study.sweep.vectorized import Populations
 PLAN = "contest.json"
 """File of what an arena has declared, by which its folder is recognized."""
 GROWING = ("trials", "seeds")
-"""Keys that may differ between the commands of an arena: runs that both have are the same."""
+"""Declarations in which commands of an arena may differ: runs that both have are the same."""
 LARGEST_RISE = 1.5
 """A run has diverged if its last training losses are this many times the first one."""
 LAST_SHARE = 0.1

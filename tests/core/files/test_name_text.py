@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from pipeline.core.files.name_text import (
     MAX_NAME_LENGTH,
-    explain_other_task,
     explain_unknown_name,
     find_nearest,
     show_name,
@@ -71,8 +70,3 @@ def test_other_task_is_named(name: str, words: str) -> None:
     assert words in text
     assert text.endswith(". Choose from cifar10, concat")
     assert words not in explain_unknown_name("metric", name, ["loss"])
-
-
-@pytest.mark.parametrize("name", ["ppocket", "gateway", "vocal", "tt5", "cocoa", "x" * 1000])
-def test_similar_names_are_of_no_other_task(name: str) -> None:
-    assert explain_other_task(name) is None

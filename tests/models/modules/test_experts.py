@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from pipeline.models.layers.path_patterns import SAMPLE_LOSSES
 from pipeline.models.layers.standard import Dense, Reshape
-from pipeline.models.layers.tokens import MeanToken, MixtureOfExperts
+from pipeline.models.layers.token_mixers import MixtureOfExperts
+from pipeline.models.layers.tokens import MeanToken
 from tests.golden.make_token_layers import EXPERTS, FILE, HIDDEN, TOP
 from tests.models.build import initialise, network, random
 from tests.training.test_step import RATES, make_batch, make_config, make_step, start

@@ -11,7 +11,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from pydantic import ValidationError
 
-from pipeline.models.layers.tokens import StateSpace
+from pipeline.models.layers.token_mixers import StateSpace
 from pipeline.models.modules.state_space import scan_chunks
 from tests.golden.make_token_layers import FILE, MAMBA
 from tests.models.build import QUICK, initialise, network, random

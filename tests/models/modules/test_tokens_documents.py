@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.data.text.windows import pack_documents
+from pipeline.data.text.packing import pack_documents
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Dense, Residual
 from pipeline.models.layers.tokens import (
