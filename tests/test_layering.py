@@ -76,6 +76,7 @@ LAZY_MODULES = {
     "pipeline.config.privacy_robustness_checks",
     "pipeline.data.folds",
     "pipeline.data.sources.combined",
+    "pipeline.data.sources.text",
     "pipeline.__main__",
     "pipeline.backends.ascend",
     "pipeline.cli.commands.command",

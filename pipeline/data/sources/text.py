@@ -19,7 +19,6 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
 from pipeline.data.table import Encoding
 from pipeline.data.targets import Targets
-from pipeline.data.text.text_columns import read_text_columns
 from pipeline.data.text.text_format import (
     TextFormat,
     decode_text,
@@ -114,6 +113,9 @@ class Text(DatasetSpec):
         """Return the text of each file in UTF-8, its rows joined by the separator. Raises DataError
         for another encoding and a missing column. Tokens of bytes accept any bytes as UTF-8."""
         if self.text_column is not None:
+            # Imported here, since few texts are columns.
+            from pipeline.data.text.text_columns import read_text_columns
+
             columns = (read_text_columns(file, [self.text_column], self.encoding) for file in files)
             return [self.separator.join(text for (text,) in rows).encode() for rows in columns]
         contents = read_files(files)

@@ -19,7 +19,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax import Array, export
 
-from pipeline.models.layers import standard, tokens
+from pipeline.models.layers import standard, token_mixers, tokens
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.modules.network import Network
 from pipeline.stages.build import build_network
@@ -39,7 +39,7 @@ TOKEN_BY_TOKEN: tuple[type[LayerSpec], ...] = (
     standard.RmsNorm,
     standard.Sequence,
     tokens.Embedding,
-    tokens.MixtureOfExperts,
+    token_mixers.MixtureOfExperts,
     tokens.PositionEmbedding,
     tokens.TiedEmbedding,
 )
