@@ -157,8 +157,8 @@ COMPUTATIONS: Mapping[str, Sequence[str]] = {
         "standard.Conv3d",
         "standard.ConvTranspose",
     ),
-    "pipeline.models.modules.experts": ("tokens.MixtureOfExperts",),
-    "pipeline.models.modules.state_space": ("tokens.StateSpace",),
+    "pipeline.models.modules.experts": ("token_mixers.MixtureOfExperts",),
+    "pipeline.models.modules.state_space": ("token_mixers.StateSpace",),
     "pipeline.models.modules.token_convolution": ("tokens.Conv1d",),
     "pipeline.models.modules.recurrent": ("tokens.Lstm", "tokens.Gru"),
     "pipeline.models.modules.standard": (

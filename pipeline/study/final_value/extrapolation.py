@@ -65,13 +65,13 @@ def extrapolate(
     `shares` and `errors` are float (n,), with n of at least `MIN_POINTS`. `curves` are of at least
     two groups; each is read at the same shares.
     """
-    known = np.array([np.interp(shares, curve.shares, curve.errors) for curve in curves])
+    first_errors = np.array([np.interp(shares, curve.shares, curve.errors) for curve in curves])
     final = np.array([curve.errors[-1] for curve in curves])
     _, groups, sizes = np.unique(
         [curve.group for curve in curves], return_inverse=True, return_counts=True
     )
     weights = len(curves) / len(sizes) / sizes[groups]
-    features, levels = _describe(shares, np.vstack([known, errors]))
+    features, levels = _describe(shares, np.vstack([first_errors, errors]))
     inputs = _standardize(features)
     rows, query = inputs[:-1], inputs[-1]
     falls = final - levels[:-1]

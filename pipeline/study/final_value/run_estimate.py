@@ -171,7 +171,9 @@ class CurveWatch(Monitor):
             if number is not None:
                 self._points[line.step] = number
 
-    def estimate(self, own: Sequence[LearningCurve], step: int) -> tuple[FinalError, Scale] | None:
+    def estimate(
+        self, run_curves: Sequence[LearningCurve], step: int
+    ) -> tuple[FinalError, Scale] | None:
         """Return the distribution of the final error and its scale, from the points up to a step;
         None for too few points.
 
@@ -181,7 +183,7 @@ class CurveWatch(Monitor):
         if points is None or len(points[0]) < MIN_POINTS:
             return None
         shares, errors, scale = points
-        final = extrapolate(shares, errors, [*self._read_shipped(), *own[-MAX_OWN_CURVES:]])
+        final = extrapolate(shares, errors, [*self._read_shipped(), *run_curves[-MAX_OWN_CURVES:]])
         is_positive = scale == "share" and np.all(to_values(errors, scale) >= 0)
         return final.limit(float(to_errors(0, scale))) if is_positive else final, scale
 
@@ -231,7 +233,7 @@ class EstimateMonitor(Monitor):
     every_share: float
     reporter: Reporter
     shown_step: int = 0
-    own: Sequence[LearningCurve] | None = None
+    run_curves: Sequence[LearningCurve] | None = None
 
     def on_length(self, total: int) -> None:
         self.watch.on_length(total)
@@ -253,13 +255,13 @@ class EstimateMonitor(Monitor):
         is_due = step - self.shown_step >= self.every_share * total
         if not is_due or step >= total or self.watch.metric is None:
             return
-        own = self._read_own(self.watch.metric)
-        estimated = self.watch.estimate(own, step)
+        run_curves = self._read_own(self.watch.metric)
+        estimated = self.watch.estimate(run_curves, step)
         if estimated is None:
             return
         self.shown_step = step
         value = describe_final_value(
-            self.watch.metric, step, *estimated, own, in_sweep=self.sweep_dir is not None
+            self.watch.metric, step, *estimated, run_curves, in_sweep=self.sweep_dir is not None
         )
         self.reporter.print_stage("estimate", str(value))
         content = format_json({**asdict(value), "text": str(value)})
@@ -269,10 +271,10 @@ class EstimateMonitor(Monitor):
         """Return the curves of earlier runs; a sweep's are read again, since its jobs end."""
         if self.sweep_dir is not None:
             return read_own_curves(find_jobs(self.sweep_dir), metric)
-        if self.own is None:
+        if self.run_curves is None:
             runs = list_recipe_runs(self.folder, self.recipe_name, besides=self.run_dir)
-            self.own = read_own_curves(runs, metric)
-        return self.own
+            self.run_curves = read_own_curves(runs, metric)
+        return self.run_curves
 
 
 def describe_final_value(
@@ -280,20 +282,20 @@ def describe_final_value(
     step: int,
     final: FinalError,
     scale: Scale,
-    own: Sequence[LearningCurve],
+    run_curves: Sequence[LearningCurve],
     *,
     in_sweep: bool,
 ) -> FinalValue:
-    """Return the estimate in units of the metric; in a sweep, `own` are its jobs' curves."""
+    """Return the estimate in units of the metric; in a sweep, `run_curves` are its jobs' curves."""
     errors = [final.quantile(share) for share in (LOW, 0.5, HIGH)]
     first, middle, last = (float(value) for value in to_values(errors, scale))
     best = chance = None
-    if in_sweep and own:
-        least = min(float(curve.errors[-1]) for curve in own)
+    if in_sweep and run_curves:
+        least = min(float(curve.errors[-1]) for curve in run_curves)
         best = float(to_values(least, scale))
         chance = final.chance_below(least)
     low, high = min(first, last), max(first, last)
-    return FinalValue(step, metric, low, middle, high, len(own), best, chance)
+    return FinalValue(step, metric, low, middle, high, len(run_curves), best, chance)
 
 
 class EstimatedEnd(RunFeature):

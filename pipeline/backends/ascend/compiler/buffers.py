@@ -24,7 +24,7 @@ from pipeline.backends.ascend.chip.tasks import (
 )
 from pipeline.backends.ascend.compiler.dataflow import Dataflow, find_channel_axes
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
-from pipeline.backends.ascend.compiler.phases import Phases, StepSignature, find_half_type
+from pipeline.backends.ascend.compiler.phases import Phases, TracedSignature, find_half_type
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Value
 from pipeline.core.host.item_sizes import get_stored_bytes
@@ -41,7 +41,7 @@ class Buffers:
     def __init__(
         self,
         graph: Graph,
-        signature: StepSignature,
+        signature: TracedSignature,
         phases: Phases,
         dtypes: Sequence[str],
         dataflow: Dataflow,
@@ -145,7 +145,7 @@ class Buffers:
         return f"{node.scope}/{node.primitive}"
 
 
-def _assign_roles(signature: StepSignature, phases: Phases, outputs: set[int]) -> dict[int, Role]:
+def _assign_roles(signature: TracedSignature, phases: Phases, outputs: set[int]) -> dict[int, Role]:
     roles: dict[int, Role] = dict.fromkeys(outputs, "output")
     roles |= dict.fromkeys(phases.gradients | phases.shared_gradients, "gradient")
     roles |= dict.fromkeys(signature.inputs, "input")

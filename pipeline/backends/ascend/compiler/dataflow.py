@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pipeline.backends.ascend.chip.tasks import Permutation, simplify_permutation
 from pipeline.backends.ascend.compiler.matmul_work import find_absorbed_transposes
-from pipeline.backends.ascend.compiler.phases import Phases, StepSignature
+from pipeline.backends.ascend.compiler.phases import Phases, TracedSignature
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Node, list_users
 
@@ -188,7 +188,7 @@ def _find_rearranged(graph: Graph, phases: Phases) -> set[int]:
 
 
 def find_gradients(
-    graph: Graph, signature: StepSignature, phases: Phases, dataflow: Dataflow
+    graph: Graph, signature: TracedSignature, phases: Phases, dataflow: Dataflow
 ) -> dict[int, int]:
     """Return parameter -> the value of the backward pass that its update is computed from.
 

@@ -18,7 +18,7 @@ REFORMS = ("convert_element_type", "transpose", "rev")
 
 
 @dataclass(frozen=True)
-class StepSignature:
+class TracedSignature:
     """Names of a step's inputs, by the index of their values and by role.
 
     `updates` maps outputs to the inputs that they replace.

@@ -42,7 +42,7 @@ from pipeline.backends.ascend.compiler.matmul_work import (
     measure_convolution,
     measure_matmul,
 )
-from pipeline.backends.ascend.compiler.phases import StepSignature, choose_dtypes, find_phases
+from pipeline.backends.ascend.compiler.phases import TracedSignature, choose_dtypes, find_phases
 from pipeline.backends.ascend.compiler.primitives import (
     OPS,
     Features,
@@ -89,7 +89,7 @@ class LoweringOptions:
     """Whether the cube multiplies float32, so that nothing casts such operands."""
 
 
-def lower(graph: Graph, signature: StepSignature, options: LoweringOptions) -> TaskGraph:
+def lower(graph: Graph, signature: TracedSignature, options: LoweringOptions) -> TaskGraph:
     """Return the tasks of one step. Raises UnsupportedError on unknown primitives if `strict`."""
     unsupported = Counter(
         node.primitive
@@ -118,7 +118,7 @@ def lower(graph: Graph, signature: StepSignature, options: LoweringOptions) -> T
 class _Lowering:
     """One lowering of a graph to tasks."""
 
-    def __init__(self, graph: Graph, signature: StepSignature, options: LoweringOptions) -> None:
+    def __init__(self, graph: Graph, signature: TracedSignature, options: LoweringOptions) -> None:
         self.graph = graph
         self.signature = signature
         self.options = options

@@ -15,7 +15,7 @@ import jax
 from pipeline.backends.ascend.chip.hardware import PricedChip
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
-from pipeline.backends.ascend.compiler.phases import StepSignature
+from pipeline.backends.ascend.compiler.phases import TracedSignature
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.ascend.compiler.tasks_from_kernels import LoweringOptions, lower
 from pipeline.backends.ascend.cost.efficiency import Calibration
@@ -46,7 +46,7 @@ class Results:
 class TracedStep:
     """The graph of `step(state, batch) -> (state, result)`, and the roles of its inputs."""
 
-    def __init__(self, graph: Graph, signature: StepSignature) -> None:
+    def __init__(self, graph: Graph, signature: TracedSignature) -> None:
         self.graph = graph
         self.signature = signature
         self._lowered: dict[LoweringOptions, TaskGraph] = {}
@@ -172,7 +172,7 @@ def _check_same(before: Mapping[str, str], after: Mapping[str, str]) -> None:
 
 def _make_signature(
     graph: Graph, state: Any, batch: Any, parameters: Callable[[Any], Any] | None
-) -> StepSignature:
+) -> TracedSignature:
     paths = list_leaf_paths(state)
     count = len(paths)
     state_names = dict(zip(graph.inputs, paths, strict=False))
@@ -180,7 +180,7 @@ def _make_signature(
     inputs = dict(zip(graph.inputs[count:], names, strict=True))
     updates = dict(zip(graph.outputs[:count], graph.inputs[:count], strict=True))
     trained = _find_trained(graph, state, state_names, updates, parameters)
-    return StepSignature(
+    return TracedSignature(
         parameters={index: name for index, name in state_names.items() if index in trained},
         state={index: name for index, name in state_names.items() if index not in trained},
         inputs=inputs,
