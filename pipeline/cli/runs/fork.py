@@ -168,7 +168,7 @@ def _require_same_arrays(left: Built, right: Built, subject: str) -> None:
 
 def _make_table(recipe: Recipe, built: Built) -> RateTable:
     total = built.run_schedule.total
-    return RateTable(built.learning_rates, total, recipe.train.accumulate_steps)
+    return RateTable(built.learning_rates, total)
 
 
 def _describe_origin(replay: Replay, recipe: Recipe, dataset: Dataset) -> Provenance:

@@ -17,14 +17,13 @@ RATE_PATHS = (*LENGTH, ("train", "planned_for"), SCHEDULE)
 
 @dataclass(frozen=True, eq=False)
 class RateTable:
-    """The learning rates of the updates of a run."""
+    """The learning rates of the updates of a run. A step has at most one update, also in several
+    microbatches."""
 
     rates: np.ndarray
     """float32 (updates,), or (updates, columns)."""
     total: int
     """Steps of the run."""
-    update_steps: int = 1
-    """Steps of an update."""
 
 
 def changes_only_rates(change: Difference) -> bool:
@@ -42,7 +41,7 @@ def count_equal_steps(left: RateTable, right: RateTable) -> int:
     rows = np.flatnonzero(differs.any(axis=1) if differs.ndim > 1 else differs)
     if not len(rows):
         return total
-    return min(total, int(rows[0]) * left.update_steps)
+    return min(total, int(rows[0]))
 
 
 def list_earlier_changes(

@@ -186,7 +186,7 @@ def _tabulate(recipes: Mapping[str, Recipe]) -> dict[str, SharingJob]:
         schedule = schedule_run(recipe.train, steps_per_epoch[digest])
         planned = count_total_steps(recipe.train, schedule.steps_per_epoch)
         rates = make_learning_rates(recipe.train, replace(schedule, total=planned))
-        table = RateTable(rates, schedule.total, recipe.train.accumulate_steps)
+        table = RateTable(rates, schedule.total)
         jobs[name] = SharingJob(recipe, table, schedule.steps_per_epoch, digest)
     return jobs
 

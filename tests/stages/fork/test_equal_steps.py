@@ -13,8 +13,8 @@ DECAY = Difference(("train", "schedule", "decay_steps"), 2, 1)
 SEED = Difference(("seed",), 2, 1)
 
 
-def make_table(*rates: float, total: int | None = None, accumulate: int = 1) -> RateTable:
-    return RateTable(np.float32(rates), total or len(rates) * accumulate, accumulate)
+def make_table(*rates: float, total: int | None = None) -> RateTable:
+    return RateTable(np.float32(rates), total or len(rates))
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,6 @@ def make_table(*rates: float, total: int | None = None, accumulate: int = 1) -> 
         (make_table(1, 1, 1), make_table(1, 1, 1, 1, 1), 3),
         (make_table(1, 1, 0.5), make_table(1, 1, 1, 1, 0.5), 2),
         (make_table(0.5, 1), make_table(1, 1), 0),
-        (make_table(1, 1, accumulate=4), make_table(1, 0.5, accumulate=4), 4),
         (make_table(1, 1, 1, total=2), make_table(1, 1, 1), 2),
     ],
 )

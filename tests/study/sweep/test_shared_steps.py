@@ -92,6 +92,25 @@ def test_sharing_jobs_have_the_files_of_jobs_alone(
     assert "shared steps" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_steps_in_microbatches_share_as_many(
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each step has an update, so the second one has another rate already."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["pipeline"])
+    keys = [*TINY, "+recipe=lenet5_digits", *MLP, f"cache.root={cache}", "schedule=cosine"]
+    keys += ["train.accumulate_steps=2", "train.steps=8,16"]
+    assert main(["-m", *keys, "hydra.sweep.dir=shared", SHARE]) == 0
+    assert "steps 1 to 1 once for jobs 0, 1" in capsys.readouterr().out
+    assert main(["-m", *keys, "hydra.sweep.dir=alone"]) == 0
+    for job in "01":
+        assert list_differing_files(Path("shared", job), Path("alone", job)) == []
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("keys", "message"),
