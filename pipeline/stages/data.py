@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -155,23 +155,9 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     buckets = sort_buckets(spec.buckets or ())
     padding = Padding(buckets, spec.padding_mask, raw.inputs[0])
     raw = pad_samples(raw, padding, spec, recipe.train.batch_size)
-    # Every bucket is checked. The specs after the loop belong to the last, the largest bucket.
-    for bucket in buckets or (None,):
-        train_ops, train_specs = _make_map_ops(recipe, raw, "train", bucket)
-        eval_ops, eval_specs = _make_map_ops(recipe, raw, "eval", bucket)
-        drawn_specs = list_drawn_specs(train_ops, raw.train)
-        if drawn_specs:
-            train_specs = fit_to_evaluation(train_specs, eval_specs)
-        if bucket is not None and spec.padding_mask:
-            train_specs = add_padding_mask(train_specs, padding.column, bucket)
-            eval_specs = add_padding_mask(eval_specs, padding.column, bucket)
-            refuse_moved_padding(spec)
-        inputs = choose_inputs(recipe, train_specs, raw.inputs)
-        for array, other in zip(
-            inputs.arrays, choose_inputs(recipe, eval_specs, raw.inputs).arrays, strict=True
-        ):
-            if (array.spec.shape, array.spec.layout) != (other.spec.shape, other.spec.layout):
-                raise RecipeError(describe_unequal_shapes(array.column, array.spec, other.spec))
+    # Every bucket is checked. The last one, the largest, has the shapes of the dataset.
+    mapped = [_map_splits(recipe, raw, padding, bucket) for bucket in buckets or (None,)][-1]
+    inputs = mapped.inputs
     raw, plain_order = _plant_canaries(recipe, raw, _make_train_order(recipe, raw))
     train_order = order_in_buckets(plain_order, raw.train, buckets, uses_all=True)
     eval_split = _sample_evaluation(recipe, raw.eval, train_order)
@@ -183,20 +169,20 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     if buckets:
         raw_specs = fit_specs_to_bucket(compute_canvas(buckets), raw_specs, padding.column)
     # A prediction is of one document.
-    columns_read = list_read_columns(eval_ops, set(inputs.columns) - {DOCUMENT})
+    columns_read = list_read_columns(mapped.eval_ops, set(inputs.columns) - {DOCUMENT})
     dataset = Dataset(
         train=raw.train,
         eval=eval_split,
         targets=_count_classes(raw, spec.ignore_index) if counts_classes else raw.targets,
         inputs=inputs,
-        train_inputs=tuple(inputs.with_specs(specs) for specs in drawn_specs),
+        train_inputs=tuple(inputs.with_specs(specs) for specs in mapped.drawn_specs),
         padding=padding,
-        train_label=train_specs["label"],
-        eval_label=eval_specs["label"],
+        train_label=mapped.train_label,
+        eval_label=mapped.eval_label,
         train_order=train_order,
         eval_order=order_in_buckets(_make_eval_order(recipe, eval_split), eval_split, buckets),
-        train_ops=train_ops,
-        eval_ops=eval_ops,
+        train_ops=mapped.train_ops,
+        eval_ops=mapped.eval_ops,
         raw_inputs={name: raw_specs[name] for name in columns_read if name in raw_specs},
         whole_eval=raw.eval,
         table=raw.table,
@@ -214,6 +200,41 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     for line in lines:
         reporter.print_stage("data", line)
     return dataset
+
+
+class _MappedSplits(NamedTuple):
+    """The map ops of both splits, and the columns that they make."""
+
+    train_ops: tuple[MapOp, ...]
+    eval_ops: tuple[MapOp, ...]
+    inputs: NetworkInputs
+    train_label: ColumnSpec
+    eval_label: ColumnSpec
+    drawn_specs: Sequence[Mapping[str, ColumnSpec]]
+    """Columns of each size that training draws; empty for a single size."""
+
+
+def _map_splits(
+    recipe: Recipe, raw: RawData, padding: Padding, bucket: Bucket | None
+) -> _MappedSplits:
+    """Return the ops and columns of both splits in a bucket. Raises RecipeError for ops that don't
+    fit the data, and for inputs of two shapes."""
+    train_ops, train_specs = _make_map_ops(recipe, raw, "train", bucket)
+    eval_ops, eval_specs = _make_map_ops(recipe, raw, "eval", bucket)
+    drawn_specs = list_drawn_specs(train_ops, raw.train)
+    if drawn_specs:
+        train_specs = fit_to_evaluation(train_specs, eval_specs)
+    if bucket is not None and recipe.dataset.padding_mask:
+        train_specs = add_padding_mask(train_specs, padding.column, bucket)
+        eval_specs = add_padding_mask(eval_specs, padding.column, bucket)
+        refuse_moved_padding(recipe.dataset)
+    inputs = choose_inputs(recipe, train_specs, raw.inputs)
+    eval_inputs = choose_inputs(recipe, eval_specs, raw.inputs)
+    for array, other in zip(inputs.arrays, eval_inputs.arrays, strict=True):
+        if (array.spec.shape, array.spec.layout) != (other.spec.shape, other.spec.layout):
+            raise RecipeError(describe_unequal_shapes(array.column, array.spec, other.spec))
+    labels = train_specs["label"], eval_specs["label"]
+    return _MappedSplits(train_ops, eval_ops, inputs, *labels, drawn_specs)
 
 
 def _plant_canaries(
@@ -316,7 +337,6 @@ def _make_map_ops(
 def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
     """Return the order before buckets. Raises RecipeError for settings that don't fit the data."""
     spec = recipe.dataset.train
-    files = raw.train.files
     settings: dict[str, Any] = {
         "seed": recipe.seed,
         "samples": len(raw.train),
@@ -340,31 +360,9 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         with prefixing_problems("train."):
             privacy = recipe.privacy
             return make_poisson_order(settings, privacy.delta, privacy.expected_batch_size)
-    if spec.interleave is not None and not files:
-        raise RecipeError(
-            f"dataset.train.interleave = {spec.interleave}: must be null, since "
-            f"{recipe.dataset.name} doesn't read samples from files one after the other; "
-            "tfrecord and records do"
-        )
-    file_shards = spec.file_shards or 1
-    if file_shards > max(len(files), 1) or recipe.train.batch_size % file_shards:
-        raise RecipeError(
-            f"dataset.train.file_shards = {file_shards}: must divide train.batch_size = "
-            f"{recipe.train.batch_size}, and be at most the {len(files)} files"
-        )
-    if spec.interleave is not None and len(files) < settings["num_shards"]:
-        raise RecipeError(
-            f"dataset.train.num_shards = {spec.num_shards}: must be at most {len(files)}, since "
-            "with interleave each shard reads different files"
-        )
+    if spec.interleave is not None:
+        return _make_interleaved_order(recipe, raw.train.files, settings)
     with prefixing_problems("train.batch_size: "):
-        if spec.interleave is not None:
-            from pipeline.data.order_kinds import FileShardedOrder, InterleavedOrder
-
-            settings |= {"cycle_length": spec.interleave, "files": files}
-            if spec.file_shards is None:
-                return InterleavedOrder(**settings)
-            return FileShardedOrder(**settings, file_shards=file_shards)
         order = SampleOrder(**settings)
     if not spec.balance:
         return order
@@ -376,6 +374,37 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
             "dataset.train.balance = true: must be false unless each sample has one class"
         )
     return BalancedOrder(**settings, labels=np.asarray(labels[:]))
+
+
+def _make_interleaved_order(
+    recipe: Recipe, files: tuple[int, ...], settings: dict[str, Any]
+) -> SampleOrder:
+    """Return an order that reads several files by turns. `files` are their numbers of samples."""
+    from pipeline.data.order_kinds import FileShardedOrder, InterleavedOrder
+
+    spec = recipe.dataset.train
+    if not files:
+        raise RecipeError(
+            f"dataset.train.interleave = {spec.interleave}: must be null, since "
+            f"{recipe.dataset.name} doesn't read samples from files one after the other; "
+            "tfrecord and records do"
+        )
+    file_shards = spec.file_shards or 1
+    if file_shards > len(files) or recipe.train.batch_size % file_shards:
+        raise RecipeError(
+            f"dataset.train.file_shards = {file_shards}: must divide train.batch_size = "
+            f"{recipe.train.batch_size}, and be at most the {len(files)} files"
+        )
+    if len(files) < settings["num_shards"]:
+        raise RecipeError(
+            f"dataset.train.num_shards = {spec.num_shards}: must be at most {len(files)}, since "
+            "with interleave each shard reads different files"
+        )
+    settings = {**settings, "cycle_length": spec.interleave, "files": files}
+    with prefixing_problems("train.batch_size: "):
+        if spec.file_shards is None:
+            return InterleavedOrder(**settings)
+        return FileShardedOrder(**settings, file_shards=file_shards)
 
 
 def _make_eval_order(recipe: Recipe, split: Split) -> SampleOrder:
