@@ -251,7 +251,7 @@ UNKNOWN = {
         ["repot", "x"],
         "error: repot: there is no such command; did you mean report? Choose from adopt, ",
     ),
-    "a key without a value": (["seed"], ", test; a key is typed as KEY=VALUE\n"),
+    "a key without a value": (["seed"], ", without; a key is typed as KEY=VALUE\n"),
     "spaces at the equals sign": (
         ["train.epochs", "=", "3"],
         "error: train.epochs: must have no space at its =, as train.epochs=3\n",
