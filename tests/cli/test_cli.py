@@ -31,6 +31,7 @@ from pipeline.core.files.tree_diff import iterate_leaves
 from tests import outcome
 from tests.cli.test_commands import all_commands
 from tests.conftest import STEPS, TINY
+from tests.test_recipes import OWN_TABLES
 
 
 class Said(NamedTuple):
@@ -521,11 +522,12 @@ ALL_RECIPES = sorted(file.stem for file in RECIPES.glob("*.yaml"))
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL_RECIPES)
 def test_shown_recipe_is_complete_and_resolved(name: str, say: Say) -> None:
-    said = say("--cfg", "job", f"+recipe={name}", "train.steps=20_000")
+    keys = ["train.steps=20_000", *OWN_TABLES.get(name, ())]
+    said = say("--cfg", "job", f"+recipe={name}", *keys)
     assert (said.status, said.err) == (0, "")
     tree = yaml.safe_load(said.out)
     tree["train"] |= {"epochs": None, "sink_epochs": None}
-    assert check_tree(tree) == load_recipe(name, ["train.steps=20_000"])
+    assert check_tree(tree) == load_recipe(name, keys)
 
 
 @pytest.mark.slow

@@ -281,7 +281,8 @@ def test_recipes_unfit_for_the_table_are_refused(houses: Path, cache: Path, tmp_
         "garden, garage (dataset.target)"
     )
     expected = (
-        "train.loss = cross_entropy: must be one for regression: huber, l1, mse, quantile; "
+        "train.loss = cross_entropy: must be one for regression: auto, gamma, huber, "
+        "l1, mse, poisson, quantile, squared_log; "
         "as in loss=mse"
     )
     assert said(root, price) == expected
