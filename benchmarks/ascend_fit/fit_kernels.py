@@ -47,6 +47,7 @@ PRIORS = Constants(
     minor_row_cycles=22.0,
     pad_row_cycles=125.0,
     slice_row_cycles=170.0,
+    resize_row_cycles=74.85,
     transpose_element_cycles=1.4,
     transpose_square_cycles=66.0,
     bias_segment_cycles=190.0,

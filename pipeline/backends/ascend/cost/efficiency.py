@@ -77,6 +77,8 @@ class Constants:
     """Time of a row that isn't whole blocks, and is padded for FRACTAL_NZ."""
     slice_row_cycles: float
     """Time of a row of a matrix whose columns are sliced."""
+    resize_row_cycles: float
+    """Time of a block of 16 channels of a position that a resize makes."""
     transpose_element_cycles: float
     transpose_square_cycles: float
     """Time to transpose one square of 16 x 16 numbers of 16 bits."""

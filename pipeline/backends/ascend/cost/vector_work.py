@@ -240,13 +240,10 @@ def _price_picked_rows(task: Task, traffic: Traffic, context: CostContext) -> Ve
 
 
 def _price_resize(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
-    """Price a resize: a latency for each block of 16 channels of a position, as a gather's row.
-
-    The rate of the class is relative to this latency.
-    """
+    """Price a resize: a latency for each block of 16 channels of a position, as a gather's row."""
     rows = task.vector.rows if task.vector is not None and task.vector.rows is not None else 1
     cores = min(context.hw.vector_cores_count, rows)
-    return _price_chunks(rows, cores, context.constants.gather_row_cycles, context.hw)
+    return _price_chunks(rows, cores, context.constants.resize_row_cycles, context.hw)
 
 
 def _price_copy(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:

@@ -62,7 +62,7 @@ def test_resizes_after_one_another_are_separate_ops() -> None:
 def test_resize_takes_the_latency_of_each_block() -> None:
     graph = resized_step((24, 45))
     efficiency = load_efficiency()
-    cycles = efficiency.constants.gather_row_cycles / efficiency.classes["resize"].rate
+    cycles = efficiency.constants.resize_row_cycles / efficiency.classes["resize"].rate
     times = dict(zip(map(id, graph.tasks), price_tasks(graph, HW), strict=True))
     for task in resizes(graph):
         latency_us = BATCH * 24 * 45 * BLOCKS / HW.vector_cores_count * cycles
