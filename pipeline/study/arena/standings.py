@@ -20,7 +20,12 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.study.arena.contest_runs import ArenaRun, Entry, Heat
-from pipeline.study.paired_test import MIN_PAIRS, compute_interval, count_pairs_to_decide
+from pipeline.study.paired_test import (
+    ERROR,
+    MIN_PAIRS,
+    compute_interval,
+    count_pairs_to_decide,
+)
 from pipeline.study.runs.ranking import is_larger_better
 
 CONFIDENCE = 0.95
@@ -279,7 +284,12 @@ def _share_below(cut: int, count: int) -> float:
 def find_best(
     values: Mapping[str, Mapping[int, float]], standings: Sequence[Standing], *, is_larger: bool
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Return the value with the best mean, and those that the test can't distinguish from it."""
+    """Return the value with the best mean, and those that the test can't distinguish from it.
+
+    The best is the greatest of several, so `ERROR` is divided by the number of pairs of values: if
+    all are equal, one or more are called worse than the best in at most 5 % of workloads.
+    """
+    error = ERROR / max(1, math.comb(len(standings), 2))
     means = {
         item.value: float(np.mean(list(values[item.value].values())))
         for item in standings
@@ -291,6 +301,6 @@ def find_best(
     tied = []
     for name in means:
         differences = [values[name][seed] - values[best][seed] for seed in values[best]]
-        if name != best and count_pairs_to_decide(np.array(differences)) is None:
+        if name != best and count_pairs_to_decide(np.array(differences), error) is None:
             tied.append(name)
     return best, tuple(tied)
