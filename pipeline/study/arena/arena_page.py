@@ -59,7 +59,7 @@ LEGEND = {
     "blue": "+ better than the baseline",
     "gap": "= tied with it",
     "orange": "\u2212 worse",
-    "red": "\u00d7 diverges at every rate",
+    "red": "\u00d7 diverges",
     "slate": "\u2022 the baseline",
 }
 TILE = 30.0
@@ -115,13 +115,16 @@ def summarize(contest: Contest, judged: Sequence[WorkloadStandings]) -> list[str
     lines = []
     for item in judged:
         if item.best is None:
-            lines.append(f"{item.workload}: every value diverges at every rate")
+            lines.append(f"{item.workload}: every value diverges")
             continue
         best = next(standing for standing in item.standings if standing.value == item.best)
         tied = ", ".join(item.tied_with_best)
         ties = f"tied with {tied}" if tied else "all others are worse"
-        diverged = [standing.value for standing in item.standings if standing.verdict == "diverged"]
-        ending = f"; {', '.join(diverged)} diverges at every rate" if diverged else ""
+        ending = "".join(
+            f"; {standing.value} {describe_divergence(standing)}"
+            for standing in item.standings
+            if standing.verdict == "diverged"
+        )
         lines.append(f"{item.workload}: {item.best}, {item.metric} {best.mean:.4g}; {ties}{ending}")
     return lines
 
@@ -141,8 +144,7 @@ def format_interval(interval: MedianInterval, form: str) -> str:
 def format_verdict(item: Standing, baseline: str) -> str:
     """Return a verdict in a few words."""
     if item.verdict == "diverged":
-        trials = item.num_trials or item.num_runs
-        return f"diverges at every rate ({trials} tried)"
+        return describe_divergence(item)
     words = {
         "baseline": "baseline",
         "tied": f"tied with {baseline}",
@@ -155,6 +157,14 @@ def format_verdict(item: Standing, baseline: str) -> str:
     if item.diverged_runs:
         words += f"; {item.diverged_runs} of {item.num_runs} diverged"
     return words
+
+
+def describe_divergence(item: Standing) -> str:
+    """Return which runs of a value have diverged, if none has a last evaluation."""
+    if not item.num_runs:
+        return f"diverges in all {item.num_trials} trials"
+    seeds = f"diverges with all {item.num_runs} fresh seeds"
+    return f"{seeds} of its chosen trial" if item.num_trials else seeds
 
 
 def make_page(
@@ -209,8 +219,13 @@ def _was_tuned(item: WorkloadStandings) -> bool:
 
 def _describe_workload(item: WorkloadStandings) -> str:
     if item.target is None:
+        base = next(each for each in item.standings if each.value == item.baseline)
+        reason = f"diverges with {base.diverged_runs} of {base.num_runs} fresh seeds"
+        if base.verdict == "diverged":
+            reason = describe_divergence(base)
         return (
-            f"{item.metric} after {item.total_steps:,} steps; no target, {item.baseline} diverges."
+            f"{item.metric} after {item.total_steps:,} steps; no target, since {item.baseline} "
+            f"{reason}."
         )
     return f"{item.metric} after {item.total_steps:,} steps; the target is {item.target:.4g}."
 
@@ -315,7 +330,8 @@ def draw_steps(item: WorkloadStandings) -> Drawing | None:
         y = 24 + ROW * row + ROW / 2
         chart.add("text", "ink", _shorten(standing.value), tip=standing.value, x=2, y=y + 4)
         if standing.steps is None:
-            chart.add("text", "", "diverges at every rate", x=left, y=y + 4)
+            tip = f"{standing.value} {describe_divergence(standing)}"
+            chart.add("text", "", "diverges", tip=tip, x=left, y=y + 4)
             continue
         low, high = place(standing.steps.low), place(standing.steps.high)
         colour = "slate" if standing.value == item.baseline else "blue"

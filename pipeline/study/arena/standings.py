@@ -177,7 +177,7 @@ def _judge_entry(
         difference = float(differences[:pairs].mean())
         low, high = compute_interval(differences[:pairs])
     elif verdict == "tied":
-        # The baseline has diverged at every rate.
+        # The baseline has diverged in every trial.
         verdict = "better"
     step_ms = [run.step_ms for run in finals if run.step_ms is not None]
     return Standing(

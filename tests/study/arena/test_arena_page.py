@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,14 +73,14 @@ def test_page_is_self_contained_and_escapes_names(
     assert "<b>mine" not in page
     assert "&lt;b&gt;mine" in page
     assert not re.search(r"""(src|href)=["'](?!data:)""", page)
-    assert "diverges at every rate (2 tried)" in page
+    assert "diverges in all 2 trials" in page
     assert "better by 0.2" in page
 
 
 def test_summary_names_the_best_and_what_fails(judged: WorkloadStandings) -> None:
     (line,) = summarize(CONTEST, [judged])
     assert line == (
-        "digits: <b>mine</b>, accuracy 0.935; all others are worse; sgd diverges at every rate"
+        "digits: <b>mine</b>, accuracy 0.935; all others are worse; sgd diverges in all 2 trials"
     )
 
 
@@ -94,4 +95,31 @@ def test_verdicts_are_words(judged: WorkloadStandings) -> None:
     words = [format_verdict(item, "adamw") for item in judged.standings]
     assert words[0] == "baseline"
     assert re.fullmatch(r"better by 0\.2 \([678] pairs\)", words[1])
-    assert words[2] == "diverges at every rate (2 tried)"
+    assert words[2] == "diverges in all 2 trials"
+
+
+def test_words_of_divergence_say_what_has_diverged() -> None:
+    """Trials; fresh seeds of a value that wasn't tuned; fresh seeds of a trial that trains."""
+    lost = [[0.5, None]] * 6
+    chosen = make_entry("chosen", lost)
+    untuned = replace(chosen, value="untuned", trials=({},), trial_runs=())
+    base = make_entry("adamw", [[0.7]] * 6)
+    judged = judge_heat(
+        make_heat(base, make_failed_entry("failed"), untuned, chosen), baseline="adamw"
+    )
+    assert [format_verdict(item, "adamw") for item in judged.standings[1:]] == [
+        "diverges in all 2 trials",
+        "diverges with all 6 fresh seeds",
+        "diverges with all 6 fresh seeds of its chosen trial",
+    ]
+
+
+def test_missing_target_has_its_reason(tmp_path: Path) -> None:
+    half = make_entry("adamw", [[0.7]] * 3 + [[None]] * 3)
+    for base, words in (
+        (half, "no target, since adamw diverges with 3 of 6 fresh seeds"),
+        (make_failed_entry("adamw"), "no target, since adamw diverges in all 2 trials"),
+    ):
+        heat = make_heat(base, make_entry("<b>mine</b>", [[0.7]] * 6), make_failed_entry("sgd"))
+        write_results(tmp_path, CONTEST, [heat], [judge_heat(heat, "adamw")])
+        assert words in (tmp_path / PAGE).read_text()
