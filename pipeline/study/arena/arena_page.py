@@ -111,21 +111,23 @@ def write_results(
 
 
 def summarize(contest: Contest, judged: Sequence[WorkloadStandings]) -> list[str]:
-    """Return a line for each workload with the best value and what is tied with it."""
+    """Return a line for each workload with the best value, and what is tied with it, is worse or
+    diverges."""
     lines = []
     for item in judged:
-        if item.best is None:
-            lines.append(f"{item.workload}: every value diverges")
-            continue
-        best = next(standing for standing in item.standings if standing.value == item.best)
-        tied = ", ".join(item.tied_with_best)
-        ties = f"tied with {tied}" if tied else "all others are worse"
-        ending = "".join(
-            f"; {standing.value} {describe_divergence(standing)}"
-            for standing in item.standings
-            if standing.verdict == "diverged"
-        )
-        lines.append(f"{item.workload}: {item.best}, {item.metric} {best.mean:.4g}; {ties}{ending}")
+        facts = [f"{item.workload}: every value diverges"]
+        if item.best is not None:
+            best = next(standing for standing in item.standings if standing.value == item.best)
+            diverged = [standing for standing in item.standings if standing.mean is None]
+            besides = {item.best, *item.tied_with_best, *(each.value for each in diverged)}
+            worse = [each.value for each in item.standings if each.value not in besides]
+            facts = [f"{item.workload}: {item.best}, {item.metric} {best.mean:.4g}"]
+            if item.tied_with_best:
+                facts.append(f"tied with {', '.join(item.tied_with_best)}")
+            if worse:
+                facts.append(f"{', '.join(worse)} {'is' if len(worse) == 1 else 'are'} worse")
+            facts += [f"{each.value} {describe_divergence(each)}" for each in diverged]
+        lines.append("; ".join(facts))
     return lines
 
 

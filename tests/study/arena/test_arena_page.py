@@ -80,8 +80,25 @@ def test_page_is_self_contained_and_escapes_names(
 def test_summary_names_the_best_and_what_fails(judged: WorkloadStandings) -> None:
     (line,) = summarize(CONTEST, [judged])
     assert line == (
-        "digits: <b>mine</b>, accuracy 0.935; all others are worse; sgd diverges in all 2 trials"
+        "digits: <b>mine</b>, accuracy 0.935; adamw is worse; sgd diverges in all 2 trials"
     )
+
+
+def test_summary_calls_nothing_worse_that_has_diverged() -> None:
+    heat = make_heat(make_entry("adamw", [[0.7]] * 8), make_failed_entry("sgd"))
+    assert summarize(CONTEST, [judge_heat(heat, "adamw")]) == [
+        "digits: adamw, accuracy 0.7; sgd diverges in all 2 trials"
+    ]
+    heat = make_heat(make_failed_entry("adamw"), make_failed_entry("sgd"))
+    assert summarize(CONTEST, [judge_heat(heat, "adamw")]) == ["digits: every value diverges"]
+
+
+def test_summary_names_what_is_tied_and_what_is_worse() -> None:
+    finals = {"adamw": 0.9, "b": 0.9, "c": 0.5, "d": 0.4}
+    entries = [make_entry(name, [[value]] * 10) for name, value in finals.items()]
+    assert summarize(CONTEST, [judge_heat(make_heat(*entries), "adamw")]) == [
+        "digits: adamw, accuracy 0.9; tied with b; c, d are worse"
+    ]
 
 
 def test_intervals_say_never() -> None:
