@@ -19,6 +19,7 @@ from pipeline.core.host.signals import watch_signals
 from pipeline.core.registry import list_components
 from pipeline.stages.record.run_directory import create_run_dir
 from pipeline.study.arena.arena_page import (
+    MEAN,
     format_interval,
     format_speed,
     format_verdict,
@@ -151,7 +152,7 @@ def _print_standings(contest: Contest, judged: WorkloadStandings) -> None:
     target = "no target" if judged.target is None else f"target {judged.target:.4g}"
     title = f"{judged.workload}: {judged.metric} after {judged.total_steps:,} steps, {target}"
     table = Table(title=printable(title), box=SIMPLE_HEAD, padding=(0, 1), title_justify="left")
-    for name in (contest.key, "mean", "verdict", "steps to target (95 %)", "speed", "s, measured"):
+    for name in (contest.key, MEAN, "verdict", "steps to target (95 %)", "speed", "s, measured"):
         table.add_column(printable(name), justify="left" if name == contest.key else "right")
     for item in judged.standings:
         seconds = "" if item.seconds is None else format_interval(item.seconds, ".2g")

@@ -38,6 +38,8 @@ RESULTS = "results.json"
 TIMES = "times.json"
 """File of what was measured by the clock."""
 PAGE = "arena.html"
+MEAN = "mean of finite runs"
+"""Column of `Standing.mean`, which diverged runs aren't in; the best is chosen with them."""
 COLOURS: Mapping[Verdict, str] = {
     "baseline": "slate",
     "better": "blue",
@@ -121,7 +123,8 @@ def summarize(contest: Contest, judged: Sequence[WorkloadStandings]) -> list[str
             diverged = [standing for standing in item.standings if standing.mean is None]
             besides = {item.best, *item.tied_with_best, *(each.value for each in diverged)}
             worse = [each.value for each in item.standings if each.value not in besides]
-            facts = [f"{item.workload}: {item.best}, {item.metric} {best.mean:.4g}"]
+            finite = " in its finite runs" if best.diverged_runs else ""
+            facts = [f"{item.workload}: {item.best}, {item.metric} {best.mean:.4g}{finite}"]
             if item.tied_with_best:
                 facts.append(f"tied with {', '.join(item.tied_with_best)}")
             if worse:
@@ -243,7 +246,7 @@ def _list_rows(contest: Contest, item: WorkloadStandings) -> list[dict[str, Any]
         rows.append(
             {
                 contest.key: standing.value,
-                "mean": "" if standing.mean is None else f"{standing.mean:.4g}",
+                MEAN: "" if standing.mean is None else f"{standing.mean:.4g}",
                 "verdict": format_verdict(standing, item.baseline),
                 "steps to target": ""
                 if standing.steps is None

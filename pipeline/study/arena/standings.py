@@ -55,7 +55,7 @@ class Standing:
     diverged_runs: int
     num_runs: int
     mean: float | None
-    """Mean of the last evaluations with a finite metric."""
+    """Mean of the last evaluations of runs that haven't diverged."""
     verdict: Verdict
     difference: float | None
     """Mean of value - baseline over the pairs, a positive number if larger."""
@@ -100,7 +100,8 @@ class WorkloadStandings:
     baseline: str
     standings: tuple[Standing, ...]
     best: str | None
-    """The value with the best mean; None if all have diverged."""
+    """The value with the best mean, in which diverged runs count as the worst run of all; None if
+    all have diverged."""
     tied_with_best: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:

@@ -93,6 +93,21 @@ def test_summary_calls_nothing_worse_that_has_diverged() -> None:
     assert summarize(CONTEST, [judge_heat(heat, "adamw")]) == ["digits: every value diverges"]
 
 
+def test_mean_of_some_runs_is_called_so(tmp_path: Path) -> None:
+    """A mean without diverged runs isn't what the best is chosen by."""
+    finals: list[list[float | None]] = [[0.9]] * 5 + [[None]] * 5
+    heat = make_heat(make_entry("adamw", [[0.7]] * 10), make_entry("<b>mine</b>", finals))
+    heat = replace(heat, entries=(*heat.entries, make_failed_entry("sgd")))
+    judged = judge_heat(heat, "adamw")
+    assert judged.standings[1].mean == pytest.approx(0.9)
+    write_results(tmp_path, CONTEST, [heat], [judged])
+    page = (tmp_path / PAGE).read_text()
+    assert "mean of finite runs" in page
+    assert "5 of 10 diverged" in page
+    (line,) = summarize(CONTEST, [judged])
+    assert line.startswith("digits: <b>mine</b>, accuracy 0.9 in its finite runs; tied with adamw")
+
+
 def test_summary_names_what_is_tied_and_what_is_worse() -> None:
     finals = {"adamw": 0.9, "b": 0.9, "c": 0.5, "d": 0.4}
     entries = [make_entry(name, [[value]] * 10) for name, value in finals.items()]
