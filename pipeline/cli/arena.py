@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.config.overrides import expand_sweeps, get_key
+from pipeline.config.overrides import get_key
 from pipeline.core.errors import UsageError, printable
 from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.core.host.signals import watch_signals
@@ -33,6 +33,7 @@ from pipeline.study.arena.contest import (
     Workload,
     make_custom_workload,
     parse_search,
+    parse_values,
     require_values,
 )
 from pipeline.study.arena.contest_runs import hold_arena, run_heat
@@ -100,8 +101,7 @@ def make_contest(overrides: Sequence[str], options: ArenaOptions) -> Contest:
     if options.key is not None and options.optimizers:
         raise UsageError(["--optimizers", "--key"], "must not be given together")
     if options.values is not None:
-        jobs = expand_sweeps([f"{key}={options.values}"])
-        values = tuple(job[0].partition("=")[2] for job in jobs)
+        values = parse_values(f"--values {options.values}", key, options.values)
     else:
         values = tuple(options.optimizers or DEFAULT_OPTIMIZERS)
         _require_optimizers(values)
@@ -115,7 +115,7 @@ def make_contest(overrides: Sequence[str], options: ArenaOptions) -> Contest:
         trials=options.trials,
         seeds=options.seeds,
         seed=options.seed,
-        searches=tuple(parse_search(text, values) for text in options.search),
+        searches=tuple(parse_search(text, key, values) for text in options.search),
         tunes_on_fold=options.tune_on == "fold",
     )
 

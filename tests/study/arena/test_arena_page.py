@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from pipeline.core.pages.page import write_page
+from pipeline.study.arena.algoperf import STEP
 from pipeline.study.arena.arena_page import (
     PAGE,
     RESULTS,
     TIMES,
     format_interval,
     format_verdict,
+    make_page,
     summarize,
     write_results,
 )
@@ -25,6 +30,19 @@ from tests.study.arena.runs import make_entry, make_failed_entry, make_heat
 
 NAMES = ("adamw", "<b>mine</b>", "sgd")
 CONTEST = Contest("optimizer", NAMES, "adamw", (SHIPPED[0],), 2, 8, 0)
+
+
+class TagCounter(HTMLParser):
+    """Names of a page's elements and attributes, as a browser reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.attributes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes |= {name for name, _ in attrs}
 
 
 @pytest.fixture
@@ -75,6 +93,31 @@ def test_page_is_self_contained_and_escapes_names(
     assert not re.search(r"""(src|href)=["'](?!data:)""", page)
     assert "diverges in all 2 trials" in page
     assert "better by 0.2" in page
+
+
+def test_every_name_on_the_page_is_escaped(tmp_path: Path) -> None:
+    """The key, the values, in tips and texts, and the workload; quotes would end an attribute."""
+    hostile = """"'><script>alert(1)</script>&amp;"""
+    names = [f"{hostile}{number}" for number in range(3)]
+    workload = replace(SHIPPED[0], name=hostile)
+    entries = (
+        make_entry(names[0], [[0.7]] * 8),
+        make_entry(names[1], [[0.9]] * 8),
+        make_failed_entry(names[2]),
+    )
+    heat = replace(make_heat(*entries), workload=workload)
+    contest = Contest("model.name", tuple(names), names[0], (workload,), 2, 8, 0)
+    page = make_page(
+        replace(contest, key=hostile), [judge_heat(heat, names[0])], {STEP: {names[1]: 1.0}}
+    )
+    write_page(tmp_path / PAGE, page)
+    text = (tmp_path / PAGE).read_text()
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;&amp;amp;" in text
+    parser = TagCounter()
+    parser.feed(text)
+    assert parser.tags["script"] == 0
+    assert not [name for name in parser.attributes if not re.fullmatch(r"[a-zA-Z-]+[0-9]?", name)]
 
 
 def test_summary_names_the_best_and_what_fails(judged: WorkloadStandings) -> None:
