@@ -78,7 +78,7 @@ def _run_arena(overrides: Sequence[str], options: ArenaOptions) -> CommandResult
                 for seed in (contest.tuning_seed, contest.final_seeds[0]):
                     contest.compose(workload, value, numbers, seed)
     folder = options.out or create_run_dir("arena")
-    with hold_arena(folder, contest):
+    with hold_arena(folder, contest) as contest:
         heats = []
         judged: list[WorkloadStandings] = []
         for workload in contest.workloads:

@@ -188,6 +188,7 @@ def make_page(
         f"{len(contest.values)} values of {contest.key}, tuned equally ({tuned}), then compared "
         f"with {baseline} over {len(seeds)} fresh seeds. Each verdict alone is wrong for equal "
         "sides in at most 5 % of comparisons; tied means that these runs can't tell."
+        f"{_describe_growth(contest)}"
     )
     figures = {value: f"{score:.2f}" for value, score in scores[STEP].items()}
     glance: list[Block] = [
@@ -216,6 +217,20 @@ def make_page(
         "bit."
     )
     return Page("arena", f"Arena of {contest.key}", sentences, sections, figures, footer)
+
+
+def _describe_growth(contest: Contest) -> str:
+    """Return a sentence about smaller budgets of the same arena; empty without any."""
+    earlier = [f"{item.trials} trials and {item.seeds} seeds" for item in contest.earlier_budgets]
+    if not earlier:
+        return ""
+    text = f" The budget has grown, from {', then '.join(earlier)}."
+    if contest.earlier_budgets[0].trials < contest.trials:
+        text += (
+            " More trials may choose other settings, so who looks at verdicts and then adds trials "
+            "compares more often than once, and is wrong more often than said."
+        )
+    return text
 
 
 def _was_tuned(item: WorkloadStandings) -> bool:

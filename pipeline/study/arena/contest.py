@@ -135,6 +135,14 @@ class SearchRange:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """How many runs each value gets."""
+
+    trials: int
+    seeds: int
+
+
+@dataclass(frozen=True)
 class Contest:
     """Workloads, values of a key, and the budget of each value."""
 
@@ -150,6 +158,8 @@ class Contest:
     """Ranges by value, in place of the declared ones; None: of all values."""
     tunes_on_fold: bool = True
     """Whether trials are judged on a fold of the training split; else on the evaluation split."""
+    earlier_budgets: tuple[Budget, ...] = ()
+    """Smaller budgets with which the arena was run before, the first one first."""
 
     def list_ranges(self, workload: Workload, value: str) -> tuple[SearchRange, ...]:
         """Return the space of a value, empty if nothing is tuned."""
@@ -229,6 +239,7 @@ class Contest:
             "seeds": list(self.final_seeds),
             "tuning_seed": self.tuning_seed,
             "tunes_on_fold": self.tunes_on_fold,
+            "earlier_budgets": [vars(budget) for budget in self.earlier_budgets],
             "workloads": {
                 item.name: {
                     "keys": [*item.list_keys()],

@@ -23,7 +23,7 @@ from pipeline.study.arena.arena_page import (
     summarize,
     write_results,
 )
-from pipeline.study.arena.contest import SHIPPED, Contest
+from pipeline.study.arena.contest import SHIPPED, Budget, Contest
 from pipeline.study.arena.contest_runs import Heat
 from pipeline.study.arena.standings import MedianInterval, WorkloadStandings, judge_heat
 from tests.study.arena.runs import make_entry, make_failed_entry, make_heat
@@ -136,9 +136,26 @@ def test_summary_calls_nothing_worse_that_has_diverged() -> None:
     assert summarize(CONTEST, [judge_heat(heat, "adamw")]) == ["digits: every value diverges"]
 
 
+def test_grown_budget_is_on_the_page_and_in_the_results(
+    tmp_path: Path, heat: Heat, judged: WorkloadStandings
+) -> None:
+    grown = replace(CONTEST, earlier_budgets=(Budget(2, 6),))
+    write_results(tmp_path, grown, [heat], [judged])
+    results = json.loads((tmp_path / RESULTS).read_text())
+    assert results["contest"]["earlier_budgets"] == [{"trials": 2, "seeds": 6}]
+    page = (tmp_path / PAGE).read_text()
+    assert "The budget has grown, from 2 trials and 6 seeds." in page
+    # More pairs leave the settings as they are; more trials may not.
+    assert "adds trials" not in page
+    write_results(tmp_path, replace(grown, trials=3), [heat], [judged])
+    assert "adds trials" in (tmp_path / PAGE).read_text()
+    write_results(tmp_path, CONTEST, [heat], [judged])
+    assert "grown" not in (tmp_path / PAGE).read_text()
+
+
 def test_mean_of_some_runs_is_called_so(tmp_path: Path) -> None:
     """A mean without diverged runs isn't what the best is chosen by."""
-    finals: list[list[float | None]] = [[0.9]] * 5 + [[None]] * 5
+    finals: list[list[float | None]] = [*[[0.9]] * 5, *[[None]] * 5]
     heat = make_heat(make_entry("adamw", [[0.7]] * 10), make_entry("<b>mine</b>", finals))
     heat = replace(heat, entries=(*heat.entries, make_failed_entry("sgd")))
     judged = judge_heat(heat, "adamw")
