@@ -186,8 +186,8 @@ def make_page(
     seeds = contest.final_seeds
     sentences = (
         f"{len(contest.values)} values of {contest.key}, tuned equally ({tuned}), then compared "
-        f"with {baseline} over {len(seeds)} fresh seeds. Each verdict alone is wrong for equal "
-        "sides in at most 5 % of comparisons; tied means that these runs can't tell."
+        f"with {baseline} over {len(seeds)} fresh seeds. {_describe_bound(judged)} "
+        "Tied means that these runs can't tell."
         f"{_describe_growth(contest)}"
     )
     figures = {value: f"{score:.2f}" for value, score in scores[STEP].items()}
@@ -217,6 +217,18 @@ def make_page(
         "bit."
     )
     return Page("arena", f"Arena of {contest.key}", sentences, sections, figures, footer)
+
+
+def _describe_bound(judged: Sequence[WorkloadStandings]) -> str:
+    """Return sentences about what the error of a verdict bounds, and what it doesn't."""
+    bound = "in at most 5 % of comparisons, each for itself."
+    if not any(_was_tuned(item) for item in judged):
+        return f"Each verdict is wrong for equal sides {bound}"
+    return (
+        "Verdicts are about the tuned settings: they are wrong for settings that are equally good "
+        f"{bound} Tuning has one seed, one split and few trials, and their luck isn't in the 5 %: "
+        "equal values may get settings that aren't."
+    )
 
 
 def _describe_growth(contest: Contest) -> str:

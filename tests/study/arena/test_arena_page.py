@@ -136,6 +136,21 @@ def test_summary_calls_nothing_worse_that_has_diverged() -> None:
     assert summarize(CONTEST, [judge_heat(heat, "adamw")]) == ["digits: every value diverges"]
 
 
+def test_page_says_that_verdicts_are_about_tuned_settings(
+    tmp_path: Path, heat: Heat, judged: WorkloadStandings
+) -> None:
+    write_results(tmp_path, CONTEST, [heat], [judged])
+    page = (tmp_path / PAGE).read_text()
+    assert "Verdicts are about the tuned settings" in page
+    assert "Tuning has one seed, one split and few trials" in page
+    entries = [replace(entry, trials=({},), trial_runs=()) for entry in heat.entries[:2]]
+    untuned = replace(heat, entries=(*entries, replace(entries[0], value="sgd")))
+    write_results(tmp_path, CONTEST, [untuned], [judge_heat(untuned, "adamw")])
+    page = (tmp_path / PAGE).read_text()
+    assert "Each verdict is wrong for equal sides in at most 5 %" in page
+    assert "tuned settings" not in page
+
+
 def test_grown_budget_is_on_the_page_and_in_the_results(
     tmp_path: Path, heat: Heat, judged: WorkloadStandings
 ) -> None:
@@ -155,7 +170,7 @@ def test_grown_budget_is_on_the_page_and_in_the_results(
 
 def test_mean_of_some_runs_is_called_so(tmp_path: Path) -> None:
     """A mean without diverged runs isn't what the best is chosen by."""
-    finals: list[list[float | None]] = [*[[0.9]] * 5, *[[None]] * 5]
+    finals: list[list[float | None]] = [[0.9] if seed < 5 else [None] for seed in range(10)]
     heat = make_heat(make_entry("adamw", [[0.7]] * 10), make_entry("<b>mine</b>", finals))
     heat = replace(heat, entries=(*heat.entries, make_failed_entry("sgd")))
     judged = judge_heat(heat, "adamw")
