@@ -6,8 +6,8 @@
 Equal sides: the standings of two values that are one recipe, an MLP of 64-8-10 on the shipped
 digits for two epochs, whose pairs have two different seeds, so every verdict is false. Tuned: the
 same recipe twice, each side with its trials, whose rates of one side are shifted, and with equal
-seeds of the pairs, as in an arena. Its verdicts are about the chosen rates: they aren't false, but
-say nothing about the two values, which are one. Handicaps:
+seeds of the pairs, as in an arena. Its verdicts are about the chosen rates, which differ: they aren't
+false, but say nothing about the two values, which are one. Handicaps:
 a learning rate three times lower or higher than the tuned one, over the seeds of the pairs.
 Repetition: the command, twice into two folders; everything but times must have the same bytes.
 """
@@ -205,7 +205,14 @@ def format_tuned_sides(comparisons: int, pairs: int, trials: int, shift: float) 
         middle = f"{np.median(differences):.2g}" if differences else ""
         row = [metric, f"{comparisons}", f"{same}", f"{decided}", f"{decided / comparisons:.1%}"]
         rows.append([*row, middle])
-    head = ["metric", "comparisons", "the same trial", "verdicts", "share", "median difference"]
+    head = [
+        "metric",
+        "comparisons",
+        "the same trial number",
+        "verdicts",
+        "share",
+        "median difference",
+    ]
     about = (
         f"A against A, each tuned by {trials} trials on a fold with one seed, rates of one side "
         f"{shift:g} decades higher (`--trials {trials} --shift {shift:g}`), {pairs} pairs of equal "
