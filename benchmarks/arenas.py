@@ -6,9 +6,9 @@
 Equal sides: the standings of two values that are one recipe, an MLP of 64-8-10 on the shipped
 digits for two epochs, whose pairs have two different seeds, so every verdict is false. Tuned: the
 same recipe twice, each side with its trials, whose rates of one side are shifted, and with equal
-seeds of the pairs, as in an arena. Its verdicts are about the chosen rates, which differ: they aren't
-false, but say nothing about the two values, which are one. Handicaps:
-a learning rate three times lower or higher than the tuned one, over the seeds of the pairs.
+seeds of the pairs, as in an arena. Its verdicts are about the chosen rates, which differ: they are
+right about these, but say nothing about the two values, which are one. Handicaps: a learning rate
+three times lower or higher than the tuned one, over the seeds of the pairs.
 Repetition: the command, twice into two folders; everything but times must have the same bytes.
 """
 
