@@ -1,16 +1,21 @@
 """Proofs of `python -m pipeline arena`: equal sides, planted handicaps, repetition.
 
     python -m benchmarks.arenas --save
+    python -m benchmarks.arenas --parts tuned --pairs 16 --comparisons 100 --save FILE
 
 Equal sides: the standings of two values that are one recipe, an MLP of 64-8-10 on the shipped
-digits for two epochs, whose pairs have two different seeds, so every verdict is false. Handicaps:
-a learning rate three times lower or higher than the tuned one, over the seeds of the pairs.
+digits for two epochs, whose pairs have two different seeds, so every verdict is false. Tuned: the
+same recipe twice, each side with its trials, whose rates of one side are shifted, and with equal
+seeds of the pairs, as in an arena. Its verdicts are about the chosen rates, which differ: they are
+right about these, but say nothing about the two values, which are one. Handicaps: a learning rate
+three times lower or higher than the tuned one, over the seeds of the pairs.
 Repetition: the command, twice into two folders; everything but times must have the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import tempfile
@@ -24,8 +29,15 @@ import numpy as np
 from benchmarks.better import TINY, SeededRuns, prepare_runs
 from benchmarks.measure import add_save, heading, publish, table
 from pipeline.study.arena.arena_page import RESULTS
-from pipeline.study.arena.contest import SHIPPED
-from pipeline.study.arena.contest_runs import ArenaRun, Entry, Heat
+from pipeline.study.arena.contest import (
+    FOLD,
+    HALF_DECADES,
+    RATE,
+    SHIPPED,
+    SearchRange,
+    draw_places,
+)
+from pipeline.study.arena.contest_runs import ArenaRun, Entry, Heat, choose_trial
 from pipeline.study.arena.standings import Verdict, judge_heat
 
 PACKAGES = ("jax", "jaxlib")
@@ -45,10 +57,7 @@ REPEATED = ["--optimizers", "adamw,momentum", "--workloads", "table"]
 
 def make_entry(value: str, figures: Sequence[float]) -> Entry:
     """Return the runs of a value with one evaluation each; the pair's number is the seed."""
-    finals = {
-        number: ArenaRun((1,), (figure,), None, has_diverged=False)
-        for number, figure in enumerate(figures)
-    }
+    finals = {number: make_trial(figure) for number, figure in enumerate(figures)}
     return Entry(value, ({},), (), 0, finals)
 
 
@@ -72,6 +81,52 @@ def count_equal_sides(comparisons: int, pairs: int) -> dict[str, Counter[Verdict
             for begin in range(0, len(figures), 2 * pairs)
         )
     return counts
+
+
+def list_factors(trials: int, shift: float) -> list[float]:
+    """Return the multiples of the recipe's rate of an arena's trials, moved by `shift` decades."""
+    space = SearchRange(RATE, 10 ** (shift - HALF_DECADES), 10 ** (shift + HALF_DECADES))
+    return [space.choose(float(place)) for place in draw_places(0, trials, 1)[:, 0]]
+
+
+def count_tuned_sides(
+    comparisons: int, pairs: int, trials: int, shift: float
+) -> list[tuple[str, Counter[Verdict], int, list[float]]]:
+    """Return verdicts on A against A with trials of its own, by metric: how often each is given,
+    how often both choose the same trial, and the absolute differences of those with a verdict."""
+    folded = prepare_runs("lenet5_digits", [*TINY, *FOLD])
+    runs = prepare_runs("lenet5_digits", TINY)
+    sides = (list_factors(trials, 0.0), list_factors(trials, shift))
+    tuning_seeds = range(TUNING_SEEDS.start, TUNING_SEEDS.start + comparisons)
+    rows = []
+    for metric in ("accuracy", "loss"):
+        chosen: list[list[int]] = []
+        for factors in sides:
+            figures = [measure_figures(folded, each, tuning_seeds, metric) for each in factors]
+            tries = [
+                [make_trial(figure) for figure in column] for column in zip(*figures, strict=True)
+            ]
+            chosen.append([choose_trial(column, metric) or 0 for column in tries])
+        verdicts: Counter[Verdict] = Counter()
+        differences = []
+        for number in range(comparisons):
+            seeds = range(1 + number * pairs, 1 + (number + 1) * pairs)
+            base, other = (
+                measure_figures(runs, factors[picks[number]], seeds, metric)
+                for factors, picks in zip(sides, chosen, strict=True)
+            )
+            verdict = judge(base, other, metric)
+            verdicts[verdict] += 1
+            if verdict in ("better", "worse"):
+                differences.append(abs(sum(other) - sum(base)) / pairs)
+        same = sum(one == two for one, two in zip(*chosen, strict=True))
+        rows.append((metric, verdicts, same, differences))
+    return rows
+
+
+def make_trial(figure: float) -> ArenaRun:
+    """Return a run with one evaluation."""
+    return ArenaRun((1,), (figure,), None, has_diverged=not math.isfinite(figure))
 
 
 def measure_figures(
@@ -142,6 +197,30 @@ def format_equal_sides(comparisons: int, pairs: int) -> str:
     return f"A against A with other seeds, {pairs} pairs:\n\n{body}"
 
 
+def format_tuned_sides(comparisons: int, pairs: int, trials: int, shift: float) -> str:
+    """Return the table of verdicts on one recipe that is tuned twice."""
+    rows = []
+    for metric, verdicts, same, differences in count_tuned_sides(comparisons, pairs, trials, shift):
+        decided = verdicts["better"] + verdicts["worse"]
+        middle = f"{np.median(differences):.2g}" if differences else ""
+        row = [metric, f"{comparisons}", f"{same}", f"{decided}", f"{decided / comparisons:.1%}"]
+        rows.append([*row, middle])
+    head = [
+        "metric",
+        "comparisons",
+        "the same trial number",
+        "verdicts",
+        "share",
+        "median difference",
+    ]
+    about = (
+        f"A against A, each tuned by {trials} trials on a fold with one seed, rates of one side "
+        f"{shift:g} decades higher (`--trials {trials} --shift {shift:g}`), {pairs} pairs of equal "
+        "seeds:"
+    )
+    return f"{about}\n\n{table(head, rows)}"
+
+
 def format_handicaps(comparisons: int, pairs: int) -> str:
     """Return the table of planted handicaps."""
     head = ["recipe", "metric", "tuned factor", "planted factor", "mean", "mean, planted"]
@@ -170,7 +249,13 @@ def main() -> None:
     parser.add_argument("--comparisons", type=int, default=400, help="of A with A")
     parser.add_argument("--handicaps", type=int, default=20, help="comparisons of each handicap")
     parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--parts", default="equal,handicaps,repeat", help="default: %(default)s")
+    parser.add_argument(
+        "--parts",
+        default="equal,handicaps,repeat",
+        help="some of equal, tuned, handicaps, repeat (default: %(default)s)",
+    )
+    parser.add_argument("--trials", type=int, default=6, help="of each side, in tuned")
+    parser.add_argument("--shift", type=float, default=0.25, help="decades, in tuned")
     add_save(parser, "arenas.md")
     args = parser.parse_args()
     options = f"--comparisons {args.comparisons} --handicaps {args.handicaps} --pairs {args.pairs}"
@@ -181,6 +266,7 @@ def main() -> None:
     )
     measures: Mapping[str, Callable[[], str]] = {
         "equal": partial(format_equal_sides, args.comparisons, args.pairs),
+        "tuned": partial(format_tuned_sides, args.comparisons, args.pairs, args.trials, args.shift),
         "handicaps": partial(format_handicaps, args.handicaps, args.pairs),
         "repeat": partial(format_repetition, 3, 6),
     }

@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.config.overrides import expand_sweeps, get_key
+from pipeline.config.overrides import get_key
 from pipeline.core.errors import UsageError, printable
 from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.core.host.signals import watch_signals
 from pipeline.core.registry import list_components
 from pipeline.stages.record.run_directory import create_run_dir
 from pipeline.study.arena.arena_page import (
+    MEAN,
     format_interval,
     format_speed,
     format_verdict,
@@ -32,6 +33,7 @@ from pipeline.study.arena.contest import (
     Workload,
     make_custom_workload,
     parse_search,
+    parse_values,
     require_values,
 )
 from pipeline.study.arena.contest_runs import hold_arena, run_heat
@@ -76,7 +78,7 @@ def _run_arena(overrides: Sequence[str], options: ArenaOptions) -> CommandResult
                 for seed in (contest.tuning_seed, contest.final_seeds[0]):
                     contest.compose(workload, value, numbers, seed)
     folder = options.out or create_run_dir("arena")
-    with hold_arena(folder, contest):
+    with hold_arena(folder, contest) as contest:
         heats = []
         judged: list[WorkloadStandings] = []
         for workload in contest.workloads:
@@ -99,8 +101,7 @@ def make_contest(overrides: Sequence[str], options: ArenaOptions) -> Contest:
     if options.key is not None and options.optimizers:
         raise UsageError(["--optimizers", "--key"], "must not be given together")
     if options.values is not None:
-        jobs = expand_sweeps([f"{key}={options.values}"])
-        values = tuple(job[0].partition("=")[2] for job in jobs)
+        values = parse_values(f"--values {options.values}", key, options.values)
     else:
         values = tuple(options.optimizers or DEFAULT_OPTIMIZERS)
         _require_optimizers(values)
@@ -114,7 +115,7 @@ def make_contest(overrides: Sequence[str], options: ArenaOptions) -> Contest:
         trials=options.trials,
         seeds=options.seeds,
         seed=options.seed,
-        searches=tuple(parse_search(text, values) for text in options.search),
+        searches=tuple(parse_search(text, key, values) for text in options.search),
         tunes_on_fold=options.tune_on == "fold",
     )
 
@@ -151,7 +152,7 @@ def _print_standings(contest: Contest, judged: WorkloadStandings) -> None:
     target = "no target" if judged.target is None else f"target {judged.target:.4g}"
     title = f"{judged.workload}: {judged.metric} after {judged.total_steps:,} steps, {target}"
     table = Table(title=printable(title), box=SIMPLE_HEAD, padding=(0, 1), title_justify="left")
-    for name in (contest.key, "mean", "verdict", "steps to target (95 %)", "speed", "s, measured"):
+    for name in (contest.key, MEAN, "verdict", "steps to target (95 %)", "speed", "s, measured"):
         table.add_column(printable(name), justify="left" if name == contest.key else "right")
     for item in judged.standings:
         seconds = "" if item.seconds is None else format_interval(item.seconds, ".2g")

@@ -42,6 +42,8 @@ _UNQUOTED = re.compile(r"[\w\s/+.$%*@?|:-]*", re.ASCII)
 _STRUCTURE = re.compile(r"""[\[{'"]|\$\{|\w+\(""")
 """Start of a value that isn't a text."""
 
+_QUOTED_OR_NESTED = re.compile(r"""[\[\]{}'"]""")
+
 
 def get_key(override: str) -> str:
     """Return the key or group of an override: `train.steps` for `++train.steps=3`."""
@@ -262,3 +264,27 @@ def _list_alternatives(override: str) -> list[str]:
     if not parsed.is_discrete_sweep():
         return []
     return [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]
+
+
+def list_values(key: str, text: str) -> list[str]:
+    """Return the values of a key in a text with commas between them, as Hydra writes them: 1e+30
+    for 1e30.
+
+    Raises ValueError with the reason for a text that can't be parsed, or for a range.
+    """
+    override = f"{key}={text}"
+    for problem in find_unparsable([override]):
+        raise ValueError(problem)
+    if reason := _explain_refusal(override):
+        words = text.split(",")
+        form = ",".join(word if _UNQUOTED.fullmatch(word) else quote_value(word) for word in words)
+        is_plain = all(words) and not _QUOTED_OR_NESTED.search(text)
+        if is_plain and _explain_refusal(f"{key}={form}") is None:
+            raise ValueError(f"must be typed in quotes, as {shlex.quote(form)}")
+        raise ValueError(f"must be values with commas between them: {reason}")
+    parsed = OverridesParser.create().parse_override(override)
+    if not parsed.is_sweep_override():
+        return [parsed.get_value_element_as_str() or ""]
+    if not parsed.is_discrete_sweep():
+        raise ValueError("must be values, not a range")
+    return list(parsed.sweep_string_iterator())

@@ -20,7 +20,7 @@ import math
 import numpy as np
 
 ERROR = 0.05
-"""Upper bound of the probability that any interval of a sequence misses the mean."""
+"""Upper bound of the probability that any interval of a sequence misses the mean, by default."""
 BETS = {0.5: 0.2, 1.5: 0.4, 4.0: 0.4}
 """Mean in standard deviations that a bet expects, and the share of the capital on it."""
 MIN_PAIRS = 6
@@ -49,10 +49,11 @@ def compute_evidence(differences: np.ndarray, mean: np.ndarray | float = 0.0) ->
     return evidence
 
 
-def compute_interval(differences: np.ndarray) -> tuple[float, float]:
+def compute_interval(differences: np.ndarray, error: float = ERROR) -> tuple[float, float]:
     """Return the least and the greatest mean that `differences`, float64 (pairs,), don't reject.
 
-    With fewer than `MIN_PAIRS` differences, these are -inf and inf.
+    `error` bounds the probability of a miss. With fewer than `MIN_PAIRS` differences, these are
+    -inf and inf.
     """
     low = float(differences.min(initial=math.inf))
     high = float(differences.max(initial=-math.inf))
@@ -60,7 +61,7 @@ def compute_interval(differences: np.ndarray) -> tuple[float, float]:
         return -math.inf, math.inf
     margin = GRID_RANGES * (high - low)
     means = np.linspace(low - margin, high + margin, GRID_POINTS)
-    is_accepted = compute_evidence(differences, means)[:, -1] < 1 / ERROR
+    is_accepted = compute_evidence(differences, means)[:, -1] < 1 / error
     if low == high or not is_accepted.any():
         return low, high
     first = int(is_accepted.argmax())
@@ -69,13 +70,16 @@ def compute_interval(differences: np.ndarray) -> tuple[float, float]:
     return float(means[max(first - 1, 0)]), float(means[min(last + 1, GRID_POINTS - 1)])
 
 
-def count_pairs_to_decide(differences: np.ndarray) -> int | None:
-    """Return the least n for which the interval of the first n differences excludes 0, or None."""
+def count_pairs_to_decide(differences: np.ndarray, error: float = ERROR) -> int | None:
+    """Return the least n for which the interval of the first n differences excludes 0, or None.
+
+    For equal sides, `error` is the upper bound of the probability of such an n.
+    """
     if len(differences) < MIN_PAIRS:
         return None
     evidence = compute_evidence(differences)
-    for index in np.flatnonzero(evidence >= 1 / ERROR):
-        low, high = compute_interval(differences[: index + 1])
+    for index in np.flatnonzero(evidence >= 1 / error):
+        low, high = compute_interval(differences[: index + 1], error)
         if low > 0 or high < 0:
             return int(index) + 1
     return None

@@ -48,6 +48,9 @@ def arena(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arena
         (["--metric", "loss"], "must be given with a recipe"),
         (["--metric", "train_loss", "+recipe=lenet5_digits"], "there is no such metric"),
         (["--search", "lr=1"], "must be KEY=LOW,HIGH"),
+        (["--key", "name", "--values", "<b>,<i>"], "must be typed in quotes, as"),
+        (["--key", "name", "--values", "a,"], "must be values with commas between them"),
+        (["--key", "name", "--values", "interval(0,1)"], "must be values, not a range"),
         (["--seeds", "5"], "must be a whole number from 6"),
         (["+recipe=lenet5_digits", "seed=3"], "seed: is set by arena"),
         (["+recipe=lenet5_digits", "dataset.folds.index=1"], "is set by arena"),
@@ -110,7 +113,7 @@ def test_value_that_diverges_at_every_rate_stays_in_the_table(
     searches = ("--search", "sgd:train.optimizer.lr=1e30,1e35")
     assert arena("--optimizers", "adam,sgd", *searches, "--out", "mine") == 0
     output = capsys.readouterr().out
-    assert "diverges at" in output
+    assert "diverges in" in output
     results = json.loads((tmp_path / "mine" / "results.json").read_text())
     sgd = results["workloads"][0]["standings"][1]
     assert (sgd["verdict"], sgd["diverged_trials"], sgd["mean"]) == ("diverged", 2, None)
@@ -134,6 +137,19 @@ def test_planted_handicap_of_a_rate_is_found(
     (workload,) = json.loads((tmp_path / "mine" / "results.json").read_text())["workloads"]
     assert [item["verdict"] for item in workload["standings"]] == ["baseline", "worse"]
     assert [item["num_trials"] for item in workload["standings"]] == [0, 0]
+
+
+@pytest.mark.slow
+def test_hostile_values_are_text_on_the_page(arena: Arena, tmp_path: Path) -> None:
+    values = """'<b>x</b>','"><script>alert(1)</script>'"""
+    words = ("--key", "checkpoint.directory", "--values", values, "--out", "mine")
+    assert arena(*words, "--baseline", "'<b>x</b>'") == 0
+    page = (tmp_path / "mine" / "arena.html").read_text()
+    assert "&lt;b&gt;x&lt;/b&gt;" in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "<b>x" not in page
+    assert "<script>alert" not in page
+    assert '""><' not in page
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import time
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pipeline.config.overrides import find_parse_problems
+from pipeline.config.overrides import find_parse_problems, list_values
 
 QUOTED = {
     "dataset.root=/tmp/daten_ä": ("/tmp/daten_ä", """'dataset.root="/tmp/daten_ä"'"""),
@@ -104,3 +104,33 @@ def test_many_long_overrides_are_parsed_quickly() -> None:
     assert found[20][1].startswith("must be typed in quotes")
     assert "token recognition error" in found[0][1]
     assert "token recognition error" in found[-1][1]
+
+
+def test_values_are_listed_as_they_are_read() -> None:
+    assert list_values("k", "1e30,0.01") == ["1e+30", "0.01"]
+    assert list_values("k", "1e30") == ["1e+30"]
+    assert list_values("k", "[16],[64,8]") == ["[16]", "[64,8]"]
+    assert list_values("k", "") == [""]
+
+
+@pytest.mark.parametrize("text", ["<a>,b(1)", "a=1,b"])
+def test_quotes_of_each_value_are_shown(text: str) -> None:
+    with pytest.raises(ValueError, match="must be typed in quotes, as ") as problem:
+        list_values("k", text)
+    (form,) = shlex.split(str(problem.value).partition(", as ")[2])
+    assert [value.strip("'") for value in list_values("k", form)] == text.split(",")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a,", "must be values with commas between them"),
+        ("[16,[8]", "must be values with commas between them"),
+        ("interval(0,1)", "must be values, not a range"),
+        ("x" * 20_000, "characters; must be at most"),
+        ("[" * 3000, "nested more than"),
+    ],
+)
+def test_text_without_values_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        list_values("k", text)

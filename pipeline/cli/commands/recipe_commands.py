@@ -160,7 +160,7 @@ RECIPE_COMMANDS = (
                 help="Trials evaluate a fold of the training split, or the evaluation split.",
             ),
             count_option("--trials", "Trials of each value.", least=2, most=1000, default=6),
-            count_option("--seeds", "Fresh seeds of each value.", least=6, most=1000, default=8),
+            count_option("--seeds", "Fresh seeds of each value.", least=6, most=1000, default=10),
             seed_option("Seed of the trials and their numbers; fresh seeds follow it."),
             out_option("FOLDER", "Folder of the arena (default: a new one under outputs/)."),
         ],

@@ -38,6 +38,8 @@ RESULTS = "results.json"
 TIMES = "times.json"
 """File of what was measured by the clock."""
 PAGE = "arena.html"
+MEAN = "mean of finite runs"
+"""Column of `Standing.mean`, which diverged runs aren't in; the best is chosen with them."""
 COLOURS: Mapping[Verdict, str] = {
     "baseline": "slate",
     "better": "blue",
@@ -59,7 +61,7 @@ LEGEND = {
     "blue": "+ better than the baseline",
     "gap": "= tied with it",
     "orange": "\u2212 worse",
-    "red": "\u00d7 diverges at every rate",
+    "red": "\u00d7 diverges",
     "slate": "\u2022 the baseline",
 }
 TILE = 30.0
@@ -111,18 +113,24 @@ def write_results(
 
 
 def summarize(contest: Contest, judged: Sequence[WorkloadStandings]) -> list[str]:
-    """Return a line for each workload with the best value and what is tied with it."""
+    """Return a line for each workload with the best value, and what is tied with it, is worse or
+    diverges."""
     lines = []
     for item in judged:
-        if item.best is None:
-            lines.append(f"{item.workload}: every value diverges at every rate")
-            continue
-        best = next(standing for standing in item.standings if standing.value == item.best)
-        tied = ", ".join(item.tied_with_best)
-        ties = f"tied with {tied}" if tied else "all others are worse"
-        diverged = [standing.value for standing in item.standings if standing.verdict == "diverged"]
-        ending = f"; {', '.join(diverged)} diverges at every rate" if diverged else ""
-        lines.append(f"{item.workload}: {item.best}, {item.metric} {best.mean:.4g}; {ties}{ending}")
+        facts = [f"{item.workload}: every value diverges"]
+        if item.best is not None:
+            best = next(standing for standing in item.standings if standing.value == item.best)
+            diverged = [standing for standing in item.standings if standing.mean is None]
+            besides = {item.best, *item.tied_with_best, *(each.value for each in diverged)}
+            worse = [each.value for each in item.standings if each.value not in besides]
+            finite = " in its finite runs" if best.diverged_runs else ""
+            facts = [f"{item.workload}: {item.best}, {item.metric} {best.mean:.4g}{finite}"]
+            if item.tied_with_best:
+                facts.append(f"tied with {', '.join(item.tied_with_best)}")
+            if worse:
+                facts.append(f"{', '.join(worse)} {'is' if len(worse) == 1 else 'are'} worse")
+            facts += [f"{each.value} {describe_divergence(each)}" for each in diverged]
+        lines.append("; ".join(facts))
     return lines
 
 
@@ -141,8 +149,7 @@ def format_interval(interval: MedianInterval, form: str) -> str:
 def format_verdict(item: Standing, baseline: str) -> str:
     """Return a verdict in a few words."""
     if item.verdict == "diverged":
-        trials = item.num_trials or item.num_runs
-        return f"diverges at every rate ({trials} tried)"
+        return describe_divergence(item)
     words = {
         "baseline": "baseline",
         "tied": f"tied with {baseline}",
@@ -155,6 +162,14 @@ def format_verdict(item: Standing, baseline: str) -> str:
     if item.diverged_runs:
         words += f"; {item.diverged_runs} of {item.num_runs} diverged"
     return words
+
+
+def describe_divergence(item: Standing) -> str:
+    """Return which runs of a value have diverged, if none has a last evaluation."""
+    if not item.num_runs:
+        return f"diverges in all {item.num_trials} trials"
+    seeds = f"diverges with all {item.num_runs} fresh seeds"
+    return f"{seeds} of its chosen trial" if item.num_trials else seeds
 
 
 def make_page(
@@ -171,8 +186,9 @@ def make_page(
     seeds = contest.final_seeds
     sentences = (
         f"{len(contest.values)} values of {contest.key}, tuned equally ({tuned}), then compared "
-        f"with {baseline} over {len(seeds)} fresh seeds. Each verdict alone is wrong for equal "
-        "sides in at most 5 % of comparisons; tied means that these runs can't tell."
+        f"with {baseline} over {len(seeds)} fresh seeds. {_describe_bound(judged)} "
+        "Tied means that these runs can't tell."
+        f"{_describe_growth(contest)}"
     )
     figures = {value: f"{score:.2f}" for value, score in scores[STEP].items()}
     glance: list[Block] = [
@@ -203,14 +219,45 @@ def make_page(
     return Page("arena", f"Arena of {contest.key}", sentences, sections, figures, footer)
 
 
+def _describe_bound(judged: Sequence[WorkloadStandings]) -> str:
+    """Return sentences about what the error of a verdict bounds, and what it doesn't."""
+    bound = "in at most 5 % of comparisons, each for itself."
+    if not any(_was_tuned(item) for item in judged):
+        return f"Each verdict is wrong for equal sides {bound}"
+    return (
+        "Verdicts are about the tuned settings: they are wrong for settings that are equally good "
+        f"{bound} Tuning has one seed, one split and few trials, and their luck isn't in the 5 %: "
+        "equal values may get settings that aren't."
+    )
+
+
+def _describe_growth(contest: Contest) -> str:
+    """Return a sentence about smaller budgets of the same arena; empty without any."""
+    earlier = [f"{item.trials} trials and {item.seeds} seeds" for item in contest.earlier_budgets]
+    if not earlier:
+        return ""
+    text = f" The budget has grown, from {', then '.join(earlier)}."
+    if contest.earlier_budgets[0].trials < contest.trials:
+        text += (
+            " More trials may choose other settings, so who looks at verdicts and then adds trials "
+            "compares more often than once, and is wrong more often than said."
+        )
+    return text
+
+
 def _was_tuned(item: WorkloadStandings) -> bool:
     return any(standing.num_trials for standing in item.standings)
 
 
 def _describe_workload(item: WorkloadStandings) -> str:
     if item.target is None:
+        base = next(each for each in item.standings if each.value == item.baseline)
+        reason = f"diverges with {base.diverged_runs} of {base.num_runs} fresh seeds"
+        if base.verdict == "diverged":
+            reason = describe_divergence(base)
         return (
-            f"{item.metric} after {item.total_steps:,} steps; no target, {item.baseline} diverges."
+            f"{item.metric} after {item.total_steps:,} steps; no target, since {item.baseline} "
+            f"{reason}."
         )
     return f"{item.metric} after {item.total_steps:,} steps; the target is {item.target:.4g}."
 
@@ -226,7 +273,7 @@ def _list_rows(contest: Contest, item: WorkloadStandings) -> list[dict[str, Any]
         rows.append(
             {
                 contest.key: standing.value,
-                "mean": "" if standing.mean is None else f"{standing.mean:.4g}",
+                MEAN: "" if standing.mean is None else f"{standing.mean:.4g}",
                 "verdict": format_verdict(standing, item.baseline),
                 "steps to target": ""
                 if standing.steps is None
@@ -315,7 +362,8 @@ def draw_steps(item: WorkloadStandings) -> Drawing | None:
         y = 24 + ROW * row + ROW / 2
         chart.add("text", "ink", _shorten(standing.value), tip=standing.value, x=2, y=y + 4)
         if standing.steps is None:
-            chart.add("text", "", "diverges at every rate", x=left, y=y + 4)
+            tip = f"{standing.value} {describe_divergence(standing)}"
+            chart.add("text", "", "diverges", tip=tip, x=left, y=y + 4)
             continue
         low, high = place(standing.steps.low), place(standing.steps.high)
         colour = "slate" if standing.value == item.baseline else "blue"

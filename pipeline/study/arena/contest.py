@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.config.compose import compose_and_check
-from pipeline.config.overrides import get_key
+from pipeline.config.overrides import get_key, list_values
 from pipeline.config.recipe import Recipe
 from pipeline.config.resolved_settings import schedule_run
 from pipeline.core.errors import RecipeError, UsageError
@@ -135,6 +135,14 @@ class SearchRange:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """How many runs each value gets."""
+
+    trials: int
+    seeds: int
+
+
+@dataclass(frozen=True)
 class Contest:
     """Workloads, values of a key, and the budget of each value."""
 
@@ -150,6 +158,8 @@ class Contest:
     """Ranges by value, in place of the declared ones; None: of all values."""
     tunes_on_fold: bool = True
     """Whether trials are judged on a fold of the training split; else on the evaluation split."""
+    earlier_budgets: tuple[Budget, ...] = ()
+    """Smaller budgets with which the arena was run before, the first one first."""
 
     def list_ranges(self, workload: Workload, value: str) -> tuple[SearchRange, ...]:
         """Return the space of a value, empty if nothing is tuned."""
@@ -229,6 +239,7 @@ class Contest:
             "seeds": list(self.final_seeds),
             "tuning_seed": self.tuning_seed,
             "tunes_on_fold": self.tunes_on_fold,
+            "earlier_budgets": [vars(budget) for budget in self.earlier_budgets],
             "workloads": {
                 item.name: {
                     "keys": [*item.list_keys()],
@@ -276,20 +287,37 @@ def make_custom_workload(overrides: Sequence[str], metric: str | None) -> Worklo
     return Workload(recipe.name, remaining, steps, metric, math.ceil(steps / EVALUATIONS))
 
 
-def parse_search(text: str, values: Sequence[str]) -> tuple[str | None, SearchRange]:
-    """Parse `[VALUE:]KEY=LOW,HIGH`. Raises UsageError."""
+def parse_values(words: str, key: str, text: str) -> tuple[str, ...]:
+    """Return the values of a key in a text, as Hydra writes them, so that equal ones are equal.
+
+    Raises UsageError about `words`, the option as typed, if the text can't be parsed.
+    """
+    try:
+        return tuple(list_values(key, text))
+    except ValueError as error:
+        raise UsageError([words], str(error)) from error
+
+
+def parse_search(text: str, key: str, values: Sequence[str]) -> tuple[str | None, SearchRange]:
+    """Parse `[VALUE:]KEY=LOW,HIGH`, in which VALUE is one of the values of `key`.
+
+    Raises UsageError.
+    """
     rule = "must be KEY=LOW,HIGH or VALUE:KEY=LOW,HIGH, with numbers 0 < LOW < HIGH"
     head, equals, bounds = text.partition("=")
-    owner, colon, key = head.rpartition(":")
+    owner, colon, searched = head.rpartition(":")
     try:
         low, high = (float(word) for word in bounds.split(","))
     except ValueError as error:
         raise UsageError([f"--search {text}"], rule) from error
-    if not equals or not key or not 0 < low < high < math.inf:
+    if not equals or not searched or not 0 < low < high < math.inf:
         raise UsageError([f"--search {text}"], rule)
-    if colon and owner not in values:
+    if not colon:
+        return None, SearchRange(searched, low, high)
+    owners = parse_values(f"--search {text}", key, owner)
+    if len(owners) != 1 or owners[0] not in values:
         raise UsageError([f"--search {text}"], f"{owner} must be one of {', '.join(values)}")
-    return owner or None, SearchRange(key, low, high)
+    return owners[0], SearchRange(searched, low, high)
 
 
 def require_values(key: str, values: Sequence[str], baseline: str | None) -> str:
@@ -302,6 +330,8 @@ def require_values(key: str, values: Sequence[str], baseline: str | None) -> str
         raise UsageError(words, "must be different values")
     if baseline is None:
         return "adamw" if "adamw" in values else values[0]
-    if baseline not in values:
-        raise UsageError([f"--baseline {baseline}"], f"must be one of {', '.join(values)}")
-    return baseline
+    words = [f"--baseline {baseline}"]
+    parsed = parse_values(words[0], key, baseline)
+    if len(parsed) != 1 or parsed[0] not in values:
+        raise UsageError(words, f"must be one of {', '.join(values)}")
+    return parsed[0]

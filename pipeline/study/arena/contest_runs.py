@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pipeline.core.errors import (
     DataError,
@@ -33,7 +34,7 @@ from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_written_at_ns
 from pipeline.stages.runner.context import RunOptions
 from pipeline.stages.runner.resumed_run import list_changed_keys
-from pipeline.study.arena.contest import Contest, Workload
+from pipeline.study.arena.contest import Budget, Contest, Workload
 from pipeline.study.population.groups import list_member_problems
 from pipeline.study.population.shared_program import Places
 from pipeline.study.runs.ranking import is_larger_better, main_metric
@@ -44,7 +45,7 @@ from pipeline.study.sweep.vectorized import Populations
 
 PLAN = "contest.json"
 """File of what an arena has declared, by which its folder is recognized."""
-GROWING = ("trials", "seeds")
+GROWING = ("trials", "seeds", "earlier_budgets")
 """Declarations in which commands of an arena may differ: runs that both have are the same."""
 LARGEST_RISE = 1.5
 """A run has diverged if its last training losses are this many times the first one."""
@@ -106,11 +107,12 @@ class Heat:
 
 
 @contextmanager
-def hold_arena(folder: Path, contest: Contest) -> Iterator[None]:
+def hold_arena(folder: Path, contest: Contest) -> Iterator[Contest]:
     """Hold the folder of an arena against other processes, and record what is declared.
 
-    Raises RunError if another process holds it, or if it has another arena or other files, and
-    DataError if it is a link.
+    Yields the contest with the smaller budgets that the folder had before. Raises RunError if
+    another process holds it, if it has another arena, a larger budget or other files, and DataError
+    if it is a link.
     """
     with convert_os_errors(folder):
         require_real_folder(folder)
@@ -123,28 +125,52 @@ def hold_arena(folder: Path, contest: Contest) -> Iterator[None]:
         with lock_file(folder / LOCK, wait=False) as lock:
             if lock is None:
                 raise RunError(f"{folder}: another arena runs in it; name another folder, or wait")
-            _require_same_contest(plan, contest)
-            yield
+            recorded = _read_plan(plan) if plan.exists() else {}
+            if recorded:
+                _require_same_contest(plan, recorded, contest)
+                budgets = _list_earlier_budgets(plan, recorded, contest)
+                contest = replace(contest, earlier_budgets=budgets)
+            if recorded != contest.to_dict():
+                write_json(plan, contest.to_dict())
+            yield contest
 
 
-def _require_same_contest(plan: Path, contest: Contest) -> None:
-    declared = contest.to_dict()
-    if not plan.exists():
-        write_json(plan, declared)
-        return
+def _read_plan(plan: Path) -> dict[str, Any]:
+    """Return what a folder has declared. Raises DataError for a file that can't be read."""
     try:
         recorded = read_json(plan)
     except (OSError, ValueError) as error:
         raise DataError(f"{plan}: can't be read: {error}") from error
-    if not isinstance(recorded, dict):
+    if not isinstance(recorded, dict) or not recorded:
         raise DataError(f"{plan}: must hold keys and values")
-    for name, value in declared.items():
+    return recorded
+
+
+def _require_same_contest(plan: Path, recorded: Mapping[str, Any], contest: Contest) -> None:
+    for name, value in contest.to_dict().items():
         if name not in GROWING and format_json(recorded.get(name)) != format_json(value):
             earlier = format_json(recorded.get(name))
             text = f"its {name} is {earlier:.200}, this one's {format_json(value):.200}"
             raise RunError(f"{plan.parent}: has another arena: {text}; name another folder")
-    if recorded != declared:
-        write_json(plan, declared)
+
+
+def _list_earlier_budgets(
+    plan: Path, recorded: Mapping[str, Any], contest: Contest
+) -> tuple[Budget, ...]:
+    """Return the smaller budgets that a folder had. Raises RunError if one was larger."""
+    try:
+        last = Budget(int(recorded["trials"]), len(recorded["seeds"]))
+        items = recorded.get("earlier_budgets", [])
+        earlier = [Budget(int(item["trials"]), int(item["seeds"])) for item in items]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{plan}: must hold trials, seeds and earlier_budgets") from error
+    budget = Budget(contest.trials, contest.seeds)
+    for name, count in vars(last).items():
+        if getattr(budget, name) < count:
+            text = f"has {count} {name}, this command {getattr(budget, name)}"
+            rule = "runs whose results may be known can't be left out; name another folder"
+            raise RunError(f"{plan.parent}: {text}: {rule}")
+    return (*earlier, last) if last != budget else (*earlier,)
 
 
 def run_heat(contest: Contest, workload: Workload, folder: Path) -> Heat:

@@ -20,7 +20,12 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.study.arena.contest_runs import ArenaRun, Entry, Heat
-from pipeline.study.paired_test import MIN_PAIRS, compute_interval, count_pairs_to_decide
+from pipeline.study.paired_test import (
+    ERROR,
+    MIN_PAIRS,
+    compute_interval,
+    count_pairs_to_decide,
+)
 from pipeline.study.runs.ranking import is_larger_better
 
 CONFIDENCE = 0.95
@@ -50,7 +55,7 @@ class Standing:
     diverged_runs: int
     num_runs: int
     mean: float | None
-    """Mean of the last evaluations with a finite metric."""
+    """Mean of the last evaluations of runs that haven't diverged."""
     verdict: Verdict
     difference: float | None
     """Mean of value - baseline over the pairs, a positive number if larger."""
@@ -95,7 +100,8 @@ class WorkloadStandings:
     baseline: str
     standings: tuple[Standing, ...]
     best: str | None
-    """The value with the best mean; None if all have diverged."""
+    """The value with the best mean, in which diverged runs count as the worst run of all; None if
+    all have diverged."""
     tied_with_best: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -172,7 +178,7 @@ def _judge_entry(
         difference = float(differences[:pairs].mean())
         low, high = compute_interval(differences[:pairs])
     elif verdict == "tied":
-        # The baseline has diverged at every rate.
+        # The baseline has diverged in every trial.
         verdict = "better"
     step_ms = [run.step_ms for run in finals if run.step_ms is not None]
     return Standing(
@@ -279,7 +285,12 @@ def _share_below(cut: int, count: int) -> float:
 def find_best(
     values: Mapping[str, Mapping[int, float]], standings: Sequence[Standing], *, is_larger: bool
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Return the value with the best mean, and those that the test can't distinguish from it."""
+    """Return the value with the best mean, and those that the test can't distinguish from it.
+
+    The best is the greatest of several, so `ERROR` is divided by the number of pairs of values: if
+    all are equal, one or more are called worse than the best in at most 5 % of workloads.
+    """
+    error = ERROR / max(1, math.comb(len(standings), 2))
     means = {
         item.value: float(np.mean(list(values[item.value].values())))
         for item in standings
@@ -291,6 +302,6 @@ def find_best(
     tied = []
     for name in means:
         differences = [values[name][seed] - values[best][seed] for seed in values[best]]
-        if name != best and count_pairs_to_decide(np.array(differences)) is None:
+        if name != best and count_pairs_to_decide(np.array(differences), error) is None:
             tied.append(name)
     return best, tuple(tied)

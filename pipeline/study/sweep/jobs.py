@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +52,8 @@ from pipeline.training.parallel.devices import choose_gpus
 NO_PRUNER = "optuna.pruners.NopPruner"
 ESTIMATE_PRUNER = "pipeline.study.final_value.trial_pruner.EstimatePruner"
 """Classes of the pruners that a grid may name."""
+ESTIMATES = "pipeline.study.final_value"
+"""Package of the pruner `estimate`, which an installation may lack."""
 OnChanged = Literal["refuse", "allow"]
 THREADS = "NPROC"
 """Environment variable of the number of processors that XLA uses."""
@@ -153,7 +156,8 @@ class Job:
 def read_least_chance(sweeper: Mapping[str, Any]) -> float | None:
     """Return the chance below which the pruner of a grid ends a job; None without a pruner.
 
-    Raises RecipeError for another pruner than `estimate`, or a chance that isn't between 0 and 1.
+    Raises RecipeError for another pruner than `estimate`, for an installation without it, or a
+    chance that isn't between 0 and 1.
     """
     pruner = sweeper.get("pruner") or {}
     target = str(pruner.get("_target_", NO_PRUNER))
@@ -162,11 +166,19 @@ def read_least_chance(sweeper: Mapping[str, Any]) -> float | None:
     if target != ESTIMATE_PRUNER:
         problem = "must be estimate or none; others compare trials, with hydra/sweeper=optuna"
         raise RecipeError([f"hydra/sweeper/pruner = {target}: {problem}"])
+    require_pruner(pruner)
     chance = pruner.get("chance")
     if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 < chance < 1:
         problem = "must be a number above 0 and below 1"
         raise RecipeError([f"hydra.sweeper.pruner.chance = {chance}: {problem}"])
     return float(chance)
+
+
+def require_pruner(pruner: Mapping[str, Any]) -> None:
+    """Raise RecipeError if a section is of the pruner `estimate` and this installation lacks it."""
+    if pruner.get("_target_") == ESTIMATE_PRUNER and find_spec(ESTIMATES) is None:
+        rule = f"needs {ESTIMATES}, which this installation lacks"
+        raise RecipeError([f"hydra/sweeper/pruner = estimate: {rule}"])
 
 
 def _format_job_label(job_dir: Path) -> str:

@@ -54,7 +54,7 @@ from pipeline.study.sweep.directory import (
     write_command,
     write_overrides,
 )
-from pipeline.study.sweep.jobs import share_processors
+from pipeline.study.sweep.jobs import ESTIMATE_PRUNER, share_processors
 
 POLL_S = 0.5
 """Seconds between two checks whether other processes have finished their jobs."""
@@ -235,6 +235,10 @@ def _require_same_sweep(
             problems.append(
                 f"the directory has hydra/sweeper={name}, the command {command.sweeper.name}"
             )
+        pruners = [_describe_pruner(each) for each in (recorded, command.redact())]
+        if is_whole_grid and len(set(pruners)) > 1:
+            names = f"{pruners[0]}, the command {pruners[1]}"
+            problems.append(f"the directory has hydra/sweeper/pruner={names}")
         if not is_whole_grid:
             problems += [
                 f"only the directory has {item}" for item in earlier if item not in current
@@ -250,6 +254,16 @@ def _require_same_sweep(
     if problems:
         first = join_first(problems, 3, "; ", "; and ")
         raise RunError(f"{sweep_dir}: has another sweep: {first}; name another directory")
+
+
+def _describe_pruner(command: Command) -> str:
+    """Return the pruner of a grid with its settings; none without one."""
+    section = (command.sweeper.model_extra or {}).get("pruner")
+    if not isinstance(section, dict):
+        return "none"
+    settings = {key: value for key, value in section.items() if key != "_target_"}
+    name = "estimate" if section.get("_target_") == ESTIMATE_PRUNER else section.get("_target_")
+    return f"{name} ({format_changed(settings)})" if settings else str(name)
 
 
 def _list_differences(job: PlannedJob) -> list[str]:

@@ -25,7 +25,7 @@ from pipeline.core.errors import RunError, printable
 from pipeline.study.population.groups import require_members
 from pipeline.study.sweep.directory import Command, hold_planning_lock, make_command, read_summary
 from pipeline.study.sweep.history import EARLIER, read_trials
-from pipeline.study.sweep.jobs import Job
+from pipeline.study.sweep.jobs import Job, require_pruner
 from pipeline.study.sweep.plan import (
     POLL_S,
     Launch,
@@ -91,6 +91,7 @@ def _open_search(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch
     command = make_command(sweeper.config.hydra, overrides)
     space, fixed = read_space(command.arguments)
     settings = read_settings(sweeper.config.hydra.sweeper, sweep_dir)
+    require_pruner(settings.pruner)
     choices = [[*fixed, *to_overrides(values)] for values in vary_one_at_a_time(space)]
     for choice in choices:
         compose_job(sweeper, choice)

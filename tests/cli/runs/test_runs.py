@@ -159,16 +159,21 @@ def test_running_runs_are_printed_with_their_status(
     line = "killed: step 3 of 9, 2 ms a step, loss 0.5, 61 s left"
     lock = Lock(outputs / "killed" / LOCK)
     assert lock.acquire(wait=False)
+    estimate = {"step": 3, "text": "accuracy 0.97 at the end (80 %: 0.9 to 0.99)"}
+    (outputs / "killed/estimate.json").write_text(json.dumps(estimate))
 
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pipeline.cli.runs.runs.time.sleep", interrupt)
     assert main([str(outputs), "--watch"]) == 0
-    assert line in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert line in printed
+    assert f"killed: {estimate['text']}\n" in printed
     assert main([str(outputs), "--json"]) == 0
     rows = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
     assert [row["live"] and row["live"]["step"] for row in rows].count(3) == 1
+    assert [row["estimate"] for row in rows if row["live"]] == [estimate["text"]]
     (outputs / "killed/status.json").write_text("[")
     assert main([str(outputs)]) == 0
     assert "killed: status.json: " in capsys.readouterr().out
@@ -183,8 +188,11 @@ def test_killed_run_is_not_running_and_says_what_continues_it(
     written = {"evaluation": None, "written": datetime.now(UTC).isoformat()}
     killed = outputs / "killed"
     (killed / "status.json").write_text(json.dumps({**status, **written}))
+    (killed / "estimate.json").write_text('{"text": "accuracy 0.97 at the end"}')
     assert main([str(outputs)]) == 0
-    assert "killed: not running, and no step is saved\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "killed: not running, and no step is saved\n" in printed
+    assert "at the end" not in printed
     for step in (2, 1000):
         checkpoint = killed / "checkpoints" / str(step)
         checkpoint.mkdir(parents=True)

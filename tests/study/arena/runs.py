@@ -24,7 +24,7 @@ def make_entry(value: str, finals: Sequence[Sequence[float | None]]) -> Entry:
 
 
 def make_failed_entry(value: str) -> Entry:
-    """Return a value that diverges at every rate."""
+    """Return a value that diverges in both trials."""
     trials = ({"train.optimizer.lr": 0.1}, {"train.optimizer.lr": 0.01})
     return Entry(value, trials, (make_run([None]), make_run([])), None, {})
 

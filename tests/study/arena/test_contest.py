@@ -16,6 +16,7 @@ from pipeline.study.arena.contest import (
     SearchRange,
     draw_places,
     parse_search,
+    parse_values,
     require_values,
 )
 
@@ -85,7 +86,7 @@ def test_compared_rate_is_not_tuned() -> None:
 
 
 def test_typed_range_takes_the_place_of_the_declared_one() -> None:
-    searches = (parse_search("sgd:train.optimizer.lr=0.1,1", ("adamw", "sgd")),)
+    searches = (parse_search("sgd:train.optimizer.lr=0.1,1", "optimizer", ("adamw", "sgd")),)
     contest = make_contest(searches=searches)
     assert contest.list_ranges(DIGITS, "sgd") == (SearchRange(RATE, 0.1, 1.0),)
     assert contest.list_ranges(DIGITS, "adamw")[0].high < 0.2
@@ -96,12 +97,12 @@ def test_typed_range_takes_the_place_of_the_declared_one() -> None:
 )
 def test_wrong_range_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="must be KEY=LOW,HIGH"):
-        parse_search(text, ("adamw",))
+        parse_search(text, "optimizer", ("adamw",))
 
 
 def test_range_of_an_absent_value_is_refused() -> None:
     with pytest.raises(UsageError, match="lion must be one of adamw, sgd"):
-        parse_search("lion:train.optimizer.lr=0.1,1", ("adamw", "sgd"))
+        parse_search("lion:train.optimizer.lr=0.1,1", "optimizer", ("adamw", "sgd"))
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,25 @@ def test_baseline_is_adamw_or_the_first_value() -> None:
     assert require_values("optimizer", ("sgd", "lion"), None) == "sgd"
     with pytest.raises(UsageError, match="must be one of sgd, lion"):
         require_values("optimizer", ("sgd", "lion"), "adamw")
+
+
+def test_values_are_compared_as_they_are_read() -> None:
+    """Typed 1e30 is the value 1e+30, as a baseline and as the owner of a range too."""
+    values = parse_values("--values 1e30,0.01", RATE, "1e30,0.01")
+    assert values == ("1e+30", "0.01")
+    assert require_values(RATE, values, "1e30") == "1e+30"
+    owner, _ = parse_search("1e30:train.optimizer.eps=0.1,1", RATE, values)
+    assert owner == "1e+30"
+    assert parse_values("", "name", "'a,b','<c>'") == ("'a,b'", "'<c>'")
+    with pytest.raises(UsageError, match=r"--baseline 1e31: must be one of 1e\+30, 0.01"):
+        require_values(RATE, values, "1e31")
+    with pytest.raises(UsageError, match=r"--baseline 1e30,0.01: must be one of"):
+        require_values(RATE, values, "1e30,0.01")
+
+
+def test_values_that_need_quotes_are_refused_as_such() -> None:
+    with pytest.raises(UsageError, match=r"--values <b>,c: must be typed in quotes, as .*<b>.*,c"):
+        parse_values("--values <b>,c", "name", "<b>,c")
 
 
 @pytest.mark.slow

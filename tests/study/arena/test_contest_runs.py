@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.core.errors import DataError, RunError
-from pipeline.study.arena.contest import SHIPPED, Contest
+from pipeline.study.arena.contest import SHIPPED, Budget, Contest
 from pipeline.study.arena.contest_runs import PLAN, choose_trial, hold_arena, read_run
 from tests.study.arena.runs import make_run
 
 CONTEST = Contest("optimizer", ("adamw", "sgd"), "adamw", (SHIPPED[0],), 4, 6, 0)
+BUDGETS = ((4, 6), (4, 6), (4, 8), (9, 8))
+"""Trials and seeds of four commands."""
 
 
 def write_run(
@@ -95,7 +98,50 @@ def test_folder_remembers_what_was_declared(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_budget_grows_and_its_past_is_kept(tmp_path: Path) -> None:
+    contests = [replace(CONTEST, trials=trials, seeds=seeds) for trials, seeds in BUDGETS]
+    for contest in contests:
+        with hold_arena(tmp_path / "mine", contest) as held:
+            pass
+    assert held.earlier_budgets == (Budget(4, 6), Budget(4, 8))
+    declared = json.loads((tmp_path / "mine" / PLAN).read_text())
+    assert declared["earlier_budgets"] == [
+        {"trials": 4, "seeds": 6},
+        {"trials": 4, "seeds": 8},
+    ]
+    # Without the key, as a folder of the first version.
+    del declared["earlier_budgets"]
+    (tmp_path / "mine" / PLAN).write_text(json.dumps(declared))
+    with hold_arena(tmp_path / "mine", contests[-1]) as held:
+        assert held.earlier_budgets == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"trials": 3}, "has 4 trials, this command 3: runs whose results may be known can't"),
+        ({"seeds": 5, "trials": 9}, "has 6 seeds, this command 5"),
+    ],
+)
+def test_budget_does_not_shrink(tmp_path: Path, changes: dict[str, int], problem: str) -> None:
+    with hold_arena(tmp_path / "mine", CONTEST):
+        pass
+    declared = (tmp_path / "mine" / PLAN).read_bytes()
+    smaller = replace(CONTEST, **changes)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match=problem), hold_arena(tmp_path / "mine", smaller):
+        pass
+    assert (tmp_path / "mine" / PLAN).read_bytes() == declared
+
+
+@pytest.mark.parametrize("changes", [{"trials": "x"}, {"seeds": 3}, {"earlier_budgets": [[1, 2]]}])
+def test_damaged_budget_is_named(tmp_path: Path, changes: dict[str, object]) -> None:
+    declared = json.loads(json.dumps(CONTEST.to_dict())) | changes
+    (tmp_path / PLAN).write_text(json.dumps(declared))
+    with pytest.raises(DataError, match="must hold trials"), hold_arena(tmp_path, CONTEST):
+        pass
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "{}"])
 def test_damaged_declaration_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / PLAN).write_text(text)
     with pytest.raises(DataError, match=PLAN), hold_arena(tmp_path, CONTEST):

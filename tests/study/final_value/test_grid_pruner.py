@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.engine.callbacks.callback import Evaluation
 from pipeline.study.final_value.grid_pruner import open_grid_pruner
-from pipeline.study.sweep.jobs import ESTIMATE_PRUNER, NO_PRUNER, read_least_chance
+from pipeline.study.sweep.jobs import ESTIMATE_PRUNER, ESTIMATES, NO_PRUNER, read_least_chance
 from tests.conftest import MLP, TINY
 
 GOOD = 1 - 0.6 * np.arange(1, 21) ** -1.0
@@ -111,8 +112,61 @@ def test_sweep_ends_poor_jobs_and_keeps_the_best(
         rows = list(csv.DictReader(file))
     assert [row["status"] for row in rows] == ["done"] * 3 + ["pruned"] * 2
     assert all(int(row["steps"]) < 60 for row in rows[3:])
-    # The same command does nothing.
+    # The same command does nothing. Another pruner would have ended other jobs.
     assert main(["-m", *grid, "hydra/sweeper/pruner=estimate"]) == 0
     capsys.readouterr()
-    assert main(["-m", *grid, "hydra/sweeper/pruner=median"]) == 2
-    assert "must be estimate or none" in capsys.readouterr().err
+    earlier = "the directory has hydra/sweeper/pruner=estimate (chance=0.05), the command"
+    for words, current in (
+        ((), "none"),
+        (("hydra/sweeper/pruner=estimate", "hydra.sweeper.pruner.chance=0.2"), "estimate (chance="),
+    ):
+        assert main(["-m", *grid, *words]) == 1
+        assert f"has another sweep: {earlier} {current}" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["hydra/sweeper/pruner=median"], "must be estimate or none"),
+        (
+            ["hydra/sweeper/pruner=estimate", "hydra.sweeper.share=true"],
+            "hydra.sweeper.share = true: must be false with hydra/sweeper/pruner=estimate",
+        ),
+    ],
+)
+def test_wrong_pruner_is_refused_before_the_first_job(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    problem: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["pipeline"])
+    grid = ["+recipe=lenet5_digits", "seed=1,2", "eval.every_steps=5", "hydra.sweep.dir=mine"]
+    assert main(["-m", *grid, *words]) == 2
+    assert problem in capsys.readouterr().err
+    assert not Path("mine").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sweeper", ["grid", "optuna"])
+def test_pruner_that_is_not_installed_is_refused_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sweeper: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["pipeline"])
+    monkeypatch.setitem(sys.modules, ESTIMATES, None)
+    words = [f"hydra/sweeper={sweeper}", "hydra/sweeper/pruner=estimate", "hydra.sweep.dir=mine"]
+    if sweeper == "optuna":
+        words.append("hydra.sweeper.reports=evaluations")
+    assert main(["-m", "+recipe=lenet5_digits", "seed=1,2", "eval.every_steps=5", *words]) == 2
+    printed = capsys.readouterr().err.strip().splitlines()
+    rule = f"needs {ESTIMATES}, which this installation lacks"
+    assert printed[-1].strip() == f"hydra/sweeper/pruner = estimate: {rule}"
+    assert len(printed) <= 2
+    assert not list(Path("mine").glob("*/summary.json"))
