@@ -14,13 +14,15 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files.value_text import count_noun, join_first
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import open_run_recipe
-from pipeline.inspect.receipts.statement import Receipt, Signature, check_signature, read_receipt
-from pipeline.inspect.receipts.verify_receipt import (
+from pipeline.inspect.receipts.recorded_checks import (
     Problem,
     Verification,
     check_chain,
-    check_computed,
     check_files,
+)
+from pipeline.inspect.receipts.statement import Receipt, Signature, check_signature, read_receipt
+from pipeline.inspect.receipts.verify_receipt import (
+    check_computed,
     draw_segments,
     replay_segments,
     require_same_run,
