@@ -131,7 +131,7 @@ def format_verification(verification: Verification) -> Iterator[tuple[str, str]]
             .replace("]", ""),
         )
     for segment in verification.uncovered:
-        yield "uncovered", f"steps {segment}: no checkpoint is a link that they begin at"
+        yield "uncovered", f"steps {segment}: no state before them is known, so they can't be repeated"
     for problem in verification.problems:
         yield problem.kind, problem.text
     if verification.verdict == "not comparable":

@@ -123,9 +123,11 @@ def draw_segments(verification: Verification, share: float) -> None:
     verification.segments = [
         Segment(start, stop) for start, stop in zip(starts, stops, strict=True)
     ]
+    # Also steps before the chain: nothing shows that its first state, a fork's or another, was
+    # trained.
     begin = starts[0] if starts else links[-1]
-    if begin > links[0]:
-        verification.uncovered = [Segment(links[0], begin)]
+    if begin > 0:
+        verification.uncovered = [Segment(0, begin)]
     total = len(verification.segments)
     if total:
         count = min(total, max(1, math.ceil(share * total - 1e-9)))

@@ -186,19 +186,25 @@ def test_origin_hides_no_steps(copied: Path, check: Callable[..., Facts]) -> Non
     assert (facts["verdict"], facts["uncovered"]) == ("differs", [])
 
 
+@pytest.mark.parametrize("keeps_checkpoint", [False, True])
 def test_chain_without_its_first_state_is_not_verified(
-    copied: Path, check: Callable[..., Facts]
+    copied: Path, check: Callable[..., Facts], keeps_checkpoint: bool
 ) -> None:
+    """The steps before the chain may be anything, whether or not it begins at a checkpoint."""
+
     def cut(bodies: list[Any]) -> None:
         del bodies[1:3]
         bodies[0]["step"] = 4
-        bodies[1] |= {"rows": hashlib.sha256().hexdigest(), "evaluations": []}
+        empty = hashlib.sha256().hexdigest()
+        bodies[1] |= {"rows": empty, "numbers": empty, "evaluations": []}
 
     edit_chain(copied, cut)
-    shutil.rmtree(make_checkpoint_path(copied / FOLDER, 4))
+    if not keeps_checkpoint:
+        shutil.rmtree(make_checkpoint_path(copied / FOLDER, 4))
     facts = check(copied, ALL)
     assert facts["verdict"] == "not comparable"
-    assert facts["uncovered"] == [[4, 8]]
+    assert facts["problems"] == []
+    assert facts["uncovered"] == [[0, 4 if keeps_checkpoint else 8]]
 
 
 @pytest.mark.slow
