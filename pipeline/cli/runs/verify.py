@@ -69,7 +69,7 @@ def main(
         for name, text in format_verification(verification):
             reporter.print_stage(name, text)
         verdict = verification.verdict
-        reporter.print_stage(verdict, SUMMARIES[verdict])
+        reporter.print_stage(verdict, summarize(verification))
     facts = {
         **verification.to_dict(),
         "signature": {
@@ -131,12 +131,23 @@ def format_verification(verification: Verification) -> Iterator[tuple[str, str]]
             .replace("]", ""),
         )
     for segment in verification.uncovered:
-        yield "uncovered", f"steps {segment}: no state before them is known, so they can't be repeated"
+        yield "uncovered", f"steps {segment}: can't be repeated, for no state before is known"
     for problem in verification.problems:
         yield problem.kind, problem.text
     if verification.verdict == "not comparable":
         causes = join_first(verification.causes, MAX_NAMED, "; ") or "not all can be replayed"
         yield "reason", causes
+
+
+def summarize(verification: Verification) -> str:
+    """Return a text about the verdict, with what wasn't compared."""
+    text = SUMMARIES[verification.verdict]
+    if verification.verdict != "verified" or verification.later_step is None:
+        return text
+    return (
+        f"{text} up to step {verification.receipt.last_step:,}; summary.json is of a later step, "
+        "so its final metrics weren't compared"
+    )
 
 
 def parse_share(text: str) -> float:

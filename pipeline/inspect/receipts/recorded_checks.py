@@ -5,8 +5,10 @@ They hold on any machine. `verify_receipt` has the checks of what must be comput
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,8 +28,9 @@ from pipeline.inspect.receipts.chain import (
 )
 from pipeline.inspect.receipts.run_receipt import digest_evaluation, select_numbers
 from pipeline.inspect.receipts.statement import STATE, Receipt
-from pipeline.inspect.replay import find_last_step
-from pipeline.stages.record.run_directory import read_outcome
+from pipeline.stages.record.recorded_recipe import hash_recipe
+from pipeline.stages.record.run_directory import RECIPE, read_outcome
+from pipeline.stages.record.trained_run import read_run_recipe
 
 Verdict = Literal["verified", "broken", "differs", "not comparable"]
 
@@ -68,6 +71,8 @@ class Verification:
     checkpoints: list[int] = field(default_factory=list)
     """Steps of links whose checkpoints have the link's state."""
     notes: list[str] = field(default_factory=list)
+    later_step: int | None = None
+    """Step of a whole checkpoint after the receipt, if the run went on; else None."""
 
     @property
     def verdict(self) -> Verdict:
@@ -101,6 +106,7 @@ class Verification:
             "chance": self.compute_chance(),
             "seed": self.seed,
             "notes": self.notes,
+            "later_step": self.later_step,
         }
 
 
@@ -121,7 +127,7 @@ def check_files(verification: Verification, run_dir: Path) -> None:
     """Compare a receipt with the run's files: subjects, logs, checkpoints and the summary."""
     receipt = verification.receipt
     broken = make_adder(verification, "broken")
-    goes_on = find_last_step(run_dir) > receipt.last_step
+    verification.later_step = _find_later_step(run_dir, receipt.last_step)
     state = f"{STATE} after step {receipt.last_step}"
     if receipt.subjects.get(state) != receipt.links[-1].body["state"]:
         broken(f"subject {state}: isn't the state of the last link")
@@ -134,10 +140,11 @@ def check_files(verification: Verification, run_dir: Path) -> None:
         elif not path.is_file():
             verification.notes.append(f"{show_name(name)} is gone since")
         elif compute_checksum(path) != digest:
-            if goes_on:
-                verification.notes.append(f"{show_name(name)} has changed: the run went on")
-            else:
+            reason = _explain_change(verification, run_dir, name)
+            if reason is None:
                 broken(f"{show_name(name)}: isn't the file that the receipt names")
+            else:
+                verification.notes.append(reason)
     for text in _compare_logs(receipt, run_dir):
         broken(text)
     for link in receipt.links:
@@ -146,7 +153,7 @@ def check_files(verification: Verification, run_dir: Path) -> None:
             broken(problem)
     end = receipt.end
     outcome = read_outcome(run_dir)
-    if end is not None and not goes_on and outcome:
+    if end is not None and verification.later_step is None and outcome:
         metrics = outcome.get("metrics")
         recorded = select_numbers(metrics if isinstance(metrics, Mapping) else {})
         for name, value in read_metrics(end).items():
@@ -155,6 +162,47 @@ def check_files(verification: Verification, run_dir: Path) -> None:
                     f"{show_name(name)} of summary.json is {show(recorded.get(name))}, the "
                     f"receipt has {show(value)}"
                 )
+
+
+def _find_later_step(run_dir: Path, step: int) -> int | None:
+    """Return the step of the last whole checkpoint after a step; None without one.
+
+    A line of a log is no evidence that a run went on, since anyone can write one.
+    """
+    root = run_dir / FOLDER
+    for saved in sorted(list_saved_steps(root), reverse=True):
+        if saved <= step:
+            break
+        with suppress(DamagedError, KeyError):
+            if read_checkpoint(make_checkpoint_path(root, saved)).step == saved:
+                return saved
+    return None
+
+
+def _explain_change(verification: Verification, run_dir: Path, name: str) -> str | None:
+    """Return what a run that went on has changed in a subject; None if that isn't all.
+
+    A log may have more lines, of later steps. The recipe may have another length, and other keys
+    that a resumed run may change.
+    """
+    receipt = verification.receipt
+    last, later = receipt.last_step, verification.later_step
+    if later is None:
+        return None
+    if name in (METRICS, EVALS):
+        digest = hashlib.sha256()
+        for line in read_lines(run_dir / name):
+            if line.step > last:
+                break
+            digest.update(line.text)
+        is_same = digest.hexdigest() == receipt.subjects[name]
+        text = f"{name} goes on after step {last:,}; there is a checkpoint of step {later:,}"
+        return text if is_same else None
+    if name == RECIPE:
+        recipe = hash_recipe(read_run_recipe(run_dir).model_dump(mode="json"))
+        if all(origin.body.get("recipe") == recipe for origin in receipt.origins):
+            return f"{name} has changed in keys that a resumed run may change, such as its length"
+    return None
 
 
 def make_adder(

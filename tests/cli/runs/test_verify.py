@@ -317,6 +317,66 @@ def test_changed_file_is_found(copied: Path, check: Callable[..., Facts]) -> Non
     assert any(str(checkpoint) in problem["text"] for problem in check(copied)["problems"])
 
 
+def claim_accuracy(run_dir: Path, *files: str) -> None:
+    """Write a false final accuracy into files of a run."""
+    summary = json.loads((run_dir / "summary.json").read_text())
+    summary["metrics"]["accuracy"] = 0.99
+    (run_dir / "summary.json").write_text(json.dumps(summary))
+    if "evals.jsonl" in files:
+        lines = [json.loads(line) for line in (run_dir / "evals.jsonl").read_text().splitlines()]
+        lines[-1]["accuracy"] = 0.99
+        (run_dir / "evals.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def add_step(run_dir: Path) -> None:
+    """Append a line of a step that nobody trained to the log."""
+    log = run_dir / "metrics.jsonl"
+    line = json.loads(log.read_text().splitlines()[-1]) | {"step": 13}
+    log.write_text(log.read_text() + json.dumps(line) + "\n")
+
+
+def test_step_in_the_log_excuses_no_changed_file(copied: Path, check: Callable[..., Facts]) -> None:
+    add_step(copied)
+    claim_accuracy(copied, "evals.jsonl")
+    facts = check(copied)
+    assert (facts["verdict"], facts["later_step"]) == ("broken", None)
+    texts = [problem["text"].split(": ")[0] for problem in facts["problems"]]
+    assert {"metrics.jsonl", "evals.jsonl"} <= set(texts)
+    assert any("accuracy of summary.json is 0.99" in text for text in texts)
+    # A checkpoint of a later step excuses later lines, not other ones.
+    root = copied / FOLDER
+    shutil.copytree(make_checkpoint_path(root, 12), make_checkpoint_path(root, 13))
+    assert check(copied)["later_step"] is None, "its state is of step 12"
+
+
+@pytest.mark.slow
+def test_run_that_went_on_is_verified_up_to_its_receipt(
+    copied: Path, cache: Path, check: Callable[..., Facts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = [word.replace("train.steps=12", "train.steps=16") for word in RECEIPT]
+    run(compose_tiny(cache, *longer, f"train.resume={copied}"), copied)
+    facts = check(copied, ALL)
+    assert (facts["verdict"], facts["later_step"], facts["problems"]) == ("verified", 16, [])
+    assert [note.split(" ")[0] for note in facts["notes"]] == [
+        "recipe.yaml",
+        "metrics.jsonl",
+        "evals.jsonl",
+    ]
+    verify([str(copied / "receipt.json"), "--seed=1"])
+    assert "so its final metrics weren't compared" in " ".join(capsys.readouterr().out.split())
+    for name, former, other in [
+        ("metrics.jsonl", '"step": 3,', '"step": 3, "x": 1,'),
+        ("evals.jsonl", '"accuracy": 0', '"accuracy": 1'),
+        ("recipe.yaml", "seed: 1", "seed: 2"),
+    ]:
+        content = (copied / name).read_text()
+        assert former in content
+        (copied / name).write_text(content.replace(former, other, 1))
+        texts = [problem["text"] for problem in check(copied)["problems"]]
+        assert f"{name}: isn't the file that the receipt names" in texts
+        (copied / name).write_text(content)
+
+
 def _get_size(path: Path) -> int:
     return path.stat().st_size
 
