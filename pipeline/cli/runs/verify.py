@@ -132,6 +132,8 @@ def format_verification(verification: Verification) -> Iterator[tuple[str, str]]
         )
     for segment in verification.uncovered:
         yield "uncovered", f"steps {segment}: can't be repeated, for no state before is known"
+    for text in verification.unproven:
+        yield "unproven", text
     for problem in verification.problems:
         yield problem.kind, problem.text
     if verification.verdict == "not comparable":

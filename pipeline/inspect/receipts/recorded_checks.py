@@ -70,6 +70,8 @@ class Verification:
     """Steps that no segment has."""
     checkpoints: list[int] = field(default_factory=list)
     """Steps of links whose checkpoints have the link's state."""
+    unproven: list[str] = field(default_factory=list)
+    """Claims of the receipt that nothing here shows, true or false."""
     notes: list[str] = field(default_factory=list)
     later_step: int | None = None
     """Step of a whole checkpoint after the receipt, if the run went on; else None."""
@@ -81,7 +83,8 @@ class Verification:
             return "broken"
         if "differs" in kinds:
             return "not comparable" if self.causes else "differs"
-        return "verified" if self.drawn and not self.uncovered else "not comparable"
+        is_whole = self.drawn and not self.uncovered and not self.unproven
+        return "verified" if is_whole else "not comparable"
 
     def compute_chance(self, forged: int = 1) -> float:
         """Return the probability that at least one of `forged` segments was drawn."""
@@ -103,6 +106,7 @@ class Verification:
             "replayed": [list(segment) for segment in self.drawn],
             "replayed_steps": sum(segment.stop - segment.start for segment in self.drawn),
             "uncovered": [list(segment) for segment in self.uncovered],
+            "unproven": self.unproven,
             "chance": self.compute_chance(),
             "seed": self.seed,
             "notes": self.notes,

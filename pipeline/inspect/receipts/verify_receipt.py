@@ -139,16 +139,36 @@ def replay_segments(verification: Verification, replay: Replay) -> None:
     """Train the drawn segments again, and compare the state and the numbers at each link; evaluate
     the last state again."""
     receipt = verification.receipt
+    last_state = None
     with ExitStack() as stack:
         stages = _open_stages(receipt, replay, stack) if verification.drawn else []
         for segment in verification.drawn:
-            text = _replay_segment(receipt, stages, segment)
-            if text is not None:
-                verification.problems.append(Problem("differs", text))
+            reached = _replay_segment(receipt, stages, segment)
+            if isinstance(reached, str):
+                verification.problems.append(Problem("differs", reached))
+            elif segment.stop == receipt.last_step:
+                last_state = reached
+    _check_metrics(verification, replay, last_state)
+
+
+def _check_metrics(
+    verification: Verification, replay: Replay, last_state: TrainState | None
+) -> None:
+    """Compare the final metrics with an evaluation of the last state: a checkpoint's, or the one
+    that training again has reached."""
+    receipt = verification.receipt
     end = receipt.end
-    if end is None or receipt.last_step not in verification.checkpoints:
+    if end is None:
         return
-    metrics = replay.evaluate(_read_state(replay, receipt.last_step)).metrics
+    if receipt.last_step in verification.checkpoints:
+        last_state = _read_state(replay, receipt.last_step)
+    if last_state is None:
+        verification.unproven.append(
+            f"the final metrics: the state of step {receipt.last_step:,} isn't in a checkpoint, "
+            "and its segment wasn't trained again; --share 100% does"
+        )
+        return
+    metrics = replay.evaluate(last_state).metrics
     for name, value in select_numbers(metrics).items():
         recorded = read_metrics(end).get(name, value)
         if recorded != value:
@@ -202,8 +222,10 @@ def _read_state(replay: Replay, step: int) -> TrainState:
     return opened.complete_state(state, replay.run_dir)
 
 
-def _replay_segment(receipt: Receipt, stages: Sequence[_Stage], segment: Segment) -> str | None:
-    """Return a text about the first link of a segment that differs; None if none does."""
+def _replay_segment(
+    receipt: Receipt, stages: Sequence[_Stage], segment: Segment
+) -> str | TrainState:
+    """Return the state at the end of a segment, or a text about the first link that differs."""
     state = _read_state(stages[0].replay, segment.start)
     position = segment.start
     for link in receipt.links:
@@ -227,7 +249,7 @@ def _replay_segment(receipt: Receipt, stages: Sequence[_Stage], segment: Segment
             return f"{where} other numbers"
         if _digest(stages[0].replay, state) != link.body["state"]:
             return f"{where} another state"
-    return None
+    return state
 
 
 def require_same_run(receipt: Receipt, run_dir: Path) -> None:

@@ -335,6 +335,29 @@ def add_step(run_dir: Path) -> None:
     log.write_text(log.read_text() + json.dumps(line) + "\n")
 
 
+def test_false_metrics_are_found_without_the_last_checkpoint(
+    copied: Path, check: Callable[..., Facts]
+) -> None:
+    """The signer removes it, and writes a false accuracy everywhere."""
+    shutil.rmtree(make_checkpoint_path(copied / FOLDER, 12))
+    facts = check(copied, ALL)
+    assert (facts["verdict"], facts["checkpoints"]) == ("verified", [4, 8])
+    facts = check(copied, "--seed=2")
+    assert (facts["replayed"], facts["verdict"]) == ([[4, 8]], "not comparable")
+    assert facts["problems"] == []
+    (text,) = facts["unproven"]
+    assert text.startswith("the final metrics: the state of step 12 isn't in a checkpoint")
+
+    def claim(bodies: list[Any]) -> None:
+        bodies[-1]["metrics"]["accuracy"] = 0.99
+
+    claim_accuracy(copied)
+    edit_chain(copied, claim)
+    facts = check(copied, ALL)
+    assert facts["verdict"] == "differs"
+    assert any("accuracy of the last state is" in problem["text"] for problem in facts["problems"])
+
+
 def test_step_in_the_log_excuses_no_changed_file(copied: Path, check: Callable[..., Facts]) -> None:
     add_step(copied)
     claim_accuracy(copied, "evals.jsonl")
