@@ -25,6 +25,7 @@ from pipeline.inspect.receipts.chain import (
     Numbers,
     digest_arrays,
     find_broken,
+    list_evaluations,
 )
 from pipeline.inspect.receipts.run_receipt import digest_evaluation, select_numbers
 from pipeline.inspect.receipts.statement import STATE, Receipt
@@ -149,7 +150,7 @@ def check_files(verification: Verification, run_dir: Path) -> None:
                 broken(f"{show_name(name)}: isn't the file that the receipt names")
             else:
                 verification.notes.append(reason)
-    for text in _compare_logs(receipt, run_dir):
+    for text in _compare_logs(verification, run_dir):
         broken(text)
     for link in receipt.links:
         problem = _compare_checkpoint(link, run_dir, verification)
@@ -220,9 +221,9 @@ def read_metrics(end: ChainRecord) -> Mapping[str, Any]:
     return metrics if isinstance(metrics, Mapping) else {}
 
 
-def _compare_logs(receipt: Receipt, run_dir: Path) -> Iterator[str]:
-    """Yield a text for the first link whose numbers, and the first whose evaluations, differ from
-    the logs."""
+def _compare_logs(verification: Verification, run_dir: Path) -> Iterator[str]:
+    """Yield a text for the first link, and the first evaluation, that differs from the logs."""
+    receipt = verification.receipt
     if not (run_dir / METRICS).is_file():
         yield f"{METRICS}: is missing"
         return
@@ -240,16 +241,30 @@ def _compare_logs(receipt: Receipt, run_dir: Path) -> Iterator[str]:
             yield f"{METRICS}: steps {start + 1:,} to {link.step:,} differ from the chain"
             break
         start = link.step
-    logged = {}
-    if (run_dir / EVALS).is_file():
-        for line in read_lines(run_dir / EVALS):
-            logged[line.step] = digest_evaluation(line.step, line.fields)
-    for record in receipt.records:
-        evaluations = record.body.get("evaluations")
-        for pair in evaluations if isinstance(evaluations, list) else ():
-            if not isinstance(pair, list) or logged.get(pair[0]) != pair[-1]:
-                yield f"{EVALS}: the evaluation {show(pair):.40} differs from the chain"
+    yield from _compare_evaluations(verification, run_dir)
+
+
+def _compare_evaluations(verification: Verification, run_dir: Path) -> Iterator[str]:
+    """Yield a text for the first evaluation that the chain and the log don't share, among those
+    between the first and the last link."""
+    receipt = verification.receipt
+    missing = list_evaluations(receipt.records)
+    chained = dict(missing)
+    lines = read_lines(run_dir / EVALS) if (run_dir / EVALS).is_file() else ()
+    for line in lines:
+        if (receipt.links[0].step or -1) < line.step <= receipt.last_step:
+            missing.pop(line.step, None)
+            if receipt.end is None and line.step == receipt.last_step not in chained:
+                # A run that was killed before the end has logged it.
+                text = f"the evaluation after step {line.step:,}: the chain has no end with it"
+                verification.unproven.append(text)
+            elif chained.get(line.step) != digest_evaluation(line.step, line.fields):
+                problem = "differs from the chain" if line.step in chained else "isn't in the chain"
+                yield f"{EVALS}: the evaluation after step {line.step:,} {problem}"
                 return
+    for step in missing:
+        yield f"{EVALS}: the evaluation after step {step:,} is missing"
+        return
 
 
 def _compare_checkpoint(link: ChainRecord, run_dir: Path, verification: Verification) -> str | None:

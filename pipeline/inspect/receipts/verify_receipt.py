@@ -47,6 +47,7 @@ from pipeline.inspect.replay import Replay, find_last_step
 from pipeline.stages.build import fingerprint_rate_files
 from pipeline.stages.record.provenance import describe_process
 from pipeline.stages.record.recorded_recipe import LENGTH
+from pipeline.stages.record.run_directory import read_outcome
 from pipeline.stages.record.summary import list_versions
 from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.training.state import TrainState
@@ -158,7 +159,11 @@ def _check_metrics(
     that training again has reached."""
     receipt = verification.receipt
     end = receipt.end
+    outcome = read_outcome(replay.run_dir)
     if end is None:
+        if outcome.get("status") == "done" and outcome.get("steps") == receipt.last_step:
+            text = "the final metrics of summary.json: the chain has no end with them"
+            verification.unproven.append(text)
         return
     if receipt.last_step in verification.checkpoints:
         last_state = _read_state(replay, receipt.last_step)

@@ -279,7 +279,7 @@ def forge_checkpoint_state(bodies: list[Any]) -> None:
         (forge_data, "differs", "the training data aren't those of the receipt"),
         (forge_start, "differs", "the first state isn't that of the recipe"),
         (forge_metric, "broken", "accuracy of summary.json is"),
-        (forge_evaluation, "broken", "evals.jsonl: the evaluation [6, "),
+        (forge_evaluation, "broken", "evals.jsonl: the evaluation after step 6 differs"),
         (forge_checkpoint_state, "broken", "isn't the state of the link of step 8"),
     ],
 )
@@ -356,6 +356,70 @@ def test_false_metrics_are_found_without_the_last_checkpoint(
     facts = check(copied, ALL)
     assert facts["verdict"] == "differs"
     assert any("accuracy of the last state is" in problem["text"] for problem in facts["problems"])
+
+
+def test_final_evaluation_is_in_the_chain(
+    cache: Path, tmp_path: Path, check: Callable[..., Facts]
+) -> None:
+    """Also once a resumed run has replaced the end, and in the order of the steps."""
+    run_dir = tmp_path / "run"
+    rare = [word for word in RECEIPT if "eval.every" not in word]
+    run(compose_tiny(cache, *rare, "train.end_step=8"), run_dir)
+    end = read_chain(run_dir / "receipt.jsonl")[-1]
+    assert [(end.kind, step) for step, _ in end.body["evaluations"]] == [("end", 8)]
+    run(compose_tiny(cache, *rare, f"train.resume={run_dir}"), run_dir)
+    records = read_chain(run_dir / "receipt.jsonl")
+    evaluations = [(record.step, step) for record in records for step in _list_steps(record)]
+    assert evaluations == [(8, 8), (12, 12)]
+    assert records[-1].kind == "end"
+    assert receipt([str(run_dir)]) == 0
+    assert check(run_dir, ALL)["verdict"] == "verified"
+    # A run may be killed between its last evaluation and its end, so this alone proves nothing.
+    edit_chain(run_dir, lambda bodies: bodies.pop())
+    facts = check(run_dir, ALL)
+    assert (facts["verdict"], facts["problems"]) == ("not comparable", [])
+    assert [text.split(":")[0] for text in facts["unproven"]] == [
+        "the evaluation after step 12",
+        "the final metrics of summary.json",
+    ]
+
+
+def _list_steps(record: ChainRecord) -> list[int]:
+    return [step for step, _ in record.body.get("evaluations", [])]
+
+
+def leave_out_evaluation(run_dir: Path) -> None:
+    edit_chain(run_dir, lambda bodies: bodies[-2].update(evaluations=[]))
+
+
+def repeat_evaluation(run_dir: Path) -> None:
+    """Write another accuracy before the true line of the same step."""
+    log = run_dir / "evals.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    lines.insert(-1, json.dumps(json.loads(lines[-1]) | {"accuracy": 0.99}) + "\n")
+    log.write_text("".join(lines))
+
+
+def remove_evaluation(run_dir: Path) -> None:
+    log = run_dir / "evals.jsonl"
+    log.write_text(log.read_text().splitlines(keepends=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (leave_out_evaluation, "the evaluation after step 12 isn't in the chain"),
+        (repeat_evaluation, "the evaluation after step 12 differs from the chain"),
+        (remove_evaluation, "the evaluation after step 12 is missing"),
+    ],
+)
+def test_other_evaluations_are_found(
+    copied: Path, check: Callable[..., Facts], change: Callable[[Path], None], text: str
+) -> None:
+    change(copied)
+    facts = check(copied)
+    assert facts["verdict"] == "broken"
+    assert f"evals.jsonl: {text}" in [problem["text"] for problem in facts["problems"]]
 
 
 def test_step_in_the_log_excuses_no_changed_file(copied: Path, check: Callable[..., Facts]) -> None:
