@@ -27,12 +27,14 @@ from pipeline.inspect.receipts.chain import (
     find_broken,
     list_evaluations,
 )
-from pipeline.inspect.receipts.run_receipt import digest_evaluation, select_numbers
-from pipeline.inspect.receipts.statement import STATE, Receipt
+from pipeline.inspect.receipts.run_receipt import digest_evaluation
+from pipeline.inspect.receipts.statement import STATE, Receipt, read_evaluation
 from pipeline.stages.record.recorded_recipe import hash_recipe
 from pipeline.stages.record.run_directory import RECIPE, read_outcome
 from pipeline.stages.record.trained_run import read_run_recipe
 
+ROBUST = "robust_accuracy"
+"""Final metric that attacks measure, which a receipt doesn't claim."""
 Verdict = Literal["verified", "broken", "differs", "not comparable"]
 
 
@@ -156,17 +158,31 @@ def check_files(verification: Verification, run_dir: Path) -> None:
         problem = _compare_checkpoint(link, run_dir, verification)
         if problem is not None:
             broken(problem)
-    end = receipt.end
+    if verification.later_step is None:
+        for text in _compare_summary(receipt, run_dir):
+            broken(text)
+
+
+def _compare_summary(receipt: Receipt, run_dir: Path) -> Iterator[str]:
+    """Yield a text for each final metric that the receipt and the summary don't share."""
     outcome = read_outcome(run_dir)
-    if end is not None and verification.later_step is None and outcome:
-        metrics = outcome.get("metrics")
-        recorded = select_numbers(metrics if isinstance(metrics, Mapping) else {})
-        for name, value in read_metrics(end).items():
-            if recorded.get(name) != value:
-                broken(
-                    f"{show_name(name)} of summary.json is {show(recorded.get(name))}, the "
-                    f"receipt has {show(value)}"
-                )
+    if receipt.end is None or not outcome:
+        return
+    metrics = outcome.get("metrics")
+    found = metrics if isinstance(metrics, Mapping) else {}
+    expected = {
+        **read_evaluation(run_dir, receipt.last_step),
+        **{name: value for name, value in read_metrics(receipt.end).items() if value is not None},
+    }
+    for name in dict.fromkeys((*expected, *found)):
+        value, other = expected.get(name), found.get(name)
+        if name == ROBUST and name not in expected and read_run_recipe(run_dir).eval.robustness:
+            continue
+        if value != other:
+            yield (
+                f"{show_name(name)} of summary.json is {show(other):.60}, the receipt has "
+                f"{show(value):.60}"
+            )
 
 
 def _find_later_step(run_dir: Path, step: int) -> int | None:

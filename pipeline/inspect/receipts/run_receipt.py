@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from pipeline.engine.history import History
     from pipeline.stages.runner.context import CompiledRun
 
+TRAIN_LOSS = "train_loss"
+"""Final metric that is the loss of the last step."""
 MOST_SHARE = 0.01
 """Share of the time of training above which the run advises fewer links."""
 LEAST_S = 10.0
@@ -99,6 +101,13 @@ def select_numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
         for name, value in metrics.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def select_final(metrics: Mapping[str, Any], evaluated: Iterable[str]) -> dict[str, float | None]:
+    """Return the numbers among final metrics that a verification computes: the names of the final
+    evaluation, and the loss of the last step. Others, such as a robust accuracy, aren't claimed."""
+    names = {TRAIN_LOSS, *evaluated}
+    return {name: v for name, v in select_numbers(metrics).items() if name in names}
 
 
 class RunReceipt(RunFeature, Monitor):
@@ -220,7 +229,7 @@ class RunReceipt(RunFeature, Monitor):
             "kind": "end",
             "step": step,
             "evaluations": self._take_evaluations(),
-            "metrics": select_numbers(run.context.summary.metrics),
+            "metrics": select_final(run.context.summary.metrics, final.metrics if final else ()),
         }
         self._records.append(extend_chain(self._records, body))
         self._write()

@@ -44,7 +44,7 @@ from pipeline.inspect.receipts.chain import (
     parse_record,
     read_chain,
 )
-from pipeline.inspect.receipts.run_receipt import digest_evaluation, make_origin, select_numbers
+from pipeline.inspect.receipts.run_receipt import digest_evaluation, make_origin, select_final
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.run_directory import CHAIN, RECIPE, read_outcome
 from pipeline.stages.record.trained_run import read_run_recipe
@@ -221,7 +221,7 @@ def _chain_checkpoints(
             "kind": "end",
             "step": records[-1].step,
             "evaluations": [],
-            "metrics": select_numbers(metrics),
+            "metrics": select_final(metrics, read_evaluation(run_dir, records[-1].step)),
         }
         records.append(extend_chain(records, body))
     return records
@@ -242,6 +242,16 @@ def read_logged(run_dir: Path, start: int, stop: int) -> dict[str, Any]:
                 evaluations[line.step] = digest_evaluation(line.step, line.fields)
     pairs = [[step, digest] for step, digest in sorted(evaluations.items())]
     return {"numbers": numbers.finish(), "evaluations": pairs}
+
+
+def read_evaluation(run_dir: Path, step: int) -> Mapping[str, Any]:
+    """Return the metrics of the evaluation after a step, from the log; {} if it has none."""
+    fields: Mapping[str, Any] = {}
+    if (run_dir / EVALS).is_file():
+        for line in read_lines(run_dir / EVALS):
+            if line.step == step:
+                fields = {name: value for name, value in line.fields.items() if name != "step"}
+    return fields
 
 
 def read_receipt(file: Path) -> tuple[Receipt, bytes]:

@@ -24,11 +24,13 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import show
 from pipeline.data.order import draw_permutation
+from pipeline.engine.monitors.log_lines import METRICS, read_lines
 from pipeline.inspect.dumps.opened_recipe import rebuild
 from pipeline.inspect.receipts.chain import (
     Numbers,
     digest_rows,
     digest_state,
+    list_evaluations,
 )
 from pipeline.inspect.receipts.recorded_checks import (
     Problem,
@@ -38,7 +40,9 @@ from pipeline.inspect.receipts.recorded_checks import (
     read_metrics,
 )
 from pipeline.inspect.receipts.run_receipt import (
+    TRAIN_LOSS,
     describe_environment,
+    digest_evaluation,
     make_origin,
     select_numbers,
 )
@@ -173,12 +177,27 @@ def _check_metrics(
             "and its segment wasn't trained again; --share 100% does"
         )
         return
+    differs = make_adder(verification, "differs")
     metrics = replay.evaluate(last_state).metrics
-    for name, value in select_numbers(metrics).items():
-        recorded = read_metrics(end).get(name, value)
-        if recorded != value:
+    computed = {**select_numbers(metrics), TRAIN_LOSS: _read_loss(replay, receipt.last_step)}
+    for name, recorded in read_metrics(end).items():
+        value = computed.get(name)
+        if name not in computed:
+            differs(f"{show_name(name)}: isn't a metric of the run, the receipt has it")
+        elif recorded != value and (name != TRAIN_LOSS or recorded is not None):
             text = f"{show_name(name)} of the last state is {show(value)}, the receipt has "
-            verification.problems.append(Problem("differs", text + show(recorded)))
+            differs(text + show(recorded))
+    digest = list_evaluations(receipt.records).get(receipt.last_step)
+    if digest is not None and digest != digest_evaluation(receipt.last_step, metrics):
+        differs("the last state, evaluated again, has other metrics than the receipt")
+
+
+def _read_loss(replay: Replay, step: int) -> float | None:
+    """Return the loss of a step in the log, whose numbers were compared with the chain."""
+    log = replay.run_dir / METRICS
+    lines = read_lines(log) if log.is_file() else ()
+    loss = next((line.numbers().get("loss") for line in lines if line.step == step), None)
+    return None if loss is None else float(np.float32(loss))
 
 
 class _Stage(NamedTuple):

@@ -20,6 +20,7 @@ from pipeline.__main__ import main
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.core.errors import DataError, PipelineError, RecipeError
 from pipeline.inspect.receipts.chain import ChainRecord, extend_chain, read_chain
+from pipeline.inspect.receipts.run_receipt import digest_evaluation
 from tests.command_line import receipt, verify
 from tests.conftest import MLP, ROOT, compose_tiny
 
@@ -77,6 +78,10 @@ def edit_chain(run_dir: Path, edit: Callable[[list[Any]], None]) -> None:
     statement["predicate"]["chain"] = [record.to_dict() for record in records]
     last = next(body for body in reversed(bodies) if body["kind"] == "link")
     statement["subject"][0]["digest"]["sha256"] = last["state"]
+    for subject in statement["subject"][1:]:
+        if (run_dir / subject["name"]).is_file():
+            content = (run_dir / subject["name"]).read_bytes()
+            subject["digest"]["sha256"] = hashlib.sha256(content).hexdigest()
     file.write_text(json.dumps(statement))
 
 
@@ -420,6 +425,54 @@ def test_other_evaluations_are_found(
     facts = check(copied)
     assert facts["verdict"] == "broken"
     assert f"evals.jsonl: {text}" in [problem["text"] for problem in facts["problems"]]
+
+
+@pytest.mark.parametrize("name", ["train_loss", "imagenet_accuracy", "precision"])
+def test_invented_metrics_are_found(copied: Path, check: Callable[..., Facts], name: str) -> None:
+    """In summary.json alone, and in the chain too."""
+    summary = json.loads((copied / "summary.json").read_text())
+    summary["metrics"][name] = 0.001
+    (copied / "summary.json").write_text(json.dumps(summary))
+    facts = check(copied)
+    assert facts["verdict"] == "broken"
+    assert f"{name} of summary.json is 0.001" in facts["problems"][0]["text"]
+
+    def claim(bodies: list[Any]) -> None:
+        bodies[-1]["metrics"][name] = 0.001
+
+    edit_chain(copied, claim)
+    facts = check(copied)
+    assert facts["verdict"] == "differs"
+    assert facts["problems"][0]["text"].startswith(name)
+
+
+def test_false_figures_of_a_class_are_found(copied: Path, check: Callable[..., Facts]) -> None:
+    """The signer writes them into the log and the chain; they aren't numbers by name."""
+    log = copied / "evals.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines[-1]["recall"]["per_class"]["3"] = 1.0
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    digest = digest_evaluation(12, lines[-1])
+    texts = [problem["text"] for problem in check(copied)["problems"]]
+    assert any(text.startswith("recall of summary.json is") for text in texts)
+    summary = json.loads((copied / "summary.json").read_text())
+    summary["metrics"]["recall"] = lines[-1]["recall"]
+    (copied / "summary.json").write_text(json.dumps(summary))
+    edit_chain(copied, lambda bodies: bodies[-2].update(evaluations=[[12, digest]]))
+    facts = check(copied)
+    assert facts["verdict"] == "differs"
+    assert facts["problems"][0]["text"].startswith("the last state, evaluated again, has other")
+
+
+@pytest.mark.slow
+def test_robust_accuracy_is_not_claimed(
+    cache: Path, tmp_path: Path, check: Callable[..., Facts]
+) -> None:
+    robust = "eval.robustness=[{attack: fgsm, norm: linf, radius: 0.1}]"
+    run(compose_tiny(cache, *RECEIPT, robust), tmp_path)
+    assert receipt([str(tmp_path)]) == 0
+    assert "robust_accuracy" in json.loads((tmp_path / "summary.json").read_text())["metrics"]
+    assert check(tmp_path)["verdict"] == "verified"
 
 
 def test_step_in_the_log_excuses_no_changed_file(copied: Path, check: Callable[..., Facts]) -> None:
