@@ -33,6 +33,8 @@ from pipeline.stages.record.recorded_recipe import hash_recipe
 from pipeline.stages.record.run_directory import RECIPE, read_outcome
 from pipeline.stages.record.trained_run import read_run_recipe
 
+MAX_NAME = 200
+"""Most characters of a file's name in a run."""
 ROBUST = "robust_accuracy"
 """Final metric that attacks measure, which a receipt doesn't claim."""
 Verdict = Literal["verified", "broken", "differs", "not comparable"]
@@ -118,16 +120,24 @@ class Verification:
 
 
 def check_chain(verification: Verification) -> bool:
-    """Return whether the chain is whole; note the first broken record."""
-    records = verification.receipt.records
+    """Return whether the chain is whole, and the one that its receipt states; note what isn't."""
+    receipt = verification.receipt
+    records = receipt.records
+    texts = []
+    for name, stated, value in (
+        ("head", receipt.stated_head, records[-1].digest),
+        ("number of steps", receipt.stated_steps, receipt.last_step),
+    ):
+        if stated is not None and stated != value:
+            texts.append(f"the stated {name} is {show(stated):.70}, the chain's {show(value)}")
     position = find_broken(records)
     if position is not None:
         record = records[position]
-        text = (
+        texts.append(
             f"the chain is broken at record {position}, the {record.kind} of step {record.step:,}"
         )
-        verification.problems.append(Problem("broken", text))
-    return position is None
+    verification.problems += [Problem("broken", text) for text in texts]
+    return not texts
 
 
 def check_files(verification: Verification, run_dir: Path) -> None:
@@ -142,8 +152,8 @@ def check_files(verification: Verification, run_dir: Path) -> None:
         if name == state:
             continue
         path = run_dir / name
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            broken(f"subject {show_name(name)}: isn't a file of the run")
+        if Path(name).is_absolute() or ".." in Path(name).parts or len(name) > MAX_NAME:
+            broken(f"subject {show_name(name):.80}: isn't a file of the run")
         elif not path.is_file():
             verification.notes.append(f"{show_name(name)} is gone since")
         elif compute_checksum(path) != digest:

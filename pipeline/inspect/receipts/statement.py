@@ -70,7 +70,11 @@ class Receipt:
     subjects: Mapping[str, str]
     """SHA-256 by name: files by their path in the run, and the last state."""
     while_training: bool
-    """False: made from the files of a run that was trained without, so links are at checkpoints."""
+    """False: made from the files of a run that was trained without, so links are at checkpoints.
+    The maker says so; nothing shows when a chain was made."""
+    stated_head: str | None = None
+    stated_steps: int | None = None
+    """Both as a statement that was read has them; None for one that is made."""
 
     @property
     def links(self) -> list[ChainRecord]:
@@ -127,17 +131,37 @@ def parse_statement(content: bytes, where: str) -> Receipt:
         case {
             "_type": str(statement),
             "subject": [*subjects],
-            "predicate": {"made": str(made), "chain": [*chain]},
+            "predicate": {
+                "made": str(made),
+                "steps": int(steps),
+                "head": str(head),
+                "chain": [*chain],
+            },
         } if statement == STATEMENT:
             records = tuple(
                 parse_record(entry, f"{where}, record {number}")
                 for number, entry in enumerate(chain)
             )
-            receipt = Receipt(records, _parse_subjects(subjects, where), made == "while training")
-            is_ordered = all(a.step <= b.step for a, b in pairwise(records))
-            if records[:1] and records[0].kind == "origin" and receipt.links and is_ordered:
+            parsed = _parse_subjects(subjects, where)
+            receipt = Receipt(records, parsed, made == "while training", head, steps)
+            if _is_ordered(receipt):
                 return receipt
     raise DataError(f"{where}: isn't a receipt: must have subjects and a chain from its origin on")
+
+
+def _is_ordered(receipt: Receipt) -> bool:
+    """Return whether a chain begins with its origin, has links of increasing steps, and no end but
+    at the last of them."""
+    records, links = receipt.records, receipt.links
+    ends = [record for record in records if record.kind == "end"]
+    return (
+        bool(links)
+        and records[0].kind == "origin"
+        and all(a.step <= b.step for a, b in pairwise(records))
+        and all(a.step < b.step for a, b in pairwise(links))
+        and ends in ([], [records[-1]])
+        and all(end.step == links[-1].step for end in ends)
+    )
 
 
 def _parse_subjects(subjects: Sequence[Any], where: str) -> dict[str, str]:

@@ -124,7 +124,7 @@ def draw_segments(verification: Verification, share: float) -> None:
     links = [link.step for link in receipt.links]
     known = [step for step in links if step == 0 or step in verification.checkpoints]
     starts = [step for step in known if step < links[-1]]
-    stops = [*starts[1:], links[-1]]
+    stops = [*starts[1:], links[-1]][: len(starts)]
     verification.segments = [
         Segment(start, stop) for start, stop in zip(starts, stops, strict=True)
     ]

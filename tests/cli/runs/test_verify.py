@@ -76,6 +76,9 @@ def edit_chain(run_dir: Path, edit: Callable[[list[Any]], None]) -> None:
     for body in bodies:
         records.append(extend_chain(records, body))
     statement["predicate"]["chain"] = [record.to_dict() for record in records]
+    statement["predicate"]["head"] = records[-1].digest
+    links = [record.step for record in records if record.kind == "link"]
+    statement["predicate"]["steps"] = links[-1]
     last = next(body for body in reversed(bodies) if body["kind"] == "link")
     statement["subject"][0]["digest"]["sha256"] = last["state"]
     for subject in statement["subject"][1:]:
@@ -606,6 +609,67 @@ def test_other_file_is_refused(copied: Path, change: tuple[str, str], text: str)
     file.write_text(file.read_text().replace(*change, 1))
     with pytest.raises(DataError, match=re.escape(text)):
         verify([str(file)])
+
+
+@pytest.mark.parametrize(
+    ("edit", "text"),
+    [
+        (lambda bodies: bodies[2].update(evaluations=[[]]), "isn't a record of a chain"),
+        (lambda bodies: bodies[2].update(evaluations=[[[1], 2]]), "isn't a record of a chain"),
+        (lambda bodies: bodies[2].update(evaluations=5), "isn't a record of a chain"),
+        (lambda bodies: bodies[-1].update(metrics={"loss": [1]}), "isn't a record of a chain"),
+        (lambda bodies: bodies[-1].update(metrics=None), "isn't a record of a chain"),
+        (lambda bodies: bodies[-1].update(step=2**62), "a chain from its origin on"),
+        (lambda bodies: bodies.append(bodies[-1]), "a chain from its origin on"),
+        (lambda bodies: bodies.insert(3, bodies[2]), "a chain from its origin on"),
+    ],
+)
+def test_chain_of_a_stranger_is_refused(copied: Path, edit: Any, text: str) -> None:
+    edit_chain(copied, edit)
+    with pytest.raises(DataError, match=re.escape(text)):
+        verify([str(copied / "receipt.json"), "--seed=1"])
+
+
+@pytest.mark.parametrize("name", ["a" * 3000, "x\0y", "\ud800", "../run/recipe.yaml", "/etc/hosts"])
+def test_subject_that_is_no_file_of_the_run_is_no_file(
+    copied: Path, check: Callable[..., Facts], name: str
+) -> None:
+    file = copied / "receipt.json"
+    statement = json.loads(file.read_text())
+    statement["subject"].append({"name": name, "digest": {"sha256": "0" * 64}})
+    file.write_text(json.dumps(statement))
+    facts = check(copied)
+    texts = [problem["text"] for problem in facts["problems"]]
+    assert any("isn't a file of the run" in text for text in texts) or "gone" in facts["notes"][0]
+
+
+def test_chain_of_no_step_is_not_verified(copied: Path, check: Callable[..., Facts]) -> None:
+    def cut(bodies: list[Any]) -> None:
+        del bodies[2:]
+
+    edit_chain(copied, cut)
+    facts = check(copied, ALL)
+    assert facts["verdict"] != "verified"
+    assert (facts["segments"], facts["chance"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("head", "f" * 64, "the stated head is ffff"),
+        ("steps", 10**9, "the stated number of steps is 1000000000, the chain's 12"),
+    ],
+)
+def test_stated_head_is_that_of_the_chain(
+    copied: Path, check: Callable[..., Facts], name: str, value: object, text: str
+) -> None:
+    file = copied / "receipt.json"
+    statement = json.loads(file.read_text())
+    statement["predicate"][name] = value
+    file.write_text(json.dumps(statement))
+    facts = check(copied)
+    assert facts["verdict"] == "broken"
+    assert facts["problems"][0]["text"].startswith(text)
 
 
 def test_wrong_arguments_are_refused(copied: Path, tmp_path: Path) -> None:
