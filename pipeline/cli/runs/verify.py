@@ -108,10 +108,10 @@ def format_verification(verification: Verification) -> Iterator[tuple[str, str]]
     """Yield the lines of a verification: a name and a text."""
     receipt = verification.receipt
     links = count_noun(len(receipt.links), "link")
-    made = "written while training"
-    if not receipt.while_training:
-        made = "made after training, from checkpoints alone"
-    yield "chain", f"{links}, steps {receipt.links[0].step:,} to {receipt.last_step:,}, {made}"
+    steps_text = f"{links}, steps {receipt.links[0].step:,} to {receipt.last_step:,}"
+    # Anyone can write either.
+    made = "while training" if receipt.while_training else "after training, from checkpoints alone"
+    yield "chain", f"{steps_text}; says: written {made}"
     for note in verification.notes:
         yield "note", note
     if verification.drawn:
@@ -136,9 +136,11 @@ def format_verification(verification: Verification) -> Iterator[tuple[str, str]]
         yield "unproven", text
     for problem in verification.problems:
         yield problem.kind, problem.text
+    causes = join_first(verification.causes, MAX_NAMED, "; ")
     if verification.verdict == "not comparable":
-        causes = join_first(verification.causes, MAX_NAMED, "; ") or "not all can be replayed"
-        yield "reason", causes
+        yield "reason", (verification.problems and causes) or "not all of it can be shown"
+    elif verification.verdict == "verified" and causes:
+        yield "note", f"equal bits, though not as the receipt says: {causes}"
 
 
 def summarize(verification: Verification) -> str:

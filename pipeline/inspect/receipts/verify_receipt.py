@@ -8,7 +8,7 @@ names: elsewhere it is "not comparable".
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from pipeline.data.order import draw_permutation
 from pipeline.engine.monitors.log_lines import METRICS, read_lines
 from pipeline.inspect.dumps.opened_recipe import rebuild
 from pipeline.inspect.receipts.chain import (
+    ChainRecord,
     Numbers,
     digest_rows,
     digest_state,
@@ -85,6 +86,7 @@ def check_computed(verification: Verification, replay: Replay) -> None:
         differs("recipe.yaml: has another length than the receipt")
     if any(origin.get("data") != here["data"] for origin in origins):
         differs("the training data aren't those of the receipt")
+    verification.notes += _list_lengths(receipt, here["length"])
     start = receipt.links[0].step
     for link in receipt.links:
         if link.body["rows"] != digest_rows(opened.dataset.train_order, start, link.step):
@@ -95,6 +97,23 @@ def check_computed(verification: Verification, replay: Replay) -> None:
         state = jax.tree.map(np.array, opened.fresh_state())
         if _digest(replay, state) != receipt.links[0].body["state"]:
             differs("the first state isn't that of the recipe")
+
+
+def _list_lengths(receipt: Receipt, length: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a text for each part of a run whose length isn't that of the recipe at its end."""
+    origins = receipt.origins
+    stops = [*(origin.step for origin in origins[1:]), receipt.last_step]
+    for origin, stop in zip(origins, stops, strict=True):
+        wanted = _read_length(origin)
+        if wanted != length and origin.step < stop:
+            keys = [f"train.{key}={show(v)}" for key, v in wanted.items() if v is not None]
+            yield f"steps {Segment(origin.step, stop)} with {show_name(', '.join(keys))}"
+
+
+def _read_length(origin: ChainRecord) -> dict[str, Any]:
+    length = origin.body.get("length")
+    length = length if isinstance(length, Mapping) else {}
+    return {key: length.get(key) for _, key in LENGTH}
 
 
 def list_other_environment(origin: Mapping[str, Any], environment: Mapping[str, Any]) -> list[str]:
@@ -217,9 +236,7 @@ def _open_stages(receipt: Receipt, replay: Replay, stack: ExitStack) -> list[_St
     current = opened.recipe.model_dump(mode="json")["train"]
     stages: list[_Stage] = []
     for origin in receipt.origins:
-        length = origin.body.get("length")
-        length = length if isinstance(length, Mapping) else {}
-        wanted = {key: length.get(key) for _, key in LENGTH}
+        wanted = _read_length(origin)
         stage_replay = replay
         if wanted != {key: current[key] for key in wanted}:
             tree = opened.recipe.whole_tree()

@@ -174,6 +174,7 @@ def test_resumed_run_with_another_length_is_verified_by_both(
     facts = check(run_dir, ALL)
     assert facts["verdict"] == "verified"
     assert facts["replayed"] == [[0, 4], [4, 8], [8, 12]]
+    assert facts["notes"] == ["steps 1 to 7 with train.steps=7"]
 
     def claim_length(bodies: list[Any]) -> None:
         bodies[0]["length"]["steps"] = 8
@@ -500,7 +501,8 @@ def test_run_that_went_on_is_verified_up_to_its_receipt(
     run(compose_tiny(cache, *longer, f"train.resume={copied}"), copied)
     facts = check(copied, ALL)
     assert (facts["verdict"], facts["later_step"], facts["problems"]) == ("verified", 16, [])
-    assert [note.split(" ")[0] for note in facts["notes"]] == [
+    assert facts["notes"][-1] == "steps 1 to 12 with train.steps=12"
+    assert [note.split(" ")[0] for note in facts["notes"][:-1]] == [
         "recipe.yaml",
         "metrics.jsonl",
         "evals.jsonl",
@@ -535,8 +537,10 @@ def test_broken_chain_names_the_record(copied: Path, check: Callable[..., Facts]
     assert problem["text"] == "the chain is broken at record 3, the link of step 4"
 
 
-def test_other_machine_is_not_comparable(copied: Path, check: Callable[..., Facts]) -> None:
-    """Never "differs", if the bits differ; equal bits are verified there, too."""
+def test_other_machine_is_not_comparable(
+    copied: Path, check: Callable[..., Facts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Never "differs", if the bits differ; equal bits are verified there, too, with a line."""
 
     def move(bodies: list[Any]) -> None:
         bodies[0]["environment"]["machine"]["processor"] = "another"
@@ -545,6 +549,11 @@ def test_other_machine_is_not_comparable(copied: Path, check: Callable[..., Fact
     facts = check(copied, ALL)
     assert facts["verdict"] == "verified"
     assert facts["not_comparable"] == ["machine processor: another -> " + _read_processor(copied)]
+    capsys.readouterr()
+    assert verify([str(copied / "receipt.json"), "--seed=1"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "says: written while training" in text
+    assert "equal bits, though not as the receipt says: machine processor: another" in text
     edit_chain(copied, forge_state)
     assert check(copied, ALL)["verdict"] == "not comparable"
 
