@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import RecipeError, UsageError
-from pipeline.core.files.value_text import align_columns, count_noun
+from pipeline.core.files.value_text import align_columns, count_noun, join_first
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.inspect.replay import Replay, find_last_step, mark, open_replay
@@ -21,6 +21,7 @@ from pipeline.inspect.without.counterfactual import (
     compute_counterfactual,
     describe_rows,
     find_positions,
+    name_classes,
     parse_rows,
     select_rows,
 )
@@ -60,6 +61,8 @@ def main(
         lost = tuple(replay.lost)
         has_statistics = bool(jax.tree.leaves(result.state.collections))
         reporter.print_stage("without", mark(lost, describe_rows(np.unique(rows), len(split))))
+        if where is not None and (names := name_classes(opened.dataset, positions)):
+            reporter.print_stage("classes", join_first(names, MAX_LISTED))
         reporter.print_stage("steps", mark(lost, describe_steps(result)))
         for line in format_metrics(result):
             reporter.print_lines(f"  {mark(lost, line)}")

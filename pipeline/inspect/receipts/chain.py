@@ -108,7 +108,7 @@ def parse_record(document: Any, where: str) -> ChainRecord:
     raise DataError(f"{where}: {show(document):.80}: isn't a record of a chain")
 
 
-def _has_evaluations(fields: Mapping[str, Any]) -> bool:
+def _has_evaluations(fields: Mapping[Any, Any]) -> bool:
     """Return whether the evaluations of a record, if it has any, are pairs of a step and a digest,
     and its metrics numbers by name."""
     evaluations, metrics = fields.get("evaluations", []), fields.get("metrics", {})

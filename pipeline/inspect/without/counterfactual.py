@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -86,19 +86,48 @@ def select_rows(dataset: Dataset, condition: str) -> np.ndarray:
         raise UsageError(argument, f"there is no column {name}; the columns are {columns}")
     if len(split.columns[name].shape) != 1:
         raise UsageError(argument, f"{name} has several numbers for each sample; must have one")
-    classes = list(dataset.classes)
     word = text.strip("'\"")
+    is_class = name == "label" and dataset.targets.task == "classification"
     try:
-        value = float(word)
-    except ValueError:
-        if name != "label" or word not in classes:
-            raise UsageError(argument, f"{word!r:.40} isn't a number or a class") from None
-        value = float(classes.index(word))
+        value = _find_class(dataset.classes, sign, word) if is_class else float(word)
+    except ValueError as error:
+        raise UsageError(argument, str(error) if is_class else f"{word!r:.40} isn't a number") from None
     values = np.asarray(split.columns[name][:])
     rows: np.ndarray = split.list_rows()[np.flatnonzero(COMPARISONS[sign](values, value))]
     if not len(rows):
         raise DataError(f"--where {condition!r}: holds for no training sample")
     return rows
+
+
+def _find_class(classes: Sequence[str], sign: str, word: str) -> float:
+    """Return the number of the class that a word names, or else numbers. Raises ValueError for
+    other words, and for a number or an order where names are other numbers."""
+    numbers = [str(number) for number in range(len(classes))]
+    has_other_numbers = list(classes) != numbers and any(map(_is_number, classes))
+    if has_other_numbers and (sign not in ("==", "!=") or word not in classes):
+        names = join_first(classes, 20)
+        raise ValueError(f"classes have numbers as names, so must be == or != one of {names}")
+    if word in classes:
+        return float(classes.index(word))
+    if not _is_number(word):
+        raise ValueError(f"{word!r:.40} isn't a number or a class")
+    return float(word)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def name_classes(dataset: Dataset, positions: np.ndarray) -> list[str]:
+    """Return the names of the classes of training samples; [] for other labels."""
+    label = dataset.train.columns.get("label")
+    if dataset.targets.task != "classification" or label is None or len(label.shape) != 1:
+        return []
+    return [dataset.classes[int(number)] for number in np.unique(np.asarray(label[positions]))]
 
 
 def find_positions(split: Split, rows: np.ndarray) -> np.ndarray:
