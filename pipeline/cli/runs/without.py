@@ -61,7 +61,8 @@ def main(
         lost = tuple(replay.lost)
         has_statistics = bool(jax.tree.leaves(result.state.collections))
         reporter.print_stage("without", mark(lost, describe_rows(np.unique(rows), len(split))))
-        if where is not None and (names := name_classes(opened.dataset, positions)):
+        names = name_classes(opened.dataset, positions)
+        if where is not None and names:
             reporter.print_stage("classes", join_first(names, MAX_LISTED))
         reporter.print_stage("steps", mark(lost, describe_steps(result)))
         for line in format_metrics(result):
@@ -72,7 +73,11 @@ def main(
         if has_statistics:
             reporter.print_stage("note", "batches keep the samples, so batch norm still sees them")
         facts = make_facts(result, np.unique(rows), replay)
-        facts |= {"statistics_see_samples": has_statistics, "approximate": list(lost)}
+        facts |= {
+            "classes": names,
+            "statistics_see_samples": has_statistics,
+            "approximate": list(lost),
+        }
     return CommandResult(facts)
 
 

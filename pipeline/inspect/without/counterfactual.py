@@ -91,7 +91,9 @@ def select_rows(dataset: Dataset, condition: str) -> np.ndarray:
     try:
         value = _find_class(dataset.classes, sign, word) if is_class else float(word)
     except ValueError as error:
-        raise UsageError(argument, str(error) if is_class else f"{word!r:.40} isn't a number") from None
+        raise UsageError(
+            argument, str(error) if is_class else f"{word!r:.40} isn't a number"
+        ) from None
     values = np.asarray(split.columns[name][:])
     rows: np.ndarray = split.list_rows()[np.flatnonzero(COMPARISONS[sign](values, value))]
     if not len(rows):

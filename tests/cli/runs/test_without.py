@@ -14,11 +14,11 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline import run
+from pipeline import load_recipe, run
 from pipeline.__main__ import main
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.checkpoint.restore import read_checkpoint
-from pipeline.core.errors import DataError, PipelineError
+from pipeline.core.errors import DataError, PipelineError, UsageError
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.inspect.replay import open_replay
@@ -35,6 +35,9 @@ RUN = (*MLP, "train.steps=12", "checkpoint.every_steps=3", "checkpoint.keep=9")
 IGNORED = 3
 """The label that one run ignores."""
 Facts = dict[str, Any]
+TABLE_RUN = (
+    "train.steps=6", "train.epochs=null", "train.batch_size=16", "monitor.tensorboard=false",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +128,44 @@ def test_rows_are_ranges_files_and_conditions(
     facts = ask(str(trained), "--where", "label>=8")
     assert facts["rows"] == np.flatnonzero(labels >= 8).tolist()
     assert facts["metrics"] != facts["metrics_without"]
+
+
+@pytest.fixture(scope="module")
+def table(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a table whose classes are named 1, 2 and 3."""
+    folder = tmp_path_factory.mktemp("table")
+    rows = [f"{number % 3 + number / 100},{number % 3 + 1}" for number in range(60)]
+    (folder / "t.csv").write_text("age,kind\n" + "\n".join(rows) + "\n")
+    data = ("dataset=csv", f"dataset.root={folder / 't.csv'}", "dataset.target=kind")
+    recipe = load_recipe("lenet5_digits", (*data, *MLP, *TABLE_RUN))
+    assert run(recipe, folder / "run").status == "done"
+    return folder / "run"
+
+
+@pytest.mark.parametrize(("name", "number"), [("1", 0), ("2", 1), ("'3'", 2)])
+def test_class_is_named_before_it_is_numbered(
+    table: Path,
+    ask: Callable[..., Facts],
+    name: str,
+    number: int,
+) -> None:
+    with open_replay(table, make_silent_reporter()) as replay:
+        split = replay.opened.dataset.train
+        labels = np.asarray(split.columns["label"][:])
+    rows = split.list_rows()[np.flatnonzero(labels == number)]
+    assert len(rows)
+    facts = ask(str(table), "--where", f"label == {name}")
+    assert facts["rows"] == sorted(rows.tolist())
+    assert facts["classes"] == [name.strip("'")]
+
+
+@pytest.mark.parametrize("condition", ["label == 0", "label >= 2", "label != 4", "label == cat"])
+def test_number_of_a_class_with_another_number_as_name_is_refused(
+    table: Path, condition: str
+) -> None:
+    text = "classes have numbers as names, so must be == or != one of 1, 2, 3"
+    with pytest.raises(UsageError, match=text):
+        without([str(table), "--where", condition])
 
 
 def test_row_that_no_step_read_changes_nothing(
