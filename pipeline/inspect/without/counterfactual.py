@@ -228,9 +228,11 @@ class Counterfactual:
 def compute_counterfactual(replay: Replay, positions: np.ndarray, steps: int) -> Counterfactual:
     """Train a run again without the samples at some positions of its training split.
 
-    Raises the errors of `Replay.go_to`, and RunError if a step without them isn't finite.
+    Raises the errors of `make_recipe` and `Replay.go_to`, and RunError if a step without them isn't
+    finite.
     """
     opened = replay.opened
+    recipe = make_recipe(opened.recipe, positions)
     first = find_first_step(opened.dataset, positions, steps)
     begin = None if first is None else replay.go_to(first)
     state = replay.go_to(steps)
@@ -238,7 +240,6 @@ def compute_counterfactual(replay: Replay, positions: np.ndarray, steps: int) ->
     outputs = compute_outputs(opened, state)
     if begin is None or first is None:
         return Counterfactual(steps, None, state, state, metrics, metrics, outputs, outputs)
-    recipe = make_recipe(opened.recipe, positions)
     changed = rebuild(replace(opened, recipe=recipe), replay.run_dir)
     with Replay(changed, replay.run_dir, replay.reporter, advice="") as other_replay:
         other = begin

@@ -18,7 +18,7 @@ from pipeline import load_recipe, run
 from pipeline.__main__ import main
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.checkpoint.restore import read_checkpoint
-from pipeline.core.errors import DataError, PipelineError, UsageError
+from pipeline.core.errors import DataError, PipelineError, RecipeError, UsageError
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.inspect.replay import open_replay
@@ -29,7 +29,7 @@ from pipeline.inspect.without.counterfactual import (
     make_recipe,
 )
 from tests.command_line import without
-from tests.conftest import MLP, ROOT, compose_tiny
+from tests.conftest import MLP, OPS, ROOT, compose_tiny
 
 RUN = (*MLP, "train.steps=12", "checkpoint.every_steps=3", "checkpoint.keep=9")
 IGNORED = 3
@@ -213,6 +213,14 @@ def test_wrong_rows_are_refused(trained: Path, words: list[str], text: str) -> N
     with pytest.raises(PipelineError, match=re.escape(text)) as caught:
         without(arguments)
     assert caught.value.exit_status == 2
+
+
+def test_sample_that_others_are_mixed_with_is_refused(cache: Path) -> None:
+    """A partner's image has a part of it, whatever it weighs."""
+    ops = f"dataset.train.ops={OPS[:-1]},{{name: mix_up}}]"
+    recipe = compose_tiny(cache, *RUN, ops)
+    with pytest.raises(RecipeError, match=r"dataset.train.ops.2 \(mix_up\): must be another op"):
+        make_recipe(recipe, np.array([3]))
 
 
 def test_rows_of_the_evaluation_split_are_refused(cache: Path, tmp_path: Path) -> None:
