@@ -117,7 +117,8 @@ def format_metrics(result: Counterfactual) -> Iterator[str]:
 def describe_changed(result: Counterfactual, dataset: Dataset) -> str:
     changed = len(result.find_changed())
     total = count_noun(len(dataset.eval), "evaluation sample")
-    return f"{changed:,} of {total} change; weights move by {result.measure_distance():.3%}"
+    what = "change" if result.has_classes else "have outputs of other bits"
+    return f"{changed:,} of {total} {what}; weights move by {result.measure_distance():.3%}"
 
 
 def _name_outputs(result: Counterfactual, dataset: Dataset) -> list[str]:

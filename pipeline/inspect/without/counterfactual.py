@@ -198,6 +198,8 @@ class Counterfactual:
     outputs: np.ndarray
     """Outputs of the evaluation samples, float32 (n, ...)."""
     other_outputs: np.ndarray
+    has_classes: bool
+    """Whether the largest output is the prediction, as for classes and tokens."""
 
     @property
     def saved_steps(self) -> int:
@@ -216,11 +218,11 @@ class Counterfactual:
 
     def find_changed(self) -> np.ndarray:
         """Return the evaluation samples with another prediction: another largest output, or another
-        one at any position. Of a single output, those with other bits."""
-        if self.outputs.shape[-1] == 1:
-            is_other = self.outputs != self.other_outputs
-        else:
+        one at any position. Of numbers and labels, those with other bits at any output."""
+        if self.has_classes and self.outputs.shape[-1] > 1:
             is_other = self.outputs.argmax(-1) != self.other_outputs.argmax(-1)
+        else:
+            is_other = self.outputs.view(np.uint32) != self.other_outputs.view(np.uint32)
         changed: np.ndarray = np.flatnonzero(is_other.reshape(len(is_other), -1).any(axis=1))
         return changed
 
@@ -233,13 +235,16 @@ def compute_counterfactual(replay: Replay, positions: np.ndarray, steps: int) ->
     """
     opened = replay.opened
     recipe = make_recipe(opened.recipe, positions)
+    has_classes = opened.dataset.targets.task in ("classification", "next_token")
     first = find_first_step(opened.dataset, positions, steps)
     begin = None if first is None else replay.go_to(first)
     state = replay.go_to(steps)
     metrics = replay.evaluate(state).scalars()
     outputs = compute_outputs(opened, state)
     if begin is None or first is None:
-        return Counterfactual(steps, None, state, state, metrics, metrics, outputs, outputs)
+        return Counterfactual(
+            steps, None, state, state, metrics, metrics, outputs, outputs, has_classes
+        )
     changed = rebuild(replace(opened, recipe=recipe), replay.run_dir)
     with Replay(changed, replay.run_dir, replay.reporter, advice="") as other_replay:
         other = begin
@@ -254,7 +259,7 @@ def compute_counterfactual(replay: Replay, positions: np.ndarray, steps: int) ->
         other_metrics = other_replay.evaluate(other).scalars()
     other_outputs = compute_outputs(opened, other)
     return Counterfactual(
-        steps, first, state, other, metrics, other_metrics, outputs, other_outputs
+        steps, first, state, other, metrics, other_metrics, outputs, other_outputs, has_classes
     )
 
 

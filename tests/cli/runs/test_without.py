@@ -184,11 +184,35 @@ def test_row_that_no_step_read_changes_nothing(
 
 
 def test_changed_predictions_are_counted() -> None:
+    """Of classes, those with another largest output; of a forecast's times, any other bits."""
     outputs = np.array([[0.1, 0.9], [0.8, 0.2], [0.4, 0.6]], np.float32)
     other = np.array([[0.2, 0.8], [0.3, 0.7], [0.4, 0.6]], np.float32)
     state: Any = jax.tree.map(np.asarray, {})
-    result = Counterfactual(1, 0, state, state, {}, {}, outputs, other)
-    assert result.find_changed().tolist() == [1]
+    for has_classes, changed in [(True, [1]), (False, [0, 1])]:
+        result = Counterfactual(1, 0, state, state, {}, {}, outputs, other, has_classes)
+        assert result.find_changed().tolist() == changed
+
+
+@pytest.mark.slow
+def test_changed_forecasts_are_counted_by_bits(
+    tmp_path: Path, ask: Callable[..., Facts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{hour},{np.sin(hour / 3) + 0.1 * np.cos(hour * 1.7):.4f}" for hour in range(200)]
+    (tmp_path / "s.csv").write_text("t,v\n" + "\n".join(lines) + "\n")
+    recipe = load_recipe(
+        "forecast_linear",
+        (
+            "dataset.package=null", f"dataset.root={tmp_path / 's.csv'}", "dataset.time_column=t",
+            "train.steps=20", "train.epochs=null", "monitor.tensorboard=false",
+        ),
+    )  # fmt: skip
+    run(recipe, tmp_path / "run")
+    facts = ask("0-20", str(tmp_path / "run"))
+    assert facts["weights_moved_by"] > 0
+    assert len(facts["changed_predictions"]) > 0
+    without(["0-20", str(tmp_path / "run")])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "evaluation samples have outputs of other bits; weights move by" in text
 
 
 @pytest.mark.parametrize(
