@@ -82,8 +82,10 @@ def select_rows(dataset: Dataset, condition: str) -> np.ndarray:
     name, sign, text = match.groups()
     split = dataset.train
     if name not in split.columns:
-        columns = join_first(sorted(split.columns), 20)
-        raise UsageError(argument, f"there is no column {name}; the columns are {columns}")
+        rule = f"the columns are {join_first(sorted(split.columns), 20)}"
+        if dataset.table is not None:
+            rule += "; a table's own are numbers in features, so pass the numbers of rows instead"
+        raise UsageError(argument, f"there is no column {name}; {rule}")
     if len(split.columns[name].shape) != 1:
         raise UsageError(argument, f"{name} has several numbers for each sample; must have one")
     word = text.strip("'\"")

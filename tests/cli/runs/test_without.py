@@ -168,6 +168,12 @@ def test_number_of_a_class_with_another_number_as_name_is_refused(
         without([str(table), "--where", condition])
 
 
+def test_column_of_a_table_is_refused_with_what_to_do(table: Path) -> None:
+    text = "there is no column age; the columns are features, label; a table's own are numbers in"
+    with pytest.raises(UsageError, match=text):
+        without([str(table), "--where", "age > 1"])
+
+
 def test_row_that_no_step_read_changes_nothing(
     cache: Path, tmp_path: Path, ask: Callable[..., Facts]
 ) -> None:
