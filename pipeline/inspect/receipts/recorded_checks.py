@@ -189,10 +189,8 @@ def _compare_summary(receipt: Receipt, run_dir: Path) -> Iterator[str]:
         if name == ROBUST and name not in expected and read_run_recipe(run_dir).eval.robustness:
             continue
         if value != other:
-            yield (
-                f"{show_name(name)} of summary.json is {show(other):.60}, the receipt has "
-                f"{show(value):.60}"
-            )
+            claim = f"has {show(value):.60}" if name in expected else "has none"
+            yield f"{show_name(name)} of summary.json is {show(other):.60}, the receipt {claim}"
 
 
 def _find_later_step(run_dir: Path, step: int) -> int | None:

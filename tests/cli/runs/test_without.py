@@ -20,6 +20,7 @@ from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.checkpoint.restore import read_checkpoint
 from pipeline.core.errors import DataError, PipelineError, RecipeError, UsageError
 from pipeline.core.host.tree_paths import flatten_by_path
+from pipeline.engine.monitors.log_lines import read_lines
 from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.inspect.replay import open_replay
 from pipeline.inspect.without.counterfactual import (
@@ -28,6 +29,7 @@ from pipeline.inspect.without.counterfactual import (
     find_first_step,
     make_recipe,
 )
+from pipeline.training.step import get_evaluated_weights, predict
 from tests.command_line import without
 from tests.conftest import MLP, OPS, ROOT, compose_tiny
 
@@ -73,6 +75,22 @@ def find_late_row(run_dir: Path) -> tuple[int, int]:
         return row, order.steps_per_epoch - 1
 
 
+def compute_loss_without(run_dir: Path, row: int, step: int) -> float:
+    """Return the mean cross entropy of the other samples of the batch after `step` steps, by numpy
+    from the outputs of the state before it."""
+    with open_replay(run_dir, make_silent_reporter()) as replay:
+        opened = replay.opened
+        state, batch = replay.go_to(step), opened.batch(step)
+    config = opened.built.step_config
+    outputs, labels = predict(config, get_evaluated_weights(config, state), batch)
+    logits = np.asarray(outputs, np.float64)
+    picked = logits[np.arange(len(logits)), np.asarray(labels)]
+    losses = np.log(np.exp(logits).sum(axis=1)) - picked
+    kept = np.asarray(batch.sample) % len(opened.dataset.train) != row
+    assert kept.sum() == len(kept) - 1
+    return float(losses[kept].mean())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
@@ -110,6 +128,10 @@ def test_bits_are_those_of_training_without_from_the_start(
     assert any((np.asarray(leaf) != actual[f"params/{path}"]).any() for path, leaf in ours.items())
     logged = json.loads((tmp_path / "oracle" / "summary.json").read_text())["metrics"]
     assert result.other_metrics["loss"] == logged["loss"]
+    if not overrides:
+        losses = [line.fields["loss"] for line in read_lines(tmp_path / "oracle" / "metrics.jsonl")]
+        expected_loss = compute_loss_without(tmp_path / "run", row, first)
+        np.testing.assert_allclose(losses[first], expected_loss, rtol=1e-5)
 
 
 def test_rows_are_ranges_files_and_conditions(
