@@ -42,6 +42,12 @@ from pipeline.checkpoint.checkpointer import Checkpoints, Retention
 from pipeline.engine.monitors.metrics_log import metrics_lines
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, build_recipe, make_silent_reporter
 from pipeline.inspect.receipts.chain import ChainRecord, digest_state, extend_chain
+from pipeline.inspect.receipts.recorded_checks import (
+    Segment,
+    Verification,
+    check_chain,
+    check_files,
+)
 from pipeline.inspect.receipts.statement import (
     Receipt,
     format_statement,
@@ -50,11 +56,7 @@ from pipeline.inspect.receipts.statement import (
     read_logged,
 )
 from pipeline.inspect.receipts.verify_receipt import (
-    Segment,
-    Verification,
-    check_chain,
     check_computed,
-    check_files,
     draw_segments,
     replay_segments,
 )

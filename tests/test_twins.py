@@ -51,6 +51,7 @@ COVERED = {
     "pipeline.stages.fork.fork_folder": ("cli/runs/test_fork.py", "forks of runs"),
     "pipeline.inspect.bisect.*": ("cli/runs/test_bisect.py", "searches of planted changes"),
     "pipeline.cli.runs.receipt": ("cli/runs/test_verify.py", "receipts of small runs"),
+    "pipeline.inspect.receipts.recorded_checks": ("cli/runs/test_verify.py", "changed files"),
     "pipeline.inspect.receipts.run_receipt": ("cli/runs/test_verify.py", "chains of small runs"),
     "pipeline.inspect.receipts.statement": ("cli/runs/test_verify.py", "statements, signatures"),
     "pipeline.inspect.receipts.verify_receipt": ("cli/runs/test_verify.py", "forged receipts"),

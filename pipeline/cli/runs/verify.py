@@ -14,13 +14,15 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files.value_text import count_noun, join_first
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import open_run_recipe
-from pipeline.inspect.receipts.statement import Receipt, Signature, check_signature, read_receipt
-from pipeline.inspect.receipts.verify_receipt import (
+from pipeline.inspect.receipts.recorded_checks import (
     Problem,
     Verification,
     check_chain,
-    check_computed,
     check_files,
+)
+from pipeline.inspect.receipts.statement import Receipt, Signature, check_signature, read_receipt
+from pipeline.inspect.receipts.verify_receipt import (
+    check_computed,
     draw_segments,
     replay_segments,
     require_same_run,
@@ -67,7 +69,7 @@ def main(
         for name, text in format_verification(verification):
             reporter.print_stage(name, text)
         verdict = verification.verdict
-        reporter.print_stage(verdict, SUMMARIES[verdict])
+        reporter.print_stage(verdict, summarize(verification))
     facts = {
         **verification.to_dict(),
         "signature": {
@@ -106,10 +108,10 @@ def format_verification(verification: Verification) -> Iterator[tuple[str, str]]
     """Yield the lines of a verification: a name and a text."""
     receipt = verification.receipt
     links = count_noun(len(receipt.links), "link")
-    made = "written while training"
-    if not receipt.while_training:
-        made = "made after training, from checkpoints alone"
-    yield "chain", f"{links}, steps {receipt.links[0].step:,} to {receipt.last_step:,}, {made}"
+    steps_text = f"{links}, steps {receipt.links[0].step:,} to {receipt.last_step:,}"
+    # Anyone can write either.
+    made = "while training" if receipt.while_training else "after training, from checkpoints alone"
+    yield "chain", f"{steps_text}; says: written {made}"
     for note in verification.notes:
         yield "note", note
     if verification.drawn:
@@ -129,12 +131,27 @@ def format_verification(verification: Verification) -> Iterator[tuple[str, str]]
             .replace("]", ""),
         )
     for segment in verification.uncovered:
-        yield "uncovered", f"steps {segment}: no checkpoint is a link that they begin at"
+        yield "uncovered", f"steps {segment}: can't be repeated, for no state before is known"
+    for text in verification.unproven:
+        yield "unproven", text
     for problem in verification.problems:
         yield problem.kind, problem.text
+    causes = join_first(verification.causes, MAX_NAMED, "; ")
     if verification.verdict == "not comparable":
-        causes = join_first(verification.causes, MAX_NAMED, "; ") or "not all can be replayed"
-        yield "reason", causes
+        yield "reason", (verification.problems and causes) or "not all of it can be shown"
+    elif verification.verdict == "verified" and causes:
+        yield "note", f"equal bits, though not as the receipt says: {causes}"
+
+
+def summarize(verification: Verification) -> str:
+    """Return a text about the verdict, with what wasn't compared."""
+    text = SUMMARIES[verification.verdict]
+    if verification.verdict != "verified" or verification.later_step is None:
+        return text
+    return (
+        f"{text} up to step {verification.receipt.last_step:,}; summary.json is of a later step, "
+        "so its final metrics weren't compared"
+    )
 
 
 def parse_share(text: str) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import RecipeError, UsageError
-from pipeline.core.files.value_text import align_columns, count_noun
+from pipeline.core.files.value_text import align_columns, count_noun, join_first
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.inspect.replay import Replay, find_last_step, mark, open_replay
@@ -21,6 +21,7 @@ from pipeline.inspect.without.counterfactual import (
     compute_counterfactual,
     describe_rows,
     find_positions,
+    name_classes,
     parse_rows,
     select_rows,
 )
@@ -60,6 +61,9 @@ def main(
         lost = tuple(replay.lost)
         has_statistics = bool(jax.tree.leaves(result.state.collections))
         reporter.print_stage("without", mark(lost, describe_rows(np.unique(rows), len(split))))
+        names = name_classes(opened.dataset, positions)
+        if where is not None and names:
+            reporter.print_stage("classes", join_first(names, MAX_LISTED))
         reporter.print_stage("steps", mark(lost, describe_steps(result)))
         for line in format_metrics(result):
             reporter.print_lines(f"  {mark(lost, line)}")
@@ -69,7 +73,11 @@ def main(
         if has_statistics:
             reporter.print_stage("note", "batches keep the samples, so batch norm still sees them")
         facts = make_facts(result, np.unique(rows), replay)
-        facts |= {"statistics_see_samples": has_statistics, "approximate": list(lost)}
+        facts |= {
+            "classes": names,
+            "statistics_see_samples": has_statistics,
+            "approximate": list(lost),
+        }
     return CommandResult(facts)
 
 
@@ -109,7 +117,8 @@ def format_metrics(result: Counterfactual) -> Iterator[str]:
 def describe_changed(result: Counterfactual, dataset: Dataset) -> str:
     changed = len(result.find_changed())
     total = count_noun(len(dataset.eval), "evaluation sample")
-    return f"{changed:,} of {total} change; weights move by {result.measure_distance():.3%}"
+    what = "change" if result.has_classes else "have outputs of other bits"
+    return f"{changed:,} of {total} {what}; weights move by {result.measure_distance():.3%}"
 
 
 def _name_outputs(result: Counterfactual, dataset: Dataset) -> list[str]:

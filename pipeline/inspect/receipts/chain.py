@@ -99,12 +99,29 @@ def parse_record(document: Any, where: str) -> ChainRecord:
                 isinstance(rest.get(name), str) for name in ("state", "rows", "numbers")
             )
             is_step = type(step) is int and 0 <= step < 2**63
-            if kind in get_args(Kind) and is_step and has_digests and _DIGEST.fullmatch(digest):
+            is_whole = is_step and has_digests and _has_evaluations(rest)
+            if kind in get_args(Kind) and is_whole and _DIGEST.fullmatch(digest):
                 # A number such as NaN has no canonical form.
                 with suppress(ValueError):
                     format_canonical(document["body"])
                     return ChainRecord(document["body"], digest)
     raise DataError(f"{where}: {show(document):.80}: isn't a record of a chain")
+
+
+def _has_evaluations(fields: Mapping[Any, Any]) -> bool:
+    """Return whether the evaluations of a record, if it has any, are pairs of a step and a digest,
+    and its metrics numbers by name."""
+    evaluations, metrics = fields.get("evaluations", []), fields.get("metrics", {})
+    return (
+        isinstance(evaluations, list)
+        and all(
+            isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int
+            for pair in evaluations
+        )
+        and all(isinstance(pair[1], str) for pair in evaluations)
+        and isinstance(metrics, dict)
+        and all(value is None or type(value) in (int, float) for value in metrics.values())
+    )
 
 
 def read_chain(file: Path) -> list[ChainRecord]:
@@ -122,6 +139,12 @@ def read_chain(file: Path) -> list[ChainRecord]:
         parse_record(document, f"{file}, line {number}")
         for number, document in enumerate(documents, start=1)
     ]
+
+
+def list_evaluations(records: Iterable[ChainRecord]) -> dict[int, str]:
+    """Return the digests of the evaluations of a chain by step."""
+    pairs = [pair for record in records for pair in record.body.get("evaluations", ())]
+    return {int(step): str(digest) for step, digest in pairs}
 
 
 def format_records(records: Iterable[ChainRecord]) -> str:

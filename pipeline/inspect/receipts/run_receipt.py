@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from pipeline.inspect.receipts.chain import (
     digest_state,
     extend_chain,
     format_records,
+    list_evaluations,
     read_chain,
 )
 from pipeline.stages.compile import MACHINE_KEYS
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from pipeline.engine.history import History
     from pipeline.stages.runner.context import CompiledRun
 
+TRAIN_LOSS = "train_loss"
+"""Final metric that is the loss of the last step."""
 MOST_SHARE = 0.01
 """Share of the time of training above which the run advises fewer links."""
 LEAST_S = 10.0
@@ -100,6 +103,13 @@ def select_numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
     }
 
 
+def select_final(metrics: Mapping[str, Any], evaluated: Iterable[str]) -> dict[str, float | None]:
+    """Return the numbers among final metrics that a verification computes: the names of the final
+    evaluation, and the loss of the last step. Others, such as a robust accuracy, aren't claimed."""
+    names = {TRAIN_LOSS, *evaluated}
+    return {name: v for name, v in select_numbers(metrics).items() if name in names}
+
+
 class RunReceipt(RunFeature, Monitor):
     """The chain of a run with `receipt.every_steps`. The first process writes it.
 
@@ -122,6 +132,7 @@ class RunReceipt(RunFeature, Monitor):
         assert period is not None, "a run with links"
         self._period = period
         self._run: CompiledRun | None = None
+        self._history: History | None = None
         self._records: list[ChainRecord] = []
         self._written: int | None = None
         """Records in the file; None before the first write of this process."""
@@ -180,6 +191,7 @@ class RunReceipt(RunFeature, Monitor):
                 self._write()
 
     def record(self, run: CompiledRun, history: History) -> None:
+        self._history = history
         run.context.summary.time["receipt_s"] = self._seconds
 
     def conclude_training(
@@ -206,14 +218,18 @@ class RunReceipt(RunFeature, Monitor):
             )
 
     def conclude(self, run: CompiledRun, state: TrainState) -> None:
-        """Write the end: the metrics of the final state."""
+        """Write the end: the final metrics, and the final evaluation unless a link has it."""
         if not self._is_first or self._last_link is None:
             return
+        step = self._last_link.step
+        final = None if self._history is None else self._history.evaluated.get(step)
+        if final is not None and step not in list_evaluations(self._records):
+            self.on_eval(step, final)
         body = {
             "kind": "end",
-            "step": self._last_link.step,
+            "step": step,
             "evaluations": self._take_evaluations(),
-            "metrics": select_numbers(run.context.summary.metrics),
+            "metrics": select_final(run.context.summary.metrics, final.metrics if final else ()),
         }
         self._records.append(extend_chain(self._records, body))
         self._write()
@@ -275,15 +291,18 @@ class RunReceipt(RunFeature, Monitor):
         self._read_logs(context.run_dir, last.step, step)
 
     def _read_logs(self, run_dir: Path, start: int, stop: int) -> None:
-        """Add the numbers and evaluations of steps after the last link that are logged already."""
+        """Add the numbers of steps after the last link that are logged already, and the evaluations
+        that no link has: also of the end that the chain no longer has."""
         with suppress(FileNotFoundError):
             for line in read_lines(run_dir / METRICS):
                 if start < line.step <= stop:
                     self._numbers.add_line(line)
+        known = list_evaluations(self._records)
+        begin = next(record.step for record in self._records if record.kind == "link")
         # The evaluation at the first step is repeated if it was interrupted.
         with suppress(FileNotFoundError):
             for line in read_lines(run_dir / EVALS):
-                if start < line.step <= stop:
+                if begin < line.step <= stop and line.step not in known:
                     fields = {name: v for name, v in line.fields.items() if name != "step"}
                     self._evaluations.append([line.step, digest_evaluation(line.step, fields)])
 

@@ -44,7 +44,7 @@ from pipeline.inspect.receipts.chain import (
     parse_record,
     read_chain,
 )
-from pipeline.inspect.receipts.run_receipt import digest_evaluation, make_origin, select_numbers
+from pipeline.inspect.receipts.run_receipt import digest_evaluation, make_origin, select_final
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.run_directory import CHAIN, RECIPE, read_outcome
 from pipeline.stages.record.trained_run import read_run_recipe
@@ -70,7 +70,11 @@ class Receipt:
     subjects: Mapping[str, str]
     """SHA-256 by name: files by their path in the run, and the last state."""
     while_training: bool
-    """False: made from the files of a run that was trained without, so links are at checkpoints."""
+    """False: made from the files of a run that was trained without, so links are at checkpoints.
+    The maker says so; nothing shows when a chain was made."""
+    stated_head: str | None = None
+    stated_steps: int | None = None
+    """Both as a statement that was read has them; None for one that is made."""
 
     @property
     def links(self) -> list[ChainRecord]:
@@ -127,17 +131,37 @@ def parse_statement(content: bytes, where: str) -> Receipt:
         case {
             "_type": str(statement),
             "subject": [*subjects],
-            "predicate": {"made": str(made), "chain": [*chain]},
+            "predicate": {
+                "made": str(made),
+                "steps": int(steps),
+                "head": str(head),
+                "chain": [*chain],
+            },
         } if statement == STATEMENT:
             records = tuple(
                 parse_record(entry, f"{where}, record {number}")
                 for number, entry in enumerate(chain)
             )
-            receipt = Receipt(records, _parse_subjects(subjects, where), made == "while training")
-            is_ordered = all(a.step <= b.step for a, b in pairwise(records))
-            if records[:1] and records[0].kind == "origin" and receipt.links and is_ordered:
+            parsed = _parse_subjects(subjects, where)
+            receipt = Receipt(records, parsed, made == "while training", head, steps)
+            if _is_ordered(receipt):
                 return receipt
     raise DataError(f"{where}: isn't a receipt: must have subjects and a chain from its origin on")
+
+
+def _is_ordered(receipt: Receipt) -> bool:
+    """Return whether a chain begins with its origin, has links of increasing steps, and no end but
+    at the last of them."""
+    records, links = receipt.records, receipt.links
+    ends = [record for record in records if record.kind == "end"]
+    return (
+        bool(links)
+        and records[0].kind == "origin"
+        and all(a.step <= b.step for a, b in pairwise(records))
+        and all(a.step < b.step for a, b in pairwise(links))
+        and ends in ([], [records[-1]])
+        and all(end.step == links[-1].step for end in ends)
+    )
 
 
 def _parse_subjects(subjects: Sequence[Any], where: str) -> dict[str, str]:
@@ -221,7 +245,7 @@ def _chain_checkpoints(
             "kind": "end",
             "step": records[-1].step,
             "evaluations": [],
-            "metrics": select_numbers(metrics),
+            "metrics": select_final(metrics, read_evaluation(run_dir, records[-1].step)),
         }
         records.append(extend_chain(records, body))
     return records
@@ -242,6 +266,16 @@ def read_logged(run_dir: Path, start: int, stop: int) -> dict[str, Any]:
                 evaluations[line.step] = digest_evaluation(line.step, line.fields)
     pairs = [[step, digest] for step, digest in sorted(evaluations.items())]
     return {"numbers": numbers.finish(), "evaluations": pairs}
+
+
+def read_evaluation(run_dir: Path, step: int) -> Mapping[str, Any]:
+    """Return the metrics of the evaluation after a step, from the log; {} if it has none."""
+    fields: Mapping[str, Any] = {}
+    if (run_dir / EVALS).is_file():
+        for line in read_lines(run_dir / EVALS):
+            if line.step == step:
+                fields = {name: value for name, value in line.fields.items() if name != "step"}
+    return fields
 
 
 def read_receipt(file: Path) -> tuple[Receipt, bytes]:

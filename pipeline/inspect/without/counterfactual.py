@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -82,23 +82,56 @@ def select_rows(dataset: Dataset, condition: str) -> np.ndarray:
     name, sign, text = match.groups()
     split = dataset.train
     if name not in split.columns:
-        columns = join_first(sorted(split.columns), 20)
-        raise UsageError(argument, f"there is no column {name}; the columns are {columns}")
+        rule = f"the columns are {join_first(sorted(split.columns), 20)}"
+        if dataset.table is not None:
+            rule += "; a table's own are numbers in features, so pass the numbers of rows instead"
+        raise UsageError(argument, f"there is no column {name}; {rule}")
     if len(split.columns[name].shape) != 1:
         raise UsageError(argument, f"{name} has several numbers for each sample; must have one")
-    classes = list(dataset.classes)
     word = text.strip("'\"")
+    is_class = name == "label" and dataset.targets.task == "classification"
     try:
-        value = float(word)
-    except ValueError:
-        if name != "label" or word not in classes:
-            raise UsageError(argument, f"{word!r:.40} isn't a number or a class") from None
-        value = float(classes.index(word))
+        value = _find_class(dataset.classes, sign, word) if is_class else float(word)
+    except ValueError as error:
+        raise UsageError(
+            argument, str(error) if is_class else f"{word!r:.40} isn't a number"
+        ) from None
     values = np.asarray(split.columns[name][:])
     rows: np.ndarray = split.list_rows()[np.flatnonzero(COMPARISONS[sign](values, value))]
     if not len(rows):
         raise DataError(f"--where {condition!r}: holds for no training sample")
     return rows
+
+
+def _find_class(classes: Sequence[str], sign: str, word: str) -> float:
+    """Return the number of the class that a word names, or else numbers. Raises ValueError for
+    other words, and for a number or an order where names are other numbers."""
+    numbers = [str(number) for number in range(len(classes))]
+    has_other_numbers = list(classes) != numbers and any(map(_is_number, classes))
+    if has_other_numbers and (sign not in ("==", "!=") or word not in classes):
+        names = join_first(classes, 20)
+        raise ValueError(f"classes have numbers as names, so must be == or != one of {names}")
+    if word in classes:
+        return float(classes.index(word))
+    if not _is_number(word):
+        raise ValueError(f"{word!r:.40} isn't a number or a class")
+    return float(word)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def name_classes(dataset: Dataset, positions: np.ndarray) -> list[str]:
+    """Return the names of the classes of training samples; [] for other labels."""
+    label = dataset.train.columns.get("label")
+    if dataset.targets.task != "classification" or label is None or len(label.shape) != 1:
+        return []
+    return [dataset.classes[int(number)] for number in np.unique(np.asarray(label[positions]))]
 
 
 def find_positions(split: Split, rows: np.ndarray) -> np.ndarray:
@@ -167,6 +200,8 @@ class Counterfactual:
     outputs: np.ndarray
     """Outputs of the evaluation samples, float32 (n, ...)."""
     other_outputs: np.ndarray
+    has_classes: bool
+    """Whether the largest output is the prediction, as for classes and tokens."""
 
     @property
     def saved_steps(self) -> int:
@@ -185,11 +220,11 @@ class Counterfactual:
 
     def find_changed(self) -> np.ndarray:
         """Return the evaluation samples with another prediction: another largest output, or another
-        one at any position. Of a single output, those with other bits."""
-        if self.outputs.shape[-1] == 1:
-            is_other = self.outputs != self.other_outputs
-        else:
+        one at any position. Of numbers and labels, those with other bits at any output."""
+        if self.has_classes and self.outputs.shape[-1] > 1:
             is_other = self.outputs.argmax(-1) != self.other_outputs.argmax(-1)
+        else:
+            is_other = self.outputs.view(np.uint32) != self.other_outputs.view(np.uint32)
         changed: np.ndarray = np.flatnonzero(is_other.reshape(len(is_other), -1).any(axis=1))
         return changed
 
@@ -197,17 +232,21 @@ class Counterfactual:
 def compute_counterfactual(replay: Replay, positions: np.ndarray, steps: int) -> Counterfactual:
     """Train a run again without the samples at some positions of its training split.
 
-    Raises the errors of `Replay.go_to`, and RunError if a step without them isn't finite.
+    Raises the errors of `make_recipe` and `Replay.go_to`, and RunError if a step without them isn't
+    finite.
     """
     opened = replay.opened
+    recipe = make_recipe(opened.recipe, positions)
+    has_classes = opened.dataset.targets.task in ("classification", "next_token")
     first = find_first_step(opened.dataset, positions, steps)
     begin = None if first is None else replay.go_to(first)
     state = replay.go_to(steps)
     metrics = replay.evaluate(state).scalars()
     outputs = compute_outputs(opened, state)
     if begin is None or first is None:
-        return Counterfactual(steps, None, state, state, metrics, metrics, outputs, outputs)
-    recipe = make_recipe(opened.recipe, positions)
+        return Counterfactual(
+            steps, None, state, state, metrics, metrics, outputs, outputs, has_classes
+        )
     changed = rebuild(replace(opened, recipe=recipe), replay.run_dir)
     with Replay(changed, replay.run_dir, replay.reporter, advice="") as other_replay:
         other = begin
@@ -222,7 +261,7 @@ def compute_counterfactual(replay: Replay, positions: np.ndarray, steps: int) ->
         other_metrics = other_replay.evaluate(other).scalars()
     other_outputs = compute_outputs(opened, other)
     return Counterfactual(
-        steps, first, state, other, metrics, other_metrics, outputs, other_outputs
+        steps, first, state, other, metrics, other_metrics, outputs, other_outputs, has_classes
     )
 
 

@@ -90,6 +90,7 @@ class Evaluations:
                 raise Interrupted(agree(lambda: signals.reason))
             self._show_pictures(state)
             observers.monitor.on_eval(history.step, evaluation)
+            history.evaluated = {history.step: evaluation}
         self._show_classes(evaluation, history.step)
         # Metrics that the summary has already, such as `train_loss`, stay.
         context.summary.metrics = {**evaluation.metrics, **context.summary.metrics}

@@ -20,6 +20,7 @@ from pipeline.__main__ import main
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.core.errors import DataError, PipelineError, RecipeError
 from pipeline.inspect.receipts.chain import ChainRecord, extend_chain, read_chain
+from pipeline.inspect.receipts.run_receipt import digest_evaluation
 from tests.command_line import receipt, verify
 from tests.conftest import MLP, ROOT, compose_tiny
 
@@ -75,8 +76,15 @@ def edit_chain(run_dir: Path, edit: Callable[[list[Any]], None]) -> None:
     for body in bodies:
         records.append(extend_chain(records, body))
     statement["predicate"]["chain"] = [record.to_dict() for record in records]
+    statement["predicate"]["head"] = records[-1].digest
+    links = [record.step for record in records if record.kind == "link"]
+    statement["predicate"]["steps"] = links[-1]
     last = next(body for body in reversed(bodies) if body["kind"] == "link")
     statement["subject"][0]["digest"]["sha256"] = last["state"]
+    for subject in statement["subject"][1:]:
+        if (run_dir / subject["name"]).is_file():
+            content = (run_dir / subject["name"]).read_bytes()
+            subject["digest"]["sha256"] = hashlib.sha256(content).hexdigest()
     file.write_text(json.dumps(statement))
 
 
@@ -166,6 +174,7 @@ def test_resumed_run_with_another_length_is_verified_by_both(
     facts = check(run_dir, ALL)
     assert facts["verdict"] == "verified"
     assert facts["replayed"] == [[0, 4], [4, 8], [8, 12]]
+    assert facts["notes"] == ["steps 1 to 7 with train.steps=7"]
 
     def claim_length(bodies: list[Any]) -> None:
         bodies[0]["length"]["steps"] = 8
@@ -186,19 +195,25 @@ def test_origin_hides_no_steps(copied: Path, check: Callable[..., Facts]) -> Non
     assert (facts["verdict"], facts["uncovered"]) == ("differs", [])
 
 
+@pytest.mark.parametrize("keeps_checkpoint", [False, True])
 def test_chain_without_its_first_state_is_not_verified(
-    copied: Path, check: Callable[..., Facts]
+    copied: Path, check: Callable[..., Facts], keeps_checkpoint: bool
 ) -> None:
+    """The steps before the chain may be anything, whether or not it begins at a checkpoint."""
+
     def cut(bodies: list[Any]) -> None:
         del bodies[1:3]
         bodies[0]["step"] = 4
-        bodies[1] |= {"rows": hashlib.sha256().hexdigest(), "evaluations": []}
+        empty = hashlib.sha256().hexdigest()
+        bodies[1] |= {"rows": empty, "numbers": empty, "evaluations": []}
 
     edit_chain(copied, cut)
-    shutil.rmtree(make_checkpoint_path(copied / FOLDER, 4))
+    if not keeps_checkpoint:
+        shutil.rmtree(make_checkpoint_path(copied / FOLDER, 4))
     facts = check(copied, ALL)
     assert facts["verdict"] == "not comparable"
-    assert facts["uncovered"] == [[4, 8]]
+    assert facts["problems"] == []
+    assert facts["uncovered"] == [[0, 4 if keeps_checkpoint else 8]]
 
 
 @pytest.mark.slow
@@ -273,7 +288,7 @@ def forge_checkpoint_state(bodies: list[Any]) -> None:
         (forge_data, "differs", "the training data aren't those of the receipt"),
         (forge_start, "differs", "the first state isn't that of the recipe"),
         (forge_metric, "broken", "accuracy of summary.json is"),
-        (forge_evaluation, "broken", "evals.jsonl: the evaluation [6, "),
+        (forge_evaluation, "broken", "evals.jsonl: the evaluation after step 6 differs"),
         (forge_checkpoint_state, "broken", "isn't the state of the link of step 8"),
     ],
 )
@@ -311,6 +326,202 @@ def test_changed_file_is_found(copied: Path, check: Callable[..., Facts]) -> Non
     assert any(str(checkpoint) in problem["text"] for problem in check(copied)["problems"])
 
 
+def claim_accuracy(run_dir: Path, *files: str) -> None:
+    """Write a false final accuracy into files of a run."""
+    summary = json.loads((run_dir / "summary.json").read_text())
+    summary["metrics"]["accuracy"] = 0.99
+    (run_dir / "summary.json").write_text(json.dumps(summary))
+    if "evals.jsonl" in files:
+        lines = [json.loads(line) for line in (run_dir / "evals.jsonl").read_text().splitlines()]
+        lines[-1]["accuracy"] = 0.99
+        (run_dir / "evals.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def add_step(run_dir: Path) -> None:
+    """Append a line of a step that nobody trained to the log."""
+    log = run_dir / "metrics.jsonl"
+    line = json.loads(log.read_text().splitlines()[-1]) | {"step": 13}
+    log.write_text(log.read_text() + json.dumps(line) + "\n")
+
+
+def test_false_metrics_are_found_without_the_last_checkpoint(
+    copied: Path, check: Callable[..., Facts]
+) -> None:
+    """The signer removes it, and writes a false accuracy everywhere."""
+    shutil.rmtree(make_checkpoint_path(copied / FOLDER, 12))
+    facts = check(copied, ALL)
+    assert (facts["verdict"], facts["checkpoints"]) == ("verified", [4, 8])
+    facts = check(copied, "--seed=2")
+    assert (facts["replayed"], facts["verdict"]) == ([[4, 8]], "not comparable")
+    assert facts["problems"] == []
+    (text,) = facts["unproven"]
+    assert text.startswith("the final metrics: the state of step 12 isn't in a checkpoint")
+
+    def claim(bodies: list[Any]) -> None:
+        bodies[-1]["metrics"]["accuracy"] = 0.99
+
+    claim_accuracy(copied)
+    edit_chain(copied, claim)
+    facts = check(copied, ALL)
+    assert facts["verdict"] == "differs"
+    assert any("accuracy of the last state is" in problem["text"] for problem in facts["problems"])
+
+
+def test_final_evaluation_is_in_the_chain(
+    cache: Path, tmp_path: Path, check: Callable[..., Facts]
+) -> None:
+    """Also once a resumed run has replaced the end, and in the order of the steps."""
+    run_dir = tmp_path / "run"
+    rare = [word for word in RECEIPT if "eval.every" not in word]
+    run(compose_tiny(cache, *rare, "train.end_step=8"), run_dir)
+    end = read_chain(run_dir / "receipt.jsonl")[-1]
+    assert [(end.kind, step) for step, _ in end.body["evaluations"]] == [("end", 8)]
+    run(compose_tiny(cache, *rare, f"train.resume={run_dir}"), run_dir)
+    records = read_chain(run_dir / "receipt.jsonl")
+    evaluations = [(record.step, step) for record in records for step in _list_steps(record)]
+    assert evaluations == [(8, 8), (12, 12)]
+    assert records[-1].kind == "end"
+    assert receipt([str(run_dir)]) == 0
+    assert check(run_dir, ALL)["verdict"] == "verified"
+    # A run may be killed between its last evaluation and its end, so this alone proves nothing.
+    edit_chain(run_dir, lambda bodies: bodies.pop())
+    facts = check(run_dir, ALL)
+    assert (facts["verdict"], facts["problems"]) == ("not comparable", [])
+    assert [text.split(":")[0] for text in facts["unproven"]] == [
+        "the evaluation after step 12",
+        "the final metrics of summary.json",
+    ]
+
+
+def _list_steps(record: ChainRecord) -> list[int]:
+    return [step for step, _ in record.body.get("evaluations", [])]
+
+
+def leave_out_evaluation(run_dir: Path) -> None:
+    edit_chain(run_dir, lambda bodies: bodies[-2].update(evaluations=[]))
+
+
+def repeat_evaluation(run_dir: Path) -> None:
+    """Write another accuracy before the true line of the same step."""
+    log = run_dir / "evals.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    lines.insert(-1, json.dumps(json.loads(lines[-1]) | {"accuracy": 0.99}) + "\n")
+    log.write_text("".join(lines))
+
+
+def remove_evaluation(run_dir: Path) -> None:
+    log = run_dir / "evals.jsonl"
+    log.write_text(log.read_text().splitlines(keepends=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (leave_out_evaluation, "the evaluation after step 12 isn't in the chain"),
+        (repeat_evaluation, "the evaluation after step 12 differs from the chain"),
+        (remove_evaluation, "the evaluation after step 12 is missing"),
+    ],
+)
+def test_other_evaluations_are_found(
+    copied: Path, check: Callable[..., Facts], change: Callable[[Path], None], text: str
+) -> None:
+    change(copied)
+    facts = check(copied)
+    assert facts["verdict"] == "broken"
+    assert f"evals.jsonl: {text}" in [problem["text"] for problem in facts["problems"]]
+
+
+@pytest.mark.parametrize("name", ["train_loss", "imagenet_accuracy", "precision"])
+def test_invented_metrics_are_found(copied: Path, check: Callable[..., Facts], name: str) -> None:
+    """In summary.json alone, and in the chain too."""
+    summary = json.loads((copied / "summary.json").read_text())
+    summary["metrics"][name] = 0.001
+    (copied / "summary.json").write_text(json.dumps(summary))
+    facts = check(copied)
+    assert facts["verdict"] == "broken"
+    assert f"{name} of summary.json is 0.001" in facts["problems"][0]["text"]
+
+    def claim(bodies: list[Any]) -> None:
+        bodies[-1]["metrics"][name] = 0.001
+
+    edit_chain(copied, claim)
+    facts = check(copied)
+    assert facts["verdict"] == "differs"
+    assert facts["problems"][0]["text"].startswith(name)
+
+
+def test_false_figures_of_a_class_are_found(copied: Path, check: Callable[..., Facts]) -> None:
+    """The signer writes them into the log and the chain; they aren't numbers by name."""
+    log = copied / "evals.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines[-1]["recall"]["per_class"]["3"] = 1.0
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    digest = digest_evaluation(12, lines[-1])
+    texts = [problem["text"] for problem in check(copied)["problems"]]
+    assert any(text.startswith("recall of summary.json is") for text in texts)
+    summary = json.loads((copied / "summary.json").read_text())
+    summary["metrics"]["recall"] = lines[-1]["recall"]
+    (copied / "summary.json").write_text(json.dumps(summary))
+    edit_chain(copied, lambda bodies: bodies[-2].update(evaluations=[[12, digest]]))
+    facts = check(copied)
+    assert facts["verdict"] == "differs"
+    assert facts["problems"][0]["text"].startswith("the last state, evaluated again, has other")
+
+
+@pytest.mark.slow
+def test_robust_accuracy_is_not_claimed(
+    cache: Path, tmp_path: Path, check: Callable[..., Facts]
+) -> None:
+    robust = "eval.robustness=[{attack: fgsm, norm: linf, radius: 0.1}]"
+    run(compose_tiny(cache, *RECEIPT, robust), tmp_path)
+    assert receipt([str(tmp_path)]) == 0
+    assert "robust_accuracy" in json.loads((tmp_path / "summary.json").read_text())["metrics"]
+    assert check(tmp_path)["verdict"] == "verified"
+
+
+def test_step_in_the_log_excuses_no_changed_file(copied: Path, check: Callable[..., Facts]) -> None:
+    add_step(copied)
+    claim_accuracy(copied, "evals.jsonl")
+    facts = check(copied)
+    assert (facts["verdict"], facts["later_step"]) == ("broken", None)
+    texts = [problem["text"].split(": ")[0] for problem in facts["problems"]]
+    assert {"metrics.jsonl", "evals.jsonl"} <= set(texts)
+    assert any("accuracy of summary.json is 0.99" in text for text in texts)
+    # A checkpoint of a later step excuses later lines, not other ones.
+    root = copied / FOLDER
+    shutil.copytree(make_checkpoint_path(root, 12), make_checkpoint_path(root, 13))
+    assert check(copied)["later_step"] is None, "its state is of step 12"
+
+
+@pytest.mark.slow
+def test_run_that_went_on_is_verified_up_to_its_receipt(
+    copied: Path, cache: Path, check: Callable[..., Facts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = [word.replace("train.steps=12", "train.steps=16") for word in RECEIPT]
+    run(compose_tiny(cache, *longer, f"train.resume={copied}"), copied)
+    facts = check(copied, ALL)
+    assert (facts["verdict"], facts["later_step"], facts["problems"]) == ("verified", 16, [])
+    assert facts["notes"][-1] == "steps 1 to 12 with train.steps=12"
+    assert [note.split(" ")[0] for note in facts["notes"][:-1]] == [
+        "recipe.yaml",
+        "metrics.jsonl",
+        "evals.jsonl",
+    ]
+    verify([str(copied / "receipt.json"), "--seed=1"])
+    assert "so its final metrics weren't compared" in " ".join(capsys.readouterr().out.split())
+    for name, former, other in [
+        ("metrics.jsonl", '"step": 3,', '"step": 3, "x": 1,'),
+        ("evals.jsonl", '"accuracy": 0', '"accuracy": 1'),
+        ("recipe.yaml", "seed: 1", "seed: 2"),
+    ]:
+        content = (copied / name).read_text()
+        assert former in content
+        (copied / name).write_text(content.replace(former, other, 1))
+        texts = [problem["text"] for problem in check(copied)["problems"]]
+        assert f"{name}: isn't the file that the receipt names" in texts
+        (copied / name).write_text(content)
+
+
 def _get_size(path: Path) -> int:
     return path.stat().st_size
 
@@ -326,8 +537,10 @@ def test_broken_chain_names_the_record(copied: Path, check: Callable[..., Facts]
     assert problem["text"] == "the chain is broken at record 3, the link of step 4"
 
 
-def test_other_machine_is_not_comparable(copied: Path, check: Callable[..., Facts]) -> None:
-    """Never "differs", if the bits differ; equal bits are verified there, too."""
+def test_other_machine_is_not_comparable(
+    copied: Path, check: Callable[..., Facts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Never "differs", if the bits differ; equal bits are verified there, too, with a line."""
 
     def move(bodies: list[Any]) -> None:
         bodies[0]["environment"]["machine"]["processor"] = "another"
@@ -336,6 +549,11 @@ def test_other_machine_is_not_comparable(copied: Path, check: Callable[..., Fact
     facts = check(copied, ALL)
     assert facts["verdict"] == "verified"
     assert facts["not_comparable"] == ["machine processor: another -> " + _read_processor(copied)]
+    capsys.readouterr()
+    assert verify([str(copied / "receipt.json"), "--seed=1"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "says: written while training" in text
+    assert "equal bits, though not as the receipt says: machine processor: another" in text
     edit_chain(copied, forge_state)
     assert check(copied, ALL)["verdict"] == "not comparable"
 
@@ -400,6 +618,67 @@ def test_other_file_is_refused(copied: Path, change: tuple[str, str], text: str)
     file.write_text(file.read_text().replace(*change, 1))
     with pytest.raises(DataError, match=re.escape(text)):
         verify([str(file)])
+
+
+@pytest.mark.parametrize(
+    ("edit", "text"),
+    [
+        (lambda bodies: bodies[2].update(evaluations=[[]]), "isn't a record of a chain"),
+        (lambda bodies: bodies[2].update(evaluations=[[[1], 2]]), "isn't a record of a chain"),
+        (lambda bodies: bodies[2].update(evaluations=5), "isn't a record of a chain"),
+        (lambda bodies: bodies[-1].update(metrics={"loss": [1]}), "isn't a record of a chain"),
+        (lambda bodies: bodies[-1].update(metrics=None), "isn't a record of a chain"),
+        (lambda bodies: bodies[-1].update(step=2**62), "a chain from its origin on"),
+        (lambda bodies: bodies.append(bodies[-1]), "a chain from its origin on"),
+        (lambda bodies: bodies.insert(3, bodies[2]), "a chain from its origin on"),
+    ],
+)
+def test_chain_of_a_stranger_is_refused(copied: Path, edit: Any, text: str) -> None:
+    edit_chain(copied, edit)
+    with pytest.raises(DataError, match=re.escape(text)):
+        verify([str(copied / "receipt.json"), "--seed=1"])
+
+
+@pytest.mark.parametrize("name", ["a" * 3000, "x\0y", "\ud800", "../run/recipe.yaml", "/etc/hosts"])
+def test_subject_that_is_no_file_of_the_run_is_no_file(
+    copied: Path, check: Callable[..., Facts], name: str
+) -> None:
+    file = copied / "receipt.json"
+    statement = json.loads(file.read_text())
+    statement["subject"].append({"name": name, "digest": {"sha256": "0" * 64}})
+    file.write_text(json.dumps(statement))
+    facts = check(copied)
+    texts = [problem["text"] for problem in facts["problems"]]
+    assert any("isn't a file of the run" in text for text in texts) or "gone" in facts["notes"][0]
+
+
+def test_chain_of_no_step_is_not_verified(copied: Path, check: Callable[..., Facts]) -> None:
+    def cut(bodies: list[Any]) -> None:
+        del bodies[2:]
+
+    edit_chain(copied, cut)
+    facts = check(copied, ALL)
+    assert facts["verdict"] != "verified"
+    assert (facts["segments"], facts["chance"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("head", "f" * 64, "the stated head is ffff"),
+        ("steps", 10**9, "the stated number of steps is 1000000000, the chain's 12"),
+    ],
+)
+def test_stated_head_is_that_of_the_chain(
+    copied: Path, check: Callable[..., Facts], name: str, value: object, text: str
+) -> None:
+    file = copied / "receipt.json"
+    statement = json.loads(file.read_text())
+    statement["predicate"][name] = value
+    file.write_text(json.dumps(statement))
+    facts = check(copied)
+    assert facts["verdict"] == "broken"
+    assert facts["problems"][0]["text"].startswith(text)
 
 
 def test_wrong_arguments_are_refused(copied: Path, tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline import run
+from pipeline import load_recipe, run
 from pipeline.__main__ import main
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.checkpoint.restore import read_checkpoint
-from pipeline.core.errors import DataError, PipelineError
+from pipeline.core.errors import DataError, PipelineError, RecipeError, UsageError
 from pipeline.core.host.tree_paths import flatten_by_path
+from pipeline.engine.monitors.log_lines import read_lines
 from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.inspect.replay import open_replay
 from pipeline.inspect.without.counterfactual import (
@@ -28,13 +29,17 @@ from pipeline.inspect.without.counterfactual import (
     find_first_step,
     make_recipe,
 )
+from pipeline.training.step import get_evaluated_weights, predict
 from tests.command_line import without
-from tests.conftest import MLP, ROOT, compose_tiny
+from tests.conftest import MLP, OPS, ROOT, compose_tiny
 
 RUN = (*MLP, "train.steps=12", "checkpoint.every_steps=3", "checkpoint.keep=9")
 IGNORED = 3
 """The label that one run ignores."""
 Facts = dict[str, Any]
+TABLE_RUN = (
+    "train.steps=6", "train.epochs=null", "train.batch_size=16", "monitor.tensorboard=false",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +73,22 @@ def find_late_row(run_dir: Path) -> tuple[int, int]:
             order.steps_per_epoch - 1
         )
         return row, order.steps_per_epoch - 1
+
+
+def compute_loss_without(run_dir: Path, row: int, step: int) -> float:
+    """Return the mean cross entropy of the other samples of the batch after `step` steps, by numpy
+    from the outputs of the state before it."""
+    with open_replay(run_dir, make_silent_reporter()) as replay:
+        opened = replay.opened
+        state, batch = replay.go_to(step), opened.batch(step)
+    config = opened.built.step_config
+    outputs, labels = predict(config, get_evaluated_weights(config, state), batch)
+    logits = np.asarray(outputs, np.float64)
+    picked = logits[np.arange(len(logits)), np.asarray(labels)]
+    losses = np.log(np.exp(logits).sum(axis=1)) - picked
+    kept = np.asarray(batch.sample) % len(opened.dataset.train) != row
+    assert kept.sum() == len(kept) - 1
+    return float(losses[kept].mean())
 
 
 @pytest.mark.slow
@@ -107,6 +128,10 @@ def test_bits_are_those_of_training_without_from_the_start(
     assert any((np.asarray(leaf) != actual[f"params/{path}"]).any() for path, leaf in ours.items())
     logged = json.loads((tmp_path / "oracle" / "summary.json").read_text())["metrics"]
     assert result.other_metrics["loss"] == logged["loss"]
+    if not overrides:
+        losses = [line.fields["loss"] for line in read_lines(tmp_path / "oracle" / "metrics.jsonl")]
+        expected_loss = compute_loss_without(tmp_path / "run", row, first)
+        np.testing.assert_allclose(losses[first], expected_loss, rtol=1e-5)
 
 
 def test_rows_are_ranges_files_and_conditions(
@@ -127,6 +152,50 @@ def test_rows_are_ranges_files_and_conditions(
     assert facts["metrics"] != facts["metrics_without"]
 
 
+@pytest.fixture(scope="module")
+def table(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a table whose classes are named 1, 2 and 3."""
+    folder = tmp_path_factory.mktemp("table")
+    rows = [f"{number % 3 + number / 100},{number % 3 + 1}" for number in range(60)]
+    (folder / "t.csv").write_text("age,kind\n" + "\n".join(rows) + "\n")
+    data = ("dataset=csv", f"dataset.root={folder / 't.csv'}", "dataset.target=kind")
+    recipe = load_recipe("lenet5_digits", (*data, *MLP, *TABLE_RUN))
+    assert run(recipe, folder / "run").status == "done"
+    return folder / "run"
+
+
+@pytest.mark.parametrize(("name", "number"), [("1", 0), ("2", 1), ("'3'", 2)])
+def test_class_is_named_before_it_is_numbered(
+    table: Path,
+    ask: Callable[..., Facts],
+    name: str,
+    number: int,
+) -> None:
+    with open_replay(table, make_silent_reporter()) as replay:
+        split = replay.opened.dataset.train
+        labels = np.asarray(split.columns["label"][:])
+    rows = split.list_rows()[np.flatnonzero(labels == number)]
+    assert len(rows)
+    facts = ask(str(table), "--where", f"label == {name}")
+    assert facts["rows"] == sorted(rows.tolist())
+    assert facts["classes"] == [name.strip("'")]
+
+
+@pytest.mark.parametrize("condition", ["label == 0", "label >= 2", "label != 4", "label == cat"])
+def test_number_of_a_class_with_another_number_as_name_is_refused(
+    table: Path, condition: str
+) -> None:
+    text = "classes have numbers as names, so must be == or != one of 1, 2, 3"
+    with pytest.raises(UsageError, match=text):
+        without([str(table), "--where", condition])
+
+
+def test_column_of_a_table_is_refused_with_what_to_do(table: Path) -> None:
+    text = "there is no column age; the columns are features, label; a table's own are numbers in"
+    with pytest.raises(UsageError, match=text):
+        without([str(table), "--where", "age > 1"])
+
+
 def test_row_that_no_step_read_changes_nothing(
     cache: Path, tmp_path: Path, ask: Callable[..., Facts]
 ) -> None:
@@ -143,11 +212,35 @@ def test_row_that_no_step_read_changes_nothing(
 
 
 def test_changed_predictions_are_counted() -> None:
+    """Of classes, those with another largest output; of a forecast's times, any other bits."""
     outputs = np.array([[0.1, 0.9], [0.8, 0.2], [0.4, 0.6]], np.float32)
     other = np.array([[0.2, 0.8], [0.3, 0.7], [0.4, 0.6]], np.float32)
     state: Any = jax.tree.map(np.asarray, {})
-    result = Counterfactual(1, 0, state, state, {}, {}, outputs, other)
-    assert result.find_changed().tolist() == [1]
+    for has_classes, changed in [(True, [1]), (False, [0, 1])]:
+        result = Counterfactual(1, 0, state, state, {}, {}, outputs, other, has_classes)
+        assert result.find_changed().tolist() == changed
+
+
+@pytest.mark.slow
+def test_changed_forecasts_are_counted_by_bits(
+    tmp_path: Path, ask: Callable[..., Facts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{hour},{np.sin(hour / 3) + 0.1 * np.cos(hour * 1.7):.4f}" for hour in range(200)]
+    (tmp_path / "s.csv").write_text("t,v\n" + "\n".join(lines) + "\n")
+    recipe = load_recipe(
+        "forecast_linear",
+        (
+            "dataset.package=null", f"dataset.root={tmp_path / 's.csv'}", "dataset.time_column=t",
+            "train.steps=20", "train.epochs=null", "monitor.tensorboard=false",
+        ),
+    )  # fmt: skip
+    run(recipe, tmp_path / "run")
+    facts = ask("0-20", str(tmp_path / "run"))
+    assert facts["weights_moved_by"] > 0
+    assert len(facts["changed_predictions"]) > 0
+    without(["0-20", str(tmp_path / "run")])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "evaluation samples have outputs of other bits; weights move by" in text
 
 
 @pytest.mark.parametrize(
@@ -172,6 +265,14 @@ def test_wrong_rows_are_refused(trained: Path, words: list[str], text: str) -> N
     with pytest.raises(PipelineError, match=re.escape(text)) as caught:
         without(arguments)
     assert caught.value.exit_status == 2
+
+
+def test_sample_that_others_are_mixed_with_is_refused(cache: Path) -> None:
+    """A partner's image has a part of it, whatever it weighs."""
+    ops = f"dataset.train.ops={OPS[:-1]},{{name: mix_up}}]"
+    recipe = compose_tiny(cache, *RUN, ops)
+    with pytest.raises(RecipeError, match=r"dataset.train.ops.2 \(mix_up\): must be another op"):
+        make_recipe(recipe, np.array([3]))
 
 
 def test_rows_of_the_evaluation_split_are_refused(cache: Path, tmp_path: Path) -> None:

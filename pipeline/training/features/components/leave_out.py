@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator
 
 from pipeline.core.registry import component
+from pipeline.data.dataset_spec import BatchOp
 from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
 from pipeline.training.step_feature import StepFeature
 
@@ -79,6 +80,10 @@ class LeaveOutSpec(FeatureSpec):
         if train.loss.compares_samples:
             name = train.loss.name
             yield f"train.loss = {name}: must be another loss with leave_out; it compares samples"
+        for position, op in enumerate(recipe.dataset.train.ops):
+            if isinstance(op, BatchOp):
+                key = f"dataset.train.ops.{position} ({op.name})"
+                yield f"{key}: must be another op with leave_out; it mixes samples with others"
         if train.optimizer.observes_layers:
             name = train.optimizer.name
             rule = "must be another one with leave_out, since it uses every sample"

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.data.ops.mixing import CutMix
+from pipeline.data.ops.values import Rescale
 from pipeline.training.features.components.leave_out import (
     LeaveOut,
     LeaveOutSpec,
@@ -65,9 +67,10 @@ def make_recipe(**changes: Any) -> Any:
     """A stand-in for a recipe, with what the check reads."""
     loss = SimpleNamespace(name="cross_entropy", compares_samples=False)
     optimizer = SimpleNamespace(name="momentum", observes_layers=False)
-    settings = {"privacy": None, "loss": loss, "optimizer": optimizer, **changes}
+    settings = {"privacy": None, "ops": (), "loss": loss, "optimizer": optimizer, **changes}
     train = SimpleNamespace(loss=settings["loss"], optimizer=settings["optimizer"])
-    return SimpleNamespace(privacy=settings["privacy"], train=train)
+    dataset = SimpleNamespace(train=SimpleNamespace(ops=settings["ops"]))
+    return SimpleNamespace(privacy=settings["privacy"], train=train, dataset=dataset)
 
 
 def test_recipes_that_need_every_sample_are_refused() -> None:
@@ -76,6 +79,7 @@ def test_recipes_that_need_every_sample_are_refused() -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"privacy": object()}, "privacy"),
         ({"loss": SimpleNamespace(name="contrastive", compares_samples=True)}, "train.loss"),
+        ({"ops": (Rescale(factor=1.0, shift=0.0), CutMix())}, "dataset.train.ops.1 (cut_mix)"),
         ({"optimizer": SimpleNamespace(name="thor", observes_layers=True)}, "train.optimizer"),
     ]
     for changes, key in refused:
