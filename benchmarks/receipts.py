@@ -43,7 +43,7 @@ from pipeline.engine.monitors.metrics_log import metrics_lines
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, build_recipe, make_silent_reporter
 from pipeline.inspect.receipts.chain import ChainRecord, digest_state, extend_chain
 from pipeline.inspect.receipts.recorded_checks import (
-    Segment,
+    ReplayedSegment,
     Verification,
     check_chain,
     check_files,
@@ -302,8 +302,8 @@ def measure_chance(replay: Replay, receipt: Receipt) -> tuple[float, float] | No
 
 
 def _find_false(
-    verification: Verification, replay: Replay, segments: list[Segment]
-) -> Iterator[Segment]:
+    verification: Verification, replay: Replay, segments: list[ReplayedSegment]
+) -> Iterator[ReplayedSegment]:
     for segment in segments:
         verification.drawn = [segment]
         verification.problems = []

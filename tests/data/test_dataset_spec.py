@@ -20,6 +20,7 @@ NEEDS_TARGET = {"csv", "parquet"}
 NEEDS_OTHERS = {
     "audio_folder": {"seconds": 1.0},
     "concat": {"sources": ["digits"]},
+    "mixture": {"sources": ["digits"], "weights": [1]},
     "zip": {"images": "digits", "labels": "digits"},
 }
 
@@ -43,7 +44,7 @@ def source(name: str) -> DatasetSpec:
 
 def test_every_dataset_has_a_config_file() -> None:
     assert {file.stem for file in FILES} == set(list_components("dataset"))
-    assert len(FILES) == 25
+    assert len(FILES) == 27
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

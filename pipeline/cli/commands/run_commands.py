@@ -325,13 +325,13 @@ RUN_COMMANDS = (
             run_argument(text="A run."),
             out_option("FILE", "The statement (default: RUN_DIR/receipt.json)."),
             Option(
-                "--key",
+                "--sign-with",
                 type=FilePath(),
                 metavar="FILE",
                 help="Sign it by ssh-keygen with this key of ssh, into FILE.sig beside it.",
             ),
         ],
-        example="receipt outputs/again --key ~/.ssh/id_ed25519",
+        example="receipt outputs/again --sign-with ~/.ssh/id_ed25519",
     ),
     RunCommand(
         "verify",

@@ -19,14 +19,14 @@ SIGNATURE = ".sig"
 """Ending of a signature's file, after the receipt's name."""
 
 
-def main(run_dir: Path, out: Path | None = None, key: Path | None = None) -> CommandResult:
+def main(run_dir: Path, out: Path | None = None, sign_with: Path | None = None) -> CommandResult:
     """Write the receipt of a run, and with a key of ssh its signature beside it.
 
     Raises DataError if the run has neither a chain nor checkpoints, RecipeError for a private run,
     UsageError if the key isn't there, RunError if ssh-keygen refuses it.
     """
-    if key is not None:
-        require_key(key)
+    if sign_with is not None:
+        require_key(sign_with)
     if not (run_dir / RECIPE).is_file():
         raise DataError(describe_missing_run(run_dir))
     find_last_step(run_dir)
@@ -41,7 +41,7 @@ def main(run_dir: Path, out: Path | None = None, key: Path | None = None) -> Com
             where = f"record {broken}, of step {receipt.records[broken].step:,}"
             raise DataError(f"{run_dir}: the chain of its receipt is broken at {where}")
         content = format_statement(receipt)
-        signature = None if key is None else sign(content, key)
+        signature = None if sign_with is None else sign(content, sign_with)
         with convert_write_errors(file):
             write_whole(file, content)
             signature_file = file.with_name(f"{file.name}{SIGNATURE}")
@@ -54,7 +54,7 @@ def main(run_dir: Path, out: Path | None = None, key: Path | None = None) -> Com
         reporter.print_stage("receipt", f"{file}: {links}{made}")
         reporter.print_stage("head", receipt.records[-1].digest)
         if signature is not None:
-            reporter.print_stage("signed", f"{signature_file}, by {key}")
+            reporter.print_stage("signed", f"{signature_file}, by {sign_with}")
         facts = {
             "receipt": str(file),
             "head": receipt.records[-1].digest,

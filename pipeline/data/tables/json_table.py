@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from pipeline.data.tables.raw_table import (
     require_finite,
 )
 from pipeline.data.tables.table_files import (
+    LineError,
     convert_column,
     make_encoding_error,
     open_text,
@@ -48,8 +48,8 @@ def read_json_lines(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
                     values += [""] * (len(numbers) - len(values))
                     values.append(_format_json(number, name, value))
                 numbers.append(number)
-    except csv.Error as error:
-        raise ValueError(f"line {numbers[-1] + 1 if numbers else 1:,}: {error}") from error
+    except LineError as error:
+        raise ValueError(str(error)) from error
     except UnicodeError as error:
         raise make_encoding_error(error, numbers[-1] if numbers else 0, form) from error
     if not numbers:

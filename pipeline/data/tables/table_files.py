@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
-from itertools import chain, islice
+from itertools import chain, count, islice
 from math import nan
 from pathlib import Path
 from typing import IO, Any
@@ -224,6 +224,10 @@ def _parse_number(text: str) -> float | None:
         return None
 
 
+class LineError(csv.Error):
+    """A line that no table has, with its number."""
+
+
 @dataclass(frozen=True)
 class _Rows:
     """An open file whose rows are read one by one."""
@@ -260,6 +264,8 @@ def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
                 yield _Rows(names, delimiter, rows, lambda: reader.line_num)
             finally:
                 line = reader.line_num
+    except LineError as error:
+        raise ValueError(str(error)) from error
     except csv.Error as error:
         raise ValueError(f"line {max(1, line):,}: {error}") from error
     except UnicodeError as error:
@@ -289,12 +295,16 @@ def open_text(path: Path, form: TableFormat) -> Iterator[IO[str]]:
 
 
 def read_lines(file: IO[str]) -> Iterator[str]:
-    """Yield the lines of a file. Raises csv.Error for a NUL character or too long a line."""
-    while line := file.readline(MAX_LINE):
+    """Yield the lines of a file. Raises LineError for a NUL character or too long a line."""
+    for number in count(1):
+        line = file.readline(MAX_LINE)
+        if not line:
+            return
         if "\0" in line:
-            raise csv.Error("has a NUL character; it isn't a CSV, or has another encoding")
+            problem = "has a NUL character; it isn't a CSV, or has another encoding"
+            raise LineError(f"line {number:,}: {problem}")
         if len(line) == MAX_LINE:
-            raise csv.Error(f"has more than {MAX_LINE:,} characters")
+            raise LineError(f"line {number:,}: has more than {MAX_LINE:,} characters")
         yield line
 
 

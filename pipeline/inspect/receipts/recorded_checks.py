@@ -48,7 +48,7 @@ class Problem(NamedTuple):
     text: str
 
 
-class Segment(NamedTuple):
+class ReplayedSegment(NamedTuple):
     """Steps start + 1 to stop, between two states that are known: the start, or a checkpoint."""
 
     start: int
@@ -67,11 +67,11 @@ class Verification:
     problems: list[Problem] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
     """Why an honest run may have other bits here."""
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[ReplayedSegment] = field(default_factory=list)
     """All segments that could be drawn."""
-    drawn: list[Segment] = field(default_factory=list)
+    drawn: list[ReplayedSegment] = field(default_factory=list)
     """Segments that were trained again."""
-    uncovered: list[Segment] = field(default_factory=list)
+    uncovered: list[ReplayedSegment] = field(default_factory=list)
     """Steps that no segment has."""
     checkpoints: list[int] = field(default_factory=list)
     """Steps of links whose checkpoints have the link's state."""
@@ -179,13 +179,13 @@ def _compare_summary(receipt: Receipt, run_dir: Path) -> Iterator[str]:
     if receipt.end is None or not outcome:
         return
     metrics = outcome.get("metrics")
-    found = metrics if isinstance(metrics, Mapping) else {}
+    summary = metrics if isinstance(metrics, Mapping) else {}
     expected = {
         **read_evaluation(run_dir, receipt.last_step),
         **{name: value for name, value in read_metrics(receipt.end).items() if value is not None},
     }
-    for name in dict.fromkeys((*expected, *found)):
-        value, other = expected.get(name), found.get(name)
+    for name in dict.fromkeys((*expected, *summary)):
+        value, other = expected.get(name), summary.get(name)
         if name == ROBUST and name not in expected and read_run_recipe(run_dir).eval.robustness:
             continue
         if value != other:

@@ -162,14 +162,14 @@ class RunReceipt(RunFeature, Monitor):
         self._run = run
         step = int(state.step)
         with self._clock():
-            whole = self._gather(state)
+            gathered = self._gather(state)
             if not run.context.ranks.is_first:
                 return state
             if resumed:
                 self._continue_chain(step)
-            self._add_origin(step, whole)
+            self._add_origin(step, gathered)
             if self._last_link is None:
-                self._add_link(whole, step)
+                self._add_link(gathered, step)
         return state
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
@@ -184,10 +184,10 @@ class RunReceipt(RunFeature, Monitor):
     def see_state(self, state: TrainState, step: int) -> None:
         """Write the link at a step, unless the chain has it already."""
         with self._clock():
-            whole = self._gather(state)
+            gathered = self._gather(state)
             last = self._last_link
             if self._is_first and (last is None or last.step < step):
-                self._add_link(whole, step)
+                self._add_link(gathered, step)
                 self._write()
 
     def record(self, run: CompiledRun, history: History) -> None:

@@ -296,8 +296,8 @@ def require_key(key: Path) -> None:
     """Raise UsageError if a key of ssh, or ssh-keygen, isn't there."""
     if not key.is_file():
         rule = f"there is no such key; `{KEYGEN} -t ed25519 -f {key}` makes one"
-        raise UsageError([f"--key {key}"], rule)
-    _require_keygen(f"--key {key}")
+        raise UsageError([f"--sign-with {key}"], rule)
+    _require_keygen(f"--sign-with {key}")
 
 
 def _require_keygen(option: str) -> None:

@@ -35,7 +35,7 @@ from pipeline.inspect.receipts.chain import (
 )
 from pipeline.inspect.receipts.recorded_checks import (
     Problem,
-    Segment,
+    ReplayedSegment,
     Verification,
     make_adder,
     read_metrics,
@@ -104,10 +104,10 @@ def _list_lengths(receipt: Receipt, length: Mapping[str, Any]) -> Iterator[str]:
     origins = receipt.origins
     stops = [*(origin.step for origin in origins[1:]), receipt.last_step]
     for origin, stop in zip(origins, stops, strict=True):
-        wanted = _read_length(origin)
-        if wanted != length and origin.step < stop:
-            keys = [f"train.{key}={show(v)}" for key, v in wanted.items() if v is not None]
-            yield f"steps {Segment(origin.step, stop)} with {show_name(', '.join(keys))}"
+        recorded = _read_length(origin)
+        if recorded != length and origin.step < stop:
+            keys = [f"train.{key}={show(v)}" for key, v in recorded.items() if v is not None]
+            yield f"steps {ReplayedSegment(origin.step, stop)} with {show_name(', '.join(keys))}"
 
 
 def _read_length(origin: ChainRecord) -> dict[str, Any]:
@@ -141,22 +141,22 @@ def draw_segments(verification: Verification, share: float) -> None:
     """List the segments of a receipt, and draw a share of them, rounded up, without repetition."""
     receipt = verification.receipt
     links = [link.step for link in receipt.links]
-    known = [step for step in links if step == 0 or step in verification.checkpoints]
-    starts = [step for step in known if step < links[-1]]
+    saved = [step for step in links if step == 0 or step in verification.checkpoints]
+    starts = [step for step in saved if step < links[-1]]
     stops = [*starts[1:], links[-1]][: len(starts)]
     verification.segments = [
-        Segment(start, stop) for start, stop in zip(starts, stops, strict=True)
+        ReplayedSegment(start, stop) for start, stop in zip(starts, stops, strict=True)
     ]
     # Also steps before the chain: nothing shows that its first state, a fork's or another, was
     # trained.
     begin = starts[0] if starts else links[-1]
     if begin > 0:
-        verification.uncovered = [Segment(0, begin)]
+        verification.uncovered = [ReplayedSegment(0, begin)]
     total = len(verification.segments)
     if total:
         count = min(total, max(1, math.ceil(share * total - 1e-9)))
-        chosen = sorted(draw_permutation(verification.seed, 0, total)[:count].tolist())
-        verification.drawn = [verification.segments[position] for position in chosen]
+        positions = sorted(draw_permutation(verification.seed, 0, total)[:count].tolist())
+        verification.drawn = [verification.segments[position] for position in positions]
 
 
 def replay_segments(verification: Verification, replay: Replay) -> None:
@@ -236,11 +236,11 @@ def _open_stages(receipt: Receipt, replay: Replay, stack: ExitStack) -> list[_St
     current = opened.recipe.model_dump(mode="json")["train"]
     stages: list[_Stage] = []
     for origin in receipt.origins:
-        wanted = _read_length(origin)
+        recorded = _read_length(origin)
         stage_replay = replay
-        if wanted != {key: current[key] for key in wanted}:
+        if recorded != {key: current[key] for key in recorded}:
             tree = opened.recipe.whole_tree()
-            tree["train"] |= wanted
+            tree["train"] |= recorded
             recipe = check_tree(tree, length_replaced=True)
             changed = rebuild(replace(opened, recipe=recipe), replay.run_dir)
             stage_replay = Replay(changed, replay.run_dir, replay.reporter, advice="")
@@ -264,7 +264,7 @@ def _read_state(replay: Replay, step: int) -> TrainState:
 
 
 def _replay_segment(
-    receipt: Receipt, stages: Sequence[_Stage], segment: Segment
+    receipt: Receipt, stages: Sequence[_Stage], segment: ReplayedSegment
 ) -> str | TrainState:
     """Return the state at the end of a segment, or a text about the first link that differs."""
     state = _read_state(stages[0].replay, segment.start)

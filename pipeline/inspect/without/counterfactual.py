@@ -210,9 +210,9 @@ class Counterfactual:
 
     def measure_distance(self) -> float:
         """Return the distance of the parameters, by their norm in the run."""
-        ours, others = (flatten_by_path(state.params) for state in (self.state, self.other))
+        ours, theirs = (flatten_by_path(state.params) for state in (self.state, self.other))
         squares = [
-            (np.square(np.asarray(others[path], np.float64) - np.asarray(ours[path])).sum())
+            (np.square(np.asarray(theirs[path], np.float64) - np.asarray(ours[path])).sum())
             for path in ours
         ]
         norms = [np.square(np.asarray(leaf, np.float64)).sum() for leaf in ours.values()]
@@ -292,5 +292,5 @@ def _predict(config: StepConfig, state: TrainState, batch: Batch) -> Array:
 def describe_rows(rows: np.ndarray, total: int) -> str:
     """Describe the samples that are left out."""
     text = format_ranges(rows)
-    shown = text if len(text) <= 60 else f"{text[:60]}..."
-    return f"{count_noun(len(rows), 'sample')} of {total:,}: {shown}"
+    text = text if len(text) <= 60 else f"{text[:60]}..."
+    return f"{count_noun(len(rows), 'sample')} of {total:,}: {text}"

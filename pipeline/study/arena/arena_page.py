@@ -121,15 +121,15 @@ def summarize(contest: Contest, judged: Sequence[WorkloadStandings]) -> list[str
         if item.best is not None:
             best = next(standing for standing in item.standings if standing.value == item.best)
             diverged = [standing for standing in item.standings if standing.mean is None]
-            besides = {item.best, *item.tied_with_best, *(each.value for each in diverged)}
-            worse = [each.value for each in item.standings if each.value not in besides]
+            besides = {item.best, *item.tied_with_best, *(standing.value for standing in diverged)}
+            worse = [standing.value for standing in item.standings if standing.value not in besides]
             finite = " in its finite runs" if best.diverged_runs else ""
             facts = [f"{item.workload}: {item.best}, {item.metric} {best.mean:.4g}{finite}"]
             if item.tied_with_best:
                 facts.append(f"tied with {', '.join(item.tied_with_best)}")
             if worse:
                 facts.append(f"{', '.join(worse)} {'is' if len(worse) == 1 else 'are'} worse")
-            facts += [f"{each.value} {describe_divergence(each)}" for each in diverged]
+            facts += [f"{standing.value} {describe_divergence(standing)}" for standing in diverged]
         lines.append("; ".join(facts))
     return lines
 
@@ -251,7 +251,7 @@ def _was_tuned(item: WorkloadStandings) -> bool:
 
 def _describe_workload(item: WorkloadStandings) -> str:
     if item.target is None:
-        base = next(each for each in item.standings if each.value == item.baseline)
+        base = next(standing for standing in item.standings if standing.value == item.baseline)
         reason = f"diverges with {base.diverged_runs} of {base.num_runs} fresh seeds"
         if base.verdict == "diverged":
             reason = describe_divergence(base)

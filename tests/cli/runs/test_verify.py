@@ -586,7 +586,7 @@ def test_signature_is_of_the_whole_statement(
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)]
         subprocess.run(words, check=True)
     assert check(copied)["signature"]["text"] == "isn't signed"
-    assert receipt([str(copied), f"--key={tmp_path / 'key'}"]) == 0
+    assert receipt([str(copied), f"--sign-with={tmp_path / 'key'}"]) == 0
     signers, others = tmp_path / "signers", tmp_path / "others"
     signers.write_text(f"me@here {(tmp_path / 'key.pub').read_text()}")
     others.write_text(f"me@here {(tmp_path / 'other.pub').read_text()}")
@@ -684,7 +684,10 @@ def test_stated_head_is_that_of_the_chain(
 def test_wrong_arguments_are_refused(copied: Path, tmp_path: Path) -> None:
     file = copied / "receipt.json"
     for call, text in [
-        (lambda: receipt([str(copied), "--key=absent"]), "--key absent: there is no such key"),
+        (
+            lambda: receipt([str(copied), "--sign-with=absent"]),
+            "--sign-with absent: there is no such key",
+        ),
         (lambda: receipt([str(tmp_path)]), "isn't a run directory"),
         (lambda: verify([str(tmp_path / "absent")]), "absent: can't be read"),
         (lambda: verify([str(file), "--share=0"]), "--share 0: must be a share above 0"),

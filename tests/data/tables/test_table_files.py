@@ -213,7 +213,7 @@ def test_python_only_number_forms_are_texts(tmp_path: Path) -> None:
         ('a,b\n1,"', "line 2: unexpected end of data"),
         ('a,b\n1\n"1"2,3\n', "line 2: has 1 fields"),
         ('a,b\n"1"2,3\n', "line 2: ',' expected after '\"'"),
-        ("a\n1\n1\0\n", "line 2: has a NUL character"),
+        ("a\n1\n1\0\n", "line 3: has a NUL character"),
         (b"a\n1\n\xff\n", "0xff, which isn't utf-8; set dataset.encoding, such as latin-1"),
         ("a\n1\ninf\n", r"line 3: a = inf: must be a number of at most 3.403e\+38"),
         ("a\n1e308\n", r"line 2: a = 1e\+308: must be a number of at most"),
