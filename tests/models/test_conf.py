@@ -20,7 +20,7 @@ IMPORTED = ["flax", "function", "keras", "onnx", "torch"]
 """Networks of the user's own, which the files do not name."""
 OF_ROWS = {"table"}
 """Networks that are built from the columns of a table: `tests/stages/test_table_runs.py`."""
-FILES = [name for name in EVERY_FILE if name not in IMPORTED | OF_ROWS]
+FILES = [name for name in EVERY_FILE if name not in (*IMPORTED, *OF_ROWS)]
 IMAGENET = ((224, 224, 3), 1000)
 SIZES = {
     "layers": ((32, 32, 3), 10),
