@@ -23,6 +23,7 @@ from pipeline.config.compose import check_tree
 from pipeline.core.errors import DataError
 from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import show
+from pipeline.core.host.platforms import get_platform
 from pipeline.data.order import draw_permutation
 from pipeline.engine.monitors.log_lines import METRICS, read_lines
 from pipeline.inspect.dumps.opened_recipe import rebuild
@@ -72,7 +73,7 @@ def check_computed(verification: Verification, replay: Replay) -> None:
     environment = describe_environment(process)
     changes = [list_other_environment(origin.body, environment) for origin in receipt.origins]
     verification.causes += dict.fromkeys(text for texts in changes for text in texts)
-    if opened.backend.device.platform != "cpu":
+    if not get_platform(opened.backend.device.platform).is_host:
         verification.causes.append("equal bits are promised for the CPU alone")
     if opened.recipe.train.callbacks:
         verification.causes.append("train.callbacks, which aren't called")

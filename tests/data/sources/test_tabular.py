@@ -283,7 +283,7 @@ def test_rare_class_is_noted_with_what_helps(tmp_path: Path) -> None:
     text = "\n".join(["size,kind,code", *rows]) + "\n"
     fields = {"target": "kind", "ignored": ["size"]}
     (note,) = read(tmp_path, text, **fields).notes
-    assert note.startswith("class rare has 3 of 160 training rows (1.9%), so the accuracy hardly")
+    assert note.startswith("class rare has 4 of 160 training rows (2.5%), so the accuracy hardly")
     assert "train.loss.class_weights=balanced" in note
     assert "eval.metrics=[balanced_accuracy]" in note
     even = text.replace("usual", "rare", 80)

@@ -242,7 +242,7 @@ def test_overlong_field_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_overlong_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LINE", 1000)
-    with pytest.raises(ValueError, match="line 1: has more than 1,000 characters"):
+    with pytest.raises(ValueError, match="line 2: has more than 1,000 characters"):
         read(tmp_path, "a\n" + "1," * 1000)
 
 
