@@ -135,7 +135,7 @@ class SearchRange:
 
 
 @dataclass(frozen=True)
-class Budget:
+class ContestBudget:
     """How many runs each value gets."""
 
     trials: int
@@ -158,7 +158,7 @@ class Contest:
     """Ranges by value, in place of the declared ones; None: of all values."""
     tunes_on_fold: bool = True
     """Whether trials are judged on a fold of the training split; else on the evaluation split."""
-    earlier_budgets: tuple[Budget, ...] = ()
+    earlier_budgets: tuple[ContestBudget, ...] = ()
     """Smaller budgets with which the arena was run before, the first one first."""
 
     def list_ranges(self, workload: Workload, value: str) -> tuple[SearchRange, ...]:

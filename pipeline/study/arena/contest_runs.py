@@ -34,7 +34,7 @@ from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_written_at_ns
 from pipeline.stages.runner.context import RunOptions
 from pipeline.stages.runner.resumed_run import list_changed_keys
-from pipeline.study.arena.contest import Budget, Contest, Workload
+from pipeline.study.arena.contest import Contest, ContestBudget, Workload
 from pipeline.study.population.groups import list_member_problems
 from pipeline.study.population.shared_program import Places
 from pipeline.study.runs.ranking import is_larger_better, main_metric
@@ -156,15 +156,15 @@ def _require_same_contest(plan: Path, recorded: Mapping[str, Any], contest: Cont
 
 def _list_earlier_budgets(
     plan: Path, recorded: Mapping[str, Any], contest: Contest
-) -> tuple[Budget, ...]:
+) -> tuple[ContestBudget, ...]:
     """Return the smaller budgets that a folder had. Raises RunError if one was larger."""
     try:
-        last = Budget(int(recorded["trials"]), len(recorded["seeds"]))
+        last = ContestBudget(int(recorded["trials"]), len(recorded["seeds"]))
         items = recorded.get("earlier_budgets", [])
-        earlier = [Budget(int(item["trials"]), int(item["seeds"])) for item in items]
+        earlier = [ContestBudget(int(item["trials"]), int(item["seeds"])) for item in items]
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{plan}: must hold trials, seeds and earlier_budgets") from error
-    budget = Budget(contest.trials, contest.seeds)
+    budget = ContestBudget(contest.trials, contest.seeds)
     for name, count in vars(last).items():
         if getattr(budget, name) < count:
             text = f"has {count} {name}, this command {getattr(budget, name)}"

@@ -145,6 +145,7 @@ FREE = {
     "eval": "eval.every_steps=3",
     "monitor": "monitor.loss_every=3",
     "dump": "dump.steps=3",
+    "receipt": "receipt.every_steps=4",
     "cache": "cache.compiled=false",
     "profile": "profile.steps=20",
     # Both with parallel.mode=data: tests/training/parallel/test_layouts.py.

@@ -23,7 +23,7 @@ from pipeline.study.arena.arena_page import (
     summarize,
     write_results,
 )
-from pipeline.study.arena.contest import SHIPPED, Budget, Contest
+from pipeline.study.arena.contest import SHIPPED, Contest, ContestBudget
 from pipeline.study.arena.contest_runs import Heat
 from pipeline.study.arena.standings import MedianInterval, WorkloadStandings, judge_heat
 from tests.study.arena.runs import make_entry, make_failed_entry, make_heat
@@ -154,7 +154,7 @@ def test_page_says_that_verdicts_are_about_tuned_settings(
 def test_grown_budget_is_on_the_page_and_in_the_results(
     tmp_path: Path, heat: Heat, judged: WorkloadStandings
 ) -> None:
-    grown = replace(CONTEST, earlier_budgets=(Budget(2, 6),))
+    grown = replace(CONTEST, earlier_budgets=(ContestBudget(2, 6),))
     write_results(tmp_path, grown, [heat], [judged])
     results = json.loads((tmp_path / RESULTS).read_text())
     assert results["contest"]["earlier_budgets"] == [{"trials": 2, "seeds": 6}]

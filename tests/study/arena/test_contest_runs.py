@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DataError, RunError
-from pipeline.study.arena.contest import SHIPPED, Budget, Contest
+from pipeline.study.arena.contest import SHIPPED, Contest, ContestBudget
 from pipeline.study.arena.contest_runs import PLAN, choose_trial, hold_arena, read_run
 from tests.study.arena.runs import make_run
 
@@ -103,7 +103,7 @@ def test_budget_grows_and_its_past_is_kept(tmp_path: Path) -> None:
     for contest in contests:
         with hold_arena(tmp_path / "mine", contest) as held:
             pass
-    assert held.earlier_budgets == (Budget(4, 6), Budget(4, 8))
+    assert held.earlier_budgets == (ContestBudget(4, 6), ContestBudget(4, 8))
     declared = json.loads((tmp_path / "mine" / PLAN).read_text())
     assert declared["earlier_budgets"] == [
         {"trials": 4, "seeds": 6},
