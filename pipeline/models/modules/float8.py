@@ -9,6 +9,7 @@ get products of 8-bit types.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,7 +30,21 @@ def quantize(x: Array, dtype: Any) -> tuple[Array, Array]:
     scale = jnp.where(has_scale, largest / peak, 1)
     # A quotient that rounds up must not become infinite, and e4m3 has no infinity.
     scaled = jnp.clip(values * scale, -largest, largest)
+    scaled = lax.platform_dependent(
+        scaled, cpu=partial(_round_once, dtype=dtype), default=lambda numbers: numbers
+    )
     return jnp.where(jnp.isfinite(values), scaled, jnp.nan).astype(dtype), scale
+
+
+def _round_once(numbers: Array, dtype: Any) -> Array:
+    """Return the nearest numbers that an 8-bit type has, float32; of two the even one.
+
+    XLA may convert float32 to 8 bits by way of float16, which rounds twice on a CPU.
+    """
+    info = jnp.finfo(dtype)
+    _, exponents = jnp.frexp(numbers)
+    steps = jnp.ldexp(jnp.float32(1), jnp.maximum(exponents - 1, info.minexp) - info.nmant)
+    return jnp.round(numbers / steps) * steps
 
 
 def _multiply(first: Array, second: Array) -> Array:
