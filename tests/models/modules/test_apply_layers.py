@@ -59,7 +59,8 @@ def test_each_layer_is_listed_with_the_module_that_computes_it() -> None:
     found: dict[str, set[str]] = {}
     for name in COMPUTATIONS:
         source = Path(import_module(name).__file__ or "").read_text()
-        layers = re.findall(r"^@computes\(((?:standard|tokens|token_mixers|tables)\.\w+)\)", source, re.MULTILINE)
+        pattern = r"^@computes\(((?:standard|tokens|token_mixers|tables)\.\w+)\)"
+        layers = re.findall(pattern, source, re.MULTILINE)
         found[name] = set(layers)
     assert found == {name: set(layers) for name, layers in COMPUTATIONS.items()}
 
