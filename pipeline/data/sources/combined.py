@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import (
     BeforeValidator,
-    Field,
     NonNegativeFloat,
     PositiveInt,
     ValidationInfo,
@@ -106,7 +105,7 @@ class Concat(JoinedSpec):
     name: Literal["concat"] = "concat"
 
 
-Weights = Annotated[Seq[NonNegativeFloat], Field(min_length=1)]
+Weights = Seq[NonNegativeFloat]
 
 
 class WeightChange(Spec):

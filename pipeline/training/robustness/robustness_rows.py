@@ -74,6 +74,7 @@ class RobustnessReport:
     def to_document(self) -> dict[str, Any]:
         return {
             **asdict(self),
+            "attacks": [asdict(row) for row in self.attacks],
             "corruptions": [
                 {
                     "corruption": row.corruption,
