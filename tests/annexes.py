@@ -187,13 +187,14 @@ def copy_without(annexes: Iterable[str], folder: Path) -> None:
     for part in PARTS:
         shutil.copytree(ROOT / part, folder / part, copy_function=os.link)
     for name in annexes:
+        if "/" in name:
+            (folder / name).unlink()
+            continue
         path = folder / "pipeline" / Path(*name.split("."))
-        if not path.parent.exists():
-            continue  # an annex of an annex that is deleted already
         if path.is_dir():
             shutil.rmtree(path)
-        else:
-            (folder / name if "/" in name else path.with_suffix(".py")).unlink()
+        elif path.parent.exists():  # else of an annex that is deleted already
+            path.with_suffix(".py").unlink()
     for suffix in WEIGHT_FILES.values():
         (folder / f"weights{suffix}").write_bytes(b"0123")
 
