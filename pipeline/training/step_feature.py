@@ -75,8 +75,10 @@ class StepFeature:
 
     def keep_samples(self, batch: Batch) -> Array:
         """Return the samples of a batch that count, a mask, bool (B,): the loss of others is left
-        out, and the mean divides by the number of those that count."""
-        raise NotImplementedError
+        out, and the mean divides by the number of those that count. By default all count."""
+        import jax.numpy as jnp
+
+        return jnp.ones_like(batch.sample, bool)
 
     def split_batch(self, compute: ComputeGradients) -> ComputeGradients:
         """Return a function that computes the gradients of a batch from parts of it."""

@@ -69,7 +69,6 @@ def open_training(
     observers = evaluations.observers
     signals = context.options.signals
     pruner = context.options.pruner
-    features = context.features
     _prepare_folder(context)
     with signals.hold_stops(), ExitStack() as stack:
         periods = list_event_periods(recipe, built.run_schedule.steps_per_epoch)
@@ -95,7 +94,7 @@ def open_training(
             rollbacks=_make_rollbacks(context, save_periods, checkpoints),
             on_non_finite_step=recipe.train.on_nan.name,
             examine=partial(_examine, run),
-            dump=features.see_state,
+            dump=context.features.see_state,
             collect=_make_collector(run, observers),
             measure=partial(_measure, built.step_config.list_acting("measure")),
             gather=gather_arrays if is_shared else None,
@@ -111,7 +110,7 @@ def open_training(
         stack.callback(outlook.keep, evaluations.history)
         if checkpoints is not None:
             stack.enter_context(end_with(checkpoints.finish))
-        shown = features.state_steps, features.state_periods
+        shown = context.features.state_steps, context.features.state_periods
         yield program, schedule_events(recipe, built.run_schedule, *shown), hooks
 
 
