@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from benchmarks.child import child_process
 from benchmarks.tasks import Task
-from pipeline.core.host.cuda import PLATFORMS, make_memory_share
+from pipeline.core.host.cuda import PLATFORMS_VARIABLE, make_memory_share
 from pipeline.core.host.process_start import SETTINGS
 
 PROOF_STEPS = 3
@@ -139,7 +139,7 @@ def environment_of(module: str, *, on_gpu: bool) -> dict[str, str]:
     if on_gpu:
         return make_memory_share(GPU_SHARES)
     settings = SETTINGS if module == "benchmarks.ours" else {}
-    return {**settings, PLATFORMS: "cpu"}
+    return {**settings, PLATFORMS_VARIABLE: "cpu"}
 
 
 def _serve(pipe: Connection, module: str, task: Task, round_s: float) -> None:
