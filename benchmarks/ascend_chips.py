@@ -7,23 +7,27 @@ benchmarks/results/ascend_chips.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from benchmarks.measure import table
 from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
-from pipeline.backends.ascend.published.workloads import load_model_spec, trace_network
+from pipeline.backends.ascend.pricing.traced_step import TracedStep
+from pipeline.backends.ascend.published.workloads import (
+    describe_fields,
+    describe_input,
+    load_model_spec,
+    trace_module,
+)
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.core.files.package_paths import CONF
+from pipeline.training.losses import CrossEntropy
 
 CHIPS = ("ascend910", "atlas_a2")
 BATCH = 32
-CUSTOM = ("flax", "function", "keras", "layers", "onnx", "torch")
+CUSTOM = ("flax", "function", "keras", "layers", "onnx", "table", "torch")
 """Files of conf/model that name no network."""
 SHAPES: Mapping[str, tuple[int, ...]] = {
     "inception_v3": (299, 299, 3),
@@ -31,12 +35,14 @@ SHAPES: Mapping[str, tuple[int, ...]] = {
     "mlp": (28, 28, 1),
     "resnet20": (32, 32, 3),
     "vit_tiny": (32, 32, 3),
-    "wide_deep": (39, 1, 2),
     "wide_resnet40_10": (32, 32, 3),
     "xception": (299, 299, 3),
 }
-TOKENS = {"bert_base": (512, 2), "gpt2": (1024, 50257)}
+TOKENS = {"bert_base": (512, 2), "decoder": (1024, 50257), "gpt2": (1024, 50257)}
 """Tokens of a sample, and classes."""
+LABELS_BY_TOKEN = ("decoder", "gpt2")
+FIELDS = 39
+UNET_BATCH = 4
 
 
 def main() -> None:
@@ -69,6 +75,8 @@ def describe_sample(name: str) -> str:
     """Return the shape of a sample."""
     if name in TOKENS:
         return f"{TOKENS[name][0]} tokens"
+    if name == "wide_deep":
+        return f"{FIELDS} fields"
     return " x ".join(map(str, SHAPES.get(name, (224, 224, 3))))
 
 
@@ -79,56 +87,22 @@ def describe_step(step: PricedStep) -> str:
 
 
 def trace_zoo_network(name: str) -> TracedStep:
-    """Return a step of a network with momentum."""
+    """Return a step of a network with momentum and the mean cross entropy."""
+    batch, shape, classes = BATCH, SHAPES.get(name, (224, 224, 3)), 1000
+    inputs = describe_input(shape)
+    positions: tuple[int, ...] = ()
     if name in TOKENS:
-        return trace_language_step(name, *TOKENS[name])
-    shape = SHAPES.get(name, (224, 224, 3))
-    if name == "unet":
-        return trace_segmentation_step(name, shape)
-    classes = 2 if name == "wide_deep" else 1000
-    return trace_network(load_model_spec(name), BATCH, shape, classes)
-
-
-def trace_language_step(name: str, tokens: int, classes: int) -> TracedStep:
-    """Return a step on tokens: a class for each sample or, for GPT-2, for each token."""
-    labels = (BATCH, tokens) if name == "gpt2" else (BATCH,)
-    return _trace(name, of((BATCH, tokens)), of(labels), classes)
-
-
-def trace_segmentation_step(name: str, shape: tuple[int, ...]) -> TracedStep:
-    """Return a step on four images with a class for each pixel."""
-    return _trace(name, of((4, *shape), jnp.float32), of((4, *shape[:2])), 2)
-
-
-def of(shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
-    """Return an array of which only the shape is known."""
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def _trace(name: str, samples: Any, labels: Any, classes: int) -> TracedStep:
+        tokens, classes = TOKENS[name]
+        inputs = describe_input((tokens,), "int32")
+        positions = (tokens,) if name in LABELS_BY_TOKEN else ()
+    elif name == "wide_deep":
+        inputs, classes = describe_fields(FIELDS), 2
+    elif name == "unet":
+        batch, classes, positions = UNET_BATCH, 2, shape[:2]
+    labels = jax.ShapeDtypeStruct((batch, *positions), jnp.int32)
+    loss = CrossEntropy(reduction="mean", smoothing=0.0, smoothing_convention="uniform").build()
     network = load_model_spec(name).build(classes, "float32")
-    optimizer = optax.sgd(0.1, momentum=0.9)
-    rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
-    variables = dict(jax.eval_shape(lambda x: network.init(rngs, x, True), samples))
-    parameters = variables.pop("params")
-    state = (parameters, jax.eval_shape(optimizer.init, parameters), variables)
-
-    def step(state: Any, batch: Any) -> tuple[Any, Any]:
-        parameters, moments, statistics = state
-
-        def loss(parameters: Any) -> tuple[jax.Array, Any]:
-            logits, updated = network.apply(
-                {"params": parameters, **statistics}, batch[0], True,
-                mutable=list(statistics), rngs={"dropout": jax.random.key(1)},
-            )  # fmt: skip
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch[1])
-            return losses.mean(), dict(updated)
-
-        (value, statistics), gradients = jax.value_and_grad(loss, has_aux=True)(parameters)
-        updates, moments = optimizer.update(gradients, moments, parameters)
-        return (optax.apply_updates(parameters, updates), moments, statistics), value
-
-    return trace_step(step, state, (samples, labels), lambda state: state[0])
+    return trace_module(network, loss, inputs, labels, classes)
 
 
 if __name__ == "__main__":

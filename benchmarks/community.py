@@ -22,6 +22,7 @@ from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.pricing.traced_step import TracedStep
 from pipeline.backends.ascend.published.workloads import (
     ADAMW,
+    describe_input,
     load_model_spec,
     trace_image_step,
     trace_network,
@@ -35,7 +36,7 @@ ERNIE_WORDS = 18_000
 def trace_classifier(batch: int, tokens: int) -> TracedStep:
     """Return a step of BERT base with ERNIE's vocabulary on texts of `tokens` tokens."""
     spec = load_model_spec("bert_base").model_copy(update={"vocabulary": ERNIE_WORDS})
-    return trace_network(spec, batch, (tokens, 1, 1), 2, ADAMW)
+    return trace_network(spec, batch, describe_input((tokens,), "int32"), 2, ADAMW)
 
 
 def trace_row(row: Mapping[str, str]) -> tuple[TracedStep, str] | None:

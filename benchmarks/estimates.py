@@ -243,7 +243,7 @@ def find_metric(run_dir: Path) -> str:
 
 def write_table(root: Path) -> None:
     """Write the shipped table: a row for each run of a fit family, at 40 even shares."""
-    columns: dict[str, np.ndarray] = {}
+    columns: dict[str, Any] = {}
     shares = np.arange(1, POINTS + 1) / POINTS
     for kind in KINDS:
         curves = read_family_curves(root, "fit", kind)

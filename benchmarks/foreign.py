@@ -149,8 +149,8 @@ def format_page(comparisons: Sequence[Comparison]) -> str:
 
 def compare(name: str, seed: int) -> Comparison:
     """Compare an imported network with PyTorch's."""
-    package, _, family = name.partition("/")
-    assert package in COUNTS
+    text, _, family = name.partition("/")
+    package = next(package for package in COUNTS if package == text)
     try:
         network = make_network(package, family, seed)
     except Exception as error:

@@ -123,7 +123,7 @@ def inputs_of(
     stages = ["device=gpu", f"device.target={target}", "stages=[data,build,compile]"]
     loaded = load_recipe(recipe.removeprefix("+recipe="), [*recipe_overrides, *stages, *overrides])
     original = AbsentGpuBackend.compile
-    AbsentGpuBackend.compile = take  # type: ignore[method-assign]
+    AbsentGpuBackend.compile = take  # type: ignore[method-assign, assignment]
     try:
         with tempfile.TemporaryDirectory() as folder:
             run(loaded, Path(folder))

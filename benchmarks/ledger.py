@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -105,7 +106,8 @@ def rank_by_ledger(name: str, keys: Sequence[str], flipped: FlippedData) -> tupl
         run(load_recipe(name, [*keys, *QUIET, "train.ledger=true"]), Path(folder) / "run")
         arrays = read_saved(Path(folder) / "run").arrays
     names = [field.name for field in fields(SampleLedger)]
-    ledger = SampleLedger(**{name: arrays[f"ledger/{name}"] for name in names})
+    saved: dict[str, Any] = {name: arrays[f"ledger/{name}"] for name in names}
+    ledger = SampleLedger(**saved)
     wrong = flipped.true != flipped.labels
     right = arrays["ledger/rival"][wrong] == flipped.true[wrong]
     return flipped.rate(score_labels(ledger)), float(right.mean())

@@ -89,6 +89,7 @@ def _make_recipe(root: Path, case: str, seed: int) -> Any:
 def draw_inputs(folder: Path, root: Path, case: str, seed: int) -> Files:
     """Yield the initial weights, and the batches of all steps: images uint8, and labels."""
     import jax
+    import jax.numpy as jnp
 
     from pipeline.core.reporter import Reporter
     from pipeline.stages.build import build
@@ -98,7 +99,7 @@ def draw_inputs(folder: Path, root: Path, case: str, seed: int) -> Files:
     reporter = Reporter()
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
-    leaves = jax.tree.leaves_with_path(built.step.init(built.seed).params)
+    leaves = jax.tree.leaves_with_path(built.step.init(jnp.asarray(built.seed)).params)
     paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
     yield "given", dict(zip(paths, (np.asarray(leaf) for _, leaf in leaves), strict=True))
     rows = dataset.train_order.batches(0, STEPS).indices
@@ -139,9 +140,9 @@ def train_torch(folder: Path, root: Path, case: str, seed: int) -> Files:
                     x = functional.conv2d(x, w[f"{layer}/kernel"], w.get(f"{layer}/bias"))
                     x = functional.max_pool2d(functional.relu(x), 2)
             x = x.flatten(1)
-            for layer in range(3):
-                x = functional.linear(x, w[f"dense_{layer}/kernel"], w[f"dense_{layer}/bias"])
-                x = functional.relu(x) if layer < 2 else x
+            for number in range(3):
+                x = functional.linear(x, w[f"dense_{number}/kernel"], w[f"dense_{number}/bias"])
+                x = functional.relu(x) if number < 2 else x
             return x
 
         rate = CASES[case][1]

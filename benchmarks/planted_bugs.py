@@ -167,7 +167,7 @@ class LocalSide(CodeSide):
 def write_data(folder: Path) -> None:
     """Write the shipped digits, and a copy in which a label of 20 is one too high."""
     raw = read_selected(load_recipe("lenet5_digits"))
-    arrays = {
+    arrays: dict[str, Any] = {
         f"{letter}_{name}": np.asarray(split.columns[column])
         for name, split in (("train", raw.train), ("test", raw.eval))
         for letter, column in (("x", "image"), ("y", "label"))

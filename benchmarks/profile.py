@@ -17,7 +17,7 @@ import gzip
 import json
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,9 +146,9 @@ def _report(
     memory_gb_s: float,
     overrides: Sequence[str] = (),
 ) -> str:
-    busy_ms = Counter[str]()
-    moved_gb = Counter[str]()
-    operations = Counter[str]()
+    busy_ms: defaultdict[str, float] = defaultdict(float)
+    moved_gb: defaultdict[str, float] = defaultdict(float)
+    operations: defaultdict[str, float] = defaultdict(float)
     for name, us in profile.busy_us.items():
         kind = program.find_kind(name)
         if kind is None:
@@ -161,12 +161,12 @@ def _report(
         [
             kind,
             f"{ms:,.2f}",
-            f"{ms / busy_ms.total():.0%}",
+            f"{ms / sum(busy_ms.values()):.0%}",
             f"{operations[kind]:,.0f}",
             f"{moved_gb[kind]:.3f}",
             f"{moved_gb[kind] / ms * 1000:,.0f}",
         ]
-        for kind, ms in busy_ms.most_common()
+        for kind, ms in sorted(busy_ms.items(), key=lambda item: -item[1])
     ]
     header = ["operations", "ms a step", "share", "how many", "GB", "GB/s"]
     options = f"--task {task.name}"

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
@@ -103,7 +104,7 @@ class Forger:
         state = self.replay.go_to(step - 1 if kind == "step" else step)
         if kind == "step":
             # The update is left out, and the step counted.
-            state = replace(state, step=np.int32(step))
+            state = replace(state, step=jnp.int32(step))
         else:
             flat, tree = jax.tree.flatten(state.params)
             place = int(rng.integers(len(flat)))

@@ -101,10 +101,11 @@ def plan_jobs(jobs: int) -> float:
     """Plan the jobs of a new grid over learning rates and sink sizes; return seconds."""
     from pipeline.cli import train
     from pipeline.study.sweep import grid
+    from pipeline.study.sweep import table as sweep_table
 
     rates = ",".join(str(number / 10**6) for number in range(1, jobs // 2 + 1))
     spent_s: list[float] = []
-    before = grid.plan_grid, grid.run_all, train.conclude_sweep
+    before = grid.plan_grid, grid.run_all, sweep_table.conclude_sweep
 
     def plan(*args: Any, **options: Any) -> Any:
         with measure_processor_s() as seconds:
@@ -113,7 +114,7 @@ def plan_jobs(jobs: int) -> float:
         return jobs
 
     keys = [f"train.optimizer.lr={rates}", "train.sink_size=10,100", "hydra.sweep.dir=sweep"]
-    patched: Any = grid, train
+    patched: Any = grid, sweep_table
     patched[0].plan_grid = plan
     patched[0].run_all = lambda *_: None
     patched[1].conclude_sweep = lambda *_, **__: 0

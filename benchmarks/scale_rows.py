@@ -63,7 +63,7 @@ def _measure_sweep(jobs: int) -> float:
 def _write_npz(folder: Path, samples: int) -> Path:
     images = np.random.default_rng(0).integers(0, 255, (samples, *IMAGE), np.uint8)
     labels = np.arange(samples) % 10
-    test = {"x_test": images[:100], "y_test": labels[:100]}
+    test: dict[str, Any] = {"x_test": images[:100], "y_test": labels[:100]}
     np.savez(folder / "data.npz", x_train=images, y_train=labels, **test)
     return folder / "data.npz"
 

@@ -55,8 +55,8 @@ def main() -> None:
         environment = _make_environment(Path(byte_code))
         for checkout in checkouts.values():
             # This run writes the byte code.
-            with tempfile.TemporaryDirectory() as cache:
-                _measure(overrides, Path(cache), checkout, environment)
+            with tempfile.TemporaryDirectory() as unused_cache:
+                _measure(overrides, Path(unused_cache), checkout, environment)
         for _ in range(args.rounds):
             with tempfile.TemporaryDirectory() as folder:
                 for state in ("cold", "warm"):

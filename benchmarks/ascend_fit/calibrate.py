@@ -168,7 +168,7 @@ def calibrate_left_out(parts: Sequence[Parts]) -> list[dict[str, str | float]]:
 
     The columns are as in left_out.csv.
     """
-    rows = []
+    rows: list[dict[str, str | float]] = []
     for family in sorted({row.family for row in load_published_steps()}):
         other_parts = [part for part in parts if part.row.family != family]
         log_sd, scale = measure_spread(other_parts)

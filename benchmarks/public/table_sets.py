@@ -34,7 +34,7 @@ import hashlib
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
@@ -76,7 +76,10 @@ def read_list() -> list[TableSet]:
     with LIST.open(newline="", encoding="utf-8") as opened:
         rows = list(csv.DictReader(opened))
     kinds = {field.name: int if field.type == "int" else str for field in fields(TableSet)}
-    return [TableSet(**{key: kinds[key](text) for key, text in row.items()}) for row in rows]
+    values: Iterable[dict[str, Any]] = (
+        {key: kinds[key](text) for key, text in row.items()} for row in rows
+    )
+    return [TableSet(**row) for row in values]
 
 
 def require_versions(versions: Mapping[str, str]) -> None:

@@ -171,6 +171,17 @@ def describe_input(shape: tuple[int, ...], dtype: str = "float32") -> NetworkInp
     return NetworkInputs((NetworkInput("image", "image", ColumnSpec(shape, dtype)),))
 
 
+def describe_fields(count: int) -> NetworkInputs:
+    """Return the inputs of Wide & Deep: the indices and the values of a number of fields."""
+    return NetworkInputs(
+        tuple(
+            NetworkInput(name, name, ColumnSpec((count,), dtype))
+            for name, dtype in zip(FIELD_COLUMNS, ("int32", "float32"), strict=True)
+        ),
+        is_named=True,
+    )
+
+
 def trace_network(
     spec: ModelSpec,
     batch: int,
@@ -264,15 +275,8 @@ def _trace_ernie(row: Published) -> TracedStep:
 def _trace_wide_deep(row: Published) -> TracedStep:
     """Return a step of Wide & Deep; `pixels` is the number of fields, which have an index and a
     value each."""
-    table_fields = NetworkInputs(
-        tuple(
-            NetworkInput(name, name, ColumnSpec((row.pixels,), dtype))
-            for name, dtype in zip(FIELD_COLUMNS, ("int32", "float32"), strict=True)
-        ),
-        is_named=True,
-    )
     spec = load_model_spec(row.model)
-    return trace_network(spec, row.batch, table_fields, row.classes, ADAM)
+    return trace_network(spec, row.batch, describe_fields(row.pixels), row.classes, ADAM)
 
 
 TEXT_DETECTORS = ("dbnet_resnet18", "dbnet_resnet50", "dbnet_mobilenet_v3_large")
