@@ -83,6 +83,7 @@ LAZY_MODULES = {
     "pipeline.cli.commands.help",
     "pipeline.cli.commands.parameters",
     "pipeline.cli.commands.root",
+    "pipeline.cli.doctor",
     "pipeline.cli.profile",
     "pipeline.cli.job",
     "pipeline.cli.runs.export",

@@ -84,18 +84,20 @@ def warn_if(is_bad: bool, what: str, text: str, advice: str) -> CheckResult:
     return CheckResult("warn", what, text, advice) if is_bad else CheckResult("ok", what, text)
 
 
-def main(overrides: Sequence[str], *, details: bool = False) -> CommandResult:
+def main(
+    overrides: Sequence[str], *, details: bool = False, self_test: bool = False
+) -> CommandResult:
     """Print what is wrong, or with `details` the results of all checks, and one line in all.
 
-    The exit status is 1 if a check of the recipe failed, else 0. Nothing is downloaded. Raises
-    RecipeError for an invalid recipe.
+    `self_test` also runs commands of the installed package. The exit status is 1 if a check of the
+    recipe failed, else 0. Nothing is downloaded. Raises RecipeError for an invalid recipe.
     """
     recipe = compose_and_check(add_train_length(overrides))
     results = []
     # fmt: off
     checks = (
         check_software, check_tested, check_lock, check_device, check_cache, check_data,
-        check_outputs, check_limits, check_extras,
+        check_outputs, check_limits, check_extras, *([check_commands] if self_test else []),
     )
     # fmt: on
     for check in checks:
@@ -124,6 +126,15 @@ def _run_check(
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         yield CheckResult("fail", name, reason)
+
+
+def check_commands(recipe: Recipe) -> Iterator[CheckResult]:
+    """Run the commands of the self-test in a temporary folder."""
+    from pipeline.cli.self_test import run_self_test
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name, problem in run_self_test(Path(folder)):
+            yield CheckResult("fail" if problem else "ok", name, problem or "it works")
 
 
 def check_software(recipe: Recipe) -> Iterator[CheckResult]:

@@ -262,7 +262,11 @@ RECIPE_COMMANDS = (
 
         Exit status: 0 all is well, maybe with warnings, 1 a check has failed, 2 the recipe is
         wrong.""",
-        [overrides_argument(), flag("--details", text="Also print the checks that are fine.")],
+        [
+            overrides_argument(),
+            flag("--details", text="Also print the checks that are fine."),
+            flag("--self-test", text="Also train, replay, export and price small runs: 30 s."),
+        ],
         example="doctor +recipe=lenet5_mnist dataset.root=DIR",
     ),
     LazyCommand(
