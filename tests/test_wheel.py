@@ -11,12 +11,22 @@ import pytest
 
 import pipeline
 from pipeline.stages.record.provenance import describe_code
+from tests.release import build
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_package_is_typed() -> None:
     assert Path(pipeline.__file__).with_name("py.typed").read_bytes() == b""
+
+
+@pytest.mark.slow
+def test_distributions_of_two_builds_are_the_same_bytes(tmp_path: Path) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("a copy without its commits builds no release")
+    first, second = (build(tmp_path / name) for name in ("first", "second"))
+    assert first == second
+    assert {name.rpartition(".")[2] for name in first} == {"gz", "whl"}
 
 
 @pytest.mark.slow

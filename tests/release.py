@@ -1,0 +1,118 @@
+"""Checks of a release: what `pip install` of its files gives, without this checkout.
+
+    python -m tests.release                  # all versions of Python that pyenv or PATH has
+    python -m tests.release --python 3.13
+
+Builds the source distribution and the wheel of the last commit twice, which must be the same bytes.
+Installs the wheel in a new environment of each version of Python, trains in an empty folder by
+`doctor --self-test`, and checks the types of examples/annex by `mypy --strict`. Prints a line for
+each check; the exit status is 1 if one fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ANNEX = ROOT / "examples" / "annex"
+VERSIONS = ("3.11", "3.12", "3.13")
+
+
+def main() -> int:
+    """Run the checks; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--python", nargs="+", default=VERSIONS, metavar="VERSION")
+    versions = parser.parse_args().python
+    with tempfile.TemporaryDirectory() as folder:
+        problems = [problem for problem in check_release(Path(folder), versions) if problem]
+    return 1 if problems else 0
+
+
+def check_release(folder: Path, versions: Sequence[str]) -> Iterator[str]:
+    """Print a line for each check; yield its problem, or "" if there is none."""
+    first, second = (build(folder / name) for name in ("first", "second"))
+    yield report("same bytes", "" if first == second else f"{first} and {second}")
+    (wheel,) = (folder / "first").glob("*.whl")
+    for version in versions:
+        python = find_python(version)
+        if python is None:
+            print(f"Python {version}: isn't here, so it isn't tested")
+            continue
+        environment = folder / version
+        yield report(f"Python {version}: install", install(python, environment, wheel))
+        program = environment / "bin" / "python"
+        empty = folder / f"empty-{version}"
+        empty.mkdir()
+        yield report(
+            f"Python {version}: self-test",
+            call([program, "-m", "pipeline", "doctor", "--self-test"], empty),
+        )
+        yield report(
+            f"Python {version}: types of an annex",
+            call([program, "-m", "mypy", "--strict", ANNEX / "moons_annex"], empty),
+        )
+
+
+def build(folder: Path) -> dict[str, str]:
+    """Build the last commit in a copy; return the SHA-256 of each file by its name."""
+    copy = folder / "copy"
+    copy.mkdir(parents=True)
+    archive = subprocess.run(
+        ["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True
+    ).stdout
+    subprocess.run(["tar", "--extract"], cwd=copy, input=archive, check=True)
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+    subprocess.run(command, cwd=copy, check=True, capture_output=True)
+    shutil.rmtree(copy)
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def find_python(version: str) -> str | None:
+    """Return the program of a version of Python, also of one that only pyenv has."""
+    listed = (
+        subprocess.run(["pyenv", "latest", version], capture_output=True, text=True, check=False)
+        if shutil.which("pyenv")
+        else None
+    )
+    environment = dict(os.environ)
+    if listed is not None and listed.returncode == 0:
+        environment["PYENV_VERSION"] = listed.stdout.strip()
+    ended = subprocess.run(
+        [f"python{version}", "-c", "import sys; print(sys.executable)"],
+        env=environment, capture_output=True, text=True, check=False,
+    ) if shutil.which(f"python{version}") else None  # fmt: skip
+    return ended.stdout.strip() if ended is not None and ended.returncode == 0 else None
+
+
+def install(python: str, environment: Path, wheel: Path) -> str:
+    """Install the wheel and mypy in a new environment; return the problem, or ""."""
+    pip = [environment / "bin" / "python", "-m", "pip", "install", "--quiet"]
+    return call([python, "-m", "venv", environment], ROOT) or call([*pip, wheel, "mypy"], ROOT)
+
+
+def call(command: Sequence[str | Path], folder: Path) -> str:
+    """Run a command in a folder; return its last lines if it fails, else ""."""
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    ended = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return "" if ended.returncode == 0 else (ended.stdout + ended.stderr)[-1500:]
+
+
+def report(what: str, problem: str) -> str:
+    """Print whether a check succeeded; return its problem."""
+    print(f"{what}: {f'failed: {problem}' if problem else 'ok'}", flush=True)
+    return problem
+
+
+if __name__ == "__main__":
+    sys.exit(main())
