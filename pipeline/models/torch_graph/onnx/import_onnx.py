@@ -118,23 +118,7 @@ class _Network:
     @cached_property
     def producers(self) -> Mapping[str, OnnxNode]:
         """The node that computes a tensor, by the tensor's name."""
-        producers: dict[str, OnnxNode] = {}
-        defined = {"", *self.model.initializers, *(value.name for value in self.model.inputs)}
-        for node in self.model.nodes:
-            for name in node.inputs:
-                if name not in defined:
-                    raise ValueError(
-                        f"{self.model.describe(node)} reads {show_name(name)}, which is not "
-                        "before it"
-                    )
-            for name in filter(None, node.outputs):
-                if name in defined:
-                    raise ValueError(
-                        f"{self.model.describe(node)} computes {show_name(name)} again"
-                    )
-                defined.add(name)
-                producers[name] = node
-        return producers
+        return {name: node for node in self.model.nodes for name in filter(None, node.outputs)}
 
     @cached_property
     def output(self) -> str:
