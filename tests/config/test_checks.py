@@ -182,7 +182,17 @@ CASES = {
     "feature that needs microbatches": (
         ["train.features=[gradient_noise]"],
         "train.accumulate_steps = 1: must be above 1 with train.features.gradient_noise, which "
-        "compares microbatches with the batch; or parallel.mode must be data",
+        "compares microbatches with the batch; or parallel.mode must be data, with several shards",
+    ),
+    "feature that needs several shards": (
+        ["train.features=[gradient_noise]", "parallel.mode=data", "parallel.shards=1"],
+        "train.accumulate_steps = 1: must be above 1 with train.features.gradient_noise, which "
+        "compares microbatches with the batch; or parallel.mode must be data, with several shards",
+    ),
+    "feature that needs shards in a mode without them": (
+        ["train.features=[gradient_noise]", "parallel.mode=semi_auto"],
+        "train.accumulate_steps = 1: must be above 1 with train.features.gradient_noise, which "
+        "compares microbatches with the batch; or parallel.mode must be data, with several shards",
     ),
     "feature of a sum": (
         ["train.features=[{name: accumulate_labels, labels: 9}]", "train.loss.reduction=sum"],

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 OTHER_TASKS: Mapping[str, str] = {
-    r"coco|voc|yolo|ssd|.*rcnn|retinanet|.*detr|fcos|centernet|.*detect\w*": (
+    r"coco|voc|yolo|ssd|.*rcnn|retinanet|.*detr|fcos|centernet|(?:.*(?:object|face)_)?detect\w*": (
         "boxes of objects aren't predicted here; an image has a class, numbers or a mask"
     ),
     r"whisper|librispeech|asr|.*speech_recogn\w*": (

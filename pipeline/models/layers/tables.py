@@ -12,14 +12,33 @@ from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from pipeline.core.registry import Seq, component
+from pipeline.core.registry import Seq, Spec, component
 from pipeline.models.layers.model_spec import Features, LayerSpec
 
 MemberActivation = Literal["relu", "selu", "mish"]
 
 
+class ColumnFeatures(Spec):
+    """Settings of the features of columns, which a layer and a network have."""
+
+    frequencies: NonNegativeInt = 16
+    """Cosines of each number; 0: numbers aren't embedded."""
+    frequency_scale: PositiveFloat = 0.1
+    """Standard deviation of the initial frequencies w."""
+    number_size: PositiveInt = 3
+    """Features of a number, besides itself."""
+    category_size: PositiveInt = 8
+    """Length of a learned vector."""
+    one_hot_up_to: NonNegativeInt = 9
+    scale_factor: NonNegativeFloat = 6.0
+    """Factor of the learning rate of the scale of each feature, 1 at first; 0: no scales."""
+    slow_factor: PositiveFloat = 0.1
+    """Factor of the learning rate of w, b, V and c, and of a network's biases and parametric
+    activations."""
+
+
 @component("layer")
-class TableColumns(LayerSpec):
+class TableColumns(ColumnFeatures, LayerSpec):
     """Features of encoded rows of a table: (batch, columns) -> (batch, features).
 
     A number becomes PBLD features and itself, [V cos(2 pi w x + b) + c, x] (RealMLP). A column of
@@ -33,19 +52,6 @@ class TableColumns(LayerSpec):
     """Columns of numbers, which precede columns of categories."""
     categories: Seq[NonNegativeInt] = ()
     """Number of values of each column of categories."""
-    frequencies: NonNegativeInt = 16
-    """Cosines of each number; 0: numbers aren't embedded."""
-    frequency_scale: PositiveFloat = 0.1
-    """Standard deviation of the initial frequencies w."""
-    number_size: PositiveInt = 3
-    """Features of a number, besides itself."""
-    category_size: PositiveInt = 8
-    """Length of a learned vector."""
-    one_hot_up_to: NonNegativeInt = 9
-    scale_factor: NonNegativeFloat = 6.0
-    """Factor of the learning rate of the scale of each feature, 1 at first; 0: no scales."""
-    slow_factor: PositiveFloat = 0.1
-    """Factor of the learning rate of w, b, V and c."""
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    PrivateAttr,
-)
+from pydantic import Field, PositiveInt, PrivateAttr
 
 from pipeline.core.registry import Seq, component
 from pipeline.data.tables.encode_table import TableLayout
@@ -21,6 +14,7 @@ from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Dropout
 from pipeline.models.layers.tables import (
+    ColumnFeatures,
     MemberActivation,
     MemberDense,
     MemberHead,
@@ -36,7 +30,7 @@ AVERAGES: Mapping[Task, Literal["probabilities", "labels", "numbers"]] = {
 
 
 @component("model")
-class TableModel(LayeredModelSpec):
+class TableModel(ColumnFeatures, LayeredModelSpec):
     """Members that share the weights of dense layers, TabM (Gorishniy et al. 2024, arXiv
     2410.24210), with embeddings, activations and parametrisation of RealMLP (Holzmüller et al.
     2024, arXiv 2407.04491).
@@ -56,20 +50,6 @@ class TableModel(LayeredModelSpec):
     parametric: bool = True
     """Whether an activation is x + a (f(x) - x), with a learnt a, from 1, for each feature."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.15
-    frequencies: NonNegativeInt = 16
-    """Cosines of the embedding of each number; 0: numbers aren't embedded."""
-    frequency_scale: PositiveFloat = 0.1
-    """Standard deviation of the initial frequencies."""
-    number_size: PositiveInt = 3
-    """Features of a number, besides itself."""
-    category_size: PositiveInt = 8
-    """Length of the vectors of categories."""
-    one_hot_up_to: NonNegativeInt = 9
-    scale_factor: NonNegativeFloat = 6.0
-    """Factor of the learning rate of the scales of all features, which are 1 at first; 0: features
-    aren't scaled."""
-    slow_factor: PositiveFloat = 0.1
-    """Factor of the learning rate of biases, embeddings of numbers and parametric activations."""
     _layout: TableLayout | None = PrivateAttr(default=None)
     _targets: Targets | None = PrivateAttr(default=None)
 
@@ -109,13 +89,7 @@ class TableModel(LayeredModelSpec):
         columns = TableColumns(
             numbers=self._layout.numbers,
             categories=self._layout.categories,
-            frequencies=self.frequencies,
-            frequency_scale=self.frequency_scale,
-            number_size=self.number_size,
-            category_size=self.category_size,
-            one_hot_up_to=self.one_hot_up_to,
-            scale_factor=self.scale_factor,
-            slow_factor=self.slow_factor,
+            **self.model_dump(include=set(ColumnFeatures.model_fields)),
         )
         layers: list[LayerSpec] = [columns]
         for number, features in enumerate(self.hidden):

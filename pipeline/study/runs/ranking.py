@@ -18,10 +18,12 @@ from pipeline.study.paired_test import MIN_PAIRS, count_pairs_to_decide
 from pipeline.training.component_specs import Direction, list_metric_directions
 
 TRAIN_LOSS = "train_loss"
-SMALLER_IS_BETTER = frozenset({TRAIN_LOSS, "step_ms", "train_s", "parameters"})
-_SIZES = frozenset({"train_samples", "eval_samples", "parameters", "steps", "count"})
-_NOT_METRICS = _SIZES | {"step_ms", "median_step_ms", "train_s"}
+_TIMES = frozenset({"step_ms", "median_step_ms", "train_s"})
+SMALLER_IS_BETTER = _TIMES | {TRAIN_LOSS, "parameters"}
+_NOT_METRICS = _TIMES | {"train_samples", "eval_samples", "parameters", "steps", "count"}
+"""Figures that runs aren't ranked by unless one is named."""
 _PREFERRED = ("accuracy", "rmse", "mean_iou", "loss", "train_loss")
+"""Of metrics that equally many runs have, the first of these is the main one."""
 SEED = "seed"
 NUM_SHOWN = 5
 

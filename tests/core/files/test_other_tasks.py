@@ -7,6 +7,8 @@ import pytest
 from pipeline.core.files.other_tasks import explain_other_task
 
 
-@pytest.mark.parametrize("name", ["ppocket", "gateway", "vocal", "tt5", "cocoa", "x" * 1000])
+@pytest.mark.parametrize(
+    "name", ["ppocket", "gateway", "vocal", "tt5", "cocoa", "fraud_detection", "x" * 1000]
+)
 def test_similar_names_are_of_no_other_task(name: str) -> None:
     assert explain_other_task(name) is None

@@ -31,7 +31,14 @@ def test_speeds_are_not_metrics() -> None:
 
 @pytest.mark.parametrize(
     ("figure", "larger"),
-    [("accuracy", True), ("loss", False), ("train_loss", False), ("rmse", False), ("steps", True)],
+    [
+        ("accuracy", True),
+        ("loss", False),
+        ("train_loss", False),
+        ("rmse", False),
+        ("steps", True),
+        ("median_step_ms", False),
+    ],
 )
 def test_directions_of_metrics_are_defined(figure: str, larger: bool) -> None:
     assert is_larger_better(figure) is larger

@@ -29,8 +29,11 @@ _LINEAR_REGRESSOR = f"{DOMAIN}LinearRegressor"
 CLASSIFIERS = (f"{DOMAIN}LinearClassifier", _TREE_CLASSIFIER)
 ESTIMATORS = (*CLASSIFIERS, _LINEAR_REGRESSOR)
 """Operators that `replace_estimators` replaces by others."""
+_NUMBER = (int, float)
 SMALLEST = 1e-7
 """Probability in place of smaller ones of a forest, whose logits are logarithms."""
+_COMPUTED = {"post_transform": ("NONE",), "aggregate_function": ("SUM", "AVERAGE")}
+"""Values of attributes of trees that are computed, the default first."""
 MAX_DEPTH = 1_000
 """Most levels of a tree, each of which adds nodes to the graph."""
 
@@ -71,21 +74,31 @@ def _find_passed(model: OnnxModel, copies: Set[str]) -> set[str]:
         while names[-1] in producers and producers[names[-1]].op in copies:
             names.append("".join(producers[names[-1]].inputs))
         source = producers.get(names[-1])
-        if source is not None and source.op in CLASSIFIERS and names[-1] == source.outputs[1]:
+        if source is not None and source.op in CLASSIFIERS and names[-1] in source.outputs[1:2]:
             passed.update(names)
     return passed
 
 
 @dataclass
 class _EstimatorWriter:
-    """The nodes in place of one node, and their initializers by name."""
+    """The nodes in place of one node, and their initializers by name.
+
+    Sums z, float32 (samples, width), are what the file's transformation is applied to.
+    """
 
     node: OnnxNode
     nodes: list[OnnxNode] = field(default_factory=list)
     initializers: dict[str, np.ndarray] = field(default_factory=dict)
 
     def write(self, *, as_logits: bool) -> None:
-        """Add nodes that compute the outputs: of a classifier the class's number and its scores."""
+        """Add nodes that compute the outputs: of a classifier the class's number and its scores.
+
+        Raises ValueError for inputs, outputs or attributes that the operator doesn't have.
+        """
+        num_outputs = 2 if self.node.op in CLASSIFIERS else 1
+        if len(self.node.inputs) != 1 or len(self.node.outputs) != num_outputs:
+            numbers = f"{len(self.node.inputs)} inputs and {len(self.node.outputs)} outputs"
+            raise ValueError(f"has {numbers}; must have 1 and {num_outputs}")
         z, width = self._sum_trees() if self.node.op == _TREE_CLASSIFIER else self._sum_linear()
         transform = str(self.node.attributes.get("post_transform", "NONE"))
         if self.node.op == _LINEAR_REGRESSOR:
@@ -104,10 +117,10 @@ class _EstimatorWriter:
             self._name_last(self._call("ArgMax", scores, **attributes), self.node.outputs[0])
 
     def _sum_linear(self) -> tuple[str, int]:
-        """Add a layer of the coefficients and intercepts; return its output and width."""
+        """Add a layer of the coefficients and intercepts; return the name of z and its width."""
         coefficients = self._read_numbers("coefficients")
         intercepts = self._read_numbers("intercepts")
-        width = intercepts.size or int(self.node.attributes.get("targets", 1))  # type: ignore[arg-type]
+        width = intercepts.size or _read_integer(self.node.attributes, "targets")
         if width < 1 or not coefficients.size or coefficients.size % width:
             raise ValueError(f"has {coefficients.size:,} coefficients for {width:,} scores")
         weight = self._store("weight", coefficients.reshape(width, -1).T)
@@ -115,10 +128,10 @@ class _EstimatorWriter:
         return self._call("Gemm", self.node.inputs[0], weight, *biases), width
 
     def _sum_trees(self) -> tuple[str, int]:
-        """Add the sum of the trees; return its name and width."""
+        """Add the sum of the trees; return the name of z and its width."""
         attributes = dict(self.node.attributes)
         for name in ("treeids", "nodeids", "weights"):
-            attributes[f"target_{name}"] = attributes.pop(f"class_{name}", ())
+            attributes[f"target_{name}"] = _read_tuple(attributes, f"class_{name}")
         ids = _read_tuple(attributes, "class_ids")
         classes = self._count_classes()
         # With two classes, the scores of a single one are the second's.
@@ -180,7 +193,7 @@ class _EstimatorWriter:
         return max(len(_read_tuple(self.node.attributes, name)) for name in names)
 
     def _read_numbers(self, name: str) -> np.ndarray:
-        return np.array(_read_tuple(self.node.attributes, name), np.float32)
+        return np.array(_read_tuple(self.node.attributes, name, _NUMBER), np.float32)
 
     def _store(self, name: str, array: np.ndarray) -> str:
         name = f"{self.node.outputs[-1]}.{name}"
@@ -196,23 +209,42 @@ class _EstimatorWriter:
         self.nodes.append(OnnxNode(self.node.name, "Identity", (value,), (output,), {}))
 
 
-def _read_tuple(attributes: Mapping[str, Any], name: str) -> tuple[Any, ...]:
-    """Return an attribute, () if it is missing. Raises ValueError for another kind."""
-    value = attributes.get(name, ())
+def _read_tuple(
+    attributes: Mapping[str, Any], name: str, types: tuple[type, ...] = (object,)
+) -> tuple[Any, ...]:
+    """Return the values of an attribute, () if it is missing.
+
+    Files with float64 have some in a tensor, the attribute `NAME_as_tensor`. Raises ValueError for
+    another kind of attribute, and for values of other types.
+    """
+    value = attributes.get(name, attributes.get(f"{name}_as_tensor", ()))
     if isinstance(value, np.ndarray):
-        return tuple(value.ravel().tolist())
+        value = tuple(value.ravel().tolist())
     if not isinstance(value, tuple):
         raise ValueError(f"attribute {name} = {value!r:.60}; must be several values")
+    if not all(isinstance(item, types) for item in value):
+        kind = "numbers" if float in types else "whole numbers"
+        raise ValueError(f"attribute {name} = {value!r:.60}; must be {kind}")
+    return value
+
+
+def _read_integer(attributes: Mapping[str, Any], name: str) -> int:
+    """Return a whole number, 1 if it is missing. Raises ValueError for another kind."""
+    value = attributes.get(name, 1)
+    if not isinstance(value, int):
+        raise ValueError(f"attribute {name} = {value!r:.60}; must be a whole number")
     return value
 
 
 @dataclass(frozen=True)
 class _Trees:
-    """Nodes of all trees. A node's children are at 2 * node, and for `x <= threshold` one after."""
+    """Nodes of all trees."""
 
     features: np.ndarray
     thresholds: np.ndarray
     children: np.ndarray
+    """Node that follows node i, int32 (2 * nodes,): entry 2 * i + 1 if `x <= threshold`, else entry
+    2 * i. A leaf follows itself."""
     missing: np.ndarray
     """Whether a missing value counts as at most the threshold, bool (nodes,)."""
     leaves: np.ndarray
@@ -246,7 +278,7 @@ def read_trees(reader: OnnxNodeReader) -> OnnxValue:
     result = graph.call("sum.dim_IntList", look_up(trees.leaves, node), (1,), False)
     if reader.attribute("aggregate_function", "SUM") == "AVERAGE":
         result = graph.call("div.Scalar", result, len(trees.roots))
-    base = _read_tuple(reader.node.attributes, "base_values")
+    base = _read_tuple(reader.node.attributes, "base_values", _NUMBER)
     if base and len(base) != trees.leaves.shape[1]:
         raise ValueError(f"has {len(base)} base_values for {trees.leaves.shape[1]} targets")
     return graph.call("add.Tensor", result, graph.constant(np.array(base))) if base else result
@@ -254,43 +286,39 @@ def read_trees(reader: OnnxNodeReader) -> OnnxValue:
 
 def _parse_trees(attributes: Mapping[str, Any], sizes: tuple[int, ...]) -> _Trees:
     """Parse the trees for samples of `sizes`, (features,). Raises ValueError for damaged trees."""
-    transform = attributes.get("post_transform", "NONE")
-    function = attributes.get("aggregate_function", "SUM")
-    if transform != "NONE" or function not in ("SUM", "AVERAGE"):
-        raise ValueError(f"post_transform {transform} of {function} isn't computed here")
-    keys = list(
-        zip(
-            _read_tuple(attributes, "nodes_treeids"),
-            _read_tuple(attributes, "nodes_nodeids"),
-            strict=True,
-        )
-    )
+    for name, computed in _COMPUTED.items():
+        if (value := attributes.get(name, computed[0])) not in computed:
+            choices = " or ".join(computed)
+            raise ValueError(f"{name} {value!s:.60} isn't computed here; must be {choices}")
+    tree_ids = _read_tuple(attributes, "nodes_treeids", (int,))
+    node_ids = _read_tuple(attributes, "nodes_nodeids", (int,))
+    keys = list(zip(tree_ids, node_ids, strict=False))
     numbers = {key: number for number, key in enumerate(keys)}
-    count = len(keys)
-    if not count or len(numbers) < count or len(sizes) != 1:
+    count = len(tree_ids)
+    if not count or len(numbers) < max(count, len(node_ids)) or len(sizes) != 1:
         raise ValueError("has no nodes, or a node twice, or reads samples that aren't rows")
 
-    def read_column(name: str, default: Any = None) -> tuple[Any, ...]:
-        values = _read_tuple(attributes, f"nodes_{name}")
+    def read_column(name: str, *types: type, default: Any = None) -> tuple[Any, ...]:
+        values = _read_tuple(attributes, f"nodes_{name}", types)
         values = values or (default,) * count
         if len(values) != count or None in values:
             raise ValueError(f"nodes_{name} has {len(values):,} values for {count:,} nodes")
         return values
 
     def find_children(name: str) -> np.ndarray:
-        ids = zip(keys, read_column(name), strict=True)
+        ids = zip(keys, read_column(name, int), strict=True)
         return np.array([numbers.get((tree, child), -1) for (tree, _), child in ids], np.int32)
 
-    modes = read_column("modes")
-    features = np.array(read_column("featureids"), np.int64)
-    values = _read_tuple(attributes, "nodes_values_as_tensor") or read_column("values")
+    modes = read_column("modes", object)
+    features = np.array(read_column("featureids", int), np.int64)
+    values = read_column("values", *_NUMBER)
     is_leaf = np.array([mode == "LEAF" for mode in modes])
     children = np.stack([find_children("falsenodeids"), find_children("truenodeids")], 1)
-    if (features[~is_leaf] >= sizes[0]).any() or (features < 0).any() or len(values) != count:
+    if (features[~is_leaf] >= sizes[0]).any() or (features < 0).any():
         raise ValueError(f"its trees read features that aren't among the {sizes[0]:,} of a sample")
     if (children[~is_leaf] < 0).any():
         raise ValueError("a branch of its trees has no node")
-    missing = np.array(read_column("missing_value_tracks_true", 0)).astype(bool)
+    missing = np.array(read_column("missing_value_tracks_true", int, default=0)).astype(bool)
     thresholds, is_swapped = _to_thresholds(modes, np.array(values, np.float64))
     children[is_swapped] = children[is_swapped][:, ::-1]
     children[is_leaf] = np.flatnonzero(is_leaf)[:, None]
@@ -326,12 +354,19 @@ def _to_thresholds(modes: tuple[Any, ...], values: np.ndarray) -> tuple[np.ndarr
 
 def _add_leaves(attributes: Mapping[str, Any], numbers: Mapping[Any, int]) -> np.ndarray:
     """Return what each node adds to the targets, float32 (nodes, targets)."""
-    columns = [_read_tuple(attributes, f"target_{name}") for name in ("treeids", "nodeids", "ids")]
-    tensor = _read_tuple(attributes, "target_weights_as_tensor")
-    weights = tensor or _read_tuple(attributes, "target_weights")
-    targets = attributes.get("n_targets", 1)
-    if not isinstance(targets, int) or not 0 < targets * len(numbers) <= MAX_CONSTANTS:
-        raise ValueError(f"has {len(numbers):,} nodes for {targets} targets, which is too much")
+    names = ("treeids", "nodeids", "ids")
+    columns = [_read_tuple(attributes, f"target_{name}", (int,)) for name in names]
+    weights = _read_tuple(attributes, "target_weights", _NUMBER)
+    if {len(weights)} != set(map(len, columns)):
+        lengths = ", ".join(f"{len(column):,}" for column in columns)
+        raise ValueError(
+            f"target_treeids, nodeids and ids have {lengths} values for "
+            f"{len(weights):,} target_weights"
+        )
+    targets = _read_integer(attributes, "n_targets")
+    if not 0 < targets * len(numbers) <= MAX_CONSTANTS:
+        size = f"{len(numbers):,} nodes for {targets:,} targets"
+        raise ValueError(f"has {size}; their product must be 1 to {MAX_CONSTANTS:,}")
     leaves = np.zeros((len(numbers), targets), np.float64)
     for tree, node, target, weight in zip(*columns, weights, strict=True):
         if (tree, node) not in numbers or not 0 <= target < targets:

@@ -4,7 +4,8 @@ It computes all shapes, and the nodes that read constants. A node's inputs and a
 by the functions that translate operators.
 
 An ONNX file needn't have shapes. So the shape of every value is computed at two batch sizes. A size
-that differs between them must be linear in the batch, and nodes of the graph compute it.
+that differs between them is taken as linear in the batch, and nodes of the graph compute it.
+Another two batch sizes show whether it is.
 """
 
 from __future__ import annotations
@@ -90,14 +91,17 @@ Argument = Any
 
 @dataclass
 class TorchGraphBuilder:
-    """The nodes and arrays of a graph, to which calls add."""
+    """The nodes and arrays of a graph, to which calls add.
+
+    Its methods are called inside `jax.eval_shape`, so only shapes are computed.
+    """
 
     batches: tuple[int, int]
     """The batch sizes at which shapes are computed; equal if the network has only one."""
     weights: dict[str, np.ndarray]
     """Parameters and statistics by their names in the graph, in PyTorch's order of axes."""
     first_input: ValueOf
-    """Reference to the first input, whose batch size that of the others equals."""
+    """Reference to the first input. All inputs have its batch size."""
     declared_batch: int | None
     """The batch size of the file's input; None if it is open."""
     nodes: list[GraphNode] = field(default_factory=list)
@@ -107,11 +111,17 @@ class TorchGraphBuilder:
     kind: str = ""
     """ONNX operator of the nodes that are added next."""
     line: str = ""
+    """Description of the ONNX node, for messages about the nodes that are added next."""
     _sizes: dict[BatchSize, ValueOf] = field(default_factory=dict)
     _stored: dict[int, tuple[np.ndarray, ArrayOf]] = field(default_factory=dict)
     """Constants that nodes read, and references to them, by the identity of the arrays."""
     _num_folded_values: int = 0
     """Number of values of all computed constants."""
+
+    @property
+    def sizes(self) -> frozenset[BatchSize]:
+        """Sizes that nodes compute from the batch."""
+        return frozenset(self._sizes)
 
     def input(self, spec: TensorSpec, reference: ValueOf) -> OnnxValue:
         """Return an input of the network."""
@@ -167,7 +177,7 @@ class TorchGraphBuilder:
     def size(self, first: int, second: int) -> Length:
         """Return the size that is `first` and `second` at the two batch sizes.
 
-        Raises ValueError if it isn't linear in the batch.
+        Raises ValueError if no whole numbers make it linear in the batch.
         """
         if first == second:
             return first
@@ -178,9 +188,11 @@ class TorchGraphBuilder:
         return BatchSize(per_sample, first - per_sample * low)
 
     def integers(self, value: OnnxValue) -> tuple[Length, ...]:
-        """Return the whole numbers of a constant. Raises ValueError if it isn't a constant."""
+        """Return the whole numbers of a constant. Raises ValueError for another value."""
         if not value.is_constant:
             raise ValueError("a shape or an axis depends on the values of the network's input")
+        if value.ndim > 1 or value.is_float:
+            raise ValueError(f"a shape or an axis is {value.dtype} of {value.ndim} axes")
         first, second = (np.atleast_1d(array).tolist() for array in value.arrays)
         return tuple(map(self.size, first, second))
 
@@ -361,7 +373,7 @@ class OnnxNodeReader:
         return tuple(map(self.value, range(len(self.inputs))))
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute or the default. Unless that is None, it determines the type."""
+        """Return an attribute, or the default. It must have the default's type, unless None."""
         value = self.node.attributes.get(name, default)
         types: Any = {int: int, float: (int, float), str: str, tuple: tuple}.get(type(default))
         if types is not None and not isinstance(value, types):

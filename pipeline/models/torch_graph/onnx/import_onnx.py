@@ -19,6 +19,7 @@ from pipeline.core.files.name_text import show_name
 from pipeline.models.torch_graph.conversion.export_module import MAX_CONSTANT_BYTES, place_array
 from pipeline.models.torch_graph.conversion.functional_form import find_array_uses, prune_form
 from pipeline.models.torch_graph.graph import (
+    ArrayOf,
     ArraySpec,
     Form,
     GraphNode,
@@ -35,6 +36,7 @@ from pipeline.models.torch_graph.onnx import shape_nodes as shape_nodes
 from pipeline.models.torch_graph.onnx import value_nodes as value_nodes
 from pipeline.models.torch_graph.onnx.estimator_nodes import replace_estimators
 from pipeline.models.torch_graph.onnx.graph_builder import (
+    BATCH,
     ONNX_OPERATORS,
     TRAINING,
     OnnxNodeReader,
@@ -48,6 +50,8 @@ from pipeline.models.torch_graph.operators.known_operators import require_comput
 
 BATCHES = (2, 3)
 """Batch sizes at which shapes are computed."""
+OTHER_BATCHES = (5, 7)
+"""Batch sizes at which a size must have the same coefficients; n * n isn't linear."""
 MAP = "ai.onnx.ml.ZipMap"
 COPIES = ("Identity", "Cast", MAP)
 """Operators that pass scores on. Each reads one tensor."""
@@ -118,23 +122,7 @@ class _Network:
     @cached_property
     def producers(self) -> Mapping[str, OnnxNode]:
         """The node that computes a tensor, by the tensor's name."""
-        producers: dict[str, OnnxNode] = {}
-        defined = {"", *self.model.initializers, *(value.name for value in self.model.inputs)}
-        for node in self.model.nodes:
-            for name in node.inputs:
-                if name not in defined:
-                    raise ValueError(
-                        f"{self.model.describe(node)} reads {show_name(name)}, which is not "
-                        "before it"
-                    )
-            for name in filter(None, node.outputs):
-                if name in defined:
-                    raise ValueError(
-                        f"{self.model.describe(node)} computes {show_name(name)} again"
-                    )
-                defined.add(name)
-                producers[name] = node
-        return producers
+        return {name: node for node in self.model.nodes for name in filter(None, node.outputs)}
 
     @cached_property
     def output(self) -> str:
@@ -234,21 +222,12 @@ class _Network:
         """Build the graph with shapes at two batch sizes; if they are equal, for that size only."""
         batch = batches[0] if batches[0] == batches[1] else None
         inputs = {self.find_sample(tensor).name: self.spec(tensor, batch) for tensor in self.inputs}
-        references = refer_to_inputs(len(inputs))
         weights = NetworkWeights(self.nodes, self.model.initializers, self.names)
-        arrays = {
-            weights.names[tensor]: np.asarray(self.model.initializers[tensor.name], np.float32)
-            for tensor in weights.tensors
-        }
-        builder = TorchGraphBuilder(batches, arrays, references[0], self.inputs[0].shape[0])
-        results: list[OnnxValue] = []
-
-        def trace() -> None:
-            results.append(self._read_nodes(builder, inputs, weights))
-
-        # JAX computes the shapes of all values, but no values.
-        jax.eval_shape(trace)
-        output = results[0].reference
+        builder, output = self._trace(batches, inputs, weights)
+        if builder.sizes - {BATCH}:
+            other, _ = self._trace(OTHER_BATCHES, inputs, weights)
+            if other.sizes != builder.sizes:
+                raise ValueError(f"{self.model.file}: a size isn't linear in the batch size")
         if not isinstance(output, ValueOf):
             raise ValueError(f"{self.model.file}: its output does not depend on its input")
         form = prune_form(tuple(builder.nodes), output, {})
@@ -262,6 +241,28 @@ class _Network:
             _with_training(form, False),
             {spec.name: array for spec, array in specs.items()},
         )
+
+    def _trace(
+        self,
+        batches: tuple[int, int],
+        inputs: Mapping[str, TensorSpec],
+        weights: NetworkWeights,
+    ) -> tuple[TorchGraphBuilder, ValueOf | ArrayOf | None]:
+        """Return the builder after all nodes, and its reference to the output."""
+        arrays = {
+            weights.names[tensor]: np.asarray(self.model.initializers[tensor.name], np.float32)
+            for tensor in weights.tensors
+        }
+        first_input, *_ = refer_to_inputs(len(inputs))
+        builder = TorchGraphBuilder(batches, arrays, first_input, self.inputs[0].shape[0])
+        results: list[OnnxValue] = []
+
+        def trace() -> None:
+            results.append(self._read_nodes(builder, inputs, weights))
+
+        # JAX computes the shapes of all values, but no values.
+        jax.eval_shape(trace)
+        return builder, results[0].reference
 
     def _read_nodes(
         self,

@@ -105,17 +105,35 @@ class OnnxModel:
         name = f" {show_name(node.name)}" if node.name else ""
         return f"{self.file}: {show_name(node.op)}{name}, opset {self.opset}"
 
+    def require_order(self) -> None:
+        """Raise ValueError unless each node reads tensors that are defined before it, once.
+
+        So no tensors depend on each other in a cycle.
+        """
+        defined = {"", *self.initializers, *(value.name for value in self.inputs)}
+        for node in self.nodes:
+            for name in node.inputs:
+                if name not in defined:
+                    problem = f"reads {show_name(name)}, which is not before it"
+                    raise ValueError(f"{self.describe(node)} {problem}")
+            for name in filter(None, node.outputs):
+                if name in defined:
+                    raise ValueError(f"{self.describe(node)} computes {show_name(name)} again")
+                defined.add(name)
+
 
 def read_onnx(path: Path) -> OnnxModel:
     """Read a file and its external data. Raises ValueError that names the file."""
     try:
-        return _read_model(path, memoryview(read_bytes(path, MAX_BYTES)))
+        model = _read_model(path, memoryview(read_bytes(path, MAX_BYTES)))
     except OSError as error:
         raise ValueError(f"{path}: can't be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: is damaged: a name is no text") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    model.require_order()
+    return model
 
 
 def _read_model(path: Path, content: memoryview) -> OnnxModel:

@@ -28,8 +28,8 @@ from pipeline.models.torch_graph.operator_table import (
 )
 
 Axes = Sequence[int]
-BARE = "forward"
-"""Name in jax.numpy of an inverse transform without a factor."""
+UNSCALED = "forward"
+"""Normalisation by which an inverse transform of jax.numpy has no factor."""
 
 
 def power_norm(x: Array, power: float, axis: Any, keepdims: bool = False) -> Array:
@@ -48,7 +48,7 @@ def power_norm(x: Array, power: float, axis: Any, keepdims: bool = False) -> Arr
     if power == 2:
         total = jnp.sum(jnp.square(size), axis=axis, keepdims=keepdims)
         return _root(total, 2)
-    # A power of 0 has no gradient that is finite.
+    # The gradient of 0 ** power isn't finite for a power below 1.
     is_zero = size == 0
     powers = jnp.where(
         is_zero, 0.0**power if power > 0 else np.inf, _one_at(is_zero, size) ** power
@@ -128,7 +128,7 @@ def solve(matrix: Array, right: Array, *, left: bool = True) -> Array:
     return solved[..., 0] if is_vector else solved
 
 
-# Results after the first are of PyTorch's own gradient, and no network reads them.
+# Other results of PyTorch's, such as the LU decomposition, serve its gradient, no network.
 _register("_linalg_solve_ex.default", "linalg_solve_ex.default")(
     lambda matrix, right, *, left=True, check_errors=False: (solve(matrix, right, left=left),)
 )
@@ -143,22 +143,38 @@ _register("linalg_cholesky.default")(lambda x, *, upper=False: jnp.linalg.choles
 _register("linalg_cholesky_ex.default")(
     lambda x, *, upper=False, check_errors=False: (jnp.linalg.cholesky(x, upper=upper),)
 )
-_register("linalg_qr.default")(lambda x, mode="reduced": tuple(jnp.linalg.qr(x, mode=mode)))
 _register("linalg_eigh.default", "_linalg_eigh.default")(
     lambda x, UPLO="L", *_: tuple(jnp.linalg.eigh(x, UPLO=UPLO, symmetrize_input=False))  # noqa: N803
 )
 _register("linalg_matrix_exp.default", "matrix_exp.default")(jax.scipy.linalg.expm)
 
 
-@_register("linalg_svd.default", "_linalg_svd.default")
-def decompose(
-    x: Array, full_matrices: bool = True, compute_uv: bool = True, *, driver: str | None = None
+@_register("linalg_qr.default")
+def decompose_qr(x: Array, mode: str = "reduced") -> tuple[Array, Array]:
+    """Return Q and R. In mode "r", Q is empty."""
+    if mode == "r":
+        return jnp.zeros(0, x.dtype), jnp.linalg.qr(x, mode="r")
+    q, r = jnp.linalg.qr(x, mode=mode)
+    return q, r
+
+
+@_register("linalg_svd.default")
+def decompose_svd(
+    x: Array, full_matrices: bool = True, *, driver: str | None = None
 ) -> tuple[Array, ...]:
     """Return U, the singular values and the transpose of V."""
-    if not compute_uv:
-        values = jnp.linalg.svd(x, compute_uv=False)
-        return values, values, values
     return tuple(jnp.linalg.svd(x, full_matrices=full_matrices))
+
+
+@_register("_linalg_svd.default")
+def decompose_svd_or_values(
+    x: Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Array, ...]:
+    """Return U, the singular values and the transpose of V; both are empty if not `compute_uv`."""
+    if compute_uv:
+        return decompose_svd(x, full_matrices)
+    empty = jnp.zeros(0, x.dtype)
+    return empty, jnp.linalg.svd(x, compute_uv=False), empty
 
 
 @_register("linalg_solve_triangular.default")
@@ -176,10 +192,22 @@ def solve_triangular(
 
 aten("vdot.default")(plain(jnp.vdot))
 aten("linalg_cross.default")(plain(lambda x, y, *, dim=-1: jnp.cross(x, y, axis=dim)))
-aten("cross.default")(plain(lambda x, y, dim=-1: jnp.cross(x, y, axis=dim)))
 
 
-# A program of torch.export has the second name, of transformers' experts.
+@aten("cross.default")
+@plain
+def cross(x: Any, y: Any, dim: int | None = None) -> Any:
+    """Return cross products along an axis; by default along the first one of size 3."""
+    if dim is None:
+        shape = jnp.broadcast_shapes(x.shape, y.shape)
+        axes = [axis for axis, size in enumerate(shape) if isinstance(size, int) and size == 3]
+        if not axes:
+            raise ValueError(f"cross products of shape {shape}: an axis must have size 3")
+        dim = axes[0] - len(shape)
+    return jnp.cross(x, y, axis=dim)
+
+
+# The first name is of transformers, whose experts call it.
 @aten("grouped_mm_fallback.default", library="transformers")
 @aten("_grouped_mm.default")
 @plain
@@ -196,7 +224,8 @@ def grouped_products(
     if first.ndim == 3 and second.ndim == 3:
         return jnp.matmul(first, second)
     if first.ndim != 2 or second.ndim != 3 or offs is None:
-        raise ValueError(f"grouped products of shapes {first.shape} and {second.shape}")
+        problem = f"grouped products of shapes {first.shape} and {second.shape}"
+        raise ValueError(f"{problem}; must be (rows, in) and (groups, in, out), with offsets")
     sizes = jnp.diff(offs, prepend=jnp.zeros(1, offs.dtype))
     return lax.ragged_dot(first, second.astype(first.dtype), sizes.astype(jnp.int32))
 
@@ -288,7 +317,11 @@ def transform_complex(x: TorchTensor, dim: Axes, normalization: int, forward: bo
     axes = [axis % x.ndim for axis in dim]
     if not axes:
         return to_tensor(array)
-    y = jnp.fft.fftn(array, axes=axes) if forward else jnp.fft.ifftn(array, axes=axes, norm=BARE)
+    y = (
+        jnp.fft.fftn(array, axes=axes)
+        if forward
+        else jnp.fft.ifftn(array, axes=axes, norm=UNSCALED)
+    )
     return to_tensor(_scale(y, axes, array.shape, normalization))
 
 
@@ -301,6 +334,6 @@ def transform_to_real(
     axes = [axis % x.ndim for axis in dim]
     *others, last = axes
     if others:
-        array = jnp.fft.ifftn(array, axes=others, norm=BARE)
-    y = jnp.fft.irfft(array, last_dim_size, axis=last, norm=BARE)
+        array = jnp.fft.ifftn(array, axes=others, norm=UNSCALED)
+    y = jnp.fft.irfft(array, last_dim_size, axis=last, norm=UNSCALED)
     return to_tensor(_scale(y, axes, y.shape, normalization).astype(context.dtype))

@@ -22,6 +22,7 @@ from pydantic import Field, PositiveFloat
 from pipeline.core.registry import component
 from pipeline.training.features.common_features import LabelCount
 from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
+from pipeline.training.parallel.parallel_spec import count_shards
 from pipeline.training.step_feature import StepFeature
 
 if TYPE_CHECKING:
@@ -47,10 +48,11 @@ class GradientNoiseSpec(FeatureSpec):
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
 
     def check(self, recipe: Any) -> Iterator[str]:
-        if recipe.train.accumulate_steps == 1 and recipe.parallel.mode == "none":
+        if not _splits_batch(recipe):
             yield (
                 "train.accumulate_steps = 1: must be above 1 with train.features.gradient_noise, "
-                "which compares microbatches with the batch; or parallel.mode must be data"
+                "which compares microbatches with the batch; or parallel.mode must be data, with "
+                "several shards"
             )
 
     def build(self, context: FeatureContext) -> StepFeature:
@@ -58,9 +60,23 @@ class GradientNoiseSpec(FeatureSpec):
         return GradientNoise(self.decay, tuple(f"noise_scale/{layer}" for layer in layers))
 
 
+def _splits_batch(recipe: Any) -> bool:
+    """Return whether the gradients of a batch are computed in parts."""
+    parallel = recipe.parallel
+    if recipe.train.accumulate_steps > 1:
+        return True
+    if not parallel.is_data_parallel:
+        return False
+    if parallel.reproducible in (None, "exact"):
+        return count_shards(parallel, recipe.train.batch_size) > 1
+    # A launcher starts processes, whose number isn't in the recipe, each with a device.
+    return parallel.num_devices > 1 or recipe.launch.name != "none"
+
+
 @dataclass(frozen=True)
 class GradientNoise(StepFeature):
-    """Averages of the two estimates by layer: {layer: (S, |G|^2)}, float32 ()."""
+    """Estimates the noise scales. Its state has the averages by layer, {layer: (S, |G|^2)}, float32
+    (). They start at 0, which cancels in the ratio."""
 
     name: ClassVar[str] = "gradient_noise"
     decay: float
@@ -107,10 +123,10 @@ class GradientNoise(StepFeature):
             # A part's gradients are its share of the mean: 1 / parts of the gradients of its mean.
             small = parts * part_squares[layer] / part_scale**2
             large = squares[layer] / scale**2
-            rate = (1 - self.decay) / (parts - 1)
+            share = (1 - self.decay) / (parts - 1)
             averages[layer] = (
-                self.decay * noise + rate * samples * (small - large),
-                self.decay * signal + rate * (parts * large - small),
+                self.decay * noise + share * samples * (small - large),
+                self.decay * signal + share * (parts * large - small),
             )
         return averages
 

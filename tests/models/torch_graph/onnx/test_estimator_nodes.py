@@ -110,6 +110,9 @@ def make_attribute(name: str, value: Any) -> bytes:
         return encode({1: name, 3: value, 20: 2})
     if isinstance(value, str):
         return encode({1: name, 4: value, 20: 3})
+    if isinstance(value, np.ndarray):
+        tensor = encode({1: list(value.shape), 2: 11, 9: value.astype("<f8").tobytes()})
+        return encode({1: name, 5: tensor, 20: 4})
     if isinstance(value[0], str):
         return encode({1: name, 9: value, 20: 8})
     if isinstance(value[0], float):
@@ -169,6 +172,16 @@ def test_mean_and_base_value_of_trees(tmp_path: Path) -> None:
     assert compute(graph, make_samples([0.4, 0.6]))[:, 0].tolist() == [11, 13]
 
 
+def test_tensors_of_float64_replace_lists(tmp_path: Path) -> None:
+    """As scikit-learn's converter writes the numbers of a model of float64 samples."""
+    names = ("nodes_values", "target_weights")
+    attributes = {name: value for name, value in TREE.items() if name not in names}
+    attributes |= {f"{name}_as_tensor": np.array(TREE[name]) for name in names}
+    attributes["base_values_as_tensor"] = np.array([10.0])
+    graph = import_node(tmp_path, "TreeEnsembleRegressor", **attributes)
+    assert compute(graph, make_samples([0.4, 0.6]))[:, 0].tolist() == [9, 11]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -181,9 +194,13 @@ def test_mean_and_base_value_of_trees(tmp_path: Path) -> None:
         ({"nodes_values": [0.5]}, "nodes_values has 1 values for 3 nodes"),
         ({"target_nodeids": [1, 9]}, "a leaf is at node 9 of tree 0 for target 0"),
         ({"target_ids": [0, 5]}, "for target 5"),
-        ({"n_targets": 2**30}, "which is too much"),
-        ({"post_transform": "PROBIT"}, "post_transform PROBIT of SUM isn't computed"),
+        ({"n_targets": 2**30}, "3 nodes for 1,073,741,824 targets; their product must be"),
+        ({"post_transform": "PROBIT"}, "post_transform PROBIT isn't computed here; must be NONE"),
         ({"base_values": [1.0, 2.0]}, "has 2 base_values for 1 targets"),
+        ({"aggregate_function": "MIN"}, "aggregate_function MIN isn't computed here; must be SUM"),
+        ({"target_weights": [1.0]}, "ids have 2, 2, 2 values for 1 target_weights"),
+        ({"target_ids": ["a", "b"]}, r"target_ids = \('a', 'b'\); must be whole numbers"),
+        ({"nodes_treeids": [0]}, "a node twice"),
     ],
 )
 def test_damaged_trees_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -211,6 +228,38 @@ def test_damaged_linear_model_is_refused(
     }
     with pytest.raises(ValueError, match=f"net.onnx: .*{message}"):
         import_node(tmp_path, "LinearClassifier", **attributes)
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "outputs"),
+    [
+        ("LinearClassifier", ["x"], ["y"]),
+        ("LinearClassifier", [], ["label", "y"]),
+        ("LinearRegressor", ["x"], ["y", "z"]),
+    ],
+)
+def test_wrong_number_of_tensors_is_refused(
+    tmp_path: Path, op: str, inputs: list[str], outputs: list[str]
+) -> None:
+    estimator = node(op, inputs, outputs, domain="ai.onnx.ml")
+    (tmp_path / "net.onnx").write_bytes(model([estimator], output=signature("y", "batch", 1)))
+    numbers = f"has {len(inputs)} inputs and {len(outputs)} outputs; must have 1 and"
+    with pytest.raises(
+        ValueError, match=f"net.onnx: {op.replace('L', 'ai.onnx.ml.L')}, .*{numbers}"
+    ):
+        import_onnx(tmp_path / "net.onnx", ROWS)
+
+
+def test_targets_must_be_a_number(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"attribute targets = \(1, 2\); must be a whole number"):
+        import_node(tmp_path, "LinearRegressor", coefficients=[1.0] * 6, targets=[1, 2])
+
+
+def test_cycle_of_copies_is_refused(tmp_path: Path) -> None:
+    nodes = [node("Identity", ["b"], "a"), node("Identity", ["a"], "b")]
+    (tmp_path / "net.onnx").write_bytes(model(nodes, output=signature("b", "batch", 6)))
+    with pytest.raises(ValueError, match="Identity, opset 17 reads b, which is not before it"):
+        import_onnx(tmp_path / "net.onnx", ROWS)
 
 
 @pytest.mark.parametrize(

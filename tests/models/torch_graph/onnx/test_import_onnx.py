@@ -364,6 +364,25 @@ def test_channels_last_images_are_supported(tmp_path: Path) -> None:
             model([node("Reshape", ["x", "x"], "y")]),
             r"a shape or an axis depends on the values of the network's input",
         ),
+        (
+            model([node("Reshape", ["x", "s"], "y")], [tensor("s", np.array([-1, 3], np.float32))]),
+            r"Reshape, opset 17: a shape or an axis is float32 of 1 axes",
+        ),
+        (
+            model(
+                [
+                    node("Transpose", ["x"], "t"),
+                    node("MatMul", ["x", "t"], "products"),
+                    node("Size", ["products"], "s"),
+                    node("Unsqueeze", ["s", "zero"], "shape"),
+                    node("Expand", ["one", "shape"], "ones"),
+                    node("ReduceSum", ["ones"], "sum"),
+                    node("Mul", ["x", "sum"], "y"),
+                ],
+                [tensor("zero", np.array([0])), tensor("one", np.ones(1, np.float32))],
+            ),
+            r"net\.onnx: a size isn't linear in the batch size",
+        ),
     ],
 )
 def test_unsupported_network_is_refused(content: bytes, problem: str, tmp_path: Path) -> None:

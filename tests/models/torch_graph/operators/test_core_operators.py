@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
+from pipeline.models.torch_graph.operator_table import to_tensor
 from pipeline.models.torch_graph.operators.known_operators import OPERATORS
 from tests.models.torch_graph.operators.all_cases import CASES, NOT_COMPARED, draw_case
 from tests.models.torch_graph.operators.core_table import (
@@ -14,6 +18,7 @@ from tests.models.torch_graph.operators.core_table import (
 )
 from tests.models.torch_graph.operators.golden_results import SEED, hide_values, read_results
 from tests.models.torch_graph.operators.operator_results import (
+    CONTEXT,
     assert_same,
     compute_by_jax,
     compute_by_torch,
@@ -52,6 +57,44 @@ def test_experts_of_transformers_are_grouped_products() -> None:
     names = ("transformers.grouped_mm_fallback.default", "aten._grouped_mm.default")
     theirs, ours = (OPERATORS[name].function for name in names)
     assert theirs is ours
+
+
+def compute(op: str, *args: Any) -> list[np.ndarray]:
+    """Return the results of an operator of ATen, whose last arguments may be left out."""
+    tensors = [to_tensor(x) if isinstance(x, np.ndarray) else x for x in args]
+    results = OPERATORS[f"aten.{op}.default"](CONTEXT, *tensors)
+    several = results if isinstance(results, tuple) else (results,)
+    return [np.asarray(x.plain()) for x in several]
+
+
+X = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "shapes"),
+    [
+        ("linalg_qr", ("r",), [(0,), (2, 3, 3)]),
+        ("linalg_svd", (), [(2, 5, 5), (2, 3), (2, 3, 3)]),
+        ("_linalg_svd", (), [(2, 5, 3), (2, 3), (2, 3, 3)]),
+        ("_linalg_svd", (False, False), [(0,), (2, 3), (0,)]),
+    ],
+)
+def test_decompositions_have_the_shapes_of_torch(
+    op: str, args: tuple[Any, ...], shapes: list[tuple[int, ...]]
+) -> None:
+    assert [result.shape for result in compute(op, X, *args)] == shapes
+
+
+def test_decomposition_without_q_has_the_r_of_both() -> None:
+    np.testing.assert_allclose(compute("linalg_qr", X, "r")[1], compute("linalg_qr", X)[1])
+
+
+def test_cross_products_are_along_the_first_axis_of_size_3() -> None:
+    x = X[:, :3]
+    expected = np.cross(x, x[::-1], axis=1)
+    np.testing.assert_allclose(compute("cross", x, x[::-1])[0], expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="an axis must have size 3"):
+        compute("cross", X[..., :2], X[..., :2])
 
 
 @pytest.mark.slow
