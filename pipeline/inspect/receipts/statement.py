@@ -324,6 +324,9 @@ class Signature:
     is_known: bool = False
     """Whether the signer is in the file of allowed signers."""
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"text": self.text, "good": self.is_good, "known": self.is_known}
+
 
 def check_signature(
     content: bytes, signature: Path, signers: Path | None, identity: str | None
