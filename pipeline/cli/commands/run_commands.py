@@ -424,10 +424,15 @@ RUN_COMMANDS = (
         "autopsy",
         "where the NaN or infinity that ended a run comes from",
         """Repeat the step whose loss or gradient was NaN or infinite, so that the run ended, and
-        print where this began: layer, tensor, ranges of its operands, samples of the batch.
+        print where this began: layer, tensor, ranges of its operands, samples of the batch. With
+        --step, another step, such as one whose update was skipped: its state is the run's.
 
         Exit status: 0 the run's result, 1 another result, 2 no such step.""",
-        [run_argument(text="A run that ended at a non-finite step, or its folder reproducer.")],
+        [
+            run_argument(text="A run that ended at a non-finite step, or its folder reproducer."),
+            count_option("--step", "The step, from 1 (default: the one that ended the run)."),
+            approximate_option(),
+        ],
         example="autopsy outputs/2026-11-21/14-46-29_lenet5_digits",
     ),
 )
