@@ -143,9 +143,8 @@ class Forger:
                 if step % SAVE == 0:
                     all_.save(step, saved, {}, None)
         metrics = self.replay.evaluate(states[STEPS]).metrics
-        self._set_metrics(
-            folder, {**metrics, "train_loss": json.loads(lines[-1].splitlines()[-1])["loss"]}
-        )
+        loss = json.loads(lines[-1].splitlines()[-1])["loss"]
+        self._set_metrics(folder, {**metrics, "train_loss": float(np.float32(loss))})
         self.states = {step: digest_state(saved, select) for step, saved in states.items()}
 
     def _set_metrics(self, folder: Path, metrics: Mapping[str, Any]) -> None:
