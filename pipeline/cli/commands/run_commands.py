@@ -179,16 +179,22 @@ RUN_COMMANDS = (
     ),
     RunCommand(
         "bisect",
-        "which keys, or rows, make two runs differ",
+        "which keys, rows or versions make two runs differ",
         """Search the smallest set of keys with which GOOD has the numbers of BAD up to the first
-        step that differs, bit for bit; or compare the rows which that step reads. Only first steps
-        are trained again, in a temporary folder.
+        step that differs, bit for bit; or compare the rows which that step reads; or say whether
+        versions, code and machine make the difference. Only first steps are trained again, in a
+        temporary folder.
 
         Exit status: 0 something is named, 1 a run doesn't repeat its bits here, 2 bad input.""",
         [
             run_argument("good", metavar="GOOD", text="A run."),
             run_argument("bad", metavar="BAD", text="Another one, whose numbers are a surprise."),
-            Option("--over", type=OneOf(["keys", "rows"]), default="keys", help="What to search."),
+            Option(
+                "--over",
+                type=OneOf(["keys", "rows", "versions"]),
+                default="keys",
+                help="What to search.",
+            ),
             metric_option("Search keys by which this metric is worse, by whole runs instead."),
             count_option("--pairs", "With --metric: most seeds of a comparison.", default=8),
         ],
