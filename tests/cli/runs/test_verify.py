@@ -797,7 +797,7 @@ def test_documented_commands_run(
 ) -> None:
     text = (ROOT / "docs" / "receipts.md").read_text()
     lines = re.findall(r"^    ((?:python -m pipeline|ssh-keygen) [^#\n]*)", text, re.MULTILINE)
-    assert len(lines) == 6
+    assert len(lines) == 9
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
     for line in lines:
