@@ -282,6 +282,10 @@ def read_receipt(file: Path) -> tuple[Receipt, bytes]:
     """Read a receipt, and its bytes, which are signed. Raises DataError."""
     try:
         content = read_bytes(file, MAX_BYTES)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{file}: there is no such receipt; `receipt RUN_DIR` writes one"
+        ) from error
     except (OSError, ValueError) as error:
         raise DataError(f"{file}: can't be read: {error}") from error
     return parse_statement(content, str(file)), content
