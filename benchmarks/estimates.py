@@ -4,6 +4,7 @@
     python -m benchmarks.estimates table RUNS      # writes the shipped table, from fit families
     python -m benchmarks.estimates score RUNS --side fit
     python -m benchmarks.estimates score RUNS --side held_out --save
+    python -m benchmarks.estimates score RUNS text_gpt --side held_out --methods estimate --sweeps 0
 
 A family is a dataset with a network. Its runs have three pairs of optimizer and schedule, each with
 eight learning rates. The hash of a family's name decides whether the shipped table and the
@@ -14,8 +15,10 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -216,14 +219,16 @@ class FamilyCurve:
     curve: LearningCurve
 
 
-def read_family_curves(root: Path, side: Side, kind: Kind) -> list[FamilyCurve]:
-    """Read the curves of all runs of a side that are done.
+def read_family_curves(
+    root: Path, side: Side, kind: Kind, names: Sequence[str] = ()
+) -> list[FamilyCurve]:
+    """Read the curves of all runs of a side that are done; of families `names`, or of all.
 
     Of an evaluation it is the metric that the estimate watches by default.
     """
     curves = []
     for family in FAMILIES:
-        if choose_side(family) != side:
+        if choose_side(family) != side or (names and family not in names):
             continue
         for run_dir in sorted((root / family).glob("*/*/summary.json")):
             metric = TRAIN_LOSS if kind == "training" else find_metric(run_dir.parent)
@@ -259,12 +264,14 @@ def read_table(without: str | None) -> list[LearningCurve]:
     return [curve for curve in read_shipped_curves("evaluation") if curve.group != without]
 
 
-def score_intervals(root: Path, side: Side, kind: Kind) -> list[list[str]]:
+def score_intervals(
+    curves: Sequence[FamilyCurve], kind: Kind, methods: Sequence[str]
+) -> list[list[str]]:
     """Return a row for each method and share: coverage, its range over families, width, loss."""
     rows = []
-    curves = read_family_curves(root, side, kind)
     shipped = read_shipped_curves(kind)
-    for name, method in METHODS.items():
+    for name in methods:
+        method = METHODS[name]
         for share in SHARES:
             hits: dict[str, list[bool]] = {}
             widths, losses = [], []
@@ -283,6 +290,8 @@ def score_intervals(root: Path, side: Side, kind: Kind) -> list[list[str]]:
                 losses.append(
                     float(np.maximum(QUANTILES * excess, (QUANTILES - 1) * excess).mean())
                 )
+            if not hits:
+                continue
             by_family = [float(np.mean(each)) for each in hits.values()]
             rows.append(
                 [
@@ -401,16 +410,16 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-def draw_sweeps(root: Path, side: Side) -> list[list[FamilyCurve]]:
+def draw_sweeps(root: Path, side: Side, count: int) -> list[list[FamilyCurve]]:
     """Draw sweeps of 16 jobs of a family in random order, as many of each family."""
     curves = read_family_curves(root, side, "evaluation")
     families = {each.family: [c for c in curves if c.family == each.family] for each in curves}
     rng = np.random.default_rng(0)
     return [
         [jobs[i] for i in rng.permutation(len(jobs))[:SWEEP_JOBS]]
-        for _ in range(-(-NUM_SWEEPS // len(families)))
+        for _ in range(-(-count // len(families)))
         for jobs in families.values()
-    ][:NUM_SWEEPS]
+    ][:count]
 
 
 def run_with_estimate(jobs: Sequence[FamilyCurve], least_chance: float) -> list[float]:
@@ -459,11 +468,11 @@ def run_with_optuna(jobs: Sequence[FamilyCurve], make: Callable[[], Any]) -> lis
     return trained
 
 
-def score_pruners(root: Path, side: Side, chances: Sequence[float]) -> list[list[str]]:
-    """Return a row for each pruner: cost of 100 sweeps, winners lost, and how much was lost."""
+def score_pruners(root: Path, side: Side, chances: Sequence[float], count: int) -> list[list[str]]:
+    """Return a row for each pruner: cost of the sweeps, winners lost, and how much was lost."""
     import optuna
 
-    sweeps = draw_sweeps(root, side)
+    sweeps = draw_sweeps(root, side, count)
     pruners: dict[str, Callable[[Sequence[FamilyCurve]], list[float]]] = {
         f"estimate, chance {chance}": partial(run_with_estimate, least_chance=chance)
         for chance in chances
@@ -498,9 +507,11 @@ def main() -> None:
     )
     parser.add_argument("action", choices=("train", "table", "score"))
     parser.add_argument("root", type=Path)
-    parser.add_argument("names", nargs="*", help="families to train; all without one")
+    parser.add_argument("names", nargs="*", help="families to train or score; all without one")
     parser.add_argument("--side", choices=("fit", "held_out"), default="fit")
     parser.add_argument("--chances", type=float, nargs="*", default=[CHANCE])
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--sweeps", type=int, default=NUM_SWEEPS, help="sweeps of the pruners")
     add_save(parser, "estimates.md")
     args = parser.parse_args()
     if args.action == "train":
@@ -508,19 +519,30 @@ def main() -> None:
     elif args.action == "table":
         write_table(args.root)
     else:
-        score(args.root, args.side, args.chances, args.save)
+        score(args)
 
 
-def score(root: Path, side: Side, chances: Sequence[float], save: Path | None) -> None:
-    """Print, and publish if `save` is set, the tables of a side."""
-    command = f"python -m benchmarks.estimates score RUNS --side {side}"
+def score(args: argparse.Namespace) -> None:
+    """Print, and publish if `args.save` is set, the tables of a side."""
+    root, side = args.root, args.side
+    words = ["python -m benchmarks.estimates score RUNS", *args.names, f"--side {side}"]
+    if args.methods != list(METHODS):
+        words.append(f"--methods {shlex.join(args.methods)}")
+    if args.sweeps != NUM_SWEEPS:
+        words.append(f"--sweeps {args.sweeps}")
+    command = " ".join(words)
     parts = [heading("Estimates", command, ["jax", "numpy", "optuna"])]
     titles = ["method", "of the steps", "runs", "in 80 %", "by family", "width", "loss"]
     for kind in KINDS:
-        parts += [f"Curves: {kind}.", "", table(titles, score_intervals(root, side, kind)), ""]
-    titles = ["pruner", "cost", "winners lost", "worst error"]
-    parts.append(table(titles, score_pruners(root, side, chances)))
-    publish("\n".join(parts), save)
+        curves = read_family_curves(root, side, kind, args.names)
+        counts = Counter(each.family for each in curves)
+        runs = ", ".join(f"{name} {count}" for name, count in counts.items())
+        rows = score_intervals(curves, kind, args.methods)
+        parts += [f"Curves: {kind}. Runs: {runs}.", "", table(titles, rows), ""]
+    if args.sweeps:
+        titles = ["pruner", "cost", "winners lost", "worst error"]
+        parts.append(table(titles, score_pruners(root, side, args.chances, args.sweeps)))
+    publish("\n".join(parts), args.save)
 
 
 if __name__ == "__main__":

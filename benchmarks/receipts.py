@@ -49,11 +49,13 @@ from pipeline.inspect.receipts.recorded_checks import (
     check_chain,
     check_files,
 )
+from pipeline.inspect.receipts.run_receipt import digest_evaluation
 from pipeline.inspect.receipts.statement import (
     Receipt,
     format_statement,
     make_receipt,
     parse_statement,
+    read_evaluation,
     read_logged,
 )
 from pipeline.inspect.receipts.verify_receipt import (
@@ -142,9 +144,8 @@ class Forger:
                 if step % SAVE == 0:
                     all_.save(step, saved, {}, None)
         metrics = self.replay.evaluate(states[STEPS]).metrics
-        self._set_metrics(
-            folder, {**metrics, "train_loss": json.loads(lines[-1].splitlines()[-1])["loss"]}
-        )
+        loss = json.loads(lines[-1].splitlines()[-1])["loss"]
+        self._set_metrics(folder, {**metrics, "train_loss": float(np.float32(loss))})
         self.states = {step: digest_state(saved, select) for step, saved in states.items()}
 
     def _set_metrics(self, folder: Path, metrics: Mapping[str, Any]) -> None:
@@ -177,9 +178,11 @@ class Forger:
             body = dict(record.body)
             if record.kind == "link":
                 logged = read_logged(folder, start, record.step)
-                body |= {"numbers": logged["numbers"]}
+                body["numbers"] = logged["numbers"]
                 body["state"] = self.states.get(record.step, body["state"])
                 start = record.step
+            # Also the digest of the final evaluation, which the end has.
+            body |= _digest_evaluations(folder, body)
             if record.kind == "end":
                 body["metrics"] = {name: metrics[name] for name in body["metrics"]}
             records.append(extend_chain(records, body))
@@ -187,6 +190,15 @@ class Forger:
             "".join(json.dumps(record.to_dict()) + "\n" for record in records)
         )
         return make_receipt(self.replay.opened, folder, make_silent_reporter())
+
+
+def _digest_evaluations(folder: Path, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the evaluations of a record, as the log in `folder` now has them."""
+    pairs = [
+        [step, digest_evaluation(step, read_evaluation(folder, step))]
+        for step, _ in body.get("evaluations", ())
+    ]
+    return {"evaluations": pairs} if "evaluations" in body else {}
 
 
 def verify(replay: Replay, receipt: Receipt, share: float, seed: int) -> Verification:

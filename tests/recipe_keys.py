@@ -193,7 +193,10 @@ def change_key(recipe: Recipe, key: Key) -> Iterator[Recipe]:
         node = tree
         for part in key.path[:-1]:
             node = node[part]
-        if json.dumps(node[key.path[-1]]) == json.dumps(value):
+        name = key.path[-1]
+        # Words of other frameworks, such as precision_mode, are only in a tree that sets them.
+        current = node.get(name) if isinstance(node, dict) else node[name]
+        if json.dumps(current) == json.dumps(value):
             continue
         node[key.path[-1]] = value
         try:

@@ -11,24 +11,29 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.train import compose_run, train_run
 from pipeline.config.inspection_specs import parse_profiling_variables
 from pipeline.config.overrides import get_key
-from pipeline.core.errors import UsageError, printable_lines
+from pipeline.core.errors import DataError, RunError, UsageError, printable_lines
 from pipeline.core.files.bounded_read import read_json
-from pipeline.stages.record.run_directory import PROFILE
+from pipeline.stages.record.run_directory import LOG, PROFILE
 
 STAGES = "stages=[data,build,compile,train]"
+FORK_STAGES = "stages=[data,build,compile,train,checkpoint]"
 MODE = "profile.mode"
 FILE = "profile.json"
+LEAST_LEFT = 60
+MOST_LEFT = 200
+"""Steps of a done run that are trained again for its profile."""
 GPU_FLAG = "--xla_gpu_enable_command_buffer="
 
 
 def main(overrides: Sequence[str]) -> CommandResult:
     """Run the steps of a recipe that are profiled; the facts include profile.json's.
 
-    If `overrides` is the path of a run, `parse_run` is called. Raises RecipeError for an invalid
-    recipe, or one that can't be profiled.
+    If `overrides` is the path of a run, `parse_run` is called, and `profile_steps` if it ends in
+    @N. Raises RecipeError for an invalid recipe, or one that can't be profiled.
     """
     if overrides and "=" not in overrides[0] and overrides[0][:1] not in ("+", "~"):
-        return parse_run(overrides)
+        step = overrides[0].rpartition("@")[2]
+        return (profile_steps if step.isdecimal() else parse_run)(overrides)
     started_at = time.perf_counter()
     typed = {get_key(override) for override in overrides}
     settings = [f"{MODE}=only"]
@@ -50,6 +55,33 @@ def main(overrides: Sequence[str]) -> CommandResult:
     folder = recipe.profile.output or Path(str(summary.run_dir)) / PROFILE
     facts = {**facts, "folder": str(folder), **read_json(folder / FILE)}
     return CommandResult(facts, summary.exit_status)
+
+
+def profile_steps(arguments: Sequence[str]) -> CommandResult:
+    """Profile the steps of a run after a step, in a fork, whose state there is the run's.
+
+    `arguments` are RUN_DIR@N and keys. Raises the errors of `fork`, and DataError if the run has
+    too few steps after N.
+    """
+    from pipeline.cli.runs.fork import main as fork
+    from pipeline.cli.runs.fork import split_place
+    from pipeline.inspect.replay import find_last_step
+
+    place = Path(arguments[0])
+    run_dir, step_text = split_place(place)
+    step = int(step_text)
+    last = find_last_step(run_dir)
+    if last - step < LEAST_LEFT:
+        rule = f"must be from 0 to {last - LEAST_LEFT}, {LEAST_LEFT} before the last step"
+        raise DataError(f"{run_dir}: step {step}: {rule}, for steps that are traced")
+    end = min(step + MOST_LEFT, last)
+    keys = [*arguments[1:], f"{MODE}=on", f"train.end_step={end}", FORK_STAGES]
+    result = fork(place, keys)
+    folder = Path(str(result.facts["fork"])) / PROFILE
+    if not (folder / FILE).is_file():
+        raise RunError(f"{folder.parent}: has no profile; {LOG} says why")
+    facts = {**result.facts, "folder": str(folder), **read_json(folder / FILE)}
+    return CommandResult(facts, result.exit_status)
 
 
 def parse_run(arguments: Sequence[str]) -> CommandResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -68,6 +69,8 @@ RESUME_KEYS = (RESUME, RESUME_CHANGED)
 """Keys about resuming, which a sweep's saved command doesn't include."""
 MULTIRUN = ("-m", "--multirun")
 RUN_DIR = "hydra.run.dir"
+MISSING_CLASS = re.compile(r"Error locating target '([\w.]+)'")
+"""Hydra's message about a class that can't be imported, such as one of an absent annex."""
 
 
 @dataclass(frozen=True)
@@ -360,7 +363,12 @@ def _report_problems(typed: Sequence[str]) -> Iterator[None]:
         if first_line(error).startswith(SEVERAL_VALUES):
             sweeps = [item for item in typed if expand_sweeps([item]) != [[item]]]
             raise RecipeError(list(map(explain_several_values, sweeps))) from error
-        raise RecipeError([first_line(error)]) from error
+        reason = first_line(error)
+        if missing := MISSING_CLASS.match(reason):
+            groups = [item for item in typed if get_key(item).startswith("hydra/")]
+            where = ", ".join(map(printable, groups)) or "hydra"
+            reason = f"{where}: needs {missing[1]}, which this installation lacks"
+        raise RecipeError([reason]) from error
     except OSError as error:
         if error.filename is None:
             raise RunError(str(error)) from error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +41,7 @@ from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
 from pipeline.engine.sink_folder import (
     DATA,
+    INFINITE,
     SavedSink,
     SinkIdentity,
     SinkRecord,
@@ -86,9 +88,17 @@ class SinkMetrics(Monitor):
 
     def __init__(self) -> None:
         self._parts: list[Telemetry] = []
+        self._last: Telemetry | None = None
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         self._parts.append(telemetry)
+        self._last = telemetry
+
+    def list_infinite(self) -> dict[str, str]:
+        """Return the last step's metrics that are infinite, by name, as "inf" or "-inf"."""
+        columns = {} if self._last is None else concatenate_columns([self._last])
+        last = {name: float(column[-1]) for name, column in columns.items() if len(column)}
+        return {name: str(value) for name, value in last.items() if math.isinf(value)}
 
     def take(self) -> dict[str, np.ndarray]:
         """Return the metrics by name, float32 (steps,), and start the next report."""
@@ -147,9 +157,9 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
             raise ValueError(f"steps = {settings.steps}: the run in save has done {start}")
         state = copy_state(state, placement)
         if start == settings.steps:
-            yield SinkResult(
-                start, _read_last_metrics(prepared), 0.0, partial(_arrange, prepared, state)
-            )
+            infinite = {} if saved is None else saved.infinite
+            last = _read_last_metrics(prepared, infinite)
+            yield SinkResult(start, last, 0.0, partial(_arrange, prepared, state))
             return
         if saved is not None:
             source.seek(start, saved.position)
@@ -317,7 +327,9 @@ def _open_outputs(
 
     def mark(step: int) -> dict[str, Any]:
         logs = monitor.submit_and_wait(partial(log.marks, step))
-        return {LOGS: logs, DATA: prepared.source.position(step)}
+        marks = {LOGS: logs, DATA: prepared.source.position(step)}
+        infinite = metrics.list_infinite()
+        return {**marks, INFINITE: infinite} if infinite else marks
 
     every_s = None if prepared.settings.save_every else SAVE_SECONDS
     return metrics, (monitor, metrics), Saves(checkpoints, every_s, log_marks=mark)
@@ -358,13 +370,16 @@ def _read_state(prepared: PreparedSink, program: SinkProgram, step: int) -> Any:
     return _arrange(prepared, program.put(state))
 
 
-def _read_last_metrics(prepared: PreparedSink) -> dict[str, np.ndarray]:
-    """Return the metrics of a finished run's last step, float32 (1,); NaN for those that its log
-    doesn't have."""
+def _read_last_metrics(
+    prepared: PreparedSink, infinite: Mapping[str, float]
+) -> dict[str, np.ndarray]:
+    """Return the metrics of a finished run's last step, float32 (1,); NaN for those that neither
+    its log nor `infinite`, of its checkpoint, has."""
     settings = prepared.settings
     line = None if settings.save is None else read_last_line(settings.save / METRICS)
     numbers = line.numbers() if line is not None and line.step == settings.steps else {}
-    values = {name: numbers.get(name) for name in prepared.step.signature.metrics}
+    names = prepared.step.signature.metrics
+    values = {name: infinite.get(name, numbers.get(name)) for name in names}
     return {
         name: np.array([np.nan if value is None else value], np.float32)
         for name, value in values.items()

@@ -30,6 +30,9 @@ RECORD = "sink.json"
 LOG_FILES = ("metrics.jsonl", "evals.jsonl")
 DATA = "data"
 """Key in a checkpoint for the position in the data."""
+INFINITE = "infinite"
+"""Key in a checkpoint for the metrics of its step that are infinite, by name: "inf" or "-inf". The
+log, in strict JSON, has null for them."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ class SavedSink:
     host: HostState
     position: Mapping[str, Any]
     """Position in the data, as `BatchSource.position` returned it."""
+    infinite: Mapping[str, float]
+    """Metrics of the last step that are infinite."""
 
 
 def identify(step: UserStep, state: CustomState, data: Mapping[str, Any]) -> SinkIdentity:
@@ -163,4 +168,8 @@ def restore_sink(folder: Path, state: CustomState, warn: Warn) -> SavedSink | No
     position = tree.get(DATA) if isinstance(tree, dict) else None
     if not isinstance(position, dict):
         raise DataError(f"{saved.folder}: doesn't hold the position in the data")
-    return SavedSink(arrange_arrays(saved.folder, saved.arrays, state), saved.host, position)
+    texts = tree.get(INFINITE)
+    texts = texts if isinstance(texts, dict) else {}
+    infinite = {name: float(text) for name, text in texts.items() if text in ("inf", "-inf")}
+    arrays = arrange_arrays(saved.folder, saved.arrays, state)
+    return SavedSink(arrays, saved.host, position, infinite)

@@ -175,6 +175,8 @@ class Replay:
         Raises DataError for a step that the run hasn't done, RunError if the bits can't be had.
         """
         self.require_steps([step])
+        if self._reached is not None and self._reached[0] == step:
+            return self._reached[1]
         start, state = self._find_nearest(step)
         if start == step and step > 0:
             self._reached = step, state

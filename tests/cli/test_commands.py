@@ -142,6 +142,7 @@ REFUSED = {
     "runs --html=page.html": "--html: takes no value; runs takes [FOLDER] and --html, --out, ",
     "runs a b": "runs a b: runs takes [FOLDER] and --html",
     "dump RUN": "dump RUN: --step is missing; dump takes RUN_DIR and --step, ",
+    "step RUN -12": "-12: must not be negative",
     "dump RUN stpe=3": "stpe=3: there is no such option; did you mean --step? Choose from --app",
     "infer RUN a.png --top 0": "--top 0: must be a whole number from 1 to 999,999,999",
     "infer RUN --prompt a --temperature nan": "--temperature nan: must be a number from 0 to 1e+06",

@@ -205,6 +205,20 @@ def test_finished_run_yields_its_state(tmp_path: Path) -> None:
         train(save=tmp_path, steps=5)
 
 
+@pytest.mark.slow
+def test_finished_run_yields_infinite_metrics(tmp_path: Path) -> None:
+    def step_with_logarithm(state: Any, batch: Any) -> Any:
+        low = jnp.log(jnp.float32(0) * batch["x"].sum())
+        metrics = {"low": low, "high": -low, "neither": low - low, "one": jnp.exp(low) + 1}
+        return {**state, "count": state["count"] + 1}, metrics
+
+    options = {"step": step_with_logarithm, "steps": 3, "save": tmp_path}
+    expected = {"low": [-np.inf], "high": [np.inf], "neither": [np.nan], "one": [1.0]}
+    for _ in range(2):
+        metrics, _, _ = train(**options)
+        np.testing.assert_equal({k: v[-1:].tolist() for k, v in metrics.items()}, expected)
+
+
 @pytest.mark.medium
 def test_damaged_last_checkpoint_is_set_aside_and_saved_again(tmp_path: Path) -> None:
     expected = train(save=tmp_path, size=10, save_every=20)[1]

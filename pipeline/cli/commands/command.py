@@ -317,6 +317,9 @@ def _explain_error(error: click.UsageError, args: Sequence[str]) -> tuple[Sequen
     command = context.command
     params = command.get_params(context)
     if isinstance(error, click.NoSuchOption):
+        if error.option_name[1:2].isdecimal():
+            number = [word for word in args if word.startswith(error.option_name)]
+            return number[:1] or [error.option_name], "must not be negative"
         names = [name for param in params if not _is_argument(param) for name in param.opts]
         return [error.option_name], _describe_unknown_option(error.option_name, names)
     if not isinstance(command, LazyCommand):

@@ -49,14 +49,14 @@ RECIPE_COMMANDS = (
         "the time of each part of a step, and a verdict",
         """Trace 20 to 200 training steps, and print their time by phase, layer and operator, with a
         verdict: what limits the step, and the change that would help. Write profile/ in the run
-        directory.
+        directory. RUN_DIR@N profiles the steps of a done run after step N, in a fork of it.
 
         Keys: profile.start, profile.steps, profile.output; profile.mode=on profiles a whole
         run.""",
         [
             overrides_argument(
-                "[RUN_DIR | +recipe=NAME] [KEY=VALUE ...]",
-                "A profiled run, or a recipe (default: lenet5_digits) and its keys.",
+                "[RUN_DIR | RUN_DIR@N | +recipe=NAME] [KEY=VALUE ...]",
+                "A profiled run, a step of a run, or a recipe (default: lenet5_digits).",
                 may_be_run=True,
             )
         ],

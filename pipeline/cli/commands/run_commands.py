@@ -179,16 +179,22 @@ RUN_COMMANDS = (
     ),
     RunCommand(
         "bisect",
-        "which keys, or rows, make two runs differ",
+        "which keys, rows or versions make two runs differ",
         """Search the smallest set of keys with which GOOD has the numbers of BAD up to the first
-        step that differs, bit for bit; or compare the rows which that step reads. Only first steps
-        are trained again, in a temporary folder.
+        step that differs, bit for bit; or compare the rows which that step reads; or say whether
+        versions, code and machine make the difference. Only first steps are trained again, in a
+        temporary folder.
 
         Exit status: 0 something is named, 1 a run doesn't repeat its bits here, 2 bad input.""",
         [
             run_argument("good", metavar="GOOD", text="A run."),
             run_argument("bad", metavar="BAD", text="Another one, whose numbers are a surprise."),
-            Option("--over", type=OneOf(["keys", "rows"]), default="keys", help="What to search."),
+            Option(
+                "--over",
+                type=OneOf(["keys", "rows", "versions"]),
+                default="keys",
+                help="What to search.",
+            ),
             metric_option("Search keys by which this metric is worse, by whole runs instead."),
             count_option("--pairs", "With --metric: most seeds of a comparison.", default=8),
         ],
@@ -360,6 +366,14 @@ RUN_COMMANDS = (
                 help="OpenSSH's file of allowed signers; the signature must be by one of them.",
             ),
             Option("--identity", metavar="NAME", help="With --signers: the signer."),
+            Option(
+                "--parent",
+                "parents",
+                type=FilePath(),
+                metavar="RECEIPT",
+                multiple=True,
+                help="Of a fork: the receipt of the run that it began with, in that run's folder.",
+            ),
         ],
         example="verify outputs/again/receipt.json --share 20%",
     ),
@@ -416,10 +430,15 @@ RUN_COMMANDS = (
         "autopsy",
         "where the NaN or infinity that ended a run comes from",
         """Repeat the step whose loss or gradient was NaN or infinite, so that the run ended, and
-        print where this began: layer, tensor, ranges of its operands, samples of the batch.
+        print where this began: layer, tensor, ranges of its operands, samples of the batch. With
+        --step, another step, such as one whose update was skipped: its state is the run's.
 
         Exit status: 0 the run's result, 1 another result, 2 no such step.""",
-        [run_argument(text="A run that ended at a non-finite step, or its folder reproducer.")],
+        [
+            run_argument(text="A run that ended at a non-finite step, or its folder reproducer."),
+            count_option("--step", "The step, from 1 (default: the one that ended the run)."),
+            approximate_option(),
+        ],
         example="autopsy outputs/2026-11-21/14-46-29_lenet5_digits",
     ),
 )

@@ -33,7 +33,7 @@ from pipeline.stages.record.run_record import Discrepancy, compare_steps
 from pipeline.stages.record.trained_run import read_run_recipe, spare_gpus
 from pipeline.study.runs.ranking import directions
 
-Over = Literal["keys", "rows"]
+Over = Literal["keys", "rows", "versions"]
 MAX_NAMED = 10
 
 
@@ -41,14 +41,15 @@ def main(
     good: Path, bad: Path, over: Over = "keys", metric: str | None = None, pairs: int = 8
 ) -> CommandResult:
     """Print the smallest set of keys that gives GOOD the first differing step of BAD, to the bit,
-    or the rows in which the data of that step differ; or the keys by which a metric is worse.
+    or the rows in which the data of that step differ; or the keys by which a metric is worse; or
+    whether versions, code and machine make the difference.
 
-    Raises UsageError for an unknown metric, or one of rows; DataError if a run can't be read, if
-    the runs don't differ, if both failed or if rows can't be compared; RunError if a run doesn't
-    repeat its own bits here.
+    Raises UsageError for an unknown metric, or one of rows or versions; DataError if a run can't be
+    read, if the runs don't differ, if both failed, if rows can't be compared or if neither run was
+    trained here; RunError if a run doesn't repeat its own bits here.
     """
-    if metric is not None and (over == "rows" or metric not in directions()):
-        rule = "is about keys, not rows" if over == "rows" else ""
+    if metric is not None and (over != "keys" or metric not in directions()):
+        rule = f"is about keys, not {over}" if over != "keys" else ""
         rule = rule or explain_unknown_name("metric", metric, directions())
         raise UsageError([f"--metric {metric}"], rule)
     for run_dir in (good, bad):
@@ -61,6 +62,8 @@ def main(
         reporter.print_stage("differ", f"first at {first}")
         if over == "rows":
             return _compare_rows(good, bad, first, reporter)
+        if over == "versions":
+            return _compare_environments(good, bad, first, reporter)
         if metric is not None:
             return _search_by_metric(good, bad, metric, pairs, reporter)
         return _search_keys(good, bad, first, reporter)
@@ -158,6 +161,51 @@ def _search_by_metric(
         "keys": [change.text for change in smallest],
         "comparisons": paired.num_comparisons,
         "undecided": uncertain,
+    }
+    return CommandResult(facts)
+
+
+def _compare_environments(
+    good: Path, bad: Path, first: Discrepancy, reporter: Reporter
+) -> CommandResult:
+    """Train the first steps of the run from elsewhere here, where the other one was trained, and
+    print whether versions, code, machine and settings make its numbers."""
+    spare_gpus(good)
+    causes = [list_changed_causes(open_run_recipe(run_dir), run_dir) for run_dir in (good, bad)]
+    if not any(causes) or all(causes):
+        which = "neither run was" if all(causes) else "both runs were"
+        text = f"{which} trained with the versions, code and machine of here"
+        advice = f"one must be; `diff {good} {bad}` names all differences"
+        raise DataError(f"{good} and {bad}: {text}; {advice}")
+    elsewhere = good if causes[0] else bad
+    recipes: list[Recipe] = [read_run_recipe(run_dir) for run_dir in (good, bad)]
+    changes = list_changes(*recipes)
+    steps = FirstSteps(good, bad, recipes[0], recipes[1], first.step)
+    with reporter.clock(f"repeating {elsewhere} here"):
+        outcome = steps.probe(changes if elsewhere == bad else [])
+    expected = "good" if elsewhere == good else "bad"
+    listed = causes[0] or causes[1]
+    if outcome == "other" and not changes:
+        promise = "doesn't repeat its own first steps here, so nothing can be compared"
+        raise RunError(f"{bad if elsewhere == good else good}: {promise}")
+    if outcome == expected:
+        verdict = f"{elsewhere} has the same numbers here, so its keys or data differ"
+    elif changes and outcome == "other":
+        verdict = (
+            f"{elsewhere} has other numbers here, and not those of the other run: keys and these"
+        )
+    else:
+        verdict = f"{elsewhere} has the other run's numbers here: one or more of these"
+    if outcome != expected:
+        for cause in listed:
+            reporter.print_stage("elsewhere", printable(cause))
+    reporter.print_stage("verdict", verdict)
+    facts = {
+        "step": first.step,
+        "first": str(first),
+        "elsewhere": str(elsewhere),
+        "outcome": outcome,
+        "causes": listed if outcome != expected else [],
     }
     return CommandResult(facts)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.commands.parameters import MAX_SEED
@@ -19,6 +21,8 @@ from pipeline.inspect.receipts.recorded_checks import (
     Verification,
     check_chain,
     check_files,
+    check_parent,
+    require_parent,
 )
 from pipeline.inspect.receipts.statement import Receipt, Signature, check_signature, read_receipt
 from pipeline.inspect.receipts.verify_receipt import (
@@ -47,52 +51,73 @@ def main(
     seed: int | None = None,
     signers: Path | None = None,
     identity: str | None = None,
+    *,
+    parents: Sequence[Path] = (),
 ) -> CommandResult:
     """Verify the receipt of a run, and train a share of its segments again.
 
-    Segments are drawn by `seed`, or by a seed that nobody could know before. Raises UsageError for
-    wrong arguments, DataError if the receipt or the run can't be read. The exit status is 0 only if
-    the receipt is verified.
+    Segments are drawn by `seed`, or by a seed that nobody could know before. `parents` are the
+    receipt of the run that a fork began with, of that run's parent, and so on. Raises UsageError
+    for wrong arguments, DataError if a receipt or a run can't be read. The exit status is 0 only if
+    the receipt, and its parents, are verified.
     """
     part = parse_share(share)
     if identity is not None and signers is None:
         raise UsageError([f"--identity {identity}"], "must be with --signers, which has its key")
-    receipt, content = read_receipt(receipt_file)
-    folder = _find_run(receipt_file, run_dir)
-    require_same_run(receipt, folder)
-    signature_file = receipt_file.with_name(f"{receipt_file.name}{SIGNATURE}")
-    signature = check_signature(content, signature_file, signers, identity)
+    claims = [_read_claim(receipt_file, run_dir, signers, identity)]
+    # Another run may have another signer.
+    claims += [_read_claim(parent, None, signers, None) for parent in parents]
+    for child, parent in pairwise(claims):
+        require_parent(child.receipt, parent.receipt, str(parent.file))
     seed = secrets.randbelow(MAX_SEED) if seed is None else seed
+    facts: dict[str, Any] = {}
+    verification: Verification | None = None
     with Reporter() as reporter:
-        verification = _verify(receipt, signature, folder, (part, seed), reporter)
-        reporter.print_stage("signature", signature.text)
-        for name, text in format_verification(verification):
-            reporter.print_stage(name, text)
-        verdict = verification.verdict
-        reporter.print_stage(verdict, summarize(verification))
-    facts = {
-        **verification.to_dict(),
-        "signature": {
-            "text": signature.text,
-            "good": signature.is_good,
-            "known": signature.is_known,
-        },
-    }
-    return CommandResult(facts, exit_status=0 if verdict == "verified" else 1)
+        for claim in reversed(claims):
+            parent = verification
+            verification = _verify(claim, parent, (part, seed), reporter)
+            if len(claims) > 1:
+                reporter.print_stage("receipt", str(claim.file))
+            reporter.print_stage("signature", claim.signature.text)
+            for name, text in format_verification(verification):
+                reporter.print_stage(name, text)
+            reporter.print_stage(verification.verdict, summarize(verification))
+            parent_facts = {"parent": facts} if facts else {}
+            facts = {**verification.to_dict(), "signature": claim.signature.to_dict()}
+            facts |= parent_facts
+    return CommandResult(facts, exit_status=0 if facts["verdict"] == "verified" else 1)
+
+
+class _Claim(NamedTuple):
+    """A receipt, its signature and its run."""
+
+    file: Path
+    receipt: Receipt
+    signature: Signature
+    run_dir: Path
+
+
+def _read_claim(
+    file: Path, run_dir: Path | None, signers: Path | None, identity: str | None
+) -> _Claim:
+    receipt, content = read_receipt(file)
+    folder = _find_run(file, run_dir)
+    require_same_run(receipt, folder)
+    signature_file = file.with_name(f"{file.name}{SIGNATURE}")
+    return _Claim(
+        file, receipt, check_signature(content, signature_file, signers, identity), folder
+    )
 
 
 def _verify(
-    receipt: Receipt,
-    signature: Signature,
-    run_dir: Path,
-    draw: tuple[float, int],
-    reporter: Reporter,
+    claim: _Claim, parent: Verification | None, draw: tuple[float, int], reporter: Reporter
 ) -> Verification:
     """Do the checks that are possible; after a broken chain, no others."""
     share, seed = draw
-    verification = Verification(receipt, seed)
-    if not signature.is_good:
-        verification.problems.append(Problem("broken", signature.text))
+    run_dir = claim.run_dir
+    verification = Verification(claim.receipt, seed)
+    if not claim.signature.is_good:
+        verification.problems.append(Problem("broken", claim.signature.text))
     if not check_chain(verification):
         return verification
     check_files(verification, run_dir)
@@ -101,6 +126,8 @@ def _verify(
         draw_segments(verification, share)
         with reporter.clock("training segments again"):
             replay_segments(verification, replay)
+    if parent is not None:
+        check_parent(verification, parent, run_dir)
     return verification
 
 

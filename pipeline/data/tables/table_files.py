@@ -9,6 +9,7 @@ import codecs
 import csv
 import json
 import re
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -72,10 +73,13 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     the line for a damaged file."""
     require_room(path.stat().st_size, "its table")
 
+    # Rows are read once, up to the last one that is located.
+    lines = _number_lines(path, form)
+    numbers = array("q")
+
     def locate(row: int) -> str:
-        with _open_rows(path, form) as opened:
-            next(islice(opened.rows, row, None), None)
-            return f"line {opened.line():,}"
+        numbers.extend(islice(lines, max(0, row + 1 - len(numbers))))
+        return f"line {numbers[row]:,}"
 
     with _open_rows(path, form) as opened:
         names = opened.names
@@ -97,6 +101,13 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
             require_finite(name, column, locate)
         columns[name] = column
     return RawTable(columns, names, num_rows, locate)
+
+
+def _number_lines(path: Path, form: TableFormat) -> Iterator[int]:
+    """Yield the number of the last line of each row of a CSV file."""
+    with _open_rows(path, form) as opened:
+        for _ in opened.rows:
+            yield opened.line()
 
 
 def _split_by_arrow(

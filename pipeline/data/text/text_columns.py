@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -40,20 +41,29 @@ def read_text_columns(
 
 def make_locate(file: Path, rows: np.ndarray, encoding: str = "utf-8") -> Callable[[int], str]:
     """Return a function that returns the place of a sample, such as "texts.csv, line 2". `rows` has
-    the row of each sample, int (n,), among the rows of `read_text_columns`."""
+    the row of each sample, int (n,), among the rows of `read_text_columns`. The file is read again
+    by the first call."""
+
+    @cache
+    def read_lines() -> array[int]:
+        with name_file(file):
+            return array("q", _number_lines(file, read_text(file, encoding)))
 
     def locate(sample: int) -> str:
-        with name_file(file):
-            text = read_text(file, encoding)
-            if file.suffix.lower() in JSON_LINES:
-                number, _ = _parse_objects(text, ())[int(rows[sample])]
-                return f"{file}, line {number:,}"
-            reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-            with _read_long_fields():
-                next(islice(reader, int(rows[sample]), None), None)
-        return f"{file}, line {reader.line_num:,}"
+        return f"{file}, line {read_lines()[int(rows[sample])]:,}"
 
     return locate
+
+
+def _number_lines(file: Path, text: str) -> Iterator[int]:
+    """Yield the number of the last line of each row of a file's text."""
+    if file.suffix.lower() in JSON_LINES:
+        yield from (number for number, _ in _parse_objects(text, ()))
+        return
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    with _read_long_fields():
+        for _ in reader:
+            yield reader.line_num
 
 
 def _parse_objects(text: str, columns: Sequence[str]) -> list[tuple[int, tuple[str, ...]]]:

@@ -10,14 +10,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps, make_checkpoint_path
 from pipeline.checkpoint.manifest import DamagedError
 from pipeline.checkpoint.restore import read_checkpoint
+from pipeline.core.errors import DataError
 from pipeline.core.files.name_text import show_name
-from pipeline.core.files.value_text import show
+from pipeline.core.files.value_text import join_first, show
 from pipeline.data.copies.checksums import compute_checksum
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, read_lines
 from pipeline.inspect.receipts.chain import (
@@ -28,11 +30,13 @@ from pipeline.inspect.receipts.chain import (
     list_evaluations,
 )
 from pipeline.inspect.receipts.run_receipt import digest_evaluation
-from pipeline.inspect.receipts.statement import STATE, Receipt, read_evaluation
+from pipeline.inspect.receipts.statement import STATE, Receipt, read_evaluation, read_logged
 from pipeline.stages.record.recorded_recipe import hash_recipe
 from pipeline.stages.record.run_directory import RECIPE, read_outcome
 from pipeline.stages.record.trained_run import read_run_recipe
 
+MAX_LINKS = 10
+"""Most links whose steps a message has."""
 MAX_NAME = 200
 """Most characters of a file's name in a run."""
 ROBUST = "robust_accuracy"
@@ -171,6 +175,51 @@ def check_files(verification: Verification, run_dir: Path) -> None:
     if verification.later_step is None:
         for text in _compare_summary(receipt, run_dir):
             broken(text)
+
+
+def require_parent(receipt: Receipt, parent: Receipt, where: str) -> None:
+    """Raise DataError unless a run may begin with steps of another one, whose receipt is `where`.
+
+    A link of the parent must be at the step at which the chain of the receipt begins.
+    """
+    step = receipt.links[0].step
+    if step == 0:
+        raise DataError(f"{where}: the chain of its child begins at the start, so it has no parent")
+    steps = [link.step for link in parent.links]
+    if step not in steps:
+        names = join_first(list(map(str, steps)), MAX_LINKS)
+        raise DataError(
+            f"{where}: has no link of step {step:,}, with which its child begins; it has {names}"
+        )
+
+
+def check_parent(verification: Verification, parent: Verification, run_dir: Path) -> None:
+    """Compare a fork with the verified receipt of the run that it began with: the state, and the
+    logs up to its first step. If they agree, the parent covers the steps before."""
+    first = verification.receipt.links[0]
+    step = first.step
+    broken = make_adder(verification, "broken")
+    links = [link for link in parent.receipt.links if link.step <= step]
+    if links[-1].body["state"] != first.body["state"]:
+        broken(f"the parent's state after step {step:,} isn't the one that the chain begins with")
+    for start, link in pairwise(links):
+        if read_logged(run_dir, start.step, link.step)["numbers"] != link.body["numbers"]:
+            text = f"{METRICS}: steps {start.step + 1:,} to {link.step:,} differ from the parent's"
+            broken(text)
+            break
+    chained = list_evaluations(parent.receipt.records)
+    for line in read_lines(run_dir / EVALS) if (run_dir / EVALS).is_file() else ():
+        is_before = links[0].step < line.step < step
+        if is_before and chained.get(line.step) != digest_evaluation(line.step, line.fields):
+            broken(f"{EVALS}: the evaluation after step {line.step:,} isn't the parent's")
+            break
+    if parent.verdict == "verified":
+        # What a parent that is a fork itself leaves uncovered is in its verdict.
+        verification.uncovered = [part for part in verification.uncovered if part.start >= step]
+    elif parent.verdict in ("broken", "differs"):
+        verification.problems.append(Problem(parent.verdict, "the parent's receipt isn't true"))
+    else:
+        verification.unproven.append("the parent's receipt")
 
 
 def _compare_summary(receipt: Receipt, run_dir: Path) -> Iterator[str]:

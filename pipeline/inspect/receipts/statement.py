@@ -282,6 +282,10 @@ def read_receipt(file: Path) -> tuple[Receipt, bytes]:
     """Read a receipt, and its bytes, which are signed. Raises DataError."""
     try:
         content = read_bytes(file, MAX_BYTES)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{file}: there is no such receipt; `receipt RUN_DIR` writes one"
+        ) from error
     except (OSError, ValueError) as error:
         raise DataError(f"{file}: can't be read: {error}") from error
     return parse_statement(content, str(file)), content
@@ -323,6 +327,9 @@ class Signature:
     """Who has signed, or what is wrong."""
     is_known: bool = False
     """Whether the signer is in the file of allowed signers."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"text": self.text, "good": self.is_good, "known": self.is_known}
 
 
 def check_signature(

@@ -116,8 +116,10 @@ def judge_heat(heat: Heat, baseline: str) -> WorkloadStandings:
     entries = {entry.value: entry for entry in heat.entries}
     target = find_target(list(entries[baseline].finals.values()), is_larger=is_larger)
     values = fill_diverged(entries, is_larger=is_larger)
+    has_diverged = all(run.value is None for run in entries[baseline].finals.values())
     standings = [
-        _judge_entry(entry, baseline, values, is_larger=is_larger) for entry in heat.entries
+        _judge_entry(entry, baseline, values, is_larger=is_larger, has_diverged=has_diverged)
+        for entry in heat.entries
     ]
     standings = [
         _add_steps(item, entries, (baseline, target), is_larger=is_larger) for item in standings
@@ -160,11 +162,23 @@ def fill_diverged(entries: Mapping[str, Entry], *, is_larger: bool) -> dict[str,
 
 
 def _judge_entry(
-    entry: Entry, baseline: str, values: Mapping[str, Mapping[int, float]], *, is_larger: bool
+    entry: Entry,
+    baseline: str,
+    values: Mapping[str, Mapping[int, float]],
+    *,
+    is_larger: bool,
+    has_diverged: bool,
 ) -> Standing:
+    """Return the standing of a value; `has_diverged` is whether all runs of the baseline have."""
     finals = list(entry.finals.values())
     finite = [run.value for run in finals if run.value is not None]
     figures, reference = values[entry.value], values[baseline]
+    if has_diverged:
+        # A finite run is better than one that has diverged, the worst finite run too.
+        margin = (max(figures.values(), default=0.0) - min(figures.values(), default=0.0)) or 1.0
+        margin = margin if is_larger else -margin
+        is_finite = {seed: run.value is not None for seed, run in entry.finals.items()}
+        reference = {seed: v - margin * is_finite.get(seed, 0) for seed, v in reference.items()}
     differences = np.array(
         [figures[seed] - reference[seed] for seed in figures if seed in reference]
     )

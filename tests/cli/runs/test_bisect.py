@@ -122,6 +122,46 @@ def test_planted_keys_are_the_smallest_set(
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
+def move_elsewhere(run_dir: Path) -> None:
+    """Let a run be trained with another version of jax."""
+    file = run_dir / "provenance.json"
+    document = json.loads(file.read_text())
+    for process in document["processes"]:
+        process["versions"]["jax"] = "0.0.1"
+    file.write_text(json.dumps(document))
+
+
+@pytest.mark.medium
+def test_versions_of_the_run_from_elsewhere_are_named(
+    good: Path, cache: Path, tmp_path: Path, read_facts: Callable[..., Any]
+) -> None:
+    """If its recipe, trained here, has the numbers of the other run."""
+    bad = tmp_path / "bad"
+    shutil.copytree(good, bad)
+    with pytest.raises(DataError, match="the same, bit for bit"):
+        bisect([str(good), str(bad), "--over=versions"])
+    log = bad / "metrics.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    lines[2] = re.sub(r'"loss": [\d.]+', '"loss": 1.25', lines[2])
+    log.write_text("".join(lines))
+    with pytest.raises(DataError, match="both runs were trained with the versions, code and mach"):
+        bisect([str(good), str(bad), "--over=versions"])
+    move_elsewhere(bad)
+    for words in ((good, bad), (bad, good)):
+        facts = read_facts(*map(str, words), "--over=versions")
+        assert (facts["step"], facts["elsewhere"]) == (3, str(bad))
+        assert facts["outcome"] == ("good" if words[0] == good else "bad")
+        assert len(facts["causes"]) == 1
+        assert "jax 0.0.1 -> " in facts["causes"][0]
+    other = tmp_path / "other"
+    run(compose_tiny(cache, *KEYS, "train.loss.smoothing=0.1"), other)
+    move_elsewhere(other)
+    facts = read_facts(str(good), str(other), "--over=versions")
+    assert (facts["outcome"], facts["causes"]) == ("bad", [])
+    with pytest.raises(DataError, match="neither run was trained"):
+        bisect([str(bad), str(other), "--over=versions"])
+
+
 @pytest.mark.medium
 def test_rows_of_other_data_are_named(
     tmp_path: Path, cache: Path, read_facts: Callable[..., Any]

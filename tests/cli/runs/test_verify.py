@@ -21,7 +21,7 @@ from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.core.errors import DataError, PipelineError, RecipeError
 from pipeline.inspect.receipts.chain import ChainRecord, extend_chain, read_chain
 from pipeline.inspect.receipts.run_receipt import digest_evaluation
-from tests.command_line import receipt, verify
+from tests.command_line import fork, receipt, verify
 from tests.conftest import MLP, ROOT, compose_tiny
 
 RECEIPT = (
@@ -226,6 +226,61 @@ def test_killed_run_continues_its_chain(trained: Path, cache: Path, tmp_path: Pa
     run(compose_tiny(cache, *RECEIPT, f"train.resume={run_dir}"), run_dir)
     expected = (trained / "receipt.jsonl").read_text()
     assert (run_dir / "receipt.jsonl").read_text() == expected
+
+
+@pytest.fixture(scope="module")
+def forked(trained: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fork of the trained run after step 8, with another decay and a receipt."""
+    folder = tmp_path_factory.mktemp("forked") / "fork"
+    keys = [f"cache.root={cache}", "train.steps=16", "train.ema.decay=null"]
+    assert fork([f"{trained}@8", *keys, f"--out={folder}"]) == 0
+    assert receipt([str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.medium
+def test_parent_covers_the_steps_before_a_fork(
+    trained: Path, forked: Path, check: Callable[..., Facts], tmp_path: Path
+) -> None:
+    facts = check(forked, ALL)
+    assert (facts["verdict"], facts["uncovered"]) == ("not comparable", [[0, 8]])
+    parent = trained / "receipt.json"
+    facts = check(forked, ALL, f"--parent={parent}")
+    assert (facts["verdict"], facts["uncovered"]) == ("verified", [])
+    assert facts["parent"]["verdict"] == "verified"
+    assert facts["parent"]["replayed"] == [[0, 4], [4, 8], [8, 12]]
+    with pytest.raises(DataError, match="begins at the start, so it has no parent"):
+        verify([str(parent), f"--parent={parent}"])
+
+    # A log of the fork with another loss in a step of its parent.
+    copied = tmp_path / "fork"
+    shutil.copytree(forked, copied)
+    lines = (copied / "metrics.jsonl").read_text().splitlines(keepends=True)
+    fields = json.loads(lines[2])
+    fields["loss"] = 0.5
+    lines[2] = json.dumps(fields) + "\n"
+    (copied / "metrics.jsonl").write_text("".join(lines))
+    assert receipt([str(copied)]) == 0
+    facts = check(copied, ALL, f"--parent={parent}")
+    assert facts["verdict"] == "broken"
+    assert "steps 3 to 4 differ from the parent's" in facts["problems"][0]["text"]
+
+
+@pytest.mark.medium
+def test_forged_parent_is_found(
+    copied: Path, forked: Path, check: Callable[..., Facts], cache: Path, tmp_path: Path
+) -> None:
+    edit_chain(copied, forge_state)
+    facts = check(forked, ALL, f"--parent={copied / 'receipt.json'}")
+    assert (facts["verdict"], facts["parent"]["verdict"]) == ("differs", "differs")
+
+    # An honest run of another seed isn't the parent.
+    other = tmp_path / "other"
+    run(compose_tiny(cache, *RECEIPT, "seed=5"), other)
+    receipt([str(other)])
+    facts = check(forked, ALL, f"--parent={other / 'receipt.json'}")
+    assert (facts["verdict"], facts["parent"]["verdict"]) == ("broken", "verified")
+    assert "isn't the one that the chain begins with" in facts["problems"][0]["text"]
 
 
 @pytest.mark.medium
@@ -742,7 +797,7 @@ def test_documented_commands_run(
 ) -> None:
     text = (ROOT / "docs" / "receipts.md").read_text()
     lines = re.findall(r"^    ((?:python -m pipeline|ssh-keygen) [^#\n]*)", text, re.MULTILINE)
-    assert len(lines) == 6
+    assert len(lines) == 9
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
     for line in lines:

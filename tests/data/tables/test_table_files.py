@@ -49,6 +49,23 @@ def test_columns_are_numbers_or_texts(tmp_path: Path) -> None:
     assert [type(column) for column in table.columns.values()] == [np.ndarray, Texts, np.ndarray]
 
 
+def test_rows_are_read_once_for_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = read(tmp_path, 'a,b\n1,x\n2,"y\nz"\n\n3,x\n')
+    openings = []
+    original = module._open_rows
+
+    def open_and_count(*words: Any) -> Any:
+        openings.append(words)
+        return original(*words)
+
+    monkeypatch.setattr(module, "_open_rows", open_and_count)
+    places = [table.locate(row) for row in (2, 0, 1, 2)]
+    assert places == ["line 6", "line 2", "line 4", "line 6"]
+    assert len(openings) == 1
+
+
 def test_type_can_be_set(tmp_path: Path) -> None:
     table = read(tmp_path, "year,id\n1999,1\n2001,2\n", {"year": "category", "id": "ignore"})
     assert list(table.columns) == ["year"]

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
+from pipeline.data.text import text_columns
 from pipeline.data.text.text_columns import make_locate, read_text_columns
+from pipeline.data.text.text_format import read_text
 from tests.data.text.test_text_format import write
 
 
@@ -84,3 +86,25 @@ def test_file_has_another_encoding(tmp_path: Path, suffix: str) -> None:
     assert "line" in make_locate(file, np.array([0]), "utf-16")(0)
     with pytest.raises(DataError, match=r"is not UTF-8: byte 0xff at 0; set dataset\.encoding"):
         read_text_columns(file, ("text",))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_places_of_many_samples_read_a_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """Rows of several lines are named by their last one; empty lines are counted."""
+    texts = {"csv": 'text\na\n"b\nc"\n\nd\n', "jsonl": '{"text": "a"}\n\n\n{"text": "b"}\n'}
+    lines = {"csv": [2, 4, 6], "jsonl": [1, 4]}[suffix]
+    file = write(tmp_path / f"a.{suffix}", texts[suffix])
+    readings = []
+
+    def read_and_count(path: Path, encoding: str = "utf-8") -> str:
+        readings.append(path)
+        return read_text(path, encoding)
+
+    monkeypatch.setattr(text_columns, "read_text", read_and_count)
+    locate = make_locate(file, np.arange(len(lines))[::-1])
+    assert readings == []
+    places = [locate(sample) for sample in range(len(lines))]
+    assert places == [f"{file}, line {line}" for line in reversed(lines)]
+    assert readings == [file]

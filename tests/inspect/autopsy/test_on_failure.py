@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from collections.abc import Callable, Sequence
@@ -112,6 +113,36 @@ def test_autopsy_command_repeats_the_finding(
         assert printed.endswith("this is what the run has found\n")
 
 
+@pytest.mark.medium
+def test_skipped_step_is_examined_from_the_state_of_the_run(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run went on, so it has no reproducer; finite steps and changed logs are refused."""
+    with poisoned_data():
+        run(compose_tiny(cache, "train.steps=30", "train.on_nan=skip"), tmp_path)
+        lines = outcome.metrics(tmp_path)
+        step = next(line["step"] for line in lines if line["loss"] is None)
+        capsys.readouterr()
+        assert autopsy([str(tmp_path), f"--step={step}", "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["finding"]["samples"]["ids"] == [VICTIM]
+        assert (facts["step"], facts["approximate"]) == (step, [])
+        with pytest.raises(DataError, match=rf"finite, so .* aren't finite: {step}"):
+            autopsy([str(tmp_path), "--step=1" if step > 1 else "--step=2"])
+        with pytest.raises(DataError, match="must be from 1 to 30"):
+            autopsy([str(tmp_path), "--step=31"])
+        with pytest.raises(UsageError, match="must be with --step"):
+            autopsy([str(tmp_path), "--approximate"])
+        log = tmp_path / "metrics.jsonl"
+        log.write_text(re.sub(r'"loss": [\d.]+', '"loss": 1.25', log.read_text(), count=1))
+        with pytest.raises(RunError, match="can't be computed"):
+            autopsy([str(tmp_path), f"--step={step}"])
+        assert autopsy([str(tmp_path), f"--step={step}", "--approximate"]) == 0
+        assert "approximate: step" in capsys.readouterr().out
+    with pytest.raises(DataError, match="the data have changed"):
+        autopsy([str(tmp_path), f"--step={step}"])
+
+
 def test_feature_that_a_reproducer_lacks_is_named(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,7 +175,9 @@ def test_autopsy_without_a_reproducer_is_refused_by_the_command_line(
 
 @pytest.mark.parametrize("args", [[], ["a", "b"]])
 def test_invalid_arguments_are_refused(args: Sequence[str]) -> None:
-    with pytest.raises(UsageError, match="autopsy takes RUN_DIR and --json, --quiet"):
+    with pytest.raises(
+        UsageError, match="autopsy takes RUN_DIR and --step, --approximate, --json, --quiet"
+    ):
         autopsy(args)
 
 

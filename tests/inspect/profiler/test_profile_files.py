@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -102,6 +103,24 @@ def test_times_of_a_loaded_machine_are_doubtful(profiled: Path, tmp_path: Path) 
     assert "though a trace makes them longer" in profile.doubts[1]
     assert str(loaded).count("\n  doubtful   ") == 2
     assert str(loaded).endswith("; doubtful, as said above")
+
+
+@pytest.mark.medium
+def test_steps_of_a_done_run_are_profiled_from_its_state(
+    profiled: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """In a fork that ends early, whose losses are the run's."""
+    monkeypatch.chdir(tmp_path)
+    keys = [f"cache.root={cache}", "profile.steps=20"]
+    assert main(["profile", f"{profiled}@25", *keys]) == 0
+    assert "Verdict: " in capsys.readouterr().out
+    (folder,) = tmp_path.glob("outputs/*/*_fork")
+    assert (folder / "profile" / "profile.json").is_file()
+    logs = [(path / "metrics.jsonl").read_text().splitlines() for path in (folder, profiled)]
+    losses = [[json.loads(line)["loss"] for line in lines] for lines in logs]
+    assert losses[0] == losses[1]
+    assert main(["profile", f"{profiled}@31"]) == 2
+    assert "step 31: must be from 0 to 30, 60 before the last step" in capsys.readouterr().err
 
 
 def test_run_without_a_record_is_refused(tmp_path: Path, capsys: Any) -> None:

@@ -91,6 +91,23 @@ def test_others_are_compared_if_the_baseline_diverges() -> None:
     assert judged.best == "b"
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+def test_finite_runs_are_better_than_a_baseline_that_diverges_with_all_seeds(metric: str) -> None:
+    """Also the worst one of six, which has no difference from the worst run of all."""
+    diverged = make_entry("a", [[0.5, None]] * 6)
+    judged = judge_heat(make_heat(diverged, make_entry("b", BASE[:6]), metric=metric), "a")
+    assert find(judged.standings, "a").verdict == "diverged"
+    own = find(judged.standings, "b")
+    assert (own.verdict, own.pairs) == ("better", 6)
+
+
+def test_runs_of_which_some_diverge_as_the_baseline_does_may_tie() -> None:
+    diverged = make_entry("a", [[0.5, None]] * 6)
+    some = make_entry("b", [*BASE[:2], *[[0.5, None]] * 4])
+    judged = judge_heat(make_heat(diverged, some), "a")
+    assert find(judged.standings, "b").verdict == "tied"
+
+
 def test_all_may_diverge() -> None:
     judged = judge_heat(make_heat(make_failed_entry("a"), make_failed_entry("b")), "a")
     assert judged.best is None

@@ -133,6 +133,10 @@ def test_sweep_ends_poor_jobs_and_keeps_the_best(
             ["hydra/sweeper/pruner=estimate", "hydra.sweeper.share=true"],
             "hydra.sweeper.share = true: must be false with hydra/sweeper/pruner=estimate",
         ),
+        (
+            ["hydra/sweeper/pruner=estimate", "hydra.sweeper.pruner._target_=pipeline.none.Pruner"],
+            "hydra/sweeper/pruner=estimate: needs pipeline.none.Pruner, which this installation",
+        ),
     ],
 )
 def test_wrong_pruner_is_refused_before_the_first_job(

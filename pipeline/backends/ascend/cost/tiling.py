@@ -263,7 +263,8 @@ def _list_default_rows(product: Product, hw: Hardware) -> NDArray[np.float64]:
 def _list_depth_parts(cores: int, images: int) -> list[int]:
     """Return numbers of parts of the depth: the number of images, then its halves.
 
-    Halves are tried while too many cores are idle, such as 14 of 32 cores with 18 images.
+    Halves are tried while too many cores are idle, such as 14 of 32 cores with 18 images. So more
+    cores may be slower by this rule: halves of 4 images are tried with 11 cores, not with 12.
     """
     parts = [images]
     while parts[-1] > 1 and parts[-1] * (cores // parts[-1]) < BUSY_CORES * cores:
