@@ -21,6 +21,7 @@ from pipeline.core.registry import ComponentOf, FilePath, Location, Seq, Spec
 from pipeline.data.columns import ColumnSpec, RawData, Split
 from pipeline.data.folds import FoldsSpec
 from pipeline.data.host_ops import HostOp
+from pipeline.data.random import draw_choice
 from pipeline.data.targets import Targets
 
 if TYPE_CHECKING:
@@ -51,8 +52,13 @@ class MapOp(Spec):
 
     @property
     def choices(self) -> int:
-        """The number of variants of the op, one of which is drawn for each step."""
+        """The number of variants of the op, one of which maps a step's batch."""
         return 1
+
+    def choose_variant(self, xp: Any, seed: Any, epoch: Any, step: Any) -> Any:
+        """Return the number of the variant for the step after `step` steps, int32 (). `epoch` is
+        the batch's. By default it is drawn."""
+        return draw_choice(xp, self.choices, seed, step)
 
     def select_variant(self, number: int) -> MapOp:
         """Return the variant with this number, 0 to `choices` - 1."""
@@ -98,6 +104,9 @@ class WrappedOp(MapOp):
     @property
     def choices(self) -> int:
         return self.op.choices
+
+    def choose_variant(self, xp: Any, seed: Any, epoch: Any, step: Any) -> Any:
+        return self.op.choose_variant(xp, seed, epoch, step)
 
     def select_variant(self, number: int) -> Self:
         return self.model_copy(update={"op": self.op.select_variant(number)})
@@ -245,7 +254,8 @@ class TrainSplitSpec(Spec):
         positions = [position for position, op in enumerate(self.ops) if op.choices > 1]
         if len(positions) > 1:
             raise ValueError(
-                f"ops.{positions[1]}: draws a size, as ops.{positions[0]} does; only one op can"
+                f"ops.{positions[1]}: changes the size between steps, as ops.{positions[0]} does; "
+                "only one op can"
             )
         return self
 
@@ -270,7 +280,7 @@ class EvalSplitSpec(Spec):
                 )
             if op.choices > 1:
                 raise ValueError(
-                    f"ops.{position} ({op.name}): draws a size for each step of training; "
+                    f"ops.{position} ({op.name}): changes the size between steps of training; "
                     "evaluation needs a fixed size: use resize"
                 )
         return self

@@ -22,6 +22,10 @@ _OPS_STREAM = 1 << 31
 cipher, but with small numbers, so map ops share no bits with initial weights or dropout masks."""
 
 
+_CHOICE_OP = (1 << 30) + 1
+"""Op number in the key that draws a step's variant, larger than any index of a map op."""
+
+
 def seed_words(seed: int) -> np.ndarray:
     """Return the lower and the upper word of a seed, uint32 (2,), since compiled programs have no
     64-bit integers. Raises ValueError for a seed outside 0..2**63 - 1."""
@@ -67,3 +71,9 @@ def uniforms(xp: Any, seed: Any, epoch: Any, sample: Any, op: int, draws: int) -
 def scale_to_integers(xp: Any, values: Any, bound: Any) -> Any:
     """Scale values of `uniforms` to integers 0 to bound - 1, int32; `bound` is at most 2**24."""
     return xp.floor(values * bound).astype(np.int32)
+
+
+def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
+    """Return a whole number from 0 to `choices` - 1, int32 (), a pure function of (seed, step)."""
+    draws = uniforms(xp, seed, np.int32(0), xp.asarray(step).reshape(1), _CHOICE_OP, 1)
+    return scale_to_integers(xp, draws, choices)[0, 0]

@@ -9,11 +9,8 @@ import numpy as np
 
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import BatchOp, MapOp
-from pipeline.data.random import scale_to_integers, uniforms
+from pipeline.data.random import uniforms
 from pipeline.data.targets import Targets
-
-CHOICE_OP = (1 << 30) + 1
-"""Op number in the key that draws a step's variant, larger than any index of a map op."""
 
 
 def compute_column_specs(
@@ -69,10 +66,13 @@ def select_variants(ops: Sequence[MapOp], number: int) -> tuple[MapOp, ...]:
     return tuple(op.select_variant(number) for op in ops)
 
 
-def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
-    """Return the number of a step's variant, int32 (), a pure function of (seed, step)."""
-    draws = uniforms(xp, seed, np.int32(0), xp.asarray(step).reshape(1), CHOICE_OP, 1)
-    return scale_to_integers(xp, draws, choices)[0, 0]
+def choose_variant(xp: Any, ops: Sequence[MapOp], seed: Any, epoch: Any, step: Any) -> Any:
+    """Return the number of the variant for the step after `step` steps, int32 (), by the only op
+    that has variants; 0 without one."""
+    for op in ops:
+        if op.choices > 1:
+            return op.choose_variant(xp, seed, epoch, step)
+    return np.int32(0)
 
 
 def apply_ops(

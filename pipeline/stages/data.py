@@ -35,10 +35,9 @@ from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
 from pipeline.data.transform import (
     apply_ops,
+    choose_variant,
     compute_column_specs,
-    count_choices,
     describe_unequal_shapes,
-    draw_choice,
     fit_to_classes,
     list_read_columns,
     replace_targets,
@@ -289,7 +288,7 @@ def read_batch(
         for name, column in split.columns.items()
     }
     seed = seed_words(recipe.seed)
-    ops = select_variants(ops, int(draw_choice(np, count_choices(ops), seed, step)))
+    ops = select_variants(ops, int(choose_variant(np, ops, seed, epoch, step)))
     return apply_ops(np, ops, columns, seed, epoch, indices)
 
 

@@ -115,6 +115,14 @@ def count_edits(symbols: jax.Array, is_kept: jax.Array, labels: jax.Array) -> ja
     return jnp.take_along_axis(distances, length[:, None], axis=1)[:, 0].astype(jnp.int32)
 
 
+def read_symbols(logits: np.ndarray) -> list[int]:
+    """Return the predicted sequence of a sample, whose logits are (T, C): its most probable
+    classes, without repetitions and blanks."""
+    path = logits.argmax(axis=-1)
+    is_new = np.diff(path, prepend=0) != 0
+    return path[is_new & (path > 0)].tolist()
+
+
 def require_sequences(logits: jax.Array, labels: jax.Array) -> None:
     """Raise ValueError unless logits are (B, T, C) and labels int (B, L)."""
     if logits.ndim != 3 or labels.ndim != 2 or not np.issubdtype(labels.dtype, np.integer):

@@ -20,7 +20,7 @@ from jax import Array
 from pipeline.data.batch import Batch
 from pipeline.data.dataset_spec import Ops
 from pipeline.data.padding.buckets import NO_PADDING, SIZE
-from pipeline.data.transform import apply_ops, count_choices, draw_choice, select_variants
+from pipeline.data.transform import apply_ops, choose_variant, count_choices, select_variants
 from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.forward_pass import ForwardPass
@@ -281,13 +281,13 @@ def make_dropout_key(batch: Batch, step: Array | int) -> Array:
 def _call_with_step_ops(
     config: StepConfig, batch: Batch, step: Array, compute: Callable[[Ops], T]
 ) -> T:
-    """Return `compute(ops)` for the map ops of a training step. If an op is drawn for each step,
-    `compute` is traced once for each choice. The program has a branch for each choice, so the host
-    needn't draw between the steps of a program. Outside of jit Python selects it."""
+    """Return `compute(ops)` for the map ops of a training step. If an op has variants, `compute` is
+    traced once for each. The program has a branch for each variant, so the host needn't choose
+    between the steps of a program. Outside of jit Python selects it."""
     num_choices = count_choices(config.train_ops)
     if num_choices == 1:
         return compute(config.train_ops)
-    choice = draw_choice(jnp, num_choices, batch.seed, step)
+    choice = choose_variant(jnp, config.train_ops, batch.seed, batch.epoch, step)
     branches = [partial(compute, select_variants(config.train_ops, n)) for n in range(num_choices)]
     if not isinstance(choice, jax.core.Tracer):
         return branches[int(choice)]()

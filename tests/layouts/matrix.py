@@ -127,6 +127,11 @@ FEATURES: Mapping[str, Sequence[str]] = {
     "LAWA": ("train.features=[{name: lawa, count: 2, steps: 3}]",),
     "noise scale": ("train.features=[gradient_noise]", "train.accumulate_steps=2"),
 }
+OFTEN: Mapping[str, Sequence[str]] = {
+    "shampoo": ("train.optimizer.period=3", "train.optimizer.block=8"),
+    "soap": ("train.optimizer.period=3",),
+}
+"""Overrides of optimizers that would compute their matrices once in 12 steps, or never."""
 SUM_NORM_GPT = (
     *("model=gpt2", "dataset=text", "optimizer=sgd", "dataset.length=16", *SMALL_GPT),
     *("train.optimizer.lr=0.1", "train.clip.norm=1.0", "schedule=constant"),
@@ -153,9 +158,8 @@ def list_feature_rows() -> Iterator[Row]:
     yield Row("clipped GPT", "gpt_text", (*gpt, "eval.every_steps=6"))
     for file in sorted((ROOT / "conf" / "optimizer").glob("*.yaml")):
         network = SMALL_BATCH_NETWORK if file.stem == "thor" else NETWORK
-        yield Row(
-            f"optimizer {file.stem}", "lenet5_digits", (*base, *network, f"optimizer={file.stem}")
-        )
+        chosen = (f"optimizer={file.stem}", *OFTEN.get(file.stem, ()))
+        yield Row(f"optimizer {file.stem}", "lenet5_digits", (*base, *network, *chosen))
 
 
 def list_recipe_rows(folder: Path) -> Iterator[Row]:

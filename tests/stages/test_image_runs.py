@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
+from pydantic import ValidationError
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -22,8 +23,9 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, PipelineError, RecipeError, UsageError
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.data.random import seed_words
-from pipeline.data.transform import apply_ops, draw_choice, select_variants
+from pipeline.data.ops.resize import ProgressiveSize
+from pipeline.data.random import draw_choice, seed_words
+from pipeline.data.transform import apply_ops, select_variants
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from tests import outcome
@@ -42,6 +44,7 @@ PIXELWISE = (
 )
 SIZES = "{name: random_size, sizes: [[8, 8], [6, 10], [4, 4]]}"
 TWO_SIZES = "{name: random_size, sizes: [[8, 8], [6, 10]]}"
+GROWING = "{name: progressive_size, sizes: [[4, 4], [8, 8]], after_epochs: [1]}"
 RESCALE = "{name: rescale, factor: 0.004, shift: 0.0}"
 FLIP = "{name: random_horizontal_flip}"
 SINKS = {
@@ -115,6 +118,7 @@ RUNS = {
         "flat",
         [f"dataset.train.ops=[{FLIP},{TWO_SIZES},{RESCALE}]", "train.loss.class_weights=balanced"],
     ),
+    "progressive": ("flat", [f"dataset.train.ops=[{FLIP},{GROWING},{RESCALE}]"]),
     "masks": (
         "masked",
         [
@@ -169,6 +173,38 @@ def test_image_size_depends_only_on_seed_and_step() -> None:
     assert drawn == [int(compiled(jnp.int32(step))) for step in range(300)]
     assert np.bincount(drawn).min() > 70
     assert drawn != [int(draw_choice(np, 3, seed_words(4), step)) for step in range(300)]
+
+
+@pytest.mark.medium
+def test_progressive_size_depends_only_on_the_epoch() -> None:
+    op = ProgressiveSize(sizes=((2, 2), (4, 4), (8, 8)), after_epochs=(2, 5))
+    compiled = jax.jit(lambda epoch: op.choose_variant(jnp, seed_words(3), epoch, 0))
+    for epoch, number in enumerate((0, 0, 1, 1, 1, 2, 2)):
+        assert int(op.choose_variant(np, seed_words(3), np.int32(epoch), 0)) == number
+        assert int(compiled(jnp.int32(epoch))) == number
+    assert op.select_variant(2).size == (8, 8)
+
+
+@pytest.mark.parametrize("after_epochs", [(), (1,), (1, 2, 3), (2, 2), (3, 1)])
+def test_each_size_but_the_first_has_an_epoch(after_epochs: tuple[int, ...]) -> None:
+    with pytest.raises(ValidationError, match="after_epochs"):
+        ProgressiveSize(sizes=((2, 2), (4, 4), (8, 8)), after_epochs=after_epochs)
+
+
+@pytest.mark.slow
+def test_images_grow_after_the_first_epoch(compose: Compose, tmp_path: Path) -> None:
+    """The first 8 steps are those of a run at the small size, and the ninth is not."""
+    small = "{name: resize, size: [4, 4]}"
+    growing, fixed = (
+        [f"dataset.train.ops=[{FLIP},{size},{RESCALE}]", f"dataset.eval.ops=[{eval_ops}]"]
+        for size, eval_ops in ((GROWING, RESCALE), (small, f"{small},{RESCALE}"))
+    )
+    losses = []
+    for name, ops in (("growing", growing), ("fixed", fixed)):
+        run(compose("flat", *ops, "train.steps=9"), tmp_path / name)
+        losses.append([line["loss"] for line in outcome.metrics(tmp_path / name)])
+    assert losses[0][:8] == pytest.approx(losses[1][:8], rel=1e-5)
+    assert losses[0][8] != pytest.approx(losses[1][8], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -294,12 +330,12 @@ def test_table_labels_are_regressed(compose: Compose, folders: Path, tmp_path: P
         (
             "flat",
             [f"dataset.eval.ops=[{SIZES},{RESCALE}]"],
-            r"ops.0 \(random_size\): draws a size for each step of training; evaluation needs",
+            r"ops.0 \(random_size\): changes the size between steps of training; eval",
         ),
         (
             "flat",
             [f"dataset.train.ops=[{SIZES},{SIZES},{RESCALE}]"],
-            "ops.1: draws a size, as ops.0 does; only one op can",
+            "ops.1: changes the size between steps, as ops.0 does; only one op can",
         ),
         (
             "flat",

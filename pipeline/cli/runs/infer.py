@@ -57,6 +57,7 @@ from pipeline.stages.record.brightness import (
 from pipeline.stages.record.member_runs import is_run_or_sweep, list_members
 from pipeline.stages.record.trained_run import Samples, TrainedRun, spare_gpus
 from pipeline.training.contrastive import compute_cosines
+from pipeline.training.sequences import read_symbols
 
 USAGE = "infer takes RUN_DIR or FOLDER, and FILE ..., --text or --prompt"
 MAX_BATCH = 64
@@ -126,7 +127,7 @@ def main(
         unusual += _list_unusual_images(names, arrays, samples)
         all_logits = _compute_in_batches(compute_logits, arrays, targets.task)
         for index, (name, logits) in enumerate(zip(names, all_logits, strict=True)):
-            if logits.ndim != 1:
+            if logits.ndim != 1 and targets.task != "sequence":
                 if csv is not None:
                     raise UsageError([f"--csv {csv}"], "classes of pixels are written by --masks")
                 path = make_mask_path(masks, file, index, count) if masks else None
@@ -282,7 +283,8 @@ def _read_runs(sources: Sequence[Path]) -> TrainedRun:
 def _compute_in_batches(
     compute_logits: ComputeLogits, samples: Arrays, task: Task
 ) -> Iterator[np.ndarray]:
-    """Yield the logits of each sample, float64 (classes,), or (H, W, classes) of its pixels.
+    """Yield the logits of each sample, float64 (classes,), or (H, W, classes) of its pixels, or
+    (positions, classes) of a sequence.
 
     Raises DataError for outputs of another rank, for NaN and infinity. Negative infinity, whose
     probability is 0, is permitted beside a finite logit.
@@ -294,7 +296,7 @@ def _compute_in_batches(
         rows = np.minimum(np.arange(start, start + min(MAX_BATCH, count)), count - 1)
         padded = jax.tree.map(operator.itemgetter(rows), samples)
         logits = compute_logits(padded)[:size].astype(np.float64)
-        if logits.ndim not in (2, 4):
+        if logits.ndim not in ((3,) if task == "sequence" else (2, 4)):
             raise DataError(
                 f"the network returns logits of shape {logits.shape[1:]} for a sample; must be one "
                 "for each class: export it and call the program"
@@ -308,9 +310,15 @@ def _compute_in_batches(
 def _format_prediction(
     arguments: InferArguments, name: str, logits: np.ndarray, targets: Targets
 ) -> str:
-    """Return the line of a sample, whose logits are (classes,): classes, labels or numbers."""
+    """Return the line of a sample, whose logits are (classes,): classes, labels or numbers; of
+    (positions, classes), the sequence."""
     if arguments.masks is not None:
         raise UsageError([f"--masks {arguments.masks}"], "the network has one class for an image")
+    if targets.task == "sequence":
+        symbols = [targets.names[number] for number in read_symbols(logits)]
+        if arguments.as_json:
+            return json.dumps({_name_source(arguments, name): name, "sequence": symbols})
+        return f"{printable(name)}: {' '.join(map(show_name, symbols)) or 'no symbol'}"
     if targets.task == "matching":
         cosine = float(compute_cosines(logits[np.newaxis])[0])
         if arguments.as_json:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from math import log
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, Field, PositiveInt, field_validator
+from pydantic import AfterValidator, Field, PositiveInt, field_validator, model_validator
 
 from pipeline.core.registry import Expected, Seq, component
 from pipeline.data.columns import BOXES, ColumnSpec
@@ -123,12 +124,10 @@ def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation
     return interpolate(xp, values, column_taps, make_widening_taps(height, rows, fixed=fixed))
 
 
-@component("op")
-class RandomSize(GeometricOp):
-    """Scale all images of a batch to one of `sizes`, [height, width], drawn for each step, as in
-    YOLOv3's training. The network must support all sizes."""
+class SeveralSizes(GeometricOp):
+    """Base of the ops that scale all images of a batch to one of `sizes`, [height, width]. The
+    network must support all sizes."""
 
-    name: Literal["random_size"] = "random_size"
     sizes: Annotated[Seq[Size], Field(min_length=2, max_length=MAX_SIZES)]
     interpolation: Interpolation = "linear"
 
@@ -157,6 +156,45 @@ class RandomSize(GeometricOp):
 
     def find_window(self, xp: Any, uniforms: Any, height: int, width: int) -> Window:
         return 0, 0, height, width
+
+
+@component("op")
+class RandomSize(SeveralSizes):
+    """Scale all images of a batch to one of `sizes`, [height, width], drawn for each step, as in
+    YOLOv3's training. The network must support all sizes."""
+
+    name: Literal["random_size"] = "random_size"
+
+
+@component("op")
+class ProgressiveSize(SeveralSizes):
+    """Scale images to the first of `sizes`, [height, width], and to the next one after each of
+    `after_epochs`: progressive resizing (Howard, fast.ai's DAWNBench entry, 2018).
+
+    The network must support all sizes. With `train.repeat` each reading of the split counts as an
+    epoch.
+    """
+
+    name: Literal["progressive_size"] = "progressive_size"
+    after_epochs: Seq[PositiveInt]
+    """Numbers of epochs before each change of the size, ascending; one fewer than sizes."""
+
+    @model_validator(mode="after")
+    def _require_a_change_for_each_size(self) -> Self:
+        changes = list(self.after_epochs)
+        if len(changes) != len(self.sizes) - 1:
+            raise ValueError(
+                f"after_epochs = {changes}: must have {len(self.sizes) - 1} numbers, one for each "
+                "size after the first"
+            )
+        if any(first >= second for first, second in pairwise(changes)):
+            raise ValueError(f"after_epochs = {changes}: must be in ascending order")
+        return self
+
+    def choose_variant(self, xp: Any, seed: Any, epoch: Any, step: Any) -> Any:
+        """Return the number of the size in an epoch, which is counted from 0."""
+        changes = xp.asarray(self.after_epochs, dtype=np.int32)
+        return xp.sum(xp.asarray(epoch) >= changes, dtype=np.int32)
 
 
 CropInterpolation = Literal["linear", "nearest", "cubic"]

@@ -20,7 +20,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.data.batch import Batch
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.padding.pad_samples import crop_to
-from pipeline.data.transform import count_choices, draw_choice, select_variants
+from pipeline.data.transform import choose_variant, select_variants
 from pipeline.training.features.accumulation import count_microbatches
 from pipeline.training.losses import count_valid_labels, divides_by_labels
 from pipeline.training.parallel.microbatches import stack_microbatches
@@ -90,10 +90,8 @@ def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Any, Array]
         fits = (largest <= np.array(config.padding.buckets)).all(axis=-1)
         bucket = config.padding.buckets[int(np.argmax(fits))]
         batch = crop_to(jnp, bucket, batch, config.padding.columns, is_random=True)
-    ops = config.train_ops
-    choices = count_choices(ops)
-    if choices > 1:
-        ops = select_variants(ops, int(draw_choice(jnp, choices, batch.seed, jnp.int32(step))))
+    number = choose_variant(jnp, config.train_ops, batch.seed, batch.epoch, jnp.int32(step))
+    ops = select_variants(config.train_ops, int(number))
     return jax.jit(partial(map_batch, config, ops))(batch)
 
 

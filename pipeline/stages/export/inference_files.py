@@ -27,6 +27,7 @@ from pipeline.data.targets import Targets
 from pipeline.models.weights.files.weight_files import read_npz
 from pipeline.stages.record.trained_run import Samples
 from pipeline.training.contrastive import compute_cosines
+from pipeline.training.sequences import read_symbols
 
 _MODES = {1: "L", 3: "RGB"}
 """Pillow's modes by number of channels."""
@@ -174,11 +175,15 @@ def make_prediction_row(
 
     The first column is `file`. For classes, `class` and `probability` follow, and with `top` above
     1 `class_2`, `probability_2` and so on. For a regression, the numbers follow by name, in the
-    units of the data; for several labels, the probability of each; for a pair to match, `cosine`.
+    units of the data; for several labels, the probability of each; for a pair to match, `cosine`;
+    for a sequence, whose outputs are (T, K), `sequence`, its symbols with spaces between.
     The column of a target named file is `predicted_file`.
     """
     if targets.task == "matching":
         return {"file": name, "cosine": f"{compute_cosines(outputs[np.newaxis])[0]:.6f}"}
+    if targets.task == "sequence":
+        symbols = [targets.names[number] for number in read_symbols(outputs)]
+        return {"file": name, "sequence": " ".join(symbols)}
     if targets.task in ("regression", "multi_label"):
         values: list[Any] = targets.to_data_units(outputs).tolist()
         if targets.task == "multi_label":

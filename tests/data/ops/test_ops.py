@@ -147,6 +147,7 @@ def test_every_op_is_registered():
         "random_resized_crop",
         "random_roll",
         "random_rotation",
+        "progressive_size",
         "random_size",
         "random_vertical_flip",
         "rescale",

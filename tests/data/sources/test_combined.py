@@ -12,6 +12,8 @@ from pipeline import load_recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.data.columns import RawData
 from pipeline.stages.data import load_data
+from tests import outcome
+from tests.whole_run import run
 
 SIZES = {"a": 6, "b": 4}
 
@@ -131,6 +133,32 @@ def test_mixture_has_all_samples_and_an_order_by_weights(folder: Path) -> None:
     order = load_data(load_recipe(overrides=overrides)).train_order
     assert (order.batches(0, 200).rows < 6).sum() == 750
     assert (order.batches(200, 9).rows >= 6).all()
+
+
+@pytest.mark.slow
+def test_mixture_has_the_same_bits_in_any_sink_and_after_a_resume(
+    folder: Path, cache: Path
+) -> None:
+    """Weights change within a sink, and after the step at which the run is resumed."""
+    changes = "[{after_steps: 5, weights: [0, 1]}, {after_steps: 9, weights: [1, 0]}]"
+    overrides = [
+        *("model=mlp", "model.hidden=[6]", "schedule=constant", "train.batch_size=3"),
+        *("train.steps=12", "optimizer=adam", "train.optimizer.lr=0.01", "dataset=mixture"),
+        f"dataset.sources=[{source(folder, 'a')},{source(folder, 'b')}]",
+        *("dataset.weights=[3,1]", f"dataset.changes={changes}", "monitor.tensorboard=false"),
+        f"cache.root={cache}",
+    ]
+    variants = {"whole": [], "sinks": ["train.sink_size=7"], "part": ["train.end_step=7"]}
+    for name, more in variants.items():
+        run(load_recipe(overrides=[*overrides, *more]), folder / name)
+    run(load_recipe(overrides=[*overrides, f"train.resume={folder / 'part'}"]))
+    whole = outcome.metrics(folder / "whole")
+    assert len({line["loss"] for line in whole}) == 12
+    for name in ("sinks", "part"):
+        assert outcome.metrics(folder / name) == whole
+        outcome.assert_equal_arrays(
+            outcome.arrays(folder / name, 12), outcome.arrays(folder / "whole", 12)
+        )
 
 
 @pytest.mark.medium

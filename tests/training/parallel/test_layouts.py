@@ -351,6 +351,31 @@ def test_fsdp_norms_have_the_bits_of_data_parallelism(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("optimizer", matrix.OFTEN)
+def test_matrices_of_an_optimizer_have_the_same_bits(
+    tiny: Compose, tmp_path: Path, optimizer: str
+) -> None:
+    """Shampoo's blocks and SOAP's bases, whole on each device or shared, in sinks of all, 1, 7."""
+    fixed = [*MLP, *SHORT, f"optimizer={optimizer}", *matrix.OFTEN[optimizer]]
+    one, *others = (
+        train(
+            tiny,
+            tmp_path / f"{mode}{devices}",
+            [*fixed, f"parallel.mode={mode}", f"parallel.devices={devices}", sink],
+        )
+        for mode, devices, sink in (
+            ("data", 1, "train.sink_size=20"),
+            ("data", 4, "train.sink_size=1"),
+            ("fsdp", 4, "train.sink_size=7"),
+        )
+    )
+    assert [differences(one, other) for other in others] == [[], []]
+    matrices = [array for path, array in one[1].items() if "roots" in path or "bases" in path]
+    assert len(matrices) == 4
+    assert all(np.abs(array).max() > 0 for array in matrices)
+
+
+@pytest.mark.slow
 def test_run_continues_with_and_without_a_shared_state(tiny: Compose, tmp_path: Path) -> None:
     """Data parallel, shared, on one device without a mode, and shared by others."""
     whole = train(tiny, tmp_path / "whole", [*LAMB, "parallel.devices=4"])

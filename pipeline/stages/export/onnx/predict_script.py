@@ -1,5 +1,7 @@
-"""Predict samples with an exported network: python predict.py [--int8] [--top N] FILE|FOLDER ...
+"""Predict samples with an exported network: python predict.py [OPTION] FILE|FOLDER ...
 
+Options: --int8 and --weights choose model_int8.onnx and model_weights.onnx, if the export has them;
+--top N prints N classes.
 Needs onnxruntime, numpy and pillow, and the files model.onnx and model.json in the same folder.
 Reads images, WAV files and .npy files of samples, and prints a line for each sample. For a network
 with several inputs, reads .npz files with an array for each.
@@ -20,6 +22,7 @@ from PIL import Image, ImageOps
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 SUFFIXES = (*IMAGE_SUFFIXES, ".wav", ".npy", ".npz")
 MODES = {1: "L", 3: "RGB"}
+PROGRAM_OPTIONS = ("--int8", "--weights")
 
 
 class OnnxNetwork:
@@ -29,14 +32,15 @@ class OnnxNetwork:
     type and values. Several inputs are a dictionary by name.
     """
 
-    def __init__(self, folder: Path, int8: bool = False) -> None:
+    def __init__(self, folder: Path, program: str = "program") -> None:
         self.description = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         files = self.description["onnx"]
-        if int8 and "int8" not in files:
-            raise SystemExit("there is no model_int8.onnx here; export with --to onnx --int8")
-        program = folder / files["int8" if int8 else "program"]
+        if program not in files:
+            raise SystemExit(
+                f"there is no model_{program}.onnx here; export with --to onnx --{program}"
+            )
         self.session = onnxruntime.InferenceSession(
-            str(program), providers=["CPUExecutionProvider"]
+            str(folder / files[program]), providers=["CPUExecutionProvider"]
         )
         self.inputs = files.get("inputs") or [files["input"]]
         column = self.description["columns"][self.inputs[0]]
@@ -127,6 +131,10 @@ class OnnxNetwork:
             numbers = logits * np.array(targets["std"]) + np.array(targets["mean"])
             pairs = zip(names, numbers)  # noqa: B905
             return ", ".join(f"{name} {number:.6g}" for name, number in pairs)
+        if targets["task"] == "sequence":
+            path = logits.argmax(axis=-1)
+            symbols = path[(np.diff(path, prepend=0) != 0) & (path > 0)]
+            return " ".join(names[symbol] for symbol in symbols) or "no symbol"
         if logits.ndim != 1:
             return f"outputs of shape {logits.shape}"
         if targets["task"] == "multi_label":
@@ -139,13 +147,16 @@ class OnnxNetwork:
         return ", ".join(f"{names[i]} {probabilities[i]:.4f}" for i in indices) or "no label"
 
 
-def parse_arguments(arguments: list[str]) -> tuple[list[Path], int, bool]:
-    """Return the files, the number of classes of a line, and whether --int8 is among them.
+def parse_arguments(arguments: list[str]) -> tuple[list[Path], int, str]:
+    """Return the files, the number of classes of a line, and the key of the program.
 
     Raises ValueError for another option, and for a path where nothing is.
     """
     paths = []
     top = 1
+    programs = [option[2:] for option in PROGRAM_OPTIONS if option in arguments]
+    if len(programs) > 1:
+        raise ValueError(f"{' and '.join(PROGRAM_OPTIONS)}: must be one of them")
     remaining = iter(arguments)
     for argument in remaining:
         name, separator, value = argument.partition("=")
@@ -154,13 +165,14 @@ def parse_arguments(arguments: list[str]) -> tuple[list[Path], int, bool]:
             if not (value.isascii() and value.isdecimal() and int(value)):
                 raise ValueError(f"--top {value!r}: must be a whole number from 1")
             top = int(value)
-        elif argument.startswith("-") and argument != "--int8":
-            raise ValueError(f"{argument}: there is no such option; must be --int8 or --top N")
-        elif argument != "--int8":
+        elif argument.startswith("-") and argument not in PROGRAM_OPTIONS:
+            known = ", ".join(PROGRAM_OPTIONS)
+            raise ValueError(f"{argument}: there is no such option; must be {known} or --top N")
+        elif argument not in PROGRAM_OPTIONS:
             paths.append(Path(argument))
     if absent := [path for path in paths if not path.exists()]:
         raise ValueError(f"{absent[0]}: there is no such file or folder")
-    return paths, top, "--int8" in arguments
+    return paths, top, programs[0] if programs else "program"
 
 
 def list_files(path: Path) -> list[Path]:
@@ -176,14 +188,14 @@ def list_files(path: Path) -> list[Path]:
 def main(arguments: list[str]) -> int:
     """Print a line for each sample of the files and folders; return the exit status."""
     try:
-        paths, top, int8 = parse_arguments(arguments)
+        paths, top, program = parse_arguments(arguments)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     if not paths:
         print((__doc__ or "").strip())
         return 2
-    network = OnnxNetwork(Path(__file__).resolve().parent, int8)
+    network = OnnxNetwork(Path(__file__).resolve().parent, program)
     for path in paths:
         for file in list_files(path):
             samples = network.read(file)

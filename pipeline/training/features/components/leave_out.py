@@ -80,6 +80,9 @@ class LeaveOutSpec(FeatureSpec):
         if train.loss.compares_samples:
             name = train.loss.name
             yield f"train.loss = {name}: must be another loss with leave_out; it compares samples"
+        if train.precision == "fp8":
+            rule = "must be another with leave_out; it scales samples together"
+            yield f"train.precision = fp8: {rule}"
         for position, op in enumerate(recipe.dataset.train.ops):
             if isinstance(op, BatchOp):
                 key = f"dataset.train.ops.{position} ({op.name})"

@@ -71,7 +71,8 @@ def test_number_of_classes_is_typed_in_two_ways(top: list[str], folder: Path) ->
         (["samples.npy", "--top"], "--top '': must be a whole number from 1"),
         (["--top", "none", "samples.npy"], "--top 'none': must be a whole number from 1"),
         (["--top=0", "samples.npy"], "--top '0': must be a whole number from 1"),
-        (["--tops=2", "samples.npy"], "--tops=2: there is no such option; must be --int8 or --to"),
+        (["--tops=2", "samples.npy"], "--tops=2: there is no such option; must be --int8, --we"),
+        (["--int8", "--weights", "samples.npy"], "--int8 and --weights: must be one of them"),
         (["samples.npy", "gone.npy"], "gone.npy: there is no such file or folder"),
     ],
 )
@@ -79,6 +80,24 @@ def test_argument_that_is_wrong_is_named(arguments: list[str], message: str, fol
     result = predict(folder, *arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith(message)
+
+
+@pytest.mark.medium
+def test_program_is_chosen_by_an_option(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    model = onnx.load(folder / "model.onnx")
+    model.graph.node[0].op_type = "Neg"
+    onnx.save(model, tmp_path / "model_weights.onnx")
+    description = json.loads((tmp_path / "model.json").read_text())
+    description["onnx"]["weights"] = "model_weights.onnx"
+    (tmp_path / "model.json").write_text(json.dumps(description))
+    lines = predict(tmp_path, "--weights", "samples.npy").stdout.splitlines()
+    assert [line.split()[1] for line in lines] == ["a", "c"]
+    result = predict(folder, "--weights", "samples.npy")
+    assert (result.returncode, result.stdout) == (1, "")
+    message = "there is no model_weights.onnx here; export with --to onnx --weights"
+    assert result.stderr.strip() == message
 
 
 @pytest.mark.medium

@@ -11,12 +11,16 @@ import pytest
 
 from pipeline.data.ops.mixing import CutMix
 from pipeline.data.ops.values import Rescale
+from pipeline.models.layers.standard import Dense, Reshape
+from pipeline.models.layers.token_mixers import MixtureOfExperts
+from pipeline.models.layers.tokens import MeanToken
 from pipeline.training.features.components.leave_out import (
     LeaveOut,
     LeaveOutSpec,
     format_ranges,
     parse_ranges,
 )
+from tests.models.build import network
 from tests.training.test_step import BATCH, RATES, flat, make_batch, make_config, make_step, start
 
 
@@ -35,17 +39,26 @@ def test_other_texts_are_refused(text: str) -> None:
         parse_ranges(text)
 
 
+EXPERTS = network(
+    *(Reshape(shape=(4, 1)), Dense(features=6)),
+    MixtureOfExperts(experts=4, hidden=5, capacity_factor=0.5, balance=0.5, z_loss=0.5),
+    *(MeanToken(), Dense(features=3)),
+)
+"""A network that adds losses to those of the samples."""
+
+
 @pytest.mark.slow
-def test_step_is_that_of_the_other_samples() -> None:
+@pytest.mark.parametrize("changed", [{}, {"network": EXPERTS}], ids=["plain", "experts"])
+def test_step_is_that_of_the_other_samples(changed: dict[str, Any]) -> None:
     """A batch whose last sample weighs nothing is a short batch without it."""
     samples = 100
     batch = make_batch(1)
     last = int(np.asarray(batch.sample)[-1])
     features = make_config().features
-    step = make_step(features=(*features, LeaveOut((last % samples,), samples)))
+    step = make_step(features=(*features, LeaveOut((last % samples,), samples)), **changed)
     after, record = step.step(start(step), batch, jnp.asarray(RATES))
     short = make_batch(1, count=np.int32(BATCH - 1))
-    plain = make_step()
+    plain = make_step(**changed)
     expected, expected_record = plain.step(start(plain), short, jnp.asarray(RATES))
     np.testing.assert_allclose(flat(after.params), flat(expected.params), rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(record.loss, expected_record.loss, rtol=1e-6)
@@ -68,7 +81,10 @@ def make_recipe(**changes: Any) -> Any:
     loss = SimpleNamespace(name="cross_entropy", compares_samples=False)
     optimizer = SimpleNamespace(name="momentum", observes_layers=False)
     settings = {"privacy": None, "ops": (), "loss": loss, "optimizer": optimizer, **changes}
-    train = SimpleNamespace(loss=settings["loss"], optimizer=settings["optimizer"])
+    precision = settings.get("precision", "O0")
+    train = SimpleNamespace(
+        loss=settings["loss"], optimizer=settings["optimizer"], precision=precision
+    )
     dataset = SimpleNamespace(train=SimpleNamespace(ops=settings["ops"]))
     return SimpleNamespace(privacy=settings["privacy"], train=train, dataset=dataset)
 
@@ -81,6 +97,7 @@ def test_recipes_that_need_every_sample_are_refused() -> None:
         ({"loss": SimpleNamespace(name="contrastive", compares_samples=True)}, "train.loss"),
         ({"ops": (Rescale(factor=1.0, shift=0.0), CutMix())}, "dataset.train.ops.1 (cut_mix)"),
         ({"optimizer": SimpleNamespace(name="thor", observes_layers=True)}, "train.optimizer"),
+        ({"precision": "fp8"}, "train.precision = fp8"),
     ]
     for changes, key in refused:
         (problem,) = spec.check(make_recipe(**changes))

@@ -1,0 +1,59 @@
+"""Predictions of a network with `loss=ctc`: the sequence, without repetitions and blanks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import load_recipe
+from tests.command_line import infer
+from tests.whole_run import run
+
+NETWORK = (
+    "model.layers=[{name: conv, features: 8, kernel: [1, 4], padding: valid}, tokens,"
+    "{name: dense, features: $classes}]"
+)
+
+
+def make_words(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences of one to three of 3 symbols, each two bright positions and a dark one."""
+    rng = np.random.default_rng(seed)
+    positions = np.zeros((count, 12, 4), np.float32)
+    symbols = np.zeros((count, 4), np.int64)
+    for sample in range(count):
+        word = rng.integers(1, 4, rng.integers(1, 4))
+        symbols[sample, : len(word)] = word
+        for place, symbol in enumerate(word):
+            positions[sample, 3 * place : 3 * place + 2, symbol] = 1
+    return positions, symbols
+
+
+@pytest.mark.slow
+def test_predictions_are_sequences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (x_train, y_train), (x_test, y_test) = make_words(64, 0), make_words(16, 1)
+    data = tmp_path / "words.npz"
+    np.savez(data, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+    overrides = [
+        *("dataset=numpy", f"dataset.root={data}", "dataset.classes=4", "loss=ctc"),
+        *("dataset.train.ops=[]", "dataset.eval.ops=[]", "model=layers", NETWORK),
+        *("train.epochs=30", "train.batch_size=16", "optimizer=adam", "train.optimizer.lr=0.05"),
+        *("schedule=constant", "train.sink_size=-1", "monitor.tensorboard=false"),
+        f"cache.root={tmp_path / 'cache'}",
+    ]
+    summary = run(load_recipe(overrides=overrides), tmp_path / "run")
+    assert summary.metrics["label_error_rate"] == 0
+    np.save(tmp_path / "new.npy", x_test[:3])
+    words = [[str(symbol) for symbol in row if symbol] for row in y_test[:3].tolist()]
+    command = [str(tmp_path / "run"), str(tmp_path / "new.npy")]
+    capsys.readouterr()
+    assert infer(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2] for line in lines] == [" ".join(word) for word in words]
+    assert infer([*command, "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["sequence"] for row in rows] == words
+    assert infer([*command, f"--csv={tmp_path / 'new.csv'}"]) == 0
+    assert (tmp_path / "new.csv").read_text().splitlines()[0] == "file,sequence"
