@@ -6,12 +6,23 @@ probabilities. Weights of linear models are trained; trees are constants.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from pipeline.models.torch_graph.onnx.classifier_scores import (
+    CLASSIFIERS,
+    DOMAIN,
+    TREE_CLASSIFIER,
+    ScoreForm,
+    ScoreTracer,
+    count_classes,
+    find_transform,
+    has_shares,
+    read_tuple,
+)
 from pipeline.models.torch_graph.onnx.graph_builder import (
     MAX_CONSTANTS,
     OnnxNodeReader,
@@ -20,13 +31,8 @@ from pipeline.models.torch_graph.onnx.graph_builder import (
 )
 from pipeline.models.torch_graph.onnx.onnx_file import OnnxModel, OnnxNode
 
-DOMAIN = "ai.onnx.ml."
-NORMALIZER = f"{DOMAIN}Normalizer"
-"""Operator that divides probabilities by their sum."""
 _TREES = f"{DOMAIN}TreeEnsembleRegressor"
-_TREE_CLASSIFIER = f"{DOMAIN}TreeEnsembleClassifier"
 _LINEAR_REGRESSOR = f"{DOMAIN}LinearRegressor"
-CLASSIFIERS = (f"{DOMAIN}LinearClassifier", _TREE_CLASSIFIER)
 ESTIMATORS = (*CLASSIFIERS, _LINEAR_REGRESSOR)
 """Operators that `replace_estimators` replaces by others."""
 SMALLEST = 1e-7
@@ -42,17 +48,19 @@ def replace_estimators(model: OnnxModel, copies: Iterable[str] | None) -> OnnxMo
     logits; if that is None, all compute what the file says. Raises ValueError for attributes that
     aren't computed here.
     """
-    passed = set() if copies is None else _find_passed(model, {*copies, NORMALIZER})
+    tracer = ScoreTracer(model, frozenset(copies or ()))
+    passed = {} if copies is None else tracer.find_passed()
     nodes: list[OnnxNode] = []
     initializers = dict(model.initializers)
     for node in model.nodes:
-        is_passed = not passed.isdisjoint(node.outputs)
-        if node.op == NORMALIZER and is_passed:
-            nodes.append(replace(node, op="Identity", attributes={}))
+        forms = [passed[name] for name in node.outputs if name in passed]
+        source = tracer.find_source(node, forms[0]) if forms else None
+        if source is not None:
+            nodes.append(replace(node, op="Identity", inputs=(source,), attributes={}))
         elif node.op in ESTIMATORS:
             writer = _EstimatorWriter(node)
             try:
-                writer.write(as_logits=is_passed)
+                writer.write(forms[0] if forms else "scores")
             except ValueError as error:
                 raise ValueError(f"{model.describe(node)}: {error}") from error
             nodes += writer.nodes
@@ -60,20 +68,6 @@ def replace_estimators(model: OnnxModel, copies: Iterable[str] | None) -> OnnxMo
         else:
             nodes.append(node)
     return replace(model, nodes=tuple(nodes), initializers=initializers)
-
-
-def _find_passed(model: OnnxModel, copies: Set[str]) -> set[str]:
-    """Return the names of a classifier's scores and their copies, up to an output."""
-    producers = {name: node for node in model.nodes for name in node.outputs}
-    passed: set[str] = set()
-    for output in model.outputs:
-        names = [output.name]
-        while names[-1] in producers and producers[names[-1]].op in copies:
-            names.append("".join(producers[names[-1]].inputs))
-        source = producers.get(names[-1])
-        if source is not None and source.op in CLASSIFIERS and names[-1] == source.outputs[1]:
-            passed.update(names)
-    return passed
 
 
 @dataclass
@@ -84,19 +78,23 @@ class _EstimatorWriter:
     nodes: list[OnnxNode] = field(default_factory=list)
     initializers: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def write(self, *, as_logits: bool) -> None:
+    def write(self, form: ScoreForm) -> None:
         """Add nodes that compute the outputs: of a classifier the class's number and its scores."""
-        z, width = self._sum_trees() if self.node.op == _TREE_CLASSIFIER else self._sum_linear()
-        transform = str(self.node.attributes.get("post_transform", "NONE"))
+        z, width = self._sum_trees() if self.node.op == TREE_CLASSIFIER else self._sum_linear()
+        transform = find_transform(self.node)
         if self.node.op == _LINEAR_REGRESSOR:
             if transform != "NONE":
                 raise ValueError(f"post_transform {transform} isn't computed here")
             self._name_last(z, self.node.outputs[0])
             return
-        classes = self._count_classes()
+        classes = count_classes(self.node)
         if width != classes and (width, classes) != (1, 2):
             raise ValueError(f"has {width} scores for {classes} classes")
-        write = self._write_logits if as_logits else self._write_scores
+        write = {
+            "scores": self._write_scores,
+            "logits": self._write_logits,
+            "logarithms": self._write_logarithms,
+        }[form]
         scores = write(transform, z, width)
         self._name_last(scores, self.node.outputs[1])
         if self.node.outputs[0]:
@@ -119,13 +117,13 @@ class _EstimatorWriter:
         attributes = dict(self.node.attributes)
         for name in ("treeids", "nodeids", "weights"):
             attributes[f"target_{name}"] = attributes.pop(f"class_{name}", ())
-        ids = _read_tuple(attributes, "class_ids")
-        classes = self._count_classes()
+        ids = read_tuple(attributes, "class_ids")
+        classes = count_classes(self.node)
         # With two classes, the scores of a single one are the second's.
         width = 1 if classes == 2 and len(set(ids)) == 1 else classes
         attributes["target_ids"] = (0,) * len(ids) if width == 1 else ids
         attributes["n_targets"] = width
-        attributes["base_values"] = _read_tuple(attributes, "base_values")[-width:]
+        attributes["base_values"] = read_tuple(attributes, "base_values")[-width:]
         attributes["post_transform"] = "NONE"
         return self._call(_TREES, self.node.inputs[0], **attributes), width
 
@@ -140,7 +138,7 @@ class _EstimatorWriter:
             raise ValueError(f"post_transform {transform} of {width} scores isn't computed here")
         if width > 1:
             return z
-        return self._complement(z) if self._has_shares() else self._join(self._call("Neg", z), z)
+        return self._complement(z) if has_shares(self.node) else self._join(self._call("Neg", z), z)
 
     def _write_logits(self, transform: str, z: str, width: int) -> str:
         """Add nodes that compute logits of sums z; their softmax is the probabilities."""
@@ -149,20 +147,24 @@ class _EstimatorWriter:
         if transform == "LOGISTIC" and width == 2 and self._has_opposites():
             # The softmax of [-z / 2, z / 2] is [1 - p, p], p the sigmoid of z.
             return self._call("Mul", z, self._store("half", np.array(0.5, np.float32)))
-        if transform == "LOGISTIC":
-            return self._call("Neg", self._call("Softplus", self._call("Neg", z)))
         if transform == "SOFTMAX" and width > 1:
             return z
+        return self._write_logarithms(transform, z, width)
+
+    def _write_logarithms(self, transform: str, z: str, width: int) -> str:
+        """Add nodes that compute logarithms of probabilities, or scores that are none."""
+        if transform == "LOGISTIC":
+            logarithm = self._call("Neg", self._call("Softplus", self._call("Neg", z)))
+            if width > 1:
+                return logarithm
+            return self._join(self._call("Neg", self._call("Softplus", z)), logarithm)
+        if transform == "SOFTMAX" and width > 1:
+            return self._call("LogSoftmax", z, axis=1)
         scores = self._write_scores(transform, z, width)
-        if not self._has_shares():
+        if not has_shares(self.node):
             return scores
         smallest = self._store("smallest", np.array(SMALLEST, np.float32))
         return self._call("Log", self._call("Max", scores, smallest))
-
-    def _has_shares(self) -> bool:
-        """Return whether leaves have shares of the classes, as in a forest."""
-        weights = self._read_numbers("class_weights")
-        return self.node.op == _TREE_CLASSIFIER and weights.size > 0 and weights.min() >= 0
 
     def _has_opposites(self) -> bool:
         """Return whether the second score is the first one with another sign."""
@@ -175,12 +177,8 @@ class _EstimatorWriter:
     def _join(self, first: str, second: str) -> str:
         return self._call("Concat", first, second, axis=1)
 
-    def _count_classes(self) -> int:
-        names = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
-        return max(len(_read_tuple(self.node.attributes, name)) for name in names)
-
     def _read_numbers(self, name: str) -> np.ndarray:
-        return np.array(_read_tuple(self.node.attributes, name), np.float32)
+        return np.array(read_tuple(self.node.attributes, name), np.float32)
 
     def _store(self, name: str, array: np.ndarray) -> str:
         name = f"{self.node.outputs[-1]}.{name}"
@@ -194,16 +192,6 @@ class _EstimatorWriter:
 
     def _name_last(self, value: str, output: str) -> None:
         self.nodes.append(OnnxNode(self.node.name, "Identity", (value,), (output,), {}))
-
-
-def _read_tuple(attributes: Mapping[str, Any], name: str) -> tuple[Any, ...]:
-    """Return an attribute, () if it is missing. Raises ValueError for another kind."""
-    value = attributes.get(name, ())
-    if isinstance(value, np.ndarray):
-        return tuple(value.ravel().tolist())
-    if not isinstance(value, tuple):
-        raise ValueError(f"attribute {name} = {value!r:.60}; must be several values")
-    return value
 
 
 @dataclass(frozen=True)
@@ -246,7 +234,7 @@ def read_trees(reader: OnnxNodeReader) -> OnnxValue:
     result = graph.call("sum.dim_IntList", look_up(trees.leaves, node), (1,), False)
     if reader.attribute("aggregate_function", "SUM") == "AVERAGE":
         result = graph.call("div.Scalar", result, len(trees.roots))
-    base = _read_tuple(reader.node.attributes, "base_values")
+    base = read_tuple(reader.node.attributes, "base_values")
     if base and len(base) != trees.leaves.shape[1]:
         raise ValueError(f"has {len(base)} base_values for {trees.leaves.shape[1]} targets")
     return graph.call("add.Tensor", result, graph.constant(np.array(base))) if base else result
@@ -260,8 +248,8 @@ def _parse_trees(attributes: Mapping[str, Any], sizes: tuple[int, ...]) -> _Tree
         raise ValueError(f"post_transform {transform} of {function} isn't computed here")
     keys = list(
         zip(
-            _read_tuple(attributes, "nodes_treeids"),
-            _read_tuple(attributes, "nodes_nodeids"),
+            read_tuple(attributes, "nodes_treeids"),
+            read_tuple(attributes, "nodes_nodeids"),
             strict=True,
         )
     )
@@ -271,7 +259,7 @@ def _parse_trees(attributes: Mapping[str, Any], sizes: tuple[int, ...]) -> _Tree
         raise ValueError("has no nodes, or a node twice, or reads samples that aren't rows")
 
     def read_column(name: str, default: Any = None) -> tuple[Any, ...]:
-        values = _read_tuple(attributes, f"nodes_{name}")
+        values = read_tuple(attributes, f"nodes_{name}")
         values = values or (default,) * count
         if len(values) != count or None in values:
             raise ValueError(f"nodes_{name} has {len(values):,} values for {count:,} nodes")
@@ -283,7 +271,7 @@ def _parse_trees(attributes: Mapping[str, Any], sizes: tuple[int, ...]) -> _Tree
 
     modes = read_column("modes")
     features = np.array(read_column("featureids"), np.int64)
-    values = _read_tuple(attributes, "nodes_values_as_tensor") or read_column("values")
+    values = read_tuple(attributes, "nodes_values_as_tensor") or read_column("values")
     is_leaf = np.array([mode == "LEAF" for mode in modes])
     children = np.stack([find_children("falsenodeids"), find_children("truenodeids")], 1)
     if (features[~is_leaf] >= sizes[0]).any() or (features < 0).any() or len(values) != count:
@@ -326,9 +314,9 @@ def _to_thresholds(modes: tuple[Any, ...], values: np.ndarray) -> tuple[np.ndarr
 
 def _add_leaves(attributes: Mapping[str, Any], numbers: Mapping[Any, int]) -> np.ndarray:
     """Return what each node adds to the targets, float32 (nodes, targets)."""
-    columns = [_read_tuple(attributes, f"target_{name}") for name in ("treeids", "nodeids", "ids")]
-    tensor = _read_tuple(attributes, "target_weights_as_tensor")
-    weights = tensor or _read_tuple(attributes, "target_weights")
+    columns = [read_tuple(attributes, f"target_{name}") for name in ("treeids", "nodeids", "ids")]
+    tensor = read_tuple(attributes, "target_weights_as_tensor")
+    weights = tensor or read_tuple(attributes, "target_weights")
     targets = attributes.get("n_targets", 1)
     if not isinstance(targets, int) or not 0 < targets * len(numbers) <= MAX_CONSTANTS:
         raise ValueError(f"has {len(numbers):,} nodes for {targets} targets, which is too much")

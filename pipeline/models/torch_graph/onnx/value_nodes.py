@@ -241,3 +241,39 @@ def read_scaler(reader: OnnxNodeReader) -> Results:
     offset = graph.constant(np.array(reader.attribute("offset", ()), np.float32))
     scale = graph.constant(np.array(reader.attribute("scale", ()), np.float32))
     return graph.call("mul.Tensor", graph.call("sub.Tensor", reader.value(), offset), scale)
+
+
+@onnx_operator("ai.onnx.ml.ArrayFeatureExtractor")
+def read_array_feature_extractor(reader: OnnxNodeReader) -> Results:
+    """Read columns of samples, which scikit-learn's ColumnTransformer chooses."""
+    x = reader.value(0)
+    indices = reader.graph.fixed_integers(reader.value(1))
+    width = reader.fixed_sizes(x.ndim - 1)[-1]
+    if not indices or min(indices) < 0 or max(indices) >= width:
+        raise ValueError(f"reads columns that aren't among the {width:,} of a sample")
+    index = reader.graph.constant(np.array(indices))
+    return reader.graph.call("index_select.default", x, x.ndim - 1, index)
+
+
+@onnx_operator("ai.onnx.ml.Normalizer", "LpNormalization")
+def read_normalizer(reader: OnnxNodeReader) -> Results:
+    """Read x divided by its norm along an axis. Zeros stay zeros."""
+    graph = reader.graph
+    x = reader.value()
+    is_of_rows = reader.node.op.endswith("Normalizer")
+    axis = 1 if is_of_rows else reader.axis(-1)
+    norm = reader.attribute("norm", "MAX") if is_of_rows else f"L{reader.attribute('p', 2)}"
+    size = graph.call("abs.default", x)
+    if norm == "MAX":
+        total = graph.call("amax.default", size, (axis,), True)
+    elif norm == "L1":
+        total = graph.call("sum.dim_IntList", size, (axis,), True)
+    elif norm == "L2":
+        squares = graph.call("mul.Tensor", x, x)
+        total = graph.call("sum.dim_IntList", squares, (axis,), True)
+    else:
+        raise ValueError(f"norm {norm} isn't computed here; must be MAX, L1 or L2")
+    is_zero = graph.call("eq.Scalar", total, 0)
+    total = graph.call("add.Tensor", total, is_zero)
+    # The root of a number that isn't zero has a finite gradient.
+    return graph.call("div.Tensor", x, graph.call("sqrt.default", total) if norm == "L2" else total)
