@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument(
         "--rows", type=Path, help="file to which rows are added, and whose are kept"
     )
+    parser.add_argument("--page", action="store_true", help="only the page of the file of rows")
     parser.add_argument("--quick", action="store_true", help="compile without optimization")
     parser.add_argument("--limit-s", type=int, default=600, help="of a processor, for a network")
     parser.add_argument("--limit-gib", type=int, default=12, help="of memory, for a network")
@@ -129,16 +130,17 @@ def main() -> None:
     limits = Limits(args.limit_s, args.limit_gib << 30)
     names = args.networks.split(",") if args.networks else list_networks(args.seed)
     done = _read_rows(args.rows)
-    _import_all()
-    for name in names:
-        if name not in done or args.networks:
-            done[name] = compare_apart(name, args.seed, limits, QUICK if args.quick else {})
-            print(" | ".join(done[name].make_row()), flush=True)
-            if args.rows is not None:
-                with args.rows.open("a") as file:
-                    file.write(json.dumps(asdict(done[name])) + "\n")
-    comparisons = [done[name] for name in names]
-    publish(format_page(comparisons), args.save)
+    missing = [] if args.page else [name for name in names if name not in done or args.networks]
+    if missing:
+        _import_all()
+    for name in missing:
+        done[name] = compare_apart(name, args.seed, limits, QUICK if args.quick else {})
+        print(" | ".join(done[name].make_row()), flush=True)
+        if args.rows is not None:
+            with args.rows.open("a") as file:
+                file.write(json.dumps(asdict(done[name])) + "\n")
+    absent = [name for name in names if name not in done]
+    publish(format_page([done[name] for name in names if name in done], absent), args.save)
 
 
 def _read_rows(path: Path | None) -> dict[str, Comparison]:
@@ -154,8 +156,8 @@ def list_networks(seed: int) -> list[str]:
     return [f"{package}/{name}" for package in COUNTS for name in draw_families(package, seed)]
 
 
-def format_page(comparisons: Sequence[Comparison]) -> str:
-    """Return the page of results."""
+def format_page(comparisons: Sequence[Comparison], absent: Sequence[str] = ()) -> str:
+    """Return the page of results, with the names of drawn networks that weren't compared."""
     text = heading(
         "Networks of timm and transformers, imported", "python -m benchmarks.foreign", PACKAGES
     )
@@ -165,6 +167,8 @@ def format_page(comparisons: Sequence[Comparison]) -> str:
         equal = sum(row.is_equal for row in rows)
         named = sum(not row.is_equal and row._name_cause() != "unknown" for row in rows)
         text += f"* {package}: {equal} of {len(rows)} families; {named} others with their cause.\n"
+    if absent:
+        text += f"\nNot compared, {len(absent)} of those drawn: {', '.join(absent)}.\n"
     header = ["network", "variant", "sample", "parameters, M", "nodes", "logits", "losses"]
     header += ["PyTorch float32 to float64", "import, CPU s", "compile, CPU s", "cause"]
     return f"{text}\n{table(header, [row.make_row() for row in comparisons])}"

@@ -20,9 +20,9 @@ from pipeline.models.torch_graph.onnx.onnx_file import DTYPE_NAMES
 
 # fmt: off
 _SAME_NAMES = (
-    "Abs", "Atan", "Ceil", "Cos", "Erf", "Exp", "Floor", "HardSwish", "IsInf", "IsNaN", "Log",
-    "Mish", "Neg", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softplus",
-    "Sqrt", "Tan", "Tanh",
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp",
+    "Floor", "HardSwish", "IsInf", "IsNaN", "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round",
+    "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Sqrt", "Tan", "Tanh",
 )
 # fmt: on
 _PLAIN: Mapping[str, tuple[str, int]] = {
@@ -225,6 +225,22 @@ def read_arg_extreme(reader: OnnxNodeReader) -> Results:
     """Read the index of the largest or the smallest value of an axis."""
     op = f"{reader.node.op.lower()}.default"
     return reader.graph.call(op, reader.value(), reader.axis(0), _keeps_axes(reader))
+
+
+@onnx_operator("CumSum")
+def read_running_sum(reader: OnnxNodeReader) -> Results:
+    """Read running sums along an axis, from its end with `reverse`."""
+    graph = reader.graph
+    x = reader.value(0)
+    (axis,) = graph.fixed_integers(reader.value(1))
+    axis = require_axis(axis, x.ndim)
+    is_reversed = bool(reader.attribute("reverse", 0))
+
+    def reverse(value: OnnxValue) -> OnnxValue:
+        return graph.call("flip.default", value, (axis,)) if is_reversed else value
+
+    y = reverse(graph.call("cumsum.default", reverse(x), axis))
+    return graph.call("sub.Tensor", y, x) if reader.attribute("exclusive", 0) else y
 
 
 @onnx_operator("Einsum")
