@@ -7,8 +7,10 @@ Needs `pip install timm transformers` besides torch. The families and their vari
 `--seed`, the networks are small, and their weights are random: nothing is downloaded. For each
 network, from the same weights with the same batches: the largest difference of logits in
 evaluation, relative to the largest logit; the largest relative difference of the losses of three
-steps of SGD in float32, beside the same of PyTorch's float32 to its float64; the seconds of the
-import, and those of the compilation of the step. Draws of dropout are off, since they differ.
+steps of SGD in float32, beside the same of PyTorch's float32 to its float64; the seconds of a
+processor for the import, and those for the compilation of the step. Draws of dropout are off, since
+they differ. Each network has its own process, forked after the packages are imported, with limits.
+With `--quick`, XLA compiles with optimization level 0.
 """
 
 from __future__ import annotations
@@ -16,10 +18,15 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import multiprocessing
+import resource
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -33,6 +40,7 @@ from benchmarks.foreign_networks import (
     COUNTS,
     ForeignNetwork,
     draw_families,
+    import_foreign,
     make_network,
 )
 from benchmarks.imported_step import make_step
@@ -46,6 +54,8 @@ BOUND = 1e-5
 RATE = 1e-3
 STEPS = 3
 BATCH = 4
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Options of XLA, which compile some networks in half of the time and make slower steps."""
 Batches = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
@@ -95,6 +105,14 @@ class Comparison:
         return "unknown"
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the process of a network."""
+
+    processor_s: int
+    memory_bytes: int
+
+
 def main() -> None:
     """Compare and print Markdown tables."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -103,19 +121,26 @@ def main() -> None:
     parser.add_argument(
         "--rows", type=Path, help="file to which rows are added, and whose are kept"
     )
+    parser.add_argument("--page", action="store_true", help="only the page of the file of rows")
+    parser.add_argument("--quick", action="store_true", help="compile without optimization")
+    parser.add_argument("--limit-s", type=int, default=600, help="of a processor, for a network")
+    parser.add_argument("--limit-gib", type=int, default=12, help="of memory, for a network")
     add_save(parser, "foreign.md")
     args = parser.parse_args()
+    limits = Limits(args.limit_s, args.limit_gib << 30)
     names = args.networks.split(",") if args.networks else list_networks(args.seed)
     done = _read_rows(args.rows)
-    for name in names:
-        if name not in done or args.networks:
-            done[name] = compare(name, args.seed)
-            print(" | ".join(done[name].make_row()), flush=True)
-            if args.rows is not None:
-                with args.rows.open("a") as file:
-                    file.write(json.dumps(asdict(done[name])) + "\n")
-    comparisons = [done[name] for name in names]
-    publish(format_page(comparisons), args.save)
+    missing = [] if args.page else [name for name in names if name not in done or args.networks]
+    if missing:
+        _import_all()
+    for name in missing:
+        done[name] = compare_apart(name, args.seed, limits, QUICK if args.quick else {})
+        print(" | ".join(done[name].make_row()), flush=True)
+        if args.rows is not None:
+            with args.rows.open("a") as file:
+                file.write(json.dumps(asdict(done[name])) + "\n")
+    absent = [name for name in names if name not in done]
+    publish(format_page([done[name] for name in names if name in done], absent), args.save)
 
 
 def _read_rows(path: Path | None) -> dict[str, Comparison]:
@@ -131,8 +156,8 @@ def list_networks(seed: int) -> list[str]:
     return [f"{package}/{name}" for package in COUNTS for name in draw_families(package, seed)]
 
 
-def format_page(comparisons: Sequence[Comparison]) -> str:
-    """Return the page of results."""
+def format_page(comparisons: Sequence[Comparison], absent: Sequence[str] = ()) -> str:
+    """Return the page of results, with the names of drawn networks that weren't compared."""
     text = heading(
         "Networks of timm and transformers, imported", "python -m benchmarks.foreign", PACKAGES
     )
@@ -142,12 +167,56 @@ def format_page(comparisons: Sequence[Comparison]) -> str:
         equal = sum(row.is_equal for row in rows)
         named = sum(not row.is_equal and row._name_cause() != "unknown" for row in rows)
         text += f"* {package}: {equal} of {len(rows)} families; {named} others with their cause.\n"
+    if absent:
+        text += f"\nNot compared, {len(absent)} of those drawn: {', '.join(absent)}.\n"
     header = ["network", "variant", "sample", "parameters, M", "nodes", "logits", "losses"]
-    header += ["PyTorch float32 to float64", "import, s", "compile, s", "cause"]
+    header += ["PyTorch float32 to float64", "import, CPU s", "compile, CPU s", "cause"]
     return f"{text}\n{table(header, [row.make_row() for row in comparisons])}"
 
 
-def compare(name: str, seed: int) -> Comparison:
+def _import_all() -> None:
+    """Import what networks need, so that forked processes have it; torch imports at an export."""
+    for package in COUNTS:
+        import_foreign(package)
+    export_module(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).train(), (4,), origin="nn")
+
+
+def compare_apart(
+    name: str, seed: int, limits: Limits, options: Mapping[str, Any] = MappingProxyType({})
+) -> Comparison:
+    """Compare an imported network with PyTorch's in a forked process.
+
+    A network whose process reaches a limit is refused. `options` are XLA's for the step.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_comparison, args=(sender, name, seed, limits, options))
+    with warnings.catch_warnings():
+        # JAX has no threads before its first array.
+        warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+        process.start()
+    sender.close()
+    try:
+        return receiver.recv()  # type: ignore[no-any-return]
+    except EOFError:
+        process.join()
+        package, _, family = name.partition("/")
+        spent = f"{limits.processor_s} s of a processor, {limits.memory_bytes >> 30} GiB"
+        reason = f"ended with status {process.exitcode} (limits: {spent})"
+        return Comparison(package, family, refusal=reason)
+    finally:
+        process.join()
+
+
+def _send_comparison(
+    sender: Connection, name: str, seed: int, limits: Limits, options: Mapping[str, Any]
+) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.processor_s, limits.processor_s))
+    resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
+    sender.send(compare(name, seed, options))
+
+
+def compare(name: str, seed: int, options: Mapping[str, Any] = MappingProxyType({})) -> Comparison:
     """Compare an imported network with PyTorch's."""
     text, _, family = name.partition("/")
     package = next(package for package in COUNTS if package == text)
@@ -156,7 +225,7 @@ def compare(name: str, seed: int) -> Comparison:
     except Exception as error:
         return Comparison(package, family, refusal=f"isn't made: {_describe(error)}")
     try:
-        return _compare(network)
+        return _compare(network, options)
     except Exception as error:
         return _begin(network, refusal=_describe(error))
 
@@ -174,20 +243,21 @@ def _begin(network: ForeignNetwork, **figures: Any) -> Comparison:
     )
 
 
-def _compare(network: ForeignNetwork) -> Comparison:
+def _compare(network: ForeignNetwork, options: Mapping[str, Any]) -> Comparison:
     module = network.module
-    started_at = time.perf_counter()
+    started_at = time.process_time()
     graph = export_module(module, network.shape, origin=network.family, dtype=network.dtype)
-    import_s = time.perf_counter() - started_at
+    import_s = time.process_time() - started_at
     imported = TorchNetwork(graph, "float32")
     variables = initial_variables_of(graph)
     batches = list(network.draw_batches(STEPS, BATCH))
     x, _ = batches[0]
     apply = jax.jit(lambda variables, x: imported.apply(variables, x, train=False))
-    logits = np.asarray(apply(variables, to_samples(x)))
+    forward = apply.lower(variables, to_samples(x)).compile(compiler_options=dict(options))
+    logits = np.asarray(forward(variables, to_samples(x)))
     with torch.no_grad():
         expected = network.choose_logits(module.eval()(torch.from_numpy(x))).numpy()
-    losses, compile_s = train_jax(imported, variables, batches)
+    losses, compile_s = train_jax(imported, variables, batches, options)
     double = copy.deepcopy(network.module).double()
     in_64_bits = _try_float64(replace(network, module=double), batches)
     in_32_bits = train_torch(network, batches, torch.float32)
@@ -239,16 +309,22 @@ def train_torch(network: ForeignNetwork, batches: Batches, dtype: torch.dtype) -
     return losses
 
 
-def train_jax(network: TorchNetwork, variables: Any, batches: Batches) -> tuple[list[float], float]:
-    """Train an imported network; return the loss of each step, and the seconds to compile it."""
+def train_jax(
+    network: TorchNetwork, variables: Any, batches: Batches, options: Mapping[str, Any]
+) -> tuple[list[float], float]:
+    """Train an imported network by a step compiled with XLA's options.
+
+    Return the loss of each step, and a processor's seconds to trace and compile the step.
+    """
     optimizer = optax.sgd(RATE)
     step = make_step(network, optimizer)
     params, stats = jax.tree.map(jnp.asarray, (variables["params"], variables["batch_stats"]))
     state = optimizer.init(params)
     arrays = [(jnp.asarray(to_samples(x)), jnp.asarray(labels)) for x, labels in batches]
-    started_at = time.perf_counter()
-    compiled = jax.jit(step).lower(params, stats, state, *arrays[0]).compile()
-    compile_s = time.perf_counter() - started_at
+    started_at = time.process_time()
+    lowered = jax.jit(step).lower(params, stats, state, *arrays[0])
+    compiled = lowered.compile(compiler_options=dict(options))
+    compile_s = time.process_time() - started_at
     losses = []
     for x, labels in arrays:
         params, stats, state, loss = compiled(params, stats, state, x, labels)

@@ -5,8 +5,9 @@
 Needs scikit-learn 1.9.1, skl2onnx 1.20.0 and onnxruntime 1.32.0.
 
 For each estimator: `<name>.onnx`, the bytes of the file; `<name>.y`, probabilities, or predictions
-or scores of estimators without probabilities, by scikit-learn; `<name>.scores`, what ONNX Runtime
-computes for the file's node. `x` are the samples of all.
+or scores of estimators without probabilities, by scikit-learn, -y and y for scores y of two
+classes; `<name>.scores`, what ONNX Runtime computes for the file's only node of an estimator. `x`
+are the samples of all.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ import numpy as np
 import onnx
 import onnxruntime
 from skl2onnx import to_onnx
+from sklearn.compose import make_column_transformer
 from sklearn.ensemble import (
     ExtraTreesRegressor,
     GradientBoostingClassifier,
     GradientBoostingRegressor,
     RandomForestClassifier,
 )
-from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import Normalizer, StandardScaler
 from sklearn.svm import LinearSVC
 
 FILE = Path(__file__).parent / "estimators.npz"
@@ -58,6 +61,18 @@ def main() -> None:
         "boosting_2": (GradientBoostingClassifier(**small), is_positive),
         "boosting_3": (GradientBoostingClassifier(**small), classes),
         "boosting": (GradientBoostingRegressor(**small), z[:, 0]),
+        "rest_2": (OneVsRestClassifier(LogisticRegression()), is_positive),
+        "rest_3": (OneVsRestClassifier(LogisticRegression()), classes),
+        "rest_forests": (OneVsRestClassifier(RandomForestClassifier(**small)), classes),
+        "rest_vectors": (OneVsRestClassifier(LinearSVC(random_state=0)), classes),
+        "ridge_classes": (RidgeClassifier(), is_positive),
+        "columns": (
+            make_pipeline(
+                make_column_transformer((StandardScaler(), [4, 0]), (Normalizer(), [5, 1, 2])),
+                LogisticRegression(),
+            ),
+            classes,
+        ),
     }
     arrays: dict[str, np.ndarray] = {"x": x[:SAMPLES]}
     for name, (estimator, y) in estimators.items():
@@ -67,8 +82,11 @@ def main() -> None:
         compute = estimator.predict
         for method in ("decision_function", "predict_proba"):
             compute = getattr(estimator, method, compute)
-        arrays[f"{name}.y"] = compute(x[:SAMPLES])
-        arrays[f"{name}.scores"] = compute_scores(model, x[:SAMPLES])
+        result = compute(x[:SAMPLES])
+        is_pair = hasattr(estimator, "decision_function") and result.ndim == 1
+        arrays[f"{name}.y"] = np.stack([-result, result], 1) if is_pair else result
+        if not name.startswith("rest_"):
+            arrays[f"{name}.scores"] = compute_scores(model, x[:SAMPLES])
     np.savez_compressed(FILE, **arrays)
 
 

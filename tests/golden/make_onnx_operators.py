@@ -149,6 +149,14 @@ def cases() -> list[Case]:
         case("AveragePool", VOLUME, kernel_shape=[1, 2, 2], pads=[0, 0, 1, 0, 1, 1]),
         case("GlobalAveragePool", VOLUME),
         *recurrent_cases(),
+        *(case(op, ROW) for op in ("Asinh", "Atanh", "Cosh", "Sinh")),
+        case("CumSum", TOKENS, np.array(1)),
+        case("CumSum", TOKENS, np.array(-1), exclusive=1, reverse=1),
+        case("TopK", TOKENS, whole(2), axis=1),
+        case("TopK", TOKENS, whole(3), largest=0),
+        case("GatherElements", TOKENS, whole(2), axis=1),
+        case("GatherND", ROW, whole(2), whole(-1), batch_dims=1),
+        case("GatherND", TOKENS, np.array([[0, 1], [-1, 2]])),
     ]
 
 
@@ -190,8 +198,10 @@ def build(op: str, opset: int, shape: tuple[int, ...], operands: list[Any], opti
             constants.append(numpy_helper.from_array(np.asarray(other), names[-1]))
     if op == "Where":
         names = ["w1", "x", "w0"]
-    count = 2 if op == "Split" else 1
+    count = 2 if op in ("Split", "TopK") else 1
     outputs = [f"r{place}" for place in range(count)]
+    if op.startswith("Gather") and op != "Gather":
+        return make_model(build_gather(op, options), opset, shape, constants)
     if op in ("LSTM", "GRU", "RNN"):
         return build_recurrent(opset, (op, names, options), shape, constants)
     nodes = [
@@ -199,6 +209,23 @@ def build(op: str, opset: int, shape: tuple[int, ...], operands: list[Any], opti
         helper.make_node("Cast", [outputs[-1]], ["y"], to=TensorProto.FLOAT),
     ]
     return make_model(nodes, opset, shape, constants)
+
+
+def build_gather(op: str, options: Any) -> list[Any]:
+    """Nodes that gather values of x at computed indices, or at constants of its later axes."""
+    if op == "GatherND" and not options:
+        return [
+            helper.make_node("Transpose", ["x"], ["last"], perm=[1, 2, 0]),
+            helper.make_node(op, ["last", "w0"], ["parts"]),
+            helper.make_node("Transpose", ["parts"], ["y"], perm=[1, 0]),
+        ]
+    axis = options.get("axis", -1)
+    nodes = [helper.make_node("TopK", ["x", "w0"], ["values", "indices"], axis=axis)]
+    if op == "GatherND":
+        nodes.append(helper.make_node("Unsqueeze", ["indices", "w1"], ["tuples"]))
+    indices = "tuples" if op == "GatherND" else "indices"
+    nodes.append(helper.make_node(op, ["x", indices], ["y"], **options))
+    return nodes
 
 
 def build_recurrent(opset: int, call: Any, shape: tuple[int, ...], constants: list[Any]) -> Any:

@@ -6,12 +6,23 @@ probabilities. Weights of linear models are trained; trees are constants.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from pipeline.models.torch_graph.onnx.classifier_scores import (
+    CLASSIFIERS,
+    DOMAIN,
+    TREE_CLASSIFIER,
+    ScoreForm,
+    ScoreTracer,
+    count_classes,
+    find_transform,
+    has_shares,
+    read_tuple,
+)
 from pipeline.models.torch_graph.onnx.graph_builder import (
     MAX_CONSTANTS,
     OnnxNodeReader,
@@ -20,13 +31,8 @@ from pipeline.models.torch_graph.onnx.graph_builder import (
 )
 from pipeline.models.torch_graph.onnx.onnx_file import OnnxModel, OnnxNode
 
-DOMAIN = "ai.onnx.ml."
-NORMALIZER = f"{DOMAIN}Normalizer"
-"""Operator that divides probabilities by their sum."""
 _TREES = f"{DOMAIN}TreeEnsembleRegressor"
-_TREE_CLASSIFIER = f"{DOMAIN}TreeEnsembleClassifier"
 _LINEAR_REGRESSOR = f"{DOMAIN}LinearRegressor"
-CLASSIFIERS = (f"{DOMAIN}LinearClassifier", _TREE_CLASSIFIER)
 ESTIMATORS = (*CLASSIFIERS, _LINEAR_REGRESSOR)
 """Operators that `replace_estimators` replaces by others."""
 _NUMBER = (int, float)
@@ -45,17 +51,19 @@ def replace_estimators(model: OnnxModel, copies: Iterable[str] | None) -> OnnxMo
     logits; if that is None, all compute what the file says. Raises ValueError for attributes that
     aren't computed here.
     """
-    passed = set() if copies is None else _find_passed(model, {*copies, NORMALIZER})
+    tracer = ScoreTracer(model, frozenset(copies or ()))
+    passed = {} if copies is None else tracer.find_passed()
     nodes: list[OnnxNode] = []
     initializers = dict(model.initializers)
     for node in model.nodes:
-        is_passed = not passed.isdisjoint(node.outputs)
-        if node.op == NORMALIZER and is_passed:
-            nodes.append(replace(node, op="Identity", attributes={}))
+        forms = [passed[name] for name in node.outputs if name in passed]
+        source = tracer.find_source(node, forms[0]) if forms else None
+        if source is not None:
+            nodes.append(replace(node, op="Identity", inputs=(source,), attributes={}))
         elif node.op in ESTIMATORS:
             writer = _EstimatorWriter(node)
             try:
-                writer.write(as_logits=is_passed)
+                writer.write(forms[0] if forms else "scores")
             except ValueError as error:
                 raise ValueError(f"{model.describe(node)}: {error}") from error
             nodes += writer.nodes
@@ -63,20 +71,6 @@ def replace_estimators(model: OnnxModel, copies: Iterable[str] | None) -> OnnxMo
         else:
             nodes.append(node)
     return replace(model, nodes=tuple(nodes), initializers=initializers)
-
-
-def _find_passed(model: OnnxModel, copies: Set[str]) -> set[str]:
-    """Return the names of a classifier's scores and their copies, up to an output."""
-    producers = {name: node for node in model.nodes for name in node.outputs}
-    passed: set[str] = set()
-    for output in model.outputs:
-        names = [output.name]
-        while names[-1] in producers and producers[names[-1]].op in copies:
-            names.append("".join(producers[names[-1]].inputs))
-        source = producers.get(names[-1])
-        if source is not None and source.op in CLASSIFIERS and names[-1] in source.outputs[1:2]:
-            passed.update(names)
-    return passed
 
 
 @dataclass
@@ -90,7 +84,7 @@ class _EstimatorWriter:
     nodes: list[OnnxNode] = field(default_factory=list)
     initializers: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def write(self, *, as_logits: bool) -> None:
+    def write(self, form: ScoreForm) -> None:
         """Add nodes that compute the outputs: of a classifier the class's number and its scores.
 
         Raises ValueError for inputs, outputs or attributes that the operator doesn't have.
@@ -99,17 +93,21 @@ class _EstimatorWriter:
         if len(self.node.inputs) != 1 or len(self.node.outputs) != num_outputs:
             numbers = f"{len(self.node.inputs)} inputs and {len(self.node.outputs)} outputs"
             raise ValueError(f"has {numbers}; must have 1 and {num_outputs}")
-        z, width = self._sum_trees() if self.node.op == _TREE_CLASSIFIER else self._sum_linear()
-        transform = str(self.node.attributes.get("post_transform", "NONE"))
+        z, width = self._sum_trees() if self.node.op == TREE_CLASSIFIER else self._sum_linear()
+        transform = find_transform(self.node)
         if self.node.op == _LINEAR_REGRESSOR:
             if transform != "NONE":
                 raise ValueError(f"post_transform {transform} isn't computed here")
             self._name_last(z, self.node.outputs[0])
             return
-        classes = self._count_classes()
+        classes = count_classes(self.node)
         if width != classes and (width, classes) != (1, 2):
             raise ValueError(f"has {width} scores for {classes} classes")
-        write = self._write_logits if as_logits else self._write_scores
+        write = {
+            "scores": self._write_scores,
+            "logits": self._write_logits,
+            "logarithms": self._write_logarithms,
+        }[form]
         scores = write(transform, z, width)
         self._name_last(scores, self.node.outputs[1])
         if self.node.outputs[0]:
@@ -131,14 +129,14 @@ class _EstimatorWriter:
         """Add the sum of the trees; return the name of z and its width."""
         attributes = dict(self.node.attributes)
         for name in ("treeids", "nodeids", "weights"):
-            attributes[f"target_{name}"] = _read_tuple(attributes, f"class_{name}")
-        ids = _read_tuple(attributes, "class_ids")
-        classes = self._count_classes()
+            attributes[f"target_{name}"] = read_tuple(attributes, f"class_{name}")
+        ids = read_tuple(attributes, "class_ids")
+        classes = count_classes(self.node)
         # With two classes, the scores of a single one are the second's.
         width = 1 if classes == 2 and len(set(ids)) == 1 else classes
         attributes["target_ids"] = (0,) * len(ids) if width == 1 else ids
         attributes["n_targets"] = width
-        attributes["base_values"] = _read_tuple(attributes, "base_values")[-width:]
+        attributes["base_values"] = read_tuple(attributes, "base_values")[-width:]
         attributes["post_transform"] = "NONE"
         return self._call(_TREES, self.node.inputs[0], **attributes), width
 
@@ -153,7 +151,7 @@ class _EstimatorWriter:
             raise ValueError(f"post_transform {transform} of {width} scores isn't computed here")
         if width > 1:
             return z
-        return self._complement(z) if self._has_shares() else self._join(self._call("Neg", z), z)
+        return self._complement(z) if has_shares(self.node) else self._join(self._call("Neg", z), z)
 
     def _write_logits(self, transform: str, z: str, width: int) -> str:
         """Add nodes that compute logits of sums z; their softmax is the probabilities."""
@@ -162,20 +160,24 @@ class _EstimatorWriter:
         if transform == "LOGISTIC" and width == 2 and self._has_opposites():
             # The softmax of [-z / 2, z / 2] is [1 - p, p], p the sigmoid of z.
             return self._call("Mul", z, self._store("half", np.array(0.5, np.float32)))
-        if transform == "LOGISTIC":
-            return self._call("Neg", self._call("Softplus", self._call("Neg", z)))
         if transform == "SOFTMAX" and width > 1:
             return z
+        return self._write_logarithms(transform, z, width)
+
+    def _write_logarithms(self, transform: str, z: str, width: int) -> str:
+        """Add nodes that compute logarithms of probabilities, or scores that are none."""
+        if transform == "LOGISTIC":
+            logarithm = self._call("Neg", self._call("Softplus", self._call("Neg", z)))
+            if width > 1:
+                return logarithm
+            return self._join(self._call("Neg", self._call("Softplus", z)), logarithm)
+        if transform == "SOFTMAX" and width > 1:
+            return self._call("LogSoftmax", z, axis=1)
         scores = self._write_scores(transform, z, width)
-        if not self._has_shares():
+        if not has_shares(self.node):
             return scores
         smallest = self._store("smallest", np.array(SMALLEST, np.float32))
         return self._call("Log", self._call("Max", scores, smallest))
-
-    def _has_shares(self) -> bool:
-        """Return whether leaves have shares of the classes, as in a forest."""
-        weights = self._read_numbers("class_weights")
-        return self.node.op == _TREE_CLASSIFIER and weights.size > 0 and weights.min() >= 0
 
     def _has_opposites(self) -> bool:
         """Return whether the second score is the first one with another sign."""
@@ -188,12 +190,8 @@ class _EstimatorWriter:
     def _join(self, first: str, second: str) -> str:
         return self._call("Concat", first, second, axis=1)
 
-    def _count_classes(self) -> int:
-        names = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
-        return max(len(_read_tuple(self.node.attributes, name)) for name in names)
-
     def _read_numbers(self, name: str) -> np.ndarray:
-        return np.array(_read_tuple(self.node.attributes, name, _NUMBER), np.float32)
+        return np.array(read_tuple(self.node.attributes, name, _NUMBER), np.float32)
 
     def _store(self, name: str, array: np.ndarray) -> str:
         name = f"{self.node.outputs[-1]}.{name}"
@@ -207,25 +205,6 @@ class _EstimatorWriter:
 
     def _name_last(self, value: str, output: str) -> None:
         self.nodes.append(OnnxNode(self.node.name, "Identity", (value,), (output,), {}))
-
-
-def _read_tuple(
-    attributes: Mapping[str, Any], name: str, types: tuple[type, ...] = (object,)
-) -> tuple[Any, ...]:
-    """Return the values of an attribute, () if it is missing.
-
-    Files with float64 have some in a tensor, the attribute `NAME_as_tensor`. Raises ValueError for
-    another kind of attribute, and for values of other types.
-    """
-    value = attributes.get(name, attributes.get(f"{name}_as_tensor", ()))
-    if isinstance(value, np.ndarray):
-        value = tuple(value.ravel().tolist())
-    if not isinstance(value, tuple):
-        raise ValueError(f"attribute {name} = {value!r:.60}; must be several values")
-    if not all(isinstance(item, types) for item in value):
-        kind = "numbers" if float in types else "whole numbers"
-        raise ValueError(f"attribute {name} = {value!r:.60}; must be {kind}")
-    return value
 
 
 def _read_integer(attributes: Mapping[str, Any], name: str) -> int:
@@ -278,7 +257,7 @@ def read_trees(reader: OnnxNodeReader) -> OnnxValue:
     result = graph.call("sum.dim_IntList", look_up(trees.leaves, node), (1,), False)
     if reader.attribute("aggregate_function", "SUM") == "AVERAGE":
         result = graph.call("div.Scalar", result, len(trees.roots))
-    base = _read_tuple(reader.node.attributes, "base_values", _NUMBER)
+    base = read_tuple(reader.node.attributes, "base_values", _NUMBER)
     if base and len(base) != trees.leaves.shape[1]:
         raise ValueError(f"has {len(base)} base_values for {trees.leaves.shape[1]} targets")
     return graph.call("add.Tensor", result, graph.constant(np.array(base))) if base else result
@@ -290,8 +269,8 @@ def _parse_trees(attributes: Mapping[str, Any], sizes: tuple[int, ...]) -> _Tree
         if (value := attributes.get(name, computed[0])) not in computed:
             choices = " or ".join(computed)
             raise ValueError(f"{name} {value!s:.60} isn't computed here; must be {choices}")
-    tree_ids = _read_tuple(attributes, "nodes_treeids", (int,))
-    node_ids = _read_tuple(attributes, "nodes_nodeids", (int,))
+    tree_ids = read_tuple(attributes, "nodes_treeids", (int,))
+    node_ids = read_tuple(attributes, "nodes_nodeids", (int,))
     keys = list(zip(tree_ids, node_ids, strict=False))
     numbers = {key: number for number, key in enumerate(keys)}
     count = len(tree_ids)
@@ -299,7 +278,7 @@ def _parse_trees(attributes: Mapping[str, Any], sizes: tuple[int, ...]) -> _Tree
         raise ValueError("has no nodes, or a node twice, or reads samples that aren't rows")
 
     def read_column(name: str, *types: type, default: Any = None) -> tuple[Any, ...]:
-        values = _read_tuple(attributes, f"nodes_{name}", types)
+        values = read_tuple(attributes, f"nodes_{name}", types)
         values = values or (default,) * count
         if len(values) != count or None in values:
             raise ValueError(f"nodes_{name} has {len(values):,} values for {count:,} nodes")
@@ -355,8 +334,8 @@ def _to_thresholds(modes: tuple[Any, ...], values: np.ndarray) -> tuple[np.ndarr
 def _add_leaves(attributes: Mapping[str, Any], numbers: Mapping[Any, int]) -> np.ndarray:
     """Return what each node adds to the targets, float32 (nodes, targets)."""
     names = ("treeids", "nodeids", "ids")
-    columns = [_read_tuple(attributes, f"target_{name}", (int,)) for name in names]
-    weights = _read_tuple(attributes, "target_weights", _NUMBER)
+    columns = [read_tuple(attributes, f"target_{name}", (int,)) for name in names]
+    weights = read_tuple(attributes, "target_weights", _NUMBER)
     if {len(weights)} != set(map(len, columns)):
         lengths = ", ".join(f"{len(column):,}" for column in columns)
         raise ValueError(

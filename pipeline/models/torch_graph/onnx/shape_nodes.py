@@ -160,6 +160,44 @@ def read_gather(reader: OnnxNodeReader) -> Results:
     return graph.call("index_select.default", x, axis, OnnxValue(None, arrays))
 
 
+@onnx_operator("GatherND")
+def read_gather_nd(reader: OnnxNodeReader) -> Results:
+    """Read parts of a tensor at tuples of indices; the first `batch_dims` axes are paired."""
+    graph = reader.graph
+    x = reader.value(0)
+    indices = reader.value(1)
+    paired = reader.attribute("batch_dims", 0)
+    (count,) = graph.fixed_shape(indices, indices.ndim - 1)
+    if not 0 <= paired < min(x.ndim, indices.ndim) or not 0 < count <= x.ndim - paired:
+        raise ValueError(f"tuples of {count} indices, {paired} axes of {x.ndim} are paired")
+    columns = [
+        graph.call("select.int", indices, indices.ndim - 1, number) for number in range(count)
+    ]
+    ones = graph.call("add.Scalar", graph.call("mul.Scalar", columns[0], 0), 1)
+    sums = [graph.call("cumsum.default", ones, axis) for axis in range(paired)]
+    positions = [graph.call("sub.Scalar", value, 1) for value in sums]
+    return graph.call("index.Tensor", x, (*positions, *columns))
+
+
+@onnx_operator("GatherElements")
+def read_gather_elements(reader: OnnxNodeReader) -> Results:
+    """Read values at an axis's indices, one index for each value."""
+    x = reader.value(0)
+    axis = reader.axis(0)
+    (size, *_) = reader.fixed_sizes(axis)
+    indices = reader.graph.call("remainder.Scalar", reader.value(1), size)
+    return reader.graph.call("gather.default", x, axis, indices)
+
+
+@onnx_operator("TopK")
+def read_top(reader: OnnxNodeReader) -> Results:
+    """Read the largest or smallest values of an axis, and their indices."""
+    (count,) = reader.graph.fixed_integers(reader.value(1))
+    is_largest = bool(reader.attribute("largest", 1))
+    axis = reader.axis(-1)
+    return reader.graph.call_all("topk.default", reader.value(), count, axis, is_largest, True)
+
+
 @onnx_operator("ScatterND")
 def read_scatter(reader: OnnxNodeReader) -> Results:
     """Read a constant of which some values are replaced, as exporters make masks."""

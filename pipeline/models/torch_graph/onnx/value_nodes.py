@@ -20,9 +20,9 @@ from pipeline.models.torch_graph.onnx.onnx_file import DTYPE_NAMES
 
 # fmt: off
 _SAME_NAMES = (
-    "Abs", "Atan", "Ceil", "Cos", "Erf", "Exp", "Floor", "HardSwish", "IsInf", "IsNaN", "Log",
-    "Mish", "Neg", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softplus",
-    "Sqrt", "Tan", "Tanh",
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp",
+    "Floor", "HardSwish", "IsInf", "IsNaN", "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round",
+    "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Sqrt", "Tan", "Tanh",
 )
 # fmt: on
 _PLAIN: Mapping[str, tuple[str, int]] = {
@@ -227,6 +227,22 @@ def read_arg_extreme(reader: OnnxNodeReader) -> Results:
     return reader.graph.call(op, reader.value(), reader.axis(0), _keeps_axes(reader))
 
 
+@onnx_operator("CumSum")
+def read_running_sum(reader: OnnxNodeReader) -> Results:
+    """Read running sums along an axis, from its end with `reverse`."""
+    graph = reader.graph
+    x = reader.value(0)
+    (axis,) = graph.fixed_integers(reader.value(1))
+    axis = require_axis(axis, x.ndim)
+    is_reversed = bool(reader.attribute("reverse", 0))
+
+    def reverse(value: OnnxValue) -> OnnxValue:
+        return graph.call("flip.default", value, (axis,)) if is_reversed else value
+
+    y = reverse(graph.call("cumsum.default", reverse(x), axis))
+    return graph.call("sub.Tensor", y, x) if reader.attribute("exclusive", 0) else y
+
+
 @onnx_operator("Einsum")
 def read_einsum(reader: OnnxNodeReader) -> Results:
     """Read a sum of products by Einstein's convention."""
@@ -241,3 +257,39 @@ def read_scaler(reader: OnnxNodeReader) -> Results:
     offset = graph.constant(np.array(reader.attribute("offset", ()), np.float32))
     scale = graph.constant(np.array(reader.attribute("scale", ()), np.float32))
     return graph.call("mul.Tensor", graph.call("sub.Tensor", reader.value(), offset), scale)
+
+
+@onnx_operator("ai.onnx.ml.ArrayFeatureExtractor")
+def read_array_feature_extractor(reader: OnnxNodeReader) -> Results:
+    """Read columns of samples, which scikit-learn's ColumnTransformer chooses."""
+    x = reader.value(0)
+    indices = reader.graph.fixed_integers(reader.value(1))
+    width = reader.fixed_sizes(x.ndim - 1)[-1]
+    if not indices or min(indices) < 0 or max(indices) >= width:
+        raise ValueError(f"reads columns that aren't among the {width:,} of a sample")
+    index = reader.graph.constant(np.array(indices))
+    return reader.graph.call("index_select.default", x, x.ndim - 1, index)
+
+
+@onnx_operator("ai.onnx.ml.Normalizer", "LpNormalization")
+def read_normalizer(reader: OnnxNodeReader) -> Results:
+    """Read x divided by its norm along an axis. Zeros stay zeros."""
+    graph = reader.graph
+    x = reader.value()
+    is_of_rows = reader.node.op.endswith("Normalizer")
+    axis = 1 if is_of_rows else reader.axis(-1)
+    norm = reader.attribute("norm", "MAX") if is_of_rows else f"L{reader.attribute('p', 2)}"
+    size = graph.call("abs.default", x)
+    if norm == "MAX":
+        total = graph.call("amax.default", size, (axis,), True)
+    elif norm == "L1":
+        total = graph.call("sum.dim_IntList", size, (axis,), True)
+    elif norm == "L2":
+        squares = graph.call("mul.Tensor", x, x)
+        total = graph.call("sum.dim_IntList", squares, (axis,), True)
+    else:
+        raise ValueError(f"norm {norm} isn't computed here; must be MAX, L1 or L2")
+    is_zero = graph.call("eq.Scalar", total, 0)
+    total = graph.call("add.Tensor", total, is_zero)
+    # The root of a number that isn't zero has a finite gradient.
+    return graph.call("div.Tensor", x, graph.call("sqrt.default", total) if norm == "L2" else total)
