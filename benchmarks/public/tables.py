@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
+import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -121,32 +124,59 @@ def read_rows(file: Path) -> list[Row]:
 
 
 def run_missing(
-    sets: Sequence[TableSet], cache: Path, methods: Mapping[str, Callable], folds: int
+    sets: Sequence[TableSet],
+    cache: Path,
+    methods: Mapping[str, Callable],
+    folds: int,
+    limit_s: float,
 ) -> None:
-    """Run each method on each fold that has no line yet, set by set."""
+    """Run each method on each fold that has no line yet, the first folds of all sets first."""
     file = cache / "results.jsonl"
     done = {(row["set"], row["fold"], row["method"]) for row in read_rows(file)}
-    for entry in sets:
-        for number in range(folds):
-            wanted = [name for name in methods if (entry.name, number, name) not in done]
-            if not wanted:
-                continue
-            fold = Fold(entry, cache, number)
-            for name in wanted:
-                started_at = time.perf_counter()
-                try:
+    for number, entry in ((number, entry) for number in range(folds) for entry in sets):
+        wanted = [name for name in methods if (entry.name, number, name) not in done]
+        if not wanted:
+            continue
+        fold = Fold(entry, cache, number)
+        for name in wanted:
+            started_at, used_s = time.perf_counter(), measure_cpu_s()
+            try:
+                with limit_cpu(limit_s):
                     value, problem = methods[name](fold), None
-                except ImportError as error:
-                    print(f"{name}: left out; pip install {error.name}", file=sys.stderr)
-                    continue
-                except Exception as error:  # a method's failure is a result
-                    value, problem = None, f"{type(error).__name__}: {error}"[:200]
-                seconds = time.perf_counter() - started_at
-                row = {"set": entry.name, "fold": number, "method": name, "task": entry.task}
-                row |= {"value": value, "seconds": round(seconds, 2), "problem": problem}
-                with file.open("a") as opened:
-                    opened.write(json.dumps(row) + "\n")
-                print(f"{entry.name} fold {number} {name}: {value} in {seconds:.1f} s", flush=True)
+            except ImportError as error:
+                print(f"{name}: left out; pip install {error.name}", file=sys.stderr)
+                continue
+            except Exception as error:  # a method's failure is a result
+                value, problem = None, f"{type(error).__name__}: {error}"[:200]
+            seconds = time.perf_counter() - started_at
+            row = {"set": entry.name, "fold": number, "method": name, "task": entry.task}
+            row |= {"value": value, "seconds": round(seconds, 2), "problem": problem}
+            row |= {"cpu_seconds": round(measure_cpu_s() - used_s, 2)}
+            with file.open("a") as opened:
+                opened.write(json.dumps(row) + "\n")
+            print(f"{entry.name} fold {number} {name}: {value} in {seconds:.1f} s", flush=True)
+
+
+def measure_cpu_s() -> float:
+    """Return the processor time of this process and its children so far."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+@contextmanager
+def limit_cpu(limit_s: float) -> Iterator[None]:
+    """Raise TimeoutError in the block after processor time of this process."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"{limit_s:g} s of processor time")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def summarise(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:
@@ -203,6 +233,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.public tables")
     parser.add_argument("--part", choices=("development", "test"), default="development")
     parser.add_argument("--folds", type=int, default=FOLDS, choices=range(1, FOLDS + 1))
+    parser.add_argument("--limit", type=float, default=600.0, help="processor seconds of a run")
     parser.add_argument("--sets", type=int, help="only the first sets of the part")
     parser.add_argument("--methods", help="names, separated by ;")
     parser.add_argument("--cache", type=Path, default=Path("outputs/public/tables"))
@@ -220,7 +251,8 @@ def main() -> None:
     sets = [entry for entry in write_sets(arguments.cache) if entry.part == arguments.part]
     sets = sets[: arguments.sets]
     if not arguments.show:
-        run_missing(sets, arguments.cache, {name: methods[name] for name in names}, arguments.folds)
+        wanted_methods = {name: methods[name] for name in names}
+        run_missing(sets, arguments.cache, wanted_methods, arguments.folds, arguments.limit)
     wanted = {entry.name for entry in sets}
     rows = [row for row in read_rows(arguments.cache / "results.jsonl") if row["set"] in wanted]
     names = [name for name in names if any(row["method"] == name for row in rows)]
