@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.series import PUBLISHED, list_rows, read_accuracies
+from benchmarks.public.ucr import PUBLISHED, list_rows, read_accuracies
 
 
 def test_row_has_the_mean_the_range_and_published_values(tmp_path: Path) -> None:
