@@ -41,7 +41,8 @@ class TableModel(LayeredModelSpec):
     2410.24210), with embeddings, activations and parametrisation of RealMLP (Holzmüller et al.
     2024, arXiv 2407.04491).
 
-    A number becomes itself and PBLD features: a linear layer of `frequencies` cosines. Categories
+    A number becomes itself and PBLD features: a linear layer of `frequencies` cosines; with `bins`
+    also its place among bins (PLE). Categories
     of at most `one_hot_up_to` values become 0 and 1, two values -1 and 1, others learnt vectors.
     Training minimises the mean of the members' losses; predictions are the mean of the members'
     probabilities or numbers.
@@ -61,7 +62,9 @@ class TableModel(LayeredModelSpec):
     frequency_scale: PositiveFloat = 0.1
     """Standard deviation of the initial frequencies."""
     number_size: PositiveInt = 3
-    """Features of a number, besides itself."""
+    """Features of a number's cosines."""
+    bins: NonNegativeInt = 0
+    """Bins of each number, of which the network reads the share below it; 0: none."""
     category_size: PositiveInt = 8
     """Length of the vectors of categories."""
     one_hot_up_to: NonNegativeInt = 9
@@ -112,6 +115,7 @@ class TableModel(LayeredModelSpec):
             frequencies=self.frequencies,
             frequency_scale=self.frequency_scale,
             number_size=self.number_size,
+            bins=self.bins,
             category_size=self.category_size,
             one_hot_up_to=self.one_hot_up_to,
             scale_factor=self.scale_factor,
