@@ -25,8 +25,7 @@ from pipeline.api.trainer import Trainer
 from pipeline.core.errors import DataError
 from pipeline.core.files.name_text import show_name
 from pipeline.data.tables.fit_table import read_encoded_rows
-from pipeline.stages.export.prediction import compile_predict
-from pipeline.stages.record.trained_run import read_trained_run
+from pipeline.stages.export.prediction import compile_predict, read_network
 
 TARGET = "target"
 DATA = "table.parquet"
@@ -48,15 +47,18 @@ class TableEstimator:
         run_dir: str | Path | None = None,
         split: float = 0.2,
         random_state: int | None = None,
+        folds: int = 0,
     ) -> None:
         """`overrides` are keys as on the command line. `split` is the share of the rows that is
-        evaluated, not trained on; the temperature of classes is fitted to it. `run_dir` is the
-        directory of the run; None: a temporary one."""
+        evaluated, not trained on; the temperature of classes is fitted to it. With `folds`, so many
+        runs train on all rows but a fold each, which they are evaluated on, and predictions are
+        their mean. `run_dir` is the directory of the run; None: a temporary one."""
         self.recipe = recipe
         self.overrides = overrides
         self.run_dir = run_dir
         self.split = split
         self.random_state = random_state
+        self.folds = folds
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters of `__init__` by name."""
@@ -112,6 +114,8 @@ class TableEstimator:
             raise ValueError(f"X has {count} rows and y has {len(labels)}: must be equally many")
         if count < 2:
             raise ValueError(f"n_samples={count}: must be at least 2 to train and to evaluate")
+        if self.folds < 0 or self.folds == 1:
+            raise ValueError(f"folds={self.folds}: must be 0, or at least 2")
         self._temporary = None
         if self.run_dir is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="table-estimator-")
@@ -119,14 +123,23 @@ class TableEstimator:
         folder.mkdir(parents=True, exist_ok=True)
         data = folder / DATA
         _write_parquet(data, {**columns, TARGET: labels})
-        run_dir = folder / "run"
         words = [f"dataset.root={data}", f"dataset.target={TARGET}", f"dataset.task={self.task}"]
-        words += ["dataset=parquet", f"dataset.split={self.split}", "monitor.tensorboard=false"]
+        words += ["dataset=parquet", "monitor.tensorboard=false"]
         words += [] if self.random_state is None else [f"seed={int(self.random_state)}"]
-        trainer = Trainer(self.recipe, [*words, *self.overrides], run_dir=run_dir)
-        self.summary_ = trainer.fit()
-        self.run_dir_ = trainer.run_dir
-        self._run = read_trained_run(self.run_dir_)
+        runs = {"run": [f"dataset.split={self.split}"]}
+        if self.folds:
+            shared = [f"dataset.eval_path={data}", f"dataset.folds.count={self.folds}"]
+            runs = {
+                f"fold_{fold}": [*shared, f"dataset.folds.index={fold}"]
+                for fold in range(self.folds)
+            }
+        trainers = [
+            Trainer(self.recipe, [*words, *keys, *self.overrides], run_dir=folder / name)
+            for name, keys in runs.items()
+        ]
+        self.summary_ = [trainer.fit() for trainer in trainers][-1]
+        self.run_dir_ = folder if self.folds else trainers[0].run_dir
+        self._run = read_network([trainer.run_dir for trainer in trainers])
         self._predict = compile_predict(self._run)
         self.n_features_in_ = len(columns)
         names = getattr(inputs, "columns", None)

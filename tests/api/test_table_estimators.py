@@ -9,9 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 
 from pipeline.api.table_estimators import TableClassifier, TableRegressor, _read_columns
 from pipeline.core.errors import RunError
+from pipeline.data.tables.fit_table import read_encoded_rows
+from pipeline.stages.export.prediction import make_predict
+from pipeline.stages.record.summary import read_summary
+from pipeline.stages.record.trained_run import read_trained_run
 
 FAST = (
     *("model.hidden=[8]", "model.members=2", "model.frequencies=4", "train.batch_size=16"),
@@ -109,6 +114,23 @@ def test_regressor_predicts_in_the_units_of_the_labels(tmp_path: Path) -> None:
     assert abs(model.predict(numbers).mean() - 1000) < 15
     with pytest.raises(RunError, match="holds a run already; name another directory"):
         model.fit(numbers, labels)
+
+
+@pytest.mark.slow
+def test_folds_train_on_all_rows_and_predict_their_mean(tmp_path: Path) -> None:
+    numbers = GENERATOR.normal(size=(90, 2))
+    labels = numbers[:, 0] > 0
+    model = TableClassifier(overrides=FAST, run_dir=tmp_path, folds=3).fit(numbers, labels)
+    members = [read_trained_run(tmp_path / f"fold_{fold}") for fold in range(3)]
+    rows, _ = read_encoded_rows(tmp_path / "table.parquet", members[0].samples.table, ["target"])
+    shares = [np.asarray(softmax(make_predict(run)(run.arrays, rows), axis=1)) for run in members]
+    np.testing.assert_allclose(model.predict_proba(numbers), np.mean(shares, axis=0), atol=1e-5)
+    evaluated = [read_summary(tmp_path / f"fold_{fold}").metrics for fold in range(3)]
+    assert len({metrics["loss"] for metrics in evaluated}) == 3
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(numbers), model.predict(numbers))
+    with pytest.raises(ValueError, match="folds=1: must be 0, or at least 2"):
+        model.set_params(folds=1).fit(numbers, labels)
 
 
 class TrainsError(Exception):
