@@ -22,6 +22,7 @@ import numpy as np
 from scipy.special import expit, softmax
 
 from pipeline.api.trainer import Trainer
+from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.core.errors import DataError
 from pipeline.core.files.name_text import show_name
 from pipeline.data.tables.fit_table import read_encoded_rows
@@ -32,6 +33,26 @@ DATA = "table.parquet"
 PREDICT_BATCH = 256
 """Rows of each call of the network."""
 Columns = dict[str, np.ndarray]
+
+
+EARLY_STOP = (
+    *("eval.every_epochs=4", "checkpoint.every_epochs=4", "checkpoint.best=loss"),
+    *("checkpoint.keep=1", "run_features=[]"),
+)
+"""Keys of the runs of folds: which states are evaluated, and of which the best is kept."""
+
+
+def find_best_state(trainer: Trainer) -> Path:
+    """Return the checkpoint of a finished run with the least loss of its evaluation split, the
+    latest of equal ones; the last one if that wasn't kept."""
+    losses, steps = trainer.evaluations["loss"], trainer.evaluations["step"]
+    saved = {int(step): make_checkpoint_path(trainer.run_dir / FOLDER, int(step)) for step in steps}
+    kept = [
+        (loss, -step)
+        for loss, step in zip(losses.tolist(), steps.tolist(), strict=True)
+        if saved[int(step)].is_dir() and math.isfinite(loss)
+    ]
+    return saved[int(-min(kept)[1])] if kept else trainer.run_dir
 
 
 class TableEstimator:
@@ -51,8 +72,9 @@ class TableEstimator:
     ) -> None:
         """`overrides` are keys as on the command line. `split` is the share of the rows that is
         evaluated, not trained on; the temperature of classes is fitted to it. With `folds`, so many
-        runs train on all rows but a fold each, which they are evaluated on, and predictions are
-        their mean. `run_dir` is the directory of the run; None: a temporary one."""
+        runs train on all rows but a fold each, stop early by its loss, and predictions are their
+        mean, without a temperature. `run_dir` is the directory of the run; None: a temporary one.
+        """
         self.recipe = recipe
         self.overrides = overrides
         self.run_dir = run_dir
@@ -128,7 +150,7 @@ class TableEstimator:
         words += [] if self.random_state is None else [f"seed={int(self.random_state)}"]
         runs = {"run": [f"dataset.split={self.split}"]}
         if self.folds:
-            shared = [f"dataset.eval_path={data}", f"dataset.folds.count={self.folds}"]
+            shared = [f"dataset.eval_path={data}", f"dataset.folds.count={self.folds}", *EARLY_STOP]
             runs = {
                 f"fold_{fold}": [*shared, f"dataset.folds.index={fold}"]
                 for fold in range(self.folds)
@@ -139,7 +161,9 @@ class TableEstimator:
         ]
         self.summary_ = [trainer.fit() for trainer in trainers][-1]
         self.run_dir_ = folder if self.folds else trainers[0].run_dir
-        self._run = read_network([trainer.run_dir for trainer in trainers])
+        self._run = read_network(
+            [find_best_state(trainer) if self.folds else trainer.run_dir for trainer in trainers]
+        )
         self._predict = compile_predict(self._run)
         self.n_features_in_ = len(columns)
         names = getattr(inputs, "columns", None)
