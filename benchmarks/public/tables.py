@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument("--part", choices=("development", "test"), default="development")
     parser.add_argument("--folds", type=int, default=FOLDS, choices=range(1, FOLDS + 1))
     parser.add_argument("--limit", type=float, default=600.0, help="processor seconds of a run")
-    parser.add_argument("--sets", type=int, help="only the first sets of the part")
+    parser.add_argument("--sets", type=int, help="only the smallest sets of the part")
     parser.add_argument("--methods", help="names, separated by ;")
     parser.add_argument("--cache", type=Path, default=CACHE / "tables")
     parser.add_argument("--show", action="store_true", help="print the table of what is done")
@@ -264,7 +264,8 @@ def main() -> None:
         parser.error(f"--methods {'; '.join(unknown)}: must be of {'; '.join(methods)}")
     arguments.cache.mkdir(parents=True, exist_ok=True)
     sets = [entry for entry in write_sets(arguments.cache) if entry.part == arguments.part]
-    sets = sets[: arguments.sets]
+    # So a board that is stopped has as many sets as possible.
+    sets = sorted(sets, key=lambda entry: entry.rows)[: arguments.sets]
     if not arguments.show:
         wanted_methods = {name: methods[name] for name in names}
         run_missing(sets, arguments.cache, wanted_methods, arguments.folds, arguments.limit)
