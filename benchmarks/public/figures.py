@@ -88,7 +88,7 @@ def format_p(p: float | None) -> str:
 
 def describe_published(figure: Published) -> str:
     """Return a published accuracy, with its deviation if that is published."""
-    value = f"{figure.value:.4f}".rstrip("0")
+    value = f"{figure.value:.3f}"
     return value if figure.deviation is None else f"{value} ± {figure.deviation:.3f}"
 
 
