@@ -155,8 +155,9 @@ class TableEstimator:
                 f"fold_{fold}": [*shared, f"dataset.folds.index={fold}"]
                 for fold in range(self.folds)
             }
+        trained = count - math.ceil(count * (1 / self.folds if self.folds else self.split))
         trainers = [
-            Trainer(self.recipe, [*words, *keys, *self.overrides], run_dir=folder / name)
+            self._make_trainer([*words, *keys, *self.overrides], folder / name, trained)
             for name, keys in runs.items()
         ]
         self.summary_ = [trainer.fit() for trainer in trainers][-1]
@@ -170,6 +171,15 @@ class TableEstimator:
         if names is not None and all(isinstance(name, str) for name in names):
             self.feature_names_in_ = np.asarray(names, object)
         return self
+
+    def _make_trainer(self, words: Sequence[str], run_dir: Path, rows: int) -> Trainer:
+        """Return the trainer of the recipe, with at least two batches if there are fewer rows than
+        a batch has."""
+        trainer = Trainer(self.recipe, words, run_dir=run_dir)
+        if trainer.recipe.train.batch_size <= rows:
+            return trainer
+        size = 2 ** int(math.log2(max(rows, 2) / 2))
+        return Trainer(self.recipe, [*words, f"train.batch_size={size}"], run_dir=run_dir)
 
     def _compute_outputs(self, inputs: Any) -> np.ndarray:
         """Return the network's outputs for columns, float32 (n, K). Raises an error if the

@@ -135,6 +135,14 @@ def test_best_state_is_the_kept_one_with_the_least_loss(tmp_path: Path) -> None:
     assert find_best_state(trainer).name == "16"
 
 
+def test_batches_of_few_rows_are_smaller(tmp_path: Path) -> None:
+    model = TableClassifier()
+    words = ["dataset=csv", "dataset.root=x.csv", "dataset.target=y"]
+    for rows, size in ((128, 128), (127, 32), (12, 4), (3, 1), (1, 1)):
+        trainer = model._make_trainer(words, tmp_path, rows)
+        assert trainer.recipe.train.batch_size == size
+
+
 @pytest.mark.slow
 def test_folds_train_on_all_rows_and_predict_their_mean(tmp_path: Path) -> None:
     numbers = GENERATOR.normal(size=(90, 2))
