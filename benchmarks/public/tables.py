@@ -194,15 +194,31 @@ def limit_cpu(limit_s: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
+def find_complete(
+    rows: Sequence[Row], names: Sequence[str]
+) -> dict[tuple[str, int], dict[str, Row]]:
+    """Return the rows by method of each set and fold that all methods have."""
+    by_fold: dict[tuple[str, int], dict[str, Row]] = {}
+    for row in rows:
+        by_fold.setdefault((row["set"], row["fold"]), {})[row["method"]] = row
+    return {key: fold for key, fold in by_fold.items() if all(name in fold for name in names)}
+
+
+def list_values(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the values of each set and fold that all methods have."""
+    for (name, fold), methods in find_complete(rows, names).items():
+        values = (methods[method]["value"] for method in names)
+        task = "accuracy" if methods[names[0]]["task"] == "classification" else "R2"
+        texts = ("fails" if value is None else f"{value:.3f}" for value in values)
+        yield [f"{name}, fold {fold}", task, *texts]
+
+
 def summarise(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:
     """Yield a row of the table for each method, over sets and folds that all methods have. A
     method's rank among those is 1 for the best, and equal values share the mean of their ranks."""
     from scipy.stats import rankdata, wilcoxon
 
-    by_fold: dict[tuple[str, int], dict[str, Row]] = {}
-    for row in rows:
-        by_fold.setdefault((row["set"], row["fold"]), {})[row["method"]] = row
-    complete = [fold for fold in by_fold.values() if all(name in fold for name in names)]
+    complete = list(find_complete(rows, names).values())
     worst = -1.0
 
     def value(row: Row) -> float:
@@ -213,12 +229,16 @@ def summarise(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:
         return
     ranks = np.array([rankdata(-line.round(6)) for line in values])
     gaps = values.max(axis=1, keepdims=True) - values
-    ours = names.index("recipe=table") if "recipe=table" in names else 0
+    ours = names.index("recipe=table") if "recipe=table" in names else None
     for index, name in enumerate(names):
         is_class = np.array([fold[name]["task"] == "classification" for fold in complete])
-        seconds = [fold[name]["seconds"] for fold in complete]
-        difference = values[:, ours] - values[:, index]
-        p = "" if index == ours or not difference.any() else f"{wilcoxon(difference).pvalue:.3f}"
+        seconds = [fold[name].get("cpu_seconds", fold[name]["seconds"]) for fold in complete]
+        better = p = ""
+        if ours is not None and index != ours:
+            difference = values[:, ours] - values[:, index]
+            better = f"{int((difference > 0).sum())} of {len(complete)}"
+            if difference.any():
+                p = f"{wilcoxon(difference, alternative='less').pvalue:.3f}"
         yield [
             name,
             f"{ranks[:, index].mean():.2f}",
@@ -226,7 +246,7 @@ def summarise(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:
             f"{median(gaps[~is_class, index]):.4f}" if not is_class.all() else "",
             f"{median(seconds):.1f}",
             f"{mean(seconds):.1f}",
-            f"{int((difference > 0).sum())} of {len(complete)}" if index != ours else "",
+            better,
             p,
         ]
 
@@ -236,10 +256,10 @@ HEADER = [
     "mean rank",
     "median gap, accuracy",
     "median gap, R2",
-    "s, median",
-    "s, mean",
+    "processor s, median",
+    "mean",
     "recipe=table is better",
-    "p",
+    "p, at least as good",
 ]
 
 
@@ -273,8 +293,16 @@ def main() -> None:
     rows = [row for row in read_rows(arguments.cache / "results.jsonl") if row["set"] in wanted]
     names = [name for name in names if any(row["method"] == name for row in rows)]
     command = f"python -m benchmarks.public tables --part {arguments.part}"
-    text = heading(f"Tables, {arguments.part} sets", command, PACKAGES)
-    publish(f"{text}\n{table(HEADER, summarise(rows, names))}", arguments.save)
+    complete = find_complete(rows, names)
+    count = len({name for name, _ in complete})
+    parts = [
+        heading(f"Tables, {arguments.part} sets", command, PACKAGES),
+        f"{count} of {len(sets)} sets have a result of each of these methods, "
+        f"{len(complete)} folds in all.\n",
+        table(HEADER, summarise(rows, names)),
+        table(["set", "metric", *names], list_values(rows, names)),
+    ]
+    publish("\n".join(parts), arguments.save)
 
 
 if __name__ == "__main__":
