@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-BOARDS = ("tables",)
+BOARDS = ("mnist1d", "ucr", "tables", "optimizers", "cifar")
 
 
 def main(arguments: list[str]) -> None:

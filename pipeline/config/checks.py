@@ -393,6 +393,9 @@ def check_ops(recipe: Recipe) -> Iterator[str]:
             mapped[key] = compute_column_specs(ops, facts.specs())
         except ValueError as error:
             yield f"dataset.{key}.{error}"
+    if any(op.choices > 1 for op in recipe.dataset.train.ops):
+        # Batches of several sizes are compared with the evaluation when the data is read.
+        return
     train, evaluated = mapped.get("train", {}), mapped.get("eval", {})
     for name in sorted(train.keys() & evaluated.keys() - {"label"}):
         if train[name].shape != evaluated[name].shape:

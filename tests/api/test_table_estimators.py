@@ -5,13 +5,24 @@ from __future__ import annotations
 import pickle
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 
-from pipeline.api.table_estimators import TableClassifier, TableRegressor, _read_columns
+from pipeline.api.table_estimators import (
+    TableClassifier,
+    TableRegressor,
+    _read_columns,
+    find_best_state,
+)
 from pipeline.core.errors import RunError
+from pipeline.data.tables.fit_table import read_encoded_rows
+from pipeline.stages.export.prediction import make_predict
+from pipeline.stages.record.run_record import read_arrays
+from pipeline.stages.record.trained_run import read_trained_run
 
 FAST = (
     *("model.hidden=[8]", "model.members=2", "model.frequencies=4", "train.batch_size=16"),
@@ -109,6 +120,50 @@ def test_regressor_predicts_in_the_units_of_the_labels(tmp_path: Path) -> None:
     assert abs(model.predict(numbers).mean() - 1000) < 15
     with pytest.raises(RunError, match="holds a run already; name another directory"):
         model.fit(numbers, labels)
+
+
+def test_best_state_is_the_kept_one_with_the_least_loss(tmp_path: Path) -> None:
+    trainer: Any = SimpleNamespace(run_dir=tmp_path)
+    losses = {4: 0.5, 8: 0.1, 12: 0.3, 16: 0.3, 20: np.nan}
+    trainer.evaluations = {
+        "step": np.array([*losses], float),
+        "loss": np.array([*losses.values()]),
+    }
+    assert find_best_state(trainer) == tmp_path
+    for step in (4, 12, 16, 20):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+    assert find_best_state(trainer).name == "16"
+
+
+def test_batches_of_few_rows_are_smaller(tmp_path: Path) -> None:
+    model = TableClassifier()
+    words = ["dataset=csv", "dataset.root=x.csv", "dataset.target=y"]
+    for rows, size in ((128, 128), (127, 32), (12, 4), (3, 1), (1, 1)):
+        trainer = model._make_trainer(words, tmp_path, rows)
+        assert trainer.recipe.train.batch_size == size
+
+
+@pytest.mark.slow
+def test_folds_train_on_all_rows_and_predict_their_mean(tmp_path: Path) -> None:
+    numbers = GENERATOR.normal(size=(90, 2))
+    labels = numbers[:, 0] > 0
+    keys = (*FAST, "train.epochs=3", "train.batch_size=15", "eval.every_epochs=1")
+    keys += ("checkpoint.every_epochs=1",)
+    model = TableClassifier(overrides=keys, run_dir=tmp_path, folds=3).fit(numbers, labels)
+    members = []
+    for fold in range(3):
+        root = tmp_path / f"fold_{fold}"
+        losses = read_arrays(root / "evals.jsonl")
+        assert losses["step"].tolist() == [4, 8, 12]
+        best = int(losses["step"][losses["loss"].argmin()])
+        members.append(read_trained_run(root / "checkpoints" / str(best)))
+    rows, _ = read_encoded_rows(tmp_path / "table.parquet", members[0].samples.table, ["target"])
+    shares = [np.asarray(softmax(make_predict(run)(run.arrays, rows), axis=1)) for run in members]
+    np.testing.assert_allclose(model.predict_proba(numbers), np.mean(shares, axis=0), atol=1e-5)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(numbers), model.predict(numbers))
+    with pytest.raises(ValueError, match="folds=1: must be 0, or at least 2"):
+        model.set_params(folds=1).fit(numbers, labels)
 
 
 class TrainsError(Exception):

@@ -19,6 +19,7 @@ from tests.whole_run import run
 
 SMALL = (
     *("model.hidden=[6]", "model.members=3", "model.frequencies=2", "model.one_hot_up_to=2"),
+    "model.bins=4",
     *("train.batch_size=16", "train.epochs=2", "monitor.tensorboard=false"),
 )
 GENERATOR = np.random.default_rng(4)

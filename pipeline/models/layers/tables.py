@@ -26,7 +26,9 @@ class ColumnFeatures(Spec):
     frequency_scale: PositiveFloat = 0.1
     """Standard deviation of the initial frequencies w."""
     number_size: PositiveInt = 3
-    """Features of a number, besides itself."""
+    """Features of a number's cosines."""
+    bins: NonNegativeInt = 0
+    """Bins of each number, equally likely if scaled numbers are normal; 0: none."""
     category_size: PositiveInt = 8
     """Length of a learned vector."""
     one_hot_up_to: NonNegativeInt = 9
@@ -41,7 +43,8 @@ class ColumnFeatures(Spec):
 class TableColumns(ColumnFeatures, LayerSpec):
     """Features of encoded rows of a table: (batch, columns) -> (batch, features).
 
-    A number becomes PBLD features and itself, [V cos(2 pi w x + b) + c, x] (RealMLP). A column of
+    A number becomes PBLD features and itself, [V cos(2 pi w x + b) + c, x] (RealMLP), and the
+    shares of bins that lie below it, 1 below its bin and 0 above (TabM's PLE). A column of
     at most two categories becomes -1 or 1, of at most `one_hot_up_to` a 0 or 1 for each, of more a
     learned vector. A category that the training split lacks is zeros, or a learned vector too.
     """
@@ -56,7 +59,7 @@ class TableColumns(ColumnFeatures, LayerSpec):
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of features of each column."""
-        number_size = self.number_size + 1 if self.frequencies else 1
+        number_size = (self.number_size if self.frequencies else 0) + 1 + self.bins
         return (
             *(number_size for _ in range(self.numbers)),
             *map(self.count_features, self.categories),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 
 import jax
 import jax.numpy as jnp
@@ -54,23 +55,30 @@ class _TableColumns(nn.Module):
 
     # flax adds the names of methods to profiles, as scopes.
     def _embed_numbers(self, numbers: Array) -> Array:
-        """Return PBLD features of each number and the number, column by column."""
+        """Return PBLD features of each number, the number and its bins, column by column."""
+        layer = self.layer
+        cells = numbers[..., None]
+        parts = [self._compute_waves(cells)] if layer.frequencies else []
+        parts.append(cells)
+        if layer.bins:
+            edges = list_bin_edges(layer.bins)
+            parts.append(jnp.clip((cells - edges[:-1]) / np.diff(edges), 0, 1))
+        return jnp.concatenate(parts, axis=2).reshape((numbers.shape[0], -1))
+
+    def _compute_waves(self, cells: Array) -> Array:
+        """Return V cos(2 pi w x + b) + c of numbers (batch, columns, 1)."""
         layer = self.layer
         count, slow = layer.numbers, layer.slow_factor
-        if not layer.frequencies:
-            return numbers
         shape = (count, layer.frequencies)
         draw_frequency = nn.initializers.normal(layer.frequency_scale / slow)
         frequencies = slow * self.param("frequency", draw_frequency, shape, jnp.float32)
         phases = slow * self.param("phase", _draw_uniform(np.pi / slow), shape, jnp.float32)
-        waves = jnp.cos(2 * jnp.pi * frequencies * numbers[..., None] + phases)
+        waves = jnp.cos(2 * jnp.pi * frequencies * cells + phases)
         uniform = _draw_uniform(1 / (layer.frequencies**0.5 * slow))
         size = layer.number_size
         weights = slow * self.param("wave_kernel", uniform, (*shape, size), jnp.float32)
         biases = slow * self.param("wave_bias", uniform, (count, size), jnp.float32)
-        features = jnp.einsum("bnf,nfd->bnd", waves, weights) + biases
-        features = jnp.concatenate([features, numbers[..., None]], axis=2)
-        return features.reshape((numbers.shape[0], count * (layer.number_size + 1)))
+        return jnp.einsum("bnf,nfd->bnd", waves, weights) + biases
 
     def _embed_category(self, name: str, category: Array, size: int) -> Array:
         if size <= max(2, self.layer.one_hot_up_to):
@@ -86,6 +94,14 @@ def list_one_hot_rows(size: int) -> np.ndarray:
     if size <= 2:
         return np.array([[0.0], [-1.0], [1.0]], np.float32)
     return np.concatenate([np.zeros((1, size)), np.eye(size)]).astype(np.float32)
+
+
+def list_bin_edges(bins: int) -> np.ndarray:
+    """Return the edges of bins, float32 (bins + 1,): from -3 to 3, the range of clipped numbers,
+    with quantiles of a normal distribution, whose quartiles are 1 apart, between."""
+    normal = NormalDist(0, 1 / (NormalDist().inv_cdf(0.75) * 2))
+    inner = [normal.inv_cdf(number / bins) for number in range(1, bins)]
+    return np.array([-3.0, *inner, 3.0], np.float32)
 
 
 @computes(tables.MemberDense)

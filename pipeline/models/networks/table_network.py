@@ -35,7 +35,8 @@ class TableModel(ColumnFeatures, LayeredModelSpec):
     2410.24210), with embeddings, activations and parametrisation of RealMLP (Holzmüller et al.
     2024, arXiv 2407.04491).
 
-    A number becomes itself and PBLD features: a linear layer of `frequencies` cosines. Categories
+    A number becomes itself and PBLD features: a linear layer of `frequencies` cosines; with `bins`
+    also its place among bins (PLE). Categories
     of at most `one_hot_up_to` values become 0 and 1, two values -1 and 1, others learnt vectors.
     Training minimises the mean of the members' losses; predictions are the mean of the members'
     probabilities or numbers.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.tables import MemberDense, MemberHead, TableColumns
@@ -71,6 +72,19 @@ def test_number_golden_features_are_those_of_realmlp() -> None:
     expected = GOLDEN["pbld_features"]
     by_column = [*range(3), 6, *range(3, 6), 7]
     np.testing.assert_allclose(features, expected[:, by_column], rtol=1e-4, atol=1e-5)
+
+
+def test_number_has_the_shares_of_bins_below_it() -> None:
+    """A number of the normal distribution's quantile q has bins that sum to 4 q."""
+    layer = TableColumns(numbers=2, bins=4, **PLAIN)
+    deviation = 1 / (2 * norm.ppf(0.75))
+    rows = np.array([[norm.ppf(0.5) * deviation, norm.ppf(0.25) * deviation], [-3.0, 3.0]])
+    features = apply((layer,), {}, rows)
+    expected = [[0, 1, 1, 0, 0], [rows[0, 1], 1, 0, 0, 0], [-3, 0, 0, 0, 0], [3, 1, 1, 1, 1]]
+    np.testing.assert_allclose(features.reshape(4, 5), expected, atol=1e-6)
+    half = apply((layer,), {}, np.array([[0.25, 1.75]]))[0]
+    np.testing.assert_allclose(half, [0.25, 1, 1, 0.5, 0, 1.75, 1, 1, 1, 0.5], atol=1e-6)
+    assert layer.sizes == (5, 5)
 
 
 def test_categories_are_signs_zeros_and_ones_or_vectors() -> None:

@@ -8,7 +8,11 @@ from math import log, pi, sqrt
 import numpy as np
 
 from pipeline.models.layers import tables
-from pipeline.models.modules.tables import LARGEST_EXPONENT, list_one_hot_rows
+from pipeline.models.modules.tables import (
+    LARGEST_EXPONENT,
+    list_bin_edges,
+    list_one_hot_rows,
+)
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
 from pipeline.stages.export.onnx.layer_nodes import register_translation
 
@@ -42,25 +46,34 @@ def _add_table_columns(
 
 
 def _add_number_features(layer: tables.TableColumns, rows: str, graph: GraphBuilder) -> str:
-    if not layer.frequencies:
-        return rows
+    cells = graph.add_node("Unsqueeze", [rows, graph.add_axis(2)])
+    parts = [_add_waves(layer, cells, graph)] if layer.frequencies else []
+    parts.append(cells)
+    if layer.bins:
+        edges = list_bin_edges(layer.bins)
+        low = graph.add_node("Sub", [cells, graph.add_constant("edges", edges[:-1])])
+        shares = graph.add_node("Div", [low, graph.add_constant("widths", np.diff(edges))])
+        limits = [graph.add_scalar(0.0), graph.add_scalar(1.0)]
+        parts.append(graph.add_node("Clip", [shares, *limits]))
+    joined = graph.add_node("Concat", parts, axis=2)
+    width = sum(layer.sizes[: layer.numbers])
+    target = graph.add_constant("shape", np.array([-1, width], np.int64))
+    return graph.add_node("Reshape", [joined, target])
+
+
+def _add_waves(layer: tables.TableColumns, cells: str, graph: GraphBuilder) -> str:
     slow = layer.slow_factor
 
     def read(name: str, factor: float = slow) -> str:
         return graph.add_weight(name, (factor * graph.read_weight(name)).astype(np.float32))
 
-    cells = graph.add_node("Unsqueeze", [rows, graph.add_axis(2)])
     angles = graph.add_node("Mul", [cells, read("frequency", slow * 2 * pi)])
     waves = graph.add_node("Cos", [graph.add_node("Add", [angles, read("phase")])])
     # (batch, numbers, 1, frequencies) x (numbers, frequencies, size)
     spread = graph.add_node("Unsqueeze", [waves, graph.add_axis(2)])
     product = graph.add_node("MatMul", [spread, read("wave_kernel")])
     flat = graph.add_node("Squeeze", [product, graph.add_axis(2)])
-    features = graph.add_node("Add", [flat, read("wave_bias")])
-    joined = graph.add_node("Concat", [features, cells], axis=2)
-    width = layer.numbers * (layer.number_size + 1)
-    target = graph.add_constant("shape", np.array([-1, width], np.int64))
-    return graph.add_node("Reshape", [joined, target])
+    return graph.add_node("Add", [flat, read("wave_bias")])
 
 
 @register_translation(tables.MemberDense, order="nhwc")

@@ -1,0 +1,133 @@
+"""The public boards: p-values, versions, checksums, and the rows of their tables."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks.public import __main__ as door
+from benchmarks.public import cifar, mnist1d, optimizers, tables, ucr
+from benchmarks.public.figures import (
+    Published,
+    SeedRuns,
+    compute_p,
+    read_seeds,
+    require_versions,
+)
+
+
+def test_p_is_welchs_with_a_published_deviation() -> None:
+    ours = [0.90, 0.93, 0.91, 0.95]
+    others = np.array([0.94, 0.92, 0.97])
+    figure = Published("FCN", others.mean(), "", float(others.std()), 3)
+    expected = stats.ttest_ind(ours, others, equal_var=False, alternative="less").pvalue
+    assert compute_p(ours, figure) == pytest.approx(expected)
+
+
+def test_p_of_one_published_run_has_the_deviation_of_ours() -> None:
+    ours = [0.90, 0.93, 0.91, 0.95]
+    figure = Published("MLP", 0.96, "")
+    t = (np.mean(ours) - 0.96) / (np.std(ours, ddof=1) * np.sqrt(1 / 4 + 1))
+    assert compute_p(ours, figure) == pytest.approx(stats.t.cdf(t, 3))
+    assert compute_p([0.9], figure) is None
+    assert compute_p([1.0, 1.0], Published("FCN", 1.0, "")) == 1.0
+    assert compute_p([0.9, 0.9], Published("FCN", 1.0, "")) == 0.0
+
+
+def test_absent_package_names_the_line_of_pip(capsys: pytest.CaptureFixture[str]) -> None:
+    versions = {"numpy": metadata.version("numpy"), "no-such-package": "1.0"}
+    with pytest.raises(SystemExit) as stopped:
+        require_versions(versions)
+    assert stopped.value.code == 2
+    pip = f"pip install numpy=={versions['numpy']} no-such-package==1.0"
+    assert capsys.readouterr().err == f"no-such-package is absent, not 1.0: {pip}\n"
+
+
+def test_changed_series_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "aeon").mkdir()
+    (tmp_path / "aeon" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SystemExit) as stopped:
+        ucr.check_files(["GunPoint", "OSULeaf"])
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err.startswith("GunPoint, OSULeaf: not the series of aeon")
+
+
+def test_row_of_a_set_has_the_mean_the_range_and_published_values(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.csv"
+    file.write_text("job,status,metrics.accuracy,train_s\n0,done,0.5,10\n1,done,0.7,20\n")
+    runs = read_seeds(file)
+    assert runs == SeedRuns((0.5, 0.7), 30.0)
+    row = next(ucr.list_rows({"ArrowHead": runs}))
+    assert row[:5] == ["ArrowHead", "0.600 (0.500 to 0.700)", "2", "15", "0.846"]
+    assert row[6::2] == ["0.869", "0.843 ± 0.011"]
+    assert next(ucr.list_rows({"BasicMotions": runs}))[6:8] == ["", ""]
+    authors = {row[0]: row[4] for row in mnist1d.list_rows(runs, None)}
+    assert float(authors["human"]) < float(authors["MLP"])
+
+
+def test_job_that_is_not_done_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.csv"
+    file.write_text("job,status,metrics.accuracy,train_s\n0,done,0.5,1\n1,failed,,\n")
+    with pytest.raises(ValueError, match="jobs 1 aren't done"):
+        read_seeds(file)
+
+
+def test_optimizers_have_verdicts_and_speeds() -> None:
+    def stand(value: str, verdict: str, speedup: float | None) -> dict[str, object]:
+        return {"value": value, "verdict": verdict, "speedup": speedup}
+
+    workloads = [
+        {"standings": [stand("adamw", "baseline", 1.0), stand("muon", "better", 4.0)]},
+        {"standings": [stand("adamw", "baseline", 1.0), stand("muon", "tied", None)]},
+    ]
+    results = {"workloads": workloads, "score_by_steps": {"adamw": 0.5, "muon": 0.75}}
+    rows = list(optimizers.list_rows(json.loads(json.dumps(results))))
+    assert rows[1] == ["muon", "1, 1, 0", "2.00", "0.00 to 4.00", "1.1 to 1.4", "0.75"]
+
+
+def test_recorded_runs_of_cifar_are_those_of_the_results() -> None:
+    text = (Path(door.__file__).parents[1] / "results" / "long_runs.md").read_text()
+    for accuracy, seconds in cifar.RECORDED:
+        assert f"{accuracy:.4f} | {seconds:,}" in text
+    assert all(f"{value:.4f}" in text for value in cifar.RECORDED_TORCH)
+    assert all(f"{value:.4f}" in text for value in cifar.RECORDED_EPOCHS)
+
+
+def test_summary_of_tables_ranks_complete_folds() -> None:
+    names = ["recipe=table", "forest"]
+    values = {"a": (0.9, 0.8), "b": (0.5, 0.5), "c": (0.1, None)}
+    rows = [
+        {"set": key, "fold": 0, "method": name, "task": "regression", "value": value, "seconds": 1}
+        for key, pair in values.items()
+        for name, value in zip(names, pair, strict=True)
+    ]
+    table = list(tables.summarise(rows[:-1], names))
+    assert [row[1] for row in table] == ["1.25", "1.75"]  # c has no row of the forest
+    assert [row[1] for row in tables.summarise(rows, names)] == ["1.17", "1.83"]
+    assert [row[7] for row in tables.summarise(rows, names)] == ["", "1.000"]
+    assert list(tables.list_values(rows, names))[2] == ["c, fold 0", "R2", "0.100", "fails"]
+
+
+def test_run_stops_after_its_processor_time() -> None:
+    def compute() -> None:
+        with tables.limit_cpu(0.05):
+            while True:
+                pass
+
+    with pytest.raises(TimeoutError, match=r"0\.05 s of processor time"):
+        compute()
+
+
+def test_unknown_board_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        door.main(["imagenet"])
+    assert stopped.value.code == 2
+    assert "mnist1d|ucr|tables|optimizers|cifar" in capsys.readouterr().err
