@@ -232,8 +232,8 @@ def summarise(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:
     ours = names.index("recipe=table") if "recipe=table" in names else None
     for index, name in enumerate(names):
         is_class = np.array([fold[name]["task"] == "classification" for fold in complete])
-        seconds: list[float] = [
-            fold[name].get("cpu_seconds", fold[name]["seconds"]) for fold in complete
+        seconds = [
+            float(fold[name].get("cpu_seconds") or fold[name]["seconds"] or 0) for fold in complete
         ]
         better = p = ""
         if ours is not None and index != ours:
