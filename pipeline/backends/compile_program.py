@@ -9,9 +9,10 @@ a program in JAX's own cache, every start has to trace and lower it first. A fil
 of a compiled program, and the name of the file in JAX's cache with the machine code. Both files are
 in one folder, with the same precautions, since loading a program runs its code.
 
-Programs that call oneDNN are in memory, by their StableHLO, since jaxlib 0.10.2 can't write them to
-a file: it fails with `std::bad_alloc` (`CustomCallThunkToProto` gets a `OneDnnOpThunk`). Jobs of a
-sweep share one program if they differ only in learning rates, seeds and lengths.
+Programs with jaxlib's calls of oneDNN are in memory, by their StableHLO, since jaxlib 0.10.2 can't
+write them to a file: it fails with `std::bad_alloc` (`CustomCallThunkToProto` gets a
+`OneDnnOpThunk`). Jobs of a sweep share one program if they differ only in learning rates, seeds and
+lengths. Programs with calls of the library that is built on this machine are on disk.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from pipeline.core.host.jax_private import (
     merge_equal_operations,
     read_machine_code,
 )
-from pipeline.models.lowerings.formulas.onednn import CALLS
+from pipeline.models.lowerings.formulas.onednn import CALLS, LIBRARY_CALLS
 
 _COMPILE_LOCK = threading.Lock()
 MAX_IN_MEMORY = 4
@@ -102,8 +103,10 @@ def compile_program(
     # Runs of a sweep compile in threads. It is faster if they compile one after the other.
     with _COMPILE_LOCK, watch_compiler(spec.name, watch) as events:
         lowered = _lower_program(spec)
-        # XLA neither counts the operations of oneDNN's calls nor writes them to a file.
-        calls_onednn = CALLS in lowered.as_text()
+        # XLA can't write jaxlib's calls to a file, and doesn't count the operations of any.
+        text = lowered.as_text()
+        calls_onednn = CALLS in text
+        is_counted = not calls_onednn and LIBRARY_CALLS not in text
         is_cacheable = spec.platforms is None and not calls_onednn
         compile_ = partial(lowered.compile, compiler_options=spec.compiler_options)
         reused = False
@@ -120,7 +123,7 @@ def compile_program(
         compile_s=seconds,
         cache="reused" if reused else outcome,
         temporary_bytes=count_temporary_bytes(compiled),
-        flops=cost.get("flops") if cost and not calls_onednn else None,
+        flops=cost.get("flops") if cost and is_counted else None,
         calls_onednn=calls_onednn,
     )
     if spec.key is not None and spec.donated is not None and outcome != "off":

@@ -38,6 +38,7 @@ from pipeline.data.columns import count_split_bytes
 from pipeline.data.copies.checksums import SUMS
 from pipeline.data.copies.download import DownloadError
 from pipeline.data.copies.remote_copy import find_copy_folder
+from pipeline.models.lowerings.tune.onednn_library import LibraryError, find_toolchain
 from pipeline.stages.data import read_selected
 from pipeline.stages.record.provenance import fingerprint_columns
 from pipeline.stages.record.run_directory import OUTPUTS
@@ -97,7 +98,8 @@ def main(
     # fmt: off
     checks = (
         check_software, check_tested, check_lock, check_device, check_cache, check_data,
-        check_outputs, check_limits, check_extras, *([check_commands] if self_test else []),
+        check_outputs, check_limits, check_onednn, check_extras,
+        *([check_commands] if self_test else []),
     )
     # fmt: on
     for check in checks:
@@ -298,6 +300,18 @@ def check_limits(recipe: Recipe) -> Iterator[CheckResult]:
     is_busy = limits.load > BUSY_LOAD * limits.machine_cores
     text = f"{limits.cores:g} of {limits.machine_cores} available, load {limits.load:.1f}"
     yield warn_if(is_busy, "cores", text, "other programs use them, so times will vary")
+
+
+def check_onednn(recipe: Recipe) -> Iterator[CheckResult]:
+    """Say whether programs with oneDNN's calls are kept on disk, and what they would need."""
+    try:
+        toolchain = find_toolchain()
+    except LibraryError as error:
+        text = f"each start compiles programs with its calls: {error}"
+        yield CheckResult("ok", "onednn", text)
+        return
+    text = f"programs with its calls are kept on disk: {toolchain.versions}, {toolchain.compiler}"
+    yield CheckResult("ok", "onednn", text)
 
 
 def check_extras(recipe: Recipe) -> Iterator[CheckResult]:

@@ -34,6 +34,8 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import Event
 from pipeline.models.layers import standard
+from pipeline.models.lowerings.formulas import onednn
+from pipeline.models.lowerings.tune.onednn_library import explain_absence
 from pipeline.models.modules.network import Network
 from pipeline.stages.build import Built
 from pipeline.stages.key_errors import blaming_key
@@ -49,7 +51,7 @@ LONG_S = 2.0
 """Seconds of compiling programs with oneDNN after which `ONEDNN_NOTE` is printed."""
 ONEDNN_NOTE = (
     "each start of this recipe compiles anew, since XLA can't write programs with oneDNN's faster "
-    "layers to disk; autotune=off leaves them out, for runs of few steps"
+    "layers to disk, and {reason}; autotune=off leaves them out, for runs of few steps"
 )
 BLOCKS = (standard.Residual, standard.Branches, standard.DualPath)
 """Layers whose inner activations are recomputed; of nested layers, the outermost."""
@@ -252,7 +254,7 @@ def compile_to_executable(
         for line in program.lines:
             reporter.print_stage("compile", line)
     if sum(program.compile_s for program in report.programs if program.calls_onednn) > LONG_S:
-        reporter.print_stage("compile", ONEDNN_NOTE)
+        reporter.print_stage("compile", ONEDNN_NOTE.format(reason=explain_absence()))
     if len(backend.placement.devices) > 1:
         # Imported here, since few runs have several devices.
         from pipeline.backends.graph.hlo_program import read_collectives
@@ -370,6 +372,7 @@ def make_program_key(process: Mapping[str, Any], recipe: Recipe, built: Built) -
         "machine": {name: process["machine"][name] for name in MACHINE_KEYS},
         "recipe": recipe.model_dump(mode="json", exclude=set(NOT_COMPILED)),
         "lowerings": [repr(getattr(network, name, None)) for name in ("layout", "policy")],
+        "onednn": onednn.describe_calls(),
         "single steps": built.single_steps,
         "jax": sorted((name, repr(value)) for name, value in jax.config.values.items()),
     }

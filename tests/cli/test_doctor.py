@@ -65,7 +65,7 @@ def test_healthy_machine_is_reported_without_leftovers(say: Say, tmp_path: Path)
             "locks",
             "clock",
         ),
-        *("open files", "memory", "cores", "extras"),
+        *("open files", "memory", "cores", "onednn", "extras"),
     }
     levels = {what: line.partition(":")[0] for what, line in said.lines.items()}
     # What else is installed here, and how full the disk is, depends on the machine.

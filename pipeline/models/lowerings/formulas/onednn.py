@@ -7,11 +7,16 @@ times as fast, if the processor multiplies bfloat16.
 
 A call that oneDNN refuses ends the process. So a child process tries both calls, by `probe`. A
 program with such calls can't be written into XLA's persistent cache.
+
+A library that is built on this machine (`tune/onednn_library.py`) has the same calls for XLA's
+foreign function interface, with the same bits. Programs with its calls can be written.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -22,10 +27,43 @@ from jax import Array
 from pipeline.models.lowerings.problem.conv_window import Slide, make_window
 
 CALLS = "__onednn$"
-"""Prefix of the calls' names in a compiled program."""
+"""Prefix of the names of jaxlib's calls in a compiled program."""
+
+LIBRARY_CALLS = "pipeline_onednn$"
+"""Prefix of the names of the library's calls in a compiled program."""
+
+MAX_PARTS = 8
+MAX_COPIED_PARTS = 4
+"""Most parts in which the library computes a call, and a product whose parts are copies. Results
+don't depend on the number of cores, so the parts don't either."""
+
+LARGE_FLOPS = 50_000_000
+"""Smallest product whose operands are worth copies."""
 
 _PIXELS = {"batch_dim": "0", "feature_dim": "3", "spatial_dims": ["1", "2"]}
 _FILTER = {"input_feature_dim": "2", "output_feature_dim": "3", "spatial_dims": ["0", "1"]}
+
+
+@dataclass
+class _LibraryUse:
+    """Digest of the library that this process has loaded, and the operands' types that call it."""
+
+    digest: str = ""
+    dtypes: frozenset[str] = frozenset()
+
+
+_USE = _LibraryUse()
+
+
+def use_library(digest: str, dtypes: frozenset[str]) -> None:
+    """Compute operands of these types by the loaded library from now on, others by jaxlib."""
+    _USE.digest = digest
+    _USE.dtypes = dtypes
+
+
+def describe_calls() -> str:
+    """Return the identity of the calls that new programs have."""
+    return f"{_USE.digest} {sorted(_USE.dtypes)}" if _USE.dtypes else "jaxlib"
 
 
 def convolve(images: Array, kernel: Array, slide: Slide, dtype: Any = None) -> Array:
@@ -33,6 +71,24 @@ def convolve(images: Array, kernel: Array, slide: Slide, dtype: Any = None) -> A
 
     Products of bfloat16 are summed in float32.
     """
+    batch, height, width, _ = images.shape
+    rows, columns, _, features = kernel.shape
+    window = make_window(
+        (height, width), (rows, columns), slide.strides, slide.pads, slide.dilation, slide.groups
+    )
+    shape = (batch, *window.output_size, features)
+    result = jax.ShapeDtypeStruct(shape, dtype or images.dtype)
+    if str(images.dtype) in _USE.dtypes:
+        return _call_library(
+            "convolution",
+            result,
+            (images, kernel),
+            strides=_to_integers(slide.strides),
+            pads=_to_integers(np.ravel(slide.pads)),
+            dilation=_to_integers(slide.dilation),
+            groups=np.int64(slide.groups),
+            images=np.int64(max(1, batch // _find_parts(batch, MAX_PARTS))),
+        )
     config = {
         "onednn_conv_config": {
             "dims": "4",
@@ -49,13 +105,6 @@ def convolve(images: Array, kernel: Array, slide: Slide, dtype: Any = None) -> A
             },
         }
     }
-    batch, height, width, _ = images.shape
-    rows, columns, _, features = kernel.shape
-    window = make_window(
-        (height, width), (rows, columns), slide.strides, slide.pads, slide.dilation, slide.groups
-    )
-    shape = (batch, *window.output_size, features)
-    result = jax.ShapeDtypeStruct(shape, dtype or images.dtype)
     return _call_onednn("convolution", result, config, images, kernel)
 
 
@@ -66,16 +115,38 @@ def matmul(
 
     Sums are in float32. The result has `dtype`, by default `a`'s.
     """
-    config = {"onednn_matmul_config": {"transpose_a": transpose_a, "transpose_b": transpose_b}}
     rows = a.shape[-1 if transpose_a else -2]
     columns = b.shape[-2 if transpose_b else -1]
     result = jax.ShapeDtypeStruct((*a.shape[:-2], rows, columns), dtype or a.dtype)
+    if str(a.dtype) in _USE.dtypes:
+        parts = 1 if a.ndim > 2 else _find_parts(rows, MAX_PARTS)
+        if a.ndim == 2 and transpose_a:
+            is_large = 2 * a.size * columns >= LARGE_FLOPS
+            parts = _find_parts(columns, MAX_COPIED_PARTS) if is_large else 1
+        transposes = {"transpose_a": transpose_a, "transpose_b": transpose_b}
+        return _call_library("matmul", result, (a, b), parts=np.int64(parts), **transposes)
+    config = {"onednn_matmul_config": {"transpose_a": transpose_a, "transpose_b": transpose_b}}
     return _call_onednn("matmul", result, config, a, b)
 
 
 def _to_texts(values: Any) -> list[str]:
     """Return integers as texts: the form of 64-bit integers in a protocol buffer's JSON."""
     return [str(value) for value in values]
+
+
+def _to_integers(values: Any) -> np.ndarray:
+    return np.asarray(values, np.int64)
+
+
+def _find_parts(size: int, at_most: int) -> int:
+    """Return the largest number up to `at_most` that divides a size."""
+    return max(count for count in range(1, at_most + 1) if size % count == 0)
+
+
+def _call_library(
+    name: str, result: jax.ShapeDtypeStruct, operands: Sequence[Array], **attributes: Any
+) -> Array:
+    return jax.ffi.ffi_call(LIBRARY_CALLS + name, result)(*operands, **attributes)
 
 
 def _call_onednn(

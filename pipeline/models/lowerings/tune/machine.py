@@ -19,6 +19,7 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.trusted_files import make_private
 from pipeline.core.host.platforms import get_platform
 from pipeline.models.lowerings.problem.lowering import WIDENED, Engine
+from pipeline.models.lowerings.tune.onednn_library import open_library
 
 PROBE_TIMEOUT_S = 120
 _LEVELS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
@@ -46,7 +47,12 @@ def find_engines(device: jax.Device, dtype: str, folder: Path) -> frozenset[Engi
     """Find the engines: XLA, and oneDNN if it passes its probe, whose result is in `folder`."""
     may_have_onednn = sys.platform == "linux" and platform.machine() == "x86_64"
     may_have_onednn &= get_platform(device.platform).is_host
-    if may_have_onednn and _passes_probe(WIDENED.get(dtype, dtype), folder):
+    dtype = WIDENED.get(dtype, dtype)
+    if may_have_onednn and _passes_probe(dtype, folder):
+        limit = os.environ.get(ONEDNN_LIMIT)
+        # Some formulas of bfloat16 have products of float32.
+        for kind in dict.fromkeys((dtype, "float32")):
+            open_library(folder / "onednn", kind, f"{describe_device(device)}, at most {limit}")
         return frozenset(("xla", "onednn"))
     return frozenset(("xla",))
 
