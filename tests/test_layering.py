@@ -56,6 +56,7 @@ LAZY_MODULES = {
     "pipeline.backends.devices.xla",
     "pipeline.models.blocks.layered_model",
     "pipeline.models.imported.model_specs",
+    "pipeline.models.lowerings.tune.machine",
     "pipeline.models.modules.convolution",
     "pipeline.models.modules.tokens",
     "pipeline.models.networks.foreign_networks",

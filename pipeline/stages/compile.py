@@ -35,7 +35,6 @@ from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import Event
 from pipeline.models.layers import standard
 from pipeline.models.lowerings.formulas import onednn
-from pipeline.models.lowerings.tune.onednn_library import explain_absence
 from pipeline.models.modules.network import Network
 from pipeline.stages.build import Built
 from pipeline.stages.key_errors import blaming_key
@@ -254,7 +253,12 @@ def compile_to_executable(
         for line in program.lines:
             reporter.print_stage("compile", line)
     if sum(program.compile_s for program in report.programs if program.calls_onednn) > LONG_S:
-        reporter.print_stage("compile", ONEDNN_NOTE.format(reason=explain_absence()))
+        reason = f"{onednn.EXTRA} isn't installed"
+        if onednn.is_library_installed():
+            from pipeline.models.lowerings.tune.onednn_library import explain_absence
+
+            reason = explain_absence()
+        reporter.print_stage("compile", ONEDNN_NOTE.format(reason=reason))
     if len(backend.placement.devices) > 1:
         # Imported here, since few runs have several devices.
         from pipeline.backends.graph.hlo_program import read_collectives

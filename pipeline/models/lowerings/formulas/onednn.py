@@ -15,9 +15,10 @@ foreign function interface, with the same bits. Programs with its calls can be w
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -32,38 +33,54 @@ CALLS = "__onednn$"
 LIBRARY_CALLS = "pipeline_onednn$"
 """Prefix of the names of the library's calls in a compiled program."""
 
-MAX_PARTS = 8
-MAX_COPIED_PARTS = 4
-"""Most parts in which the library computes a call, and a product whose parts are copies. Results
-don't depend on the number of cores, so the parts don't either."""
-
-LARGE_FLOPS = 50_000_000
-"""Smallest product whose operands are worth copies."""
+EXTRA = "recipe-pipeline[onednn]"
+LIBRARY_PACKAGES = ("onednn-cpu-gomp", "onednn-devel-cpu-gomp")
+"""Packages of the extra: oneDNN with the threads of GNU's OpenMP, and its headers."""
 
 _PIXELS = {"batch_dim": "0", "feature_dim": "3", "spatial_dims": ["1", "2"]}
 _FILTER = {"input_feature_dim": "2", "output_feature_dim": "3", "spatial_dims": ["0", "1"]}
 
 
+class LibraryCalls(Protocol):
+    """The calls of a library. `result` is the shape and type of what they return."""
+
+    def convolve(
+        self, result: jax.ShapeDtypeStruct, images: Array, kernel: Array, slide: Slide
+    ) -> Array: ...
+
+    def multiply(
+        self, result: jax.ShapeDtypeStruct, a: Array, b: Array, transposes: Mapping[str, bool]
+    ) -> Array: ...
+
+
 @dataclass
 class _LibraryUse:
-    """Digest of the library that this process has loaded, and the operands' types that call it."""
+    """Digest of the library that this process has loaded, and its calls by type of operand."""
 
     digest: str = ""
-    dtypes: frozenset[str] = frozenset()
+    calls: Mapping[str, LibraryCalls] = field(default_factory=dict)
 
 
 _USE = _LibraryUse()
 
 
-def use_library(digest: str, dtypes: frozenset[str]) -> None:
+def is_library_installed() -> bool:
+    """Return whether the packages of the library are installed."""
+    try:
+        return all(distribution(name) for name in LIBRARY_PACKAGES)
+    except PackageNotFoundError:
+        return False
+
+
+def use_library(digest: str, calls: Mapping[str, LibraryCalls]) -> None:
     """Compute operands of these types by the loaded library from now on, others by jaxlib."""
     _USE.digest = digest
-    _USE.dtypes = dtypes
+    _USE.calls = calls
 
 
 def describe_calls() -> str:
     """Return the identity of the calls that new programs have."""
-    return f"{_USE.digest} {sorted(_USE.dtypes)}" if _USE.dtypes else "jaxlib"
+    return f"{_USE.digest} {sorted(_USE.calls)}" if _USE.calls else "jaxlib"
 
 
 def convolve(images: Array, kernel: Array, slide: Slide, dtype: Any = None) -> Array:
@@ -78,17 +95,8 @@ def convolve(images: Array, kernel: Array, slide: Slide, dtype: Any = None) -> A
     )
     shape = (batch, *window.output_size, features)
     result = jax.ShapeDtypeStruct(shape, dtype or images.dtype)
-    if str(images.dtype) in _USE.dtypes:
-        return _call_library(
-            "convolution",
-            result,
-            (images, kernel),
-            strides=_to_integers(slide.strides),
-            pads=_to_integers(np.ravel(slide.pads)),
-            dilation=_to_integers(slide.dilation),
-            groups=np.int64(slide.groups),
-            images=np.int64(max(1, batch // _find_parts(batch, MAX_PARTS))),
-        )
+    if (library := _USE.calls.get(str(images.dtype))) is not None:
+        return library.convolve(result, images, kernel, slide)
     config = {
         "onednn_conv_config": {
             "dims": "4",
@@ -118,35 +126,16 @@ def matmul(
     rows = a.shape[-1 if transpose_a else -2]
     columns = b.shape[-2 if transpose_b else -1]
     result = jax.ShapeDtypeStruct((*a.shape[:-2], rows, columns), dtype or a.dtype)
-    if str(a.dtype) in _USE.dtypes:
-        parts = 1 if a.ndim > 2 else _find_parts(rows, MAX_PARTS)
-        if a.ndim == 2 and transpose_a:
-            is_large = 2 * a.size * columns >= LARGE_FLOPS
-            parts = _find_parts(columns, MAX_COPIED_PARTS) if is_large else 1
-        transposes = {"transpose_a": transpose_a, "transpose_b": transpose_b}
-        return _call_library("matmul", result, (a, b), parts=np.int64(parts), **transposes)
-    config = {"onednn_matmul_config": {"transpose_a": transpose_a, "transpose_b": transpose_b}}
+    transposes = {"transpose_a": transpose_a, "transpose_b": transpose_b}
+    if (library := _USE.calls.get(str(a.dtype))) is not None:
+        return library.multiply(result, a, b, transposes)
+    config = {"onednn_matmul_config": transposes}
     return _call_onednn("matmul", result, config, a, b)
 
 
 def _to_texts(values: Any) -> list[str]:
     """Return integers as texts: the form of 64-bit integers in a protocol buffer's JSON."""
     return [str(value) for value in values]
-
-
-def _to_integers(values: Any) -> np.ndarray:
-    return np.asarray(values, np.int64)
-
-
-def _find_parts(size: int, at_most: int) -> int:
-    """Return the largest number up to `at_most` that divides a size."""
-    return max(count for count in range(1, at_most + 1) if size % count == 0)
-
-
-def _call_library(
-    name: str, result: jax.ShapeDtypeStruct, operands: Sequence[Array], **attributes: Any
-) -> Array:
-    return jax.ffi.ffi_call(LIBRARY_CALLS + name, result)(*operands, **attributes)
 
 
 def _call_onednn(

@@ -18,8 +18,8 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.trusted_files import make_private
 from pipeline.core.host.platforms import get_platform
+from pipeline.models.lowerings.formulas.onednn import is_library_installed
 from pipeline.models.lowerings.problem.lowering import WIDENED, Engine
-from pipeline.models.lowerings.tune.onednn_library import open_library
 
 PROBE_TIMEOUT_S = 120
 _LEVELS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
@@ -49,10 +49,14 @@ def find_engines(device: jax.Device, dtype: str, folder: Path) -> frozenset[Engi
     may_have_onednn &= get_platform(device.platform).is_host
     dtype = WIDENED.get(dtype, dtype)
     if may_have_onednn and _passes_probe(dtype, folder):
-        limit = os.environ.get(ONEDNN_LIMIT)
-        # Some formulas of bfloat16 have products of float32.
-        for kind in dict.fromkeys((dtype, "float32")):
-            open_library(folder / "onednn", kind, f"{describe_device(device)}, at most {limit}")
+        if is_library_installed():
+            # Imported here, since few installations have it.
+            from pipeline.models.lowerings.tune.onednn_library import open_library
+
+            limit = os.environ.get(ONEDNN_LIMIT)
+            # Some formulas of bfloat16 have products of float32.
+            for kind in dict.fromkeys((dtype, "float32")):
+                open_library(folder / "onednn", kind, f"{describe_device(device)}, at most {limit}")
         return frozenset(("xla", "onednn"))
     return frozenset(("xla",))
 

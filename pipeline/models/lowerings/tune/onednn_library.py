@@ -19,10 +19,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,14 +38,64 @@ from pipeline.models.lowerings.problem.conv_window import Slide
 SOURCE = Path(__file__).with_name("onednn_calls.cc")
 COMPILER = "g++"
 FLAGS = ("-O2", "-w", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
-LIBRARY = "onednn-cpu-gomp"
-HEADERS = "onednn-devel-cpu-gomp"
-"""Packages of the extra: oneDNN with the threads of GNU's OpenMP, and its headers."""
-EXTRA = "recipe-pipeline[onednn]"
 TIMEOUT_S = 300
 CALLS = ("convolution", "matmul")
+MAX_PARTS = 8
+MAX_COPIED_PARTS = 4
+"""Most parts in which the library computes a call, and a product whose parts are copies. Results
+don't depend on the number of cores, so the parts don't either."""
+
+LARGE_FLOPS = 50_000_000
+"""Smallest product whose operands are worth copies."""
+
 SAME = b"same bits"
 """Content of a verdict's file if the library passed its comparison; others have the reason."""
+
+
+class OnednnCalls:
+    """The library's calls, which a process may have loaded."""
+
+    def convolve(
+        self, result: jax.ShapeDtypeStruct, images: Array, kernel: Array, slide: Slide
+    ) -> Array:
+        """Return a convolution, computed in parts of the images."""
+        batch = images.shape[0]
+        return _call(
+            "convolution",
+            result,
+            (images, kernel),
+            strides=_to_integers(slide.strides),
+            pads=_to_integers(np.ravel(slide.pads)),
+            dilation=_to_integers(slide.dilation),
+            groups=np.int64(slide.groups),
+            images=np.int64(max(1, batch // _find_parts(batch, MAX_PARTS))),
+        )
+
+    def multiply(
+        self, result: jax.ShapeDtypeStruct, a: Array, b: Array, transposes: Mapping[str, bool]
+    ) -> Array:
+        """Return a product, computed in parts of rows, or of copied columns of a transposed `a`."""
+        rows, columns = result.shape[-2:]
+        parts = 1 if a.ndim > 2 else _find_parts(rows, MAX_PARTS)
+        if a.ndim == 2 and transposes["transpose_a"]:
+            is_large = 2 * a.size * columns >= LARGE_FLOPS
+            parts = _find_parts(columns, MAX_COPIED_PARTS) if is_large else 1
+        return _call("matmul", result, (a, b), parts=np.int64(parts), **transposes)
+
+
+def _to_integers(values: Any) -> np.ndarray:
+    return np.asarray(values, np.int64)
+
+
+def _find_parts(size: int, at_most: int) -> int:
+    """Return the largest number up to `at_most` that divides a size."""
+    return max(count for count in range(1, at_most + 1) if size % count == 0)
+
+
+def _call(
+    name: str, result: jax.ShapeDtypeStruct, operands: Sequence[Array], **attributes: Any
+) -> Array:
+    return jax.ffi.ffi_call(onednn.LIBRARY_CALLS + name, result)(*operands, **attributes)
 
 
 class LibraryError(Exception):
@@ -75,9 +126,9 @@ class Toolchain:
 def find_toolchain() -> Toolchain:
     """Find the compiler and the packages. Raises LibraryError if one is missing."""
     try:
-        packages = [distribution(name) for name in (LIBRARY, HEADERS)]
+        packages = [distribution(name) for name in onednn.LIBRARY_PACKAGES]
     except PackageNotFoundError:
-        raise LibraryError(f"{EXTRA} isn't installed") from None
+        raise LibraryError(f"{onednn.EXTRA} isn't installed") from None
     library = _locate(packages[0], "libdnnl.so.3")
     header = _locate(packages[1], "oneapi/dnnl/dnnl.hpp")
     compiler = shutil.which(COMPILER)
@@ -94,7 +145,7 @@ def _locate(package: Distribution, suffix: str) -> Path:
             path = Path(str(file.locate())).resolve()
             if path.is_file():
                 return path
-    raise LibraryError(f"a package of {EXTRA} lacks {suffix}")
+    raise LibraryError(f"a package of {onednn.EXTRA} lacks {suffix}")
 
 
 _LOCK = threading.Lock()
@@ -125,7 +176,7 @@ def _open(folder: Path, dtype: str, machine: str) -> str:
                 raise LibraryError("this process has loaded another one")
             load(content)
         _loaded[digest] = _loaded.get(digest, frozenset()) | {dtype}
-        onednn.use_library(digest, _loaded[digest])
+        onednn.use_library(digest, dict.fromkeys(_loaded[digest], OnednnCalls()))
     except LibraryError as error:
         return str(error)
     except OSError as error:
@@ -225,8 +276,8 @@ def compare_calls(file: str, dtype: str) -> None:
     load(Path(file).read_bytes())
     for name, compute, operands in _list_comparisons(dtype):
         results = []
-        for dtypes in (frozenset[str](), frozenset((dtype,))):
-            onednn.use_library("compared", dtypes)
+        for calls in ({}, {dtype: OnednnCalls()}):
+            onednn.use_library("compared", calls)
             # A new function, since JAX keeps the traces of functions.
             program = jax.jit(lambda *arrays, compute=compute: compute(*arrays))
             results.append(np.asarray(program(*operands)).tobytes())

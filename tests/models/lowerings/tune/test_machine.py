@@ -62,7 +62,7 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Probe:
     made_up = Probe(0)
     monkeypatch.delenv(ONEDNN_LIMIT, raising=False)
     monkeypatch.setattr(machine.subprocess, "run", made_up)
-    monkeypatch.setattr(machine, "open_library", lambda *_: None)
+    monkeypatch.setattr(machine, "is_library_installed", lambda: False)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(machine.sys, "platform", "linux")
     return made_up

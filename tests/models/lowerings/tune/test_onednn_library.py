@@ -21,6 +21,7 @@ from pipeline.models.lowerings.problem.conv_window import Slide
 from pipeline.models.lowerings.tune import onednn_library
 from pipeline.models.lowerings.tune.onednn_library import (
     LibraryError,
+    OnednnCalls,
     explain_absence,
     find_toolchain,
     open_library,
@@ -216,7 +217,7 @@ def test_calls_of_the_library_are_those_of_jaxlib(
             onednn.matmul(rows.T, columns),
         )
 
-    monkeypatch.setattr(onednn, "_USE", onednn._LibraryUse("digest", frozenset((dtype,))))
+    monkeypatch.setattr(onednn, "_USE", onednn._LibraryUse("digest", {dtype: OnednnCalls()}))
     ours = jax.jit(lambda: compute()).lower()
     monkeypatch.setattr(onednn, "_USE", onednn._LibraryUse())
     theirs = jax.jit(lambda: compute()).lower()
@@ -257,7 +258,7 @@ rows = jnp.asarray(np.random.default_rng(0).normal(size=(4096, 96)), "{dtype}")
 program = jax.jit(lambda a: onednn.matmul(a, a, transpose_a=True, dtype=jnp.float32))
 ours = np.asarray(program(rows)).tobytes()
 print([name for name in events if name.endswith(("cache_misses", "cache_hits"))][-1])
-onednn.use_library("", frozenset())
+onednn.use_library("", dict())
 theirs = jax.jit(lambda a: onednn.matmul(a, a, transpose_a=True, dtype=jnp.float32))
 assert np.asarray(theirs(rows)).tobytes() == ours
 """
