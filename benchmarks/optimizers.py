@@ -52,7 +52,7 @@ def main() -> None:
     rows = [make_row(name, args.folder / name) for name in names]
     titles = ["optimizer"]
     for measure in ("accuracy", "perplexity"):
-        titles += ["rate", "decay", "loss (least to most)", measure, "diverged", "ms"]
+        titles += ["rate", "decay", "loss (least to most)", measure, "diverged"]
     words = f" --optimizers {args.optimizers}" if args.optimizers else ""
     title = "Optimizers, tuned by the same 12 trials"
     head = heading(
@@ -60,9 +60,9 @@ def main() -> None:
     )
     steps = ", ".join(f"`{item.name}` {item.steps} steps" for item in WORKLOADS)
     note = (
-        f"{steps}; its columns are the first six, then. Means of {SEEDS} seeds that no trial had. "
-        "`(edge)`: the chosen rate is the lowest or highest of the trials, so its best may lie "
-        "outside. `diverged`: trials. ms: median time of a step, beside other processes."
+        f"{steps}, five columns each. Means of {SEEDS} seeds that no trial had. `(edge)`: the "
+        "chosen rate is the lowest or highest of the trials, so its best may lie outside. "
+        "`diverged`: trials."
     )
     publish("\n".join([head, note, "", table(titles, rows)]), args.save)
 
@@ -84,7 +84,7 @@ def make_row(name: str, folder: Path) -> list[str]:
             runs = place / workload.name / f"0_{make_slug(name)}"
             cells += list_cells(entry, runs, is_accuracy=workload is WORKLOADS[0])
         except PipelineError as error:
-            cells += [f"refused: {str(error).splitlines()[0]:.80}", *[""] * 5]
+            cells += [f"refused: {str(error).splitlines()[0]:.80}", *[""] * 4]
         print(cells, flush=True)
     return cells
 
@@ -93,20 +93,18 @@ def list_cells(entry: Entry, runs: Path, *, is_accuracy: bool) -> list[str]:
     """Return the cells of an optimizer on a workload."""
     diverged = f"{sum(run.has_diverged for run in entry.trial_runs)} of {len(entry.trials)}"
     if entry.settings is None:
-        return ["", "", "diverged", "", diverged, ""]
+        return ["", "", "diverged", "", diverged]
     rates = [trial[RATE] for trial in entry.trials]
     rate = entry.settings[RATE]
     edge = " (edge)" if rate in (min(rates), max(rates)) else ""
     losses = [run.value for run in entry.finals.values()]
     finite = [loss for loss in losses if loss is not None]
-    times = [run.step_ms for run in entry.finals.values() if run.step_ms is not None]
     return [
         f"{rate:.2g}{edge}",
         f"{entry.settings[DECAY]:.2g}",
         format_losses(finite, len(losses)),
         format_measure(finite, runs, entry, is_accuracy=is_accuracy),
         diverged,
-        f"{statistics.median(times):.2g}" if times else "",
     ]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.data.text.text_format import make_tokenizer
 from tests.conftest import TINY
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -52,6 +53,21 @@ def test_example_runs(script: Path, cache: Path, tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert "done" in ran.stdout or "stopped" in ran.stdout
+
+
+@pytest.mark.medium
+def test_trained_vocabulary_reads_its_texts(tmp_path: Path) -> None:
+    text = "to be or not to be, that is the question: grüße\n" * 40
+    (tmp_path / "text.txt").write_text(text)
+    script = str(ROOT / "examples" / "train_tokenizer.py")
+    for name in ("one.json", "two.json"):
+        command = [sys.executable, script, name, "270", "text.txt"]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
+    tokenizer = make_tokenizer(str(tmp_path / "one.json"), [])
+    tokens = tokenizer.encode(text)
+    assert len(tokens) < 0.8 * len(text.encode())
+    assert tokenizer.decode(tokens.tolist()) == text
 
 
 def code_cells(notebook: Path) -> list[str]:

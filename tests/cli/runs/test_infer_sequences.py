@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pipeline import load_recipe
+from pipeline.stages.export.prediction import compile_predict
+from pipeline.stages.record.trained_run import read_trained_run
 from tests.command_line import infer
 from tests.whole_run import run
 
@@ -28,7 +31,8 @@ def make_words(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         symbols[sample, : len(word)] = word
         for place, symbol in enumerate(word):
             positions[sample, 3 * place : 3 * place + 2, symbol] = 1
-    return positions, symbols
+    noise = 0.05 * rng.normal(size=positions.shape)
+    return positions + noise.astype(np.float32), symbols
 
 
 @pytest.mark.slow
@@ -39,19 +43,23 @@ def test_predictions_are_sequences(tmp_path: Path, capsys: pytest.CaptureFixture
     overrides = [
         *("dataset=numpy", f"dataset.root={data}", "dataset.classes=4", "loss=ctc"),
         *("dataset.train.ops=[]", "dataset.eval.ops=[]", "model=layers", NETWORK),
-        *("train.epochs=30", "train.batch_size=16", "optimizer=adam", "train.optimizer.lr=0.05"),
+        *("train.epochs=60", "train.batch_size=16", "optimizer=adam", "train.optimizer.lr=0.05"),
         *("schedule=constant", "train.sink_size=-1", "monitor.tensorboard=false"),
         f"cache.root={tmp_path / 'cache'}",
     ]
-    summary = run(load_recipe(overrides=overrides), tmp_path / "run")
-    assert summary.metrics["label_error_rate"] == 0
-    np.save(tmp_path / "new.npy", x_test[:3])
-    words = [[str(symbol) for symbol in row if symbol] for row in y_test[:3].tolist()]
+    run(load_recipe(overrides=overrides), tmp_path / "run")
+    np.save(tmp_path / "new.npy", x_test)
+    trained = read_trained_run(tmp_path / "run")
+    logits = np.asarray(compile_predict(trained)(trained.arrays, x_test[..., None]))
+    paths = logits.argmax(axis=-1).tolist()
+    words = [[str(symbol) for symbol, _ in groupby(path) if symbol] for path in paths]
+    assert len({*map(tuple, words)}) > 2
     command = [str(tmp_path / "run"), str(tmp_path / "new.npy")]
     capsys.readouterr()
     assert infer(command) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(": ")[2] for line in lines] == [" ".join(word) for word in words]
+    expected = [" ".join(word) or "no symbol" for word in words]
+    assert [line.partition(": ")[2] for line in lines] == expected
     assert infer([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["sequence"] for row in rows] == words
