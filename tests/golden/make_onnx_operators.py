@@ -157,6 +157,7 @@ def cases() -> list[Case]:
         case("GatherElements", TOKENS, whole(2), axis=1),
         case("GatherND", ROW, whole(2), whole(-1), batch_dims=1),
         case("GatherND", TOKENS, np.array([[0, 1], [-1, 2]])),
+        *(case(op, ROW) for op in ("Acos", "Acosh", "Asin")),
     ]
 
 

@@ -62,13 +62,13 @@ def test_other_norms_are_computed_as_the_file_says() -> None:
     assert trace(make_classifier("p"), make_node(NORMALIZER, "p", "y"))["p"] == "logits"
 
 
-def test_a_column_stands_for_both_of_two_classes_only() -> None:
+def test_column_stands_for_both_of_two_classes_only() -> None:
     column = make_node(COLUMNS, "p index", "y")
     assert trace(make_classifier("p"), column)["p"] == "logits"
     assert trace(make_classifier("p", classes=3), column) == {}
 
 
-def test_a_pair_of_p_and_its_complement_is_the_classifier() -> None:
+def test_pair_of_p_and_its_complement_is_the_classifier() -> None:
     pair = (
         make_node("Slice", "p starts ends axes", "s"),
         make_node("Sub", "one s", "q"),
