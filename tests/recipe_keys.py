@@ -53,6 +53,9 @@ HOST_ONLY: Mapping[str, str] = {
     "train.remat_bytes": "only with remat: auto: where memory is saved",
     "train.resume_changed": "only for a run that resumes",
     "train.iterations_per_loop": "another word for sink_size: refused unless it has its value",
+    "checkpoint.every_epochs": "the steps at its epochs are saved already, every three steps",
+    "monitor.early_stop.patience": "only with monitor.early_stop.metric",
+    "monitor.lineage": "facts of the user, which recipe.yaml and reports show",
     "train.planned_for": "only for a run that resumes: finds it by its deadline",
     "monitor.log_level": "which messages are shown, and a tiny run has none",
 }
