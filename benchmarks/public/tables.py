@@ -206,11 +206,13 @@ def find_complete(
 
 def list_values(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:
     """Yield the values of each set and fold that all methods have."""
-    for (name, fold), methods in find_complete(rows, names).items():
+    complete = find_complete(rows, names)
+    several = any(fold for _, fold in complete)
+    for (name, fold), methods in complete.items():
         values = (methods[method]["value"] for method in names)
         task = "accuracy" if methods[names[0]]["task"] == "classification" else "R2"
         texts = ("fails" if value is None else f"{value:.3f}" for value in values)
-        yield [f"{name}, fold {fold}", task, *texts]
+        yield [f"{name}, fold {fold}" if several else name, task, *texts]
 
 
 def summarise(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:

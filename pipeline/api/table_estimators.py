@@ -71,10 +71,10 @@ class TableEstimator:
         folds: int = 0,
     ) -> None:
         """`overrides` are keys as on the command line. `split` is the share of the rows that is
-        evaluated, not trained on; the temperature of classes is fitted to it. With `folds`, so many
-        runs train on all rows but a fold each, stop early by its loss, and predictions are their
-        mean, without a temperature. `run_dir` is the directory of the run; None: a temporary one.
-        """
+        evaluated, not trained on; the temperature of classes is fitted to it. `folds` is a number
+        of runs, each of which trains on all rows but a fold, and stops early by its loss;
+        predictions are their mean, without a temperature. `run_dir` is the directory of the run;
+        None: a temporary one."""
         self.recipe = recipe
         self.overrides = overrides
         self.run_dir = run_dir

@@ -113,7 +113,7 @@ def test_summary_of_tables_ranks_complete_folds() -> None:
     assert [row[1] for row in table] == ["1.25", "1.75"]  # c has no row of the forest
     assert [row[1] for row in tables.summarise(rows, names)] == ["1.17", "1.83"]
     assert [row[7] for row in tables.summarise(rows, names)] == ["", "1.000"]
-    assert list(tables.list_values(rows, names))[2] == ["c, fold 0", "R2", "0.100", "fails"]
+    assert list(tables.list_values(rows, names))[2] == ["c", "R2", "0.100", "fails"]
 
 
 def test_run_stops_after_its_processor_time() -> None:
