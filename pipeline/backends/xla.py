@@ -287,8 +287,9 @@ def _make_specs(
     evaluation: Callable[..., Any] = make_eval_loop(step, repeat)
     result_shardings: tuple[Any, Any, Any] = (None, None, None)
     init_options: dict[str, str | bool] | None = None
-    # How XLA rewrites divisions and sums depends on how often a value is read. Before that it
-    # merges equal operations of a program for several devices, but not of one for one device.
+    # How XLA rewrites divisions and sums depends on how often a value is read. Before that, it
+    # merges equal operations, but only in a program for several devices. Here all programs merge
+    # them.
     merges = work.equal_on_devices and not work.eager
     if rules is not None:
         # XLA divides the global batch among the devices.

@@ -180,6 +180,7 @@ class Checkpoints:
         draft = make_draft_path(folder)
         try:
             if not self._root.is_dir():
+                # It may have been removed while the run trains.
                 self._root.mkdir()
             is_secret = any(path.startswith(SECRET) for path in arrays)
             draft.mkdir(mode=0o700 if is_secret else 0o777)
@@ -213,7 +214,10 @@ class Checkpoints:
                 remove_checkpoint(make_checkpoint_path(self._root, step))
 
     def finish(self) -> None:
-        """Wait until the last save is on disk. Raises RunError if it failed."""
+        """Wait until the last save is on disk.
+
+        Raises RunError if it failed, and DataError if one of `copies` raised it.
+        """
         if self._last_save is not None:
             with self._convert_errors(f"save step {self._last_step}"):
                 self._last_save.result()
