@@ -201,7 +201,7 @@ class XlaExecutable:
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
-        begin = LoopCarry(self._put_once(state), *self.buffers)
+        begin = LoopCarry(self._place_state(state), *self.buffers)
         run_window = partial(self._run_window, mechanism)
         carry, rows = run_windows(self.work.train, start, stop, begin, run_window)
         overlaps = self.work.evaluates and not get_platform(self.placement.device.platform).is_host
@@ -211,8 +211,8 @@ class XlaExecutable:
             self.programs.evaluate.begin()
         return carry.state, self._read_telemetry(start, carry, rows)
 
-    def _put_once(self, state: TrainState) -> TrainState:
-        """Return the state, which is on the device. A subclass may have to copy it."""
+    def _place_state(self, state: TrainState) -> TrainState:
+        """Return the state on the device, as it is. A subclass may have to copy it there."""
         return state
 
     def _run_window(
@@ -247,7 +247,7 @@ class XlaExecutable:
     ) -> EvalSums:
         """Add the batches to `before` one by one, so that windows don't change the bits."""
         sums = self.placement.put(self.work.step.zero_sums()) if before is None else before
-        state = self._put_once(state)
+        state = self._place_state(state)
         loader = self.work.train_sample if on_train else self.work.eval
         assert loader is not None, "the recipe asks for training samples"
         for inputs, positions in split_at_windows(loader, start, stop):
