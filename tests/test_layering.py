@@ -72,7 +72,6 @@ LAZY_MODULES = {
     "pipeline.training.optimizers.kronecker",
     "pipeline.training.optimizers.thor.thor_spec",
     # The start of a command, and what few runs need.
-    "pipeline.checkpoint.checkpointer",
     "pipeline.config.compose",
     "pipeline.config.privacy_robustness_checks",
     "pipeline.data.folds",

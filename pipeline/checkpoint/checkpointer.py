@@ -281,15 +281,6 @@ def _require_readable(texts: Mapping[str, str]) -> None:
             raise ValueError(f"{name} would have {size}; do callbacks return large states?")
 
 
-def read_state(run_dir: Path, step: int, like: TrainState) -> TrainState:
-    """Read the state of a saved step of a run, with the structure of `like`. Raises DataError if
-    the checkpoint is damaged, or if its arrays don't fit `like`."""
-    from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
-
-    saved = read_checkpoint(make_checkpoint_path(run_dir / FOLDER, step))
-    return arrange_arrays(saved.folder, saved.arrays, like)
-
-
 class NoCheckpoints:
     """Replaces `Checkpoints` in a process that saves nothing: only the first of a run does."""
 
