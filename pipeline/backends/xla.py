@@ -319,10 +319,10 @@ def _make_specs(
     eval_args = (state, sums, eval_inputs, position, position, constants)
     init_sharding, train_sharding, eval_sharding = result_shardings
     init_spec = ProgramSpec("initialisation", init, (seed,), None, init_sharding, init_options)
-    train_spec = ProgramSpec("training step", training, train_args, carry_index, train_sharding)
-    eval_spec = ProgramSpec("evaluation", evaluation, eval_args, sums_index, eval_sharding)
-    train_spec = replace(train_spec, merges_operations=merges)
-    return init_spec, train_spec, replace(eval_spec, merges_operations=merges)
+    make_spec = partial(ProgramSpec, merges_operations=merges)
+    train_spec = make_spec("training step", training, train_args, carry_index, train_sharding)
+    eval_spec = make_spec("evaluation", evaluation, eval_args, sums_index, eval_sharding)
+    return init_spec, train_spec, eval_spec
 
 
 def _intercept_layers(work: CompileInputs, placement: DevicePlacement) -> TrainStep:

@@ -310,7 +310,7 @@ class Retention:
     best: str | None = None
     """Metric whose best checkpoint is kept; None: no rule."""
     holds: Callable[[int], bool] = lambda _: False
-    """Whether a rollback may go back to a step. The newest `keep` of these steps are kept too, so
+    """Returns whether a rollback may go back to a step. The newest `keep` of these steps are kept too, so
     that extra checkpoints, such as those that signals cause, don't replace them."""
     minutes: int | None = None
     """Least time between two checkpoints that this rule keeps, of which the first checkpoint is
