@@ -310,8 +310,8 @@ class Retention:
     best: str | None = None
     """Metric whose best checkpoint is kept; None: no rule."""
     holds: Callable[[int], bool] = lambda _: False
-    """Returns whether a rollback may go back to a step. The newest `keep` of these steps are kept too, so
-    that extra checkpoints, such as those that signals cause, don't replace them."""
+    """Returns whether a rollback may go back to a step. The newest `keep` of these steps are kept
+    too, so that extra checkpoints, such as those that signals cause, don't replace them."""
     minutes: int | None = None
     """Least time between two checkpoints that this rule keeps, of which the first checkpoint is
     one (MindSpore's keep_checkpoint_per_n_minutes); None: no rule."""
