@@ -86,7 +86,8 @@ def _measure(
         if process.returncode:
             raise SystemExit(process.stderr)
         times = json.loads((run_dir / "summary.json").read_text())["time"]
-    parts = {name: times[key] for name, key in START_UP.items()}
+    # An older checkout may lack a part, whose time is then in `other`.
+    parts = {name: times.get(key, 0.0) for name, key in START_UP.items()}
     parts["other"] = times["first_step_s"] - sum(parts.values())
     parts |= {"first step": times["first_step_s"], "whole command": seconds}
     return {**parts, "of the processor": processor_s}

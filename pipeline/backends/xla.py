@@ -201,7 +201,7 @@ class XlaExecutable:
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
-        begin = LoopCarry(self._put_once(state), *self.buffers)
+        begin = LoopCarry(self._place_state(state), *self.buffers)
         run_window = partial(self._run_window, mechanism)
         carry, rows = run_windows(self.work.train, start, stop, begin, run_window)
         overlaps = self.work.evaluates and not get_platform(self.placement.device.platform).is_host
@@ -211,8 +211,8 @@ class XlaExecutable:
             self.programs.evaluate.begin()
         return carry.state, self._read_telemetry(start, carry, rows)
 
-    def _put_once(self, state: TrainState) -> TrainState:
-        """Return the state, which is on the device. A subclass may have to copy it."""
+    def _place_state(self, state: TrainState) -> TrainState:
+        """Return the state on the device, as it is. A subclass may have to copy it there."""
         return state
 
     def _run_window(
@@ -247,7 +247,7 @@ class XlaExecutable:
     ) -> EvalSums:
         """Add the batches to `before` one by one, so that windows don't change the bits."""
         sums = self.placement.put(self.work.step.zero_sums()) if before is None else before
-        state = self._put_once(state)
+        state = self._place_state(state)
         loader = self.work.train_sample if on_train else self.work.eval
         assert loader is not None, "the recipe asks for training samples"
         for inputs, positions in split_at_windows(loader, start, stop):
@@ -287,8 +287,9 @@ def _make_specs(
     evaluation: Callable[..., Any] = make_eval_loop(step, repeat)
     result_shardings: tuple[Any, Any, Any] = (None, None, None)
     init_options: dict[str, str | bool] | None = None
-    # How XLA rewrites divisions and sums depends on how often a value is read. Before that it
-    # merges equal operations of a program for several devices, but not of one for one device.
+    # How XLA rewrites divisions and sums depends on how often a value is read. Before that, it
+    # merges equal operations, but only in a program for several devices. Here all programs merge
+    # them.
     merges = work.equal_on_devices and not work.eager
     if rules is not None:
         # XLA divides the global batch among the devices.
@@ -318,10 +319,10 @@ def _make_specs(
     eval_args = (state, sums, eval_inputs, position, position, constants)
     init_sharding, train_sharding, eval_sharding = result_shardings
     init_spec = ProgramSpec("initialisation", init, (seed,), None, init_sharding, init_options)
-    train_spec = ProgramSpec("training step", training, train_args, carry_index, train_sharding)
-    eval_spec = ProgramSpec("evaluation", evaluation, eval_args, sums_index, eval_sharding)
-    train_spec = replace(train_spec, merges_operations=merges)
-    return init_spec, train_spec, replace(eval_spec, merges_operations=merges)
+    make_spec = partial(ProgramSpec, merges_operations=merges)
+    train_spec = make_spec("training step", training, train_args, carry_index, train_sharding)
+    eval_spec = make_spec("evaluation", evaluation, eval_args, sums_index, eval_sharding)
+    return init_spec, train_spec, eval_spec
 
 
 def _intercept_layers(work: CompileInputs, placement: DevicePlacement) -> TrainStep:

@@ -180,6 +180,7 @@ class Checkpoints:
         draft = make_draft_path(folder)
         try:
             if not self._root.is_dir():
+                # It may have been removed while the run trains.
                 self._root.mkdir()
             is_secret = any(path.startswith(SECRET) for path in arrays)
             draft.mkdir(mode=0o700 if is_secret else 0o777)
@@ -213,7 +214,10 @@ class Checkpoints:
                 remove_checkpoint(make_checkpoint_path(self._root, step))
 
     def finish(self) -> None:
-        """Wait until the last save is on disk. Raises RunError if it failed."""
+        """Wait until the last save is on disk.
+
+        Raises RunError if it failed, and DataError if one of `copies` raised it.
+        """
         if self._last_save is not None:
             with self._convert_errors(f"save step {self._last_step}"):
                 self._last_save.result()
@@ -277,15 +281,6 @@ def _require_readable(texts: Mapping[str, str]) -> None:
             raise ValueError(f"{name} would have {size}; do callbacks return large states?")
 
 
-def read_state(run_dir: Path, step: int, like: TrainState) -> TrainState:
-    """Read the state of a saved step of a run, with the structure of `like`. Raises DataError if
-    the checkpoint is damaged, or if its arrays don't fit `like`."""
-    from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
-
-    saved = read_checkpoint(make_checkpoint_path(run_dir / FOLDER, step))
-    return arrange_arrays(saved.folder, saved.arrays, like)
-
-
 class NoCheckpoints:
     """Replaces `Checkpoints` in a process that saves nothing: only the first of a run does."""
 
@@ -315,8 +310,8 @@ class Retention:
     best: str | None = None
     """Metric whose best checkpoint is kept; None: no rule."""
     holds: Callable[[int], bool] = lambda _: False
-    """Whether a rollback may go back to a step. The newest `keep` of these steps are kept too, so
-    that extra checkpoints, such as those that signals cause, don't replace them."""
+    """Returns whether a rollback may go back to a step. The newest `keep` of these steps are kept
+    too, so that extra checkpoints, such as those that signals cause, don't replace them."""
     minutes: int | None = None
     """Least time between two checkpoints that this rule keeps, of which the first checkpoint is
     one (MindSpore's keep_checkpoint_per_n_minutes); None: no rule."""

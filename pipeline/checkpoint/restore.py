@@ -212,6 +212,13 @@ def arrange_arrays(source: Path, arrays: Mapping[str, np.ndarray], like: T) -> T
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in expected])
 
 
+def read_state(run_dir: Path, step: int, like: T) -> T:
+    """Read the state of a saved step of a run, with the structure of `like`. Raises DataError if
+    the checkpoint is damaged, or if its arrays don't fit `like`."""
+    saved = read_checkpoint(make_checkpoint_path(run_dir / FOLDER, step))
+    return arrange_arrays(saved.folder, saved.arrays, like)
+
+
 def _format_type(array: Any) -> str:
     return f"{array.dtype}{list(array.shape)}"
 

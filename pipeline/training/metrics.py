@@ -46,7 +46,7 @@ class EvalSums:
     loss_carry: jax.Array
     """float32 (): the rounding error of `loss_sum`."""
     samples: jax.Array
-    """int32 ()."""
+    """int32 (): valid samples."""
     count: jax.Array
     """int32 (): valid labels."""
     classes: ClassSums | None
@@ -169,8 +169,8 @@ def add_metric_sums(
 
 
 def add_sums(sums: EvalSums, added: EvalSums) -> EvalSums:
-    """Return the sums of both. `loss_carry`, a rounding error, is taken from `sums`; the one of
-    `added` is dropped."""
+    """Return the sums of both. `loss_carry` is the rounding error of `sums` and of this addition;
+    the one of `added` is dropped."""
     loss_sum, loss_carry = _add_compensated(sums.loss_sum, sums.loss_carry, added.loss_sum)
     total = jax.tree.map(jnp.add, sums, added)
     return replace(total, loss_sum=loss_sum, loss_carry=loss_carry)
@@ -201,7 +201,7 @@ def _is_in_top5(logits: jax.Array, true: jax.Array) -> jax.Array:
     true_logit = jnp.take_along_axis(logits, true[:, None], axis=-1)
     # NaN never ranks after, so a network that diverged has no hits.
     ranks_after = (logits < true_logit) | ((logits == true_logit) & (classes > true[:, None]))
-    return logits.shape[-1] - 1 - jnp.sum(ranks_after, axis=-1) < 5
+    return logits.shape[-1] - 1 - jnp.sum(ranks_after, axis=-1) < ALL_IN_TOP5
 
 
 def summarize(

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.checkpoint.checkpointer import Checkpoints, Retention, read_state
-from pipeline.checkpoint.restore import parse_host_state
+from pipeline.checkpoint.checkpointer import Checkpoints, Retention
+from pipeline.checkpoint.restore import parse_host_state, read_state
 from pipeline.core.errors import RunError
 from pipeline.engine import hooks as deadline_module
 from pipeline.engine.hooks import Deadline, MovableEnd, Rollbacks, bound_seconds, find_last_step

@@ -77,7 +77,7 @@ class GpuExecutable(XlaExecutable):
         copied: TrainState = self.placement.put(jax.tree.map(np.array, state))
         return copied if self.programs.place is None else self.programs.place(copied)
 
-    def _put_once(self, state: TrainState) -> TrainState:
+    def _place_state(self, state: TrainState) -> TrainState:
         """Return a state on the device, copied if it is in the host's memory."""
         return state if state.step.devices() == {self.placement.device} else self.put(state)
 

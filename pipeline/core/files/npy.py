@@ -13,6 +13,7 @@ import tokenize
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,9 @@ class ArrayArchive:
         arrays = [info for info in infos if info.filename.endswith(_SUFFIX)]
         self.names = tuple(info.filename.removesuffix(_SUFFIX) for info in arrays)
         """Names of the arrays, in the order of the file."""
+        for name, count in Counter(self.names).most_common(1):
+            if count > 1:
+                raise ValueError(f"{count:,} entries are called {show_name(name)}")
         self._infos = dict(zip(self.names, arrays, strict=True))
 
     def read(self, name: str) -> np.ndarray:
@@ -81,7 +85,8 @@ def open_archive(path: Path) -> Iterator[ArrayArchive]:
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """Return the array of a .npy file. Raises OSError, and ValueError if it isn't valid."""
+    """Return the array of a .npy file, not aligned. Raises OSError, and ValueError if it isn't
+    valid."""
     size_bytes = path.stat().st_size
     require_room(size_bytes, "its array")
     with path.open("rb") as file:

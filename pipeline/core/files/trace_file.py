@@ -20,7 +20,7 @@ class TraceRow:
     pid: int
     tid: int
 
-    def name(self, kind: str, name: str) -> TraceEvent:
+    def make_name(self, kind: str, name: str) -> TraceEvent:
         """Return the event that names the row (`thread_name`) or its process (`process_name`)."""
         return self.make_metadata(kind, {"name": name})
 

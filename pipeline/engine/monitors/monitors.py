@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.backends.base import Estimate
 from pipeline.core.errors import RunError, printable, shorten
 from pipeline.core.files.folder_lock import Lock
 from pipeline.core.files.value_text import format_duration, join_first
@@ -19,6 +19,9 @@ from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.callback import Evaluation, Monitor, SinkReport
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from pipeline.backends.base import Estimate
 
 SHOWN_FROM_S = 60
 """Lines show the remaining time if it is at least this long, in seconds."""

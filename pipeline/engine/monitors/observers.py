@@ -14,7 +14,6 @@ from pathlib import Path
 from queue import Queue
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
-from pipeline.backends.base import Estimate
 from pipeline.checkpoint.host_state import LOGS
 from pipeline.core.errors import PipelineError
 from pipeline.core.files.folder_lock import Lock
@@ -38,6 +37,7 @@ from pipeline.engine.monitors.monitors import (
 from pipeline.engine.schedule import RunSchedule
 
 if TYPE_CHECKING:
+    from pipeline.backends.base import Estimate
     from pipeline.engine.monitors.tensorboard import TensorBoard
 
 Lines = Literal["plain", "callbacks", "functional"]

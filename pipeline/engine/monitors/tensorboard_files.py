@@ -37,8 +37,9 @@ EVENTS_TO_PURGE = 3
 version, and the start of a session."""
 MAX_PURGE_BYTES = 1000
 """Upper bound of the length of each of these events."""
-CONFIG = "projector_config.pbtxt"
-FOLDER = "embeddings"
+BOARD_CONFIG = "projector_config.pbtxt"
+BOARD_FOLDER = "embeddings"
+"""Configuration and folder of TensorBoard's projector."""
 PICTURED_CHANNELS = (1, 3, 4)
 """Numbers of channels of images that can be drawn."""
 SPRITE_PIXELS = 8192
@@ -215,7 +216,7 @@ def write_embeddings(
     Earlier files are replaced. Images with other than 1, 3 or 4 channels are left out. Raises
     OSError if the files can't be written.
     """
-    folder = board / FOLDER
+    folder = board / BOARD_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     rows = ("\t".join(f"{value:.7g}" for value in row) for row in vectors.tolist())
     write_whole(folder / "vectors.tsv", "".join(f"{row}\n" for row in rows))
@@ -226,14 +227,15 @@ def write_embeddings(
         sheet, (height, width) = _draw_sheet(stretch_range(images))
         write_whole(folder / "pictures.png", sheet)
         sprite = (
-            f'  sprite {{ image_path: "{FOLDER}/pictures.png" '
+            f'  sprite {{ image_path: "{BOARD_FOLDER}/pictures.png" '
             f"single_image_dim: {width} single_image_dim: {height} }}\n"
         )
     # Written last, since it names the other files.
     write_whole(
-        board / CONFIG,
+        board / BOARD_CONFIG,
         'embeddings {\n  tensor_name: "input of the last layer"\n'
-        f'  tensor_path: "{FOLDER}/vectors.tsv"\n  metadata_path: "{FOLDER}/labels.tsv"\n'
+        f'  tensor_path: "{BOARD_FOLDER}/vectors.tsv"\n'
+        f'  metadata_path: "{BOARD_FOLDER}/labels.tsv"\n'
         f"{sprite}}}\n",
     )
 

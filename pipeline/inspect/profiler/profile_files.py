@@ -103,10 +103,12 @@ def _trace_events(traced: Traced, profile: StepProfile) -> Iterator[TraceEvent]:
         row = TraceRow(PID, tid)
         return row.make_span(name, category, (begin_ns - first_ns) / 1e3, (end_ns - first_ns) / 1e3)
 
-    yield TraceRow(PID, 0).name("process_name", f"{profile.recipe} on {profile.device}, measured")
-    yield TraceRow(PID, ITERATIONS_TID).name("thread_name", "Iterations")
+    yield TraceRow(PID, 0).make_name(
+        "process_name", f"{profile.recipe} on {profile.device}, measured"
+    )
+    yield TraceRow(PID, ITERATIONS_TID).make_name("thread_name", "Iterations")
     for place, thread in enumerate(sorted({event.thread for event in traced.events}), 1):
-        yield TraceRow(PID, thread).name("thread_name", f"Thread {place}")
+        yield TraceRow(PID, thread).make_name("thread_name", f"Thread {place}")
     # An iteration begins at the end of the one before it.
     begins = [iteration.begin for iteration in traced.iterations[:1]]
     begins += [iteration.end for iteration in traced.iterations[:-1]]

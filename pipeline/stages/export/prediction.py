@@ -55,7 +55,7 @@ def compile_predict(run: TrainedRun) -> Predict:
 def make_predict(run: TrainedRun) -> Predict:
     """Return the function of a run's evaluation ops and network, averaged over an ensemble.
 
-    Raises RecipeError if the ops don't accept the run's images, and for host ops.
+    Raises RecipeError if the ops don't accept the run's samples, and for host ops.
     """
     if run.members:
         require_average(run.samples.targets.task)
@@ -63,13 +63,13 @@ def make_predict(run: TrainedRun) -> Predict:
     recipe = run.recipe
     if recipe.dataset.eval.host_ops:
         raise RecipeError(
-            "dataset.eval.host_ops: must be [] for predictions, which read other images than the "
+            "dataset.eval.host_ops: must be [] for predictions, which read other samples than the "
             "dataset's"
         )
     samples = run.samples
     mapped_inputs = map_inputs(recipe, samples)
     ops, inputs, size = mapped_inputs.ops, mapped_inputs.inputs, mapped_inputs.size
-    padded = next(iter(samples.columns))
+    first_column = next(iter(samples.columns))
     seed = seed_words(recipe.seed)
     network = build_network(recipe, samples.targets, find_table_layout(ops))
     text = samples.text
@@ -77,22 +77,22 @@ def make_predict(run: TrainedRun) -> Predict:
     # 0 is padding with special tokens, and a token without them.
     padding = 0 if text is not None and text.adds_special else NO_TOKEN
 
-    def predict(weights: Weights, samples: Inputs) -> Array:
-        batch = dict(samples) if isinstance(samples, dict) else {padded: samples}
+    def predict(weights: Weights, arrays: Inputs) -> Array:
+        batch = dict(arrays) if isinstance(arrays, dict) else {first_column: arrays}
         sizes = None
         if classifies_texts:
             # The number of tokens of each text, int32 (B, 1).
-            sizes = (batch[padded] > padding).sum(axis=1, keepdims=True)
-            batch[padded] = jnp.maximum(batch[padded], 0)
-        rows = jnp.arange(batch[padded].shape[0])
+            sizes = (batch[first_column] > padding).sum(axis=1, keepdims=True)
+            batch[first_column] = jnp.maximum(batch[first_column], 0)
+        rows = jnp.arange(batch[first_column].shape[0])
         batch["label"] = jnp.zeros(rows.shape, jnp.int32)
         mapped = apply_ops(jnp, ops, batch, seed, np.int32(0), rows)
         if not recipe.dataset.padding_mask:
             sizes = None
         elif sizes is None:
             sizes = jnp.full((*rows.shape, len(size)), jnp.array(size), jnp.int32)
-        arrays = inputs.read(jnp, mapped, sizes)
-        logits: Any = network.apply(unflatten_dict(dict(weights), sep="/"), arrays, train=False)
+        read = inputs.read(jnp, mapped, sizes)
+        logits: Any = network.apply(unflatten_dict(dict(weights), sep="/"), read, train=False)
         return logits if run.temperature == 1 else logits / np.float32(run.temperature)
 
     return predict
@@ -116,12 +116,12 @@ def map_inputs(recipe: Recipe, samples: Samples) -> MappedInputs:
     with prefixing_problems("dataset.eval."):
         columns = compute_column_specs(encode, columns)
         columns = compute_column_specs(recipe.dataset.eval.ops, columns, leave_out=True)
-    padded = next(iter(samples.columns))
+    first_column = next(iter(samples.columns))
     size: Bucket = ()
     if recipe.dataset.padding_mask:
-        mapped = columns[padded]
+        mapped = columns[first_column]
         size = (mapped.shape if mapped.layout == "hwc" else mapped.shape[1:])[:2]
-        columns = add_padding_mask(columns, padded, size)
+        columns = add_padding_mask(columns, first_column, size)
     default = tuple(name for name in columns if name not in ("label", PADDING_MASK))
     ops = (*encode, *recipe.dataset.eval.ops)
     return MappedInputs(ops, choose_inputs(recipe, columns, default), size)

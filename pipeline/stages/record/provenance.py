@@ -18,9 +18,8 @@ from datetime import datetime
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from pipeline.config.overrides import hide_secret_values
@@ -32,7 +31,9 @@ from pipeline.core.plugins.loading import list_loaded_plugins
 from pipeline.data.columns import BlankColumn, Column, Split
 from pipeline.data.padding.buckets import PaddedColumn, RaggedArray, UniformColumn
 from pipeline.data.text.windows import TokenWindows
-from pipeline.models.lowerings.tune.machine import describe_device
+
+if TYPE_CHECKING:
+    import jax
 
 PROVENANCE = "provenance.json"
 SETTINGS = ("XLA_", "JAX_", "OMP_", "MKL_", "ONEDNN_", "DNNL_", "CUDA_VISIBLE", "NVIDIA_TF32")
@@ -138,6 +139,8 @@ def describe_process(
 
 def describe_machine(device: jax.Device) -> dict[str, Any]:
     """Describe the processor, the cores and memory of this process, and the device."""
+    from pipeline.models.lowerings.tune.machine import describe_device
+
     return {
         "host": platform.node(),
         "system": f"{platform.system()} {platform.release()}",
@@ -152,6 +155,8 @@ def describe_machine(device: jax.Device) -> dict[str, Any]:
 
 def describe_numerics() -> dict[str, Any]:
     """Return the values of jax's settings that decide numbers, as JSON."""
+    import jax
+
     numerics: dict[str, Any] = {}
     for name in NUMERICS:
         value = jax.config.values.get(f"jax_{name}", ...)

@@ -47,6 +47,7 @@ from pipeline.core.files.trusted_files import open_unshared, require_real, requi
 from pipeline.core.files.value_text import join_first
 from pipeline.data.text.file_names import TOKENIZER
 from pipeline.engine.monitors.live_status import STATUS
+from pipeline.engine.monitors.tensorboard_files import BOARD_CONFIG, BOARD_FOLDER
 from pipeline.training.parallel.ranks import Ranks
 
 DESCENDANTS = "descendants.jsonl"
@@ -78,9 +79,6 @@ APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl", DESCENDANTS, C
 CHECKPOINT_FILES = "ckpt"
 CHECKPOINT_NAMES = "ckpt.json"
 """Folder of checkpoints as MindSpore's files, and the list of these by step."""
-BOARD_FOLDER = "embeddings"
-BOARD_CONFIG = "projector_config.pbtxt"
-"""Folder and configuration of TensorBoard's projector."""
 RECORDS = (
     *(SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, CHECKPOINT_NAMES, COMPILED),
     *(STATUS, ESTIMATE),

@@ -7,21 +7,17 @@ split (Guo et al. 2017, arXiv 1706.04599, sec. 4.2). It doesn't change which cla
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import jax
 import numpy as np
-from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax
 
 from pipeline.config.recipe import Recipe, RunFeatureSpec
 from pipeline.core.registry import component
-from pipeline.data.batch import read_chunks
-from pipeline.stages.runner.context import CompiledRun
 from pipeline.stages.runner.run_feature import RunFeature
-from pipeline.training.parallel.placement import gather_arrays
-from pipeline.training.state import TrainState
-from pipeline.training.step import get_evaluated_weights, predict
+
+if TYPE_CHECKING:
+    from pipeline.stages.runner.context import CompiledRun
+    from pipeline.training.state import TrainState
 
 CHUNK_SAMPLES = 256
 BINS = 15
@@ -49,6 +45,8 @@ class TemperatureScaling(RunFeature):
 
     def conclude(self, run: CompiledRun, state: TrainState) -> None:
         """Fit the temperature if the run predicts one class of a sample."""
+        from pipeline.training.parallel.placement import gather_arrays
+
         dataset = run.dataset
         state = gather_arrays(state)
         if dataset.targets.task != "classification" or dataset.label_positions:
@@ -79,6 +77,11 @@ class TemperatureScaling(RunFeature):
 
 def compute_logits(run: CompiledRun, state: TrainState) -> tuple[np.ndarray, np.ndarray]:
     """Return the logits (n, C), float64, and the classes (n,) of the evaluation split."""
+    import jax
+
+    from pipeline.data.batch import read_chunks
+    from pipeline.training.step import get_evaluated_weights, predict
+
     config = run.built.step_config
     split = run.dataset.eval
     variables = get_evaluated_weights(config, state)
@@ -101,6 +104,9 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray, *, prior: bool = Tru
     With a `prior` the true class has the share (n + 1) / (n + C), and each other 1 / (n + C) (Platt
     1999, sec. 2.2). So a few samples that are all right don't lead to certainty.
     """
+    from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
+
     rows = np.arange(len(labels))
     count, classes = logits.shape
     smoothing = classes / (count + classes) if prior else 0.0
@@ -118,6 +124,8 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray, *, prior: bool = Tru
 def compute_calibration_error(logits: np.ndarray, labels: np.ndarray) -> float:
     """Return the expected calibration error of logits (n, C) and classes (n,), as the metric
     `calibration_error` does, in 15 bins."""
+    from scipy.special import log_softmax
+
     shares = np.exp(log_softmax(logits, axis=1))
     confidence = shares.max(axis=1)
     is_right = logits.argmax(axis=1) == labels

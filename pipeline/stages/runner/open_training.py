@@ -276,7 +276,7 @@ def _make_rollbacks(
     policy = context.recipe.train.on_nan
     if checkpoints is None or not isinstance(policy, Rollback):
         return NoRollbacks()
-    from pipeline.checkpoint.checkpointer import read_state
+    from pipeline.checkpoint.restore import read_state
 
     read = partial(read_state, context.run_dir)
     return Rollbacks(policy.most, save_periods, checkpoints.list_steps, read, context.ranks.agree)

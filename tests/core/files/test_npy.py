@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,16 @@ def test_foreign_file_in_place_of_an_archive_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message), open_archive(path):
             pass
         path.write_bytes(b"no archive")
+
+
+def test_repeated_name_in_an_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.zeros(1))
+    content = zipfile.ZipFile(path).read("x.npy")
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("x.npy", content)
+    with pytest.raises(ValueError, match="2 entries are called x"), open_archive(path):
+        pass
 
 
 @pytest.mark.parametrize("shape", [(-1,), (2.0,), (1,) * 40])

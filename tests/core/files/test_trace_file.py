@@ -13,7 +13,10 @@ from pipeline.core.files.trace_file import TraceRow, write_trace_file
 
 def test_trace_file_has_spans_and_row_names(tmp_path: Path) -> None:
     row = TraceRow(pid=1, tid=7)
-    events = [row.name("thread_name", "Host"), row.make_span("matmul", "AI_CORE", 1.00049, 2.5)]
+    events = [
+        row.make_name("thread_name", "Host"),
+        row.make_span("matmul", "AI_CORE", 1.00049, 2.5),
+    ]
     write_trace_file(tmp_path / "trace.json", events, {"mode": "loop"})
     assert json.loads((tmp_path / "trace.json").read_text()) == {
         "displayTimeUnit": "ms",

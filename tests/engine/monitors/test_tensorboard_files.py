@@ -18,7 +18,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
 from pipeline.engine.monitors.tensorboard_files import (
-    CONFIG,
+    BOARD_CONFIG,
     VERSION,
     EventFile,
     encode_scalars,
@@ -138,7 +138,7 @@ def test_missing_folder_is_not_created(tmp_path: Path) -> None:
 
 
 def config_of(board: Path) -> ProjectorConfig:
-    return text_format.Parse((board / CONFIG).read_text(), ProjectorConfig())
+    return text_format.Parse((board / BOARD_CONFIG).read_text(), ProjectorConfig())
 
 
 def test_tensorboard_reads_vectors_labels_and_pictures(tmp_path: Path) -> None:

@@ -236,10 +236,10 @@ def _list_names(spans: tuple[Span, ...]) -> Iterator[TraceEvent]:
     """Yield the names of processes and threads, in the order of their numbers."""
     for pid, name in ((HOST_PID, "Host (modelled)"), (DEVICE_PID, "Ascend (modelled)")):
         row = TraceRow(pid, 0)
-        yield row.name("process_name", name)
+        yield row.make_name("process_name", name)
         yield row.make_metadata("process_sort_index", {"sort_index": pid})
     names = {ROWS[span.stream]: STREAMS[span.stream] for span in spans}
     names[TraceRow(DEVICE_PID, ITERATION_TID)] = "Iterations"
     for row, name in sorted(names.items(), key=lambda entry: (entry[0].pid, entry[0].tid)):
-        yield row.name("thread_name", name)
+        yield row.make_name("thread_name", name)
         yield row.make_metadata("thread_sort_index", {"sort_index": row.tid})

@@ -64,6 +64,11 @@ class NodeReader:
     node: GraphNode
     flow: Flow
 
+    @property
+    def operator(self) -> str:
+        """Name of the operator, without ATen's prefix and overload."""
+        return self.node.op.removeprefix("aten.").partition(".")[0]
+
     def argument(self, index: int, default: Any = None) -> Any:
         """Return an argument by index, or the default if the call doesn't have it."""
         return self.node.args[index] if len(self.node.args) > index else default
@@ -117,10 +122,9 @@ _READERS: dict[str, ReadChain] = {}
 def read_node(graph: TorchGraph, node: GraphNode, flow: Flow) -> Chain:
     """Return the layers of a node with one input. Raises UnknownLayerError if none computes it."""
     reader = NodeReader(graph, node, flow)
-    name = node.op.removeprefix("aten.").partition(".")[0]
-    if name not in _READERS:
+    if reader.operator not in _READERS:
         raise reader.refuse()
-    return _READERS[name](reader)
+    return _READERS[reader.operator](reader)
 
 
 def _register_reader(*names: str) -> Callable[[ReadChain], ReadChain]:
@@ -148,7 +152,7 @@ _ACTIVATIONS: Mapping[str, standard.Activation] = {
 
 @_register_reader(*_ACTIVATIONS)
 def _read_activation(reader: NodeReader) -> Chain:
-    return _make_layer(reader, _ACTIVATIONS[reader.node.op.split(".")[1]])
+    return _make_layer(reader, _ACTIVATIONS[reader.operator])
 
 
 @_register_reader("hardtanh")

@@ -262,6 +262,7 @@ class TorchGraphBuilder:
             results = result if isinstance(result, tuple) else (result,)
             return tuple(x.plain() for x in results)
 
+        # From constants that don't depend on the batch, one array is for both batch sizes.
         folded = []
         for batch_index in (0,) if is_fixed else (0, 1):
             shapes = jax.eval_shape(partial(compute, batch_index))

@@ -21,7 +21,8 @@ from pipeline.data.series.scale_series import ScaleSeries
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
 
 TRANSLATED = (
-    "rescale, normalize, hwc2chw, type_cast, center_crop, log_mel, and resize by linear or nearest"
+    "rescale, normalize, hwc2chw, type_cast, center_crop, log_mel, copy_column, and resize by "
+    "linear or nearest"
 )
 
 
@@ -52,28 +53,28 @@ def add_ops(
     return mapped
 
 
-def _add_op(op: MapOp, images: NodeOutput, graph: GraphBuilder) -> NodeOutput | None:
+def _add_op(op: MapOp, column: NodeOutput, graph: GraphBuilder) -> NodeOutput | None:
     """Add the nodes of an op; return its result, None if it has no translation."""
     match op:
         case Rescale():
-            return _add_arithmetic(images, [("Mul", op.factor), ("Add", op.shift)], graph)
+            return _add_arithmetic(column, [("Mul", op.factor), ("Add", op.shift)], graph)
         case Normalize():
-            return add_scale(op, images, graph)
+            return add_scale(op, column, graph)
         case Hwc2Chw():
-            return graph.to_order(images, "nchw")
+            return graph.to_order(column, "nchw")
         case TypeCast():
-            return graph.cast(images, op.dtype)
+            return graph.cast(column, op.dtype)
         case CenterCrop():
-            height, width, channels = images.shape
+            height, width, channels = column.shape
             top = (height - op.size[0]) // 2
             left = (width - op.size[1]) // 2
             ends = (top + op.size[0], left + op.size[1])
-            name = graph.add_slice(images.name, ((top, left), ends, (1, 2)))
-            return NodeOutput(name, (*op.size, channels), dtype=images.dtype)
+            name = graph.add_slice(column.name, ((top, left), ends, (1, 2)))
+            return NodeOutput(name, (*op.size, channels), dtype=column.dtype)
         case Resize(interpolation="linear" | "nearest"):
-            return _add_resize(op, images, graph)
+            return _add_resize(op, column, graph)
         case LogMel():
-            return _add_log_mel(op, images, graph)
+            return _add_log_mel(op, column, graph)
     return None
 
 
@@ -121,7 +122,7 @@ def _add_resize(op: Resize, images: NodeOutput, graph: GraphBuilder) -> NodeOutp
             "Div", [name, graph.add_constant("whole", np.array(number, np.int32))]
         )
 
-    # As in `interpolate`: the products of both rows are quarters, and 2 more round their sum.
+    # As in `interpolate`: products are in quarters of a pixel's value. Adding 2 rounds their sum.
     products = _weigh_taps(divide(mixed, 16), vertical, 1, graph)
     quarters = [divide(product, 1 << 16) for product in products]
     total = graph.add_node("Add", quarters)
@@ -163,7 +164,7 @@ def _add_log_mel(op: LogMel, sound: NodeOutput, graph: GraphBuilder) -> NodeOutp
     name = graph.add_node("ReduceSum", [name, last], keepdims=0)
     if op.power == 1:
         name = graph.add_node("Sqrt", [name])
-    # int8 would lose quiet frequencies; a product by Einsum stays float32.
+    # Einsum in place of MatMul, which an int8 export quantizes; that would lose quiet frequencies.
     filters = graph.add_constant("filters", op.make_filters())
     name = graph.add_node("Einsum", [name, filters], equation="bfn,nm->bfm")
     name = graph.add_node("Max", [name, graph.add_scalar(op.floor)])

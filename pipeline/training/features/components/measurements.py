@@ -147,8 +147,9 @@ class GradientNoise(StepFeature):
 class ThroughputSpec(FeatureSpec):
     """Records the valid labels of a step, the labels per second, and the model FLOPs utilisation.
 
-    Both rates are of the steps that one dispatch computed. The peak is `peak_tflops`, or else that
-    of a float32 matrix product, which is measured once.
+    Both rates are of the steps that one dispatch computed. The peak is `peak_tflops`, of all
+    devices together, or else that of a float32 matrix product on one device, which is measured
+    once.
     """
 
     name: Literal["throughput"] = "throughput"
