@@ -182,7 +182,8 @@ def restore(parameters: int) -> float:
 
 
 def _measure_checkpoint_gb_per_s(parameters: int) -> tuple[float, float]:
-    from pipeline.checkpoint.checkpointer import Checkpoints, Retention, read_state
+    from pipeline.checkpoint.checkpointer import Checkpoints, Retention
+    from pipeline.checkpoint.restore import read_state
     from pipeline.training.state import TrainState
 
     rows = max(1, parameters // (1 << 20))
