@@ -38,7 +38,7 @@ from pipeline.data.columns import count_split_bytes
 from pipeline.data.copies.checksums import SUMS
 from pipeline.data.copies.download import DownloadError
 from pipeline.data.copies.remote_copy import find_copy_folder
-from pipeline.models.lowerings.tune.onednn_library import LibraryError, find_toolchain
+from pipeline.models.lowerings.tune.onednn_library import OnednnLibraryError, find_toolchain
 from pipeline.stages.data import read_selected
 from pipeline.stages.record.provenance import fingerprint_columns
 from pipeline.stages.record.run_directory import OUTPUTS
@@ -306,7 +306,7 @@ def check_onednn(recipe: Recipe) -> Iterator[CheckResult]:
     """Say whether programs with oneDNN's calls are kept on disk, and what they would need."""
     try:
         toolchain = find_toolchain()
-    except LibraryError as error:
+    except OnednnLibraryError as error:
         text = f"each start compiles programs with its calls: {error}"
         yield CheckResult("ok", "onednn", text)
         return

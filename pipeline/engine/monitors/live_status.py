@@ -1,4 +1,5 @@
-"""Live status of a run: a file with one JSON object, which the command `runs` reads."""
+"""Files of a run that change while it trains: its status, one JSON object, which the command `runs`
+reads, and the names of the files that TensorBoard's projector reads."""
 
 from __future__ import annotations
 
@@ -15,6 +16,9 @@ from pipeline.training.telemetry import Telemetry
 
 STATUS = "status.json"
 """File in the run directory. A run removes it at its end, when summary.json has the results."""
+BOARD_CONFIG = "projector_config.pbtxt"
+BOARD_FOLDER = "embeddings"
+"""Configuration and folder of TensorBoard's projector."""
 INTERVAL_S = 1.0
 """Least seconds between two writes."""
 

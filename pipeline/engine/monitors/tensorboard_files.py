@@ -26,6 +26,7 @@ import numpy as np
 
 from pipeline.core.errors import printable
 from pipeline.core.files.atomic_write import write_whole
+from pipeline.engine.monitors.live_status import BOARD_CONFIG, BOARD_FOLDER
 
 if TYPE_CHECKING:
     from tensorboardX.proto.event_pb2 import Event
@@ -37,9 +38,6 @@ EVENTS_TO_PURGE = 3
 version, and the start of a session."""
 MAX_PURGE_BYTES = 1000
 """Upper bound of the length of each of these events."""
-BOARD_CONFIG = "projector_config.pbtxt"
-BOARD_FOLDER = "embeddings"
-"""Configuration and folder of TensorBoard's projector."""
 PICTURED_CHANNELS = (1, 3, 4)
 """Numbers of channels of images that can be drawn."""
 SPRITE_PIXELS = 8192

@@ -46,8 +46,7 @@ from pipeline.core.files.folder_lock import LOCK, Lock, try_lock_folder
 from pipeline.core.files.trusted_files import open_unshared, require_real, require_real_trees
 from pipeline.core.files.value_text import join_first
 from pipeline.data.text.file_names import TOKENIZER
-from pipeline.engine.monitors.live_status import STATUS
-from pipeline.engine.monitors.tensorboard_files import BOARD_CONFIG, BOARD_FOLDER
+from pipeline.engine.monitors.live_status import BOARD_CONFIG, BOARD_FOLDER, STATUS
 from pipeline.training.parallel.ranks import Ranks
 
 DESCENDANTS = "descendants.jsonl"

@@ -17,8 +17,8 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
+from pipeline.engine.monitors.live_status import BOARD_CONFIG
 from pipeline.engine.monitors.tensorboard_files import (
-    BOARD_CONFIG,
     VERSION,
     EventFile,
     encode_scalars,

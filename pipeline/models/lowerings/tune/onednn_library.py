@@ -98,13 +98,13 @@ def _call(
     return jax.ffi.ffi_call(onednn.LIBRARY_CALLS + name, result)(*operands, **attributes)
 
 
-class LibraryError(Exception):
+class OnednnLibraryError(Exception):
     """The reason why the library can't be used, as a clause."""
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What the library is built from."""
+    """Compiler and packages, from which the library is built."""
 
     compiler: Path
     library: Path
@@ -124,16 +124,16 @@ class Toolchain:
 
 
 def find_toolchain() -> Toolchain:
-    """Find the compiler and the packages. Raises LibraryError if one is missing."""
+    """Find the compiler and the packages. Raises OnednnLibraryError if one is missing."""
     try:
         packages = [distribution(name) for name in onednn.LIBRARY_PACKAGES]
     except PackageNotFoundError:
-        raise LibraryError(f"{onednn.EXTRA} isn't installed") from None
+        raise OnednnLibraryError(f"{onednn.EXTRA} isn't installed") from None
     library = _locate(packages[0], "libdnnl.so.3")
     header = _locate(packages[1], "oneapi/dnnl/dnnl.hpp")
     compiler = shutil.which(COMPILER)
     if compiler is None:
-        raise LibraryError(f"there is no compiler {COMPILER}")
+        raise OnednnLibraryError(f"there is no compiler {COMPILER}")
     versions = ", ".join(f"{package.name} {package.version}" for package in packages)
     versions += f", jaxlib {jaxlib.__version__}"
     return Toolchain(Path(compiler).resolve(), library, header.parents[2], versions)
@@ -145,7 +145,7 @@ def _locate(package: Distribution, suffix: str) -> Path:
             path = Path(str(file.locate())).resolve()
             if path.is_file():
                 return path
-    raise LibraryError(f"a package of {onednn.EXTRA} lacks {suffix}")
+    raise OnednnLibraryError(f"a package of {onednn.EXTRA} lacks {suffix}")
 
 
 _LOCK = threading.Lock()
@@ -173,11 +173,11 @@ def _open(folder: Path, dtype: str, machine: str) -> str:
         content = _find_library(toolchain, digest, ProgramFiles(folder, _ignore), dtype)
         if digest not in _loaded:
             if _loaded:
-                raise LibraryError("this process has loaded another one")
+                raise OnednnLibraryError("this process has loaded another one")
             load(content)
         _loaded[digest] = _loaded.get(digest, frozenset()) | {dtype}
         onednn.use_library(digest, dict.fromkeys(_loaded[digest], OnednnCalls()))
-    except LibraryError as error:
+    except OnednnLibraryError as error:
         return str(error)
     except OSError as error:
         return f"oneDNN's calls can't be built: {error.strerror or error}"
@@ -194,13 +194,13 @@ def _ignore(line: str) -> None:
 
 
 def _find_library(toolchain: Toolchain, digest: str, files: ProgramFiles, dtype: str) -> bytes:
-    """Return the library that passed the comparison for a type. Raises LibraryError."""
+    """Return the library that passed the comparison for a type. Raises OnednnLibraryError."""
     name = f"onednn-{digest}"
     verdict_name = f"{name}-{dtype}"
     verdict = files.get(verdict_name)
     content = files.get(name)
     if verdict is not None and verdict != SAME:
-        raise LibraryError(verdict.decode(errors="replace"))
+        raise OnednnLibraryError(verdict.decode(errors="replace"))
     if verdict == SAME and content is not None:
         return content
     with tempfile.TemporaryDirectory() as folder:
@@ -213,13 +213,13 @@ def _find_library(toolchain: Toolchain, digest: str, files: ProgramFiles, dtype:
             else:
                 file.write_bytes(content)
             _compare(file, dtype)
-        except LibraryError as error:
+        except OnednnLibraryError as error:
             reason = str(error)
     if content is not None:
         files.put(name, content)
     files.put(verdict_name, reason.encode() or SAME)
     if content is None or reason:
-        raise LibraryError(reason)
+        raise OnednnLibraryError(reason)
     return content
 
 
@@ -240,15 +240,18 @@ def _compare(file: Path, dtype: str) -> None:
 
 
 def _run(command: list[str], problem: str, environment: dict[str, str]) -> None:
-    """Run a command. Raises LibraryError with the problem and the last line of its errors, and
-    OSError for a command that doesn't end, which another start may repeat."""
+    """Run a command.
+
+    Raises OnednnLibraryError with the problem and the last line of its errors, and OSError for a
+    command that doesn't end, which another start may repeat.
+    """
     try:
         done = subprocess.run(command, env=environment, capture_output=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise OSError(f"no end after {TIMEOUT_S} s") from None
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-        raise LibraryError(f"{problem}: {lines[-1][:200]}")
+        raise OnednnLibraryError(f"{problem}: {lines[-1][:200]}")
 
 
 def load(content: bytes) -> None:
@@ -260,7 +263,7 @@ def load(content: bytes) -> None:
         library = ctypes.CDLL(f"/proc/self/fd/{descriptor}")
         calls = {name: getattr(library, f"{name}_call") for name in CALLS}
     except (OSError, AttributeError) as error:
-        raise LibraryError(f"the built library can't be loaded: {error}") from None
+        raise OnednnLibraryError(f"the built library can't be loaded: {error}") from None
     finally:
         os.close(descriptor)
     for name, call in calls.items():

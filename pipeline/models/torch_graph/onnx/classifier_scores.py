@@ -20,7 +20,7 @@ CLASSIFIERS = (f"{DOMAIN}LinearClassifier", TREE_CLASSIFIER)
 _NORM = "LpNormalization"
 _COLUMNS = f"{DOMAIN}ArrayFeatureExtractor"
 ScoreForm = Literal["scores", "logits", "logarithms"]
-"""What a classifier computes: what the file says, logits, or logarithms of probabilities."""
+"""The results of a classifier: as the file says, logits, or logarithms of probabilities."""
 
 
 def count_classes(node: OnnxNode) -> int:

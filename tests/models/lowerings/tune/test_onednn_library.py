@@ -20,8 +20,8 @@ from pipeline.models.lowerings.formulas import onednn
 from pipeline.models.lowerings.problem.conv_window import Slide
 from pipeline.models.lowerings.tune import onednn_library
 from pipeline.models.lowerings.tune.onednn_library import (
-    LibraryError,
     OnednnCalls,
+    OnednnLibraryError,
     explain_absence,
     find_toolchain,
     open_library,
@@ -113,7 +113,7 @@ def test_types_share_the_library_and_are_compared_separately(
 ) -> None:
     def compare(file: Path, dtype: str) -> None:
         if dtype == "bfloat16":
-            raise LibraryError("the built oneDNN has other bits than jaxlib's: a stack")
+            raise OnednnLibraryError("the built oneDNN has other bits than jaxlib's: a stack")
 
     monkeypatch.setattr(onednn_library, "_compare", compare)
     for _ in range(2):
@@ -240,7 +240,7 @@ def test_program_with_calls_is_written_and_read(dtype: str, tmp_path: Path) -> N
     """With the extra: a second process reads the program, with the same bits as jaxlib's."""
     try:
         find_toolchain()
-    except LibraryError as error:
+    except OnednnLibraryError as error:
         pytest.skip(str(error))
     code = f"""
 import jax, jax.numpy as jnp, numpy as np, sys
