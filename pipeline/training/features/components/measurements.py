@@ -148,8 +148,8 @@ class ThroughputSpec(FeatureSpec):
     """Records the valid labels of a step, the labels per second, and the model FLOPs utilisation.
 
     Both rates are of the steps that one dispatch computed. The peak is `peak_tflops`, of all
-    devices together, or else that of a float32 matrix product on one device, which is measured
-    once.
+    devices together, or else the FLOP/s of a float32 matrix product on one device, which is
+    measured once.
     """
 
     name: Literal["throughput"] = "throughput"
