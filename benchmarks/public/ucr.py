@@ -176,8 +176,10 @@ def main() -> None:
     for name in names:
         folder = arguments.cache / name
         if arguments.show:
-            if (folder / "sweep.csv").is_file():
+            try:
                 results[name] = read_seeds(folder / "sweep.csv")
+            except (FileNotFoundError, ValueError) as error:
+                print(f"{name}: left out; {error}", file=sys.stderr)
             continue
         words = ["+recipe=fcn_series", f"dataset.root=datasets/data/{name}"]
         length = SETS[name].length
