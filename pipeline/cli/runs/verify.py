@@ -74,8 +74,7 @@ def main(
     verification: Verification | None = None
     with Reporter() as reporter:
         for claim in reversed(claims):
-            parent = verification
-            verification = _verify(claim, parent, (part, seed), reporter)
+            verification = _verify(claim, verification, (part, seed), reporter)
             if len(claims) > 1:
                 reporter.print_stage("receipt", str(claim.file))
             reporter.print_stage("signature", claim.signature.text)
