@@ -40,11 +40,7 @@ from pipeline.models.lowerings.problem.conv_window import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULT, LoweringPolicy, RecordingPolicy
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem, Problem
 from pipeline.models.lowerings.tune.machine import describe_device
-from pipeline.models.lowerings.tune.rule import (
-    choose_layout_by_rule,
-    choose_traced_layout_by_rule,
-    has_choice,
-)
+from pipeline.models.lowerings.tune.rule import choose_layout_by_rule, has_choice
 from pipeline.models.lowerings.tune.search import Timer, make_random_operand
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, find_layout
 from pipeline.models.modules.apply_layers import LaidOutNetwork
@@ -112,7 +108,7 @@ def lower(
 
     ranks = folder.ranks if folder is not None else Ranks()
     choice = LoweringChoice.from_document(ranks.agree(choose, TUNING_S))
-    laid_out = _lay_out(step_config, choice.layout)
+    laid_out = replace(step_config, network=_with_layout(step_config.network, choice.layout))
     return replace(built, step_config=with_policy(laid_out, choice.lowerings))
 
 
@@ -152,14 +148,9 @@ def _require_layout(step_config: StepConfig, layout: Layout, file: Path | None) 
         )
 
 
-def _lay_out(step_config: StepConfig, layout: Layout) -> StepConfig:
-    """Return the step with images in a layout; unchanged if its network has only one layout."""
-    if step_config.lowerings is not None:
-        return replace(step_config, layout=layout)
-    network = step_config.network
-    if isinstance(network, LaidOutNetwork):
-        network = network.clone(layout=layout)
-    return replace(step_config, network=network)
+def _with_layout(network: nn.Module, layout: Layout) -> nn.Module:
+    """Return the network with images in a layout; unchanged if it has only one layout."""
+    return network.clone(layout=layout) if isinstance(network, LaidOutNetwork) else network
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +185,8 @@ class _LoweringRequest:
 
     def list_problems(self, layout: Layout) -> tuple[Problem, ...]:
         """List the problems of the network with images in a layout."""
-        step_config = _lay_out(self.built.step_config, layout)
+        step_config = self.built.step_config
+        step_config = replace(step_config, network=_with_layout(step_config.network, layout))
         eval_batch = self.dataset.eval_order.batch_size // self.num_shards
         return list_problems(
             step_config,
@@ -216,7 +208,7 @@ class _LoweringRequest:
         """Return the microseconds of the gradients with the best lowerings in a layout."""
         step_config = self.built.step_config
         policy = self.choose_in(layout).lowerings
-        network = _lay_out(step_config, layout).network.clone(policy=policy)
+        network = _with_layout(step_config.network, layout).clone(policy=policy)
         with self.watch(f"the whole network in {layout.upper()}"):
             return time_gradients_us(
                 network, step_config, self.built.state, self.microbatch_size, self.backend.device
@@ -228,8 +220,6 @@ def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
     step_config = request.built.step_config
     device = request.backend.device
     network = step_config.network
-    if request.tuning.mode != "off" and step_config.lowerings is not None:
-        return request.choose_in(_choose_traced_layout(request))
     if request.tuning.mode == "off" or not isinstance(network, LaidOutNetwork):
         return request.choose_in("nhwc")
     problems = request.list_problems("nhwc")
@@ -239,17 +229,6 @@ def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
     tuned = find_layout(key, request.tuning.mode, request.tuning.folder, request.time_us)
     layout = tuned.best if tuned is not None else choose_layout_by_rule(problems, device.platform)
     return replace(request.choose_in(layout), timed_layout=tuned)
-
-
-def _choose_traced_layout(request: _LoweringRequest) -> Layout:
-    """Return the layout of a traced network's convolutions. It is NHWC if XLA computes one of them,
-    and with batch norm, whose sums would read the other layout."""
-    built = request.built
-    batch = request.microbatch_size
-    if built.state.collections or list_unlowered_operations(built.step_config, built.state, batch):
-        return "nhwc"
-    problems = request.list_problems("nhwc")
-    return choose_traced_layout_by_rule(problems, request.backend.device.platform)
 
 
 def _report(

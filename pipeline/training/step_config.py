@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pipeline.data.inputs import NetworkInputs
     from pipeline.data.targets import Targets
     from pipeline.models.layers.model_spec import InitRule
-    from pipeline.models.lowerings.problem.conv_window import Layout
     from pipeline.models.lowerings.problem.lowering import LoweringPolicy
     from pipeline.training.component_specs import MetricSpec
     from pipeline.training.losses import TrainingObjective
@@ -65,8 +64,6 @@ class StepConfig:
     lowerings: LoweringPolicy | None = None
     """Policy by which the layers of a traced flax network get lowerings; None: the network's layers
     choose their lowerings themselves, or none is replaced."""
-    layout: Layout = "nhwc"
-    """Order of the axes of images in the convolutions of a traced network."""
 
     def find(self, kind: type[Feature]) -> Feature | None:
         """Return the feature of a type; None if the step has none."""
@@ -95,8 +92,7 @@ class StepConfig:
             return function
         from pipeline.models.imported.with_lowerings import scope_root, with_lowerings
 
-        root = scope_root(self.network)
-        return with_lowerings(function, self.lowerings, root, layout=self.layout)
+        return with_lowerings(function, self.lowerings, scope_root(self.network))
 
     @property
     def frozen(self) -> tuple[str, ...]:

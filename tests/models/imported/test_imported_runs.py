@@ -110,28 +110,6 @@ def test_completely_lowered_network_reports_nothing(tiny: Compose) -> None:
     assert not single
 
 
-@pytest.mark.medium
-def test_network_of_few_channels_has_the_batch_innermost(tiny: Compose) -> None:
-    assert "images as CHWN, to vectorize over samples" in reported(tiny(*CONV))[0]
-    for keys in (["autotune=off"], ["model.arguments.width=64"]):
-        assert "CHWN" not in reported(tiny(*CONV, *keys))[0], keys
-
-
-@pytest.mark.slow
-def test_layout_changes_last_digits_only_and_is_kept(tiny: Compose, tmp_path: Path) -> None:
-    run(tiny(*CONV, *SHORT), tmp_path / "chwn")
-    run(tiny(*CONV, *SHORT, "autotune=off"), tmp_path / "nhwc")
-    np.testing.assert_allclose(losses(tmp_path / "chwn"), losses(tmp_path / "nhwc"), rtol=1e-4)
-    choice = (tmp_path / "chwn" / "lowerings.json").read_text()
-    assert '"layout": "chwn"' in choice
-    # As if an earlier version had begun the run.
-    shutil.copytree(tmp_path / "chwn", tmp_path / "resumed")
-    shutil.rmtree(make_checkpoint_path(tmp_path / "resumed" / "checkpoints", 12))
-    (tmp_path / "resumed" / "lowerings.json").write_text(choice.replace("chwn", "nhwc"))
-    run(tiny(*CONV, *SHORT, f"train.resume={tmp_path / 'resumed'}"))
-    assert '"layout": "nhwc"' in (tmp_path / "resumed" / "lowerings.json").read_text()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
