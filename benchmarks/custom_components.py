@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from flax import linen as nn
@@ -36,6 +37,36 @@ class CustomConvNet(ModelSpec):
     def build(self, classes: int, dtype: str) -> nn.Module:
         """The module in float32."""
         return ConvNet(classes)
+
+
+class DrawnNet(nn.Module):
+    """Convolutions with ReLU, max pooling after some, and a dense layer."""
+
+    classes: int
+    convolutions: Sequence[Sequence[int]]
+    """Features, edge of the kernel, stride, and 1 if pooling follows."""
+
+    @nn.compact
+    def __call__(self, images: Array, train: bool = False) -> Array:
+        """Return logits (batch, classes) of images (batch, height, width, channels)."""
+        x = images
+        for features, edge, stride, pools in self.convolutions:
+            x = nn.relu(nn.Conv(features, (edge, edge), (stride, stride))(x))
+            x = nn.max_pool(x, (2, 2), (2, 2)) if pools else x
+        return nn.Dense(self.classes)(x.reshape(x.shape[0], -1))
+
+
+@component("model")
+class DrawnConvNet(ModelSpec):
+    """The drawn module, built by a component."""
+
+    name: Literal["drawn_conv_net"] = "drawn_conv_net"
+    convolutions: list[list[int]]
+    """Features, edge of the kernel, stride, and 1 if pooling follows."""
+
+    def build(self, classes: int, dtype: str) -> nn.Module:
+        """Return the module in float32."""
+        return DrawnNet(classes, tuple(map(tuple, self.convolutions)))
 
 
 def torch_conv_net(channels: int, classes: int) -> Any:

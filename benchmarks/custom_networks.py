@@ -96,11 +96,13 @@ class Trained:
 class Plain:
     """The module under `jax.jit`, as a short script trains it."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, steps: int) -> None:
+    def __init__(
+        self, recipe: Recipe, dataset: Dataset, steps: int, module: nn.Module | None = None
+    ) -> None:
         self._images, self._labels = _map_images(recipe, dataset)
         self._steps = steps
         self._generator = np.random.default_rng(0)
-        module = ConvNet(len(dataset.classes))
+        module = module or ConvNet(len(dataset.classes))
         optimizer = optax.sgd(RATE, MOMENTUM)
         self._params = module.init(jax.random.key(0), self._images[:1])
         self._moments = optimizer.init(self._params)
