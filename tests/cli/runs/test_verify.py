@@ -744,7 +744,7 @@ def test_wrong_arguments_are_refused(copied: Path, tmp_path: Path) -> None:
             "--sign-with absent: there is no such key",
         ),
         (lambda: receipt([str(tmp_path)]), "isn't a run directory"),
-        (lambda: verify([str(tmp_path / "absent")]), "absent: can't be read"),
+        (lambda: verify([str(tmp_path / "absent")]), "absent: there is no such receipt"),
         (lambda: verify([str(file), "--share=0"]), "--share 0: must be a share above 0"),
         (lambda: verify([str(file), "--share=101%"]), "--share 101%: must be a share above 0"),
         (lambda: verify([str(file), "--identity=me"]), "must be with --signers"),
